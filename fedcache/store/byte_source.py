@@ -1,7 +1,7 @@
 """Byte sources: the files of a store in a folder, in a bucket or behind a web server.
 
 A source reads and writes whole objects, and reads ranges of them, by their names in the store. It lists nothing, since
-the manifest of a store names every object and its checksum. So a plain web server is enough to read one.
+the manifest of a store names every object and its checksum. So a plain web server is enough to read a store.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fedcache.store.files import Buffer, at_once, explain_disk_errors, size_of, 
 T = TypeVar("T")
 
 WAITS = (0.1, 0.3, 1.0, 2.0, 4.0)
-"""Seconds before each further attempt, of which a random share is waited."""
+"""Longest wait in seconds before each further attempt; a random share of at least half of it is waited."""
 
 TIMEOUTS = {"connect_timeout": "10s", "read_timeout": "30s", "timeout": "10m"}
 """To connect, for the next bytes of a body, and for one object or range."""
@@ -36,11 +36,23 @@ CREDENTIALS = (
 )
 
 
+CAUSES = (
+    "connection refused",
+    "timed out",
+    "dns error",
+    "end of file",
+    "error sending request",
+    "response body error",
+    "connection closed",
+)
+"""Causes of errors of obstore that messages name, in lower case; the first one in the text of an error is named."""
+
+
 class ByteSource(Protocol):
     """The objects of one store.
 
-    Names have ``/`` between their parts. Of an object that is not there, ``get`` and ``get_range`` raise
-    FileNotFoundError and ``size`` is None. Everything else that goes wrong is a FedcacheError.
+    Names have ``/`` between their parts. For a missing object, ``get`` and ``get_range`` raise FileNotFoundError, and
+    ``size`` is None. Any other failure is a FedcacheError.
     """
 
     place: str  # as a user writes it: a folder or an address
@@ -49,10 +61,10 @@ class ByteSource(Protocol):
         """A whole object."""
 
     def get_range(self, name: str, start: int, length: int) -> bytes:
-        """``length`` bytes from ``start``; fewer where the object ends before."""
+        """``length`` bytes from ``start``; fewer at the end of the object."""
 
     def size(self, name: str) -> int | None:
-        """Bytes of an object; None where there is none."""
+        """Bytes of an object; None for a missing object."""
 
     def put(self, name: str, *parts: Buffer) -> None:
         """Write an object, whole or not at all."""
@@ -123,7 +135,7 @@ class FolderSource:
         own = f"{name}.{os.getpid()}-{os.urandom(4).hex()}.partial"
         self.put(own, *parts)
         try:
-            # Unlike a rename, a link takes no other file's place.
+            # Unlike a rename, a link does not replace another file.
             os.link(self.folder / own, path)
         except FileExistsError:
             return False
@@ -139,11 +151,12 @@ class RemoteSource:
     Settings of a bucket (keys, region, endpoint) are those of the usual environment variables, ``AWS_*`` for S3.
     """
 
-    _process: ClassVar[int] = 0  # that first made one, and whose threads send the requests
+    # The process that made the first source; its threads send all requests.
+    _process: ClassVar[int] = 0
 
     def __init__(self, address: str) -> None:
         self.place = address.rstrip("/")
-        # An address is kept in results, which are shown and shared.
+        # Results contain the address, and they are shown and shared.
         if re.match(r"https?://[^/]*:[^/]*@", address):
             raise UsageError(
                 "fedcache does not read an address that contains a password, because results would keep "
@@ -172,14 +185,12 @@ class RemoteSource:
                 f"Addresses look like s3://bucket/digits or https://host/digits. {CREDENTIALS}",
             ) from error
         self._lock = threading.Lock()
-        self._ranges = True  # until the server refuses one
-        self._whole: tuple[str, bytes] = (
-            "",
-            b"",
-        )  # the object read last, where there are no ranges
+        self._ranges = True  # until the server refuses a request for a range
+        # Name and content of the object read last from a server without ranges.
+        self._whole: tuple[str, bytes] = ("", b"")
 
     def _need_own_threads(self) -> None:
-        """Refuse to send requests from a forked process, where they would never end. Raises MachineError."""
+        """Refuse to send requests from a forked process, in which they would never end. Raises MachineError."""
         if RemoteSource._process != os.getpid():
             raise MachineError(
                 f"{self.place} cannot be read in a forked process.",
@@ -191,7 +202,7 @@ class RemoteSource:
         return self._tried(name, lambda: bytes(self._store.get(name).bytes()))
 
     def get_range(self, name: str, start: int, length: int) -> bytes:
-        """See ``ByteSource``. Of a server without ranges the whole object is read, once for its neighbours too."""
+        """See ``ByteSource``. A server without ranges sends the whole object, which is kept for the next range."""
 
         def read() -> bytes | None:
             try:
@@ -239,11 +250,11 @@ class RemoteSource:
                 raise
             return True
 
-        # An attempt that was cut off may have written it.
+        # An earlier attempt whose answer was lost may have written the object.
         return self._write(name, write) or self.get(name) == raw
 
     def _write(self, name: str, call: Callable[[], T]) -> T:
-        """``_tried`` for a call that writes. Raises StoreError where there is no bucket."""
+        """``_tried`` for a call that writes. Raises StoreError for a missing bucket."""
         try:
             return self._tried(name, call)
         except FileNotFoundError as error:
@@ -253,8 +264,10 @@ class RemoteSource:
             ) from error
 
     def _tried(self, name: str, call: Callable[[], T]) -> T:
-        """The result of a call, tried again after errors that may pass. Raises FileNotFoundError; StoreError;
-        MachineError."""
+        """The result of a call, tried again after temporary errors.
+
+        Raises FileNotFoundError; StoreError for a refused access; MachineError.
+        """
         self._need_own_threads()
         for wait in (*WAITS, None):
             try:
@@ -278,19 +291,21 @@ class RemoteSource:
 
 
 def _allows_http(scheme: str) -> bool:
-    """Whether requests may go over plain HTTP: where the address or an S3 endpoint of the environment says so."""
+    """Whether requests may use plain HTTP: if the address or an S3 endpoint in the environment does."""
     endpoints = (os.environ.get("AWS_ENDPOINT_URL", ""), os.environ.get("AWS_ENDPOINT", ""))
     return scheme == "http" or any(place.startswith("http://") for place in endpoints)
 
 
 def _status(error: Exception) -> int:
-    """The HTTP status in an error's text; 0 where there is none."""
+    """The HTTP status in an error's text; 0 without one."""
     found = re.search(r"\bstatus(?: code)?:? (\d{3})\b", str(error))
-    return int(found[1]) if found else 0
+    if found is None:
+        return 0
+    return int(found[1])
 
 
 def _is_refusal(error: Exception) -> bool:
-    """Whether the server refuses these credentials, or asks for some."""
+    """Whether the server refuses the credentials, or requires credentials."""
     refused = type(error).__name__ in ("PermissionDeniedError", "UnauthenticatedError")
     return refused or _status(error) in (401, 403)
 
@@ -308,19 +323,11 @@ def _has_no_ranges(error: Exception) -> bool:
 
 def _in_words(error: Exception) -> str:
     """The cause of an error, without addresses and the source lines that obstore prints."""
-    text = str(error)
     status = _status(error)
     if status:
         return f"status {status}"
-    for words in (
-        "Connection refused",
-        "timed out",
-        "dns error",
-        "end of file",
-        "error sending request",
-        "response body error",
-        "connection closed",
-    ):
-        if words.lower() in text.lower():
-            return words.lower()
+    text = str(error).lower()
+    for words in CAUSES:
+        if words in text:
+            return words
     return reason(error)[:200]

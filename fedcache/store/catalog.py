@@ -1,4 +1,4 @@
-"""The stores of a home: found by the name a user writes, what they hold, and what in and among them can go."""
+"""The stores of a home: find them by name, describe their content, and list files that can be removed."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from fedcache.store.verify import leftover_files
 
 DAY = 86_400.0
 LAST = {"kind": "last store"}
-"""What ``last.json`` is, for its seal."""
+"""Kind of the file ``last.json``, for its seal."""
 
 
 def is_ingested(store: Store) -> bool:
-    """Whether a store was made from a file of embeddings: no image is known of it."""
+    """Whether a store was made from a file of embeddings, without images."""
     return store.dataset.get("source") == INGESTED
 
 
 def place_of_content(home: Home, slug: str, digest: str) -> Path:
-    """Where the store of a dataset's content is in a home: under its name, else under another one that it had before.
+    """The path of the store with a dataset's content in a home: under its name, or under an earlier name.
 
-    A folder that was renamed has the same content, so its store is used as it is; where none is there, the place is the
-    one that a new store takes.
+    A folder of images that was renamed has the same content, so its store is used under the earlier name. If there is
+    no such store, this is the path of a new one.
     """
     usual = home.store(slug, digest)
     if usual.exists():
@@ -41,21 +41,22 @@ def place_of_content(home: Home, slug: str, digest: str) -> Path:
     for other in sorted(home.stores.glob(f"*-{digest[:8]}.zarr")):
         with suppress(FedcacheError):
             store = Store.open(other)
-            if store.content == digest and not is_ingested(store) and "shard" not in store.dataset:
+            is_of_images = not is_ingested(store) and "shard" not in store.dataset
+            if is_of_images and store.content == digest:
                 return other
     return usual
 
 
 def remember_last(home: Home, path: Path, spec: str) -> None:
-    """Note the store that commands without ``--dataset`` use, and what was requested."""
+    """Note the store that commands without ``--dataset`` use, and the spec of its dataset."""
     make_private(home.root)
     write_sealed(home.last, LAST, {"store": str(path.resolve()), "spec": spec})
 
 
 def recall_last(home: Home) -> tuple[Path, str] | None:
-    """What ``remember_last`` noted; None when there is nothing.
+    """The store and the spec that ``remember_last`` noted; None without a note.
 
-    Raises CorruptionError for a damaged note: another dataset must not be taken instead of the one that is meant.
+    Raises CorruptionError for a damaged note, so that no other dataset is used by mistake.
     """
     try:
         found = read_sealed(home.last, LAST)
@@ -71,7 +72,7 @@ def recall_last(home: Home) -> tuple[Path, str] | None:
 
 
 def last_store(home: Home) -> tuple[Path, str] | None:
-    """As ``recall_last``; None also when the store is gone."""
+    """As ``recall_last``; None also if the store no longer exists."""
     last = recall_last(home)
     if last is not None and last[0].exists():
         return last
@@ -79,11 +80,11 @@ def last_store(home: Home) -> tuple[Path, str] | None:
 
 
 def extracted_later(path: Path) -> Path | None:
-    """The store next to this one, of a dataset of the same name, that was extracted last; None when this one was.
+    """The store next to this one, of a dataset of the same name, that was extracted last; None if this one was.
 
-    A whole older file instead of ``last.json`` has a seal of its own, but the histories of stores continue.
+    If an older copy of ``last.json`` was put back, its seal is valid. The histories of the stores show it.
     """
-    for store in _opened([path]):
+    for store in _opened([path]):  # none if it is damaged
         slug = store.dataset["slug"]
         times = {path: _last_extraction(store)}
         for other in _opened(sorted(path.parent.glob(f"{slug}-*.zarr"))):
@@ -97,7 +98,7 @@ def extracted_later(path: Path) -> Path | None:
 
 def _last_extraction(store: Store) -> float:
     events, _ = read_history(store.path)
-    times = [float(e["time"]) for e in events if e.get("event") in ("extract", "join")]
+    times = [float(event["time"]) for event in events if event.get("event") in ("extract", "join")]
     return max(times, default=0.0)
 
 
@@ -119,7 +120,7 @@ def ingested_stores(home: Home) -> dict[str, Path]:
 
 
 def _opened(places: Iterable[Path]) -> Iterator[Store]:
-    """Those that are stores; what a damaged one holds is for verify and repair."""
+    """The stores at some places, opened; damaged ones and other folders are left out."""
     for place in places:
         with suppress(FedcacheError):
             yield Store.open(place)
@@ -142,7 +143,7 @@ def store_option(store: Store) -> list[str]:
 
 
 def leftovers_of_stores(home: Home) -> Iterator[tuple[Path, str]]:
-    """(file, why) of what killed processes left inside stores; a store that is being written is left alone."""
+    """(file, reason) of files that killed processes left in stores; stores that are being written are left out."""
     for store in _not_locked(home):
         for path in leftover_files(store):
             if not is_being_written(path):
@@ -150,27 +151,24 @@ def leftovers_of_stores(home: Home) -> Iterator[tuple[Path, str]]:
         for key in store.arrays:
             journal = journal_path(store.path, key)
             if journal.exists():
-                yield (
-                    journal,
-                    f"{key} is complete; a killed process left its journal",
-                )
+                yield journal, f"{key} is complete; a killed process left its journal"
         for note in sorted(store.path.glob("locks/*.json")):
             yield note, "lock of a killed process"
 
 
 def given_up_arrays(home: Home, idle_days: float) -> Iterator[tuple[Path, str]]:
-    """(journal or folder, why) of unfinished arrays that nothing has written for ``idle_days``.
+    """(journal or folder, reason) of unfinished arrays that no process has written for ``idle_days``.
 
-    A store that is being written is left alone, and so is an array that was killed while it was completed: its journal
-    vouches for files of the store.
+    Left out are stores that are being written, and arrays whose writer was killed while it completed them, because
+    their journals vouch for files of the store.
     """
     for store in _not_locked(home):
         for journal in journals(store.path):
             if journal.header is None or journal.key in store.arrays or journal.commits:
                 continue
             folder = store.path / "features" / journal.key
-            touched = (f.stat().st_mtime for f in (journal.path, *folder.rglob("*")))
-            days = (time.time() - max(touched)) / DAY
+            changed = max(file.stat().st_mtime for file in (journal.path, *folder.rglob("*")))
+            days = (time.time() - changed) / DAY
             if days >= idle_days:
                 kept = (
                     f"{len(journal.chunks)} of {journal.count} chunks of an unfinished extraction; last "
@@ -182,24 +180,24 @@ def given_up_arrays(home: Home, idle_days: float) -> Iterator[tuple[Path, str]]:
 
 
 def old_stores(home: Home) -> Iterator[tuple[Path, str]]:
-    """(store, why) of those whose dataset was extracted again with other content, unless they are being written."""
+    """(store, reason) of stores whose dataset was extracted again with other content, unless they are being written."""
     by_name: dict[str, list[tuple[float, Path]]] = {}
     for store in _opened(folders_in(home.stores)):
         changed = (store.path / "manifest.json").stat().st_mtime
-        by_name.setdefault(str(store.dataset["slug"]), []).append((changed, store.path))
+        places = by_name.setdefault(str(store.dataset["slug"]), [])
+        places.append((changed, store.path))
     for slug, places in by_name.items():
-        for _, place in sorted(places)[:-1]:
+        *older, (_, latest) = sorted(places)
+        for _, place in older:
             if not _is_locked(place):
-                yield (
-                    place,
-                    f"{slug} was extracted again with other content, into {max(places)[1].name}",
-                )
+                yield place, f"{slug} was extracted again with other content, into {latest.name}"
 
 
 def _not_locked(home: Home) -> Iterator[Store]:
-    """The stores of a home that no process writes."""
-    places = (place for place in folders_in(home.stores) if place.suffix == ".zarr")
-    return _opened(place for place in places if not _is_locked(place))
+    """The stores of a home that no process is writing."""
+    for place in folders_in(home.stores):
+        if place.suffix == ".zarr" and not _is_locked(place):
+            yield from _opened([place])
 
 
 def _is_locked(store: Path) -> bool:
@@ -217,14 +215,17 @@ def size_of(path: Path) -> int:
 
 
 def folders_in(root: Path) -> list[Path]:
-    """Folders directly below ``root`` whose names do not begin with a dot, sorted; none where it is not there."""
+    """Folders directly below ``root`` whose names do not begin with a dot, sorted; none without such a ``root``."""
     if root.is_dir():
         return sorted(p for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
     return []
 
 
 def is_being_written(path: Path) -> bool:
-    """Whether the process that a temporary name tells of still runs; another host's may, so its files wait a day."""
+    """Whether the process named in a temporary name still runs.
+
+    That of another host cannot be checked, so True during a day after the last change of the file.
+    """
     pid = writer_of(path)
     if pid:
         return is_alive(pid)
@@ -235,16 +236,14 @@ def is_being_written(path: Path) -> bool:
 
 
 def clean_up(store: Store) -> None:
-    """Remove the notes of killed writers, and the journals of finished arrays; those of who still writes stay.
+    """Remove the notes of killed writers and the journals of finished arrays, unless their writer still runs.
 
     Raises CorruptionError or StoreError for a manifest that can no longer be read.
     """
     locks = store.path / "locks"
     for note in locks.glob("*.json"):
-        with (
-            try_lock(note.with_suffix(".lock")) as free,
-            suppress(OSError),
-        ):  # what may only be read keeps it
+        # A store without write permission keeps its notes.
+        with try_lock(note.with_suffix(".lock")) as free, suppress(OSError):
             if free:
                 note.unlink(missing_ok=True)
     for key in store.arrays:
@@ -252,28 +251,27 @@ def clean_up(store: Store) -> None:
         if not journal.exists():
             continue
         with try_lock(locks / f"{key}.lock") as free, suppress(OSError):
-            # not begun again since the store was opened
+            # The array may have been started again since the store was opened.
             if free and key in read_manifest(store.path).arrays:
                 journal.unlink(missing_ok=True)
 
 
 def holds_content(store: Store, content: Content) -> bool:
-    """Whether a store holds all of some content, under whatever name its file was."""
-    same = bool(store.dataset["digest"] == content.dataset["digest"])
-    return (
-        same
-        and content.values <= _held(store)
-        and all(store.has_text(name) for name in content.texts)
-    )
+    """Whether a store holds all of some content, under any name."""
+    if store.dataset["digest"] != content.dataset["digest"]:
+        return False
+    if not content.values <= _values_of(store):
+        return False
+    return all(store.has_text(name) for name in content.texts)
 
 
 def holds_part_of(store: Store, content: Content) -> bool:
-    """Whether a store holds nothing but some content, of which an interrupted ingest left out a part."""
-    return (
-        bool(store.dataset["digest"] == content.dataset["digest"])
-        and _held(store) <= content.values
-    )
+    """Whether a store holds only arrays of some content, all or, after an interrupted ingest, some of them."""
+    if store.dataset["digest"] != content.dataset["digest"]:
+        return False
+    return _values_of(store) <= content.values
 
 
-def _held(store: Store) -> set[tuple[str, int]]:
+def _values_of(store: Store) -> set[tuple[str, int]]:
+    """``Content.values`` of a store."""
     return {value_id(info.recipe) for info in store.arrays.values()}

@@ -1,4 +1,4 @@
-"""Chunk files and array metadata, byte for byte as FORMAT.md says; any Zarr v3 reader opens them.
+"""Chunk files and array metadata, byte for byte as specified in FORMAT.md; any Zarr v3 reader opens them.
 
 A chunk file is the raw little-endian rows followed by the four bytes of their crc32c, little-endian. There is no
 compression (embeddings do not compress), so a chunk can be mapped into memory. The last chunk of an array is a
@@ -38,13 +38,13 @@ from fedcache.tables.words import EqualStrings
 #
 #    magic, 8 bytes | length of the head, 8 bytes | head, sealed JSON | arrays
 #
-# The head holds ``content``, any JSON value, and says of each array its dtype, length, offset and
-# sha256. Head and arrays begin at multiples of 8, with zeros in between; numbers are
-# little-endian, and offsets count from the end of the head. Nothing of a file is believed before
-# the digest over it agrees, and no length that the file is too short for.
+# The head holds ``content``, a JSON object, and the dtype, length, offset and sha256 of each array.
+# Head and arrays begin at multiples of 8, with zeros in between; numbers are little-endian, and
+# offsets count from the end of the head. Every part of a file is used only after its digest was
+# verified, and every length only after it was compared with the size of the file.
 
 MAGIC = b"\x89FCARR1\n"
-"""The first byte is no text in any encoding, the last one is lost where line ends are converted."""
+"""First bytes of a file. The first one shows that it is not text, the last one is lost if line ends are converted."""
 
 LARGEST_HEAD = 1 << 28
 """Bytes; names of a million clients take a tenth of it."""
@@ -55,14 +55,14 @@ _DTYPES = ("uint8", "uint16", "uint32", "uint64")
 
 
 def pack(content: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> list[Buffer]:
-    """The parts of a file, which follow one another.
+    """The parts of a file, to be written one after another.
 
     Args:
         content: JSON object.
         arrays: [n] of non-negative integers; kept in the smallest unsigned dtype that holds them.
 
     Raises:
-        ValueError: the content is larger than any that is read.
+        ValueError: the head would be larger than ``LARGEST_HEAD``.
     """
     parts: list[Buffer] = []
     entries = {}
@@ -80,8 +80,9 @@ def pack(content: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> list[B
             "offset": offset,
             "sha256": hashlib.sha256(raw).hexdigest(),
         }
-        parts += [raw, bytes(_gap(len(raw)))]
-        offset += len(raw) + _gap(len(raw))
+        padding = bytes(_gap(len(raw)))
+        parts += [raw, padding]
+        offset += len(raw) + len(padding)
     head = to_signed({"content": dict(content), "arrays": entries})
     if len(head) > LARGEST_HEAD:
         raise ValueError(
@@ -93,36 +94,37 @@ def pack(content: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> list[B
 def unpack(raw: memoryview) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Content and arrays of a file; the arrays are views of ``raw``.
 
-    Raises ValueError, in words that follow a file's name, for all that is not what ``pack`` made.
+    Raises ValueError for bytes that ``pack`` does not write. Its message continues a sentence that begins with the
+    name of the file.
     """
-    content, entries, start = _head(raw)
+    content, entries, first = _head(raw)
     arrays = {}
-    offset = 0
-    # Sorted by place: the head is canonical JSON, which sorts by name.
-    for name, entry in sorted(
-        entries.items(), key=lambda one: (one[1]["offset"], one[1]["length"])
-    ):
+    start = first  # of the next array
+    # By place, because canonical JSON has sorted the entries by name.
+    in_order = sorted(entries, key=lambda name: (entries[name]["offset"], entries[name]["length"]))
+    for name in in_order:
+        entry = entries[name]
         dtype = np.dtype(entry["dtype"]).newbyteorder("<")
         size = entry["length"] * dtype.itemsize
-        end = offset + size + _gap(size)
-        if entry["offset"] != offset or start + end > len(raw):
+        stop = start + size
+        end = stop + _gap(size)
+        if first + entry["offset"] != start or end > len(raw):
             raise ValueError(
                 f"has {len(raw):,} bytes, too few for array {name!r} according to its header"
             )
-        held = raw[start + offset : start + offset + size]
-        if hashlib.sha256(held).hexdigest() != entry["sha256"] or any(
-            raw[start + offset + size : start + end]
-        ):
+        held = raw[start:stop]
+        padding = raw[stop:end]
+        if hashlib.sha256(held).hexdigest() != entry["sha256"] or any(padding):
             raise ValueError(f"holds an array {name!r} without the sha256 in its header")
         arrays[name] = np.frombuffer(held, dtype)
-        offset = end
-    if start + offset != len(raw):
-        raise ValueError(f"has {len(raw):,} bytes, but its header gives {start + offset:,}")
+        start = end
+    if start != len(raw):
+        raise ValueError(f"has {len(raw):,} bytes, but its header gives {start:,}")
     return content, arrays
 
 
 def read_content(raw: memoryview) -> dict[str, Any]:
-    """The content alone; no array is looked at. Raises ValueError as ``unpack``."""
+    """The content alone, without reading an array. Raises ValueError as ``unpack``."""
     return _head(raw)[0]
 
 
@@ -141,28 +143,29 @@ def mapped(path: Path) -> memoryview:
 
 
 def _head(raw: memoryview) -> tuple[dict[str, Any], dict[str, Any], int]:
-    """Content, entries of the arrays, and where the first of them begins."""
+    """Content, entries of the arrays, and the place of the first array in the file."""
     if not is_array_file(raw):
         raise ValueError("does not begin like an array file")
     length = int.from_bytes(raw[len(MAGIC) : _START], "little")
-    start = _START + length + _gap(length)
+    end = _START + length
+    start = end + _gap(length)
     if length > LARGEST_HEAD or start > len(raw):
         raise ValueError(f"has {len(raw):,} bytes, but its header should have {length:,}")
-    head = parse_signed(bytes(raw[_START : _START + length]))
-    if (
-        any(raw[_START + length : start])
-        or head.keys() != {"content", "arrays"}
-        or type(head["content"]) is not dict
-    ):
-        raise ValueError("has a header that fedcache does not write")
+    head = parse_signed(bytes(raw[_START:end]))
+    unexpected = ValueError("has a header that fedcache does not write")
+    if any(raw[end:start]) or head.keys() != {"content", "arrays"}:
+        raise unexpected
+    content = head["content"]
     entries = head["arrays"]
-    if type(entries) is not dict or not all(_is_entry(entry) for entry in entries.values()):
-        raise ValueError("has a header that fedcache does not write")
-    return head["content"], entries, start
+    if type(content) is not dict or type(entries) is not dict:
+        raise unexpected
+    if not all(_is_entry(entry) for entry in entries.values()):
+        raise unexpected
+    return content, entries, start
 
 
 def _is_entry(entry: object) -> bool:
-    """Whether this is what a head says of an array, with numbers that a file can have."""
+    """Whether this is an entry of an array in a head, with numbers that a file can have."""
     if type(entry) is not dict or entry.keys() != {"dtype", "length", "offset", "sha256"}:
         return False
     numbers = (entry["length"], entry["offset"])
@@ -170,7 +173,7 @@ def _is_entry(entry: object) -> bool:
 
 
 def _gap(size: int) -> int:
-    """Zeros from ``size`` to the next multiple of ``_LINE``."""
+    """Number of bytes from ``size`` to the next multiple of ``_LINE``."""
     return -size % _LINE
 
 
@@ -199,7 +202,7 @@ def array_metadata(
 ) -> bytes:
     """``zarr.json`` of an array of numbers, or of strings (dtype ``string``), chunked along its first axis.
 
-    ``dimensions`` names the axes for xarray, which asks for one size of each name within a group.
+    ``dimensions`` names the axes for xarray, in which axes of one name must have the same length within a group.
     """
     serializer: dict[str, Any] = {"name": "bytes"}
     if dtype == "string":
@@ -261,7 +264,7 @@ def encode(rows: NDArray[Any], chunk_rows: int, dtype: str) -> NDArray[Any]:
 def to_stored_dtype(
     rows: NDArray[Any], dtype: str, bad: Collection[int], first: int, what: str
 ) -> NDArray[Any]:
-    """Rows in their stored dtype, after making sure that every value is one that may be stored.
+    """Rows in their stored dtype, after a check that every value may be stored.
 
     Args:
         rows: [n, ...] of any float dtype for a float array, else of ``dtype`` itself.
@@ -278,12 +281,16 @@ def to_stored_dtype(
         InternalError, for a dtype that would be cast, or a bad row that has a value.
     """
     floating = dtype.startswith("float")
-    if rows.dtype.kind != "f" if floating else rows.dtype != dtype:
+    if floating:
+        fits = rows.dtype.kind == "f"
+    else:
+        fits = rows.dtype == dtype
+    if not fits:
         raise InternalError(
             f"{what}: the rows are {rows.dtype}, but the array is {dtype}.",
             "Convert them before writing.",
         )
-    # float16 overflows silently, so both sides of the cast are looked at.
+    # float16 overflows silently, so the values are checked before and after the cast.
     if floating and not len(bad):
         with np.errstate(over="ignore"):
             cast = rows.astype(dtype, copy=False)
@@ -303,19 +310,19 @@ def to_stored_dtype(
         return rows
     with np.errstate(over="ignore"):
         cast = rows.astype(dtype)
-    for values, why, hint in (
-        (
-            flat,
-            "is not finite",
-            "The weights give NaN, or the compute dtype overflows: try --dtype float32.",
-        ),
-        (
-            cast.reshape(len(rows), -1),
-            f"does not fit {dtype}",
-            "Store these features with --recipe dtype=float32.",
-        ),
-    ):
-        wrong = np.flatnonzero(~lost & ~np.isfinite(values).all(axis=1))
+    before = (
+        flat,
+        "is not finite",
+        "The weights give NaN, or the compute dtype overflows: try --dtype float32.",
+    )
+    after = (
+        cast.reshape(len(rows), -1),
+        f"does not fit {dtype}",
+        "Store these features with --recipe dtype=float32.",
+    )
+    for values, why, hint in (before, after):
+        finite = np.isfinite(values).all(axis=1)
+        wrong = np.flatnonzero(~lost & ~finite)
         if len(wrong):
             numbers = list_rows(wrong + first)
             raise CorruptionError(
@@ -326,7 +333,7 @@ def to_stored_dtype(
 
 
 def are_empty(rows: NDArray[Any]) -> NDArray[np.bool_]:
-    """Which rows [n, ...] hold no value: NaN throughout, or 0 in an array of integers."""
+    """bool [n], the rows of [n, ...] without a value: all NaN, or all 0 in an array of integers."""
     held = rows.reshape(len(rows), -1)
     if rows.dtype.kind == "f":
         held = ~np.isnan(held)
@@ -340,7 +347,7 @@ def all_finite(values: NDArray[Any]) -> bool:
     (True, False)
     """
     if values.dtype == np.float16:
-        # By integers, ten times as fast: the bits of the exponent are all 1 in inf and NaN alone.
+        # Ten times as fast as isfinite: only inf and NaN have an exponent whose bits are all 1.
         exponents = values.view(np.uint16) & 0x7C00
         return not (exponents == 0x7C00).any()
     return bool(np.isfinite(values).all())
@@ -357,7 +364,7 @@ def list_rows(rows: NDArray[Any]) -> str:
 def write_chunk_file(path: Path, rows: NDArray[Any], chunk_rows: int, dtype: str) -> int:
     """Write one chunk, whole or not at all; returns its crc32c.
 
-    Needs no lock, so that helpers in other processes may call it: two writers of a chunk write the same bytes.
+    Needs no lock, because two writers of a chunk write the same bytes. So workers in other processes may call it.
     """
     raw = encode(rows, chunk_rows, dtype)
     if not raw.size:
@@ -374,7 +381,7 @@ def write_payload(path: Path, payload: bytes | memoryview) -> int:
 
 
 def make_directories(path: Path) -> None:
-    """Make a directory and its parents, each name durable before anything refers to what is below it."""
+    """Make a directory and its parents; the name of each is on disk before its content is made."""
     missing = []
     while not path.is_dir():
         missing.append(path)
@@ -387,24 +394,29 @@ def make_directories(path: Path) -> None:
 def encode_strings(values: Sequence[str]) -> bytes:
     """vlen-utf8: count, then length and bytes of each value, all lengths 4 bytes little-endian."""
     count = struct.pack("<I", len(values))
-    if not isinstance(values, EqualStrings) and len(widths := set(map(len, values))) == 1:
-        values = EqualStrings("".join(values), *widths) if widths != {0} else values
-    if isinstance(values, EqualStrings) and (text := values.text).isascii():
-        # As many bytes each, as numbered rows have: columns of one table.
+    if not isinstance(values, EqualStrings):
+        widths = set(map(len, values))
+        if len(widths) == 1 and widths != {0}:
+            values = EqualStrings("".join(values), widths.pop())
+    if isinstance(values, EqualStrings) and values.text.isascii():
+        # Strings of the same number of bytes, such as the names of numbered rows, are the rows of one table.
         width = values.length
         table = np.empty((len(values), 4 + width), np.uint8)
         table[:, :4] = np.frombuffer(struct.pack("<I", width), np.uint8)
-        table[:, 4:] = np.frombuffer(text.encode("ascii"), np.uint8).reshape(len(values), width)
+        shape = (len(values), width)
+        table[:, 4:] = np.frombuffer(values.text.encode("ascii"), np.uint8).reshape(shape)
         return count + table.tobytes()
     raw = [value.encode("utf-8") for value in values]
-    sizes = {length: struct.pack("<I", length) for length in set(map(len, raw))}
-    pairs = zip(map(sizes.__getitem__, map(len, raw)), raw, strict=True)
+    packed = {length: struct.pack("<I", length) for length in set(map(len, raw))}
+    lengths = map(packed.__getitem__, map(len, raw))
+    pairs = zip(lengths, raw, strict=True)
     return count + b"".join(chain.from_iterable(pairs))
 
 
 def decode_strings(raw: bytes) -> Sequence[str]:
     """The inverse of ``encode_strings``. Raises ValueError, for bytes it does not write."""
-    if (found := _decode_equal(raw)) is not None:
+    found = _decode_equal(raw)
+    if found is not None:
         return found
     try:
         (count,) = struct.unpack_from("<I", raw, 0)
@@ -412,10 +424,11 @@ def decode_strings(raw: bytes) -> Sequence[str]:
         out = []
         for _ in range(count):
             (length,) = struct.unpack_from("<I", raw, at)
-            if at + 4 + length > len(raw):
+            start = at + 4
+            at = start + length
+            if at > len(raw):
                 raise ValueError("a string ends beyond the chunk")
-            out.append(raw[at + 4 : at + 4 + length].decode("utf-8"))
-            at += 4 + length
+            out.append(raw[start:at].decode("utf-8"))
     except struct.error as error:
         raise ValueError("a string begins beyond the chunk") from error
     if at != len(raw):
@@ -424,20 +437,25 @@ def decode_strings(raw: bytes) -> Sequence[str]:
 
 
 def _decode_equal(raw: bytes) -> EqualStrings | None:
-    """The strings where all are ASCII of one length, as numbered rows are; else None."""
+    """The strings if all are ASCII and of one length, such as the names of numbered rows; else None."""
     if len(raw) < 8:
         return None
     count, length = struct.unpack_from("<II", raw, 0)
     if not length or len(raw) != 4 + count * (4 + length):
         return None
     table = np.frombuffer(raw, np.uint8, offset=4).reshape(count, 4 + length)
-    if (table[:, :4] != table[0, :4]).any() or (table[:, 4:] > 127).any():
+    lengths = table[:, :4]
+    letters = table[:, 4:]
+    if (lengths != lengths[0]).any() or (letters > 127).any():
         return None
-    return EqualStrings(table[:, 4:].tobytes().decode("ascii"), length)
+    return EqualStrings(letters.tobytes().decode("ascii"), length)
 
 
 def read_checked(path: Path, crc: int | None, what: str, *, size: int | None = None) -> bytes:
-    """A chunk file's payload, its size and both checksums verified. Raises CorruptionError, naming the file."""
+    """A chunk file's payload, after its size and both checksums were verified.
+
+    Raises CorruptionError, naming the file.
+    """
     try:
         if size is not None:
             check_size(path.stat().st_size, size, path, what)
@@ -456,7 +474,7 @@ def check_size(found: int, size: int, path: Path, what: str) -> None:
 
 
 def array_bytes(shape: Sequence[int], dtype: str) -> int:
-    """Bytes of an array in plain integers, which cannot overflow."""
+    """Bytes of an array; Python integers, because those of numpy overflow."""
     return math.prod(shape) * np.dtype(dtype).itemsize
 
 
@@ -477,23 +495,22 @@ def damaged(what: str, path: Path, why: str) -> FedcacheError:
 
 
 def map_file(path: Path, size: int, what: str) -> NDArray[np.uint8]:
-    """A chunk file's bytes mapped read-only, payload and checksum. Raises CorruptionError, unless they are as many."""
+    """A chunk file of ``size`` bytes and a checksum, mapped read-only. Raises CorruptionError for another size."""
     try:
         with open(path, "rb", buffering=0, opener=at_once) as file:
             check_size(os.fstat(file.fileno()).st_size, size, path, what)
-            # Not np.memmap, which resolves the path first: one system call for each of its parts.
-            return np.frombuffer(
-                mmap.mmap(file.fileno(), size + CRC_BYTES, access=mmap.ACCESS_READ), np.uint8
-            )
+            # Not np.memmap, which first resolves the path: one system call for each part of the path.
+            content = mmap.mmap(file.fileno(), size + CRC_BYTES, access=mmap.ACCESS_READ)
+            return np.frombuffer(content, np.uint8)
     except (OSError, ValueError) as error:
         raise damaged(what, path, "is missing or unreadable") from error
 
 
 def empty(shape: Sequence[int], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """An array to read files into, on a cache line of its own.
+    """An array to read files into, which begins at a cache line.
 
-    numpy puts a large array 16 bytes into a page, where some processors (AMD's Zen) copy from the kernel at a third of
-    the speed.
+    A large array of numpy begins 16 bytes after the start of a page. Some processors (AMD's Zen) copy from the kernel
+    to such a place at a third of the speed.
     """
     size = math.prod(shape) * dtype.itemsize
     raw = np.empty(size + LINE, np.uint8)
@@ -504,8 +521,8 @@ def empty(shape: Sequence[int], dtype: np.dtype[Any]) -> NDArray[Any]:
 def read_file(path: Path, out: NDArray[np.uint8], size: int, what: str) -> bytes:
     """Fill ``out`` with the first bytes of a chunk file of ``size`` bytes and its checksum; nothing is verified.
 
-    Returns what follows: rows beyond the end of the array, and the checksum. Raises CorruptionError, for a missing file
-    or a wrong size.
+    Returns the remaining bytes of the file: rows beyond the end of the array, and the checksum. Raises
+    CorruptionError, for a missing file or a wrong size.
     """
     try:
         with open(path, "rb", buffering=0, opener=at_once) as file:
@@ -527,13 +544,14 @@ def verify_payload(
 ) -> None:
     """Compare a payload with the checksum in its file and with ``crc``, unless that is None.
 
-    ``rest`` are the bytes that follow it in the file; the last four are the checksum of all before. Raises
+    ``rest`` is the remainder of the file. Its last four bytes are the checksum of all bytes before them. Raises
     CorruptionError, naming ``what``.
     """
     found = checksum(payload)
     if len(rest) > CRC_BYTES:
         found = int(google_crc32c.extend(found, rest[:-CRC_BYTES]))
-    if len(rest) < CRC_BYTES or found != int.from_bytes(rest[-CRC_BYTES:], "little"):
+    stored = int.from_bytes(rest[-CRC_BYTES:], "little")
+    if len(rest) < CRC_BYTES or found != stored:
         raise damaged(what, path, "does not match its own checksum")
     if crc is not None and found != crc:
         raise damaged(what, path, "is valid, but not the file that the manifest lists here")

@@ -1,7 +1,7 @@
 """Embeddings arranged as a store holds them: rows in order, dtypes of the format, recipes and digests; not on disk.
 
-Features are read twice, block by block: once for the digests that name the store and its arrays, and once to be
-written. So a file is ingested in the memory of one block, unless its rows have names that are not in order.
+Features are read twice, block by block: first for the digests that name the store and its arrays, then to be written.
+So the ingestion of a file needs the memory of one block only, unless the names of its rows are not sorted.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class ContentArray:
     chunk_rows: int  # rows per chunk file
     name: str  # of the backbone, for messages
     digest: str = ""  # sha256 of all values, known after the first reading
-    crcs: tuple[int, ...] = ()  # crc32c of every chunk, likewise
-    drop: bool = False  # rows that are not finite are NaN throughout, instead of an error
+    crcs: tuple[int, ...] = ()  # crc32c of every chunk, known after the first reading
+    drop: bool = False  # a row that is not finite becomes all NaN, instead of an error
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -77,7 +77,7 @@ class ContentArray:
         return f"{slug_of(self.name)}-{digest}"
 
     def blocks(self) -> Iterator[NDArray[Any]]:
-        """The rows of every chunk in its stored dtype; raises CorruptionError for values that are not finite there."""
+        """The rows of every chunk in the stored dtype; raises CorruptionError for values not finite in this dtype."""
         size = self.chunk_rows
         for number, rows in enumerate(blocks_of(self.source, size)):
             try:
@@ -87,7 +87,7 @@ class ContentArray:
                 raise FedcacheError(error.code, error.message, NOT_FINITE_HINT) from error
 
     def _without_lost(self, rows: NDArray[Any]) -> tuple[NDArray[Any], list[int]]:
-        """Rows with NaN for all values of one that cannot be stored, and the places of those."""
+        """Rows in which those that cannot be stored are all NaN, and the places of these; all rows unless ``drop``."""
         if not self.drop:
             return rows, []
         with np.errstate(over="ignore"):
@@ -97,7 +97,7 @@ class ContentArray:
         return kept, np.flatnonzero(lost).tolist()
 
     def blocks_again(self) -> Iterator[NDArray[Any]]:
-        """The same as at the first reading. Raises UsageError for a file that has changed since."""
+        """``blocks`` of the second reading. Raises UsageError for a file that has changed since the first reading."""
         for number, rows in enumerate(self.blocks()):
             if self.chunk_crc(rows) != self.crcs[number]:
                 first = number * self.chunk_rows
@@ -112,29 +112,32 @@ class ContentArray:
         """Write the chunks that a writer lacks, each while the next one is read; errors as ``ArrayWriter.write``."""
         observer.start(f"Writing {self.name}", self.shape[0], "rows")
         missing = set(writer.missing())
-        with ThreadPoolExecutor(1) as pool:  # which waits for the disk
-            written: Future[None] | None = None
-            for chunk, rows in enumerate(self.blocks_again() if missing else ()):
-                if written is not None:
-                    written.result()
-                bad = {
-                    chunk * self.chunk_rows + row: NOT_FINITE for row in lost_rows(rows).tolist()
-                }
-                written = None
+        blocks: Iterator[NDArray[Any]] = iter(())
+        if missing:
+            blocks = self.blocks_again()
+        with ThreadPoolExecutor(1) as pool:  # its thread waits for the disk
+            writing: Future[None] | None = None
+            for chunk, rows in enumerate(blocks):
+                if writing is not None:
+                    writing.result()
+                lost = chunk * self.chunk_rows + lost_rows(rows)
+                bad = dict.fromkeys(lost.tolist(), NOT_FINITE)
+                writing = None
                 if chunk in missing:
-                    written = pool.submit(writer.write, chunk, rows, bad)
+                    writing = pool.submit(writer.write, chunk, rows, bad)
                 observer.advance(len(rows))
-            if written is not None:
-                written.result()
+            if writing is not None:
+                writing.result()
         observer.stop()
 
     def chunk_crc(self, rows: NDArray[Any]) -> int:
-        """crc32c of the chunk file that holds these rows, the last one filled up."""
-        return checksum(encode(rows, self.chunk_rows, self.dtype).reshape(-1).view(np.uint8))
+        """crc32c of the chunk file that holds these rows; the last chunk is padded to full size."""
+        chunk = encode(rows, self.chunk_rows, self.dtype)
+        return checksum(chunk.reshape(-1).view(np.uint8))
 
 
 def lost_rows(rows: NDArray[Any]) -> NDArray[np.int64]:
-    """The places of stored rows [n, V, D] that were left out: NaN throughout, and nothing else is NaN there."""
+    """The places of stored rows [n, V, D] that were left out: these are all NaN, and no other value is NaN."""
     return np.flatnonzero(np.isnan(rows[:, 0, 0]))
 
 
@@ -142,7 +145,7 @@ CHUNK_ROWS = 512
 """Rows of a chunk file of an array up to ``LARGE``."""
 
 LARGE = 64 << 20
-"""Bytes of an array from which on its chunk files are as large as ``CHUNK_BYTES`` allow."""
+"""Bytes of an array. The chunk files of a larger one are as large as ``CHUNK_BYTES`` allows."""
 
 CHUNK_BYTES = 32 << 20
 
@@ -157,25 +160,26 @@ class Content:
     samples: Samples  # the rows, sorted by name
     arrays: dict[str, ContentArray]  # per key of the store
     texts: dict[str, NDArray[np.float32]]  # [C, D] per backbone name, unit rows
-    # what the manifest says of the dataset; ``held_out`` names the rule where the file brought no test set
+    # description of the dataset for the manifest; ``held_out``, if any, is the rule that chose the test rows
     dataset: dict[str, Any]
-    groups: dict[str, Group] = field(default_factory=dict)  # columns that sort the rows, by name
+    groups: dict[str, Group] = field(default_factory=dict)  # columns that group the rows, by name
 
     @property
     def reasons(self) -> dict[int, str]:
-        """Why rows are not ok."""
-        return dict.fromkeys(np.flatnonzero(self.samples.ok == 0).tolist(), NOT_FINITE)
+        """The reason per row that is not ok."""
+        lost = np.flatnonzero(self.samples.ok == 0)
+        return dict.fromkeys(lost.tolist(), NOT_FINITE)
 
     @property
     def values(self) -> set[tuple[str, int]]:
-        """(digest of the values, views) of every array, whatever it is called."""
+        """(digest of the values, views) of every array, independent of its name."""
         return {value_id(array.recipe) for array in self.arrays.values()}
 
 
 def usable_name(name: str) -> str:
     """The name of a dataset as part of a file name.
 
-    Raises UsageError, for one without a letter or digit, too long, or with signs that a command would split at.
+    Raises UsageError for a name that is too long, has no letter or digit, or has characters that are not allowed.
     """
     slug = slug_of(name)
     example = "For example --name mine"
@@ -188,7 +192,7 @@ def usable_name(name: str) -> str:
     if not re.fullmatch(r"(?!\.)[\w .-]+", name):
         raise UsageError(
             f"The name {name!r} is not usable: letters, digits, spaces, '.', '_' and '-', not beginning with a dot.",
-            "For example --name " + shell_word(slug.strip("._-")),
+            f"For example --name {shell_word(slug.strip('._-'))}",
         )
     return slug
 
@@ -196,17 +200,18 @@ def usable_name(name: str) -> str:
 def arrange(
     embeddings: Embeddings, name: str, *, drop_nan: bool = False, observer: Observer | None = None
 ) -> Content:
-    """Embeddings as a store holds them. Rows are sorted by name; the values are the recipe.
+    """Embeddings as a store holds them. Rows are sorted by name; the digest of the values is part of the recipe.
 
-    Without a test set, ``complete_split`` makes one, as for folders.
-    Rows with features that are not finite are kept without them, as images that cannot be read, if ``drop_nan``.
-    Raises UsageError for names that repeat and for no training rows; CorruptionError for non-finite features, with row
-    numbers.
+    Without a test set, ``complete_split`` chooses one, as for folders. With ``drop_nan``, rows with features that are
+    not finite are kept as rows that cannot be read. Raises UsageError for repeated names or no training rows;
+    CorruptionError for non-finite features, with row numbers.
     """
     observer = observer or Silent()
     count = len(embeddings.names)
     names = embeddings.names
-    features = {key: _named(key, values) for key, values in embeddings.features.items()}
+    features: dict[str, NDArray[Any] | FileRows] = {**embeddings.features}
+    for key in features:
+        _check_feature_name(key)
     order: Any = slice(None)
     if isinstance(names, EqualStrings):
         in_order = names.increasing
@@ -222,10 +227,9 @@ def arrange(
             )
         order = np.array(sorted(range(count), key=names.__getitem__))
         names = tuple(names[i] for i in order)
-        # Checked before the rows are sorted: the numbers of bad ones are those of the file.
-        features = {
-            key: _storable(key, values, drop_nan)[order] for key, values in features.items()
-        }
+        for key, values in features.items():
+            # Checked before the rows are sorted, so that messages have the row numbers of the file.
+            features[key] = _storable(key, values, drop_nan)[order]
     arrays, uid, ok = _read_once(features, drop_nan, observer)
     if not ok.any():
         raise CorruptionError(
@@ -247,58 +251,70 @@ def arrange(
         classes=embeddings.classes,
         domains=embeddings.domain_names,
     ).checked()
-    columns = (samples.uid, samples.label, samples.domain, samples.split)
-    content = [sha256_hex(np.ascontiguousarray(column).tobytes()) for column in columns]
-    texts = [sha256_hex(embeddings.texts[key].tobytes()) for key in sorted(embeddings.texts)]
-    whole = digest_of(
-        [content, list(samples.name), list(samples.classes), list(samples.domains), *texts]
-    )
-    dataset = {"slug": slug_of(name), "digest": whole, "template": None, "source": INGESTED}
+    dataset = {
+        "slug": slug_of(name),
+        "digest": _content_digest(samples, embeddings.texts),
+        "template": None,
+        "source": INGESTED,
+    }
     if HELD_OUT in note:
         dataset["held_out"] = HELD_OUT
     elif note:
         observer.note(f"{note[:1].upper()}{note[1:]}.")
-    groups = {
-        key: replace(group, codes=group.codes[order]) for key, group in embeddings.groups.items()
-    }
-    return Content(
-        samples, {array.key: array for array in arrays}, embeddings.texts, dataset, groups
-    )
+    groups = {}
+    for key, group in embeddings.groups.items():
+        groups[key] = replace(group, codes=group.codes[order])
+    arrays_by_key = {array.key: array for array in arrays}
+    return Content(samples, arrays_by_key, embeddings.texts, dataset, groups)
+
+
+def _content_digest(samples: Samples, texts: Mapping[str, NDArray[np.float32]]) -> str:
+    """Digest of the rows of a dataset and of its text features."""
+    columns = (samples.uid, samples.label, samples.domain, samples.split)
+    column_digests = [sha256_hex(np.ascontiguousarray(column).tobytes()) for column in columns]
+    words = [list(samples.name), list(samples.classes), list(samples.domains)]
+    text_digests = [sha256_hex(texts[key].tobytes()) for key in sorted(texts)]
+    return digest_of([column_digests, *words, *text_digests])
 
 
 def _read_once(
     features: Mapping[str, NDArray[Any] | FileRows], drop: bool, observer: Observer
 ) -> tuple[list[ContentArray], NDArray[np.uint8], NDArray[np.bool_]]:
-    """The arrays with their digests; the uid of every row, [N, 16]: of its values in the order of the backbones; and
-    whether each row is finite, [N]."""
+    """Read all features once, for their digests.
+
+    Returns:
+        the arrays with their digests; the uid of every row, [N, 16], from its values in the order of the backbones; and
+        whether each row is finite, [N].
+    """
     dtypes = {key: _stored_dtype(values.dtype) for key, values in features.items()}
     (count,) = {len(values) for values in features.values()}
     widest = max(array_bytes(values.shape[1:], dtypes[key]) for key, values in features.items())
     size = chunk_rows_for(count, widest)
-    arrays = {
-        key: ContentArray(values, dtypes[key], size, key, drop=drop)
-        for key, values in features.items()
-    }
+    arrays = {}
+    for key, values in features.items():
+        arrays[key] = ContentArray(values, dtypes[key], size, key, drop=drop)
+    in_order = sorted(arrays)
     digests = {key: hashlib.sha256() for key in arrays}
     crcs = {key: list[int]() for key in arrays}
     uid = np.empty((count, 16), np.uint8)
     ok = np.ones(count, bool)
-    of_chunks = zip(*(arrays[key].blocks() for key in sorted(arrays)), strict=True)
+    blocks_of_all = zip(*(arrays[key].blocks() for key in in_order), strict=True)
 
-    def read_next() -> tuple[NDArray[Any], ...] | None:
-        """The next block of every array, with its part of their sums; None after the last."""
-        blocks = next(of_chunks, None)
-        for key, rows in () if blocks is None else zip(sorted(arrays), blocks, strict=True):
+    def read_next() -> tuple[NDArray[Any], ...]:
+        """The next block of every array, which also goes into its digests; () after the last block."""
+        blocks = next(blocks_of_all, ())
+        # Not strict, because ``blocks`` is empty after the last block.
+        for key, rows in zip(in_order, blocks, strict=False):
             digests[key].update(_bytes_of(rows).data)
             crcs[key].append(arrays[key].chunk_crc(rows))
         return blocks
 
     observer.start("Reading features", count, "rows")
-    # files and sums of whole blocks leave the interpreter to the sums of rows
+    # Reading files and hashing whole blocks release the interpreter lock, so rows are hashed at the same time.
     with ThreadPoolExecutor(1) as pool:
         start = 0
         ahead = pool.submit(read_next)
-        while (blocks := ahead.result()) is not None:
+        while blocks := ahead.result():
             ahead = pool.submit(read_next)
             for rows in blocks:
                 ok[start + lost_rows(rows)] = False
@@ -311,10 +327,10 @@ def _read_once(
             observer.advance(stop - start)
             start = stop
     observer.stop()
-    made = [
-        replace(array, digest=digests[key].hexdigest(), crcs=tuple(crcs[key]))
-        for key, array in arrays.items()
-    ]
+    made = []
+    for key, array in arrays.items():
+        digest = digests[key].hexdigest()
+        made.append(replace(array, digest=digest, crcs=tuple(crcs[key])))
     return made, uid, ok
 
 
@@ -329,7 +345,7 @@ def row_digests(rows: NDArray[Any]) -> NDArray[np.uint8]:
 
 
 def _digests(rows: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """The same of [n, bytes]."""
+    """The first half of the sha256 of every row: [n, bytes] -> [n, 16]."""
     width = rows.shape[1]
     raw = rows.reshape(-1).data
     sha256 = hashlib.sha256
@@ -339,7 +355,7 @@ def _digests(rows: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 def chunk_rows_for(rows: int, row_bytes: int) -> int:
-    """Rows per chunk file of an array: 512, and of a large one 512 x 2^j, the largest with at most 32 MiB."""
+    """Rows per chunk file of an array: 512, or for a large array the largest 512 x 2^j with at most 32 MiB."""
     size = CHUNK_ROWS
     while rows * row_bytes > LARGE and 2 * size * row_bytes <= CHUNK_BYTES:
         size *= 2
@@ -351,15 +367,14 @@ def value_id(recipe: dict[str, Any]) -> tuple[str, int]:
     return str(recipe["weights"]), int(recipe["views"])
 
 
-def _named(key: str, values: Any) -> Any:
-    """Features under a name that a folder can have."""
-    # what an array is called: with its recipe's digest
-    if not SAFE.fullmatch(f"{slug_of(key)}-{'0' * 8}"):
+def _check_feature_name(name: str) -> None:
+    """Refuse a name of features from which no name of a folder can be made. Raises UsageError."""
+    # The folder of an array also has 8 characters of its recipe's digest in its name.
+    if not SAFE.fullmatch(f"{slug_of(name)}-00000000"):
         raise UsageError(
-            f"{key!r} is not a valid name of features.",
+            f"{name!r} is not a valid name of features.",
             "A name begins with a letter or digit and has at most 119 characters.",
         )
-    return values
 
 
 def _stored_dtype(dtype: np.dtype[Any]) -> str:
@@ -384,14 +399,14 @@ def arrange_arrays(
     path: str | Path | None,
     drop_nan: bool,
 ) -> tuple[Content, Path]:
-    """The arguments of ``Store.from_arrays`` as the content of a store, and where it goes.
+    """The arguments of ``Store.from_arrays`` as the content of a store, and the path of the store.
 
     Args:
         features: by backbone.
         text: by backbone.
-        columns: called as in a file, and None where they were not given; ``groups`` is a column for each name.
+        columns: by the names that a file uses; None for a column that was not given. ``groups`` has a column per name.
         name: of the dataset; the backbones' names when None.
-        path: of the store; under FEDCACHE_HOME when None, in folders that are made.
+        path: of the store; under FEDCACHE_HOME when None, where missing folders are made.
         drop_nan: as of ``arrange``.
 
     Raises:
@@ -431,7 +446,7 @@ def arrange_arrays(
 
 
 def _no_label(labels: Any) -> tuple[str, ...]:
-    """The labels that mean none, as ``Store.from_arrays`` documents it: -1, unless -1 and 1 are the two classes."""
+    """Labels that mean "unknown", as ``Store.from_arrays`` documents: -1, unless -1 and 1 are the two classes."""
     if not isinstance(labels, np.ndarray) or labels.dtype.kind not in "if":
         return ()
     if np.array_equal(np.unique(labels), [-1, 1]):
@@ -440,5 +455,5 @@ def _no_label(labels: Any) -> tuple[str, ...]:
 
 
 def _array(values: Any) -> Column:
-    """A column of a file, from what Python has: lists, numpy, pandas."""
+    """A column as of a file, from a list, a numpy array or a column of pandas."""
     return as_column(np.asarray(values))

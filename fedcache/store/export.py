@@ -59,18 +59,19 @@ class Exported:
     @property
     def numbers(self) -> dict[str, NDArray[Any]]:
         """All columns of numbers: those of the rows, and text features."""
-        return {**self.columns, **{f"text/{name}": m for name, m in self.texts.items()}}
+        texts = {f"text/{name}": matrix for name, matrix in self.texts.items()}
+        return {**self.columns, **texts}
 
     @property
     def words(self) -> dict[str, list[str]]:
-        """All columns of words."""
-        named = {
-            "name": [*self.names],
-            "classes": self.meta["classes"],
-            "domains": self.meta["domains"],
-        }
-        groups = {name: group.values() for name, group in self.group_columns.items()}
-        return {**{name: [w or "" for w in words] for name, words in groups.items()}, **named}
+        """All columns of words; a row without a value in a group has an empty word."""
+        columns = {}
+        for name, group in self.group_columns.items():
+            columns[name] = [word or "" for word in group.values()]
+        columns["name"] = [*self.names]
+        columns["classes"] = self.meta["classes"]
+        columns["domains"] = self.meta["domains"]
+        return columns
 
 
 def _write_npz(file: BinaryIO, rows: Exported) -> None:
@@ -128,24 +129,25 @@ def _write_parquet(file: BinaryIO, rows: Exported) -> None:
         )
     # A table has no columns of another length: text features are in its head.
     text = {}
-    for name, m in rows.texts.items():
-        raw = np.ascontiguousarray(m, "<f4").tobytes()
-        text[name] = {"shape": list(m.shape), "float32": base64.b64encode(raw).decode()}
+    for name, matrix in rows.texts.items():
+        raw = np.ascontiguousarray(matrix, "<f4").tobytes()
+        text[name] = {"shape": list(matrix.shape), "float32": base64.b64encode(raw).decode()}
     head = {**rows.meta, "shapes": shapes, "text": text}
     table = pa.table(fields).replace_schema_metadata({"fedcache": json.dumps(head)})
     pq.write_table(table, file)
 
 
 def _write_safetensors(file: BinaryIO, rows: Exported) -> None:
-    groups = rows.group_columns
-    arrays = {**rows.numbers, **{name: group.codes for name, group in groups.items()}}
-    tensors = {name: np.ascontiguousarray(values) for name, values in arrays.items()}
-    words = {name: list(group.words) for name, group in groups.items()}
+    tensors = {name: np.ascontiguousarray(values) for name, values in rows.numbers.items()}
+    words = {}
+    for name, group in rows.group_columns.items():
+        tensors[name] = np.ascontiguousarray(group.codes)
+        words[name] = list(group.words)
     head = {**rows.meta, "names": [*rows.names], "groups": words}
-    # Written array by array: safetensors makes one block of bytes of all arrays for a file that is open already.
+    # Written array by array, because safetensors would first copy all arrays into one block of bytes.
     header: dict[str, Any] = {"__metadata__": {"fedcache": json.dumps(head)}}
     end = 0
-    # Wide numbers first, so that every array begins where readers that map the file may read its numbers.
+    # Wide numbers first, so that the numbers of every array are aligned for readers that map the file.
     ordered = sorted(tensors.items(), key=lambda item: -item[1].itemsize)
     for name, values in ordered:
         start = end
@@ -177,11 +179,11 @@ WRITERS: dict[str, Callable[[BinaryIO, Exported], None]] = {
 def _write_shard(
     store: Store, path: Path, client: str, number: int, parts: Sequence[NDArray[np.int64]]
 ) -> None:
-    """Write one client's rows as a store at ``path``; an equal one that is there is kept.
+    """Write one client's rows as a store at ``path``; an equal store that exists already is kept.
 
-    The rows keep their order, and their split says what the client does with them. The manifest's dataset names the
-    parent and the parent's row numbers, so that training from shards can equal training by index to the bit. ``number``
-    is the client's place among the clients; ``parts`` are its training, test and validation rows in the parent.
+    The rows keep their order, and their split is the client's own. The manifest's dataset names the parent and the row
+    numbers in it, so that training from shards can equal training by index to the bit. ``number`` is the client's place
+    among the clients; ``parts`` are its training, test and validation rows in the parent.
     """
     rows = np.unique(np.concatenate(parts))
     split = np.empty(len(rows), np.uint8)
@@ -196,25 +198,24 @@ def _write_shard(
         label=s.label[rows],
         domain=s.domain[rows],
         split=split,
-        # the arrays bring what could not be read, as they did in the parent
+        # The writers of the arrays mark the rows that could not be read, as they did in the parent.
         ok=np.ones(len(rows), np.uint8),
     )
-    identity: dict[str, Any] = {
+    origin = {
         "parent": store.dataset["digest"],
         "client": client,
         "number": number,
         "rows": rows.tolist(),
-        "split": split.tolist(),
     }
     dataset = {
         "slug": store.dataset["slug"],
         "template": store.dataset.get("template"),
-        "digest": digest_of(identity),
-        "shard": {key: identity[key] for key in ("parent", "client", "number", "rows")},
+        "digest": digest_of({**origin, "split": split.tolist()}),
+        "shard": origin,
     }
     reasons = {entry["row"]: entry["reason"] for entry in store.quarantined()}
     shard = Store.create(path, samples, dataset=dataset)
-    put_groups(shard, {name: store.group(name).take(rows) for name in store.groups})
+    put_groups(shard, _groups_of_rows(store, rows))
     for key, info in store.arrays.items():
         with shard.writer(
             key,
@@ -229,9 +230,11 @@ def _write_shard(
                 first = chunk * writer.chunk_rows
                 of_chunk = rows[first : first + writer.chunk_rows]
                 values = store.reader(key).rows(of_chunk)
-                # An image one backbone could read and another could not has features here and a line in the list.
-                lost = np.flatnonzero(are_empty(values) & (s.ok[of_chunk] == 0))
-                bad = {first + int(i): reasons[int(of_chunk[i])] for i in lost}
+                # A row that only another backbone could not read is not ok, but it has features here.
+                unread = s.ok[of_chunk] == 0
+                bad = {}
+                for place in np.flatnonzero(are_empty(values) & unread):
+                    bad[first + int(place)] = reasons[int(of_chunk[place])]
                 writer.write(chunk, values, bad)
             writer.complete()
     for entries in store.texts.values():
@@ -239,14 +242,15 @@ def _write_shard(
             backbone = str(entry["meta"].get("backbone"))
             weights = entry["meta"].get("weights")
             if not shard.has_text(backbone, entry["templates"], weights=weights):
-                shard.put_text(
-                    backbone,
-                    entry["templates"],
-                    read_text(store.path, backbone, entry),
-                    entry["meta"],
-                )
-        # an older shard may hold others last
+                matrix = read_text(store.path, backbone, entry)
+                shard.put_text(backbone, entry["templates"], matrix, entry["meta"])
+        # The last entry is current in the parent. In a shard of an earlier call, another may be current.
         shard.use_text(backbone, entry["templates"], weights=weights)
+
+
+def _groups_of_rows(store: Store, rows: NDArray[np.int64]) -> dict[str, Group]:
+    """The groups of a store, by name, with the values of ``rows`` alone."""
+    return {name: store.group(name).take(rows) for name in store.groups}
 
 
 def write_shards(
@@ -257,15 +261,17 @@ def write_shards(
 ) -> list[Path]:
     """One store per client under ``out``, named by number and client; shards that exist already are kept.
 
-    ``clients`` are names with training rows and test rows, ``validation`` the rows that each chooses by. Raises
-    StoreError for a folder that holds stores of other clients, with which these could not be trained.
+    ``clients`` are names with training rows and test rows, and ``validation`` the validation rows of each client.
+    Raises StoreError for a folder that contains stores of other clients, because these could not be trained with them.
     """
-    width = len(str(max(0, len(clients) - 1)))
+    last = max(0, len(clients) - 1)
+    width = len(str(last))
     names = []
     for number, (name, *_) in enumerate(clients):
         plain = re.sub(r"[^A-Za-z0-9._-]", "_", name)[:80]
         names.append(f"{number:0{width}d}-{plain}.zarr")
-    others = sorted({p.name for p in out.glob("*.zarr")} - set(names))
+    present = {place.name for place in out.glob("*.zarr")}
+    others = sorted(present - set(names))
     if others:
         raise StoreError(
             f"{out} contains stores that do not belong to this partition, for example {others[0]}.",
@@ -285,9 +291,10 @@ def write_shards(
 
 
 def export(store: Store, out: Path, keys: Sequence[str]) -> int:
-    """Write the readable rows of some arrays to a file, whose ending chooses the format; returns how many they are.
+    """Write the readable rows of some arrays to a file; returns the number of rows.
 
-    Labels, domains, splits, names and groups of the rows go with them, and the text features of the arrays.
+    The ending of the file chooses the format. The file also holds labels, domains, splits, names and groups of the
+    rows, and the text features of the arrays.
 
     Raises UsageError for an unknown ending or a folder that is not there, MachineError without the ending's library.
     """
@@ -302,7 +309,9 @@ def export(store: Store, out: Path, keys: Sequence[str]) -> int:
     s = store.samples
     good = np.flatnonzero(s.ok == 1)
     columns: dict[str, Any] = {f"features/{key}": store.reader(key).rows(good) for key in keys}
-    columns |= {"labels": s.label[good], "domain": s.domain[good], "split": s.split[good]}
+    columns["labels"] = s.label[good]
+    columns["domain"] = s.domain[good]
+    columns["split"] = s.split[good]
     texts = {}
     for key in keys:
         entry = text_of_array(store.manifest, key)
@@ -311,7 +320,7 @@ def export(store: Store, out: Path, keys: Sequence[str]) -> int:
     rows = Exported(
         columns,
         names=[s.name[int(i)] for i in good],
-        groups={name: store.group(name).take(good) for name in store.groups},
+        groups=_groups_of_rows(store, good),
         texts=texts,
         meta={
             "classes": list(s.classes),

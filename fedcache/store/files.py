@@ -5,9 +5,9 @@ must reach the disk, in that order, before anything may refer to the file.
 
 Signed JSON ends with its own digest: the manifest, and every line of a journal and of the history. The digest covers
 the bytes, not the parsed value, so a flipped bit that parses to the same value (``1e5``, ``1E5``) is found as well.
-Nothing is parsed before the digest agrees.
+Nothing is parsed before the digest was verified.
 
-Python code is digested by what it does: syntax trees without comments, docstrings, formatting and places of files.
+The digest of Python code is that of its syntax tree, without comments, docstrings, formatting and paths of files.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _BEFORE = b',"sha256":"'
 _AFTER = b'"}'
 
 SCHEME = 2
-"""Number of the rule by which code is digested; 1 hashed paths and whole files. It is part of every digest."""
+"""Version of the digest of code, and a part of it; version 1 hashed paths and whole files."""
 
 
 def canonical_json(value: Any) -> bytes:
@@ -82,12 +82,12 @@ def file_sha256(path: Path) -> str:
 
 
 def at_once(path: str, flags: int) -> int:
-    """An ``opener`` that never waits: a pipe instead of a file reads as empty instead of blocking."""
+    """An ``opener`` that never waits: a pipe in place of a file is read as empty and does not block."""
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def read_whole(path: Path) -> bytes:
-    """The bytes of a file; none of a pipe. Raises OSError, when it is missing or unreadable."""
+    """The bytes of a file; b"" for a pipe. Raises OSError for a missing or unreadable file."""
     with open(path, "rb", buffering=0, opener=at_once) as file:
         return file.read() or b""
 
@@ -102,16 +102,16 @@ def fsync_directory(path: Path) -> None:
 
 
 def temporary_name(path: Path) -> Path:
-    """A name that no other process has, also none with the same number on another host of a shared disk."""
+    """A name that no other process uses, also no process with the same number on another host of a shared disk."""
     return path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}.partial")
 
 
 class FullDiskError(OSError):
-    """A disk, or the quota of a user, that took no more of a file.
+    """A disk, or the quota of a user, is full.
 
     Attributes:
-        needed: bytes that the whole file takes; 0 where that is not known.
-        written: bytes of it that were written before.
+        needed: bytes of the whole file; 0 if not known.
+        written: bytes of the file that were written before.
     """
 
     def __init__(self, error: OSError, path: Path, *, needed: int = 0, written: int = 0) -> None:
@@ -134,14 +134,14 @@ def write_atomic(path: Path, *parts: Buffer) -> None:
 
 @contextmanager
 def written_whole(path: Path, needed: int = 0) -> Iterator[BinaryIO]:
-    """A file to write that takes the place of ``path`` when the block ends, and is gone where it raises.
+    """A file to write that replaces ``path`` when the block ends, and is removed if the block raises an error.
 
-    That is a temporary file, fsync, rename, fsync of the directory. The temporary name starts with a dot and ends in
-    ``.partial`` so that cleanups and readers know it.
+    The steps are: temporary file, fsync, rename, fsync of the directory. The temporary name starts with a dot and ends
+    in ``.partial``, by which cleanups and readers know it.
 
     Args:
         path: of the file.
-        needed: bytes that will be written, for the message of a full disk; 0 where that is not known.
+        needed: bytes that will be written, for the message of a full disk; 0 if not known.
     """
     temporary = temporary_name(path)
     try:
@@ -155,9 +155,9 @@ def written_whole(path: Path, needed: int = 0) -> Iterator[BinaryIO]:
 
 @contextmanager
 def written_unnamed(path: Path, needed: int = 0) -> Iterator[BinaryIO]:
-    """As ``written_whole``, and a process that is killed while it writes leaves nothing.
+    """As ``written_whole``, but a process that is killed while it writes leaves no file.
 
-    The file has no name before it is complete (``O_TMPFILE`` of Linux). Where the system or the file system has no such
+    The file has no name before it is complete (``O_TMPFILE`` of Linux). If the system or the file system has no such
     files, this is ``written_whole``.
     """
     unnamed = open_unnamed(path.parent)
@@ -173,10 +173,10 @@ def written_unnamed(path: Path, needed: int = 0) -> Iterator[BinaryIO]:
 def _filled(
     opened: Callable[[], BinaryIO], path: Path, needed: int, put: Callable[[BinaryIO], object]
 ) -> Iterator[BinaryIO]:
-    """A file to write; when the block ends, its content is on the disk and ``put`` gives it its place.
+    """A file to write. When the block ends, its content is written to the disk, and then ``put`` moves it to its place.
 
-    An error of the system names ``path``, and that of a full disk is FullDiskError. Raises UsageError for a path that
-    was an address: ``s3://bucket/x`` would make a folder named ``s3:``.
+    An error of the system names ``path``; FullDiskError for a full disk. Raises UsageError for a path that was an
+    address: ``s3://bucket/x`` would make a folder named ``s3:``.
     """
     refuse_remote(path, str(path))
     written = 0
@@ -195,28 +195,31 @@ def _filled(
     except OSError as error:
         if error.errno in FULL:
             raise FullDiskError(error, path, needed=needed, written=written) from error
-        error.filename, error.filename2 = str(path), None  # what was to be written
+        # Name the file that the caller writes, not the temporary one.
+        error.filename = str(path)
+        error.filename2 = None
         raise
     fsync_directory(path.parent)
 
 
 def open_unnamed(folder: Path) -> BinaryIO | None:
-    """A file without a name on the disk of a folder, gone when it is closed; None where there is no such thing."""
+    """A file without a name on the disk of a folder, removed when it is closed; None on systems without such files."""
     if not hasattr(os, "O_TMPFILE") or not Path(OPENED).is_dir():
         return None
     try:
-        return os.fdopen(os.open(folder, os.O_TMPFILE | os.O_RDWR, 0o666), "w+b")
+        fd = os.open(folder, os.O_TMPFILE | os.O_RDWR, 0o666)
+        return os.fdopen(fd, "w+b")
     except OSError:
-        # the file system cannot; where nothing can be written, the next attempt says so
+        # The file system has no such files. If the folder cannot be written, the next attempt raises the error.
         return None
 
 
 def _name_it(file: BinaryIO, path: Path) -> None:
-    """Give a file without a name the name ``path``, in place of a file that has it."""
+    """Give a file without a name the name ``path``, and replace an existing file of that name."""
     with suppress(FileExistsError):
         _link_opened(file, path)
         return
-    # No system call replaces another file by one without a name, so it has one for this moment.
+    # No system call replaces a file by one without a name, so it gets a temporary name first.
     temporary = temporary_name(path)
     try:
         _link_opened(file, temporary)
@@ -226,28 +229,30 @@ def _name_it(file: BinaryIO, path: Path) -> None:
 
 
 def _link_opened(file: BinaryIO, path: Path) -> None:
-    """Give an open file a name that no file has; FileExistsError where one has it."""
-    # Only with a folder given does Python follow the link in /proc to the file; of an absolute path it reads no folder.
-    os.link(f"{OPENED}/{file.fileno()}", path, src_dir_fd=file.fileno(), follow_symlinks=True)
+    """Give an open file a name that no file has. Raises FileExistsError if a file has it."""
+    fd = file.fileno()
+    # Python follows the link in /proc only with ``src_dir_fd``. It does not use that folder, as the path is absolute.
+    os.link(f"{OPENED}/{fd}", path, src_dir_fd=fd, follow_symlinks=True)
 
 
 def link_atomic(source: Path, path: Path) -> bool:
-    """Make ``path`` another name of a file, whole or not at all; False where the file system cannot."""
+    """Make ``path`` another name of a file, whole or not at all; False if the file system cannot."""
     temporary = temporary_name(path)
     try:
         os.link(source, temporary)
-    except OSError:  # another device, too many links, or no such thing here
+    except OSError:  # another device, too many links, or a file system without links
         return False
     try:
         temporary.replace(path)
     finally:
-        temporary.unlink(missing_ok=True)  # it stays where both names were of one file already
+        # A rename does nothing if both names already belong to one file.
+        temporary.unlink(missing_ok=True)
     fsync_directory(path.parent)
     return True
 
 
 def append_line(path: Path, line: bytes) -> None:
-    """Append one fsynced line. A torn last line (power cut) is the reader's to ignore."""
+    """Append one fsynced line. Readers must ignore an incomplete last line, which a power cut leaves."""
     try:
         with path.open("ab") as file:
             file.write(line + b"\n")
@@ -260,10 +265,10 @@ def append_line(path: Path, line: bytes) -> None:
 
 
 def read_lines(path: Path) -> Iterable[Any]:
-    """The JSON lines of a file up to the first torn one (no newline, or not JSON); nothing when it is missing."""
+    """The JSON lines of a file up to the first damaged one (no newline, or not JSON); none for a missing file."""
     if not path.exists():
         return
-    # As ``read_whole``, which never waits for a pipe instead of the file.
+    # Never wait for a pipe in place of the file, as ``read_whole``.
     with open(path, "rb", opener=at_once) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             return
@@ -287,13 +292,16 @@ _TAIL = len(_BEFORE) + 64 + len(_AFTER)
 
 
 def to_signed(body: Mapping[str, Any]) -> bytes:
-    """Canonical JSON of a non-empty object, closed by one more key: ``sha256``, over the JSON without it."""
+    """Canonical JSON of a non-empty object, with a last key ``sha256``: the digest of the JSON without this key."""
     raw = canonical_json(dict(body))
     return raw[:-1] + _BEFORE + sha256_hex(raw).encode() + _AFTER
 
 
 def parse_signed(raw: bytes) -> dict[str, Any]:
-    """The object of signed JSON. Raises ValueError, in words that follow a file's name, for all that is not signed."""
+    """The object of signed JSON, without the digest.
+
+    Raises ValueError for other bytes. Its message continues a sentence that begins with the name of the file.
+    """
     body = raw[:-_TAIL] + b"}"
     if raw[-_TAIL:] != _BEFORE + sha256_hex(body).encode() + _AFTER:
         raise ValueError("does not match the digest at its end")
@@ -317,10 +325,9 @@ def digest_of_files(files: Iterable[Path]) -> str:
     ...     digest_of_files([a]) == digest_of_files([b])
     True
     """
-    # Sorted digests instead of sorted paths: where a file lies is no part of what it computes.
-    return digest_of(
-        [SCHEME, sorted(tree_digest(path.read_text(encoding="utf-8")) for path in files)]
-    )
+    digests = [tree_digest(path.read_text(encoding="utf-8")) for path in files]
+    # Sorted by digest and not by path, because the path of a file does not change its results.
+    return digest_of([SCHEME, sorted(digests)])
 
 
 @cache
@@ -344,14 +351,14 @@ def _parts(node: ast.AST) -> Iterator[str]:
     for name, value in ast.iter_fields(node):
         if value is None or value == [] or name in ("kind", "type_comment", "type_ignores"):
             continue
-        if (
-            name == "module"
-            and isinstance(node, ast.ImportFrom)
-            and str(value).startswith("fedcache")
-        ):
+        is_imported_module = isinstance(node, ast.ImportFrom) and name == "module"
+        if is_imported_module and str(value).startswith("fedcache"):
             continue
         yield f" {name}="
-        for item in value if isinstance(value, list) else [value]:
+        items = value
+        if not isinstance(value, list):
+            items = [value]
+        for item in items:
             if not isinstance(item, ast.AST):
                 yield f"{item!r},"
             elif not _is_without_effect(item):
@@ -363,22 +370,20 @@ def _is_without_effect(node: ast.AST) -> bool:
     """Whether a statement is a docstring, or imports for type checkers alone."""
     if isinstance(node, ast.Expr):
         return isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-    return (
-        isinstance(node, ast.If)
-        and isinstance(node.test, ast.Name)
-        and node.test.id == "TYPE_CHECKING"
-    )
+    if isinstance(node, ast.If) and isinstance(node.test, ast.Name):
+        return node.test.id == "TYPE_CHECKING"
+    return False
 
 
-# Limits of the machine: memory for features before they are mapped from files instead, and room
-# on its disk.
+# Limits of the machine: the memory above which features are mapped from files, and the space on
+# its disk.
 
 
 SHARE = 0.5
-"""Share of the memory that is free now: a run makes a few arrays of the features' size besides the features."""
+"""Share of the free memory for features. A run also makes a few other arrays of the same size."""
 
 UNKNOWN = 2 << 30
-"""Where the system does not say what is free."""
+"""Bytes, if the system does not tell how much memory is free."""
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
@@ -401,12 +406,12 @@ def explain_disk_errors(place: Path, needed: int) -> Iterator[None]:
 
 
 def full_disk(error: OSError, place: Path | None = None, needed: int = 0) -> MachineError:
-    """What to tell of a full disk: what it could not take, and how much it has left.
+    """The error of a full disk, with the file that was being written, its size, and the free bytes.
 
     Args:
-        error: of the system; what it says of its file goes before the other arguments.
-        place: what was being written.
-        needed: how many bytes that takes; 0 where that is not known.
+        error: of the system; a FullDiskError also has the size of the file.
+        place: the file; None for the file that ``error`` names.
+        needed: bytes of the file; 0 if not known.
     """
     at_least = 0
     if isinstance(error, FullDiskError):
@@ -430,19 +435,19 @@ def full_disk(error: OSError, place: Path | None = None, needed: int = 0) -> Mac
 
 
 def _free_words(place: Path | None) -> str:
-    """How much a disk has left, as the end of a sentence; "" where the system does not say."""
+    """The free bytes of a disk as the end of a sentence; "" if the system does not tell."""
     try:
         free = disk_free(place or Path())
     except OSError:
         return ""
-    # A file that fits by its own bytes may need more: its folder grows, and disks give out whole blocks.
+    # These may be more than the file needs, because its folder grows too and disks are filled by whole blocks.
     if free:
         return f" and {free:,} bytes are free"
     return " and none is free"
 
 
 def disk_free(place: Path) -> int:
-    """Free bytes of the disk that a path is on, or would be. Raises OSError where the system does not say."""
+    """Free bytes of the disk of a path, which need not exist. Raises OSError if the system does not tell."""
     parent = place.absolute()
     while not parent.exists():
         parent = parent.parent
@@ -450,22 +455,22 @@ def disk_free(place: Path) -> int:
 
 
 def memory_limit() -> int:
-    """Bytes one set of features may take: ``FEDCACHE_MEMORY`` (``8G``, ``500M``, bytes), else half of what is free.
+    """Bytes one set of features may take: ``FEDCACHE_MEMORY`` (``8G``, ``500M``, bytes), else half of the free memory.
 
-    Free is the least of what the system and the process's control group have left. Raises UsageError, for a
-    ``FEDCACHE_MEMORY`` that is no size.
+    Free memory is that of the system or of the process's control group, whichever is less. Raises UsageError for a
+    ``FEDCACHE_MEMORY`` that is not a size.
     """
     value = size_in_environment("FEDCACHE_MEMORY")
     if value is not None:
         return value
-    left = [n for n in (_system(), _group()) if n is not None]
-    if left:
-        return int(SHARE * min(left))
+    free = [size for size in (_free_of_system(), _free_of_group()) if size is not None]
+    if free:
+        return int(SHARE * min(free))
     return UNKNOWN
 
 
 def size_in_environment(name: str) -> int | None:
-    """Bytes that a variable asks for, as ``8G``, ``500M`` or a number; None where it is not set. Raises UsageError."""
+    """Bytes in a variable, such as ``8G``, ``500M`` or a number; None if it is not set. Raises UsageError."""
     value = os.environ.get(name, "").strip()
     if not value:
         return None
@@ -476,16 +481,16 @@ def size_in_environment(name: str) -> int | None:
 
 
 def threads_for(parts: int) -> int:
-    """Threads that copy ``parts`` chunks: the cores this process may use, at most four; memory gives no more."""
+    """Threads that copy ``parts`` chunks: one per core of this process, at most four; memory is no faster for more."""
     if hasattr(os, "sched_getaffinity"):
-        own = len(os.sched_getaffinity(0))
+        cores = len(os.sched_getaffinity(0))
     else:
-        own = os.cpu_count() or 1
-    return max(1, min(4, own, parts))
+        cores = os.cpu_count() or 1
+    return max(1, min(4, cores, parts))
 
 
-def _system() -> int | None:
-    """Bytes that can be had without swapping."""
+def _free_of_system() -> int | None:
+    """Bytes of memory that are free without swapping; None if the system does not tell."""
     with suppress(OSError, ValueError):
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
@@ -495,27 +500,31 @@ def _system() -> int | None:
     return None
 
 
-def _group() -> int | None:
-    """Bytes left to a control group with a limit; page cache counts as used there, and is given back."""
+def _free_of_group() -> int | None:
+    """Bytes of memory that are free in the control group; None if it has no limit.
+
+    Page cache is not subtracted, because the system releases it.
+    """
     with suppress(OSError, ValueError, KeyError):
         place = Path("/sys/fs/cgroup")
         limit = int((place / "memory.max").read_text())
-        stat = dict(line.split() for line in (place / "memory.stat").read_text().splitlines())
-        return max(0, limit - int(stat["anon"]))
+        lines = (place / "memory.stat").read_text().splitlines()
+        used = dict(line.split() for line in lines)
+        return max(0, limit - int(used["anon"]))
     return None
 
 
-# Sealed files: what fedcache keeps for itself and reads back, whole, unchanged and in its own
-# place, or not at all.
+# Sealed files: files that fedcache keeps for itself. They are read only if they are whole,
+# unchanged and in their own place.
 #
-# A seal is signed JSON (``files.to_signed``) around the content and around *what the file is*: its
-# kind and whose it is, as the run and seed of a checkpoint. So a changed digit is found, and also
-# two whole files that were exchanged. Files with tensors are safetensors; the seal is in their
-# metadata and holds a digest of the tensors.
+# A seal is signed JSON (``to_signed``) of the content and of the identity of the file: its kind and
+# its owner, such as the run and seed of a checkpoint. So a changed digit is found, and also two
+# whole files that were exchanged. Files with tensors are safetensors; the seal is in their metadata
+# and contains a digest of the tensors.
 #
-# Sealed files can be made again. A file that is damaged, another's, or of a release that did not
-# seal it is never read: the caller forgets it, says so where that costs time, or refuses to continue
-# where it cannot be made again.
+# A file that is damaged, belongs elsewhere, or is of a release that did not seal it is never read.
+# If it can be made again, the caller ignores it, and says so if that costs time. Otherwise the
+# caller refuses to continue.
 
 TENSORS = ".safetensors"
 SEAL = "seal"
@@ -538,7 +547,7 @@ def write_sealed(
     """Replace ``path`` by a sealed file, whole or not at all.
 
     Args:
-        path: ends in ``.safetensors`` exactly where there are ``tensors``.
+        path: ends in ``.safetensors`` if and only if there are ``tensors``.
         what, content, tensors: see ``sealed_bytes``.
     """
     if (tensors is not None) != (path.suffix == TENSORS):
@@ -552,7 +561,7 @@ def sealed_bytes(
     """The bytes of a sealed file.
 
     Args:
-        what: what the file is, a JSON object that the reader must know: its kind and whose it is.
+        what: identity of the file, a JSON object that the reader must know: its kind and its owner.
         content: any JSON value without NaN.
         tensors: by name, of any shape and dtype; they are written from the CPU.
     """
@@ -560,22 +569,22 @@ def sealed_bytes(
         return to_signed({"what": dict(what), "content": content})
     from safetensors.torch import save
 
-    plain = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     seal = to_signed({"what": dict(what), "content": content, "tensors": _tensors_digest(plain)})
     return bytes(save(plain, {SEAL: seal.decode()}))
 
 
 def read_sealed(path: Path, what: Mapping[str, Any]) -> Sealed | None:
-    """Content of a sealed file; None if there is no file. Nothing is returned before the seal agrees.
+    """Content of a sealed file, after its seal was verified; None if there is no file.
 
-    Raises CorruptionError for a file that is not what was written, not sealed, or not ``what``.
+    Raises CorruptionError for a file that was changed, is not sealed, or has another identity than ``what``.
     """
     if not path.exists():
         return None
     try:
         return _opened(path, what)
     except FileNotFoundError:
-        # removed at this moment, by another process that has ended the same work
+        # Another process that has finished the same work removed the file at this moment.
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
         why = "cannot be read"
@@ -587,7 +596,7 @@ def read_sealed(path: Path, what: Mapping[str, Any]) -> Sealed | None:
 
 
 def is_sealed(path: Path) -> bool:
-    """Whether a safetensors file that can be opened has a seal; True for what is damaged, so that it is called so."""
+    """Whether a safetensors file has a seal. True for a damaged file, so that reading it reports the damage."""
     try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
@@ -598,9 +607,9 @@ def is_sealed(path: Path) -> bool:
 
 
 def content_beside_tensors(path: Path) -> Any:
-    """The content of a safetensors file that has a seal; its tensors are not read and so not checked.
+    """The content of a sealed safetensors file, without reading or checking its tensors.
 
-    Raises SafetensorError for another file, ValueError for a seal that is not what was written.
+    Raises SafetensorError for another file, ValueError for a changed seal.
     """
     from safetensors import safe_open
 
@@ -609,7 +618,7 @@ def content_beside_tensors(path: Path) -> Any:
 
 
 def _opened(path: Path, what: Mapping[str, Any]) -> Sealed:
-    """As ``read_sealed``, with the errors of whatever reads the bytes; ValueError in words for what the seal says."""
+    """As ``read_sealed``, with the errors of the libraries that read the bytes; ValueError for a seal that differs."""
     tensors: dict[str, Tensor] = {}
     if not stat.S_ISREG(path.stat().st_mode):
         raise ValueError("is not a file")
@@ -637,20 +646,20 @@ def _tensors_digest(tensors: Mapping[str, Tensor]) -> str:
 
     digest = hashlib.sha256()
     for name in sorted(tensors):
-        t = tensors[name].contiguous()
-        digest.update(f"{name}:{t.dtype}:{tuple(t.shape)}\n".encode())
-        if t.numel():
-            # A tensor of one number may have any stride, which only as_strided takes back to 1.
-            digest.update(t.as_strided((t.numel(),), (1,)).view(torch.uint8).numpy().data)
+        tensor = tensors[name].contiguous()
+        digest.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)}\n".encode())
+        if tensor.numel():
+            # A tensor of one number may have any stride; only as_strided sets it to 1.
+            flat = tensor.as_strided((tensor.numel(),), (1,))
+            digest.update(flat.view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
-# Sealed lines: a file that grows by one signed line at a time, where every line names the line before it.
+# Sealed lines: a file that grows by one signed line at a time. Every line contains the sha256 of the line before it.
 #
-# A changed digit, a line that is missing from the middle and a line of another file are found. A last line without its
-# newline is one that a power cut tore: nothing depended on it yet, so readers leave it out and the next line
-# replaces it.
-# Whole lines that are missing from the end are not found, because the file is then what it was earlier.
+# This detects a changed digit, a missing line in the middle, and a line of another file. A last line without a newline
+# was cut by a power failure. Nothing depends on it yet, so readers leave it out and the next line replaces it. Missing
+# lines at the end are not detected, because the file is then the same as it was earlier.
 
 
 NUMBER = "number"
@@ -659,14 +668,15 @@ BEFORE = "before"
 
 
 def first_of(what: Mapping[str, Any]) -> bytes:
-    """Bytes that stand for the line before the first one: the kind of the file, and to what it belongs."""
+    """Bytes in place of the line before the first one: the identity of the file, as ``what`` of sealed files."""
     return canonical_json(dict(what))
 
 
 def read_sealed_lines(path: Path, first: bytes = b"") -> list[dict[str, Any]]:
-    """The contents of all whole lines; [] where there is no file.
+    """The contents of all whole lines; [] for a missing file.
 
-    Raises ValueError, in words that follow the file's name, for a line that is not what was written; OSError.
+    Raises ValueError for a changed line; its message continues a sentence that begins with the name of the file.
+    Raises OSError for an unreadable file.
     """
     found = []
     before = first
@@ -694,7 +704,7 @@ class SealedLines:
     Only the last line is read, when it is opened. Raises ValueError, as ``read_sealed_lines``; OSError.
 
     Args:
-        path: of the file, which may come with the first line.
+        path: of the file; a missing file is created with the first line.
         first: as ``first_of``.
     """
 
@@ -702,12 +712,13 @@ class SealedLines:
         self._path = path
         raw = _read(path)
         lines = _whole_lines(raw)
-        self._last = lines[-1] if lines else first
+        self._last = first
         self._whole = sum(len(line) + 1 for line in lines)
         self._torn = self._whole < len(raw)
         self.count = len(lines)
         if lines:
-            number = _signed(lines[-1], "its last line").get(NUMBER)
+            self._last = lines[-1]
+            number = _signed(self._last, "its last line").get(NUMBER)
             if number != len(lines):
                 raise ValueError(
                     f"is damaged: it has {len(lines)} lines, and the last one is number {number}"
@@ -728,7 +739,9 @@ class SealedLines:
 
 def _content(line: bytes, number: int, before: bytes) -> dict[str, Any]:
     content = _signed(line, f"line {number}")
-    if (content.pop(NUMBER, 0), content.pop(BEFORE, "")) != (number, sha256_hex(before)):
+    stored_number = content.pop(NUMBER, 0)
+    stored_before = content.pop(BEFORE, "")
+    if stored_number != number or stored_before != sha256_hex(before):
         raise ValueError(f"is damaged: line {number} does not follow the one before")
     return content
 
@@ -741,7 +754,8 @@ def _signed(line: bytes, which: str) -> dict[str, Any]:
 
 
 def _whole_lines(raw: bytes) -> list[bytes]:
-    return raw[: raw.rfind(b"\n") + 1].split(b"\n")[:-1]
+    """The lines that end with a newline, without it."""
+    return raw.split(b"\n")[:-1]
 
 
 def _read(path: Path) -> bytes:

@@ -1,7 +1,7 @@
 """Assemble the parts of a store: check that they belong together, take over their chunks, and complete the arrays.
 
-The parts say by themselves what they are, so they may come from any machine and lie anywhere. What is made is an
-ordinary store by the ordinary writer: a join that is killed continues, and until the last step no array is there.
+The manifest of each part names the part, so parts may come from any machine and be in any folder. The ordinary writer
+makes the store: a join that was killed continues when it is run again, and an array is complete only at the end.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fedcache.store.journal import (
     journals,
     read_journal,
 )
-from fedcache.store.manifest import PART, ArrayInfo, StorePart, journal_header, part_of, read_text
+from fedcache.store.manifest import PART, ArrayInfo, StorePart, entries_of, part_of, read_text
 from fedcache.store.samples import group_digests
 from fedcache.store.store import ArrayWriter, Store, finished_arrays, put_groups
 
@@ -44,11 +44,13 @@ class OpenPart:
     @property
     def begun(self) -> dict[str, Journal]:
         """The journals of its arrays, finished or not, by key."""
-        return {j.key: j for j in journals(self.path) if j.header is not None}
+        return {
+            journal.key: journal for journal in journals(self.path) if journal.header is not None
+        }
 
 
 def chunks_are_whole(store: Store, keys: Sequence[str]) -> bool:
-    """Whether the chunk files of a part's finished arrays are those that its journals vouch for."""
+    """Whether the chunk files of a part's finished arrays have the checksums in its journals."""
     found = finished_arrays(store)
     part = part_of(store.dataset)
     assert part is not None
@@ -64,14 +66,14 @@ def chunks_are_whole(store: Store, keys: Sequence[str]) -> bool:
 
 
 def rows_of_part(store: Store) -> tuple[int, list[dict[str, Any]]]:
-    """How many rows the finished arrays of a part cover, and those among them that could not be read.
+    """The number of rows that the finished arrays of a part cover, and the unreadable rows among them.
 
     Returns:
         the number of rows, and {row, name, reason} as ``Store.quarantined``.
     """
     part = part_of(store.dataset)
     assert part is not None
-    # Arrays with chunks of another size begin and end at other rows; together they cover one range.
+    # Arrays with another number of rows per chunk begin and end at other rows; together they cover one range.
     starts = [store.rows]
     stops = [0]
     bad: dict[int, tuple[str, str]] = {}
@@ -82,16 +84,15 @@ def rows_of_part(store: Store) -> tuple[int, list[dict[str, Any]]]:
             stops.append(min(own.stop * info.chunk_rows, store.rows))
         bad = {**read_journal(journal_path(store.path, key)).bad, **bad}
     rows = max(0, max(stops) - min(starts))
-    listed = [{"row": row, "name": name, "reason": why} for row, (name, why) in sorted(bad.items())]
-    return rows, listed
+    return rows, entries_of(bad)
 
 
 def open_parts(paths: Sequence[Path]) -> list[OpenPart]:
-    """The parts of one store in their order, all of them, each finished and computed in the same way.
+    """All parts of one store, sorted by number, after a check that they are finished and computed in the same way.
 
     Raises:
         StoreError, for a part that is missing, given twice, unfinished, or of other data, recipes or weights than the
-        first; CorruptionError for one whose manifest is damaged.
+        first; CorruptionError for a part with a damaged manifest.
     """
     found = [_open_part(path) for path in paths]
     first = found[0]
@@ -111,21 +112,20 @@ def open_parts(paths: Sequence[Path]) -> list[OpenPart]:
     count = first.part.of
     for number, times in numbers.items():
         if times > 1:
-            named = " and ".join(str(one.path) for one in found if one.part.number == number)
+            places = [str(one.path) for one in found if one.part.number == number]
             raise StoreError(
-                f"Part {number} of {count} is given {times} times: {named}.",
+                f"Part {number} of {count} is given {times} times: {' and '.join(places)}.",
                 "Give one folder for each part.",
             )
     missing = [number for number in range(1, count + 1) if number not in numbers]
     if missing:
         listed = ", ".join(map(str, missing[:10]))
-        lacking = StorePart(missing[0], count)
-        more = ""
         if len(missing) > 10:
-            more = f" and {len(missing) - 10:,} more"
+            listed += f" and {len(missing) - 10:,} more"
+        first_missing = StorePart(missing[0], count)
         raise StoreError(
-            f"{len(missing)} of {count} parts are missing: {listed}{more}.",
-            f"Give their folders too, or compute them:  {lacking.command}   "
+            f"{len(missing)} of {count} parts are missing: {listed}.",
+            f"Give their folders too, or compute them:  {first_missing.command}   "
             "with --dataset and the options of the others",
         )
     found.sort(key=lambda one: one.part.number)
@@ -135,7 +135,7 @@ def open_parts(paths: Sequence[Path]) -> list[OpenPart]:
 
 
 def _open_part(path: Path) -> OpenPart:
-    """A part. Raises StoreError for what is none, or is not there."""
+    """The part at ``path``. Raises StoreError for a missing folder, or a store that is not a part."""
     if not path.exists():
         raise StoreError(f"There is no part {path}.", "fedcache ls   lists stores and parts.")
     store = Store.open(path, part=True)
@@ -178,20 +178,16 @@ def _check_arrays(other: OpenPart, first: OpenPart) -> None:
             "options",
         )
     for key, info in whole.items():
-        listed = [
-            f"{name} is {new!r} and not {old!r}"
-            for name, old, new in header_differences(_header(expected[key]), _header(info))
-        ]
-        if listed:
+        differences = []
+        for name, expected_value, value in header_differences(expected[key].header, info.header):
+            differences.append(f"{name} is {value!r} and not {expected_value!r}")
+        if differences:
+            listed = "; ".join(differences)
             raise StoreError(
-                f"{other.path} computed {key} differently from {first.path}: {'; '.join(listed)}.",
+                f"{other.path} computed {key} differently from {first.path}: {listed}.",
                 f"Compute the part again with the same settings as the others:  {again} --fresh   with "
                 "their other options",
             )
-
-
-def _header(info: ArrayInfo) -> dict[str, Any]:
-    return journal_header(info.recipe, info.how, info.shape, info.dtype, info.chunk_rows)
 
 
 def _other_arrays(
@@ -200,20 +196,26 @@ def _other_arrays(
     first: OpenPart,
     expected: Mapping[str, ArrayInfo],
 ) -> str:
-    """How the arrays of a part are others than those of the first, as a sentence without its end."""
+    """The first difference between the arrays of a part and those of the first part, as a sentence without a full stop.
+
+    The two have different keys.
+    """
     for key, info in arrays.items():
         if key in expected:
             continue
         backbone = info.recipe.get("backbone")
-        for one in expected.values():
-            if one.recipe.get("backbone") == backbone:
-                names = sorted({*info.recipe, *one.recipe})
-                listed = [
-                    f"{name} {info.recipe.get(name)!r:.20} and not {one.recipe.get(name)!r:.20}"
-                    for name in names
-                    if info.recipe.get(name) != one.recipe.get(name)
-                ]
-                return f"{other.path} has {backbone} with another recipe than {first.path}: {', '.join(listed)}"
+        for expected_info in expected.values():
+            if expected_info.recipe.get("backbone") == backbone:
+                differences = []
+                for name in sorted({*info.recipe, *expected_info.recipe}):
+                    value = info.recipe.get(name)
+                    expected_value = expected_info.recipe.get(name)
+                    if value != expected_value:
+                        differences.append(f"{name} {value!r:.20} and not {expected_value!r:.20}")
+                listed = ", ".join(differences)
+                return (
+                    f"{other.path} has {backbone} with another recipe than {first.path}: {listed}"
+                )
         return f"{other.path} has {key}, but {first.path} does not"
     (key, *_) = expected.keys() - arrays.keys()
     return f"{other.path} has no {key}, but {first.path} has it"
@@ -222,14 +224,14 @@ def _other_arrays(
 def join_parts(
     parts: Sequence[OpenPart], place: Path, *, max_bad: int, observer: Observer
 ) -> Store:
-    """One store of all parts at ``place``, whose files are those that one process writes; only the history differs.
+    """One store of all parts at ``place``, with the same files as if one process had written it, except the history.
 
-    What a killed join has taken over is kept. Text features and columns are those of the first part.
+    Chunks that a killed join has taken over are kept. Text features and columns are those of the first part.
 
     Args:
         parts: of ``open_parts``.
-        place: of the store; one of the same dataset gets the arrays that it lacks.
-        max_bad: how many rows of all parts may be unreadable.
+        place: of the store; an existing store of the same dataset gets the arrays that it lacks.
+        max_bad: the largest number of unreadable rows of all parts together.
         observer: receives progress.
 
     Raises:
@@ -239,17 +241,18 @@ def join_parts(
     first = parts[0].store
     bad: dict[int, str] = {}
     for one in parts:
-        bad |= {entry["row"]: entry["reason"] for entry in rows_of_part(one.store)[1]}
+        _, entries = rows_of_part(one.store)
+        bad |= {entry["row"]: entry["reason"] for entry in entries}
         if group_digests(one.store.manifest) != group_digests(first.manifest):
             observer.warn(
                 f"{one.path} has other group columns than {first.path}. The columns of {first.path} are "
                 "used."
             )
     if len(bad) > max_bad:
-        row, reason = sorted(bad.items())[-1]
+        row = max(bad)
         raise CorruptionError(
             f"{len(bad)} rows of all parts could not be read, more than --max-bad {max_bad}; the last is row {row}: "
-            f"{reason}.",
+            f"{bad[row]}.",
             "Join again with a larger --max-bad, as a number or a share such as 5%.",
         )
     dataset = {name: value for name, value in first.dataset.items() if name != PART}
@@ -277,7 +280,7 @@ def join_parts(
 
 
 def _take_text(store: Store, first: Store) -> None:
-    """Copy the text features of a part in their order; those that are current there become current."""
+    """Copy the text features of a part in their order. The current ones of the part become the current ones."""
     for entries in first.texts.values():
         for entry in entries:
             backbone = str(entry["meta"]["backbone"])
@@ -299,9 +302,9 @@ def _take_chunks(writer: ArrayWriter, parts: Sequence[OpenPart], observer: Obser
                 continue
             line = journal.chunks[chunk]
             source = chunk_path(one.path / "features" / writer.key, chunk, len(writer.shape))
-            reasons = {row: why for row, (_, why) in line.bad.items()}
+            reasons = {row: reason for row, (_, reason) in line.bad.items()}
             try:
-                # A copy from another machine may not be on the disk yet, and its hard link would not be either.
+                # A file copied from another machine may not be on the disk yet; then a hard link to it is not either.
                 with source.open("rb") as file:
                     os.fsync(file.fileno())
                 writer.adopt(chunk, source, line.crc, reasons)

@@ -1,4 +1,4 @@
-"""The journal of an array in flight: a header, one fsynced line per finished chunk, and the commit.
+"""The journal of an unfinished array: a header, one fsynced line per finished chunk, and the commit.
 
 Every line ends with its own digest. A power cut or a flipped bit can leave a line whose digest is missing or wrong.
 fedcache ignores this line and all after it, and the next writer cuts them off before it appends.
@@ -94,13 +94,17 @@ def header_line(header: dict[str, Any]) -> bytes:
 def header_differences(
     one: Mapping[str, Any], other: Mapping[str, Any]
 ) -> list[tuple[str, Any, Any]]:
-    """What differs between two headers of journals: (name, value of the one, value of the other), sorted by name."""
+    """Differences of two headers of journals: (name, value in ``one``, value in ``other``), sorted by name."""
     # The entries of ``how`` are compared one by one.
     left = {**one["how"], **one, "how": None}
     right = {**other["how"], **other, "how": None}
-    names = sorted({*left, *right})
-    pairs = [(name, left.get(name), right.get(name)) for name in names]
-    return [(name, a, b) for name, a, b in pairs if a != b]
+    differences = []
+    for name in sorted({*left, *right}):
+        left_value = left.get(name)
+        right_value = right.get(name)
+        if left_value != right_value:
+            differences.append((name, left_value, right_value))
+    return differences
 
 
 def chunk_line(chunk: int, crc: int, bad: dict[int, tuple[str, str]]) -> bytes:
@@ -119,23 +123,32 @@ def journals(store: Path) -> list[Journal]:
     return [read_journal(path) for path in sorted(store.glob(f"{PREFIX}*{SUFFIX}"))]
 
 
+def announced_checksums(store: Path, name: str) -> list[Any]:
+    """Checksums of ``ok`` or ``quarantine`` in the commits of all journals: those of files that are being replaced."""
+    found = []
+    for journal in journals(store):
+        found += [commit[name] for commit in journal.commits]
+    return found
+
+
 def unfinished_arrays(store: Path, complete: Collection[str]) -> list[dict[str, Any]]:
-    """Arrays in flight, of those that are not ``complete``: name, chunks kept, chunks in all."""
-    return [
-        {"name": j.key, "kept": len(j.chunks), "chunks": j.count}
-        for j in journals(store)
-        if j.header is not None and j.key not in complete
-    ]
+    """Arrays that have a journal and are not in ``complete``: name, chunks kept, chunks in all."""
+    found = []
+    for journal in journals(store):
+        if journal.header is not None and journal.key not in complete:
+            found.append(
+                {"name": journal.key, "kept": len(journal.chunks), "chunks": journal.count}
+            )
+    return found
 
 
 def read_journal(path: Path) -> Journal:
-    """A journal up to the first line that is torn or is not what fedcache writes."""
+    """A journal up to the first line that is incomplete or was not written by fedcache."""
     journal = Journal(path)
     try:
         raw = read_whole(path)
     except OSError:
         return journal
-    # Up to the first line that is torn or wrong; the lines after it are not read.
     for line in raw.splitlines(keepends=True):
         if not line.endswith(b"\n") or not _read_line(journal, line[:-1]):
             break
@@ -145,48 +158,44 @@ def read_journal(path: Path) -> Journal:
 
 
 def _read_line(journal: Journal, line: bytes) -> bool:
-    """Enter what a line says; False for one that fedcache does not write."""
+    """Enter the content of a line; False for a line that fedcache does not write."""
     try:
         entry = parse_signed(line)
     except ValueError:
         return False
-    if journal.header is None:  # the first line is the header, and the only one
+    if journal.header is None:  # only the first line is a header
         if not _is_header(entry.get("header")):
             return False
         journal.header = entry["header"]
         return True
     if "commit" in entry:
         commit = entry["commit"]
-        if not (
-            isinstance(commit, dict)
-            and type(commit.get("ok")) is int
-            and type(commit.get("quarantine")) is str
-        ):
+        if not isinstance(commit, dict):
+            return False
+        if type(commit.get("ok")) is not int or type(commit.get("quarantine")) is not str:
             return False
         journal.commits.append(commit)
         return True
     chunk = entry.get("chunk")
     crc = entry.get("crc")
     bad = entry.get("bad")
-    if (
-        type(chunk) is not int
-        or not 0 <= chunk < journal.count
-        or type(crc) is not int
-        or not isinstance(bad, list)
-    ):
+    if type(chunk) is not int or not 0 <= chunk < journal.count:
         return False
-    # Bad rows must be in the chunk whose line names them: a damaged number must not blame another image.
+    if type(crc) is not int or not isinstance(bad, list):
+        return False
     rows = journal.header["chunk_rows"]
-    low = chunk * rows
-    high = min((chunk + 1) * rows, journal.header["shape"][0])
+    start = chunk * rows
+    stop = min(start + rows, journal.header["shape"][0])
+    named = {}
     for item in bad:
-        if not (
-            isinstance(item, list)
-            and [type(v) for v in item] == [int, str, str]
-            and low <= item[0] < high
-        ):
+        if not isinstance(item, list) or [type(value) for value in item] != [int, str, str]:
             return False
-    journal.chunks[chunk] = JournaledChunk(crc, {row: (name, reason) for row, name, reason in bad})
+        row, name, reason = item
+        # A bad row must be in the chunk, so that a damaged number does not mark another image as bad.
+        if not start <= row < stop:
+            return False
+        named[row] = (name, reason)
+    journal.chunks[chunk] = JournaledChunk(crc, named)
     return True
 
 
@@ -199,9 +208,8 @@ def _is_header(header: Any) -> bool:
         return False
     if type(rows) is not int or not 0 < rows < 1 << 40:
         return False
-    return (
-        all(type(n) is int and 0 <= n < 1 << 40 for n in shape)
-        and header.get("dtype") in DTYPES
-        and isinstance(header.get("how"), dict)
-        and isinstance(header.get("recipe"), str)
-    )
+    if not all(type(n) is int and 0 <= n < 1 << 40 for n in shape):
+        return False
+    if header.get("dtype") not in DTYPES:
+        return False
+    return isinstance(header.get("how"), dict) and isinstance(header.get("recipe"), str)

@@ -1,4 +1,4 @@
-"""One writer per array. The operating system ends the lock with its holder, however that ends; readers never lock."""
+"""Locks: one writer per array. The operating system releases a lock when its holder ends; readers never lock."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from fedcache.store.files import (
 )
 
 POLL = 0.1
-"""Seconds between two attempts to take a lock that somebody else holds."""
+"""Seconds between two attempts to take a lock that another holder has."""
 
 
 def _started(pid: int) -> int:
-    """Start time of a process in clock ticks since boot, to tell it from a later one with the same pid; 0 unknown."""
+    """Start time of a process in clock ticks since boot, which tells it from a later one of this pid; 0 if unknown."""
     try:
-        # The second field is the name in brackets, which may contain anything; the start is the 22nd.
+        # The second field is the name in brackets, which may contain any text; the start is the 22nd field.
         after_name = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1]
         return int(after_name.split()[19])
     except (OSError, ValueError, IndexError):
@@ -49,7 +49,7 @@ def this_process() -> dict[str, Any]:
 
 
 def still_runs(process: Mapping[str, Any]) -> bool | None:
-    """Whether a process of ``this_process`` runs; None for one of another machine, and for what names none."""
+    """Whether a process of ``this_process`` runs; None for a process of another machine, or if none is named."""
     try:
         pid = int(process["pid"])
         here = process["host"] == socket.gethostname()
@@ -62,12 +62,12 @@ def still_runs(process: Mapping[str, Any]) -> bool | None:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process of this machine runs, also somebody else's."""
+    """Whether a process of this machine runs, also one of another user."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except (OSError, OverflowError):  # it is there, and not ours
+    except (OSError, OverflowError):  # it runs, but under another user
         return True
     return True
 
@@ -88,7 +88,7 @@ def lock_holder(path: Path) -> str:
             return "another thread of this process"
         return f"process {int(found['pid'])} on {found['host']}"
     except (OSError, ValueError, KeyError, TypeError):
-        return "another process or thread"  # it has not written yet who it is
+        return "another process or thread"  # the holder has not written its note yet
 
 
 @contextmanager
@@ -107,7 +107,7 @@ def try_lock(path: Path) -> Iterator[bool]:
 
 
 def is_held(path: Path) -> bool:
-    """Whether somebody holds the lock file ``path`` now; also where nothing can be written."""
+    """Whether a process holds the lock file ``path`` now; also works on a read-only file system."""
     try:
         with FileLock(path, timeout=0):
             return False
@@ -118,7 +118,7 @@ def is_held(path: Path) -> bool:
 
 
 def _is_held_elsewhere(path: Path) -> bool:
-    """Whether a process that may write holds a lock file which is on a read-only file system here."""
+    """Whether a process with write permission holds a lock file that is on a read-only file system here."""
     import fcntl  # Windows has none, and no such error
 
     try:
@@ -135,14 +135,14 @@ def _is_held_elsewhere(path: Path) -> bool:
 def wait_for_lock(
     path: Path, on_wait: Callable[[], None], while_waiting: Callable[[], None]
 ) -> Iterator[None]:
-    """Hold the lock file ``path`` while the block runs. If somebody else holds it, wait until that holder has ended.
+    """Hold the lock file ``path`` while the block runs. If another holder has it, wait until that holder has ended.
 
-    The system releases the lock of a process that was killed, so the next one that waits takes it.
-    Raises MachineError where files cannot be locked.
+    The system releases the lock of a process that was killed, so the next waiting process takes it. Raises
+    MachineError if files cannot be locked.
 
     Args:
         path: the lock file, in a directory that exists.
-        on_wait: called once, if the lock is held by somebody else.
+        on_wait: called once, if another holder has the lock.
         while_waiting: called several times a second until the lock is free. It may raise to give up.
     """
     lock = FileLock(path, timeout=0)
@@ -177,7 +177,7 @@ def _cannot_lock(path: Path, error: Exception) -> MachineError:
 def hold_lock(path: Path, what: str, *, wait: bool) -> Iterator[None]:
     """Hold the lock file ``path``, ``locks/<name>.lock``, while the block runs.
 
-    With ``wait`` its holder is waited for; else raises StoreError, naming the holder and ``what`` is locked.
+    If it is held, wait for the holder with ``wait``; else raise StoreError, naming the holder and the locked ``what``.
     """
     lock = FileLock(path, timeout=-1 if wait else 0)
     try:
@@ -205,9 +205,9 @@ def hold_lock(path: Path, what: str, *, wait: bool) -> Iterator[None]:
 
 @contextmanager
 def lock_manifest(store: Path, needed: int = 0) -> Iterator[None]:
-    """Hold the lock of a store's manifest, for a moment; others wait. What killed holders left is removed.
+    """Hold the lock of a store's manifest while the block runs, after removing partial files of killed holders.
 
-    ``needed`` bytes are written meanwhile, for the message of a full disk.
+    ``needed`` are the bytes that the block writes, for the message of a full disk.
     """
     lock = store / "locks" / "manifest.lock"
     with hold_lock(lock, f"the manifest of {store}", wait=True), explain_disk_errors(store, needed):
@@ -216,7 +216,7 @@ def lock_manifest(store: Path, needed: int = 0) -> Iterator[None]:
 
 
 def _remove_partial_files(path: Path) -> None:
-    """Remove temporary files of killed processes whose final names only the holder of the manifest's lock writes."""
+    """Remove temporary files of killed processes, where only the holder of the manifest's lock writes such files."""
     for folder in (path, path / "samples" / "ok" / "c", path / "partitions", path / "groups"):
         for left in folder.glob(".*.partial"):
             if not left.name.startswith((".journal-", ".history")):
@@ -227,13 +227,13 @@ def _remove_partial_files(path: Path) -> None:
 
 # Files that a user names with ``-o``: whole or absent, and without leftovers of killed processes.
 #
-# On Linux a file has no name before it is complete. Elsewhere it has a temporary name, which a
-# killed process cannot remove. The next command that writes the same file removes it. While a file
-# is being written, a note in ``outputs/`` of the home says where, so that ``fedcache gc`` finds
-# what nobody writes again.
+# On Linux a file has no name before it is complete. On other systems it has a temporary name, and a
+# killed process leaves it. The next command that writes the same file removes it. While a file is
+# being written, a note in ``outputs/`` of the home contains its path, so that ``fedcache gc`` finds
+# leftovers that no later command writes again.
 
 NOTES = "outputs"
-"""Folder of the home: one note for each file that is being written outside."""
+"""Folder of the home: one note for each file outside the home that is being written."""
 
 
 WHAT = {"kind": "file that is being written"}
@@ -241,11 +241,11 @@ WHAT = {"kind": "file that is being written"}
 
 @contextmanager
 def output_file(path: Path, needed: int = 0) -> Iterator[BinaryIO]:
-    """A file to write that takes the place of ``path`` when the block ends, as ``written_unnamed``.
+    """A file to write that replaces ``path`` when the block ends, as ``written_unnamed``.
 
     Args:
         path: of the file.
-        needed: bytes that will be written, for the message of a full disk; 0 where that is not known.
+        needed: bytes that will be written, for the message of a full disk; 0 if not known.
     """
     with _noted(path), written_unnamed(path, needed) as file:
         yield file
@@ -259,22 +259,25 @@ def write_output(path: Path, *parts: Buffer) -> None:
 
 
 def leftover_outputs(home: Home) -> Iterator[Path]:
-    """Temporary files of killed processes that were writing outputs, and the notes of these."""
+    """Temporary files of killed processes that were writing outputs, and their notes."""
     for note in sorted((home.root / NOTES).glob("*.json")):
         try:
             found = read_sealed(note, WHAT)
         except CorruptionError:
             yield note
             continue
-        if found is None or is_alive(int(found.content["pid"])):
+        if found is None:
             continue
-        yield from _partials(Path(found.content["path"]), str(found.content["pid"]))
+        pid = found.content["pid"]
+        if is_alive(int(pid)):
+            continue
+        yield from _partials(Path(found.content["path"]), str(pid))
         yield note
 
 
 @contextmanager
 def _noted(path: Path) -> Iterator[None]:
-    """Remove what killed processes left of an output, and note in the home that it is being written now."""
+    """Remove temporary files of killed processes for an output, and note in the home that it is being written now."""
     home = Home.from_environment()
     for left in _partials(path, "*"):
         with suppress(OSError):
@@ -293,5 +296,6 @@ def _noted(path: Path) -> Iterator[None]:
 
 
 def _partials(path: Path, pid: str) -> list[Path]:
-    """Temporary files of an output, of the process of that number or, for ``*``, of any."""
-    return sorted(path.parent.glob(f".{glob.escape(path.name)}.{pid}-{'[0-9a-f]' * 8}.partial"))
+    """Temporary files of an output, of the process ``pid``, or of any process for ``*``."""
+    random_part = "[0-9a-f]" * 8
+    return sorted(path.parent.glob(f".{glob.escape(path.name)}.{pid}-{random_part}.partial"))

@@ -1,7 +1,7 @@
-"""``manifest.json``: the one file that says what a store holds, replaced atomically, ending with its own digest.
+"""``manifest.json``: the file that lists the content of a store, replaced atomically, ending with its own digest.
 
-Everything read from it is checked for type and range here, so that the rest of the package may trust it: hostile or
-damaged JSON is a ``FedcacheError`` and nothing else.
+The type and range of every value read from it are checked here, so the rest of the package may rely on them. Hostile or
+damaged JSON always raises a ``FedcacheError``.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ from fedcache.store.files import (
     to_signed,
     write_atomic,
 )
-from fedcache.store.journal import journal_path, journals
+from fedcache.store.journal import announced_checksums, journal_path
 
 # Part i of n of a store: some chunks of every array, in a folder of their own until ``join``
 # assembles all parts.
 #
 # A part is a store whose arrays stay unfinished: it has the rows of the whole dataset, and its
-# journals vouch for the chunks that it holds. Its manifest lists no array, so nothing trains on
-# it, and names the part in ``dataset``.
+# journals vouch for the chunks that it holds. Its manifest names the part in ``dataset`` and lists
+# no array, so it cannot be used for training.
 
 PART = "part"
 """Key of the manifest's ``dataset``: {number, of, recipes}. ``recipes`` are those of the arrays that are finished."""
@@ -72,23 +72,24 @@ class StorePart:
 
     @property
     def option(self) -> str:
-        """The value of ``--part`` that means it."""
+        """The value of ``--part`` for this part."""
         return f"{self.number}/{self.of}"
 
     @property
     def command(self) -> str:
-        """The command that computes it, but for the options that all parts have."""
+        """The command that computes it, without the options that all parts have."""
         return f"fedcache extract --part {shell_word(self.option)}"
 
     def chunks(self, count: int) -> range:
-        """The numbers of this part's chunks, of an array of ``count``; none where there are more parts than chunks."""
-        return range(count * (self.number - 1) // self.of, count * self.number // self.of)
+        """The numbers of this part's chunks of an array with ``count`` chunks; may be none if there are many parts."""
+        start = count * (self.number - 1) // self.of
+        stop = count * self.number // self.of
+        return range(start, stop)
 
     def place(self, store: Path) -> Path:
-        """The folder of this part, in addition to the place of the store."""
-        return store.with_name(
-            f"{store.name.removesuffix('.zarr')}.part-{self.number}-of-{self.of}.zarr"
-        )
+        """The folder of this part, next to the folder of the store."""
+        stem = store.name.removesuffix(".zarr")
+        return store.with_name(f"{stem}.part-{self.number}-of-{self.of}.zarr")
 
     def record(self) -> dict[str, Any]:
         """Description of a new part for its manifest."""
@@ -96,16 +97,17 @@ class StorePart:
 
 
 def part_of(dataset: Mapping[str, Any]) -> StorePart | None:
-    """Which part a store is, by ``dataset`` of its manifest; None for a whole store. Raises ValueError for nonsense."""
+    """Which part a store is, by ``dataset`` of its manifest; None for a whole store. Raises ValueError."""
     if PART not in dataset:
         return None
     record = dataset[PART]
-    numbers = (record["number"], record["of"])
-    if [type(n) for n in numbers] != [int, int] or not 1 <= numbers[0] <= numbers[1]:
-        raise ValueError(f"part {numbers}")
+    number = record["number"]
+    of = record["of"]
+    if [type(number), type(of)] != [int, int] or not 1 <= number <= of:
+        raise ValueError(f"part {(number, of)}")
     if not all(isinstance(recipe, dict) for recipe in record["recipes"].values()):
         raise ValueError("recipes of a part")
-    return StorePart(*numbers)
+    return StorePart(number, of)
 
 
 def join_command(path: Path) -> str:
@@ -116,11 +118,11 @@ def join_command(path: Path) -> str:
     # The star is for the shell, so it is not quoted.
     stem = shell_word(path.with_name(found[1]))
     whole = shell_word(path.with_name(f"{found[1]}.zarr"))
-    return " ".join(["fedcache", "join", f"{stem}.part-*-of-{found[3]}.zarr", "-o", whole])
+    return f"fedcache join {stem}.part-*-of-{found[3]}.zarr -o {whole}"
 
 
 def no_store(path: Path, dataset: Mapping[str, Any]) -> StoreError:
-    """The error of a part where a whole store is meant."""
+    """The error for a part in place of a whole store."""
     return StoreError(
         f"{path} is {part_of(dataset)} of a store, not a whole store.",
         f"When all parts are finished, join them:  {join_command(path)}",
@@ -131,7 +133,7 @@ FORMAT = 1
 PUBLISHED = 2
 """The format of a published store: FORMAT.md, "Published stores"."""
 MARK = "publication.json"
-"""The first object of a published store: whose it is."""
+"""The first object of a published store, which identifies the store."""
 
 ORIGIN = "origin.json"
 """File of a mirror: which published store it holds."""
@@ -149,7 +151,7 @@ PARTITION_SUFFIXES = (".partition", ".json")
 class ArrayInfo:
     """One complete feature array."""
 
-    recipe: dict[str, Any]  # what determines its values; JSON
+    recipe: dict[str, Any]  # settings that determine its values; JSON
     how: dict[str, Any]  # how it was computed; never part of a look-up
     shape: tuple[int, ...]  # (N, V, D), or (N, V, H, W, 3) for pixels
     dtype: str  # float16 | float32 | uint8
@@ -163,13 +165,18 @@ class ArrayInfo:
 
     @property
     def count(self) -> int:
-        """Number of chunks of all rows; a part of a store lists those of its own alone."""
+        """Number of chunks of all rows; ``chunks`` of a part of a store are only its own."""
         return -(-self.shape[0] // self.chunk_rows)
 
     @property
     def chunk_bytes(self) -> int:
         """Bytes of the rows of a chunk file."""
         return files.array_bytes((self.chunk_rows, *self.shape[1:]), self.dtype)
+
+    @property
+    def header(self) -> dict[str, Any]:
+        """Header of the journal that the array had while it was unfinished."""
+        return journal_header(self.recipe, self.how, self.shape, self.dtype, self.chunk_rows)
 
 
 def column_shape(key: str, rows: int) -> tuple[int, ...]:
@@ -179,30 +186,42 @@ def column_shape(key: str, rows: int) -> tuple[int, ...]:
     return (rows,)
 
 
+def column_file(store: Path, key: str) -> Path:
+    """The file of a column in a store, also of ``name``."""
+    axes = len(column_shape(key, 0))
+    return files.chunk_path(store / "samples" / key, 0, axes)
+
+
 def journal_header(
     recipe: dict[str, Any], how: dict[str, Any], shape: Sequence[int], dtype: str, chunk_rows: int
 ) -> dict[str, Any]:
     """Header of the journal of an unfinished array: everything on which the values of its rows depend."""
-    where = {"shape": list(shape), "dtype": dtype, "chunk_rows": chunk_rows}
-    return {"format": FORMAT, "recipe": digest_of(recipe), "how": how, **where}
+    return {
+        "format": FORMAT,
+        "recipe": digest_of(recipe),
+        "how": how,
+        "shape": list(shape),
+        "dtype": dtype,
+        "chunk_rows": chunk_rows,
+    }
 
 
 @dataclass
 class Manifest:
     """Content of a store."""
 
-    dataset: dict[str, Any]  # slug, digest, template and whatever else identifies the data
-    rows: int  # N, and rows_ok of them readable
-    rows_ok: int
+    dataset: dict[str, Any]  # slug, digest, template and other facts that identify the data
+    rows: int  # N
+    rows_ok: int  # number of readable rows
     classes: tuple[str, ...]  # names, in label order
     domains: tuple[str, ...]  # names, in domain order
     samples: dict[str, int]  # crc32c per column of ``samples/``
     arrays: dict[str, ArrayInfo] = field(default_factory=dict)  # complete feature arrays by key
-    # per backbone slug the text features, the current ones last: {id, templates, shape, crc, meta}
+    # entries {id, templates, shape, crc, meta} of text features per backbone slug, the current one last
     texts: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     # sha256 of every sidecar by its path in the store
     files: dict[str, str] = field(default_factory=dict)
-    # of a published store the chunks in each shard file, per array; {} where every chunk is a file
+    # of a published store the number of chunks in a shard file, per array; else {}, as every chunk is a file
     shards: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -232,12 +251,12 @@ class Manifest:
 
 
 def read_manifest(store: Path) -> Manifest:
-    """A store's manifest. Raises StoreError for none or a newer one; CorruptionError when it is damaged or lost."""
+    """A store's manifest. Raises StoreError without one or for a newer format; CorruptionError for a damaged one."""
     try:
         raw = read_whole(store / NAME)
     except (FileNotFoundError, NotADirectoryError) as error:
         if was_store(store):
-            # looked for last: a store may appear here, whole, at any moment
+            # Another process may have put a whole store here after the attempt to read.
             if (store / NAME).exists():
                 return read_manifest(store)
             raise _corrupt(store, "is missing, but the other files of a store exist") from error
@@ -278,7 +297,7 @@ def parse_manifest(raw: bytes, store: Path | str) -> Manifest:
 
 
 def was_store(path: Path) -> bool:
-    """Whether a directory holds what only a store has, with or without its manifest."""
+    """Whether a directory contains files that only a store has, with or without a manifest."""
     if (path / "samples" / "uid").is_dir() or any(path.glob("journal-*.jsonl")):
         return True
     try:
@@ -299,20 +318,19 @@ def _parse(data: dict[str, Any]) -> Manifest:
         part_of(data["dataset"])
     files = _mapping(data["files"])
     for path, digest in files.items():
-        if not all(SAFE.fullmatch(part) for part in path.split("/")) or not HEX64.fullmatch(
-            _text(digest)
-        ):
+        is_safe = all(SAFE.fullmatch(part) for part in path.split("/"))
+        if not is_safe or not HEX64.fullmatch(_text(digest)):
             raise ValueError(f"file {path!r}")
     samples = {key: _count(crc, CRC_LIMIT) for key, crc in _mapping(data["samples"]).items()}
     if set(samples) != {*COLUMNS, "name"}:
         raise ValueError(f"columns {sorted(samples)}")
-    texts = {
-        slug: [_text_features(slug, e) for e in _sequence(v)]
-        for slug, v in _mapping(data["texts"]).items()
-    }
+    texts = {}
+    for slug, entries in _mapping(data["texts"]).items():
+        texts[slug] = [_text_features(slug, entry) for entry in _sequence(entries)]
     arrays = {key: _array(key, item, rows) for key, item in _mapping(data["arrays"]).items()}
     shards = {key: _count(n) for key, n in _mapping(data.get("shards", {})).items()}
-    if data["format"] == PUBLISHED and (shards.keys() != arrays.keys() or 0 in shards.values()):
+    shards_fit = shards.keys() == arrays.keys() and 0 not in shards.values()
+    if data["format"] == PUBLISHED and not shards_fit:
         raise ValueError("the shards are not those of the arrays")
     return Manifest(
         dataset=_mapping(data["dataset"]),
@@ -331,8 +349,9 @@ def _parse(data: dict[str, Any]) -> Manifest:
 def _array(key: str, item: Any, rows: int) -> ArrayInfo:
     shape = tuple(_count(n) for n in _sequence(item["shape"]))
     chunk_rows = _count(item["chunk_rows"])
-    crcs = tuple(_count(c, CRC_LIMIT) for c in _sequence(item["chunks"]))
-    if not SAFE.fullmatch(key) or item["dtype"] not in DTYPES or len(shape) < 2 or not chunk_rows:
+    crcs = tuple(_count(crc, CRC_LIMIT) for crc in _sequence(item["chunks"]))
+    has_rows = len(shape) >= 2 and chunk_rows > 0
+    if not SAFE.fullmatch(key) or item["dtype"] not in DTYPES or not has_rows:
         raise ValueError(f"array {key!r}")
     if shape[0] != rows or len(crcs) != -(-rows // chunk_rows):
         raise ValueError(
@@ -380,18 +399,15 @@ def _corrupt(store: Path | str, why: str) -> FedcacheError:
 
 
 def chunk_files(path: Path, listed: Manifest) -> Iterator[tuple[Path, int, int | None, str]]:
-    """(file, crc32c, bytes, what) of every chunk file of the manifest but ``samples/ok``, which may be in flight."""
+    """(file, crc32c, bytes, words for messages) of every chunk file of the manifest.
+
+    Without ``samples/ok``, which may be replaced at this moment. The bytes of the names are not known, so None.
+    """
     for key, dtype in COLUMNS.items():
-        shape = column_shape(key, max(1, listed.rows))
         if key != "ok":
-            place = files.chunk_path(path / "samples" / key, 0, len(shape))
-            yield place, listed.samples[key], files.array_bytes(shape, dtype), f"samples/{key}"
-    yield (
-        files.chunk_path(path / "samples" / "name", 0, 1),
-        listed.samples["name"],
-        None,
-        "samples/name",
-    )
+            size = files.array_bytes(column_shape(key, max(1, listed.rows)), dtype)
+            yield column_file(path, key), listed.samples[key], size, f"samples/{key}"
+    yield column_file(path, "name"), listed.samples["name"], None, "samples/name"
     for key, info in listed.arrays.items():
         for number, crc in enumerate(info.chunks):
             place = files.chunk_path(path / "features" / key, number, len(info.shape))
@@ -410,26 +426,27 @@ def names_of(key: str, info: ArrayInfo) -> tuple[str, str, str]:
 
 
 def match_arrays(arrays: Mapping[str, ArrayInfo], name: str) -> list[str]:
-    """Keys of the arrays that a name may mean, also one with the path of a user's model."""
-    called = {key: names_of(key, info) for key, info in arrays.items()}
-    found = [key for key, names in called.items() if name in names]
+    """Keys of the arrays that a name may mean; it may also contain the path of a user's model."""
+    names_by_key = {key: names_of(key, info) for key, info in arrays.items()}
+    found = [key for key, names in names_by_key.items() if name in names]
     if found:
         return found
-    bare = bare_name(name)  # looks at installed packages
-    return [key for key, names in called.items() if bare in names]
+    bare = bare_name(name)  # only now, because it looks at installed packages
+    return [key for key, names in names_by_key.items() if bare in names]
 
 
 def select_arrays(
     arrays: Mapping[str, ArrayInfo], backbones: str | Sequence[str] | None, store: str
 ) -> list[str]:
-    """Keys of the arrays of features that are named, as ``names_of`` spells them; all of them for None.
+    """Keys of the arrays of features with the names ``backbones``, as of ``names_of``; of all arrays for None.
 
-    Raises StoreError, for one that the store does not hold; UsageError, for a name of several, and for images.
+    Raises StoreError for a name that the store does not have, also of images; UsageError for a name of several arrays.
     """
-    names = list(backbones or [])
     if isinstance(backbones, str):
         names = [backbones]
-    features = {k: a for k, a in arrays.items() if a.dtype != "uint8"}
+    else:
+        names = list(backbones or [])
+    features = {key: info for key, info in arrays.items() if info.dtype != "uint8"}
     if not names:
         if not features:
             raise StoreError(f"{store} has no features yet.", "fedcache extract --help")
@@ -453,23 +470,28 @@ def select_arrays(
 # ``quarantine.jsonl`` lists the rows whose image could not be read, one line each, sorted by row;
 # ``samples/ok`` is its complement. Both are replaced just before the manifest that lists them; in
 # between, the journal of the array that brought the new rows vouches for them. ``history.jsonl``
-# is what was measured, with times; the one file of a store that no identity promise covers.
+# lists events with times and measurements. It is the only file that may differ between equal stores.
 
 
 QUARANTINE = "quarantine.jsonl"
 
 VANISHED = "is no longer in the dataset"
-"""The reason of a row that a store has from an earlier one and whose image has gone: no defect, nor counted so."""
+"""The reason of a row from an earlier store whose image was removed from the dataset; it does not count as a defect."""
 
 HISTORY = "history.jsonl"
 
 
+def entries_of(rows: Mapping[int, tuple[str, str]]) -> list[dict[str, Any]]:
+    """{row, name, reason} of unreadable rows, sorted by row."""
+    entries = []
+    for row, (name, reason) in sorted(rows.items()):
+        entries.append({"row": row, "name": name, "reason": reason})
+    return entries
+
+
 def lines_of(rows: Mapping[int, tuple[str, str]]) -> bytes:
-    """The file: {name, reason, row} per row."""
-    return b"".join(
-        canonical_json({"row": row, "name": name, "reason": reason}) + b"\n"
-        for row, (name, reason) in sorted(rows.items())
-    )
+    """The bytes of ``quarantine.jsonl``: a line per entry."""
+    return b"".join(canonical_json(entry) + b"\n" for entry in entries_of(rows))
 
 
 def commit_of(manifest: Manifest, rows: Mapping[int, tuple[str, str]]) -> dict[str, Any]:
@@ -481,7 +503,7 @@ def commit_of(manifest: Manifest, rows: Mapping[int, tuple[str, str]]) -> dict[s
 def replace_sidecars(store: Path, manifest: Manifest, rows: Mapping[int, tuple[str, str]]) -> None:
     """Write ``samples/ok`` and the list, and enter them in ``manifest``, which the caller writes."""
     ok = _ok(manifest, rows)
-    place = files.chunk_path(store / "samples" / "ok", 0, 1)
+    place = column_file(store, "ok")
     manifest.samples["ok"] = files.write_chunk_file(place, ok, max(1, manifest.rows), "uint8")
     manifest.rows_ok = int(ok.sum())
     if rows or QUARANTINE in manifest.files:
@@ -497,7 +519,7 @@ def _ok(manifest: Manifest, rows: Mapping[int, tuple[str, str]]) -> NDArray[np.u
 
 
 def read_quarantine(store: Path, manifest: Manifest) -> dict[int, tuple[str, str]]:
-    """(name, reason) per bad row. Raises CorruptionError, when neither manifest nor journal vouches for the file."""
+    """(name, reason) per bad row. Raises CorruptionError if the file has neither the digest of manifest nor journal."""
     path = store / QUARANTINE
     expected = manifest.files.get(QUARANTINE)
     try:
@@ -509,19 +531,18 @@ def read_quarantine(store: Path, manifest: Manifest) -> dict[int, tuple[str, str
     except OSError as error:
         raise _damaged(path, "is unreadable") from error
     found = sha256_hex(raw)
-    if found != expected and not any(
-        c["quarantine"] == found for j in journals(store) for c in j.commits
-    ):
+    if found != expected and found not in announced_checksums(store, "quarantine"):
         raise _damaged(path, "does not have the sha256 of the manifest")
+    rows = {}
     try:
-        entries = [parse_json(line) for line in raw.splitlines()]
-        return {
-            int(e["row"]): (str(e["name"]), str(e["reason"]))
-            for e in entries
-            if 0 <= e["row"] < manifest.rows
-        }
+        for line in raw.splitlines():
+            entry = parse_json(line)
+            row = entry["row"]
+            if 0 <= row < manifest.rows:
+                rows[int(row)] = (str(entry["name"]), str(entry["reason"]))
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise _damaged(path, "was not written by fedcache") from error
+    return rows
 
 
 def _damaged(path: Path, why: str) -> FedcacheError:
@@ -529,7 +550,7 @@ def _damaged(path: Path, why: str) -> FedcacheError:
 
 
 def append_event(store: Path, event: Mapping[str, Any]) -> None:
-    """Append one event; a last line that a power cut tore is cut off first. The caller holds the history's lock."""
+    """Append one event, after removing an incomplete last line. The caller holds the history's lock."""
     path = store / HISTORY
     with explain_disk_errors(path, 0):
         if path.exists():
@@ -559,23 +580,30 @@ def read_history(store: Path) -> tuple[list[dict[str, Any]], list[int]]:
 
 
 def forgotten_arrays(store: Path, manifest: Manifest) -> list[str]:
-    """Keys of arrays that are in a store and are finished by its history, and that neither manifest nor journal knows.
+    """Keys of arrays that the history lists as finished and that have a folder, but no journal or manifest entry.
 
-    There are some only where an older manifest was put back; the history is read only where a folder is not listed.
+    There are such arrays only if an older manifest was put back. The history is read only if a folder is not listed.
     """
-    folder = store / "features"
-    there = {place.name for place in folder.glob("*") if place.is_dir()} - manifest.arrays.keys()
-    there = {key for key in there if not journal_path(store, key).exists()}
-    if not there:
+    unlisted = set()
+    for folder in (store / "features").glob("*"):
+        key = folder.name
+        is_known = key in manifest.arrays or journal_path(store, key).exists()
+        if not is_known and folder.is_dir():
+            unlisted.add(key)
+    if not unlisted:
         return []
     events, _ = read_history(store)
-    return sorted(there & {str(key) for event in events for key in event.get("keys", ())})
+    finished = set()
+    for event in events:
+        finished.update(map(str, event.get("keys", ())))
+    return sorted(unlisted & finished)
 
 
 def partition_file(store: Path, manifest: Manifest, name: str) -> str:
     """The place in the store of a partition: arrays, or JSON of an earlier release. Raises StoreError without one."""
     for suffix in PARTITION_SUFFIXES:
-        if (relative := f"partitions/{name}{suffix}") in manifest.files:
+        relative = f"partitions/{name}{suffix}"
+        if relative in manifest.files:
             return relative
     raise StoreError(
         f"{store.name} has no partition {name!r}.", "Make one: fedcache partition --help"
@@ -583,13 +611,13 @@ def partition_file(store: Path, manifest: Manifest, name: str) -> str:
 
 
 def read_partition(store: Path, manifest: Manifest, name: str) -> memoryview:
-    """The file of a partition that the manifest lists, mapped. Raises CorruptionError, unless it is the file listed."""
+    """The file of a partition, mapped. Raises StoreError without one; CorruptionError as ``read_sidecar``."""
     relative = partition_file(store, manifest, name)
     return read_sidecar(store, manifest, relative, f"partition {name}")
 
 
 def read_sidecar(store: Path, manifest: Manifest, relative: str, what: str) -> memoryview:
-    """A file that the manifest lists, mapped. Raises CorruptionError, naming ``what``, unless it is the file listed."""
+    """A file that the manifest lists, mapped. Raises CorruptionError, naming ``what``, for another sha256."""
     path = store / relative
     try:
         raw = mapped(path)
@@ -619,7 +647,7 @@ def partition_words(store: Path, manifest: Manifest, name: str) -> dict[str, Any
 def partition_parts(
     name: str, content: Mapping[str, Any] | Sequence[Buffer]
 ) -> tuple[str, list[Buffer]]:
-    """Where a partition's file is in the store, and its parts; JSON for what is no list of parts."""
+    """The path of a partition's file in the store, and the parts of its content; a mapping is written as JSON."""
     if isinstance(content, Mapping):
         return f"partitions/{name}.json", [canonical_json(dict(content))]
     return f"partitions/{name}.partition", list(content)
@@ -638,54 +666,53 @@ def write_partition(
     """Write the file of a partition and enter it in ``manifest``, which the caller writes.
 
     Returns:
-        files of the same name in another form, which go once the manifest does not list them.
+        files of this partition with another ending, to be removed once the manifest is written.
     """
     path = store / relative
     files.make_directories(path.parent)
     write_atomic(path, *parts)
-    others = [
-        p
-        for s in PARTITION_SUFFIXES
-        if (p := f"partitions/{name}{s}") in manifest.files and p != relative
-    ]
-    for other in others:
-        del manifest.files[other]
+    replaced = []
+    for suffix in PARTITION_SUFFIXES:
+        other = f"partitions/{name}{suffix}"
+        if other in manifest.files and other != relative:
+            del manifest.files[other]
+            replaced.append(store / other)
     manifest.files[relative] = sha256_hex(*parts)
-    return [store / other for other in others]
+    return replaced
 
 
 # Text features of a store: their entries in the manifest, and the names of their folders.
 
 
 TEXT_ORDER = ("clip-rn50", "clip-vit-b-16", "clip-vit-b-32", "glyph-clip")
-"""Backbones with a text tower; of those of a store the first is taken."""
+"""Backbones with a text tower, by priority: a store's first one in this order is used."""
 
 
 def find_text(
     manifest: Manifest, backbone: str, templates: Sequence[str] | None, weights: str | None
 ) -> dict[str, Any] | None:
     """The entry written or chosen last of a backbone or its array, of these templates and weights if given."""
-    for entry in reversed(manifest.texts.get(slug_of(backbone_of(manifest, backbone)), [])):
+    slug = slug_of(backbone_of(manifest, backbone))
+    for entry in reversed(manifest.texts.get(slug, [])):
         if templates is not None and entry["templates"] != list(templates):
             continue
         if weights is not None and entry["meta"].get("weights") != weights:
             continue
-        found: dict[str, Any] = entry
-        return found
+        return entry
     return None
 
 
 def backbone_of(manifest: Manifest, name: str) -> str:
-    """The backbone that is meant by its name, or by that of an array of it."""
+    """The name of a backbone, given by its own name or by the key of one of its arrays."""
     if slug_of(name) in manifest.texts or name not in manifest.arrays:
         return name
     return str(manifest.arrays[name].recipe.get("backbone"))
 
 
 def text_of_array(manifest: Manifest, key: str) -> dict[str, Any] | None:
-    """The entry of a backbone's text features that was current last and belongs to an array: both of the same weights.
+    """The last entry of text features with the same backbone and weights as an array.
 
-    The weights of ingested features are unknown: theirs are those of their backbone's name.
+    Ingested text features have no weights. They belong to every array with the same name of the backbone.
     """
     recipe = manifest.arrays[key].recipe
     name = str(recipe.get("backbone"))
@@ -720,7 +747,7 @@ def write_text(
     matrix: NDArray[np.float32],
     meta: Mapping[str, Any],
 ) -> None:
-    """Write a matrix [C, D] and enter it last in ``manifest``, which the caller holds the lock of and writes.
+    """Write a matrix [C, D] and enter it last in ``manifest``. The caller holds the manifest's lock and writes it.
 
     Raises CorruptionError, for values that are not finite; InternalError, for another shape.
     """
@@ -735,15 +762,14 @@ def write_text(
     check_name("backbone", slug)
     entry = {"templates": list(templates), "meta": dict(meta)}
     name = digest_of(entry)[:8]
-    # The chunk first, then what describes it: a crash in between leaves files that no manifest lists.
-    crc = files.write_chunk_file(
-        files.chunk_path(store / "text" / slug / name, 0, 2), values, rows, "float32"
-    )
+    # The chunk first, then its metadata: a crash in between leaves files that no manifest lists.
+    place = files.chunk_path(store / "text" / slug / name, 0, 2)
+    crc = files.write_chunk_file(place, values, rows, "float32")
     listed = {**entry, "id": name, "shape": list(values.shape), "crc": crc}
     for relative, raw in text_sidecars(slug, backbone, [listed]).items():
         write_atomic(store / relative, raw)
         manifest.files[relative] = sha256_hex(raw)
-    kept = [e for e in manifest.texts.get(slug, []) if e["id"] != name]
+    kept = [other for other in manifest.texts.get(slug, []) if other["id"] != name]
     manifest.texts[slug] = [*kept, listed]
 
 
@@ -766,7 +792,7 @@ def text_sidecars(
 
 
 def no_text_features(store: Path, backbone: str) -> FedcacheError:
-    """The error for text features that are not there."""
+    """The error for missing text features."""
     return StoreError(
         f"{store.name} has no text features of {backbone}.",
         f"fedcache extract --store {shell_word(store)} --backbones {shell_word(backbone)}, with --dataset "
@@ -784,7 +810,7 @@ def nothing_is_added(place: Path | str) -> FedcacheError:
 
 
 def check_name(what: str, name: str) -> None:
-    """Refuse what cannot be the name of a file. Raises UsageError."""
+    """Refuse a name that cannot be the name of a file. Raises UsageError."""
     if not SAFE.fullmatch(name):
         raise UsageError(
             f"{what} name {name!r} cannot be used as a file name.",

@@ -1,9 +1,10 @@
-"""Mirrors: what was read of a published store, kept in the home like a local store.
+"""Mirrors: the files of a published store that were read, kept in the home like a local store.
 
 A mirror is a folder ``remote/NAME.zarr`` of the home. It has the manifest of the published store, its columns, text
-features, partitions and groups, and the chunk files that were read so far, each where a local store has it. So whatever
-reads a local store reads a mirror; only ``reader`` asks for chunk files that are not there yet. ``origin.json`` says
-where the published store is. The name covers the manifest, so a store that is published again has another mirror.
+features, partitions and groups, and the chunk files that were read so far, each at the same place as in a local store.
+So code that reads a local store can read a mirror; only ``reader`` asks for chunk files that are still missing.
+``origin.json`` names the place of the published store. The name of a mirror depends on the manifest, so a store that is
+published again has another mirror.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from fedcache.store.manifest import (
     ORIGIN,
     Manifest,
     chunk_files,
+    column_file,
     parse_manifest,
 )
 
@@ -49,7 +51,7 @@ FETCHERS = 8
 """Requests under way at once."""
 
 KEPT = 16
-"""Chunk files read last that stay, however little room there is: at least those that requests under way bring."""
+"""Number of chunk files read last that are never removed; more than the requests under way at once fetch."""
 
 
 def mirrored(published: Path | str) -> Path:
@@ -58,8 +60,8 @@ def mirrored(published: Path | str) -> Path:
     The manifest is read again, and all files that are missing except chunks of features.
 
     Raises:
-        StoreError where no published store is, or access is denied; CorruptionError for a damaged one; MachineError
-        without the extra ``remote``, the network or room on the disk.
+        StoreError for a place without a published store, or without access to it; CorruptionError for a damaged store;
+        MachineError without the extra ``remote``, the network or room on the disk.
     """
     if isinstance(published, str) and is_store_address(published):
         place = published.rstrip("/")
@@ -72,8 +74,9 @@ def mirrored(published: Path | str) -> Path:
         )
     source = open_source(place)
     raw, manifest = published_manifest(source)
+    slug = slug_of(manifest.dataset["slug"])[:80]
     version = digest_of([place, sha256_hex(raw)])[:16]
-    path = home.root / FOLDER / f"{slug_of(manifest.dataset['slug'])[:80]}-{version}.zarr"
+    path = home.root / FOLDER / f"{slug}-{version}.zarr"
     with explain_disk_errors(path, 0):
         if not (path / NAME).exists():
             make_private(home.root)
@@ -82,12 +85,12 @@ def mirrored(published: Path | str) -> Path:
             _bring_small_files(source, path, manifest)
             write_sealed(path / ORIGIN, MIRROR, {"place": place})
             write_atomic(path / NAME, raw)
-        os.utime(path / ORIGIN)  # opened last now
+        os.utime(path / ORIGIN)  # its time is when the mirror was opened last
     return path
 
 
 def idle_mirrors(home: Home, idle_days: float) -> Iterator[tuple[Path, str]]:
-    """(folder, why) of the mirrors that were not opened for so many days."""
+    """(folder, reason) of the mirrors that were not opened for ``idle_days``."""
     for path in sorted((home.root / FOLDER).glob("*.zarr")):
         opened = path / ORIGIN
         if not opened.exists():
@@ -98,7 +101,7 @@ def idle_mirrors(home: Home, idle_days: float) -> Iterator[tuple[Path, str]]:
 
 
 def published_manifest(source: ByteSource) -> tuple[bytes, Manifest]:
-    """The manifest at a source, its bytes and what they say. Raises StoreError where there is none; CorruptionError."""
+    """The manifest at a source, as bytes and parsed. Raises StoreError without a manifest; CorruptionError."""
     try:
         raw = source.get(NAME)
     except FileNotFoundError as error:
@@ -113,7 +116,7 @@ def published_manifest(source: ByteSource) -> tuple[bytes, Manifest]:
 
 
 def publish_again(source: ByteSource) -> str:
-    """The command that publishes a store to a source; of a web address the place behind it is not known."""
+    """A sentence with the command that publishes to a source; the folder behind a web address is not known."""
     if source.place.startswith(("http://", "https://")):
         return (
             "To publish a store to the folder or bucket behind it:  fedcache publish STORE FOLDER"
@@ -134,7 +137,7 @@ def checked_chunk(
         start: of the chunk within a shard; None for an object of its own.
 
     Raises:
-        CorruptionError, when it is missing or another one; as the source.
+        CorruptionError for a missing chunk or another checksum; errors of the source.
     """
     try:
         if start is None:
@@ -152,7 +155,7 @@ def checked_chunk(
 
 
 def checked_file(source: ByteSource, name: str, digest: str) -> bytes:
-    """A file of the manifest, which must have its sha256, from a source. Raises CorruptionError; as the source."""
+    """A file from a source, which must have the sha256 ``digest``. Raises CorruptionError; errors of the source."""
     try:
         raw = source.get(name)
     except FileNotFoundError as error:
@@ -188,12 +191,12 @@ def small_chunks(manifest: Manifest) -> Iterator[tuple[str, int, int | None]]:
     for place, crc, size, _ in chunk_files(Path(), manifest):
         if place.parts[0] != "features":
             yield place.as_posix(), crc, size
-    ok = chunk_path(Path("samples/ok"), 0, 1)
+    ok = column_file(Path(), "ok")
     yield ok.as_posix(), manifest.samples["ok"], max(1, manifest.rows)
 
 
 def _bring_small_files(source: ByteSource, path: Path, manifest: Manifest) -> None:
-    """Everything of a store but features and the ``zarr.json`` files, which only other readers need."""
+    """Fetch all files of a store except features and the ``zarr.json`` files, which only other readers need."""
 
     def chunk(wanted: tuple[str, int, int | None]) -> None:
         name, crc, size = wanted
@@ -203,14 +206,17 @@ def _bring_small_files(source: ByteSource, path: Path, manifest: Manifest) -> No
         name, digest = wanted
         _write(path / name, checked_file(source, name, digest))
 
-    files = [(n, digest) for n, digest in manifest.files.items() if not n.endswith("zarr.json")]
+    files = []
+    for name, digest in manifest.files.items():
+        if not name.endswith("zarr.json"):
+            files.append((name, digest))
     with ThreadPoolExecutor(FETCHERS) as pool:
         list(pool.map(chunk, small_chunks(manifest)))
         list(pool.map(file, files))
 
 
 def _write(path: Path, raw: bytes) -> None:
-    """Write a file of a mirror, whole or not at all. It is not forced to the disk: a reader compares it."""
+    """Write a file of a mirror, whole or not at all, without fsync: readers verify its checksum."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = temporary_name(path)
     try:
@@ -231,11 +237,11 @@ class Mirror:
         self._source: ByteSource | None = None
 
     def bring(self, key: str, number: int) -> None:
-        """Have the file of a chunk in the mirror. Raises as ``checked_chunk``, or MachineError for a full disk."""
+        """Fetch the file of a chunk if it is missing. Raises as ``checked_chunk``, or MachineError for a full disk."""
         info = self.manifest.arrays[key]
         file = chunk_path(self.path / "features" / key, number, len(info.shape))
         with suppress(OSError):
-            os.utime(file)  # read last now
+            os.utime(file)  # its time is when it was read last; OSError for a missing file
             return
         if self._source is None:
             self._source = open_source(self.place)
@@ -245,7 +251,7 @@ class Mirror:
             _write(file, raw)
 
     def bring_all(self, key: str) -> bool:
-        """Have all chunks of an array in the mirror at once; False where there is no room for them."""
+        """Fetch all missing chunks of an array; False without room for all of its chunks."""
         info = self.manifest.arrays[key]
         if info.chunk_bytes * len(info.chunks) > self.room.limit():
             return False
@@ -255,10 +261,10 @@ class Mirror:
 
 
 class Room:
-    """The room that chunk files of mirrors may take together: ``FEDCACHE_REMOTE_CACHE``, else half of the free disk.
+    """Disk space that the chunk files of all mirrors may take: ``FEDCACHE_REMOTE_CACHE``, else half of the free disk.
 
-    Files that were read longest ago make room for new ones, whichever store they are of and whichever process brought
-    them. A process that still needs one brings it again.
+    The files that were read longest ago are removed to make room for new ones, in the mirrors of all stores and
+    processes. A process that still needs a removed file fetches it again.
     """
 
     def __init__(self, root: Path) -> None:
@@ -268,7 +274,7 @@ class Room:
         self._limit: int | None = None
 
     def limit(self) -> int:
-        """Bytes. Raises UsageError for a ``FEDCACHE_REMOTE_CACHE`` that is no size."""
+        """Bytes. Raises UsageError for a ``FEDCACHE_REMOTE_CACHE`` that is not a size."""
         if self._limit is None:
             limit = size_in_environment("FEDCACHE_REMOTE_CACHE")
             if limit is None:
@@ -281,14 +287,15 @@ class Room:
         """Make room for a file of so many bytes."""
         limit = self.limit()
         with self._lock:
-            # Files are counted after every sixteenth of the room, so it may be exceeded by as much.
-            counted = self._written > 0
+            # Files are counted each time a sixteenth of the limit was written, so they may exceed it by as much.
+            was_counted = self._written > 0
             self._written += size
-            if counted and self._written < limit // 16:
+            if was_counted and self._written < limit // 16:
                 return
             self._written = size
             files = sorted(self._files())
-            excess = size + sum(size for _, size, _ in files) - limit
+            held = sum(file_size for _, file_size, _ in files)
+            excess = held + size - limit
             for _, freed, file in files[:-KEPT]:
                 if excess <= 0:
                     break
@@ -296,7 +303,7 @@ class Room:
                 excess -= freed
 
     def _files(self) -> Iterator[tuple[float, int, Path]]:
-        """(when it was read, bytes, file) of the chunk files of all mirrors."""
+        """(time when it was read last, bytes, file) of the chunk files of all mirrors."""
         for file in self.root.glob("*.zarr/features/*/c/**/*"):
             with suppress(OSError):  # another process may have removed it
                 state = file.stat()

@@ -1,8 +1,8 @@
-"""The code that is reached from an object of the user's, as a digest: a method's functions, a module's class.
+"""A description of all code that an object of the user reaches, for a digest: a method's functions, a module's class.
 
-It covers the user's files that define them, the user's files these import, and whatever is bound to the functions
-(closures, defaults, ``partial``), so that a changed line or a changed number is another identity. Files of Python, of
-installed packages and of fedcache are named and not read: their versions stand elsewhere.
+It covers the user's files that define them, the user's files that these import, and the values bound to the functions
+(closures, defaults, ``partial``). So a changed line or a changed number is another identity. Files of Python, of
+installed packages and of fedcache appear by name only, because their versions are recorded elsewhere.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from fedcache.store.files import sha256_hex
 ROOT = Path(__file__).resolve().parents[1]
 
 INSTALLED = tuple(
-    Path(sysconfig.get_path(k)).resolve() for k in ("stdlib", "platstdlib", "purelib", "platlib")
+    Path(sysconfig.get_path(kind)).resolve()
+    for kind in ("stdlib", "platstdlib", "purelib", "platlib")
 )
 
 
@@ -37,14 +38,14 @@ class NoDigestError(UsageError):
 
 
 class ReachedCode:
-    """Everything that is reached from an object.
+    """All code that an object reaches.
 
     Args:
-        owner: what it is, for messages: ``the method 'mine'``.
-        packages: folders or files that count as the user's although they are installed: those of a plug-in.
+        owner: the object, for messages: ``the method 'mine'``.
+        packages: folders or files of a plug-in, which count as the user's although they are installed.
 
     Attributes:
-        sources: the user's file -> its name and sha256; where it lies is no part of what it says.
+        sources: the user's file -> its name and sha256; the folder of the file is not part of the identity.
         methods: files of fedcache's own methods that are used.
     """
 
@@ -57,7 +58,7 @@ class ReachedCode:
         self._open: set[int] = set()
 
     def describe(self, value: Any) -> Any:
-        """A value as JSON that differs where the value does; the files of its functions are noted."""
+        """A value as JSON; different values have different JSON. Files of its functions are added to ``sources``."""
         import torch
 
         match value:
@@ -71,21 +72,15 @@ class ReachedCode:
                 return {"mapping": [[self.describe(k), self.describe(v)] for k, v in value.items()]}
             case torch.Tensor() if value.layout is torch.strided and not value.is_quantized:
                 plain = value.detach().cpu().contiguous()
-                if plain.dtype.is_floating_point and plain.dtype not in (
-                    torch.float16,
-                    torch.float32,
-                    torch.float64,
-                ):
-                    # bfloat16 and smaller ones, which numpy does not have
+                in_numpy = (torch.float16, torch.float32, torch.float64)
+                if plain.dtype.is_floating_point and plain.dtype not in in_numpy:
+                    # bfloat16 and smaller floats
                     raw = plain.reshape(-1).view(torch.uint8).numpy()
                     return [str(plain.dtype), list(plain.shape), sha256_hex(raw.tobytes())]
                 return self.describe(plain.numpy())
             case np.ndarray() if value.dtype.kind in "fiubc":
-                return [
-                    str(value.dtype),
-                    list(value.shape),
-                    sha256_hex(np.ascontiguousarray(value).tobytes()),
-                ]
+                digest = sha256_hex(np.ascontiguousarray(value).tobytes())
+                return [str(value.dtype), list(value.shape), digest]
             case partial():
                 return ["partial", *map(self.describe, (value.func, value.args, value.keywords))]
             case FunctionType():
@@ -109,7 +104,7 @@ class ReachedCode:
         return self.describe_object(value)
 
     def describe_object(self, value: Any) -> Any:
-        """Any other object as JSON; of a method there is none, NoDigestError."""
+        """Any other object as JSON. Raises NoDigestError, because objects of methods have none."""
         kind = type(value).__name__
         raise NoDigestError(
             f"fedcache cannot compute a digest of an object of type {kind} in {self.owner}.",
@@ -118,16 +113,18 @@ class ReachedCode:
         )
 
     def _function(self, function: FunctionType) -> Any:
-        """Name and line of a function, and what is bound to it."""
+        """Name and line of a function, and the values bound to it."""
         code = function.__code__
-        path = Path(function.__code__.co_filename)
-        name = f"{function.__qualname__}:{code.co_firstlineno}"  # of the user's, whose module may be called anything
-        if not self._is_users(path):
+        path = Path(code.co_filename)
+        is_own = self._is_users(path)
+        # Without the module for a function of the user, because it may have any name.
+        name = f"{function.__qualname__}:{code.co_firstlineno}"
+        if not is_own:
             self._note_module(function.__module__)
             name = f"{function.__module__}.{name}"
-        if id(function) in self._open:  # one that is bound to itself
+        if id(function) in self._open:  # a function that is bound to itself
             return name
-        if self._is_users(path):
+        if is_own:
             self._note_source(path, function.__module__)
             if code not in self._codes[path]:
                 raise UsageError(
@@ -135,22 +132,20 @@ class ReachedCode:
                     "Import the file again or restart Python, so that the running code matches the file.",
                 )
         self._open.add(id(function))
-        bound = [cell.cell_contents for cell in function.__closure__ or ()]
-        described = [
-            name,
-            *map(self.describe, (bound, function.__defaults__, function.__kwdefaults__)),
-        ]
+        closure = [cell.cell_contents for cell in function.__closure__ or ()]
+        bound = (closure, function.__defaults__, function.__kwdefaults__)
+        described = [name, *map(self.describe, bound)]
         self._open.discard(id(function))
         return described
 
     def _is_users(self, path: Path) -> bool:
-        """Whether a file is the user's, or of the plug-in whose object this is."""
-        return is_users(path) or any(
-            path.resolve().is_relative_to(place) for place in self.packages
-        )
+        """Whether a file belongs to the user, or to the plug-in that the object belongs to."""
+        if is_users(path):
+            return True
+        return any(path.resolve().is_relative_to(place) for place in self.packages)
 
     def _note_source(self, path: Path, module: str) -> None:
-        """Note a file of the user's, and those it imports."""
+        """Add a file of the user, and the user's files that it imports, to ``sources``."""
         if path in self.sources:
             return
         try:
@@ -169,12 +164,13 @@ class ReachedCode:
             self._note_module(name)
 
     def _note_module(self, name: str) -> None:
-        """Note where a module comes from: one of fedcache's methods, a file of the user's, or neither."""
+        """Add a module to ``methods`` if it is one of fedcache's, or to ``sources`` if it is a file of the user."""
         file = getattr(sys.modules.get(name), "__file__", None)
         if file is None:
             return
         path = Path(file)
-        if path.resolve().parent == ROOT / "federate" / "methods" and path.stem != "__init__":
+        is_in_methods = path.resolve().parent == ROOT / "federate" / "methods"
+        if is_in_methods and path.stem != "__init__":
             self.methods.add(path.stem)
         elif path.suffix == ".py" and self._is_users(path):
             self._note_source(path, name)
@@ -183,10 +179,9 @@ class ReachedCode:
 def is_users(path: Path) -> bool:
     """Whether a file is neither Python's, nor of an installed package, nor fedcache's."""
     place = path.resolve()
-    return (
-        not any(place.is_relative_to(p) for p in (ROOT, *INSTALLED))
-        and "site-packages" not in place.parts
-    )
+    if any(place.is_relative_to(folder) for folder in (ROOT, *INSTALLED)):
+        return False
+    return "site-packages" not in place.parts
 
 
 def _nested_codes(code: CodeType) -> Iterator[CodeType]:
@@ -197,7 +192,7 @@ def _nested_codes(code: CodeType) -> Iterator[CodeType]:
 
 
 def _imported_names(tree: ast.Module, package: str) -> Iterator[str]:
-    """Dotted names that a file may import, modules and what is taken from them."""
+    """Dotted names of the modules that a file may import, and of the names imported from them."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

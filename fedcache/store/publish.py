@@ -1,11 +1,12 @@
 """Publishing a store: few large files in a folder or a bucket, which fedcache, zarr and xarray read over a network.
 
-Features are written by zarr, as shards of many chunks each. The chunks inside are the chunk files of the store, byte
-for byte, so that one range of a shard is one chunk and has the checksum in the manifest. The root ``zarr.json`` holds
-the metadata of all arrays, since a web server lists nothing.
+zarr writes the features as shards of many chunks each. The chunks in a shard are the chunk files of the store, byte for
+byte, so one range of a shard is one chunk and has the checksum in the manifest. The root ``zarr.json`` contains the
+metadata of all arrays, because a web server does not list files.
 
-The order of the writes is the promise. First ``publication.json`` says whose place this is; then come chunks, then
-metadata, and the manifest last. Without the manifest nothing is read as a store, and a later call continues.
+The order of the writes makes a publication safe to interrupt. First ``publication.json`` names the store that this
+place belongs to. Then come the shards, then the metadata, and the manifest last. A place without a manifest is not read
+as a store, and a later call continues there.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from fedcache.store.manifest import (
     QUARANTINE,
     ArrayInfo,
     Manifest,
+    column_file,
     lines_of,
     read_quarantine,
     read_sidecar,
@@ -74,10 +76,10 @@ class Published:
 
 @dataclass(frozen=True)
 class _Publication:
-    """The files of a publication but its shards, all small, and the manifest that speaks of everything."""
+    """The manifest of a publication, and its files except the shards; these files are small."""
 
     manifest: Manifest
-    files: Mapping[str, bytes]  # by name, in the order of writing; the manifest is not among them
+    files: Mapping[str, bytes]  # by name, in the order of writing; without the manifest
 
     @property
     def raw(self) -> bytes:
@@ -86,7 +88,7 @@ class _Publication:
 
 
 def anonymous(rows: int) -> list[str]:
-    """Names of rows that say nothing but their order, which is that of the store.
+    """Names of rows that tell only their order in the store.
 
     >>> anonymous(11)[:2]
     ['00', '01']
@@ -96,7 +98,10 @@ def anonymous(rows: int) -> list[str]:
 
 
 def check_target(target: str) -> str:
-    """Where to publish, as it is kept. Raises UsageError for an address to which nothing can be written."""
+    """A target in its normal form: an absolute path, or an address without a slash at its end.
+
+    Raises UsageError for an address to which nothing can be written.
+    """
     refuse_remote(target, "TARGET", remote=True)
     if target.startswith(("http://", "https://")):
         raise UsageError(
@@ -113,7 +118,7 @@ def publish(
 ) -> Published:
     """Publish the complete arrays of a store with its columns, text features, partitions and groups.
 
-    A publication of the same store that is there is completed, or replaced where the store has changed since.
+    An earlier publication of this store at the target is completed; files that have changed since are replaced.
 
     Args:
         store: it must hold features.
@@ -136,36 +141,37 @@ def publish(
     zarr = needed_library("zarr", "publish", "remote")
     source = open_source(place)
     made = _publication(store, card, zarr, anonymous_names=anonymous_names)
-    whole = _claim(source, store, made.raw, anonymous_names=anonymous_names)
-    same = _unchanged(source, made.manifest)
+    own = _claim(source, store, made.raw, anonymous_names=anonymous_names)
+    unchanged = _unchanged(source, made.manifest)
     shards = list(_shards(made.manifest))
-    total = len(shards) + len(made.files) + 1
+    others = len(made.files) + 1  # with the manifest
+    total = len(shards) + others
     written = 0
     size = sum(map(len, made.files.values())) + len(made.raw)
     observer.start("publishing", total, "files")
     try:
         for key, shard, length in shards:
-            name = chunk_path(Path("features") / key, shard, len(store.arrays[key].shape))
+            info = store.arrays[key]
+            name = chunk_path(Path("features") / key, shard, len(info.shape)).as_posix()
             size += length
             per_shard = made.manifest.shards[key]
-            there = whole or key in same
-            if not there or not _has_shard(
-                source, name.as_posix(), length, store.arrays[key], shard, per_shard
-            ):
+            may_exist = own or key in unchanged
+            if not may_exist or not _has_shard(source, name, length, info, shard, per_shard):
                 raw = _shard(zarr, store.reader(key), shard, per_shard)
-                source.put(name.as_posix(), raw)
+                source.put(name, raw)
                 written += 1
             observer.advance(1)
-        # The root lets zarr find arrays, so it comes when all of them are there.
+        # zarr finds arrays by the root, so the root is written after all arrays.
         small = {name: raw for name, raw in made.files.items() if name != ROOT}
         with ThreadPoolExecutor(FETCHERS) as pool:
-            list(pool.map(lambda name: source.put(name, small[name]), small))
+            list(pool.map(source.put, small.keys(), small.values()))
         source.put(ROOT, made.files[ROOT])
         source.put(NAME, made.raw)
-        observer.advance(len(made.files) + 1)
+        observer.advance(others)
     finally:
         observer.stop()
-    return Published(place, total + 1, size, written + len(made.files) + 1)
+    # The files of a publication also include publication.json, which ``_claim`` has written.
+    return Published(place, total + 1, size, written + others)
 
 
 def _publication(store: Store, card: str, zarr: Any, *, anonymous_names: bool) -> _Publication:
@@ -173,41 +179,42 @@ def _publication(store: Store, card: str, zarr: Any, *, anonymous_names: bool) -
     path = store.path
     held = store.manifest
     bad = read_quarantine(path, held)
-    small = {
-        name: read_checked(path / name, crc, name, size=size)
-        for name, crc, size in small_chunks(held)
-    }
+    payloads = {}
+    for name, crc, size in small_chunks(held):
+        payloads[name] = read_checked(path / name, crc, name, size=size)
     samples = dict(held.samples)
     if anonymous_names:
         names = anonymous(held.rows)
         raw = encode_strings(names)
         samples["name"] = checksum(raw)
-        small[chunk_path(Path("samples/name"), 0, 1).as_posix()] = raw
+        payloads[column_file(Path(), "name").as_posix()] = raw
         bad = {row: (names[row], why) for row, (_, why) in bad.items()}
-    files = {name: raw + checksum(raw).to_bytes(CRC_BYTES, "little") for name, raw in small.items()}
+    files = {}
+    for name, raw in payloads.items():
+        files[name] = raw + checksum(raw).to_bytes(CRC_BYTES, "little")
     for name in held.files:
         if name.startswith(("partitions/", "groups/")):
             files[name] = bytes(read_sidecar(path, held, name, name))
     if bad:
         files[QUARANTINE] = lines_of(bad)
-    shards = {
-        key: max(1, SHARD_BYTES // (info.chunk_bytes + CRC_BYTES))
-        for key, info in held.arrays.items()
-    }
-    described = _metadata(store, shards, zarr)
-    files |= described
-    digests = {name: sha256_hex(raw) for name, raw in files.items() if name not in small}
+    shards = {}
+    for key, info in held.arrays.items():
+        chunk_file_bytes = info.chunk_bytes + CRC_BYTES
+        shards[key] = max(1, SHARD_BYTES // chunk_file_bytes)
+    files |= _metadata(store, shards, zarr)
+    digests = {name: sha256_hex(raw) for name, raw in files.items() if name not in payloads}
     manifest = replace(held, samples=samples, files=digests, shards=shards)
     files[CARD] = card.encode()
     return _Publication(manifest, files)
 
 
 def _metadata(store: Store, shards: Mapping[str, int], zarr: Any) -> dict[str, bytes]:
-    """Every ``zarr.json``, those of groups with consolidated metadata, as Zarr calls it."""
+    """Every ``zarr.json`` by its path; that of a group with consolidated metadata, as Zarr calls it."""
     held = store.manifest
     found = sidecars_of(held)
     for key, info in held.arrays.items():
-        found[f"features/{key}/{ROOT}"] = _array(zarr, key, info, shards[key])[0]
+        metadata, _, _ = _array(zarr, key, info, shards[key])
+        found[f"features/{key}/{ROOT}"] = metadata
     for slug, entries in held.texts.items():
         backbone = str(entries[-1]["meta"].get("backbone", slug))
         found |= text_sidecars(slug, backbone, entries)
@@ -216,7 +223,7 @@ def _metadata(store: Store, shards: Mapping[str, int], zarr: Any) -> dict[str, b
 
 
 def _consolidated(folder: str, nodes: Mapping[str, Mapping[str, Any]]) -> bytes:
-    """``zarr.json`` of a node; that of a group also holds those of all nodes in it.
+    """``zarr.json`` of a node; that of a group also contains the metadata of all nodes below it.
 
     Args:
         folder: of the node, with ``/`` at its end; "" for the root.
@@ -224,11 +231,11 @@ def _consolidated(folder: str, nodes: Mapping[str, Mapping[str, Any]]) -> bytes:
     """
     node = dict(nodes[folder])
     if node["node_type"] == "group":
-        inside = {
-            name.removeprefix(folder).rstrip("/"): inner
-            for name, inner in nodes.items()
-            if name.startswith(folder) and name != folder
-        }
+        inside = {}
+        for name, inner in nodes.items():
+            if name.startswith(folder) and name != folder:
+                relative = name.removeprefix(folder).rstrip("/")
+                inside[relative] = inner
         node["consolidated_metadata"] = {
             "kind": "inline",
             "must_understand": False,
@@ -240,11 +247,17 @@ def _consolidated(folder: str, nodes: Mapping[str, Mapping[str, Any]]) -> bytes:
 def _array(
     zarr: Any, key: str, info: ArrayInfo, per_shard: int
 ) -> tuple[bytes, Any, dict[str, Any]]:
-    """A feature array as zarr writes it, in memory: its metadata, the array, and the objects that come of it."""
+    """A new feature array of zarr in memory.
+
+    Returns:
+        the bytes of its metadata, the array, and the dictionary in which zarr keeps the files of the array, by name.
+    """
     codecs = needed_library("zarr.codecs", "publish", "remote")
     objects: dict[str, Any] = {}
     attributes, dimensions = description(key, info.recipe, len(info.shape))
-    endian = "little" if np.dtype(info.dtype).itemsize > 1 else None
+    endian = None
+    if np.dtype(info.dtype).itemsize > 1:
+        endian = "little"
     array = zarr.create_array(
         store=zarr.storage.MemoryStore(objects),
         shape=info.shape,
@@ -257,33 +270,36 @@ def _array(
         fill_value=fill_of(info.dtype),
         attributes=attributes,
         dimension_names=dimensions,
-        # A chunk of unreadable images holds the fill value alone, and is a chunk all the same.
+        # A chunk of unreadable images contains only the fill value, and must be written too.
         config={"write_empty_chunks": True},
         zarr_format=3,
     )
-    return canonical_json(json.loads(objects[ROOT].to_bytes())), array, objects
+    metadata = canonical_json(json.loads(objects[ROOT].to_bytes()))
+    return metadata, array, objects
 
 
 def _shards(manifest: Manifest) -> Iterator[tuple[str, int, int]]:
     """(key, number, bytes) of every shard file: its chunks, and an index with a checksum."""
     for key, info in manifest.arrays.items():
         per_shard = manifest.shards[key]
-        count = len(info.chunks)
-        for shard in range(-(-count // per_shard)):
-            inside = min(per_shard, count - shard * per_shard)
-            index = 16 * per_shard + CRC_BYTES
-            yield key, shard, inside * (info.chunk_bytes + CRC_BYTES) + index
+        index_bytes = 16 * per_shard + CRC_BYTES
+        count = -(-len(info.chunks) // per_shard)
+        for shard in range(count):
+            chunks = len(_chunks_of(info, shard, per_shard))
+            chunks_bytes = chunks * (info.chunk_bytes + CRC_BYTES)
+            yield key, shard, chunks_bytes + index_bytes
 
 
 def _shard(zarr: Any, reader: Reader, shard: int, per_shard: int) -> bytes:
-    """A shard file, made by zarr. Raises InternalError where a chunk in it is not that of the manifest."""
+    """The bytes of a shard file, made by zarr. Raises InternalError unless it holds the chunks of the manifest."""
     info = reader.info
     _, array, objects = _array(zarr, reader.key, info, per_shard)
     numbers = _chunks_of(info, shard, per_shard)
     first = numbers.start * info.chunk_rows
     rows = np.concatenate([reader.chunk(number) for number in numbers])
     array[first : first + len(rows)] = rows
-    raw: bytes = objects[chunk_path(Path(), shard, len(info.shape)).as_posix()].to_bytes()
+    name = chunk_path(Path(), shard, len(info.shape)).as_posix()
+    raw: bytes = objects[name].to_bytes()
     if not _holds_chunks(raw, info, numbers):
         raise InternalError(
             f"zarr {zarr.__version__} does not write chunks of {reader.key} where fedcache expects them.",
@@ -294,26 +310,31 @@ def _shard(zarr: Any, reader: Reader, shard: int, per_shard: int) -> bytes:
 
 def _chunks_of(info: ArrayInfo, shard: int, per_shard: int) -> range:
     """The numbers of the chunks in a shard."""
-    return range(shard * per_shard, min((shard + 1) * per_shard, len(info.chunks)))
+    start = shard * per_shard
+    return range(start, min(start + per_shard, len(info.chunks)))
 
 
 def _holds_chunks(raw: bytes, info: ArrayInfo, numbers: range) -> bool:
-    """Whether a shard file is these chunks and its index, each followed by its checksum."""
+    """Whether a shard file consists of these chunks and its index, each followed by its checksum."""
     size = info.chunk_bytes + CRC_BYTES
     for place, number in enumerate(numbers):
         chunk = raw[place * size : (place + 1) * size]
         crc = info.chunks[number]
-        tail = crc.to_bytes(CRC_BYTES, "little")
-        if checksum(chunk[:-CRC_BYTES]) != crc or chunk[-CRC_BYTES:] != tail:
+        if checksum(chunk[:-CRC_BYTES]) != crc or not _ends_with(chunk, crc):
             return False
     index = raw[len(numbers) * size :]
-    return checksum(index[:-CRC_BYTES]).to_bytes(CRC_BYTES, "little") == index[-CRC_BYTES:]
+    return _ends_with(index, checksum(index[:-CRC_BYTES]))
+
+
+def _ends_with(raw: bytes, crc: int) -> bool:
+    """Whether the last bytes are this checksum."""
+    return raw[-CRC_BYTES:] == crc.to_bytes(CRC_BYTES, "little")
 
 
 def _has_shard(
     source: ByteSource, name: str, length: int, info: ArrayInfo, shard: int, per_shard: int
 ) -> bool:
-    """Whether a shard file is there: in a folder with its chunks, in a bucket, which costs to read, with its length."""
+    """Whether a shard file exists: in a folder with the right chunks, in a bucket with the right length."""
     if source.size(name) != length:
         return False
     if is_store_address(source.place):
@@ -325,10 +346,11 @@ def _claim(source: ByteSource, store: Store, raw: bytes, *, anonymous_names: boo
     """Take a place for the publication of a store, before anything else is written there.
 
     Returns:
-        whether every whole file that exists already is one of this publication.
+        whether every whole file that exists already belongs to this publication.
 
     Raises:
-        StoreError for a place where something else is; UsageError for names of rows where they were left out.
+        StoreError for a place with other files; UsageError if an earlier publication left the names of rows out and
+        this one contains them.
     """
     mine = {
         "kind": "publication of a fedcache store",
@@ -353,14 +375,16 @@ def _claim(source: ByteSource, store: Store, raw: bytes, *, anonymous_names: boo
         )
     if there.get("manifest") == mine["manifest"]:
         return not there["replaces"]
-    # Files of the earlier content have the same names, so from now on none of them is taken for one of this.
+    # Files of the earlier content have the same names. With this mark, no later call takes them for its own.
     source.put(MARK, to_signed({**mine, "replaces": True}))
     return False
 
 
 def _need_own_place(source: ByteSource) -> None:
-    """Refuse a place where there is something, and no publication, or that is inside a store; remove what killed
-    publications left."""
+    """Refuse a place with other files than those of a publication, and a place inside a store. Raises StoreError.
+
+    Partial files of killed publications are removed.
+    """
     folder = Path(source.place)
     local = not is_store_address(source.place)
     if local:
@@ -374,9 +398,11 @@ def _need_own_place(source: ByteSource) -> None:
         if not folder.is_dir():
             raise _something_else(source, "a file")
         for left in folder.rglob("*.partial"):
-            if writer_of(left) and not is_alive(writer_of(left)):
+            pid = writer_of(left)
+            if pid and not is_alive(pid):
                 left.unlink(missing_ok=True)
-        others = [p.name for p in sorted(folder.iterdir()) if not p.name.endswith(".partial")]
+        names = [path.name for path in sorted(folder.iterdir())]
+        others = [name for name in names if not name.endswith(".partial")]
     else:
         others = [name for name in _OURS if source.size(name) is not None]
     if others and source.size(MARK) is None:
@@ -392,15 +418,16 @@ def _something_else(source: ByteSource, what: str) -> StoreError:
 
 
 def _unchanged(source: ByteSource, manifest: Manifest) -> set[str]:
-    """Arrays that an earlier, complete publication has with the same chunks at the same places."""
+    """Keys of arrays that an earlier, complete publication has with the same chunks at the same places."""
     if source.size(NAME) is None:
         return set()
     try:
-        _, there = published_manifest(source)
+        _, earlier = published_manifest(source)
     except CorruptionError:
         return set()
-    return {
-        key
-        for key, info in manifest.arrays.items()
-        if there.arrays.get(key) == info and there.shards.get(key) == manifest.shards[key]
-    }
+    keys = set()
+    for key, info in manifest.arrays.items():
+        same_shards = earlier.shards.get(key) == manifest.shards[key]
+        if same_shards and earlier.arrays.get(key) == info:
+            keys.add(key)
+    return keys

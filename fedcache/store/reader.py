@@ -1,14 +1,13 @@
 """Reading features: memory-mapped chunk files, each verified when it is first read in a process.
 
-Scattered rows are gathered in memory: the chunks they are in are copied once, verified as they are, into one array of
-which only the pages of those chunks exist. An array beyond the memory limit stays mapped.
+For scattered rows, the chunks that contain them are verified and copied once into one array in memory. Only the pages
+of these chunks take memory. An array above the memory limit is not copied but read from mapped files.
 """
 
 from __future__ import annotations
 
 import ctypes
 import itertools
-import math
 import mmap
 import os
 import weakref
@@ -77,9 +76,8 @@ class Reader:
         self._row_bytes = array_bytes(info.shape[1:], info.dtype)
         self._mapped: dict[int, NDArray[Any]] = {}
         self._verified: set[int] = set()
-        self._held: NDArray[Any] | None = (
-            None  # [N, V, D]; rows of the chunks that are `_present` are read
-        )
+        # All rows [N, V, D] in memory; those of a chunk are filled in once it is `_present`.
+        self._held: NDArray[Any] | None = None
         self._present = np.zeros(0, bool)
 
     @property
@@ -100,17 +98,20 @@ class Reader:
         return found
 
     def use_file(self, number: int, use: Callable[[Path], T]) -> T:
-        """What ``use`` makes of a chunk's file. Of a mirror it is brought where it is missing, and again where ``use``
-        finds it damaged: another process may have made room, or the disk have changed it."""
+        """The result of ``use`` for the file of a chunk.
+
+        A mirror first fetches a missing file. If ``use`` finds it damaged, it is fetched again: another process may
+        have removed it to make room, or the disk may have changed it.
+        """
         place = self.chunk_file(number)
         if self.mirror is None:
             return use(place)
-        for again in (True, True, False):
+        for is_last in (False, False, True):
             self.mirror.bring(self.key, number)
             try:
                 return use(place)
             except CorruptionError:
-                if not again:
+                if is_last:
                     raise
                 place.unlink(missing_ok=True)
         raise AssertionError("the last attempt returns or raises")
@@ -122,7 +123,7 @@ class Reader:
 
     def all(self) -> NDArray[Any]:
         """Every row, [N, V, D], in memory. Raises CorruptionError, when a chunk's size, checksum or place is wrong."""
-        # before memory is requested: a manifest may claim any shape
+        # Check files before memory is requested, because a manifest may claim any shape.
         if self.mirror is not None and self.info.chunks:
             self.chunk(0)
         for number in range(len(self.info.chunks)):
@@ -159,21 +160,20 @@ class Reader:
             self.chunk(int(numbers[0]))  # before memory is requested, as in `all`
         if self._hold(numbers):
             assert self._held is not None
-            # not "raise", which checks again and slower
+            # The range was checked above; the mode "raise" would check it again, and more slowly.
             return self._held.take(wanted, axis=0, mode="clip")
         return self._gather(wanted, numbers)
 
     def _hold(self, numbers: NDArray[np.int64]) -> bool:
-        """Have the chunks ``numbers`` in memory; False for an array that is larger than the budget."""
+        """Read the chunks ``numbers`` into memory; False for an array above the memory limit."""
         if self._held is None:
             if array_bytes(self.shape, self.info.dtype) > memory_limit():
                 return False
-            # pages come with the chunks
+            # A page takes memory only once its chunk is filled in.
             self._held = empty(self.shape, self.dtype.newbyteorder("<"))
             self._present = np.zeros(len(self.info.chunks), bool)
-        absent = np.flatnonzero(
-            np.bincount(numbers, minlength=len(self._present)).astype(bool) & ~self._present
-        )
+        needed = np.bincount(numbers, minlength=len(self._present)).astype(bool)
+        absent = np.flatnonzero(needed & ~self._present)
         if len(absent):
             self._fill(self._held, absent.tolist())
             self._present[absent] = True
@@ -182,14 +182,13 @@ class Reader:
     def _gather(self, wanted: NDArray[np.int64], numbers: NDArray[np.int64]) -> NDArray[Any]:
         """Rows out of mapped chunks, each mapped once."""
         out = np.empty((len(wanted), *self.shape[1:]), self.dtype)
-        if (numbers[1:] >= numbers[:-1]).all():
-            order = None
-        else:
+        order = None
+        if not (numbers[1:] >= numbers[:-1]).all():
             order = np.argsort(numbers, kind="stable")
-        if order is not None:
             numbers = numbers[order]
             wanted = wanted[order]
-        edges = [*np.flatnonzero(np.diff(numbers, prepend=-1)).tolist(), len(wanted)]
+        starts = np.flatnonzero(np.diff(numbers, prepend=-1))
+        edges = [*starts.tolist(), len(wanted)]
         inside = wanted - numbers * self.info.chunk_rows
         for start, stop in pairwise(edges):
             rows = self.chunk(int(numbers[start]))
@@ -204,7 +203,7 @@ class Reader:
         """Copy chunks, verified, to their rows of ``out`` [N, V, D]. Raises CorruptionError for the first bad one."""
         flat = out.reshape(-1).view(np.uint8)
         todo = list(numbers)
-        turns = itertools.count()  # shared: a thread on a busy core takes fewer chunks
+        turns = itertools.count()  # shared, so that a thread on a busy core takes fewer chunks
         errors: dict[int, FedcacheError] = {}
 
         def work() -> None:
@@ -226,9 +225,9 @@ class Reader:
             raise errors[min(errors)]
 
     def _copy(self, number: int, flat: NDArray[np.uint8]) -> None:
-        """Read a chunk to its place; read and not copied from a map, whose every page would have to be set up first."""
+        """Read a chunk to its place. This is faster than copying from a map, which is set up page by page."""
         start = number * self.info.chunk_rows * self._row_bytes
-        part = flat[start : start + self._length(number) * self._row_bytes]
+        part = flat[start : start + self._bytes_below_end(number)]
         what = self.chunk_name(number)
 
         def read(place: Path) -> None:
@@ -240,8 +239,10 @@ class Reader:
 
         self.use_file(number, read)
 
-    def _length(self, number: int) -> int:
-        return min(self.info.chunk_rows, self.shape[0] - number * self.info.chunk_rows)
+    def _bytes_below_end(self, number: int) -> int:
+        """Bytes of a chunk's rows below N; the last chunk may have rows beyond the end of the array."""
+        rows = min(self.info.chunk_rows, self.shape[0] - number * self.info.chunk_rows)
+        return rows * self._row_bytes
 
     def chunk_file(self, number: int) -> Path:
         """The file of a chunk."""
@@ -252,32 +253,34 @@ class Reader:
         return f"chunk {number} of {self.key}"
 
     def _map(self, number: int, place: Path) -> NDArray[Any]:
-        """A chunk's rows below N, over the mapped bytes of its file, which are verified."""
+        """A chunk's rows below N, as a view of its mapped file, which is verified when it is first read."""
         what = self.chunk_name(number)
         raw = map_file(place, self.info.chunk_bytes, what)
         if number not in self._verified:
             tail = raw[-CRC_BYTES:].tobytes()
             verify_payload(raw[:-CRC_BYTES], tail, self.info.chunks[number], place, what)
             self._verified.add(number)
-        values = raw[: self._length(number) * self._row_bytes].view(self.dtype.newbyteorder("<"))
+        values = raw[: self._bytes_below_end(number)].view(self.dtype.newbyteorder("<"))
+        rows = values.reshape(-1, *self.shape[1:])
         if len(self._mapped) >= MAPS:
-            del self._mapped[next(iter(self._mapped))]
-        found = self._mapped[number] = values.reshape(-1, *self.shape[1:])
-        return found
+            oldest = next(iter(self._mapped))
+            del self._mapped[oldest]
+        self._mapped[number] = rows
+        return rows
 
 
 # All rows of an array as one numpy array, without copying them: its chunk files mapped side by side in memory.
 #
-# A chunk file is its rows and four bytes more. Where the rows fill whole pages, each file is mapped so that its rows
-# end where those of the next begin; the checksum is left out. Pages come from the page cache when they are read, and
-# all processes of a machine share them.
+# A chunk file is its rows and a checksum of four bytes. If the rows fill whole pages, each file is mapped without its
+# checksum, so that its rows end where those of the next file begin. Pages come from the page cache when they are read,
+# and all processes of a machine share them.
 
 
 MOST_CHUNKS = 32_768
 """Chunk files that are mapped at once: Linux allows a process 65,530 maps."""
 
 MAP_FIXED = 0x10
-"""The same number on Linux and macOS; Python does not name it."""
+"""Flag of ``mmap``, the same number on Linux and macOS; Python has no name for it."""
 
 _FAILED = ctypes.c_void_p(-1).value
 
@@ -291,49 +294,52 @@ class MappedRows:
     nbytes: int  # of whole chunks
 
     def release(self) -> None:
-        """Give the pages back that were read; they stay in the page cache."""
+        """Release the memory of pages that were read; they stay in the page cache."""
         assert LIBC is not None
         LIBC.madvise(self.address, self.nbytes, mmap.MADV_DONTNEED)
 
 
 def map_rows(reader: Reader) -> MappedRows | None:
-    """Every row of an array, each chunk verified now; None where chunk files cannot lie side by side.
+    """Every row of an array, each chunk verified now; None if its chunk files cannot be mapped side by side.
 
-    That is where a chunk is no whole number of pages, there are too many, or the system has no such maps. The values
-    must not be written. Raises CorruptionError, when a chunk's size, checksum or place is wrong.
+    That is so if chunks do not fill whole pages, there are too many chunks, or the system has no such maps. The values
+    must not be changed. Raises CorruptionError, when a chunk's size, checksum or place is wrong.
     """
     count = len(reader.info.chunks)
     size = reader.info.chunk_bytes
-    if LIBC is None or not count or not size or size % mmap.PAGESIZE or count > MOST_CHUNKS:
+    fills_pages = size > 0 and size % mmap.PAGESIZE == 0
+    if LIBC is None or not fills_pages or not 0 < count <= MOST_CHUNKS:
         return None
     if reader.mirror is not None and not reader.mirror.bring_all(reader.key):
         return None
-    # Room that no other map takes; nothing can be read of it yet.
-    address = LIBC.mmap(None, count * size, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+    nbytes = count * size
+    # Reserve addresses that no other map takes; they cannot be read yet.
+    address = LIBC.mmap(None, nbytes, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
     if address in (None, _FAILED):
         return None
-    memory = (ctypes.c_ubyte * (count * size)).from_address(address)
-    weakref.finalize(memory, LIBC.munmap, address, count * size)
+    memory = (ctypes.c_ubyte * nbytes).from_address(address)
+    weakref.finalize(memory, LIBC.munmap, address, nbytes)
     for number in range(count):
-        put = partial(_map_chunk, LIBC, reader, number, address + number * size)
-        if not reader.use_file(number, put):
+        map_chunk = partial(_map_chunk, LIBC, reader, number, address + number * size)
+        if not reader.use_file(number, map_chunk):
             return None
-    raw = np.ctypeslib.as_array(memory)[: math.prod(reader.shape) * reader.dtype.itemsize]
+    raw = np.ctypeslib.as_array(memory)[: array_bytes(reader.shape, reader.info.dtype)]
     values = raw.view(reader.dtype.newbyteorder("<")).reshape(reader.shape)
-    return MappedRows(values, address, count * size)
+    return MappedRows(values, address, nbytes)
 
 
 def mapped_bytes(at_most: int) -> int:
-    """Bytes of files that this process has in memory now, or ``at_most`` where the system does not say."""
+    """Bytes of files that this process has in memory now, or ``at_most`` if the system does not tell."""
     try:
-        shared = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[2])
+        fields = Path("/proc/self/statm").read_text(encoding="ascii").split()
+        shared_pages = int(fields[2])
     except (OSError, ValueError, IndexError):
         return at_most
-    return shared * mmap.PAGESIZE
+    return shared_pages * mmap.PAGESIZE
 
 
 def _map_chunk(libc: ctypes.CDLL, reader: Reader, number: int, address: int, place: Path) -> bool:
-    """Map the rows of a chunk file to an address, verified; False where the system refuses."""
+    """Map the rows of a chunk file to an address, and verify them; False if the system refuses the map."""
     what = reader.chunk_name(number)
     size = reader.info.chunk_bytes
     try:
@@ -342,12 +348,14 @@ def _map_chunk(libc: ctypes.CDLL, reader: Reader, number: int, address: int, pla
         raise damaged(what, place, "is missing or unreadable") from error
     try:
         check_size(os.fstat(fd).st_size, size, place, what)
-        # Private: a write that must not be would change this process's copy, and no file.
+        # Private, so that a write by mistake would change this process's copy and no file.
         flags = mmap.MAP_PRIVATE | MAP_FIXED
-        if libc.mmap(address, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, 0) != address:
+        rights = mmap.PROT_READ | mmap.PROT_WRITE
+        if libc.mmap(address, size, rights, flags, fd, 0) != address:
             return False
         rows = np.ctypeslib.as_array((ctypes.c_ubyte * size).from_address(address))
-        verify_payload(rows, os.pread(fd, CRC_BYTES, size), reader.info.chunks[number], place, what)
+        tail = os.pread(fd, CRC_BYTES, size)
+        verify_payload(rows, tail, reader.info.chunks[number], place, what)
         libc.madvise(address, size, mmap.MADV_DONTNEED)
     finally:
         os.close(fd)
@@ -355,7 +363,7 @@ def _map_chunk(libc: ctypes.CDLL, reader: Reader, number: int, address: int, pla
 
 
 def _load() -> ctypes.CDLL | None:
-    """The C library with ``mmap``, which Python's own cannot place; None without one."""
+    """The C library, because Python's own ``mmap`` cannot map to an address; None if it cannot be used."""
     if not hasattr(mmap, "MADV_DONTNEED") or ctypes.sizeof(ctypes.c_void_p) != 8:
         return None
     try:

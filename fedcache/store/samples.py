@@ -15,17 +15,17 @@ from fedcache.notebooks import data_frame
 from fedcache.store import chunks as files
 from fedcache.store.chunks import damaged, pack, unpack
 from fedcache.store.files import Buffer
-from fedcache.store.journal import journals
-from fedcache.store.manifest import COLUMNS, Manifest, column_shape, read_sidecar
+from fedcache.store.journal import announced_checksums
+from fedcache.store.manifest import COLUMNS, Manifest, column_file, column_shape, read_sidecar
 from fedcache.tables.groups import Group
 from fedcache.tables.splits import TEST, TRAIN, VALIDATION
 from fedcache.tables.words import EqualStrings
 
 INGESTED = "ingested"
-"""``source`` in the description of a dataset that came as embeddings: no image is known of it."""
+"""``source`` in the description of a dataset that came as embeddings, without images."""
 
 HELD_OUT = "the fifth of each class with the smallest uids"
-"""What ``held_out`` chooses, for a person."""
+"""Words for messages: the rows that ``held_out`` chooses."""
 
 SPLITS = ("train", "test", "validation")
 
@@ -45,11 +45,11 @@ class Samples:
     domains: tuple[str, ...]  # names in domain order
 
     def checked(self) -> Samples:
-        """Itself in the stored dtypes. Raises UsageError, when lengths or codes do not fit each other."""
+        """The same rows in the stored dtypes. Raises UsageError, when lengths or codes do not fit each other."""
         rows = len(self.name)
-        out = {
-            key: np.ascontiguousarray(getattr(self, key), dtype) for key, dtype in COLUMNS.items()
-        }
+        out = {}
+        for key, dtype in COLUMNS.items():
+            out[key] = np.ascontiguousarray(getattr(self, key), dtype)
         shapes = {key: value.shape for key, value in out.items()}
         wanted = {key: column_shape(key, rows) for key in COLUMNS}
         if shapes != wanted:
@@ -64,7 +64,9 @@ class Samples:
                     f"{key} has codes {least} to {most}, but there are {len(names)} names.",
                     f"Give one name per {key}.",
                 )
-        name = self.name if isinstance(self.name, EqualStrings) else tuple(self.name)
+        name = self.name
+        if not isinstance(name, EqualStrings):
+            name = tuple(name)
         return Samples(name=name, classes=tuple(self.classes), domains=tuple(self.domains), **out)
 
 
@@ -78,28 +80,35 @@ def held_out(
 ) -> NDArray[np.bool_]:
     """The test set of a dataset that has none, bool [N]: of each (domain, class), the fifth with the smallest uids.
 
-    A function of the content alone: adding or renaming files never moves another image across, up to the one at the
-    border, and copies of an image stay on one side. A group of two to four rows gives one, a single row none. ``label``
-    and ``domain`` are [N], ``uid`` [N, 16] and ``among``, the rows to choose from, [N]; ``most`` is how many rows a
-    group gives at the most.
+    The choice depends on the content alone. Renaming files changes nothing, adding files moves at most the image at the
+    border of each group, and copies of an image stay on one side. A group of two to four rows gives one test row, a
+    single row gives none.
+
+    Args:
+        label: [N].
+        domain: [N].
+        uid: [N, 16].
+        among: [N], the rows to choose from.
+        most: the largest number of test rows of a group; None for no limit.
     """
     chosen = np.zeros(len(label), dtype=bool)
     rows = np.flatnonzero(among)
     if not len(rows):
         return chosen
-    # lexsort's last key is the first criterion: domain, label, then the bytes of the uid, then the row, as they are in
-    # order. Eight bytes are ordered as the number that begins with the first.
+    # Sort by domain, label and uid; the last key of lexsort is the first criterion, and equal rows keep their order.
+    # Two big-endian numbers of eight bytes are in the same order as the sixteen bytes of a uid.
     high, low = np.ascontiguousarray(uid[rows]).view(">u8").T.astype(np.uint64)
     rows = rows[np.lexsort((low, high, label[rows], domain[rows]))]
     group = np.stack([domain[rows], label[rows]], axis=1).astype(np.int64)
     begins_group = np.any(group[1:] != group[:-1], axis=1)
     starts = np.concatenate([[0], np.flatnonzero(begins_group) + 1])
     sizes = np.diff(np.append(starts, len(rows)))
-    given = np.where(sizes > 1, np.maximum(1, sizes // 5), 0)
+    quota = np.where(sizes > 1, np.maximum(1, sizes // 5), 0)
     if most is not None:
-        given = np.minimum(given, most)
+        quota = np.minimum(quota, most)
     place = np.arange(len(rows)) - np.repeat(starts, sizes)  # of a row in its group
-    chosen[rows[place < np.repeat(given, sizes)]] = True
+    is_chosen = place < np.repeat(quota, sizes)
+    chosen[rows[is_chosen]] = True
     return chosen
 
 
@@ -112,17 +121,29 @@ def complete_split(
     where: str,
     holds: str,
 ) -> tuple[NDArray[np.uint8], str]:
-    """The split of each row with a test set in any case, and a note on what was chosen where the data does not say.
+    """The split of each row, which always includes a test set, and a note on a test set that was chosen here.
 
-    ``splits`` is None where the data says none, ``ok`` are the rows that can be read, and ``holds`` is what rows are
-    called. Raises UsageError where there is nothing to train on.
+    Args:
+        splits: [N] of the data; None where the data has no splits.
+        label: [N].
+        domain: [N].
+        uid: [N, 16].
+        ok: [N], the rows that can be read.
+        where: the data, for messages.
+        holds: name of rows in messages, such as "images".
+
+    Returns:
+        the split [N], and the note; an empty one where the data has test rows.
+
+    Raises:
+        UsageError, when there are no training rows.
     """
-    given = "no test set"
-    test = "taken from train"
+    problem = "no test set"
+    remedy = "taken from train"
     if splits is None:
         splits = np.full(len(label), TRAIN, np.uint8)
-        given = "no split given"
-        test = "the test set"
+        problem = "no split given"
+        remedy = "the test set"
     split = splits.copy()
     if not np.any(split == TRAIN):
         raise UsageError(
@@ -137,14 +158,14 @@ def complete_split(
     chosen = held_out(label, domain, uid, (split == TRAIN) & ok)
     split[chosen] = TEST
     if not chosen.any():
-        return split, f"{given}, and no class has two {holds}, so none can be held out"
-    return split, f"{given}: {HELD_OUT} is {test}"
+        return split, f"{problem}, and no class has two {holds}, so none can be held out"
+    return split, f"{problem}: {HELD_OUT} is {remedy}"
 
 
 def read_samples(store: Path, manifest: Manifest) -> Samples:
     """Every column. Raises CorruptionError, for a column that is not the one the manifest lists."""
     columns: dict[str, Any] = {key: read_column(store, manifest, key) for key in COLUMNS}
-    place = _file(store, "name", 1)
+    place = column_file(store, "name")
     raw = _verified(store, manifest, "name", place, None)
     try:
         name = files.decode_strings(raw)
@@ -163,21 +184,21 @@ def read_column(store: Path, manifest: Manifest, key: str) -> NDArray[Any]:
     """One column of numbers: [N], or uint8 [N, 16] for ``uid``; errors as ``read_samples``."""
     dtype = COLUMNS[key]
     shape = column_shape(key, max(1, manifest.rows))
-    place = _file(store, key, len(shape))
+    place = column_file(store, key)
     raw = _verified(store, manifest, key, place, files.array_bytes(shape, dtype))
-    return np.frombuffer(raw, np.dtype(dtype).newbyteorder("<")).reshape(shape)[: manifest.rows]
-
-
-def _file(store: Path, key: str, axes: int) -> Path:
-    return files.chunk_path(store / "samples" / key, 0, axes)
+    column = np.frombuffer(raw, np.dtype(dtype).newbyteorder("<")).reshape(shape)
+    return column[: manifest.rows]
 
 
 def _verified(store: Path, manifest: Manifest, key: str, place: Path, size: int | None) -> bytes:
-    """The bytes of a column that is whole and is the one the manifest lists."""
+    """The bytes of a column, after its checksums were verified; ``size`` is None where it is not known.
+
+    Raises CorruptionError.
+    """
     listed = [manifest.samples[key]]
     if key == "ok":
         # Between the replacement of this column and that of the manifest, a journal vouches for the new one.
-        listed += [commit["ok"] for journal in journals(store) for commit in journal.commits]
+        listed += announced_checksums(store, "ok")
     raw = files.read_checked(place, None, f"samples/{key}", size=size)
     if files.checksum(raw) not in listed:
         raise files.damaged(
@@ -187,19 +208,21 @@ def _verified(store: Path, manifest: Manifest, key: str, place: Path, size: int 
 
 
 def select_rows(samples: Samples, split: str | None) -> NDArray[np.int64]:
-    """Numbers of the readable rows of a split, of all for None. Raises UsageError, for a split that is none."""
+    """Numbers of the readable rows of a split; of all splits for None. Raises UsageError for an unknown split."""
     if split is not None and split not in SPLITS:
         raise unknown("split", split, SPLITS)
     wanted = samples.ok == 1
     if split is not None:
-        wanted = wanted & (samples.split == SPLITS.index(split))
+        wanted &= samples.split == SPLITS.index(split)
     return np.flatnonzero(wanted)
 
 
 def samples_frame(s: Samples, groups: Mapping[str, Group]) -> Any:
-    """pandas columns of the rows: uid, name, label, class, domain, split, ok, then each group, ``group/NAME`` where a
-    column has its name. Raises MachineError without pandas."""
-    classes = [*s.classes, None]  # label -1, unknown, picks the last
+    """A pandas table of the rows: uid, name, label, class, domain, split and ok, then a column for each group.
+
+    A group with the name of one of these columns becomes ``group/NAME``. Raises MachineError without pandas.
+    """
+    classes = [*s.classes, None]  # the index -1, an unknown label, selects the last entry
     columns = {
         "uid": [row.tobytes().hex() for row in s.uid],
         "name": list(s.name),
@@ -233,12 +256,12 @@ def place_of(name: str) -> str:
 
 
 def parts_of(name: str, group: Group) -> list[Buffer]:
-    """The parts of a group's file, which follow one another. Raises UsageError for words that fit no file."""
+    """The parts of a group's file, to be written one after another. Raises UsageError for words that fit no file."""
+    content = {"group": name, "words": list(group.words)}
+    # Codes are unsigned in such a file, so 0 means no value.
+    codes = group.codes.astype(np.int64) + 1
     try:
-        # Codes are unsigned in such a file: 0 is no value.
-        return pack(
-            {"group": name, "words": list(group.words)}, {"codes": group.codes.astype(np.int64) + 1}
-        )
+        return pack(content, {"codes": codes})
     except ValueError as error:
         raise UsageError(
             f"The group {name!r} cannot be stored: {error}.", "Give its values shorter names."
@@ -247,20 +270,23 @@ def parts_of(name: str, group: Group) -> list[Buffer]:
 
 def group_names(manifest: Manifest) -> list[str]:
     """Names of the groups of a store, sorted."""
-    found = (p for p in manifest.files if p.startswith(f"{FOLDER}/") and p.endswith(SUFFIX))
-    return sorted(p.removeprefix(f"{FOLDER}/").removesuffix(SUFFIX) for p in found)
+    names = []
+    for path in manifest.files:
+        if path.startswith(f"{FOLDER}/") and path.endswith(SUFFIX):
+            names.append(path.removeprefix(f"{FOLDER}/").removesuffix(SUFFIX))
+    return sorted(names)
 
 
 def read_group(path: Path, manifest: Manifest, name: str) -> Group:
-    """A group of a store. Raises UsageError for none of that name; CorruptionError for a damaged one."""
-    have = group_names(manifest)
-    if name not in have:
-        sorters = [*have, "domain", "class"]
+    """A group of a store. Raises UsageError for an unknown name; CorruptionError for a damaged file."""
+    names = group_names(manifest)
+    if name not in names:
+        columns = [*names, "domain", "class"]
         hint = (
-            f"{path.name} has the groups and columns {', '.join(sorters)}. Columns of an ingested file or "
+            f"{path.name} has the groups and columns {', '.join(columns)}. Columns of an ingested file or "
             "of a CSV file of images become groups; so does a folder level with --layout client/class."
         )
-        raise UsageError(unknown("column", name, sorters).message, hint)
+        raise UsageError(unknown("column", name, columns).message, hint)
     raw = read_sidecar(path, manifest, place_of(name), f"group {name}")
     try:
         content, arrays = unpack(raw)
@@ -268,7 +294,8 @@ def read_group(path: Path, manifest: Manifest, name: str) -> Group:
         codes = arrays["codes"]
         if not isinstance(words, list) or not all(type(word) is str for word in words):
             raise ValueError("contains values that are not words")
-        if len(codes) != manifest.rows or (len(codes) and int(codes.max()) > len(words)):
+        highest = int(codes.max(initial=0))
+        if len(codes) != manifest.rows or highest > len(words):
             raise ValueError(
                 f"holds {len(codes):,} codes for {manifest.rows:,} rows and {len(words):,} words"
             )
@@ -280,5 +307,5 @@ def read_group(path: Path, manifest: Manifest, name: str) -> Group:
 
 
 def group_digests(manifest: Manifest) -> dict[str, str]:
-    """sha256 of the file of every group, by name: equal where the rows have the same values."""
+    """sha256 of the file of every group, by name. Equal digests mean that the rows have the same values."""
     return {name: manifest.files[place_of(name)] for name in group_names(manifest)}

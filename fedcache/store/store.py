@@ -33,6 +33,7 @@ from fedcache.store.manifest import (
     append_event,
     backbone_of,
     check_name,
+    entries_of,
     find_text,
     forgotten_arrays,
     is_published,
@@ -80,12 +81,15 @@ T = TypeVar("T")
 
 
 def store_by_name(path: Path | str, home: Home | None = None) -> Path | str:
-    """The store that a path or a name means: ``"photos"`` is that of the home, if no such path exists here.
+    """The store that a path or a name means: ``"photos"`` is a store of the home, if no such path exists here.
 
-    A name is the name of a dataset or, with or without ``.zarr``, of a store. One that fits several stores is returned
-    as it is.
+    A name is the name of a dataset or, with or without ``.zarr``, of a store. A name that fits no store or several
+    stores is returned unchanged.
     """
-    if not isinstance(path, str) or len(Path(path).parts) != 1 or Path(path).exists():
+    if not isinstance(path, str):
+        return path
+    is_name = len(Path(path).parts) == 1
+    if not is_name or Path(path).exists():
         return path
     home = home or Home.from_environment()
     places = [home.stores / path, home.stores / f"{path}.zarr", *home.stores_of(slug_of(path))]
@@ -111,11 +115,10 @@ class Store:
     def open(cls, path: Path | str, *, part: bool = False) -> Store:
         """Open a store by its folder or name, or a published one by its address, such as ``https://host/digits``.
 
-        Part i of n of a store is opened where ``part`` says so.
+        Part i of n of a store is opened only if ``part`` is True. A published store cannot be changed; ``path`` of the
+        store is then a folder in the fedcache home that keeps everything that was read.
 
-        Of a published store, the home keeps what is read (``path`` is there), and nothing can be written to it.
-
-        Raises StoreError when there is none; CorruptionError when its manifest is damaged, or older than the store;
+        Raises StoreError when there is no store; CorruptionError when its manifest is damaged, or older than the store;
         UsageError for another address; MachineError without the extra ``remote``, or without network.
         """
         refuse_remote(path, "path", remote=True)
@@ -127,9 +130,10 @@ class Store:
         if PART in manifest.dataset and not part:
             raise no_store(place, manifest.dataset)
         if forgotten_arrays(place, manifest):
-            # another process may have finished an array between the two looks
+            # Another process may have finished an array after the manifest was read.
             manifest = read_manifest(place)
-            if keys := forgotten_arrays(place, manifest):
+            keys = forgotten_arrays(place, manifest)
+            if keys:
                 arrays = ", ".join(keys)
                 raise CorruptionError(
                     f"{place / 'manifest.json'} is older than the store: it does not list {arrays}, which "
@@ -161,16 +165,16 @@ class Store:
 
         Args:
             features: floats [N, D] or [N, V, D] (V views) per backbone; float16 stays, others become float32.
-            labels: N integers or words; -1, NaN, None and "" are rows whose label is not known, None all of them. Only
-                where -1 and 1 are all the labels, both are classes.
+            labels: N integers or words; None if no label is known. A row with -1, NaN, None or "" has an unknown label.
+                Exception: if the labels are exactly -1 and 1, both are classes.
             domains: N integers or words.
-            names: N different words; the rows of the store are sorted by them, and not in the order given.
+            names: N different words; the rows of the store are sorted by name, not in the order given.
             splits: N of train, test and validation, or of 0, 1 and 2; None holds out a fifth of each class.
             classes: names of the integers in ``labels``, or the order of its words.
             text: floats [C, D] per backbone, features of the class names.
-            groups: by name N words or whole numbers that sort the rows, ``{"hospital": [...]}``. They take the place of
-                those of their names in a store that has this content and name already, also where it is open.
-            drop_nan: keep rows with NaN or infinite features unread, instead of an error.
+            groups: by name N words or whole numbers that group the rows, ``{"hospital": [...]}``. If a store with this
+                content and name exists already, they replace its groups of the same names, also while it is open.
+            drop_nan: store rows with NaN or infinite features as rows that cannot be read, instead of raising an error.
             name: of the dataset, for ``--dataset``; the backbones' names when None.
             path: of the store; under FEDCACHE_HOME when None.
 
@@ -188,17 +192,17 @@ class Store:
             "classes": classes,
             "groups": groups,
         }
-        return cls.from_content(
-            *arrange_arrays(features, text or {}, columns, name, path, drop_nan)
-        )
+        content, place = arrange_arrays(features, text or {}, columns, name, path, drop_nan)
+        return cls.from_content(content, place)
 
     @classmethod
     def from_content(cls, content: Content, path: Path, observer: Observer | None = None) -> Store:
-        """Arranged embeddings as a store at ``path``; what an interrupted call left there is completed.
+        """Arranged embeddings as a store at ``path``; a store that an interrupted call left there is completed.
 
-        Groups take the place of those of their names. ``observer`` receives progress. Raises FedcacheError, as
-        ``create``; CorruptionError, for values that are not finite.
+        Groups replace groups of the same names. ``observer`` receives progress. Raises FedcacheError, as ``create``;
+        CorruptionError, for values that are not finite.
         """
+        observer = observer or Silent()
         refuse_remote(path, "path")
         path.parent.mkdir(parents=True, exist_ok=True)
         store = cls.create(path, content.samples, dataset=content.dataset, reasons=content.reasons)
@@ -207,10 +211,10 @@ class Store:
             if not store.has_text(name):
                 store.put_text(name, [], matrix, {"backbone": name, "source": INGESTED})
         for key, array in content.arrays.items():
-            # A version that chose other chunks may have begun the array.
+            # Another version of fedcache may have begun the array with another number of rows per chunk.
             begun = read_journal(journal_path(path, key)).header
             fresh = begun is not None and begun["chunk_rows"] != array.chunk_rows
-            # Another writer of the same content is waited for: it writes what would be written here.
+            # Wait for another writer of the same content, because it writes the same chunks.
             with store.writer(
                 key,
                 shape=array.shape,
@@ -221,7 +225,7 @@ class Store:
                 fresh=fresh,
                 wait=True,
             ) as writer:
-                array.write_missing(writer, observer or Silent())
+                array.write_missing(writer, observer)
                 writer.complete()
         return cls.open(path)
 
@@ -236,9 +240,9 @@ class Store:
     ) -> Store:
         """A store of ``samples`` without features; a store of the same dataset is opened instead.
 
-        It is built next to its place and renamed, so that it exists whole or not at all. ``reasons`` says why, per row
-        that is not ok. Raises StoreError, when another dataset is at ``path``; CorruptionError for a store that is
-        damaged.
+        It is built next to its place and renamed, so that it exists whole or not at all. ``reasons`` are the reasons of
+        rows that are not ok, by row. Raises StoreError, when another dataset is at ``path``; CorruptionError for a
+        store that is damaged.
         """
         return cls(path, create_store(path, samples, dict(dataset), reasons or {}))
 
@@ -269,8 +273,10 @@ class Store:
 
     @property
     def content(self) -> str:
-        """Digest of the dataset's content, by which a store is found; ``dataset["digest"]`` also covers the order of
-        the rows, which is another where a store grew from an earlier one."""
+        """Digest of the dataset's content, by which a store is found.
+
+        ``dataset["digest"]`` also covers the order of the rows, which differs if a store grew from an earlier one.
+        """
         return str(self.dataset.get("content", self.dataset["digest"]))
 
     @property
@@ -290,7 +296,7 @@ class Store:
 
     @property
     def manifest(self) -> Manifest:
-        """Everything the manifest says."""
+        """The manifest."""
         return self._manifest
 
     @cached_property
@@ -305,18 +311,18 @@ class Store:
     def column(self, key: str) -> NDArray[Any]:
         """A column of numbers: uid [N, 16], label, domain, split or ok [N]. Raises CorruptionError.
 
-        Without ``samples``, whose names are most of it in memory.
+        Does not read ``samples``, because names take most of its memory.
         """
-        held = self.__dict__.get("samples")
-        if held is not None:
-            return np.asarray(getattr(held, key))
+        samples = self.__dict__.get("samples")
+        if samples is not None:
+            return np.asarray(getattr(samples, key))
         return self._while_replaced(lambda: read_column(self.path, self._manifest, key))
 
     def _while_replaced(self, read: Callable[[], T]) -> T:
-        """``read`` a file that a writer may be replacing; readers take no lock, so that it may fail in between.
+        """The result of ``read``, which reads a file that a writer may be replacing at this moment.
 
-        The manifest is replaced after the files it lists. If it has moved on since ``read`` failed, the failure may
-        come from that, and ``read`` is tried again with the new one; if it has not, the file is damaged.
+        Readers take no lock, and the manifest is replaced after the files it lists. If ``read`` fails and the manifest
+        on disk is a newer one, ``read`` is tried again with that manifest. Otherwise the file is damaged.
         """
         while True:
             try:
@@ -329,7 +335,7 @@ class Store:
                 self.__dict__.pop("samples", None)
 
     def unfinished(self) -> list[dict[str, Any]]:
-        """Arrays in flight: name, chunks kept, chunks in all; those of a part also when it has all of its chunks."""
+        """Unfinished arrays: name, chunks kept, chunks in all. Every array of a part is listed, finished or not."""
         found = unfinished_arrays(self.path, self._manifest.arrays)
         part = part_of(self.dataset)
         if part is not None:
@@ -340,16 +346,15 @@ class Store:
     def quarantined(self) -> list[dict[str, Any]]:
         """Rows whose image could not be read: row, name, reason. Raises CorruptionError."""
         rows = self._while_replaced(lambda: read_quarantine(self.path, self._manifest))
-        return [
-            {"row": row, "name": name, "reason": reason}
-            for row, (name, reason) in sorted(rows.items())
-        ]
+        return entries_of(rows)
 
     def vanished(self) -> NDArray[np.bool_]:
         """[N], rows whose image was no longer in the dataset when the store was made. Raises CorruptionError."""
-        gone = np.zeros(self.rows, bool)
-        gone[[entry["row"] for entry in self.quarantined() if entry["reason"] == VANISHED]] = True
-        return gone
+        vanished = np.zeros(self.rows, bool)
+        for entry in self.quarantined():
+            if entry["reason"] == VANISHED:
+                vanished[entry["row"]] = True
+        return vanished
 
     def reader(self, key: str) -> Reader:
         """A complete feature array. Raises StoreError, for an array that is unfinished or not there."""
@@ -386,7 +391,7 @@ class Store:
 
     @property
     def texts(self) -> dict[str, list[dict[str, Any]]]:
-        """Text features per backbone slug; the last are the current ones."""
+        """Text features per backbone slug; the last entry of each is the current one."""
         return self._manifest.texts
 
     def has_text(
@@ -407,8 +412,8 @@ class Store:
     ) -> bool:
         """Make stored text features the current ones of their backbone, as if they had been written last.
 
-        Returns whether others were current; when not, nothing is written. Raises StoreError, when there are none of
-        these templates and weights.
+        Returns whether others were current before; if not, nothing is written. Raises StoreError, when the store has no
+        text features of these templates and weights.
         """
         entry = find_text(self._manifest, backbone, templates, weights)
         if entry is None:
@@ -417,9 +422,9 @@ class Store:
         if self._manifest.texts[slug][-1]["id"] == entry["id"]:
             return False
         with self.edit() as manifest:
-            now = manifest.texts.get(slug, [])
-            # stable: only this one moves
-            manifest.texts[slug] = sorted(now, key=lambda e: e["id"] == entry["id"])
+            entries = manifest.texts.get(slug, [])
+            # The sort is stable, so only this entry moves.
+            manifest.texts[slug] = sorted(entries, key=lambda other: other["id"] == entry["id"])
         return True
 
     def text(self, backbone: str, templates: Sequence[str] | None = None) -> NDArray[np.float32]:
@@ -442,15 +447,15 @@ class Store:
     ) -> None:
         """Write text features [C, D] of a backbone; they become the current ones.
 
-        The same templates and meta again replace what they made before. Raises CorruptionError, for values that are not
-        finite; InternalError, for another shape.
+        They replace earlier text features of the same templates and meta. Raises CorruptionError, for values that are
+        not finite; InternalError, for another shape.
         """
         with self.edit() as manifest:
             write_text(self.path, manifest, backbone, templates, matrix, meta)
 
     @contextmanager
     def edit(self) -> Iterator[Manifest]:
-        """The manifest as it is now, to change under its lock; written when the block ends well.
+        """The manifest as it is now, to be changed under its lock; written unless the block raises an error.
 
         Raises StoreError for a published store.
         """
@@ -481,7 +486,7 @@ class Store:
         """Save a partition under a name, replacing one of that name; the same content again writes nothing.
 
         Args:
-            name: usable as that of a file.
+            name: usable as the name of a file.
             content: the parts of its file, as ``Partition.to_file`` makes them, or JSON.
         """
         check_name("partition", name)
@@ -489,17 +494,17 @@ class Store:
         if is_written(self.path, self._manifest, relative, parts):
             return
         with self.edit() as manifest:
-            gone = write_partition(self.path, manifest, name, relative, parts)
-        for file in gone:
+            replaced = write_partition(self.path, manifest, name, relative, parts)
+        for file in replaced:
             file.unlink(missing_ok=True)
 
     @property
     def groups(self) -> list[str]:
-        """Names of the columns that came with the data and sort its rows: hospital, writer, ..."""
+        """Names of the columns that came with the data and group its rows: hospital, writer, ..."""
         return group_names(self._manifest)
 
     def group(self, name: str) -> Group:
-        """The value of every row, as the store has it now. Raises UsageError for none of that name; CorruptionError."""
+        """The value of every row, as the store has it now. Raises UsageError for an unknown name; CorruptionError."""
         return self._while_replaced(lambda: read_group(self.path, self._manifest, name))
 
     def Xy(  # noqa: N802  (what scikit-learn calls them)
@@ -516,8 +521,11 @@ class Store:
         """
         keys = select_arrays(self.arrays, backbones, self.path.name)
         rows = select_rows(self.samples, split)
+        # The first view of each row.
         parts = [self.reader(key).rows(rows)[:, 0].astype(np.float32) for key in keys]
-        return np.concatenate(parts, axis=1), self.samples.label[rows].astype(np.int64)
+        features = np.concatenate(parts, axis=1)
+        labels = self.samples.label[rows].astype(np.int64)
+        return features, labels
 
     def torch_dataset(
         self, backbones: str | Sequence[str] | None = None, split: str | None = "train"
@@ -537,17 +545,22 @@ class Store:
             mirror = self.reader(key).mirror
             if mirror is not None:
                 mirror.bring_all(key)
-        return FeatureRows(
-            self.path.resolve(), keys, rows, self.samples.label[rows].astype("int64")
-        )
+        labels = self.samples.label[rows].astype(np.int64)
+        return FeatureRows(self.path.resolve(), keys, rows, labels)
 
     def frame(self) -> Any:
         """pandas columns: uid, name, label, class, domain, split, ok, groups. Raises MachineError without pandas."""
-        return samples_frame(self.samples, {name: self.group(name) for name in self.groups})
+        samples = self.samples
+        groups = {name: self.group(name) for name in self.groups}
+        return samples_frame(samples, groups)
 
     def to_dict(self) -> dict[str, Any]:
         """Content of the manifest as plain JSON values, without rows and features."""
         m = self._manifest
+        arrays = [{"key": key, **_described(info)} for key, info in self.arrays.items()]
+        templates = {}
+        for slug, entries in m.texts.items():
+            templates[slug] = [list(entry["templates"]) for entry in entries]
         return {
             "path": self.place,
             "dataset": dict(m.dataset),
@@ -555,8 +568,8 @@ class Store:
             "ok": m.rows_ok,
             "classes": list(m.classes),
             "domains": list(m.domains),
-            "arrays": [{"key": key, **_described(info)} for key, info in self.arrays.items()],
-            "texts": {k: [list(e["templates"]) for e in v] for k, v in m.texts.items()},
+            "arrays": arrays,
+            "texts": templates,
             "partitions": m.partitions,
         }
 
@@ -570,11 +583,10 @@ class Store:
         return html_table(title, ("array", "backbone", "shape", "dtype"), rows)
 
     def append_history(self, event: Mapping[str, Any]) -> None:
-        """Note what was measured; the one file of a store with times in it. Raises StoreError for a published store."""
+        """Append an event to the history, the only file of a store with times. Raises StoreError if it is published."""
         self.need_writable()
-        with hold_lock(
-            self.path / "locks" / "history.lock", f"the history of {self.path}", wait=True
-        ):
+        lock = self.path / "locks" / "history.lock"
+        with hold_lock(lock, f"the history of {self.path}", wait=True):
             append_event(self.path, event)
 
 
@@ -587,13 +599,13 @@ def _described(info: ArrayInfo) -> dict[str, Any]:
 
 
 def put_groups(store: Store, groups: Mapping[str, Group]) -> list[str]:
-    """Keep groups of the rows of a store, each instead of one of that name; equal ones are not written.
+    """Write groups of the rows of a store, each in place of one of that name; equal ones are not written.
 
     Returns:
-        the names of those that took the place of other values.
+        the names of the groups that replaced other values.
 
     Raises:
-        UsageError for a group of another number of rows, or a name that cannot be one.
+        UsageError for a group of another number of rows, or a name that a group cannot have.
     """
     packed = {}
     for name, group in groups.items():
@@ -603,46 +615,47 @@ def put_groups(store: Store, groups: Mapping[str, Group]) -> list[str]:
                 "Give one per row.",
             )
         packed[usable_group_name(name)] = parts_of(name, group)
-    new = {
-        name: parts
-        for name, parts in packed.items()
-        if not is_written(store.path, store.manifest, place_of(name), parts)
-    }
+    new = {}
+    for name, parts in packed.items():
+        if not is_written(store.path, store.manifest, place_of(name), parts):
+            new[name] = parts
     if not new:
         return []
     changed = []
     with store.edit() as manifest:
         make_directories(store.path / FOLDER)
         for name, parts in new.items():
+            place = place_of(name)
             digest = sha256_hex(*parts)
-            if manifest.files.get(place_of(name), digest) != digest:
+            if manifest.files.get(place, digest) != digest:
                 changed.append(name)
-            write_atomic(store.path / place_of(name), *parts)
-            manifest.files[place_of(name)] = digest
+            write_atomic(store.path / place, *parts)
+            manifest.files[place] = digest
     return changed
 
 
 def replace_groups(store: Store, groups: Mapping[str, Group]) -> tuple[list[str], list[str]]:
-    """As ``put_groups``, and the store keeps no others.
+    """As ``put_groups``, and remove all other groups of the store.
 
     Returns:
-        the names of those that are new or have other values, and of those that were removed.
+        the names of groups that are new or have other values, and the names of the removed groups.
     """
     before = set(store.groups)
     changed = put_groups(store, groups)
     names = {usable_group_name(name) for name in groups}
-    gone = sorted(before - names)
-    if gone:
+    removed = sorted(before - names)
+    if removed:
         with store.edit() as manifest:
-            for name in gone:
+            for name in removed:
                 manifest.files.pop(place_of(name), None)
-        for name in gone:  # after the manifest, which no longer names them
+        for name in removed:  # once the manifest no longer lists them
             (store.path / place_of(name)).unlink(missing_ok=True)
-    return sorted({*changed, *(names - before)}), gone
+    new_or_changed = sorted({*changed, *(names - before)})
+    return new_or_changed, removed
 
 
 def column_of(store: Store, name: str) -> Group:
-    """A group of a store; ``domain`` and ``class`` are those columns. Errors as of ``Store.group``."""
+    """A group of a store, or its column ``domain`` or ``class`` as a group. Errors as of ``Store.group``."""
     if name == "domain":
         return Group(store.column("domain").astype(np.int32), store.manifest.domains)
     if name == "class":
@@ -651,7 +664,10 @@ def column_of(store: Store, name: str) -> Group:
 
 
 def finished_arrays(store: Store) -> dict[str, ArrayInfo]:
-    """The complete arrays of a store by key. Of a part those whose chunks are there, ``chunks`` being its own alone."""
+    """The complete arrays of a store by key.
+
+    An array of a part is complete when the part's own chunks exist; ``chunks`` of its ``ArrayInfo`` are only these.
+    """
     part = part_of(store.dataset)
     if part is None:
         return store.arrays
@@ -660,11 +676,9 @@ def finished_arrays(store: Store) -> dict[str, ArrayInfo]:
         journal = read_journal(journal_path(store.path, key))
         header = journal.header
         own = part.chunks(journal.count)
-        if (
-            header is None
-            or header["recipe"] != digest_of(recipe)
-            or not journal.chunks.keys() >= set(own)
-        ):
+        if header is None or header["recipe"] != digest_of(recipe):
+            continue
+        if not journal.chunks.keys() >= set(own):
             continue
         shape = tuple(header["shape"])
         checksums = tuple(journal.chunks[chunk].crc for chunk in own)

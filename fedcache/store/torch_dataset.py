@@ -16,9 +16,9 @@ from fedcache.store.reader import Reader, open_reader
 
 
 class FeatureRows(Dataset[tuple[Tensor, int]]):
-    """(x float32 [D], y) of some rows of a store; a row is read and checked when it is requested.
+    """(x float32 [D], y) of some rows of a store; a row is read and verified when it is requested.
 
-    It pickles as a path and row numbers, so that every worker of a ``DataLoader``, spawned or forked, maps the files
+    It is pickled as a path and row numbers, so every worker of a ``DataLoader``, spawned or forked, maps the files
     itself.
 
     Args:
@@ -47,9 +47,11 @@ class FeatureRows(Dataset[tuple[Tensor, int]]):
         row = int(self.rows[index])
         parts = []
         for reader in self._readers:
-            number, at = divmod(row, reader.info.chunk_rows)
-            parts.append(np.asarray(reader.chunk(number)[at, 0], np.float32))
-        return torch.from_numpy(np.concatenate(parts)), int(self.labels[index])
+            number, row_in_chunk = divmod(row, reader.info.chunk_rows)
+            first_view = reader.chunk(number)[row_in_chunk, 0]
+            parts.append(np.asarray(first_view, np.float32))
+        features = torch.from_numpy(np.concatenate(parts))
+        return features, int(self.labels[index])
 
     def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "_readers": None}

@@ -1,4 +1,4 @@
-"""``verify``: every byte of a store against the manifest; ``repair``: drop what is damaged and can be made again."""
+"""``verify`` compares every byte of a store with the manifest; ``repair`` removes damage that can be made again."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from fedcache.store.manifest import (
     QUARANTINE,
     Manifest,
     chunk_files,
-    journal_header,
+    column_file,
     part_of,
     read_history,
     read_manifest,
@@ -48,9 +48,9 @@ class VerifyReport:
     """What ``verify`` found."""
 
     path: str  # of the store, or its address
-    # {file, what} for everything that is not what the manifest says
+    # {file, what} of everything that differs from the manifest
     problems: list[dict[str, str]] = field(default_factory=list)
-    # unfinished arrays and files the manifest does not know
+    # unfinished arrays, and files that the manifest does not list
     notes: list[str] = field(default_factory=list)
     checked: int = 0  # files read
     bytes: int = 0  # read
@@ -58,7 +58,7 @@ class VerifyReport:
 
     @property
     def advice(self) -> str:
-        """The command that continues where something is wrong."""
+        """The command to run after problems were found."""
         if self.published:
             return "Publish it again:  fedcache publish STORE FOLDER"
         return (
@@ -83,7 +83,7 @@ class VerifyReport:
         }
 
     def lines(self) -> list[str]:
-        """For a person."""
+        """The report as lines of text."""
         megabytes = self.bytes / 1e6
         found = "all match the manifest."
         shown = ["  {file}: {what}".format(**problem) for problem in self.problems]
@@ -91,7 +91,8 @@ class VerifyReport:
             found = f"{len(self.problems)} problems."
             shown.append(self.advice)
         head = f"{self.path}: {self.checked:,} files, {megabytes:,.1f} MB read; {found}"
-        return [head, *shown, *(f"  note: {note}" for note in self.notes)]
+        notes = [f"  note: {note}" for note in self.notes]
+        return [head, *shown, *notes]
 
     def add(self, place: Path, what: str) -> None:
         """Note a problem with a file."""
@@ -101,7 +102,7 @@ class VerifyReport:
         self.problems.append({"file": name, "what": what})
 
     def check(self, place: Path, read: Callable[[], object]) -> None:
-        """Count a file, and note a problem where ``read`` says that it is damaged."""
+        """Count a file, and note a problem if ``read`` raises a FedcacheError."""
         self.read(place)
         try:
             read()
@@ -116,7 +117,7 @@ class VerifyReport:
 
 
 def verify(path: Path) -> VerifyReport:
-    """Read every file of a store; those of unfinished arrays count as damaged only where their journal lies.
+    """Read every file of a store. A chunk of an unfinished array is damaged if it differs from its journal line.
 
     Raises StoreError when there is no store; CorruptionError when its manifest is damaged.
     """
@@ -141,14 +142,13 @@ def verify(path: Path) -> VerifyReport:
     _check_rows(store, report)
     _check_history(path, report)
     _check_journals(store, report)
-    report.notes += [
-        f"{file.relative_to(path)} is not part of the store" for file in leftover_files(store)
-    ]
+    for file in leftover_files(store):
+        report.notes.append(f"{file.relative_to(path)} is not part of the store")
     return report
 
 
 def _verify_published(source: ByteSource) -> VerifyReport:
-    """Read every object of a published store from where it is; nothing is taken from its mirror."""
+    """Read every object of a published store from its source, never from its mirror."""
     raw, manifest = published_manifest(source)
     report = VerifyReport(source.place, checked=1, bytes=len(raw), published=True)
 
@@ -171,35 +171,38 @@ def _verify_published(source: ByteSource) -> VerifyReport:
 
 
 def leftover_files(store: Store) -> list[Path]:
-    """Files inside a store that neither the manifest nor a journal speaks of, but for its locks."""
+    """Files inside a store that neither the manifest nor a journal mentions; without those in its folder of locks."""
     path = store.path
     known = {path / NAME, path / HISTORY, path / QUARANTINE}
-    known |= {files.chunk_path(path / "samples" / "ok", 0, 1)}
+    known.add(column_file(path, "ok"))
     known |= {place for place, *_ in chunk_files(path, store.manifest)}
     known |= {path / relative for relative in store.manifest.files}
     for journal in journals(path):
         known.add(journal.path)
         if journal.key not in store.arrays:
-            chunks = (path / "features" / journal.key).rglob("*")
-            known.update(f for f in chunks if not f.name.endswith(".partial"))
-    inside = (f for f in sorted(path.rglob("*")) if not f.is_dir() and f not in known)
-    return [f for f in inside if f.relative_to(path).parts[0] != "locks"]
+            for file in (path / "features" / journal.key).rglob("*"):
+                if not file.name.endswith(".partial"):
+                    known.add(file)
+    found = []
+    for file in sorted(path.rglob("*")):
+        is_lock = file.relative_to(path).parts[0] == "locks"
+        if not is_lock and not file.is_dir() and file not in known:
+            found.append(file)
+    return found
 
 
 def _check_rows(store: Store, report: VerifyReport) -> None:
-    """``samples/ok`` and the list of unreadable images, which a commit in flight may be replacing."""
-    place = files.chunk_path(store.path / "samples" / "ok", 0, 1)
-    for where, read in ((place, store.readable), (store.path / QUARANTINE, store.quarantined)):
-        report.check(where, read)
+    """Check ``samples/ok`` and the list of unreadable images, which a commit may be replacing at this moment."""
+    report.check(column_file(store.path, "ok"), store.readable)
+    report.check(store.path / QUARANTINE, store.quarantined)
 
 
 def _check_history(path: Path, report: VerifyReport) -> None:
-    report.read(path / HISTORY)
+    place = path / HISTORY
+    report.read(place)
     _, damaged = read_history(path)
     for number in damaged:
-        report.add(
-            path / HISTORY, f"line {number} is incomplete or does not match the digest at its end"
-        )
+        report.add(place, f"line {number} is incomplete or does not match the digest at its end")
 
 
 def _check_journals(store: Store, report: VerifyReport) -> None:
@@ -239,16 +242,16 @@ FORGOTTEN = {
     "partitions": "make the partition again",
     "groups": "ingest or extract makes the column again",
 }
-"""What is to be done where a damaged file of a folder is forgotten."""
+"""Advice for a damaged file that ``repair`` removed from the manifest, by its folder."""
 
 
 def repair(path: Path) -> list[str]:
-    """Drop what is damaged and can be made again; returns a sentence per thing done.
+    """Remove damage that can be made again; returns a sentence for each change.
 
-    A damaged feature array becomes unfinished: its journal vouches for the whole chunks, so that extraction computes
-    only the others. Damaged text features, partitions and groups are forgotten, damaged lines of the history removed,
-    and every ``zarr.json`` is written again. The manifest, the columns and the list of unreadable images cannot be made
-    from the rest of a store: they stay as they are, and ``verify`` still names them.
+    A damaged feature array becomes unfinished: its journal vouches for the undamaged chunks, so that extraction
+    computes only the others. Damaged text features, partitions and groups are removed from the manifest, damaged lines
+    are removed from the history, and every ``zarr.json`` is written again. The manifest, the columns and the list of
+    unreadable images cannot be made from the rest of a store. They stay unchanged, and ``verify`` still reports them.
 
     Raises:
         StoreError, also while an array to repair is being written; CorruptionError, for the manifest or the list of
@@ -257,26 +260,32 @@ def repair(path: Path) -> list[str]:
     Store.open(path).need_writable()
     problems = sorted({problem["file"] for problem in verify(path).problems})
     done = []
-    for key in sorted(
-        {p.split("/")[1] for p in problems if p.startswith("features/") and p.count("/") > 1}
-    ):
+    damaged_arrays = set()
+    for relative in problems:
+        folder, *inside = relative.split("/")
+        if folder == "features" and len(inside) > 1:
+            damaged_arrays.add(inside[0])
+    for key in sorted(damaged_arrays):
         with hold_lock(path / "locks" / f"{key}.lock", f"{key} in {path}", wait=False):
             done += _reopen(path, key)
     if HISTORY in problems:
         with hold_lock(path / "locks" / "history.lock", f"the history of {path}", wait=True):
             events, damaged = read_history(path)
+            lines = [to_signed(event) + b"\n" for event in events]
             with explain_disk_errors(path, 0):
-                write_atomic(path / HISTORY, *(to_signed(event) + b"\n" for event in events))
+                write_atomic(path / HISTORY, *lines)
         done.append(f"{len(damaged)} damaged lines of the history were removed.")
     with lock_manifest(path):
         now = read_manifest(path)
         whole = sidecars_of(now)
         for relative in problems:
+            place = path / relative
             parts = relative.split("/")
             kind = parts[0]
-            if relative in whole and sha256_hex(whole[relative]) == now.files.get(relative):
-                files.make_directories((path / relative).parent)
-                write_atomic(path / relative, whole[relative])
+            raw = whole.get(relative)
+            if raw is not None and sha256_hex(raw) == now.files.get(relative):
+                files.make_directories(place.parent)
+                write_atomic(place, raw)
                 done.append(f"{relative} was written again.")
             elif kind in FORGOTTEN and relative in now.files:
                 del now.files[relative]
@@ -288,32 +297,30 @@ def repair(path: Path) -> list[str]:
 
 
 def _forget_text(now: Manifest, slug: str, name: str) -> list[str]:
-    """Forget one entry of a backbone's text features, or all when it is their group that is damaged."""
+    """Remove one entry of a backbone's text features, or all if ``name`` is the ``zarr.json`` of their group."""
     entries = now.texts.pop(slug)
-    gone = [entry["id"] for entry in entries if name in (entry["id"], "zarr.json")]
-    kept = [entry for entry in entries if entry["id"] not in gone]
+    removed = [entry["id"] for entry in entries if name in (entry["id"], "zarr.json")]
+    kept = [entry for entry in entries if entry["id"] not in removed]
     if kept:
         now.texts[slug] = kept
     else:
         now.files.pop(f"text/{slug}/zarr.json", None)
-    for one in gone:
-        now.files.pop(f"text/{slug}/{one}/zarr.json", None)
-    return [f"text features {i} of {slug} were removed: extract them again." for i in gone]
+    done = []
+    for entry_id in removed:
+        now.files.pop(f"text/{slug}/{entry_id}/zarr.json", None)
+        done.append(f"text features {entry_id} of {slug} were removed: extract them again.")
+    return done
 
 
 def _reopen(path: Path, key: str) -> list[str]:
-    """Turn a complete array into an unfinished one. Its journal is in place before the manifest forgets it."""
+    """Turn a complete array into an unfinished one. Its journal is in place before it leaves the manifest."""
     with lock_manifest(path):
         now = read_manifest(path)
         info = now.arrays.pop(key, None)
         if info is None:
             return []
         bad = read_quarantine(path, now)
-        lines = [
-            header_line(
-                journal_header(info.recipe, info.how, info.shape, info.dtype, info.chunk_rows)
-            )
-        ]
+        lines = [header_line(info.header)]
         for number, crc in enumerate(info.chunks):
             place = files.chunk_path(path / "features" / key, number, len(info.shape))
             try:
@@ -321,13 +328,14 @@ def _reopen(path: Path, key: str) -> list[str]:
             except FedcacheError:
                 continue
             rows = range(number * info.chunk_rows, (number + 1) * info.chunk_rows)
-            lines.append(
-                chunk_line(number, crc, {row: why for row, why in bad.items() if row in rows})
-            )
+            bad_of_chunk = {row: why for row, why in bad.items() if row in rows}
+            lines.append(chunk_line(number, crc, bad_of_chunk))
         write_atomic(journal_path(path, key), b"\n".join(lines) + b"\n")
-        del now.files[f"features/{key}/zarr.json"]
+        metadata = f"features/{key}/zarr.json"
+        del now.files[metadata]
         now.write(path)
-        (path / "features" / key / "zarr.json").unlink(missing_ok=True)
+        (path / metadata).unlink(missing_ok=True)
+    kept = len(lines) - 1
     return [
-        f"{key} is unfinished again, with {len(lines) - 1} of {len(info.chunks)} chunks kept: extract it again."
+        f"{key} is unfinished again, with {kept} of {len(info.chunks)} chunks kept: extract it again."
     ]

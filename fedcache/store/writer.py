@@ -1,9 +1,10 @@
 """Writing one array: chunk files, one journal line each, the manifest last.
 
-The order of the writes is the promise. A chunk file is whole on disk before its journal line, the lines of all chunks
-before the sidecars (``samples/ok``, ``quarantine.jsonl``, ``zarr.json``), these before the manifest, and the manifest
-before the journal goes. Killed between any two of them, the array is still unfinished and continues from its journal,
-or it is complete. Workers that hold no lock write chunk files that nothing refers to; the one writer commits them.
+The order of the writes makes an array safe to interrupt. A chunk file is whole on disk before its journal line, the
+lines of all chunks before the sidecars (``samples/ok``, ``quarantine.jsonl``, ``zarr.json``), these before the
+manifest, and the manifest before the journal is removed. If the writer is killed between two of these steps, the array
+is either complete or unfinished, and then it continues from its journal. Workers hold no lock and write chunk files
+that nothing refers to; the one writer commits them.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from fedcache.store.manifest import (
     PART,
     ArrayInfo,
     Manifest,
+    column_file,
     column_shape,
     commit_of,
     journal_header,
@@ -60,9 +62,9 @@ AXES = {2: ("feature",), 3: ("view", "feature"), 5: ("view", "height", "width", 
 class WorkerArray:
     """An array as a worker in another process or on another host writes it: chunk files that nothing refers to yet.
 
-    A worker holds no lock and puts nothing in place: it writes each chunk as a ``.partial`` file and reports its
-    checksum. The process that holds the array's lock commits the file; uncommitted files, also of a writer that is
-    gone, the next writer removes.
+    A worker holds no lock. It writes each chunk as a ``.partial`` file next to the place of the chunk and reports its
+    checksum. The process that holds the array's lock commits the file. The next writer removes uncommitted files of
+    earlier writers.
     """
 
     store: Path  # the store's directory, on a path that all workers share
@@ -83,11 +85,11 @@ class WorkerArray:
         return files.array_bytes((self.chunk_rows, *self.shape[1:]), self.dtype)
 
     def chunk_file(self, chunk: int) -> Path:
-        """Where a chunk lies once it is committed."""
+        """The file of a chunk after it was committed."""
         return files.chunk_path(self.path, chunk, len(self.shape))
 
     def check(self) -> None:
-        """Refuse to write where the writer's journal is not. Raises MachineError."""
+        """Raise MachineError if the journal of the writer is not visible on this machine."""
         header = read_journal(journal_path(self.store, self.key)).header
         if header is None or digest_of(header) != self.header:
             raise MachineError(
@@ -103,21 +105,21 @@ class WorkerArray:
         Raises FedcacheError, as ``ArrayWriter.write``.
         """
         start = chunk * self.chunk_rows
-        # The last chunk of an array has the rows that remain; its file is padded to full size when it is written.
-        expected = (max(0, min(self.chunk_rows, self.shape[0] - start)), *self.shape[1:])
-        if chunk < 0 or rows.shape != expected or not expected[0]:
+        # The last chunk of an array has the remaining rows; its file is padded to full size when it is written.
+        count = max(0, min(self.chunk_rows, self.shape[0] - start))
+        expected = (count, *self.shape[1:])
+        if chunk < 0 or count == 0 or rows.shape != expected:
             raise InternalError(
                 f"{self.key}: chunk {chunk} was given shape {rows.shape}, expected {expected}.",
                 f"A chunk has {self.chunk_rows} rows; the last chunk has the rest.",
             )
-        reasons = {
-            int(row): str(why)
-            for row, why in (bad or {}).items()
-            if start <= row < start + expected[0]
-        }
-        return files.to_stored_dtype(
-            rows, self.dtype, [row - start for row in reasons], start, self.key
-        ), reasons
+        reasons = {}
+        for row, reason in (bad or {}).items():
+            if start <= row < start + count:
+                reasons[int(row)] = str(reason)
+        lost = [row - start for row in reasons]
+        values = files.to_stored_dtype(rows, self.dtype, lost, start, self.key)
+        return values, reasons
 
     def write(
         self, chunk: int, rows: NDArray[Any], bad: Mapping[int, str] | None = None
@@ -138,7 +140,7 @@ class UncommittedChunk:
     key: str  # its array
     chunk: int  # its number
     crc: int  # of its rows
-    file: Path  # where it lies
+    file: Path  # temporary
     bad: dict[int, str]  # reason per bad row of the store
 
 
@@ -153,7 +155,7 @@ class OpenStore(Protocol):
 
     @property
     def dataset(self) -> dict[str, Any]:
-        """Description of the dataset in the manifest, with the part of a store that this is."""
+        """Description of the dataset in the manifest; for a part of a store, with its number."""
 
     @property
     def samples(self) -> Samples:
@@ -167,15 +169,15 @@ class ArrayWriter:
     """The one writer of an array, holding its lock from ``with`` to the end of the block.
 
     Args:
-        store: that the array belongs to.
+        store: to which the array belongs.
         key: name of the array.
         shape: (N, V, D).
         dtype: stored dtype.
         chunk_rows: rows per chunk file.
-        recipe: what determines the values.
+        recipe: settings that determine the values.
         how: how they are computed; must not change while the array is unfinished.
         wait: wait for another writer.
-        fresh: discard what is unfinished.
+        fresh: discard an unfinished array.
     """
 
     def __init__(
@@ -191,12 +193,8 @@ class ArrayWriter:
         wait: bool = False,
         fresh: bool = False,
     ) -> None:
-        if (
-            tuple(shape)[:1] != (store.rows,)
-            or len(shape) < 2
-            or dtype not in files.DTYPES
-            or chunk_rows < 1
-        ):
+        shape_fits = len(shape) >= 2 and shape[0] == store.rows
+        if not shape_fits or dtype not in files.DTYPES or chunk_rows < 1:
             dtypes = ", ".join(files.DTYPES)
             raise InternalError(
                 f"{key}: shape {shape}, {dtype}, {chunk_rows} rows per chunk, in a store of {store.rows} "
@@ -224,7 +222,7 @@ class ArrayWriter:
 
     @property
     def kept(self) -> list[int]:
-        """Chunks the journal vouches for and whose files confirm it; all of a finished array."""
+        """Chunks in the journal whose files have the right checksum; all chunks of a finished array."""
         if self.finished:
             return list(range(self.count))
         return sorted(self.journal.chunks)
@@ -242,7 +240,7 @@ class ArrayWriter:
         part = part_of(self.store.dataset)
         if part is not None:
             own = part.chunks(self.count)
-        return [k for k in own if k not in self.journal.chunks]
+        return [chunk for chunk in own if chunk not in self.journal.chunks]
 
     def __enter__(self) -> ArrayWriter:
         lock = self.store.path / "locks" / f"{self.key}.lock"
@@ -261,34 +259,32 @@ class ArrayWriter:
         self._stack.close()
 
     def _open(self) -> None:
-        """Find out, under the lock, what is there of the array: all of it, a part to continue with, or nothing."""
-        # Files that a killed writer or its workers had not finished. We hold their lock now, so nobody writes them.
-        for left in (
-            *self.path.rglob("*.partial"),
-            *self.store.path.glob(f".{self.journal.path.name}.*.partial"),
-        ):
+        """Find out, under the lock, whether the array is finished, begun or new, and prepare its journal."""
+        # Partial files of a killed writer or its workers. This writer holds their lock, so no process writes them.
+        self.remove_uncommitted()
+        for left in self.store.path.glob(f".{self.journal.path.name}.*.partial"):
             left.unlink(missing_ok=True)
-        known = read_manifest(self.store.path).arrays.get(self.key)
-        if known is not None:
-            # Finished, by us or by the writer we waited for. Its chunk size may differ from what we would choose.
+        finished = read_manifest(self.store.path).arrays.get(self.key)
+        if finished is not None:
+            # By an earlier writer, which may have chosen another number of rows per chunk.
             self.finished = True
-            self.chunk_rows = known.chunk_rows
-            # a writer was killed between the manifest and this
+            self.chunk_rows = finished.chunk_rows
+            # Its journal remains if it was killed after it had written the manifest.
             self.journal.path.unlink(missing_ok=True)
             return
         if self._fresh:
             self._discard()
-        # Everything on which the values of the rows depend: an array is gone on with only where all of it is equal.
+        # An array is continued only if everything on which the values of its rows depend is equal.
         header = journal_header(self.recipe, self.how, self.shape, self.dtype, self.chunk_rows)
         self.journal = read_journal(self.journal.path)
         if self.journal.header is None:
-            # No journal, or one torn in its first line: chunk files that may lie here are vouched for by nobody.
+            # No journal, or one with a damaged first line: nothing confirms chunk files that may exist.
             self._discard()
             self.journal = Journal(self.journal.path)
             self.journal.begin(header)
         elif self.journal.header != header:
             raise self._differs(header)
-        self.journal.cut()  # a line torn by a power cut, before the next one is appended to it
+        self.journal.cut()  # remove an incomplete last line before the next line is appended
         self._confirm()
 
     def _discard(self) -> None:
@@ -300,9 +296,9 @@ class ArrayWriter:
             shutil.rmtree(self.path)
 
     def _enter_sidecars(self) -> None:
-        """Let the manifest list the sidecars that a killed ``complete`` replaced, before their journal goes.
+        """Enter the sidecars that a killed ``complete`` replaced into the manifest, before their journal is removed.
 
-        Until then only the commit line of that journal says that they are the right ones.
+        Until then, only the commit line of that journal has their checksums.
         """
         with lock_manifest(self.store.path):
             manifest = read_manifest(self.store.path)
@@ -311,13 +307,12 @@ class ArrayWriter:
             self.store.refresh()
 
     def _differs(self, header: dict[str, Any]) -> FedcacheError:
-        """The error of an unfinished array whose rows were computed in another way than the next would be."""
+        """The error for an unfinished array whose rows were computed with other settings than ``header``."""
         before = self.journal.header or {}
-        changed = [
-            f"{name} was {old!r}, now {new!r}"
-            for name, old, new in header_differences(before, header)
-        ]
-        listed = "; ".join(changed)
+        changes = []
+        for name, old, new in header_differences(before, header):
+            changes.append(f"{name} was {old!r}, now {new!r}")
+        listed = "; ".join(changes)
         return StoreError(
             f"The extraction of {self.key} was started with other settings: {listed}. Mixed rows would "
             "not be comparable.",
@@ -325,7 +320,7 @@ class ArrayWriter:
         )
 
     def _confirm(self) -> None:
-        """Keep only chunks whose file has the checksum the journal vouches for."""
+        """Keep only chunks whose file has the checksum in the journal."""
         array = self.for_workers()
         for chunk, line in list(self.journal.chunks.items()):
             try:
@@ -366,20 +361,20 @@ class ArrayWriter:
         )
 
     def commit(self, made: UncommittedChunk) -> None:
-        """Put a worker's chunk file in its place. Raises MachineError, when it is not here or not whole."""
+        """Put a worker's chunk file in its place. Raises MachineError, when it is missing here or not whole."""
         self._refuse_finished(made.chunk)
         array = self.for_workers()
         place = array.chunk_file(made.chunk)
         size = array.chunk_bytes + files.CRC_BYTES
         found = -1
         # A network file system may show a new file of another host late.
-        for patience in (0.0, 0.2, 0.8, 2.0):
-            time.sleep(patience)
+        for seconds in (0.0, 0.2, 0.8, 2.0):
+            time.sleep(seconds)
             with suppress(OSError):
                 found = made.file.stat().st_size
             if found == size:
                 break
-        else:
+        if found != size:
             what = f"has {found:,} bytes instead of {size:,}"
             if found < 0:
                 what = "is missing"
@@ -390,7 +385,7 @@ class ArrayWriter:
             )
         with explain_disk_errors(place, 0):
             made.file.replace(place)
-            fsync_directory(place.parent)  # the name is on disk before the line that speaks of it
+            fsync_directory(place.parent)  # the name is on disk before its journal line
             self.add_to_journal(made.chunk, made.crc, made.bad)
 
     def remove_uncommitted(self) -> None:
@@ -406,10 +401,10 @@ class ArrayWriter:
             )
 
     def adopt(self, chunk: int, source: Path, crc: int, bad: Mapping[int, str]) -> None:
-        """Take a chunk over from an array of the same recipe and ``how``: a hard link, or a copy across devices.
+        """Take a chunk from another array of the same recipe and ``how``, as a hard link, or as a copy across devices.
 
-        ``source`` is its file in the other store, whose manifest lists ``crc``. Raises CorruptionError, when that file
-        is damaged; MachineError, when the disk refuses.
+        ``source`` is its file in the other store, and ``crc`` its checksum there. Raises CorruptionError, when that
+        file is damaged; MachineError, when the disk refuses.
         """
         array = self.for_workers()
         payload = files.read_checked(source, crc, self.key, size=array.chunk_bytes)
@@ -428,11 +423,11 @@ class ArrayWriter:
         self.journal.add(chunk, crc, named)
 
     def complete(self) -> None:
-        """Make the array part of the store: sidecars, then the manifest, then the journal goes.
+        """Make the array part of the store: write sidecars, then the manifest, then remove the journal.
 
-        A crash between any two steps leaves a store that reads correctly and a journal from which this runs again.
-        Where the store is part i of n, the array stays unfinished and the manifest says that its chunks are there.
-        Raises InternalError while chunks are missing; CorruptionError when the quarantine list is damaged.
+        After a crash between two steps, the store can be read correctly, and the journal lets this run again. In part i
+        of n of a store, the array stays unfinished, and the manifest notes that its chunks are complete. Raises
+        InternalError while chunks are missing; CorruptionError when the quarantine list is damaged.
         """
         if self.finished:
             return
@@ -442,7 +437,7 @@ class ArrayWriter:
                 f"{self.key} lacks chunks {missing[:5]} of {self.count}.", "Write them first."
             )
         with lock_manifest(self.store.path, self.store.rows):
-            # as it is now: others may have completed arrays since we opened
+            # Read again, because other writers may have completed arrays since the store was opened.
             manifest = read_manifest(self.store.path)
             if PART in manifest.dataset:
                 manifest.dataset[PART]["recipes"][self.key] = self.recipe
@@ -451,7 +446,7 @@ class ArrayWriter:
                 return
             # 1. Rows that could not be read, in samples/ok and the list of them.
             self._quarantine(manifest)
-            # 2. The description that makes the folder an array to any Zarr reader.
+            # 2. The metadata that makes the folder an array for other Zarr readers.
             attributes, dimensions = description(self.key, self.recipe, len(self.shape))
             metadata = files.array_metadata(
                 self.shape, self.dtype, self.chunk_rows, attributes, dimensions
@@ -459,27 +454,27 @@ class ArrayWriter:
             files.make_directories(self.path)
             write_atomic(self.path / "zarr.json", metadata)
             manifest.files[f"features/{self.key}/zarr.json"] = sha256_hex(metadata)
-            # 3. The manifest: from the moment it is replaced the array is there, whole.
-            crcs = tuple(self.journal.chunks[k].crc for k in range(self.count))
+            # 3. The manifest: the array is complete once this file is replaced.
+            crcs = tuple(self.journal.chunks[chunk].crc for chunk in range(self.count))
             manifest.arrays[self.key] = ArrayInfo(
                 self.recipe, self.how, self.shape, self.dtype, self.chunk_rows, crcs
             )
             manifest.write(self.store.path)
             self.store.refresh()
-            # 4. The journal, which nobody needs any more; whoever opens the array next removes one left by a kill.
+            # 4. The journal, which is no longer needed. If this process is killed here, the next writer removes it.
             self.journal.path.unlink(missing_ok=True)
         self.finished = True
 
     def _quarantine(self, manifest: Manifest) -> None:
         """Mark bad rows in ``samples/ok`` and list them in ``quarantine.jsonl``, announced in the journal first.
 
-        ``ok`` is always the complement of the list, so nothing is taken from the ``ok`` that another writer may have
-        been replacing when it died.
+        ``ok`` is computed from the list alone, because a writer that was killed may have replaced the file of ``ok``.
         """
         known = read_quarantine(self.store.path, manifest)
         # A row that is listed already keeps its first reason.
         union = {**self.journal.bad, **known}
-        if union.keys() == known.keys() and manifest.rows_ok == manifest.rows - len(known):
+        rows_ok = manifest.rows - len(known)
+        if union.keys() == known.keys() and manifest.rows_ok == rows_ok:
             return
         # Announced first: until the manifest is replaced, this line vouches for the two files written next.
         self.journal.announce(commit_of(manifest, union))
@@ -491,7 +486,8 @@ def description(
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Attributes of a feature array for other Zarr readers, and the names of its axes."""
     attributes = {"name": recipe.get("backbone", key), "recipe": digest_of(dict(recipe))}
-    return attributes, ("row", *(f"{axis}_{key}" for axis in AXES[axes]))
+    names = [f"{axis}_{key}" for axis in AXES[axes]]
+    return attributes, ("row", *names)
 
 
 # A new store on disk: the rows and nothing else.
@@ -500,14 +496,15 @@ def description(
 def create_store(
     path: Path, samples: Samples, dataset: dict[str, Any], reasons: Mapping[int, str]
 ) -> Manifest:
-    """A store without features at ``path``, or the one of the same dataset that is there.
+    """A new store without features at ``path``, or the existing one of the same dataset.
 
-    It is built next to its place and renamed, so that it exists whole or not at all. ``dataset`` is what the manifest
-    says of the dataset, ``reasons`` why a row is not ok. Raises StoreError, when another dataset is at ``path``;
-    CorruptionError for a store that is damaged; MachineError, when the disk refuses.
+    It is built next to its place and renamed, so that it exists whole or not at all. ``dataset`` is the description of
+    the dataset for the manifest, ``reasons`` the reason per row that is not ok. Raises StoreError, when another dataset
+    is at ``path``; CorruptionError for a store that is damaged; MachineError, when the disk refuses.
     """
     occupied = path.exists() and (not path.is_dir() or any(path.iterdir()))
-    # Looked for last: a store may appear here, whole, at any moment. One that lost its manifest is refused as such.
+    # After ``occupied``, because another process may put a whole store here at any moment. ``_same`` refuses a store
+    # without a manifest.
     if (path / "manifest.json").exists() or was_store(path):
         return _same(path, dataset)
     if occupied:
@@ -520,9 +517,9 @@ def create_store(
         temporary = _building_place(path)
         try:
             _write_samples(temporary, samples, dataset, reasons)
-            temporary.rename(path)  # over an empty directory at most
+            temporary.rename(path)  # fails unless the place is free or an empty directory
         except OSError:
-            if (path / "manifest.json").exists():  # somebody was faster
+            if (path / "manifest.json").exists():  # another process was faster
                 return _same(path, dataset)
             raise
         finally:
@@ -532,48 +529,46 @@ def create_store(
 
 
 def _same(path: Path, dataset: Mapping[str, Any]) -> Manifest:
-    """The manifest of a store that is there, when it is of this dataset."""
+    """The manifest of an existing store. Raises StoreError for another dataset or another part of it."""
     found = read_manifest(path)
     if found.shards:
         raise nothing_is_added(path)
     if found.dataset["digest"] != dataset["digest"]:
-        there, wanted = (
-            "{slug} with digest {digest:.12}".format(**one) for one in (found.dataset, dataset)
-        )
-        raise StoreError(
-            f"{path} contains {there}, not {wanted}.",
-            "Choose another place, or remove the existing files.",
-        )
-    if part_of(found.dataset) != part_of(dataset):
+        words = "{slug} with digest {digest:.12}"
+        there = words.format(**found.dataset)
+        wanted = words.format(**dataset)
+    elif part_of(found.dataset) != part_of(dataset):
         there = str(part_of(found.dataset) or "a whole store")
         wanted = str(part_of(dataset) or "a whole store")
-        raise StoreError(
-            f"{path} contains {there}, not {wanted}.",
-            "Choose another place, or remove the existing files.",
-        )
-    return found
+    else:
+        return found
+    raise StoreError(
+        f"{path} contains {there}, not {wanted}.",
+        "Choose another place, or remove the existing files.",
+    )
 
 
 def _write_samples(
     path: Path, samples: Samples, dataset: dict[str, Any], reasons: Mapping[int, str]
 ) -> None:
-    """Everything of a store without features, into an empty directory; ``reasons`` of rows that are not ok."""
+    """Write all files of a store without features into an empty directory; ``reasons`` are those of rows not ok."""
     rows = len(samples.name)
     (path / "locks").mkdir(mode=0o700)
     crcs = {}
     for key, dtype in COLUMNS.items():
         values = getattr(samples, key)
-        place = files.chunk_path(path / "samples" / key, 0, values.ndim)
-        crcs[key] = files.write_chunk_file(place, values, max(1, rows), dtype)
+        crcs[key] = files.write_chunk_file(column_file(path, key), values, max(1, rows), dtype)
     names = files.encode_strings(samples.name or [""])
-    crcs["name"] = files.write_payload(files.chunk_path(path / "samples" / "name", 0, 1), names)
+    crcs["name"] = files.write_payload(column_file(path, "name"), names)
     manifest = Manifest(dataset, rows, rows, samples.classes, samples.domains, crcs)
     for relative, raw in sidecars_of(manifest).items():
-        files.make_directories((path / relative).parent)
-        write_atomic(path / relative, raw)
+        place = path / relative
+        files.make_directories(place.parent)
+        write_atomic(place, raw)
         manifest.files[relative] = sha256_hex(raw)
-    lost = np.flatnonzero(samples.ok == 0).tolist()
-    unread = {row: (samples.name[row], reasons.get(row, "given as unreadable")) for row in lost}
+    unread = {}
+    for row in np.flatnonzero(samples.ok == 0).tolist():
+        unread[row] = (samples.name[row], reasons.get(row, "given as unreadable"))
     if unread:
         replace_sidecars(path, manifest, unread)
     manifest.write(path)
@@ -604,13 +599,12 @@ def sidecars_of(manifest: Manifest) -> dict[str, bytes]:
 
 
 def _building_place(path: Path) -> Path:
-    """A new private directory next to ``path`` in which to build it; what killed builders left there is removed."""
+    """A new private directory next to ``path`` in which to build it; directories of killed builders are removed."""
     for left in path.parent.glob(f".{path.name}.*.partial"):
         pid = writer_of(left)
         if pid and not is_alive(pid):
             shutil.rmtree(left, ignore_errors=True)
     path.parent.mkdir(parents=True, exist_ok=True)
-    # The process is in the name for this cleanup, the rest keeps its threads apart.
-    return Path(
-        tempfile.mkdtemp(prefix=f".{path.name}.{os.getpid()}-", suffix=".partial", dir=path.parent)
-    )
+    # The name contains the process for this cleanup, and a random part for several threads of a process.
+    prefix = f".{path.name}.{os.getpid()}-"
+    return Path(tempfile.mkdtemp(prefix=prefix, suffix=".partial", dir=path.parent))

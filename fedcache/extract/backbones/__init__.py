@@ -1,4 +1,4 @@
-"""Frozen backbones: what there is, where the weights lie, and how one is loaded.
+"""Frozen backbones: the table of all backbones, finding their weights, and loading them.
 
 ``lookup`` and ``locate`` work on data alone and import no torch; ``load`` imports the provider's library.
 """

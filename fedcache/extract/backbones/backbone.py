@@ -1,6 +1,6 @@
-"""Backbone: one row of the table; Weights: where its file lies; FrozenEncoder: what loading it gives.
+"""Backbone: one row of the table; Weights: its located file; FrozenEncoder: the loaded backbone.
 
-Nothing here imports torch: a finished extraction is recognised from rows and digests alone.
+No module-level import here needs torch, because a finished extraction is recognised from rows and digests alone.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ class Backbone:
         seeded: weights are drawn from a seed when no file is given (``--weights NAME=seed:1`` chooses it).
         shares: another name whose weights are the same file.
         fixed: the model takes its native input size only.
-        licence: of the weights, as their publisher states it; empty where none is known.
-        own: brought by the user: a name with a prefix, of which no published digest is known.
-        place: where the file or folder of such a backbone lies, or lay when it was named last.
+        licence: of the weights, as their publisher states it; empty if not known.
+        own: brought by the user, with a name that has a prefix and without a published digest.
+        place: path of the file or folder of such a backbone, when it was used last.
         here_only: it is in the memory of this process, and no other process can load it.
         cpu_only: its library computes on the CPU.
         raw: it takes the bytes of the pixels; mean and std have no meaning.
-        reads: images, texts or rows (``extract.inputs``); of texts its text features are those of prompts.
+        reads: images, texts or rows (``extract.inputs``). Text features of a backbone of texts are those of prompts.
     """
 
     name: str
@@ -98,21 +98,24 @@ class Backbone:
             return ("output", "pooling", "max_tokens", "prompt")
         if self.provider == "sound_encoder":
             return ("pooling", "seconds")
-        return ("output",) if self.own else ()
+        if self.own:
+            return ("output",)
+        return ()
 
     def options_of(self, recipe: Recipe) -> dict[str, str]:
-        """The options of ``--recipe`` with which an extraction has a recipe of this backbone, up to the weights."""
-        found = recipe.departures(self.recipe)
+        """The options of ``--recipe`` that give an extraction this recipe, except for the weights."""
+        options = recipe.departures(self.recipe)
         if self.provider == "text_encoder":
             pooling, _, output = recipe.pooling.removesuffix(")").partition("(")
-            texts_recipe = {"pooling": pooling, "output": output, "prompt": recipe.prompt}
-            found |= {
-                "max_tokens": str(recipe.size),
-                **{k: v for k, v in texts_recipe.items() if v},
-            }
+            options["max_tokens"] = str(recipe.size)
+            text_options = {"pooling": pooling, "output": output, "prompt": recipe.prompt}
+            for name, value in text_options.items():
+                if value:
+                    options[name] = value
         if self.provider == "sound_encoder":
-            found |= {"pooling": recipe.pooling, "seconds": str(recipe.size / recipe.rate)}
-        return found
+            options["pooling"] = recipe.pooling
+            options["seconds"] = str(recipe.size / recipe.rate)
+        return options
 
     @property
     def has_weights(self) -> bool:
@@ -120,23 +123,23 @@ class Backbone:
         return bool(self.files)
 
     def accepts(self, recipe: Recipe) -> None:
-        """Refuse, before anything is loaded, another size or norm of a model that takes one only; UsageError.
+        """Refuse a size or norm that a model of images does not take, before the model is loaded. Raises UsageError.
 
-        Of texts and rows everything but the stored dtype.
+        A model of texts or rows takes only another stored dtype.
         """
         if self.reads != IMAGES:
-            if odd := [name for name in recipe.departures(self.recipe) if name != "dtype"]:
-                option = odd[0]
-                raise UsageError(
-                    f"{self.name} reads {self.reads}, but {option} applies only to images.",
-                    f"Leave out {option}.",
-                )
+            for option in recipe.departures(self.recipe):
+                if option != "dtype":
+                    raise UsageError(
+                        f"{self.name} reads {self.reads}, but {option} applies only to images.",
+                        f"Leave out {option}.",
+                    )
             return
-        only = self.recipe.size
-        if self.fixed and recipe.size != only:
+        size = self.recipe.size
+        if self.fixed and recipe.size != size:
             raise UsageError(
-                f"{self.name} takes only images of {only} px, but the recipe has {recipe.size} px.",
-                f"Leave out the size, or write --recipe {shell_word(self.name)}:size={shell_word(only)}",
+                f"{self.name} takes only images of {size} px, but the recipe has {recipe.size} px.",
+                f"Leave out the size, or write --recipe {shell_word(self.name)}:size={shell_word(size)}",
             )
         if self.raw and (recipe.mean, recipe.std) != (self.recipe.mean, self.recipe.std):
             raise UsageError(
@@ -147,7 +150,7 @@ class Backbone:
 
 @dataclass(frozen=True)
 class Download:
-    """Weights a library publishes and can fetch: where from, in words, and bytes (0 when not known)."""
+    """Weights that a library publishes and can fetch: their source in words, and bytes (0 when not known)."""
 
     source: str
     size: int = 0
@@ -162,17 +165,17 @@ class Download:
 class Weights:
     """Located weights."""
 
-    # the file; None when there is none (seeded, or not needed) or it is still to be downloaded
+    # the file; None for weights from a seed, no weights, or a file that must be downloaded first
     path: Path | None
-    sha256: str  # of the file; ``seed:<n>`` or ``none`` without one; empty while it is still to be downloaded
-    origin: str  # where it was found, in a few words
-    download: Download | None = None  # what ``pull`` would fetch, when the file is not here
-    key: str | None = None  # which weights of a file that holds several
-    # which tensors were loaded
+    sha256: str  # of the file; ``seed:<n>`` or ``none`` without a file; empty before a download
+    origin: str  # where the file was found, in a few words
+    download: Download | None = None  # the download by ``pull``, if the file is not available
+    key: str | None = None  # prefix of these weights in a file of several
+    # the tensors that were loaded
     taken: list[Taken] = field(default_factory=list, compare=False, repr=False)
 
     def file(self, backbone: str) -> Path:
-        """The file, for a provider that cannot do without; MachineError when it was not downloaded first."""
+        """The file, for a provider that needs one; MachineError if it was not downloaded."""
         if self.path is None:
             raise MachineError(
                 f"{backbone} needs a weights file, but none was found ({self.origin}).",
@@ -182,7 +185,7 @@ class Weights:
 
 
 class FrozenEncoder(Protocol):
-    """A loaded backbone; one of texts or rows is an ``ItemEncoder`` in addition to it."""
+    """A loaded backbone; one of texts or rows is also an ``ItemEncoder``."""
 
     def image(self, x: Tensor) -> Tensor:
         """Features of decoded and resized images.
@@ -203,7 +206,7 @@ class FrozenEncoder(Protocol):
 
 @dataclass(frozen=True)
 class Caches:
-    """Where the libraries keep downloads: huggingface_hub (of timm and open_clip) and torch (of torchvision)."""
+    """Folders of downloads: of huggingface_hub (for timm and open_clip) and of torch (for torchvision)."""
 
     huggingface: Path
     torch: Path
@@ -214,8 +217,8 @@ def library_caches(environ: Mapping[str, str] = os.environ) -> Caches:
     cache = Path(environ.get("XDG_CACHE_HOME") or "~/.cache")
     hf_home = Path(environ.get("HF_HOME") or cache / "huggingface")
     hub = environ.get("HF_HUB_CACHE") or environ.get("HUGGINGFACE_HUB_CACHE") or hf_home / "hub"
-    torch = Path(environ.get("TORCH_HOME") or cache / "torch") / "hub"
-    return Caches(Path(hub).expanduser(), torch.expanduser())
+    torch_home = Path(environ.get("TORCH_HOME") or cache / "torch")
+    return Caches(Path(hub).expanduser(), (torch_home / "hub").expanduser())
 
 
 def hub_folder(repository: str) -> Path:
@@ -224,25 +227,25 @@ def hub_folder(repository: str) -> Path:
 
 
 def hub_snapshots(repository: str) -> Iterator[Path]:
-    """Folders of its files: that of the branch ``main``, else of every revision that was fetched."""
+    """Folders of its files: of the branch ``main`` if it was fetched, else of every fetched revision."""
     folder = hub_folder(repository)
     snapshots = folder / "snapshots"
     try:
         revisions = [(folder / "refs" / "main").read_text().strip()]
-    except OSError:  # fetched by commit: no branch is recorded
+    except OSError:  # fetched by commit, so no branch is recorded
         revisions = []
         if snapshots.is_dir():
-            revisions = sorted(p.name for p in snapshots.iterdir())
+            revisions = sorted(snapshot.name for snapshot in snapshots.iterdir())
     yield from (snapshots / revision for revision in revisions)
 
 
-# The encoder every provider builds, which normalises on the device, runs the module and hands back
+# The encoder that providers build. It normalises images on the device, runs the module and returns
 # float32.
 #
-# Normalisation lives here and not in the decoding workers, so bytes cross to the device and
-# recipes that differ in mean and std alone share their inputs. Text features are a unit row per
-# class, from one prompt template or an ensemble; that is CLIP's (Radford et al., arXiv:2103.00020,
-# section 3.1.4): the mean of the templates' unit features, made unit again.
+# The encoder normalises and not the decoding workers, so bytes are copied to the device, and
+# recipes that differ only in mean and std share their inputs. Text features are a unit row per
+# class, from one prompt template or an ensemble as in CLIP (Radford et al., arXiv:2103.00020,
+# section 3.1.4): the mean of the templates' unit features, at unit length.
 
 
 @contextmanager
@@ -261,6 +264,15 @@ def deterministic() -> Iterator[None]:
         torch.backends.cuda.matmul.allow_tf32 = before
 
 
+def autocast(device: torch.device, compute: torch.dtype) -> Any:
+    """Autocast to a compute dtype while a block runs; for float32 a context without effect."""
+    import torch
+
+    if compute is torch.float32:
+        return nullcontext()
+    return torch.autocast(device.type, dtype=compute)
+
+
 class ModuleEncoder:
     """A ``FrozenEncoder`` over one torch module.
 
@@ -269,9 +281,10 @@ class ModuleEncoder:
         module: maps normalised [B, 3, H, W] to [B, D], unless ``image``, a part of it, does.
         recipe: its mean and std normalise the input.
         device: where to run.
-        dtype: ``float32`` | ``bfloat16`` | ``float16``; the last two run under autocast, with the weights of layers
-            that it would cast in every call held in this type. Other weights stay float32.
-        text: maps tokens [C, L], which ``tokenize`` makes of prompts, to [C, D], if there is a text tower.
+        dtype: ``float32`` | ``bfloat16`` | ``float16``; the last two run under autocast. Weights that autocast would
+            cast in every call are kept in this dtype; other weights stay float32.
+        image: maps normalised images to [B, D]; None for the module itself.
+        text: maps tokens [C, L], which ``tokenize`` makes from prompts, to [C, D], if there is a text tower.
     """
 
     def __init__(
@@ -291,14 +304,10 @@ class ModuleEncoder:
         self.name = name
         self.device = torch.device(device)
         self.compute: torch.dtype = getattr(torch, dtype)
-        # Decoded images are channels last already, and convolutions are up to 1.45 times faster on them on a CPU core.
-        # 4-d weights follow the input's layout; 2-d ones are untouched.
-        self.module = (
-            module.eval()
-            .requires_grad_(False)
-            .to(self.device)
-            .to(memory_format=torch.channels_last)
-        )
+        # Decoded images have channels last, and convolutions in this layout are up to 1.45 times faster on a CPU core.
+        # It changes only weights with four axes.
+        frozen = module.eval().requires_grad_(False).to(self.device)
+        self.module = frozen.to(memory_format=torch.channels_last)
         if self.compute is not torch.float32:
             hold_weights(_image_tower(module, text is not None), self.compute)
         mean = torch.tensor(recipe.mean, dtype=torch.float64).view(1, 3, 1, 1)
@@ -316,7 +325,8 @@ class ModuleEncoder:
 
         self.device = torch.device(device)
         self.module.to(self.device)
-        self._scale, self._shift = self._scale.to(self.device), self._shift.to(self.device)
+        self._scale = self._scale.to(self.device)
+        self._shift = self._shift.to(self.device)
         return self
 
     def normalise(self, x: Tensor) -> Tensor:
@@ -324,19 +334,12 @@ class ModuleEncoder:
         import torch
 
         x = x.to(self.device, non_blocking=True).permute(0, 3, 1, 2)
-        return torch.addcmul(self._shift, x.float(), self._scale).contiguous(
-            memory_format=torch.channels_last
-        )
+        normalised = torch.addcmul(self._shift, x.float(), self._scale)
+        return normalised.contiguous(memory_format=torch.channels_last)
 
     def features(self, x: Tensor) -> Tensor:
         """[B, D] float32 of normalised images [B, 3, H, W]; differentiable."""
-        import torch
-
-        whole = self.compute is torch.float32
-        with (
-            deterministic(),
-            nullcontext() if whole else torch.autocast(self.device.type, dtype=self.compute),
-        ):
+        with deterministic(), autocast(self.device, self.compute):
             features: Tensor = self._image(x)
         return features.float()
 
@@ -348,20 +351,21 @@ class ModuleEncoder:
             return self.features(self.normalise(x))
 
     def text(self, prompts: Sequence[str]) -> Tensor:
-        """See ``FrozenEncoder.text``; in float32 whatever the compute dtype, as it is a handful of rows."""
+        """See ``FrozenEncoder.text``; always computed in float32, because there are few rows."""
         import torch
 
         if self._text is None or self.tokenize is None:
             raise no_text(self.name)
         with torch.inference_mode(), deterministic():
-            features = self._text(self.tokenize(list(prompts)).to(self.device)).float()
+            tokens = self.tokenize(list(prompts)).to(self.device)
+            features = self._text(tokens).float()
             return torch.nn.functional.normalize(features, dim=-1)
 
 
 def _image_tower(module: nn.Module, has_text: bool) -> nn.Module:
-    """The part of a module that images alone go through; an empty one where that is not known.
+    """The part of a module that computes images; an empty module if this part is not known.
 
-    Text features are computed in float32, so the tower that makes them keeps its weights.
+    Text features are computed in float32, so the weights of the text tower stay float32.
     """
     from torch import nn
 
@@ -375,9 +379,9 @@ def _image_tower(module: nn.Module, has_text: bool) -> nn.Module:
 
 
 def hold_weights(module: nn.Module, dtype: torch.dtype) -> None:
-    """Hold the weights that autocast would cast in every call in ``dtype``, in place; features keep their bits.
+    """Convert the weights that autocast would cast in every call to ``dtype``, in place. Features keep their bits.
 
-    Of layers that are exactly these: a subclass may compute with its weights before autocast would cast them.
+    Not for subclasses of these layers, because they may compute with their weights before autocast would cast them.
     """
     from torch import nn
 
@@ -415,13 +419,21 @@ def one_row_each(features: Tensor, *, channels_last: bool = False) -> Tensor:
     """
     if features.ndim == 3:
         return features.mean(1)
+    if features.ndim == 4 and channels_last:
+        return features.mean((1, 2))
     if features.ndim == 4:
-        return features.mean((1, 2) if channels_last else (2, 3))
+        return features.mean((2, 3))
     return features
 
 
+def triple(values: Any) -> tuple[float, float, float]:
+    """Three values, such as a mean per colour, as floats. Raises TypeError or ValueError for other values."""
+    red, green, blue = (float(value) for value in values)
+    return red, green, blue
+
+
 def no_images(name: str, reads: str) -> FedcacheError:
-    """The error of giving images to a backbone that reads texts or rows."""
+    """The error for images given to a backbone that reads texts or rows."""
     return UsageError(
         f"{name} reads {reads}, not images.",
         f"Give it {reads}, or choose a backbone for images.",
@@ -429,7 +441,7 @@ def no_images(name: str, reads: str) -> FedcacheError:
 
 
 def no_text(name: str) -> FedcacheError:
-    """The error of asking a backbone without a text tower for text features."""
+    """The error for text features requested from a backbone without a text tower."""
     return UsageError(
         f"{name} has no text tower, so it has no text features.",
         "Use a backbone with one: clip-rn50, clip-vit-b-16, clip-vit-b-32, glyph-clip or "
@@ -438,14 +450,15 @@ def no_text(name: str) -> FedcacheError:
 
 
 def prompts(classes: Sequence[str], template: str) -> list[str]:
-    """The template filled in for every class, underscores read as spaces; UsageError for one without ``{}``."""
+    """The prompt of every class, with spaces for underscores in its name; UsageError for a template without ``{}``."""
     if "{}" not in template:
         raise UsageError(
             f"The template {template!r} has no {{}} for the class name.",
             'For example --text "a photo of a {}."',
         )
-    # Not str.format: a class name or template may hold other braces.
-    return [template.replace("{}", name.replace("_", " ").strip()) for name in classes]
+    # Not str.format: a template may contain other braces.
+    words = [name.replace("_", " ").strip() for name in classes]
+    return [template.replace("{}", word) for word in words]
 
 
 def text_features(
@@ -462,16 +475,21 @@ def text_features(
             'For example --text "a photo of a {}."',
         )
     filled = [prompts(classes, template) for template in templates]
-    rows = [encoder.text(lines).to("cpu").numpy().astype(np.float64) for lines in filled]
-    total = np.sum([_unit(r) for r in rows], axis=0)
+    rows_of_templates = []
+    for lines in filled:
+        rows = encoder.text(lines).to("cpu").numpy()
+        rows_of_templates.append(rows.astype(np.float64))
+    total = np.sum([_unit(rows) for rows in rows_of_templates], axis=0)
     return _unit(total).astype(np.float32)
 
 
 def _unit(rows: NDArray[np.float64]) -> NDArray[np.float64]:
     norm = np.linalg.norm(rows, axis=-1, keepdims=True)
-    if not np.all(norm > 1e-12):  # also true of NaN
+    has_direction = norm > 1e-12  # False for NaN
+    if not np.all(has_direction):
+        count = int((~has_direction).sum())
         raise UsageError(
-            f"{int((~(norm > 1e-12)).sum())} text features have no direction (their norm is 0 or not finite).",
+            f"{count} text features have no direction (their norm is 0 or not finite).",
             "Check the weights of the text tower with `fedcache backbones verify`, or use other templates.",
         )
     unit: NDArray[np.float64] = rows / norm

@@ -1,13 +1,13 @@
-"""The one place where a checkpoint is opened. Weights are untrusted: they are read as data and never run.
+"""The only module that opens checkpoints. Weights are untrusted: they are read as data and never run.
 
-safetensors and npz hold arrays only. A torch pickle goes through ``torch.load(weights_only=True)`` with an explicit
+safetensors and npz hold arrays only. A torch pickle is read by ``torch.load(weights_only=True)`` with an explicit
 list of plain data in addition to torch's own: numpy scalars, and the options of a training script
-(``argparse.Namespace``). Anything that needs more is refused, and there is no fallback. The kind of a file is read
-from its first bytes, because ``model_best.pth.tar`` is no tar and a failed download is no checkpoint.
+(``argparse.Namespace``). A file that needs more is refused, and there is no fallback. The kind of a file is read
+from its first bytes, because ``model_best.pth.tar`` is not a tar file and a failed download is not a checkpoint.
 
-Scripts save more than one model, and under names of their own: ``module.encoder_q.``, ``teacher.backbone.``,
-``state_dict_ema``. The weights of a backbone are those tensors that have its names after one prefix, and its shapes. A
-prefix is all that stands before: keys of the file and words that end in a dot, without a difference.
+Training scripts save several models in one file, under their own names: ``module.encoder_q.``, ``teacher.backbone.``,
+``state_dict_ema``. The weights of a backbone are the tensors that have its names after one prefix, and its shapes. A
+prefix may consist of keys of the file and of words in names; both end in a dot and are treated alike.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 IMPORTED = {"kind": "weights"}
 """Kind of a file that ``import`` wrote, for its seal."""
 USUAL = ("state_dict", "model_state_dict", "model")
-"""Keys under which training scripts keep the weights, also where a copy of them (EMA) is under another key."""
+"""Keys under which training scripts keep the weights. A copy of them (EMA) may be under another key."""
 NPZ_LIMIT = 16 << 30
 """Bytes an npz may claim to unpack to; the largest published ViT is below 8 GB."""
 
@@ -45,8 +45,8 @@ def read_state(path: Path, *, hub: str | None = None, key: str | None = None) ->
     Args:
         path: of the file.
         hub: a repository with a safetensors file of the same weights, named when a TorchScript archive is refused.
-        key: the beginning of the names that are wanted, such as ``state_dict_ema``; a word inside of them where
-            none begins so. Other tensors are left out.
+        key: the beginning of the requested names, such as ``state_dict_ema``; or a part of them, if no name begins
+            with it. Other tensors are left out.
     """
     kind = kind_of(path)
     if kind == "torchscript":
@@ -67,7 +67,7 @@ def read_state(path: Path, *, hub: str | None = None, key: str | None = None) ->
     if key is None:
         return state
     chosen = {name: tensor for name, tensor in state.items() if name.startswith(f"{key}.")}
-    if not chosen:  # what stands before it need not be named
+    if not chosen:  # the key may leave out what comes before it in the names
         chosen = {name: tensor for name, tensor in state.items() if f".{key}." in name}
     if chosen:
         return chosen
@@ -92,15 +92,15 @@ def _tensors_in(loaded: Mapping[Any, Any], start: str = "") -> Iterator[tuple[st
 
 def after(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors whose names begin with a prefix, by the rest of their names."""
-    return {
-        name.removeprefix(prefix): tensor
-        for name, tensor in state.items()
-        if name.startswith(prefix)
-    }
+    found = {}
+    for name, tensor in state.items():
+        if name.startswith(prefix):
+            found[name.removeprefix(prefix)] = tensor
+    return found
 
 
 def kind_of(path: Path) -> str:
-    """``safetensors`` | ``npz`` | ``torch`` | ``torchscript``, by content; MachineError says what else it is."""
+    """``safetensors`` | ``npz`` | ``torch`` | ``torchscript``, by content; MachineError for another kind of file."""
     try:
         with path.open("rb") as file:
             head = file.read(512)
@@ -111,7 +111,8 @@ def kind_of(path: Path) -> str:
     again = "Get the file again; a failed download leaves an empty file."
     if not head:
         raise _refuse(path, "it is empty", again)
-    if head[8:9] == b"{":  # first, as the eight bytes of length before it may be any
+    # Tested first, because the eight bytes before it are a length and may have any value.
+    if head[8:9] == b"{":
         return "safetensors"
     if head.startswith(b"PK"):
         return _kind_of_zip(path, again)
@@ -160,13 +161,12 @@ def _read_safetensors(path: Path) -> Mapping[str, Any]:
 
     try:
         with safe_open(path, framework="pt") as file:
-            sealed = SEAL in (file.metadata() or {})
-        found = None
-        if sealed:
+            is_sealed = SEAL in (file.metadata() or {})
+        if is_sealed:
             found = read_sealed(path, IMPORTED)
-        if found is None:
-            return load_file(path)
-        return found.tensors
+            if found is not None:
+                return found.tensors
+        return load_file(path)
     except (
         SafetensorError,
         ValueError,
@@ -188,13 +188,14 @@ def _read_npz(path: Path) -> Mapping[str, Any]:
     import torch
 
     try:
+        tensors = {}
         with np.load(path, allow_pickle=False) as archive:
-            return {
-                name: torch.from_numpy(np.ascontiguousarray(archive[name]))
-                for name in archive.files
-            }
+            for name in archive.files:
+                array = np.ascontiguousarray(archive[name])
+                tensors[name] = torch.from_numpy(array)
+        return tensors
     except Exception as error:
-        # the parser is fed untrusted bytes: whatever it raises means the same
+        # The parser reads untrusted bytes, so any error means that the file cannot be read.
         raise _refuse(
             path,
             f"its arrays cannot be read as plain numbers ({error})",
@@ -221,7 +222,7 @@ def load_torch(path: Path) -> Any:
         with torch.serialization.safe_globals(_plain_data()):
             return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        # the parser is fed untrusted bytes: whatever it raises means the same
+        # The parser reads untrusted bytes, so any error means that the file cannot be read.
         raise _refuse(
             path,
             f"it is not a checkpoint of tensors alone ({_cause(error)})",
@@ -230,37 +231,39 @@ def load_torch(path: Path) -> Any:
 
 
 def _cause(error: Exception) -> str:
-    """Torch's reason without its advice, which is to run the file."""
+    """The cause in an error of torch, without torch's advice, which is to run the code of the file."""
     text = str(error)
     missing_global = re.search(r"GLOBAL ([\w.]+)", text)
     if missing_global is not None:
         return f"it needs {missing_global[1]}"
-    lines = (text.partition("WeightsUnpickler error:")[2] or text).strip().splitlines()
+    _, _, cause = text.partition("WeightsUnpickler error:")
+    lines = (cause or text).strip().splitlines()
     if lines and "weights_only" not in lines[0]:
         return lines[0]
     return type(error).__name__
 
 
 def _plain_data() -> list[Any]:
-    """Numpy scalars such as a best accuracy, as both spellings of numpy's module pickle them, and the options of a
-    training script with their paths; no arrays and no other objects.
+    """Objects that a torch file may contain besides tensors, for ``torch.serialization.safe_globals``.
+
+    These are the options of a training script with their paths, and numpy scalars such as a best accuracy, which
+    versions of numpy pickle under two names; no arrays and no other objects.
     """
     import numpy as np
     from numpy._core.multiarray import scalar
 
-    kinds = [
-        type(np.dtype(name))
-        for name in ("bool", "int32", "int64", "uint8", "float16", "float32", "float64")
-    ]
-    spellings = ("numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar")
+    names = ("bool", "int32", "int64", "uint8", "float16", "float32", "float64")
+    kinds = [type(np.dtype(name)) for name in names]
+    modules = ("numpy.core.multiarray", "numpy._core.multiarray")
+    scalars = [(scalar, f"{module}.scalar") for module in modules]
     paths = [(PosixPath, f"{module}.PosixPath") for module in ("pathlib", "pathlib._local")]
-    return [argparse.Namespace, *paths, np.dtype, *((scalar, name) for name in spellings), *kinds]
+    return [argparse.Namespace, *paths, np.dtype, *scalars, *kinds]
 
 
 def conversion(path: Path, *, script: bool = False) -> str:
-    """The command that writes the weights of a file that fedcache refuses as safetensors; it runs code of the file.
+    """A command that writes the weights of a refused file as safetensors; it runs the code in that file.
 
-    ``script`` is True for TorchScript. The command needs torch and safetensors alone.
+    ``script`` is True for TorchScript. The command needs only torch and safetensors.
     """
     read = f"torch.jit.load({str(path)!r}, map_location='cpu').state_dict()"
     if not script:
@@ -277,9 +280,9 @@ def conversion(path: Path, *, script: bool = False) -> str:
 class Taken:
     """Which tensors of a file are the weights of a backbone."""
 
-    prefix: str  # before the names of the model: "" or what ends in a dot
-    also: tuple[str, ...]  # other prefixes under which the tensors of the model are all there
-    left: tuple[str, ...]  # names of tensors that are of no use
+    prefix: str  # before the names of the model: "", or words with a dot at the end
+    also: tuple[str, ...]  # other prefixes that have all tensors of the model
+    left: tuple[str, ...]  # names of tensors that are not used
 
     def sentence(self, path: Path, backbone: str) -> str:
         """A message for the user; "" if the whole file is used and its names are those of the model."""
@@ -303,7 +306,7 @@ class Taken:
 
 
 def import_command(path: Path, backbone: str, prefix: str) -> str:
-    """The command that keeps the weights under one prefix of a file."""
+    """The command that imports the weights under one prefix of a file."""
     key = prefix.rstrip(".")
     return f"fedcache backbones import {shell_word(path)} --as {shell_word(backbone)} --key {shell_word(key)}"
 
@@ -317,52 +320,59 @@ def load_strict(
     ignore: tuple[str, ...] = (),
     taken: list[Taken] | None = None,
 ) -> None:
-    """Load weights into ``module``, whose parameters keep their dtype; every tensor must be there, be known and fit.
+    """Load weights into ``module``, whose parameters keep their dtype. Names and shapes of all tensors must agree.
 
-    Known are the tensors under the prefix of the weights, as ``weights_in`` finds it. Others are left out.
+    Only tensors under the prefix that ``weights_in`` finds are used.
 
     Args:
         module: of the backbone.
         state: tensors of the file, of ``read_state``.
         backbone: its name, for messages.
         path: of the file, for messages.
-        ignore: prefixes of names that may be there or not, in file and model (a classifier that is not used).
-        taken: is given which tensors were taken.
+        ignore: prefixes of names that are ignored in file and model (a classifier that is not used).
+        taken: receives an entry for the tensors that were used.
 
     Raises:
-        MachineError, naming what is missing, unexpected or of another shape; UsageError for a file that holds the
+        MachineError, listing tensors that are missing, unexpected or of another shape; UsageError for a file with the
             weights of several such models.
     """
     found = weights_in(state, module, backbone=backbone, path=path, ignore=ignore)
     if taken is not None:
         taken.append(found)
-    wanted = {k: v for k, v in module.state_dict().items() if not k.startswith(ignore)}
+    wanted = {}
+    for name, tensor in module.state_dict().items():
+        if not name.startswith(ignore):
+            wanted[name] = tensor
     below = after(found.prefix, state)
-    copies = tuple(
+    copies = [
         other.removeprefix(found.prefix) for other in found.also if other.startswith(found.prefix)
-    )
-    given = {k: v for k, v in below.items() if not k.startswith((*ignore, *copies))}
-    # Counts batches seen in training; absent from checkpoints older than torch 0.4.1 and unread in evaluation.
-    missing = sorted(
-        k for k in wanted.keys() - given.keys() if not k.endswith("num_batches_tracked")
-    )
-    unexpected = sorted(given.keys() - wanted.keys())
-    shapes = [
-        f"{k} {tuple(given[k].shape)} instead of {tuple(v.shape)}"
-        for k, v in wanted.items()
-        if k in given and given[k].shape != v.shape
     ]
-    faults = (("missing", missing), ("unexpected", unexpected), ("of another shape", shapes))
-    listed_faults = "; ".join(
-        f"{len(names)} {what}: {_few(names)}" for what, names in faults if names
-    )
-    if listed_faults:
+    unused = (*ignore, *copies)
+    given = {name: tensor for name, tensor in below.items() if not name.startswith(unused)}
+    # A counter of batches in training is not read in evaluation, and checkpoints older than torch 0.4.1 have none.
+    absent = sorted(wanted.keys() - given.keys())
+    missing = [name for name in absent if not name.endswith("num_batches_tracked")]
+    unexpected = sorted(given.keys() - wanted.keys())
+    shapes = []
+    for name, tensor in wanted.items():
+        if name in given and given[name].shape != tensor.shape:
+            shapes.append(f"{name} {tuple(given[name].shape)} instead of {tuple(tensor.shape)}")
+    faults = []
+    for what, names in (
+        ("missing", missing),
+        ("unexpected", unexpected),
+        ("of another shape", shapes),
+    ):
+        if names:
+            faults.append(f"{len(names)} {what}: {_few(names)}")
+    if faults:
         under = ""
         if found.prefix:
             under = f" under {found.prefix.rstrip('.')}"
+        listed = "; ".join(faults)
         raise _refuse(
             path,
-            f"its tensors{under} are not those of {backbone} ({listed_faults})",
+            f"its tensors{under} are not those of {backbone} ({listed})",
             f"Give the weights of {backbone} itself.",
         )
     module.load_state_dict(given, strict=False)
@@ -376,19 +386,18 @@ def weights_in(
     path: Path,
     ignore: tuple[str, ...] = (),
 ) -> Taken:
-    """Find the prefix after which the tensors of a module are all there and have its shapes.
+    """Find the prefix under which a file has all tensors of a module, with its shapes.
 
-    Where no prefix has all of them, it is the prefix with the most. Where several have all, it is the one that all the
-    others begin with, or the only one under one of the usual keys. Arguments as of ``load_strict``.
+    If no prefix has all of them, it is the prefix with the most. If several have all, it is the one that all others
+    begin with, or the only one under one of the usual keys. Arguments as of ``load_strict``.
 
     Raises UsageError for several prefixes of equal rank.
     """
-    wanted = {
-        name: tensor.shape
-        for name, tensor in module.state_dict().items()
-        if not name.startswith(ignore) and not name.endswith("num_batches_tracked")
-    }
-    # For each prefix: how many tensors of the model have the rest of the name, and how many also the shape.
+    wanted = {}
+    for name, tensor in module.state_dict().items():
+        if not name.startswith(ignore) and not name.endswith("num_batches_tracked"):
+            wanted[name] = tensor.shape
+    # For each prefix: how many names of the model follow it in the file, and how many of these have the right shape.
     named: Counter[str] = Counter({"": 0})
     fitting: Counter[str] = Counter()
     for name, tensor in state.items():
@@ -404,18 +413,19 @@ def weights_in(
         whole = [_main_one(nearest) or nearest[0]]
     found = _main_one(whole)
     if found is None:
-        shown = ", ".join(one.rstrip(".") for one in whole)
+        shown = ", ".join(prefix.rstrip(".") for prefix in whole)
+        commands = [import_command(path, backbone, prefix) for prefix in whole]
         raise UsageError(
             f"{path} holds {len(whole)} models with the tensors of {backbone}, under {shown}.",
-            "Choose one:  " + "  or  ".join(import_command(path, backbone, one) for one in whole),
+            f"Choose one:  {'  or  '.join(commands)}",
         )
-    also = tuple(one for one in whole if one != found)
+    also = tuple(prefix for prefix in whole if prefix != found)
     left = tuple(name for name in state if not name.startswith((found, *also)))
     return Taken(found, also, left)
 
 
 def _prefixes(name: str) -> Iterator[str]:
-    """Prefixes that a name may have before the name of a module's tensor: "" and all that end in a dot."""
+    """Possible prefixes of a name before the name of a module's tensor: "", and every beginning up to a dot."""
     yield ""
     for number, letter in enumerate(name):
         if letter == ".":
@@ -423,7 +433,7 @@ def _prefixes(name: str) -> Iterator[str]:
 
 
 def _main_one(prefixes: Sequence[str]) -> str | None:
-    """The prefix that is meant among several; None where that cannot be known."""
+    """The main prefix among several; None if there is no main one."""
     found = _outermost(prefixes)
     if found is not None:
         return found
@@ -435,7 +445,7 @@ def _main_one(prefixes: Sequence[str]) -> str | None:
 
 
 def _outermost(prefixes: Sequence[str]) -> str | None:
-    """The prefix that all the others begin with; None where there is none."""
+    """The prefix that all others begin with; None without one."""
     shortest = min(prefixes, key=len)
     if all(prefix.startswith(shortest) for prefix in prefixes):
         return shortest
@@ -443,16 +453,17 @@ def _outermost(prefixes: Sequence[str]) -> str | None:
 
 
 def weights_named(state: Mapping[str, Tensor], name: str) -> dict[str, Tensor] | None:
-    """The tensors under the prefix of the one that has this name; None where none has it.
+    """The tensors with the same prefix as the one with this name; None without such a tensor.
 
-    For files whose names are others than those of the module, which ``weights_in`` cannot find.
+    For files with other names than those of the module, which ``weights_in`` cannot find.
     """
-    prefixes = [
-        found.removesuffix(name) for found in state if found == name or found.endswith(f".{name}")
-    ]
-    prefix = None
-    if prefixes:
-        prefix = _main_one(prefixes)
+    prefixes = []
+    for found in state:
+        if found == name or found.endswith(f".{name}"):
+            prefixes.append(found.removesuffix(name))
+    if not prefixes:
+        return None
+    prefix = _main_one(prefixes)
     if prefix is None:
         return None
     return after(prefix, state)

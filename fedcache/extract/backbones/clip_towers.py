@@ -1,8 +1,8 @@
-"""Both towers of a loaded CLIP, differentiable: inputs take a gradient and weights do not.
+"""Both towers of a loaded CLIP, differentiable with respect to inputs but not weights.
 
-The image tower is the extraction's own encoder without its ``inference_mode``, so live features are the cached ones
-before they are stored. The text tower runs open_clip's ``encode_text`` from token embeddings on; under a causal mask
-nothing after the end token reaches it, so those positions are not computed.
+The image tower is the encoder of the extraction without its ``inference_mode``, so it gives the same features as the
+extraction before they are stored. The text tower runs open_clip's ``encode_text`` from the token embeddings on. Under a
+causal mask the end token does not depend on later positions, so these are not computed.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ if TYPE_CHECKING:
 class ClipTextTower:
     """The text tower of an open_clip ``CLIP``, or the ``TextTransformer`` of a ``CustomTextCLIP``.
 
-    UsageError for one that does not read one end token (Hugging Face's, SigLIP's, CoCa's).
+    Raises UsageError for a tower whose feature is not that of one end token (Hugging Face's, SigLIP's, CoCa's).
     """
 
     def __init__(self, name: str, encoder: ModuleEncoder) -> None:
         clip: Any = encoder.module
+        tower = getattr(clip, "text", clip)
         self._encoder = encoder
-        self._tower = clip.text if hasattr(clip, "text") else clip
-        tower = self._tower
+        self._tower = tower
         self._pool = getattr(tower, "text_pool_type", None) or getattr(tower, "pool_type", None)
         self._eos = getattr(tower, "text_eos_id", None) or getattr(tower, "eos_id", None)
-        masked = (
-            getattr(tower, "use_pad_mask", False) or getattr(tower, "cls_emb", None) is not None
-        )
-        if not hasattr(tower, "token_embedding") or self._pool not in ("argmax", "eos") or masked:
+        masks_padding = getattr(tower, "use_pad_mask", False)
+        has_class_token = getattr(tower, "cls_emb", None) is not None
+        reads_end_token = self._pool in ("argmax", "eos") and not masks_padding
+        if not hasattr(tower, "token_embedding") or not reads_end_token or has_class_token:
             raise UsageError(
                 f"The text tower of {name} ({type(tower).__name__}, pooling {self._pool!r}) cannot read "
                 "trained prompts, because its feature does not come from an end token alone.",
@@ -88,15 +88,16 @@ class ClipTextTower:
             x = x[:, :length]
             mask = mask[:length, :length]
         with deterministic():
-            x = tower.transformer(x + tower.positional_embedding[: x.shape[1]], attn_mask=mask)
+            x = x + tower.positional_embedding[: x.shape[1]]
+            x = tower.transformer(x, attn_mask=mask)
             # The feature of a prompt is the state at its end token.
-            x = tower.ln_final(x[torch.arange(len(x), device=x.device), end])
+            rows = torch.arange(len(x), device=x.device)
+            x = tower.ln_final(x[rows, end])
             project = tower.text_projection
-            if project is not None:
-                if isinstance(project, nn.Linear):
-                    x = project(x)
-                else:
-                    x = x @ project
+            if isinstance(project, nn.Linear):
+                x = project(x)
+            elif project is not None:
+                x = x @ project
         return nn.functional.normalize(x.float(), dim=-1)
 
 
@@ -123,7 +124,7 @@ class ClipTowers:
 
     name: str
     template: str  # prompt template with ``{}`` for the class name
-    scale: float  # exp(logit_scale), the factor the model learnt for its cosines
+    scale: float  # exp(logit_scale), the trained factor of its cosines
     text: ClipTextTower | WordTextTower
     image: ClipImageTower
     encoder: ModuleEncoder
@@ -135,7 +136,7 @@ class ClipTowers:
 
 
 def split_towers(name: str, template: str, encoder: ModuleEncoder) -> ClipTowers:
-    """The towers of a loaded encoder; UsageError without a text tower, or with one that cannot read trained prompts."""
+    """The towers of a loaded encoder; UsageError without a text tower, or if it cannot read trained prompts."""
     if encoder.tokenize is None:
         raise no_text(name)
     image = ClipImageTower(encoder)

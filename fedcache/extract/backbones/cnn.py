@@ -67,4 +67,5 @@ def _draw(module: nn.Module, seed: int) -> None:
                 bound = layer.weight[0].numel() ** -0.5
                 for value in (layer.weight, layer.bias):
                     if value is not None:
-                        value.copy_((torch.rand(value.shape, generator=generator) * 2 - 1) * bound)
+                        draws = torch.rand(value.shape, generator=generator)
+                        value.copy_((draws * 2 - 1) * bound)

@@ -4,8 +4,8 @@ Image and text towers are open_clip's ``CLIP`` class, trained together on charac
 (``tools/train_glyph_clip.py``; the model card is ``glyph_clip.md``). It reads digits, written or printed, well enough
 that every method which needs aligned image and text features can be run and tested offline.
 
-The tokenizer is the alphabet itself, one token per UTF-8 byte: no vocabulary file, upper and lower case differ, and
-any class name can be encoded, although the model has a meaning only for single characters and the words for digits.
+The tokenizer has one token per UTF-8 byte, so it needs no vocabulary file, upper and lower case differ, and every class
+name can be encoded. The model has learned only single characters and the words for digits.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ BACKBONE = Backbone(
 def tokenize(prompts: Sequence[str]) -> Tensor:
     """int64 [C, 48] of C texts: bytes between a start and an end token, then zeros.
 
-    A prompt longer than 46 bytes loses its last bytes, as in every CLIP; that is a UsageError when it would make two
-    different prompts the same.
+    A prompt longer than 46 bytes loses its last bytes, as in every CLIP. Raises UsageError if two different prompts
+    would become equal.
     """
     import torch
 
@@ -76,9 +76,10 @@ def tokenize(prompts: Sequence[str]) -> Tensor:
     most = CONTEXT - 2
     for row, prompt in enumerate(prompts):
         text = prompt.encode()[:most]
-        if seen.setdefault(text, prompt) != prompt:
+        first = seen.setdefault(text, prompt)
+        if first != prompt:
             raise UsageError(
-                f"glyph-clip reads {most} bytes of a prompt, and {seen[text]!r} and {prompt!r} differ only after"
+                f"glyph-clip reads {most} bytes of a prompt, and {first!r} and {prompt!r} differ only after"
                 " them.",
                 'Shorten the template, for example --text "{}", or the class names.',
             )

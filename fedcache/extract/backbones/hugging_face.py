@@ -1,8 +1,9 @@
 """``hf:FOLDER`` and ``hf:ORG/NAME``: models of images of transformers (extra ``hf``), from local files.
 
-A name is looked for in the Hugging Face cache; ``fedcache backbones pull`` alone fetches. Preprocessing is that of
+A name is looked up in the Hugging Face cache; only ``fedcache backbones pull`` downloads. Preprocessing is that of
 ``preprocessor_config.json``. The feature is the projected embedding of a CLIP-like model, else the class token of a
-model that has one, else what it pools; ``--recipe output=...`` chooses. Encoders of texts are in ``text_encoder.py``.
+model that has one, else its pooled output; ``--recipe output=...`` chooses another. Encoders of texts are in
+``text_encoder.py``.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ OUTPUTS = ("image_projection", "cls", "pooler_output", "last_hidden_state")
 
 
 def folder_of(name: str, choice: Choice) -> Path:
-    """The folder that a name means; MachineError where there is none, with the command that fetches it."""
+    """The folder of a name. Raises MachineError for a missing folder, with the command that downloads it."""
     bare = bare_name(name)
     if choice.file is None and bare == name and "/" in name:
         for folder in hub_snapshots(name.removeprefix(HUGGING_FACE)):
@@ -67,7 +68,7 @@ def folder_of(name: str, choice: Choice) -> Path:
 
 
 def derive(name: str, choice: Choice) -> Backbone:
-    """The row of ``hf:...``; MachineError for what is not here or cannot be read, UsageError for what is no encoder."""
+    """The row of ``hf:...``; MachineError for a missing or unreadable folder, UsageError for one without an encoder."""
     folder = folder_of(name, choice)
     bare = bare_name(name)
     check_folder(folder, bare)
@@ -85,16 +86,17 @@ def derive(name: str, choice: Choice) -> Backbone:
     )
 
     def read() -> list[Any]:
-        encoder, pooling, text = _encoder(
+        encoder, pooling, has_text = _encoder(
             bare, folder, choice.output, recipe, device="cpu", dtype="float32"
         )
-        return [pooling, shape_of(encoder, bare, side)[1], text]
+        width = shape_of(encoder, bare, side)[1]
+        return [pooling, width, has_text]
 
-    pooling, width, text = facts_of(
-        folder, ("hf", choice.output, str(side)), choice, read, identity=content_sha256(folder)
-    )
+    words = ("hf", choice.output, str(side))
+    facts = facts_of(folder, words, choice, read, identity=content_sha256(folder))
+    pooling, width, has_text = facts
     text_width = None
-    if text:
+    if has_text:
         text_width = width
     return Backbone(
         name=bare,
@@ -113,7 +115,7 @@ def derive(name: str, choice: Choice) -> Backbone:
 def load(
     backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str, dtype: str
 ) -> FrozenEncoder:
-    """The model in evaluation mode, with its text tower where it has one and a tokenizer."""
+    """The model in evaluation mode, with its text tower if it has one and a tokenizer."""
     folder = weights.file(backbone.name)
     encoder, _, _ = _encoder(
         backbone.name, folder, output_of(recipe), recipe, device=device, dtype=dtype
@@ -139,14 +141,9 @@ def _encoder(
     chosen = requested or usual
     if chosen not in known:
         raise unknown(f"output of {name}", chosen, known)
-    lost = [key for key in missing if "pooler" not in key or chosen == "pooler_output"]
-    if lost:
-        count = len(lost)
-        raise MachineError(
-            f"{folder} is not loaded: {count} tensors of {name} are missing, such as {lost[0]}.",
-            "Get the folder again; `fedcache backbones verify` tries it.",
-        )
-    ranks: list[int] = []
+    refuse_missing(
+        name, folder, [key for key in missing if "pooler" not in key or chosen == "pooler_output"]
+    )
 
     def image(x: Tensor) -> Tensor:
         if clip:
@@ -156,15 +153,17 @@ def _encoder(
             features = _tensor(out, "last_hidden_state")[:, 0]
         else:
             features = _tensor(out, chosen)
-        ranks.append(features.ndim)
         return one_row_each(features)
 
     def text(tokens: Tensor) -> Tensor:
         return _tensor(model.get_text_features(input_ids=tokens), "pooler_output")
 
     tokenize = None
+    encode_tokens = None
     if clip:
         tokenize = _tokenizer(name, folder, model)
+    if tokenize is not None:
+        encode_tokens = text
     encoder = ModuleEncoder(
         name,
         model,
@@ -172,31 +171,38 @@ def _encoder(
         device=device,
         dtype=dtype,
         image=image,
-        text=text if tokenize else None,
+        text=encode_tokens,
         tokenize=tokenize,
     )
-    # Maps and tokens are averaged, which the recipe notes.
+    # Maps and tokens are averaged, and the recipe records this.
     word = chosen
     if chosen == "last_hidden_state":
         word = f"avg({chosen})"
     return encoder, word, tokenize is not None
 
 
+def refuse_missing(name: str, folder: Path, missing: list[str]) -> None:
+    """Raise MachineError if a folder lacks tensors that the features depend on."""
+    if missing:
+        count = len(missing)
+        raise MachineError(
+            f"{folder} is not loaded: {count} tensors of {name} are missing, such as {missing[0]}.",
+            "Get the folder again; `fedcache backbones verify` tries it.",
+        )
+
+
 def _tensor(out: Any, name: str) -> Tensor:
-    """The tensor of an answer, which is one itself or holds one by name."""
-    found: Tensor
-    if hasattr(out, "isfinite"):
-        found = out
-    else:
+    """The output of a model: a tensor, or an object with the tensor ``name``."""
+    found: Tensor = out
+    if not hasattr(out, "isfinite"):
         found = out[name]
     return found
 
 
 def _tokenizer(name: str, folder: Path, model: Any) -> Any:
-    """Prompts -> numbers [C, L] of a text tower, all of its length; None without files of a tokenizer."""
-    if not any(
-        (folder / file).is_file() for file in ("tokenizer.json", "vocab.json", "spiece.model")
-    ):
+    """Prompts -> tokens [C, L], padded to the length of the text tower; None without files of a tokenizer."""
+    files = ("tokenizer.json", "vocab.json", "spiece.model")
+    if not any((folder / file).is_file() for file in files):
         return None
     tokenizer = open_tokenizer(name, folder)
     length = int(model.config.text_config.max_position_embeddings)
@@ -212,10 +218,10 @@ def _tokenizer(name: str, folder: Path, model: Any) -> Any:
 
 
 def open_model(name: str, folder: Path) -> tuple[Any, list[str]]:
-    """A model of transformers in evaluation mode, and the tensors that its file lacks; MachineError where it fails."""
+    """A model of transformers in evaluation mode, and names of tensors that its files lack. Raises MachineError."""
     check_folder(folder, name)
     library = needed_library("transformers", name, "hf")
-    with quiet(library):
+    with _quiet(library):
         try:
             model, loading = library.AutoModel.from_pretrained(
                 folder,
@@ -225,33 +231,46 @@ def open_model(name: str, folder: Path) -> tuple[Any, list[str]]:
                 use_safetensors=True,
                 output_loading_info=True,
             )
-        except Exception as error:  # untrusted files: whatever it raises means the same
+        except Exception as error:
+            # The files are untrusted, so any error means that they cannot be loaded.
             raise MachineError(
                 f"{folder} is not loaded: transformers cannot load it ({reason(error)}).",
                 "Get the folder again; `pip install -U transformers` if its architecture is newer.",
             ) from error
-    wrong = [str(key[0] if isinstance(key, tuple) else key) for key in loading["mismatched_keys"]]
-    return model.eval(), sorted({*map(str, loading["missing_keys"]), *wrong})
+    missing = set(map(str, loading["missing_keys"]))
+    for key in loading["mismatched_keys"]:
+        if isinstance(key, tuple):  # with both shapes
+            key = key[0]
+        missing.add(str(key))
+    return model.eval(), sorted(missing)
 
 
 def open_tokenizer(name: str, folder: Path) -> Any:
-    """The tokenizer of a folder; MachineError where it fails."""
+    """The tokenizer of a folder. Raises MachineError."""
+    return open_processor(name, folder, "AutoTokenizer", "tokenizer")
+
+
+def open_processor(name: str, folder: Path, loader: str, what: str) -> Any:
+    """The object that ``loader``, a class of transformers, reads from a folder; ``what`` is its name in messages.
+
+    Raises MachineError.
+    """
     library = needed_library("transformers", name, "hf")
-    with quiet(library):
+    with _quiet(library):
         try:
-            return library.AutoTokenizer.from_pretrained(
+            return getattr(library, loader).from_pretrained(
                 folder, local_files_only=True, trust_remote_code=False
             )
         except Exception as error:
             raise MachineError(
-                f"The tokenizer of {name} cannot be read ({reason(error)}).",
+                f"The {what} of {name} cannot be read ({reason(error)}).",
                 "Get the folder again.",
             ) from error
 
 
 @contextmanager
-def quiet(library: Any) -> Iterator[None]:
-    """Without the library's progress bars and warnings; fedcache reports missing tensors in one sentence."""
+def _quiet(library: Any) -> Iterator[None]:
+    """Turn off the library's progress bars and warnings; fedcache reports missing tensors in one sentence."""
     logging = library.utils.logging
     before = logging.get_verbosity()
     bars = logging.is_progress_bar_enabled()
@@ -266,9 +285,9 @@ def quiet(library: Any) -> Iterator[None]:
 
 
 def fetch(name: str, *, offline: bool) -> Path:
-    """Download a repository's model into the Hugging Face cache: its folder. Only ever when it is requested.
+    """Download a repository's model into the Hugging Face cache, on request of the user only; returns its folder.
 
-    Raises MachineError offline, for a name that is no repository, and when the network refuses.
+    Raises MachineError if downloads are disabled, for a name that is not of a repository, and for a failed download.
     """
     repository = name.removeprefix(HUGGING_FACE)
     if offline:
@@ -289,7 +308,7 @@ def fetch(name: str, *, offline: bool) -> Path:
     except FedcacheError:
         raise
     except Exception as error:
-        # the network library has its own family of errors, and all mean the same here
+        # The network library has its own errors, and each means that the download failed.
         raise MachineError(
             f"{name} could not be fetched from the Hugging Face repository {repository}: {reason(error)}",
             f"If you have the folder: --backbones {HUGGING_FACE}FOLDER",

@@ -1,7 +1,7 @@
-"""A folder of a Hugging Face model: which of its files count, their digest, and what its configurations say.
+"""A folder of a Hugging Face model: the files that belong to the model, and the content of its configurations.
 
-Only data is read: JSON, safetensors, and the tokenizer's files. A model that is published as a pickle, or that brings
-code of its own, is refused.
+Only data is read: JSON, safetensors, and the tokenizer's files. A model that is published as a pickle, or that contains
+its own code, is refused.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcache.errors import MachineError, UsageError, shell_word
+from fedcache.extract.backbones.backbone import triple
 from fedcache.extract.recipe import UNIT
 from fedcache.parsing import parse_json
 
@@ -31,10 +32,10 @@ PATTERNS = (
     "sentence_bert_config.json",
     "1_Pooling/config.json",
 )
-"""Files that are fetched, read and digested; other files of the folder are no part of the model."""
+"""Files that are fetched, read and digested; other files of the folder are not part of the model."""
 
 PROMPTS = "config_sentence_transformers.json"
-"""Prompts by name. It is fetched and not digested: a recipe holds the text of its prompt."""
+"""Prompts by name. It is fetched but not digested, because a recipe contains the text of its prompt."""
 
 PREPROCESSING = ("preprocessor_config.json", "processor_config.json")
 LONGEST = 10_000_000
@@ -43,21 +44,21 @@ FILTERS = {2: "bilinear", 3: "bicubic"}
 
 
 def model_files(folder: Path) -> list[Path]:
-    """The files that count, by name; MachineError for one that leads out of the folder or its repository."""
-    found = sorted(
-        {path for pattern in PATTERNS for path in folder.glob(pattern) if path.is_file()}
-    )
+    """The files of the model, sorted; MachineError for a link out of the folder or its repository."""
+    found = set()
+    for pattern in PATTERNS:
+        found.update(path for path in folder.glob(pattern) if path.is_file())
     root = folder.resolve()
     # In the Hugging Face cache the files of a snapshot are links to blobs of the same repository.
     if root.parent.name == "snapshots":
         root = root.parents[1]
-    for path in found:
+    for path in sorted(found):
         if not path.resolve().is_relative_to(root):
             raise MachineError(
                 f"{path} is a link out of the model's folder.",
                 "Copy the file itself into the folder.",
             )
-    return found
+    return sorted(found)
 
 
 def check_folder(folder: Path, name: str) -> None:
@@ -74,10 +75,10 @@ def check_folder(folder: Path, name: str) -> None:
             "Use a model that is part of transformers, or your own:  module:PACKAGE.MODULE:FACTORY",
         )
     if not any(file.endswith(".safetensors") for file in files):
-        pickle = next((p.name for p in sorted(folder.glob("*.bin"))), None)
         found = "it holds no weights"
-        if pickle:
-            found = f"its weights are a pickle ({pickle}), which may run code"
+        pickles = sorted(folder.glob("*.bin"))
+        if pickles:
+            found = f"its weights are a pickle ({pickles[0].name}), which may run code"
         raise MachineError(
             f"{folder} is not loaded: {found}; expected safetensors.",
             "Load it with transformers in a sandbox and write it again:  model.save_pretrained('FOLDER')",
@@ -85,7 +86,7 @@ def check_folder(folder: Path, name: str) -> None:
 
 
 def read_config(folder: Path, name: str) -> dict[str, Any]:
-    """A configuration of the folder; {} where there is none. MachineError for one that is no JSON object."""
+    """A configuration of the folder; {} for a missing file. MachineError for a file that is not a JSON object."""
     path = folder / name
     if not path.is_file():
         return {}
@@ -110,7 +111,7 @@ def architectures_of(folder: Path) -> str:
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """What ``preprocessor_config.json`` says, in the words of a recipe."""
+    """Content of ``preprocessor_config.json`` in the words of a recipe."""
 
     size: int
     resize: str
@@ -121,20 +122,24 @@ class Preprocessing:
 
 
 def read_preprocessing(folder: Path, name: str) -> Preprocessing:
-    """How images are made ready for a model.
+    """Preprocessing of a model's images.
 
-    Raises MachineError where nothing says so (an encoder of texts), UsageError for what a recipe cannot say.
+    Raises MachineError without such a file (an encoder of texts), UsageError for preprocessing that a recipe cannot
+    describe.
     """
-    found = next((config for file in PREPROCESSING if (config := read_config(folder, file))), None)
-    if found is not None:
-        found = found.get("image_processor", found)
-    if not isinstance(found, dict):
+    config: Any = None
+    for file in PREPROCESSING:
+        found = read_config(folder, file)
+        if found:
+            config = found.get("image_processor", found)
+            break
+    if not isinstance(config, dict):
         raise MachineError(
             f"{name} has neither preprocessor_config.json, as models of images and sounds have, nor a tokenizer.",
             f"Get the folder again, with all of its files:  fedcache backbones pull {shell_word(name)}",
         )
     try:
-        return _preprocessing(found)
+        return _preprocessing(config)
     except (TypeError, ValueError, KeyError, ZeroDivisionError) as error:
         raise UsageError(
             f"A recipe cannot describe the preprocessing of {name} ({error}).",
@@ -153,8 +158,8 @@ def _preprocessing(config: Mapping[str, Any]) -> Preprocessing:
         raise ValueError(f"resample {resample!r} is neither bilinear nor bicubic")
     mean, std = UNIT
     if config.get("do_normalize", True):
-        mean = _triple(config["image_mean"])
-        std = _triple(config["image_std"])
+        mean = triple(config["image_mean"])
+        std = triple(config["image_std"])
     if 0 in std:
         raise ValueError("image_std holds a zero")
     size, resize, share = _sides(config)
@@ -164,28 +169,31 @@ def _preprocessing(config: Mapping[str, Any]) -> Preprocessing:
 
 
 def _sides(config: Mapping[str, Any]) -> tuple[int, str, float]:
-    """Side, resize and crop_pct. A number alone is the short edge where the centre is cut out, else both sides."""
+    """Side, resize and crop_pct.
+
+    ``size`` as a number is the short edge if images are cropped to the centre, else both sides.
+    """
     size = config["size"]
-    cut = bool(config.get("do_center_crop", False))
-    short = None
+    is_cropped = bool(config.get("do_center_crop", False))
+    short_edge = None
     if isinstance(size, dict):
-        short = size.get("shortest_edge")
-    elif isinstance(size, int) and cut:
-        short = size
-    if short is not None and cut:
-        side = _square(config.get("crop_size", short))
-        return side, "crop", side / int(short)
-    # ConvNeXT: small images are cut out, large ones squashed
-    if short is not None and "crop_pct" in config:
-        if int(short) < 384:
-            return int(short), "crop", float(config["crop_pct"])
-        return int(short), "squash", 1.0
-    if short is not None:
-        raise ValueError("the short edge is resized and nothing is cut out")
-    side = _square(size)
-    if cut and _square(config.get("crop_size", side)) != side:
-        raise ValueError("images are squashed and then cut")
-    return side, "squash", 1.0
+        short_edge = size.get("shortest_edge")
+    elif isinstance(size, int) and is_cropped:
+        short_edge = size
+    if short_edge is None:
+        side = _square(size)
+        if is_cropped and _square(config.get("crop_size", side)) != side:
+            raise ValueError("images are squashed and then cut")
+        return side, "squash", 1.0
+    if is_cropped:
+        side = _square(config.get("crop_size", short_edge))
+        return side, "crop", side / int(short_edge)
+    # ConvNeXT crops images up to a size and squashes larger ones.
+    if "crop_pct" in config:
+        if int(short_edge) < 384:
+            return int(short_edge), "crop", float(config["crop_pct"])
+        return int(short_edge), "squash", 1.0
+    raise ValueError("the short edge is resized and nothing is cut out")
 
 
 def _square(size: Any) -> int:
@@ -195,8 +203,3 @@ def _square(size: Any) -> int:
     if height != size["width"]:
         raise ValueError(f"{height} x {size['width']} pixels")
     return int(height)
-
-
-def _triple(values: Any) -> tuple[float, float, float]:
-    red, green, blue = (float(v) for v in values)
-    return red, green, blue

@@ -1,7 +1,7 @@
 """``onnx:FILE``: an image encoder as one ONNX file, computed by onnxruntime (extra ``onnx``) on the CPU.
 
-What a file cannot say, the norm of float inputs, is ImageNet's until a recipe says otherwise. It is read as bytes and
-nothing in addition to it is: weights in files of their own would be no part of the digest, and are refused.
+A file does not contain the norm of float inputs: it is that of ImageNet unless a recipe has another. Only the bytes of
+this file are read. Weights in separate files are refused, because the digest would not cover them.
 """
 
 from __future__ import annotations
@@ -33,26 +33,18 @@ TYPES = {
     "tensor(double)": "float64",
     "tensor(uint8)": "uint8",
 }
-"""ONNX type of an input of images -> numpy's name of it."""
+"""ONNX type of an input of images -> numpy dtype."""
 
 
 def derive(name: str, choice: Choice) -> Backbone:
     """The row of ``onnx:FILE``; raises as ``derived``."""
 
-    def given(path: Path, name: str) -> ImageInput:
-        session = _session(name, path, unchanged_bytes(path, ""), threads=1)
-        return _input(name, session)
+    def given(path: Path, bare: str) -> ImageInput:
+        session = _session(bare, path, unchanged_bytes(path, ""), threads=1)
+        return _input(bare, session)
 
     return derived(
-        name,
-        ONNX,
-        choice,
-        provider="onnx_file",
-        norm="imagenet",
-        given=given,
-        opened=lambda path, bare, output, size: _opened(
-            bare, path, "", output, Recipe(bare, "", size=size), 1
-        ),
+        name, ONNX, choice, provider="onnx_file", norm="imagenet", given=given, opened=_opened
     )
 
 
@@ -103,23 +95,20 @@ def _known_length(axis: Any) -> int | None:
 
 
 def _input(name: str, session: Any) -> ImageInput:
-    """The one input of images; UsageError for others."""
+    """The only input of a file, which must be one of images. Raises UsageError."""
     inputs = session.get_inputs()
-    shown = "; ".join(f"{i.name} {i.type} {i.shape}" for i in inputs[:5])
-    shapes = [tuple(map(_known_length, i.shape)) for i in inputs]
-    fits = (
-        len(inputs) == 1
-        and inputs[0].type in TYPES
-        and len(shapes[0]) == 4
-        and 3 in (shapes[0][1], shapes[0][3])
+    if len(inputs) == 1:
+        (only,) = inputs
+        shape = tuple(map(_known_length, only.shape))
+        is_of_images = len(shape) == 4 and 3 in (shape[1], shape[3])
+        if is_of_images and only.type in TYPES:
+            return ImageInput(only.name, shape, np.dtype(TYPES[only.type]))
+    shown = "; ".join(f"{given.name} {given.type} {given.shape}" for given in inputs[:5])
+    raise UsageError(
+        f"{name} takes {shown or 'nothing'}, expected one input of images, [N, 3, H, W] or [N, H, W, 3], of "
+        "floats or uint8.",
+        "Export the image encoder alone, with one input.",
     )
-    if not fits:
-        raise UsageError(
-            f"{name} takes {shown or 'nothing'}, expected one input of images, [N, 3, H, W] or [N, H, W, 3], of "
-            "floats or uint8.",
-            "Export the image encoder alone, with one input.",
-        )
-    return ImageInput(inputs[0].name, shapes[0], np.dtype(TYPES[inputs[0].type]))
 
 
 def _session(name: str, path: Path, raw: bytes, *, threads: int) -> Any:
@@ -129,8 +118,8 @@ def _session(name: str, path: Path, raw: bytes, *, threads: int) -> Any:
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.use_deterministic_compute = True
-    options.log_severity_level = 4  # what is wrong is raised
-    # Weights outside of the file would be looked for in the working directory: in an empty folder there are none.
+    options.log_severity_level = 4  # no warnings: errors are raised
+    # onnxruntime would look for separate weights in the working directory, so give it an empty folder instead.
     with tempfile.TemporaryDirectory() as empty:
         options.add_session_config_entry(
             "session.model_external_initializers_file_folder_path", empty
@@ -138,7 +127,7 @@ def _session(name: str, path: Path, raw: bytes, *, threads: int) -> Any:
         try:
             return ort.InferenceSession(raw, options, providers=["CPUExecutionProvider"])
         except Exception as error:
-            # the parser is fed untrusted bytes: whatever it raises means the same
+            # The parser reads untrusted bytes, so any error means that the file cannot be loaded.
             if "xternal data" in str(error):
                 raise MachineError(
                     f"{path} is not loaded, because its weights are in separate files, which its sha256 "

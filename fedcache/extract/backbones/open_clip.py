@@ -1,8 +1,8 @@
 """CLIP models built by open_clip: ``clip-rn50``, ``clip-vit-b-16``, ``clip-vit-b-32`` and ``open_clip:<arch>@<tag>``.
 
-OpenAI's weights were trained with QuickGELU; with GELU the same file loads and the features differ by 0.15 in the
-mean, so the activation is part of the recipe. The feature is the projected image embedding before normalisation
-(``feat_post=l2`` gives the unit rows CLIP compares); text features are unit rows.
+OpenAI's weights were trained with QuickGELU. With GELU the same file can be loaded, but the features differ by 0.15 on
+average, so the activation is part of the recipe. The feature is the projected image embedding before normalisation
+(``feat_post=l2`` gives the unit rows that CLIP compares); text features are unit rows.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _build(backbone: Backbone, recipe: Recipe) -> tuple[Any, Any]:
     size = None  # the architecture's own
     if recipe.size != backbone.recipe.size:
         size = recipe.size
-    # open_clip warns that the model is random, which it is only until our own strict load.
+    # open_clip warns that the weights are random, but the strict load replaces them.
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -76,25 +76,25 @@ def _build(backbone: Backbone, recipe: Recipe) -> tuple[Any, Any]:
 
 
 def _fit(state: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """Differences of layout between published files and the model, not of content."""
+    """The tensors of a published file in the layout of the model; their content is the same."""
     from open_clip import factory
 
     state = factory.convert_state_dict(model, state)
     if "positional_embedding" in state and not hasattr(model, "positional_embedding"):
         state = factory.convert_to_custom_text_state_dict(state)
     scale = getattr(model, "logit_scale", None)
-    if (
-        scale is not None
-        and "logit_scale" in state
-        and state["logit_scale"].numel() == scale.numel()
-    ):
-        state["logit_scale"] = state["logit_scale"].reshape(scale.shape)
+    stored_scale = state.get("logit_scale")
+    if scale is not None and stored_scale is not None and stored_scale.numel() == scale.numel():
+        state["logit_scale"] = stored_scale.reshape(scale.shape)
     factory.resize_pos_embed(state, model)
     return state
 
 
 def derive(name: str) -> Backbone:
-    """The row of ``open_clip:<arch>@<tag>``, by open_clip's configuration; UsageError for what it or a recipe lacks."""
+    """The row of ``open_clip:<arch>@<tag>``, from open_clip's configuration.
+
+    Raises UsageError for a name that open_clip does not know, or preprocessing that a recipe cannot describe.
+    """
     import open_clip
 
     architecture, _, tag = name.removeprefix(PREFIX).partition("@")
@@ -114,23 +114,22 @@ def derive(name: str) -> Backbone:
             tags,
             hint=f"Write {PREFIX}{architecture}@TAG; tags: {', '.join(tags)}",
         )
-    resize = {"shortest": "crop", "squash": "squash"}.get(published["resize_mode"])
+    resize_mode = published["resize_mode"]
+    resize = {"shortest": "crop", "squash": "squash"}.get(resize_mode)
     size = published.get("size") or config["vision_cfg"]["image_size"]
-    if (
-        resize is None
-        or published["interpolation"] not in ("bicubic", "bilinear")
-        or not isinstance(size, int)
-    ):
+    interpolation = published["interpolation"]
+    is_known = interpolation in ("bicubic", "bilinear")
+    if resize is None or not is_known or not isinstance(size, int):
         raise UsageError(
-            f"{name} expects {size} px, resize mode {published['resize_mode']!r} and "
-            f"{published['interpolation']!r} interpolation, which a recipe cannot describe (one side; "
+            f"{name} expects {size} px, resize mode {resize_mode!r} and "
+            f"{interpolation!r} interpolation, which a recipe cannot describe (one side; "
             "shortest or squash; bicubic or bilinear).",
             "Choose another model, or import its features with `fedcache ingest`.",
         )
     activation = "native"
     if published.get("quick_gelu") or config.get("quick_gelu"):
         activation = "quickgelu"
-    # OWNER/NAME/, followed by a file if that has another name than usual.
+    # OWNER/NAME/, and then the name of the file unless it is a usual one.
     parts = [part for part in str(published.get("hf_hub") or "").split("/") if part]
     hub = None
     if len(parts) >= 2:
@@ -148,7 +147,7 @@ def derive(name: str) -> Backbone:
             "",
             size=size,
             resize=resize,
-            interpolation=published["interpolation"],
+            interpolation=interpolation,
             mean=tuple(published["mean"]),
             std=tuple(published["std"]),
             pooling="image_projection",

@@ -1,7 +1,8 @@
 """Shared code of the backbones that a user brings: last known place, output as one row per image, checks.
 
-A row of one is made from its file or code, not read from the table. The home remembers it by its bare name, so that a
-run, a prediction or a resumed extraction finds the file again; what counts is its sha256, wherever it lies.
+The row of such a backbone is made from its file or code, not read from the table. The home remembers it by its bare
+name, so that a run, a prediction or a resumed extraction finds the file again. Its identity is its sha256, not its
+path.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 WHAT = {"kind": "own backbone"}
 CHANCE_CLOSE = 1e-5
 BATCH_CLOSE = 1e-3
-"""How far apart features may lie, as a part of their norm: of a second look, and of an item alone and with another."""
+"""Largest distances as a share of the norm: of features computed twice, and of an item alone and in a batch."""
 
 
 @dataclass(frozen=True)
@@ -48,13 +49,13 @@ class Choice:
     size: int | None = None  # of ``--size`` or ``--recipe size=N``
     # of ``--recipe``: pooling, max_tokens and prompt of an encoder of texts
     options: Mapping[str, str] = field(default_factory=dict)
-    recorded: Recipe | None = None  # of a store or a model, whose row this is to be
+    recorded: Recipe | None = None  # of a store or a model; the row must have it
 
 
 def find_place(name: str, prefix: str, choice: Choice, *, folder: bool = False) -> Path:
-    """The file (or folder) that a name with a prefix means: the one given, the path, or where it lay last.
+    """The file (or folder) of a name with a prefix: the one given, the path in the name, or its last known place.
 
-    Raises UsageError for a name that cannot be one, MachineError where there is nothing.
+    Raises UsageError for a name that is not valid, MachineError for a missing file.
     """
     text = name.removeprefix(prefix)
     bare = bare_name(name)
@@ -65,7 +66,8 @@ def find_place(name: str, prefix: str, choice: Choice, *, folder: bool = False) 
         kind = "folder"
         example = f"{prefix}models/encoder"
         is_there = Path.is_dir
-    if not text or any(sign in bare for sign in ",@\n") or bare == prefix:
+    has_signs = any(sign in bare for sign in ",@\n")
+    if not text or has_signs or bare == prefix:
         raise UsageError(
             f"{name!r} is not a valid {kind}: a name must not contain a comma, @ or a line break.",
             f"For example {example}",
@@ -89,10 +91,11 @@ def find_place(name: str, prefix: str, choice: Choice, *, folder: bool = False) 
 
 
 def content_sha256(path: Path, sha256_of: Callable[[Path], str] = file_sha256) -> str:
-    """sha256 of a file; of a folder, over the names and digests of the files of its model."""
+    """sha256 of a file; for a folder, over the names and digests of the files of its model."""
     if not path.is_dir():
         return sha256_of(path)
-    return digest_of({str(file.relative_to(path)): sha256_of(file) for file in model_files(path)})
+    digests = {str(file.relative_to(path)): sha256_of(file) for file in model_files(path)}
+    return digest_of(digests)
 
 
 def facts_of(
@@ -102,29 +105,29 @@ def facts_of(
     read: Callable[[], Any],
     identity: str | None = None,
 ) -> Any:
-    """What ``read`` says of a file, a JSON value, remembered under the home until the file changes.
+    """The result of ``read`` for a file, a JSON value, remembered under the home until the file changes.
 
-    ``identity`` is the digest of a folder, whose own time says nothing of its files.
+    ``identity`` is the digest of a folder, because the time of a folder does not change with its files.
     """
     if choice.home is None:
         return read()
     memory = DigestMemory(choice.home / "digests")
-    of_file = [identity]
+    state = [identity]
     if identity is None:
-        of_file = stat_key(path)
-    key = ["own backbone, tried alone", VERSION, *words, *of_file]
-    known = memory.recall(key)
-    if known is None:
-        known = read()
-        memory.remember(key, known)
-    return known
+        state = stat_key(path)
+    key = ["own backbone, tried alone", VERSION, *words, *state]
+    facts = memory.recall(key)
+    if facts is None:
+        facts = read()
+        memory.remember(key, facts)
+    return facts
 
 
 def remember(row: Backbone, home: Path) -> None:
-    """Note a row, and with it where its file lies."""
+    """Write a row, with the path of its file, into the home."""
     path = _note_of(row.name, home)
     content = {**asdict(row), "recipe": row.recipe.to_dict()}
-    with suppress(FedcacheError):  # damaged: written again
+    with suppress(FedcacheError):  # a damaged file is written again
         found = read_sealed(path, WHAT)
         if found is not None and canonical_json(found.content) == canonical_json(content):
             return
@@ -133,14 +136,15 @@ def remember(row: Backbone, home: Path) -> None:
 
 
 def recall(name: str, home: Path) -> Backbone | None:
-    """The row of a bare name as it was noted last; None without one that can be read."""
+    """The row of a bare name as it was remembered last; None for a missing or damaged file."""
     return _read(_note_of(name, home))
 
 
 def remembered_rows(home: Path) -> list[Backbone]:
-    """All rows that are noted, by name."""
+    """All remembered rows, sorted by name."""
     paths = sorted((home / "recipes").glob("own-*.json"))
-    return sorted((row for row in map(_read, paths) if row is not None), key=lambda row: row.name)
+    rows = [row for row in map(_read, paths) if row is not None]
+    return sorted(rows, key=lambda row: row.name)
 
 
 def _note_of(name: str, home: Path) -> Path:
@@ -158,32 +162,35 @@ def _read(path: Path) -> Backbone | None:
 
 
 def known_name(name: str, home: Path) -> str:
-    """The name by which a home knows the folder that ``hf:PATH`` means, so that one folder has one name; else ``name``.
+    """The name under which a home remembers the folder of ``hf:PATH``, so that a folder has one name; else ``name``.
 
-    A folder that is known by the name given keeps it, and a name that means another folder from here is never taken.
+    A folder that is remembered under ``name`` keeps this name. A remembered name that now means another folder, in the
+    working directory or in the Hugging Face cache, is not used.
     """
     path = Path(name.removeprefix(HUGGING_FACE)).expanduser()
     if not name.startswith(HUGGING_FACE) or not path.is_dir():
         return name
     place = path.resolve()
-    bare = bare_name(name)
-    called = [
-        row.name
-        for row in remembered_rows(home)
-        if row.place and Path(row.place).resolve() == place
-    ]
-    for other in called if bare not in called else ():
+    others = []
+    for row in remembered_rows(home):
+        if row.place and Path(row.place).resolve() == place:
+            others.append(row.name)
+    if bare_name(name) in others:
+        return name
+    for other in others:
         here = Path(other.removeprefix(HUGGING_FACE))
-        cached = []
+        folders = []
         if len(here.parts) == 2:
-            cached = [folder.resolve() for folder in hub_snapshots(str(here))]
-        if (not here.is_dir() or here.resolve() == place) and set(cached) <= {place}:
+            folders = [folder.resolve() for folder in hub_snapshots(str(here))]
+        if here.is_dir():
+            folders.append(here.resolve())
+        if all(folder == place for folder in folders):
             return other
     return name
 
 
 def row_of(content: Any) -> Backbone:
-    """A row from its plain values; raises whatever a damaged one raises."""
+    """A row from its plain values. Raises ValueError, KeyError, TypeError or FedcacheError for other values."""
     data = dict(content)
     data["recipe"] = Recipe.from_dict(data["recipe"])
     data["files"] = tuple(data["files"])
@@ -192,42 +199,44 @@ def row_of(content: Any) -> Backbone:
 
 
 def pooling_of(output: str, rank: int) -> str:
-    """The recipe's word for an output: its name, and that it is averaged where a row per image is not what it gives."""
+    """The recipe's word for an output: its name, or ``avg(NAME)`` if its ``rank`` is not 2, so that it is averaged."""
     if rank == 2:
         return output
     return f"avg({output})"
 
 
 def output_of(recipe: Recipe) -> str:
-    """The output that ``pooling_of`` made a word of."""
+    """The name of an output in a recipe, the inverse of ``pooling_of``."""
     word = recipe.pooling
     if word.startswith("avg(") and word.endswith(")"):
-        return word[4:-1]
+        return word.removeprefix("avg(").removesuffix(")")
     return word
 
 
 def unchanged_bytes(path: Path, sha256: str) -> bytes:
-    """The bytes of a file, hashed as they are used: CorruptionError unless they have the sha256 given ("" is any)."""
+    """The bytes of a file. Raises CorruptionError unless they have this sha256 ("" for any)."""
     try:
         raw = path.read_bytes()
     except OSError as error:
         raise MachineError(
             f"{path} cannot be read ({error.strerror}).", "Check the path and its permissions."
         ) from error
-    if sha256 and sha256_hex(raw) != sha256:
-        raise CorruptionError(
-            f"{path} has changed since its features were planned (sha256 {sha256_hex(raw)[:12]}, then {sha256[:12]}).",
-            "Run the same command again; the changed file gives another feature set.",
-        )
+    if sha256:
+        found = sha256_hex(raw)
+        if found != sha256:
+            raise CorruptionError(
+                f"{path} has changed since its features were planned (sha256 {found[:12]}, then {sha256[:12]}).",
+                "Run the same command again; the changed file gives another feature set.",
+            )
     return raw
 
 
 def tried(
     encoder: FrozenEncoder, backbone: Backbone, recipe: Recipe, dtype: str = "float32"
 ) -> FrozenEncoder:
-    """The encoder, once it has given two rows of the backbone's width, all finite, for images of the recipe's size.
+    """The encoder, after a check that it gives two finite rows of the backbone's width for images of the recipe's size.
 
-    UsageError says what it gave instead: the first batch of an extraction must not be where that is seen.
+    Raises UsageError, so that the error comes before the first batch of an extraction.
     """
     found = shape_of(encoder, backbone.name, recipe.size, alone=dtype == "float32")
     if found != (2, backbone.width):
@@ -241,10 +250,10 @@ def tried(
 def shape_of(
     encoder: FrozenEncoder, name: str, size: int, *, alone: bool = True
 ) -> tuple[int, ...]:
-    """Shape of what an encoder gives for two images of ``size`` px.
+    """Shape of the features that an encoder gives for two images of ``size`` px.
 
-    Raises UsageError where it fails, is not finite, or is another one the second time or, if ``alone``, for an image
-    alone; in a narrow compute dtype rounding is as large as that.
+    Raises UsageError if the encoder fails, or its features are not finite, differ the second time or, with ``alone``,
+    differ for an image alone. ``alone`` is False for a narrow compute dtype, in which rounding differs as much.
     """
     images = tried_images(size)
     try:
@@ -255,10 +264,8 @@ def shape_of(
             singly = [encoder.image(images[:1]), encoder.image(images[1:])]
     except FedcacheError:
         raise
-    except (
-        Exception,
-        SystemExit,
-    ) as error:  # the user's code or file may raise anything: its error becomes a message
+    except (Exception, SystemExit) as error:
+        # The user's code or file may raise any error, which becomes a message.
         raise UsageError(
             f"{name} fails on two images of {size} px: {reason(error)}",
             "Fix the model, or use another size: --size N",
@@ -278,7 +285,7 @@ def shape_of(
 
 
 def no_width(name: str) -> UsageError:
-    """The error of a model whose rows have no numbers."""
+    """The error for a model that gives rows without numbers."""
     return UsageError(
         f"{name} gives empty rows instead of features.",
         "Return at least one number per item.",
@@ -286,7 +293,7 @@ def no_width(name: str) -> UsageError:
 
 
 def refuse_complex(name: str, features: Tensor) -> None:
-    """UsageError for complex numbers, of which a store would keep the real part alone."""
+    """Raise UsageError for complex numbers, because a store would keep only their real part."""
     if features.is_complex():
         raise UsageError(
             f"{name} gives complex numbers, but features must be real.",
@@ -295,8 +302,8 @@ def refuse_complex(name: str, features: Tensor) -> None:
 
 
 def refuse_chance(name: str, features: Tensor, again: Tensor) -> None:
-    """UsageError where a second look at the same items gives other features; rounding may differ on a GPU."""
-    if features.shape != again.shape or _apart(features, again) > CHANCE_CLOSE:
+    """Raise UsageError if the same items have other features the second time, beyond rounding, as on a GPU."""
+    if features.shape != again.shape or _distance(features, again) > CHANCE_CLOSE:
         raise UsageError(
             f"{name} gives different features for the same items.",
             "Use no random numbers in its forward method (such as dropout with training=True), or a "
@@ -305,27 +312,28 @@ def refuse_chance(name: str, features: Tensor, again: Tensor) -> None:
 
 
 def refuse_company(name: str, together: Tensor, alone: Tensor) -> None:
-    """UsageError where the features of an item, [1, D], are others next to another item than alone."""
-    if (apart := _apart(together, alone)) > BATCH_CLOSE:
+    """Raise UsageError if the features of an item, [1, D], differ between a batch and the item alone."""
+    distance = _distance(together, alone)
+    if distance > BATCH_CLOSE:
         raise UsageError(
-            f"The features {name} gives for an item depend on the other items of its batch ({apart:.1g} "
+            f"The features {name} gives for an item depend on the other items of its batch ({distance:.1g} "
             "of their norm).",
             "Compute nothing over the batch axis, such as a mean, BatchNorm without running statistics, "
             "or padding.",
         )
 
 
-def _apart(features: Tensor, others: Tensor) -> float:
-    """How far features are apart, as a part of their norm."""
-    return float((features - others).norm() / features.norm().clamp(min=1e-12))
+def _distance(features: Tensor, others: Tensor) -> float:
+    """Distance of features as a share of their norm."""
+    norm = features.norm().clamp(min=1e-12)
+    return float((features - others).norm() / norm)
 
 
 def tried_images(size: int) -> Tensor:
-    """Two images, uint8 [2, size, size, 3], the second one darker: what one lends the other is seen."""
+    """Two images, uint8 [2, size, size, 3]; the second is darker, so an influence on each other's features is seen."""
     import torch
 
-    images = (
-        torch.arange(2 * size * size * 3).remainder(251).to(torch.uint8).reshape(2, size, size, 3)
-    )
+    numbers = torch.arange(2 * size * size * 3).remainder(251)
+    images = numbers.to(torch.uint8).reshape(2, size, size, 3)
     images[1] //= 4
     return images

@@ -1,8 +1,9 @@
-"""Digest of a user's module: its tensors, what it holds, and the source files of its code.
+"""Digest of a user's module: its tensors, its attributes, and the source files of its code.
 
-Objects that a module holds count by their classes and by what pickle would keep of them. Code counts by the sha256 of
-its source files. Code without a source file (typed into a notebook), values that a class takes from the function around
-it, and objects that pickle cannot keep have no digest: the user gives ``version=``, which then stands for all of it.
+The digest of an object in a module covers its class and the state that pickle would keep. The digest of code is the
+sha256 of its source files. Some parts have no digest: code without a source file (typed into a notebook), values that a
+class takes from the function around it, and objects that cannot be pickled. For these the user gives ``version=``,
+which replaces the digests of attributes and code.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ if TYPE_CHECKING:
     from torch import nn
 
 PLAIN = (type(None), bool, int, float, str)
-"""Types of attributes that are part of a module's identity as they are."""
+"""Types of attributes whose value itself is part of a module's identity."""
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 
 SILENT = ("torch.device", "torch.fx.graph.Graph", "builtins.object")
-"""Types that do not affect features, or whose content is an attribute too (the code of a graph)."""
+"""Types that do not affect features, or whose content is also in another attribute (the code of a graph)."""
 
 
 def digest_of_parts(
@@ -38,9 +39,9 @@ def digest_of_parts(
 ) -> str:
     """sha256 over a module's tensors (names, dtypes, shapes, bytes), attributes and code, and those of its transform.
 
-    Attributes are plain values, functions, hooks, and objects that pickle could keep; code is the source files of its
-    classes and the user's files they import. With a ``version``, sha256 over the tensors and that version alone.
-    Raises UsageError for what has no digest; the hint asks for ``version=``.
+    Attributes are plain values, functions, hooks, and objects that can be pickled; code is the source files of its
+    classes and the user's files that they import. With a ``version``, sha256 over only the tensors and that version.
+    Raises UsageError for a part without a digest; the hint asks for ``version=``.
     """
     tensors = _tensors(name, module)
     if version is not None:
@@ -74,11 +75,11 @@ def _ask_for_version(name: str) -> str:
 
 
 class ReachedObjects(ReachedCode):
-    """Everything that is reached from a module, its objects among it.
+    """All code and objects that a module reaches.
 
     Args:
         owner: for messages, as of ``ReachedCode``.
-        module: whose parts are known by their paths, and described elsewhere.
+        module: its parts are described by their paths alone, because the digest covers each part itself.
     """
 
     def __init__(self, owner: str, module: nn.Module) -> None:
@@ -91,7 +92,7 @@ class ReachedObjects(ReachedCode):
         self._holder: nn.Module | None = None
 
     def attribute(self, holder: nn.Module, value: Any) -> Any:
-        """A value that a part of the module holds, as JSON that differs where the value does."""
+        """An attribute of ``holder``, a part of the module, as JSON; different values have different JSON."""
         self._holder = holder
         if _is_silent(value):
             return _type_name(value)
@@ -121,30 +122,31 @@ class ReachedObjects(ReachedCode):
         return [self.describe(kind) for kind in type(value).__mro__[:-1]]
 
     def describe_object(self, value: Any) -> Any:
-        """The classes of an object and what pickle would keep of it; NoDigestError if pickle cannot keep it."""
+        """A digest of an object's classes and of its pickled state; NoDigestError if it cannot be pickled."""
         if _is_silent(value):
             return _type_name(value)
-        # An object that holds itself.
+        # An object that contains itself.
         if id(value) in self._within:
             return ["again", len(self._within) - self._within.index(id(value))]
         if id(value) in self._objects:
-            return self._objects[id(value)][1]
+            _, known = self._objects[id(value)]
+            return known
         self._within.append(id(value))
         try:
-            kept = value.__reduce_ex__(4)
-            if isinstance(kept, str):
+            reduced = value.__reduce_ex__(4)
+            if isinstance(reduced, str):
                 # One object of a module, known by its name, such as a cached function.
-                held: Any = [kept, self.describe(getattr(value, "__wrapped__", None))]
+                content: Any = [reduced, self.describe(getattr(value, "__wrapped__", None))]
             else:
-                make, *rest = kept
+                make, *state = reduced
                 if isinstance(make, FunctionType):
-                    maker = f"{make.__module__}.{make.__qualname__}"
+                    content = [f"{make.__module__}.{make.__qualname__}"]
                 else:
-                    maker = self.describe(make)
+                    content = [self.describe(make)]
                 # Items of a list or a mapping come as iterators.
-                state = [list(part) if isinstance(part, Iterator) else part for part in rest]
-                held = [maker, *map(self.describe, state)]
-            made = "object " + digest_of([self.classes(value), held])
+                plain = [list(part) if isinstance(part, Iterator) else part for part in state]
+                content += map(self.describe, plain)
+            digest = digest_of([self.classes(value), content])
         except NoDigestError:
             raise
         except Exception as error:  # an object that pickle cannot keep may raise anything
@@ -155,32 +157,35 @@ class ReachedObjects(ReachedCode):
             ) from error
         finally:
             self._within.pop()
-        self._objects[id(value)] = (value, made)
-        return made
+        described = f"object {digest}"
+        self._objects[id(value)] = (value, described)
+        return described
 
     def _values_around(self, kind: type) -> list[Any]:
         """Values that a class takes from the function in which a file defines it; [] for any other class."""
-        # Types of C, which need no source, have no __module__ of their own.
-        if kind in self._classes or not isinstance(vars(kind).get("__module__"), str):
-            return self._classes.get(kind, [])
-        self._classes[kind] = []  # until it is known: its methods may name the class
-        functions = [
-            value
-            for key, value in vars(kind).items()
-            if isinstance(value, FunctionType) and not key.startswith("__")
-        ]
+        if kind in self._classes:
+            return self._classes[kind]
+        # A type of C needs no source, and has no __module__ of its own.
+        if not isinstance(vars(kind).get("__module__"), str):
+            return []
+        self._classes[kind] = []  # for now, because its methods may refer to the class
+        functions = []
+        for key, value in vars(kind).items():
+            if isinstance(value, FunctionType) and not key.startswith("__"):
+                functions.append(value)
         self._check_source(kind, functions)
         if self.is_installed(kind) or "<locals>" not in kind.__qualname__:
             return []
         self._note_module(kind.__module__)
         codes = self._codes.get(Path(str(_module_file(kind))), ())
         bodies = [code for code in codes if code.co_qualname == kind.__qualname__]
-        if bodies and not any(set(body.co_freevars) - {"__class__"} for body in bodies):
+        takes_values = any(set(body.co_freevars) - {"__class__"} for body in bodies)
+        if bodies and not takes_values:
             return []
         found = []
         for key, value in sorted(vars(kind).items()):
             inner = getattr(value, "fget", getattr(value, "__func__", value))
-            # A function with its closure and defaults, or a value of the class.
+            # Functions with closures and defaults, and values of the class.
             if isinstance(inner, FunctionType) or not key.startswith("__"):
                 found.append([key, self.describe(inner)])
         self._classes[kind] = found
@@ -199,13 +204,13 @@ class ReachedObjects(ReachedCode):
         return module is not builtins and getattr(module, "__spec__", None) is not None
 
     def _check_source(self, code: FunctionType | type, functions: list[FunctionType]) -> None:
-        """NoDigestError for a class or function that the user typed where there is no file."""
+        """Raise NoDigestError for a class or function of the user without a source file."""
         if self.is_installed(code):
             return
-        filed = all(Path(function.__code__.co_filename).is_file() for function in functions)
-        if isinstance(code, type):
-            filed = filed and _module_file(code) is not None
-        if not filed:
+        has_file = all(Path(function.__code__.co_filename).is_file() for function in functions)
+        if isinstance(code, type) and _module_file(code) is None:
+            has_file = False
+        if not has_file:
             raise NoDigestError(
                 f"{code.__qualname__} of {self.owner} has no source file, so fedcache cannot compute a "
                 "digest.",
@@ -218,7 +223,7 @@ def _module_file(kind: type) -> str | None:
 
 
 def _tensors(name: str, module: nn.Module) -> list[list[Any]]:
-    """Name, dtype, shape and sha256 of every parameter and buffer, buffers that are not saved among them."""
+    """Name, dtype, shape and sha256 of every parameter and buffer, including buffers that are not saved."""
     import torch
 
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
@@ -229,11 +234,8 @@ def _tensors(name: str, module: nn.Module) -> list[list[Any]]:
             raw = b""
             if plain.numel():
                 raw = plain.view(torch.uint8).numpy().tobytes()
-        except (
-            RuntimeError,
-            TypeError,
-            NotImplementedError,
-        ) as error:  # sparse, quantised, not there yet
+        except (RuntimeError, TypeError, NotImplementedError) as error:
+            # A sparse or quantised tensor, or one of a lazy module without content.
             raise UsageError(
                 f"{key} of {name} is a {tensor.layout} tensor whose bytes cannot be read: {reason(error)}",
                 "Give a module with dense tensors; a lazy module must be called once first.",
@@ -246,40 +248,36 @@ def _attributes(module: nn.Module, code: ReachedObjects) -> list[Any]:
     """Attributes of a module in addition to its tensors and parts."""
     from torch import nn
 
-    # what torch.compile adds is of this process; the module inside is a part
-    if _is_compiled(module):
+    # The attributes that torch.compile adds belong to this process. The compiled module is described as a part.
+    if _type_name(module) == "torch._dynamo.eval_frame.OptimizedModule":
         return []
-    torchs = set(vars(nn.Module())) - set(HOOKS)
-    made = []
+    of_torch = set(vars(nn.Module())) - set(HOOKS)
+    described = []
     for key, value in sorted(vars(module).items()):
-        if key not in torchs:
+        if key not in of_torch:
             if key in HOOKS and isinstance(value, Mapping):
-                shown = list(value.values())
-            else:
-                shown = value
-            made.append([key, code.attribute(module, shown)])
-    return made
+                value = list(value.values())
+            described.append([key, code.attribute(module, value)])
+    return described
 
 
 def _described_transform(transform: Any, code: ReachedObjects) -> Any:
-    """A transform as JSON that differs where it does something else."""
+    """A transform as JSON; transforms with different results have different JSON."""
     parts = getattr(transform, "transforms", None)
     if isinstance(parts, list | tuple):  # Compose, of torchvision and others
         return [code.classes(transform), *(_described_transform(part, code) for part in parts)]
     if isinstance(transform, FunctionType | MethodType | BuiltinFunctionType | partial):
         return code.describe(transform)
-    held = getattr(transform, "__dict__", {})
+    attributes = getattr(transform, "__dict__", {})
     if code.is_installed(type(transform)):
-        # The text of torchvision's and timm's transforms has every number that they hold, and no functions.
-        shown = repr(transform)
-        functions = [v for v in held.values() if callable(v) and not isinstance(v, type)]
-        if " at 0x" not in shown and not functions:
-            return [code.classes(transform), shown]
+        # The repr of torchvision's and timm's transforms contains all of their numbers, but no functions.
+        text = repr(transform)
+        has_functions = any(
+            callable(value) and not isinstance(value, type) for value in attributes.values()
+        )
+        if " at 0x" not in text and not has_functions:
+            return [code.classes(transform), text]
     return code.describe(transform)
-
-
-def _is_compiled(module: nn.Module) -> bool:
-    return _type_name(module) == "torch._dynamo.eval_frame.OptimizedModule"
 
 
 def _type_name(value: Any) -> str:
@@ -287,13 +285,11 @@ def _type_name(value: Any) -> str:
 
 
 def _is_silent(value: Any) -> bool:
-    """Whether a value says nothing of features."""
+    """Whether a value does not affect features: one of ``SILENT``, or a list or mapping of such values."""
     if isinstance(value, list | tuple | set | Mapping) and value:
+        items: Any = value
         if isinstance(value, Mapping):
-            inner = list(value.values())
-        else:
-            inner = list(value)
-        return all(one is None or _is_silent(one) for one in inner) and any(
-            one is not None for one in inner
-        )
+            items = value.values()
+        known = [item for item in items if item is not None]
+        return bool(known) and all(map(_is_silent, known))
     return isinstance(value, weakref.ref) or _type_name(value) in SILENT

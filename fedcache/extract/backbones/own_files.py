@@ -1,7 +1,7 @@
-"""Image encoders as one file that another library computes: what ONNX and TFLite files have in common.
+"""Image encoders as one file that another library computes: shared code of ONNX and TFLite files.
 
-The file says its size, layout and type of input; images are handed over in blocks of the batch that it takes. Nothing
-here knows a library: a subclass computes one block.
+The file declares the size, layout and type of its input and its batch size; images are computed in blocks of this size.
+A subclass computes one block with its library.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SIZE = 224
-"""Pixels of the side where a file takes any."""
+"""Pixels of the side for a file that takes any size."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class ImageInput:
     """The input of images that a file declares."""
 
     name: str
-    shape: tuple[int | None, ...]  # [N, 3, H, W] or [N, H, W, 3]; None where any number will do
+    shape: tuple[int | None, ...]  # [N, 3, H, W] or [N, H, W, 3]; None for an axis of any length
     dtype: np.dtype[Any]
 
     @property
@@ -44,20 +44,23 @@ class ImageInput:
 
     @property
     def raw(self) -> bool:
-        """Whether it takes the pixels as they are."""
+        """Whether it takes pixels that are not normalised."""
         return self.dtype.kind in "iu"
 
     def side(self, name: str, choice: Choice) -> tuple[int, bool]:
         """Pixels of the side, and whether they are fixed; UsageError for images that are not square."""
-        first, second = self.shape[1:3] if self.channels_last else self.shape[2:4]
-        if first is None or second is None:
+        if self.channels_last:
+            height, width = self.shape[1:3]
+        else:
+            height, width = self.shape[2:4]
+        if height is None or width is None:
             return choice.size or SIZE, False
-        if first != second:
+        if height != width:
             raise UsageError(
-                f"{name} takes images of {first} x {second} pixels, but a recipe has only one side length.",
+                f"{name} takes images of {height} x {width} pixels, but a recipe has only one side length.",
                 "Export the model for square images.",
             )
-        return first, True
+        return height, True
 
 
 class FileEncoder(ABC):
@@ -67,8 +70,8 @@ class FileEncoder(ABC):
         name: of the backbone, for messages.
         given: the input of images.
         outputs: names of the outputs, for messages.
-        output: that of the feature.
-        recipe: its mean and std normalise inputs of floats; whole numbers are the pixels, signed ones less 128.
+        output: the output that is the feature.
+        recipe: its mean and std normalise inputs of floats. Inputs of integers are the pixels, less 128 if signed.
     """
 
     def __init__(
@@ -78,8 +81,8 @@ class FileEncoder(ABC):
         self.given = given
         self.outputs = outputs
         self.output = output
-        self.rank = 2  # axes of the output, once it was computed
-        # As ModuleEncoder: (x / 255 - mean) / std as one multiplication and one addition, in float32.
+        self.rank = 2  # number of axes of the output, known after the first call
+        # As in ModuleEncoder: (x / 255 - mean) / std as one multiplication and one addition, in float32.
         mean = np.array(recipe.mean)
         std = np.array(recipe.std)
         self._scale = (1 / (255 * std)).astype(np.float32)
@@ -95,9 +98,9 @@ class FileEncoder(ABC):
 
         images = self._prepared(x.cpu().numpy())
         step = self.given.shape[0] or len(images)
-        parts = [
-            self._block(images[start : start + step], step) for start in range(0, len(images), step)
-        ]
+        parts = []
+        for start in range(0, len(images), step):
+            parts.append(self._block(images[start : start + step], step))
         out = torch.from_numpy(np.concatenate(parts).astype(np.float32, copy=False))
         self.rank = out.ndim
         if out.ndim not in (2, 3, 4):
@@ -107,33 +110,31 @@ class FileEncoder(ABC):
         return one_row_each(out, channels_last=self.given.channels_last)
 
     def text(self, prompts: Sequence[str]) -> Tensor:
-        """A file of an image encoder has none."""
+        """See ``FrozenEncoder.text``. An image encoder has no text features: always UsageError."""
         raise no_text(self.name)
 
     def _prepared(self, images: NDArray[np.uint8]) -> NDArray[Any]:
-        """uint8 [B, H, W, 3] as the input wants it."""
-        made: NDArray[Any] = images
+        """uint8 [B, H, W, 3] in the type and layout of the input."""
+        converted: NDArray[Any] = images
         if self.given.dtype == np.int8:
-            # The signed form of a quantised input has its zero point 128 lower.
-            made = (images.astype(np.int16) - 128).astype(np.int8)
+            # The zero point of a signed quantised input is 128 lower.
+            converted = (images.astype(np.int16) - 128).astype(np.int8)
         elif not self.given.raw:
-            made = (images * self._scale + self._shift).astype(self.given.dtype)
+            converted = (images * self._scale + self._shift).astype(self.given.dtype)
         if self.given.channels_last:
-            return made
-        return made.transpose(0, 3, 1, 2)
+            return converted
+        return converted.transpose(0, 3, 1, 2)
 
     def _block(self, images: NDArray[Any], step: int) -> NDArray[Any]:
-        """The output for up to ``step`` images; a file that takes so many at a time is given copies of the last."""
-        short = 0
-        if self.given.shape[0] is not None:
-            short = step - len(images)
+        """The output for up to ``step`` images; for a file with a fixed batch, copies of the last image fill it."""
         padded = images
-        if short:
-            padded = np.concatenate([images, np.repeat(images[-1:], short, axis=0)])
+        if self.given.shape[0] is not None and len(images) < step:
+            copies = np.repeat(images[-1:], step - len(images), axis=0)
+            padded = np.concatenate([images, copies])
         try:
             found = np.asarray(self.compute(np.ascontiguousarray(padded)))
         except Exception as error:
-            # the libraries raise classes of their own, below Exception alone
+            # The libraries raise their own subclasses of Exception.
             raise UsageError(
                 f"{self.name} fails on images of {images.shape[2]} px: {reason(error)}",
                 f"Give the size it was exported for:  --recipe {shell_word(self.name)}:size=N",
@@ -155,8 +156,8 @@ class FileEncoder(ABC):
         )
 
 
-Opened = Callable[[Path, str, str | None, int], FileEncoder]
-"""The encoder of a file for a name, an output (None for its only one) and a size, with any norm; one thread."""
+Opened = Callable[[str, Path, str, str | None, Recipe, int], FileEncoder]
+"""(name, path, sha256 or "", output or None, recipe, threads) -> the encoder of a file; None for its only output."""
 
 
 def derived(
@@ -169,18 +170,19 @@ def derived(
     given: Callable[[Path, str], ImageInput],
     opened: Opened,
 ) -> Backbone:
-    """The row of ``PREFIX:FILE``, with the width that two images gave.
+    """The row of ``PREFIX:FILE``; its width is that of the features of two images.
 
     Args:
-        name: as the user wrote it; prefix: its own.
-        choice: a file with several outputs needs an output, one that takes any size is tried with ``choice.size``.
+        name: as the user wrote it.
+        prefix: of the name.
+        choice: needs an output for a file with several; a file that takes any size is tried with ``choice.size``.
         provider: the module that loads it.
-        norm: of float inputs, unless a recipe says otherwise.
-        given: reads the input of a file.
-        opened: opens it.
+        norm: of float inputs, unless a recipe has another.
+        given: reads the input of a file, from its path and name.
+        opened: opens the file.
 
     Raises:
-        UsageError, for a file that is no image encoder; MachineError, for one that is missing or damaged.
+        UsageError, for a file that is not an image encoder; MachineError, for a missing or damaged file.
     """
     path = find_place(name, prefix, choice)
     bare = bare_name(name)
@@ -188,8 +190,8 @@ def derived(
     def read() -> dict[str, Any]:
         images = given(path, bare)
         size, fixed = images.side(bare, choice)
-        encoder = opened(path, bare, choice.output, size)
-        width = shape_of(encoder, bare, size)[1]
+        encoder = opened(bare, path, "", choice.output, Recipe(bare, "", size=size), 1)
+        _, width = shape_of(encoder, bare, size)
         layout = "NCHW"
         if images.channels_last:
             layout = "NHWC"
@@ -203,10 +205,11 @@ def derived(
             "width": width,
         }
 
-    facts: Mapping[str, Any] = facts_of(
-        path, (provider, choice.output, str(choice.size)), choice, read
-    )
-    mean, std = UNIT if facts["raw"] else NORMS[norm]
+    words = (provider, choice.output, str(choice.size))
+    facts: Mapping[str, Any] = facts_of(path, words, choice, read)
+    mean, std = NORMS[norm]
+    if facts["raw"]:
+        mean, std = UNIT
     pooling = pooling_of(facts["output"], facts["rank"])
     return Backbone(
         name=bare,
@@ -240,7 +243,7 @@ def chosen_output(name: str, outputs: Sequence[str], requested: str | None) -> s
 
 
 def on_the_cpu(name: str, device: str, dtype: str) -> None:
-    """Refuse another device or dtype than a library of files has; UsageError."""
+    """Raise UsageError for another device than the CPU or another dtype than float32."""
     if (device, dtype) != ("cpu", "float32"):
         raise UsageError(
             f"{name} is computed on the CPU in float32, but {device} and {dtype} were requested.",

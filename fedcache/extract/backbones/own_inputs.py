@@ -1,21 +1,27 @@
-"""Modules of the user's that read texts or rows of numbers: ``reads = "texts"`` or ``reads = "rows"`` says so.
+"""Modules of the user that read texts or rows of numbers, with the attribute ``reads = "texts"`` or ``reads = "rows"``.
 
-A module of texts is called with a list of B strings, one of rows with a tensor [B, ...] of the type and shape of its
-``example``, one row as its dataset holds them. Either gives [B, D], or tokens [B, T, D] that are averaged.
+A module of texts is called with a list of B strings. A module of rows is called with a tensor [B, ...]; its attribute
+``example`` is one row, with the type and shape of the dataset's rows. Both give [B, D], or tokens [B, T, D], which are
+averaged.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.errors import FedcacheError, UsageError
-from fedcache.extract.backbones.backbone import deterministic, no_images, no_text, one_row_each
+from fedcache.extract.backbones.backbone import (
+    autocast,
+    deterministic,
+    no_images,
+    no_text,
+    one_row_each,
+)
 from fedcache.extract.backbones.own import no_width, refuse_chance, refuse_company, refuse_complex
 from fedcache.extract.inputs import Items, described_row
 from fedcache.extract.recipe import IMAGES, ROWS, TEXTS
@@ -29,7 +35,7 @@ OF_MODULES = (IMAGES, TEXTS, ROWS)
 """Kinds of items that a user's module may read."""
 
 TEMPLATE = "a text about {}."
-"""Prompt of a class where nothing else is said."""
+"""Default prompt template of a class."""
 
 TRIED = ["a text about a cat.", "another text, which is longer than the first."]
 
@@ -44,7 +50,7 @@ class OwnItemEncoder:
         dtype: ``float32`` | ``bfloat16`` | ``float16``; the last two run under autocast.
 
     Attributes:
-        rank: axes of its output, once there was one.
+        rank: number of axes of its output, known after the first call.
     """
 
     def __init__(
@@ -60,37 +66,28 @@ class OwnItemEncoder:
         self.rank = 2
         try:
             self.module = copy.deepcopy(module).eval().requires_grad_(False).to(self.device)
-        except Exception as error:  # tensors that are results of computations cannot be copied
+        # Tensors that are results of computations cannot be copied.
+        except Exception as error:
             raise UsageError(
                 f"{name} cannot be copied: {reason(error)}",
                 "Give a module whose tensors are parameters and buffers.",
             ) from error
 
     def items(self, items: Items) -> tuple[Tensor, NDArray[np.bool_]]:
-        """See ``ItemEncoder.items``; what the module cuts is not known. Raises UsageError where it fails."""
+        """See ``ItemEncoder.items``; texts that the module cuts are not marked. Raises UsageError if it fails."""
         import torch
 
         count = len(items)
-        given: Any
-        if isinstance(items, list):
-            given = items
-        else:
+        given: Any = items
+        if not isinstance(items, list):
             given = self._rows(items)
         try:
-            with (
-                torch.inference_mode(),
-                deterministic(),
-                nullcontext()
-                if self.compute is torch.float32
-                else torch.autocast(self.device.type, self.compute),
-            ):
+            with torch.inference_mode(), deterministic(), autocast(self.device, self.compute):
                 out = self.module(given)
         except FedcacheError:
             raise
-        except (
-            Exception,
-            SystemExit,
-        ) as error:  # the user's code may raise anything: its error becomes a message
+        # The user's code may raise any error, which becomes a message.
+        except (Exception, SystemExit) as error:
             raise UsageError(
                 f"{self.name} fails on {count} {self.kind}: {reason(error)}",
                 "Fix its forward method.",
@@ -100,9 +97,8 @@ class OwnItemEncoder:
             found = type(out).__name__
             if hasattr(out, "shape"):
                 found = str(list(shape))
-            what = f"{count} {self.kind}"
             raise UsageError(
-                f"{self.name} gives {found} for {what}, expected a tensor [B, D] or [B, T, D].",
+                f"{self.name} gives {found} for {count} {self.kind}, expected a tensor [B, D] or [B, T, D].",
                 "Return one tensor from forward, the features.",
             )
         refuse_complex(self.name, out)
@@ -124,27 +120,28 @@ class OwnItemEncoder:
         return torch.from_numpy(np.ascontiguousarray(rows)).to(self.device)
 
     def image(self, x: Tensor) -> Tensor:
-        """It reads no images."""
+        """See ``FrozenEncoder.image``. The module reads no images: always UsageError."""
         raise no_images(self.name, self.kind)
 
     def text(self, prompts: Sequence[str]) -> Tensor:
-        """See ``FrozenEncoder.text``: of texts their own features, made unit; UsageError of rows."""
+        """See ``FrozenEncoder.text``: the features of prompts as texts, at unit length; UsageError for rows."""
         import torch
 
         if self.kind != TEXTS:
             raise no_text(self.name)
-        return torch.nn.functional.normalize(self.items(list(prompts))[0], dim=-1)
+        features, _ = self.items(list(prompts))
+        return torch.nn.functional.normalize(features, dim=-1)
 
     def tried(self) -> int:
-        """The width of what it gives for two items; UsageError where it fails or is not finite."""
+        """The width of the features of two items. Raises UsageError if it fails, or they are not usable features."""
         import torch
 
-        two: Items
-        if self.example is None:
-            two = TRIED
-        else:
+        two: Items = TRIED
+        if self.example is not None:
             two = torch.stack([self.example, self.example]).numpy()
-        features, again, alone = (self.items(items)[0] for items in (two, two, two[:1]))
+        features, _ = self.items(two)
+        again, _ = self.items(two)
+        alone, _ = self.items(two[:1])
         if features.shape[1] == 0:
             raise no_width(self.name)
         if not bool(features.isfinite().all()):
@@ -168,7 +165,7 @@ def kind_of(name: str, module: nn.Module) -> str:
 
 
 def example_of(name: str, module: nn.Module) -> Tensor | None:
-    """One row as a module of rows reads it; None of texts. Raises UsageError for a module of rows without one."""
+    """The example row of a module of rows; None for texts. Raises UsageError for a module of rows without one."""
     import torch
 
     if kind_of(name, module) == TEXTS:

@@ -1,9 +1,9 @@
 """``module:PACKAGE.MODULE:FACTORY``, and modules handed over in Python: the user's own torch modules as backbones.
 
-A factory takes nothing and returns an ``nn.Module``, or one and a transform; every process that computes calls it. Only
-a factory that the user named is imported (``plugins``): a name that a file holds runs nothing. A module in
-memory is known to this process alone and runs here. Either is identified by its tensors and its code
-(``digest_of_module``), so that trained weights or a changed line of ``forward`` make another array.
+A factory takes no arguments and returns an ``nn.Module``, or a module and a transform; every process that computes
+calls it. Only a factory that the user named is imported (``plugins``); a name from a file runs no code. A module in
+memory is known only to this process and runs only here. Both are identified by their tensors and code
+(``digest_of_module``), so trained weights or a changed line of ``forward`` make another array.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from fedcache.extract.backbones.backbone import (
     ModuleEncoder,
     Weights,
     one_row_each,
+    triple,
 )
 from fedcache.extract.backbones.own import Choice, pooling_of, refuse_complex, shape_of, tried
 from fedcache.extract.backbones.own_digest import digest_of_parts
@@ -35,16 +36,16 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 SIZE = 224
-"""Pixels of the side where a module says nothing."""
+"""Pixels of the side of a module without the attribute ``size``."""
 
 Triple = tuple[float, float, float]
 
 
 @dataclass(frozen=True)
 class OwnModule:
-    """A module of the user's, and how images are made ready for it."""
+    """A module of the user's, and the preprocessing of its images."""
 
-    module: nn.Module  # never changed: what runs is a copy
+    module: nn.Module  # never changed, because a copy of it runs
     # from a Pillow image to the module's input, without the batch
     transform: Callable[[Any], Tensor] | None
     size: int
@@ -53,12 +54,12 @@ class OwnModule:
     rank: int  # axes of its output
     width: int
     reads: str = IMAGES
-    version: str | None = None  # stands for code and held objects in the digest
+    version: str | None = None  # replaces code and attributes in the digest
 
 
 _IN_MEMORY: dict[str, OwnModule] = {}
 _BUILT: dict[str, tuple[Any, OwnModule]] = {}
-"""Spec -> factory and its module. A factory is called once, and again if its name means another function by then."""
+"""Spec -> factory and its module. A factory is called once, and again if its name later means another function."""
 
 
 def register(
@@ -77,13 +78,13 @@ def register(
         module: an ``nn.Module`` that maps [B, 3, size, size] to [B, D], [B, T, D] or [B, D, H, W]; the last two are
             averaged. ``own_inputs`` describes modules of texts or rows. The module is copied before it runs, so its
             mode and gradients do not change.
-        name: None for that of its class.
+        name: None for the name of its class.
         transform: from a Pillow image, RGB, size x size, to the module's input without the batch; None normalises.
         size, mean, std: of its input; None for the module's attributes of these names, else 224 and ImageNet's.
-        version: stands for the code in the digest; None digests the source files.
+        version: replaces attributes and code in the digest; with None, the digest covers them.
 
     Raises:
-        UsageError, for an object that is no module, fails on images, or has no digest.
+        UsageError, for an object that is not a module, fails on images, or has no digest.
     """
     from torch import nn
 
@@ -92,10 +93,9 @@ def register(
             f"A backbone is {type(module).__name__}, expected a name or a torch nn.Module.",
             "See `fedcache backbones list`, or give a torch.nn.Module.",
         )
-    if name is None:
+    label = name
+    if label is None:
         label = type(module).__name__
-    else:
-        label = name
     if not label or any(sign in label for sign in ":,@\n"):
         raise UsageError(
             f"{label!r} is not a valid name for a backbone.",
@@ -103,16 +103,17 @@ def register(
         )
     label = f"{MODULE}{label.removeprefix(MODULE)}"
     checked = _checked(label, module, transform, size=size, mean=mean, std=std)
-    _IN_MEMORY[label] = replace(checked, version=version)
-    digest_of_module(label, _IN_MEMORY[label])  # refused now, and not when an extraction begins
+    own = replace(checked, version=version)
+    _IN_MEMORY[label] = own
+    digest_of_module(label, own)  # its errors are raised here and not when an extraction begins
     return label
 
 
 def derive(name: str, choice: Choice) -> Backbone:
-    """The row of ``module:...``. Raises UsageError for a name that is no module and no factory.
+    """The row of ``module:...``. Raises UsageError for a name that is neither a module nor a factory.
 
-    Every row is made here, so this is the one place that decides which code runs. Raises StoreError, before anything is
-    imported, for a factory that the user did not name.
+    Every such row is made here, so this is the only place that decides which code runs. Raises StoreError, before
+    any import, for a factory that the user did not name.
     """
     in_memory = name in _IN_MEMORY
     has_factory = ":" in name.removeprefix(MODULE)
@@ -125,10 +126,10 @@ def derive(name: str, choice: Choice) -> Backbone:
         )
     own = _own(name)
     transformed = own.transform is not None
-    norm = (own.mean, own.std)
+    mean = own.mean
+    std = own.std
     if transformed:
-        norm = UNIT
-    mean, std = norm
+        mean, std = UNIT
     text_width = None
     template = None
     if own.reads == TEXTS:
@@ -157,18 +158,20 @@ def derive(name: str, choice: Choice) -> Backbone:
 
 
 def weights_of(backbone: Backbone) -> Weights:
-    """The digest of a module's tensors and code in place of a file's."""
+    """Weights without a file, with the digest of a module's tensors and code."""
+    name = backbone.name
     if backbone.here_only:
         place = "in the memory of this process"
     else:
-        place = f"built by {backbone.name.removeprefix(MODULE)}"
-    return Weights(None, digest_of_module(backbone.name, _own(backbone.name)), place)
+        place = f"built by {name.removeprefix(MODULE)}"
+    digest = digest_of_module(name, _own(name))
+    return Weights(None, digest, place)
 
 
 def load(
     backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str, dtype: str
 ) -> FrozenEncoder:
-    """A copy of the module in evaluation mode; CorruptionError when it is not the one that was planned."""
+    """A copy of the module in evaluation mode; CorruptionError if its digest is not that of ``weights``."""
     own = _own(backbone.name)
     found = digest_of_module(backbone.name, own)
     if weights.sha256 and found != weights.sha256:
@@ -179,12 +182,11 @@ def load(
             "after torch.manual_seed(0).",
         )
     if own.reads != IMAGES:
-        encoder = own_inputs.OwnItemEncoder(backbone.name, own.module, device=device, dtype=dtype)
-        encoder.tried()
-        return encoder
-    return tried(
-        _encoder(backbone.name, own, recipe, device=device, dtype=dtype), backbone, recipe, dtype
-    )
+        of_items = own_inputs.OwnItemEncoder(backbone.name, own.module, device=device, dtype=dtype)
+        of_items.tried()
+        return of_items
+    encoder = _encoder(backbone.name, own, recipe, device=device, dtype=dtype)
+    return tried(encoder, backbone, recipe, dtype)
 
 
 def _own(name: str) -> OwnModule:
@@ -207,7 +209,7 @@ def _own(name: str) -> OwnModule:
         made = factory()
     except FedcacheError:
         raise
-    # The user's code may raise anything: its error becomes a message.
+    # The user's code may raise any error, which becomes a message.
     except (Exception, SystemExit) as error:
         raise UsageError(
             f"{attribute}() of {place} fails: {reason(error)}",
@@ -252,7 +254,7 @@ def _checked(
     mean: Any = None,
     std: Any = None,
 ) -> OwnModule:
-    """A module with its attributes read and its output tried; UsageError says what is wrong."""
+    """A module with its attributes, after a check that it gives features. Raises UsageError."""
     import torch
     from torch import nn
 
@@ -283,7 +285,7 @@ def _checked(
     side = size
     if side is None:
         side = getattr(module, "size", None)
-    if side is None:
+    if side is None:  # the attribute is missing, or None
         side = SIZE
     if isinstance(side, bool) or not isinstance(side, int) or not 8 <= side <= 2048:
         raise UsageError(
@@ -299,25 +301,24 @@ def _checked(
     std = _triple(name, "std", std, usual_std)
     if 0 in std:
         raise UsageError(f"std of {name} contains a zero.", "std=(0.229, 0.224, 0.225)")
-    untried = OwnModule(module, transform, side, mean, std, 2, 0)
-    # Running the module once shows the number of axes of its output, and the width.
+    # One run of the module shows the number of axes of its output, and its width.
+    untried = OwnModule(module, transform, side, mean, std, rank=2, width=0)
     ranks: list[int] = []
     recipe = Recipe(name, "", size=side, mean=mean, std=std)
     of_images = _encoder(name, untried, recipe, device="cpu", dtype="float32", ranks=ranks)
     width = shape_of(of_images, name, side)[1]
-    return OwnModule(module, transform, side, mean, std, ranks[0], width)
+    return replace(untried, rank=ranks[0], width=width)
 
 
 def _triple(name: str, word: str, value: Any, default: Triple) -> Triple:
     if value is None:
         return default
     try:
-        red, green, blue = (float(v) for v in value)
+        return triple(value)
     except (TypeError, ValueError) as error:
         raise UsageError(
             f"{word} of {name} is {str(value)[:60]!r}, expected three numbers.", f"{word}={default}"
         ) from error
-    return red, green, blue
 
 
 def _encoder(
@@ -382,16 +383,17 @@ class _Transformed(ModuleEncoder):
         self._transform = transform
 
     def normalise(self, x: Tensor) -> Tensor:
-        """uint8 [B, H, W, 3] -> what the transform makes of each image, stacked."""
+        """uint8 [B, H, W, 3] -> the results of the transform for each image, stacked."""
         import torch
         from PIL import Image
 
-        made = [
-            torch.as_tensor(self._transform(Image.fromarray(image))) for image in x.cpu().numpy()
-        ]
-        return torch.stack(made).to(self.device)
+        inputs = []
+        for image in x.cpu().numpy():
+            transformed = self._transform(Image.fromarray(image))
+            inputs.append(torch.as_tensor(transformed))
+        return torch.stack(inputs).to(self.device)
 
 
 def digest_of_module(name: str, own: OwnModule) -> str:
-    """sha256 of a module and its transform, as ``digest_of_parts`` has it."""
+    """sha256 of a module and its transform, as of ``digest_of_parts``."""
     return digest_of_parts(name, own.module, own.transform, own.version)

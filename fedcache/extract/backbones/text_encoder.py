@@ -2,13 +2,13 @@
 
 The feature of a text pools the states of its tokens: the mean without the padding (Reimers and Gurevych,
 arXiv:1908.10084) unless ``1_Pooling/config.json`` names the class token, the last token or the maximum.
-``--recipe`` chooses another pooling, a hidden layer, the number of tokens and a prompt. ``hf:FOLDER`` is such an
-encoder where the folder has a tokenizer and says nothing of images; text features of classes are those of prompts,
-from the same encoder.
+``--recipe`` chooses another pooling, a hidden layer, the number of tokens and a prompt. ``hf:FOLDER`` is an encoder of
+texts if the folder has a tokenizer and no preprocessing of images. Text features of classes are the features of their
+prompts, from the same encoder.
 
 The texts of a batch are sorted by their number of tokens and computed in groups of similar length, each padded on the
 right to its longest text. So little padding is computed, and a text has the same feature alone and in any batch, up to
-rounding. The groups follow from the batch alone: every worker, and every resumed extraction, computes the same bits.
+rounding. The groups depend only on the batch, so every worker and every resumed extraction computes the same bits.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -27,7 +26,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.errors import MachineError, UsageError, shell_word, unknown
-from fedcache.extract.backbones.backbone import Backbone, Weights, deterministic, no_images
+from fedcache.extract.backbones.backbone import (
+    Backbone,
+    Weights,
+    autocast,
+    deterministic,
+    no_images,
+)
 from fedcache.extract.backbones.hugging_face import folder_of, open_model, open_tokenizer
 from fedcache.extract.backbones.hugging_face_folder import (
     PREPROCESSING,
@@ -50,10 +55,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MOST_TOKENS = 8_192
-"""Tokens of a text that are read unless ``max_tokens`` says more; language models allow 32,768 and 131,072."""
+"""Default limit of the tokens of a text; ``max_tokens`` may be more, and language models allow 32,768 or 131,072."""
 
 TOKENS_AT_ONCE = {"cpu": 1_024, "cuda": 16_384}
-"""Tokens of a group, padding included, by device; a longer text is a group of its own."""
+"""Tokens of a group, with padding, by device; a longer text is a group by itself."""
 
 POOLINGS = ("mean", "last", "cls", "max")
 LAYER = "layer:"
@@ -66,7 +71,7 @@ POOLINGS_OF_FILES = {
     "pooling_mode_max_tokens": "max",
 }
 MODULES = ("Transformer", "Pooling", "Normalize")
-"""Steps of a sentence encoder that are known; another (Dense) would be left out without a word."""
+"""Known steps of a sentence encoder; a folder with another step (Dense) is refused, as fedcache cannot run it."""
 
 TOKENIZERS = (
     "tokenizer.json",
@@ -76,22 +81,23 @@ TOKENIZERS = (
     "sentencepiece.bpe.model",
     "tokenizer.model",
 )
-"""Files of which a tokenizer is made."""
+"""Files from which a tokenizer can be made."""
 
 
 def reads_texts(folder: Path) -> bool:
-    """Whether a folder has a tokenizer and does not say how images are made ready."""
-    of_images = any((folder / name).is_file() for name in PREPROCESSING)
-    return not of_images and any((folder / name).is_file() for name in TOKENIZERS)
+    """Whether a folder has a tokenizer and no preprocessing of images."""
+    if any((folder / name).is_file() for name in PREPROCESSING):
+        return False
+    return any((folder / name).is_file() for name in TOKENIZERS)
 
 
 @dataclass(frozen=True)
 class TextOutput:
-    """Which states are pooled, and how.
+    """The states that are pooled, and the pooling.
 
     Attributes:
         pooling: mean, last, cls or max.
-        layer: number of hidden layers below the states (0: the embeddings); None for the model's own output.
+        layer: the states after this number of hidden layers (0: the embeddings); None for the model's own output.
     """
 
     pooling: str
@@ -117,7 +123,7 @@ class TextOutput:
 
 
 def derive(name: str, choice: Choice) -> Backbone:
-    """The row of ``hf:...`` of texts; MachineError for what cannot be read, UsageError for what is no such encoder."""
+    """The row of ``hf:...`` of texts; MachineError for an unreadable folder, UsageError for one of other models."""
     folder = folder_of(name, choice)
     bare = bare_name(name)
     check_folder(folder, bare)
@@ -132,7 +138,7 @@ def derive(name: str, choice: Choice) -> Backbone:
     settings = dict(choice.options)
     output_name = choice.output
     if choice.recorded is not None:
-        # The recipe of a store or a model says everything, in words of its own.
+        # The recipe of a store or a model has all settings.
         recorded = TextOutput.of_word(choice.recorded.pooling)
         output_name = None
         if recorded.layer is not None:
@@ -141,9 +147,8 @@ def derive(name: str, choice: Choice) -> Backbone:
         prompt = choice.recorded.prompt
     else:
         prompt = _prompt_of(bare, folder, settings.get("prompt", ""))
-    output = TextOutput(
-        settings.get("pooling", pooling), _layer_of(bare, output_name, layers, pooling)
-    )
+    layer = _layer_of(bare, output_name, layers, pooling)
+    output = TextOutput(settings.get("pooling", pooling), layer)
     tokens = _tokens_of(bare, settings.get("max_tokens"), length, most)
     if output.pooling not in POOLINGS:
         raise unknown(f"pooling of {bare}", output.pooling, POOLINGS)
@@ -171,26 +176,28 @@ def derive(name: str, choice: Choice) -> Backbone:
 
 def _layer_of(name: str, given: str | None, layers: int, pooling: str) -> int | None:
     """The hidden layer of ``output=layer:N``, counted from the embeddings; None for the model's own output."""
-    if given in (None, pooling):
+    if given is None or given == pooling:
         return None
-    number = str(given).removeprefix(LAYER)
-    at = None
-    if str(given).startswith(LAYER) and number.removeprefix("-").isdecimal():
-        at = int(number)
-        if at < 0:
-            at += layers + 1
-    if at is None or not 0 <= at <= layers:
+    number = given.removeprefix(LAYER)
+    layer = None
+    if given.startswith(LAYER) and number.removeprefix("-").isdecimal():
+        layer = int(number)
+        if layer < 0:
+            layer += layers + 1
+    if layer is None or not 0 <= layer <= layers:
         raise UsageError(
             f"Unknown output {given!r} of {name}: it has {layers} hidden layers; layer:0 is the "
             "embeddings.",
             f"--recipe output=layer:{shell_word(layers)}",
         )
     # The states of the last layer are the model's own output.
-    return None if at == layers else at
+    if layer == layers:
+        return None
+    return layer
 
 
 def _tokens_of(name: str, given: str | None, length: int, most: int) -> int:
-    """Tokens that are read of a text: those requested, or ``length``, the folder's own."""
+    """Number of tokens that are read of a text: the requested one, or ``length`` of the folder."""
     if given is None:
         return length
     if not given.isdecimal() or not 1 <= int(given) <= most:
@@ -202,15 +209,16 @@ def _tokens_of(name: str, given: str | None, length: int, most: int) -> int:
 
 
 def _prompt_of(name: str, folder: Path, given: str) -> str:
-    """The text that stands before each text: that of a name in the folder's file, or the text given.
+    """The prompt before each text: the one with the given name in the folder's file, or the given text itself.
 
-    Raises UsageError for a single word that the file does not name, and where the folder pools without its prompt.
+    Raises UsageError for a single word that is not a name in the file, and for a folder that pools without its prompt.
     """
     known = read_config(folder, PROMPTS).get("prompts")
     if not isinstance(known, dict):
         known = {}
     found = known.get(given, given)
-    if given not in (*known, *known.values()) and re.fullmatch(r"[\w.-]+", given):
+    is_known = given in (*known, *known.values())
+    if not is_known and re.fullmatch(r"[\w.-]+", given):
         raise unknown(f"prompt of {name}", given, known)
     if found and read_config(folder, POOLING_FILE).get("include_prompt") is False:
         raise UsageError(
@@ -224,7 +232,7 @@ def _prompt_of(name: str, folder: Path, given: str) -> str:
 def load(
     backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str, dtype: str
 ) -> TextEncoder:
-    """The model in evaluation mode, once it has given finite features of the backbone's width for two texts."""
+    """The model in evaluation mode, after a check that it gives finite features of the backbone's width."""
     folder = weights.file(backbone.name)
     encoder = TextEncoder(backbone.name, folder=folder, device=device, dtype=dtype, recipe=recipe)
     features, _ = encoder.items(TRIED)
@@ -242,9 +250,9 @@ class Tokens:
 
     Attributes:
         ids: int64 [T] of all texts.
-        ends: int64 [N + 1], where each text ends; the first is 0.
+        ends: int64 [N + 1], the end of each text in ``ids``, after a first 0.
         cut: bool [N], texts that had more tokens.
-        bad: why a text, by its place, has no feature.
+        bad: place of a text without a feature -> reason.
     """
 
     ids: NDArray[np.int64]
@@ -263,14 +271,14 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Tokenizing:
-    """Texts -> ``Tokens``, in whichever process or thread reads the texts. Picklable.
+    """Texts -> ``Tokens``. Picklable, for the process or thread that reads the texts.
 
     Attributes:
         name: of the backbone, for messages.
         folder: of the model.
-        stamp: of its files, by which a process that has read the tokenizer knows it again.
-        length: most tokens of a text.
-        prompt: stands before every text.
+        stamp: of the model's files; a process reads the tokenizer once per stamp.
+        length: largest number of tokens of a text.
+        prompt: added before every text.
     """
 
     name: str
@@ -282,46 +290,51 @@ class Tokenizing:
     def __call__(self, texts: Sequence[str]) -> Tokens:
         """The tokens of N texts; a text without a token is bad. Raises MachineError for a tokenizer that fails."""
         tokenizer, lock = _tokenizer(self.name, self.folder, self.stamp)
-        # A tokenizer holds its length and must not be asked by two threads at once.
+        prompted = [self.prompt + str(text) for text in texts]
+        # A tokenizer stores its maximum length, so only one thread may use it at a time.
         with lock:
-            return tokens_of(tokenizer, [self.prompt + str(text) for text in texts], self.length)
+            return tokens_of(tokenizer, prompted, self.length)
 
 
 def tokens_of(tokenizer: Any, texts: Sequence[str], length: int) -> Tokens:
     """The tokens of N texts by a tokenizer of transformers, each cut to ``length``."""
-    given = tokenizer(list(texts), truncation=True, max_length=length, verbose=False)
-    rows = given["input_ids"]
+    tokenized = tokenizer(list(texts), truncation=True, max_length=length, verbose=False)
+    rows = tokenized["input_ids"]
     ends = np.cumsum([0, *map(len, rows)])
     ids = np.concatenate([np.asarray(row, np.int64) for row in rows])
-    bad = {at: "the tokenizer finds no token in it" for at, row in enumerate(rows) if not row}
-    if given.encodings is not None:  # a fast tokenizer keeps what it cut off
-        cut = [bool(encoding.overflowing) for encoding in given.encodings]
+    bad = {place: "the tokenizer finds no token in it" for place, row in enumerate(rows) if not row}
+    if tokenized.encodings is not None:  # a fast tokenizer keeps the tokens that it cut off
+        cut = [bool(encoding.overflowing) for encoding in tokenized.encodings]
     else:
-        cut = [
-            len(row) >= length and len(tokenizer(text, verbose=False)["input_ids"]) > length
-            for row, text in zip(rows, texts, strict=True)
-        ]
+        cut = []
+        for row, text in zip(rows, texts, strict=True):
+            is_cut = False
+            if len(row) >= length:
+                all_tokens = tokenizer(text, verbose=False)["input_ids"]
+                is_cut = len(all_tokens) > length
+            cut.append(is_cut)
     return Tokens(ids, ends, np.array(cut, bool), bad)
 
 
 @lru_cache(maxsize=4)
 def _tokenizer(name: str, folder: Path, stamp: str) -> tuple[Any, threading.Lock]:
-    """The tokenizer of a folder, read once in a process, and what keeps its users apart."""
+    """The tokenizer of a folder, read once in a process, and a lock for its use. Raises MachineError."""
     return open_tokenizer(name, folder), threading.Lock()
 
 
 def groups_by_length(lengths: NDArray[np.int64], most: int) -> Iterator[NDArray[np.int64]]:
-    """Places of texts in groups of similar length, the longest first; texts without a token are in none.
+    """Places of texts in groups of similar length, the longest first; texts without a token are in no group.
 
     Rows times the longest of a group are at most ``most``, unless a single text is longer.
     """
     order = np.argsort(-lengths, kind="stable")
     order = order[: np.count_nonzero(lengths)]
-    at = 0
-    while at < len(order):
-        count = max(1, most // int(lengths[order[at]]))
-        yield order[at : at + count]
-        at += count
+    start = 0
+    while start < len(order):
+        longest = int(lengths[order[start]])
+        count = max(1, most // longest)
+        yield order[start : start + count]
+        start += count
 
 
 class TextModel:
@@ -332,13 +345,13 @@ class TextModel:
 
     Attributes:
         width: D of its features.
-        most: tokens of the longest text that it reads whole.
+        most: largest number of tokens of a text.
         layers: number of its hidden layers.
-        outputs: that are pooled of each forward.
-        unit: whether rows are made unit, as the folder says.
+        outputs: the outputs that are pooled in each forward.
+        unit: whether rows are brought to unit length, as the folder declares.
 
     Raises:
-        UsageError for what is no encoder of texts alone, MachineError for what cannot be read.
+        UsageError for a model that is not an encoder of texts alone, MachineError for an unreadable folder.
     """
 
     def __init__(self, name: str, folder: Path, device: torch.device, compute: torch.dtype) -> None:
@@ -347,12 +360,10 @@ class TextModel:
         self.module, missing = open_model(name, folder)
         config = self.module.config
         lost = [key for key in missing if "pooler" not in key]
-        if (
-            lost
-            or getattr(config, "is_encoder_decoder", False)
-            or not hasattr(self.module, "get_input_embeddings")
-            or hasattr(self.module, "get_image_features")
-        ):
+        has_decoder = getattr(config, "is_encoder_decoder", False)
+        reads_tokens = hasattr(self.module, "get_input_embeddings")
+        reads_images = hasattr(self.module, "get_image_features")
+        if lost or has_decoder or reads_images or not reads_tokens:
             why = "it is not a text encoder"
             if lost:
                 count = len(lost)
@@ -361,13 +372,14 @@ class TextModel:
                 f"{name} gives no features of texts: {why}.",
                 "Choose a sentence encoder, a BERT or a decoder language model.",
             )
-        config.use_cache = False  # keys and values of a decoder, which only the next token needs
+        config.use_cache = False  # of keys and values, which only the next token of a decoder needs
         self.module = self.module.requires_grad_(False).to(device)
         self.width = int(config.hidden_size)
         self.layers = int(getattr(config, "num_hidden_layers", 0))
         self.most = int(getattr(config, "max_position_embeddings", 512))
-        # RoBERTa and MPNet number positions from behind that of the padding on.
-        padding = getattr(getattr(self.module, "embeddings", None), "padding_idx", None)
+        # RoBERTa and MPNet begin to number positions after that of the padding.
+        embeddings = getattr(self.module, "embeddings", None)
+        padding = getattr(embeddings, "padding_idx", None)
         if padding is not None:
             self.most -= int(padding) + 1
         self.padding = max(0, int(getattr(config, "pad_token_id", None) or 0))
@@ -378,7 +390,7 @@ class TextModel:
     def rows(self, tokens: Tokens, output: TextOutput) -> Tensor:
         """Features [N, D] float32 of an output; NaN for a text without a token.
 
-        The first output requested computes all of them, in one forward; each is handed out once.
+        The first request for some tokens computes all outputs in one forward; each output is returned once.
         """
         latest = self._latest
         if latest is None or latest[0] is not tokens or output not in latest[1]:
@@ -392,17 +404,17 @@ class TextModel:
         layered = any(output.layer is not None for output in self.outputs)
         with torch.inference_mode(), deterministic():
             shape = (len(tokens), self.width)
-            found = {
-                output: torch.full(shape, torch.nan, device=self.device) for output in self.outputs
-            }
+            found = {}
+            for output in self.outputs:
+                found[output] = torch.full(shape, torch.nan, device=self.device)
             for places in groups_by_length(tokens.lengths, TOKENS_AT_ONCE[self.device.type]):
                 ids, lengths = self._padded(tokens, places)
                 mask = torch.arange(ids.shape[1], device=self.device) < lengths[:, None]
-                with self._autocast():
+                with autocast(self.device, self.compute):
                     out = self.module(
                         input_ids=ids, attention_mask=mask.long(), output_hidden_states=layered
                     )
-                at = torch.from_numpy(places).to(self.device)
+                index = torch.from_numpy(places).to(self.device)
                 for output, rows in found.items():
                     states = out.last_hidden_state
                     if output.layer is not None:
@@ -410,7 +422,7 @@ class TextModel:
                     pooled = pool(states.float(), mask, lengths, output.pooling)
                     if self.unit:
                         pooled = torch.nn.functional.normalize(pooled, dim=-1)
-                    rows[at] = pooled
+                    rows[index] = pooled
         return found
 
     def _padded(self, tokens: Tokens, places: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
@@ -424,16 +436,12 @@ class TextModel:
             ids[row, :length] = tokens.ids[start : start + length]
         return torch.from_numpy(ids).to(self.device), torch.from_numpy(lengths).to(self.device)
 
-    def _autocast(self) -> Any:
-        import torch
-
-        if self.compute is torch.float32:
-            return nullcontext()
-        return torch.autocast(self.device.type, dtype=self.compute)
-
 
 def pool(states: Tensor, mask: Tensor, lengths: Tensor, pooling: str) -> Tensor:
-    """Features [n, D] of states [n, L, D], of which ``mask`` [n, L] are tokens, the first ``lengths`` [n]."""
+    """Features [n, D] of states [n, L, D].
+
+    ``mask`` [n, L] is True for states of tokens, which are the first ``lengths`` [n] of each text.
+    """
     import torch
 
     if pooling == "cls":
@@ -447,13 +455,13 @@ def pool(states: Tensor, mask: Tensor, lengths: Tensor, pooling: str) -> Tensor:
 
 
 _OPEN: WeakValueDictionary[tuple[str, ...], TextModel] = WeakValueDictionary()
-"""Models that an encoder of this process holds, by folder, stamp of its files, device and compute dtype."""
+"""Models in use by an encoder of this process, by folder, stamp of its files, device and compute dtype."""
 
 
 def open_texts_model(
     name: str, folder: Path, stamp: str, device: torch.device, compute: torch.dtype
 ) -> TextModel:
-    """The model of a folder: the one that another encoder of this process holds, or a new one."""
+    """The model of a folder: the one that another encoder of this process uses, or a new one."""
     key = (str(folder), stamp, str(device), str(compute))
     model = _OPEN.get(key)
     if model is None:
@@ -468,21 +476,21 @@ class TextEncoder:
     Args:
         name: ``hf:FOLDER`` or ``hf:ORG/NAME``, from local files.
         home: where the place of a folder is remembered.
-        folder: of the model, where it is known.
+        folder: of the model; None to find it by name.
         device: where to run.
         dtype: ``float32`` | ``bfloat16`` | ``float16``; the last two run under autocast, weights stay float32.
-        recipe: says tokens, pooling, layer and prompt; None for the folder's own.
+        recipe: with tokens, pooling, layer and prompt; None for the folder's own.
 
     Attributes:
         name: without folders.
         weights: sha256 over the files of the model.
         model: may be shared with other encoders.
-        output: which states are pooled, and how.
-        length: tokens that it reads of a text.
+        output: the states that are pooled, and the pooling.
+        length: number of tokens that it reads of a text.
         prepare: texts -> tokens; picklable, for the process that reads texts.
 
     Raises:
-        MachineError for what is not here or cannot be read, UsageError for a pooling that is not known.
+        MachineError for a missing or unreadable folder, UsageError for an unknown pooling.
     """
 
     def __init__(
@@ -507,9 +515,11 @@ class TextEncoder:
         )
         own_limit = read_config(self.folder, "sentence_bert_config.json").get("max_seq_length")
         allowed = getattr(tokenizer, "model_max_length", None)
-        self.length = max(
-            1, min(self.model.most, MOST_TOKENS, *(int(n) for n in (own_limit, allowed) if n))
-        )
+        limits = [self.model.most, MOST_TOKENS]
+        for limit in (own_limit, allowed):
+            if limit:
+                limits.append(int(limit))
+        self.length = max(1, min(limits))
         prompt = ""
         if recipe is not None:
             self.output = TextOutput.of_word(recipe.pooling)
@@ -529,10 +539,10 @@ class TextEncoder:
         return self.model.width
 
     def encode_texts(self, texts: list[str]) -> NDArray[np.float32]:
-        """Features [N, D] float32 of N texts, in their order; each is cut to what the model reads.
+        """Features [N, D] float32 of N texts, in their order; each text is cut to ``length`` tokens.
 
-        A text has the same features whatever texts are encoded with it, up to rounding. Raises UsageError for what is
-        no list of texts.
+        A text has the same features alone and with other texts, up to rounding. Raises UsageError unless ``texts`` is a
+        list of texts.
         """
         if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
             raise UsageError(
@@ -540,33 +550,37 @@ class TextEncoder:
             )
         if not texts:
             return np.zeros((0, self.width), np.float32)
-        rows: NDArray[np.float32] = self.items(texts)[0].cpu().numpy()
+        features, _ = self.items(texts)
+        rows: NDArray[np.float32] = features.cpu().numpy()
         return rows
 
     def items(self, items: Items | Tokens) -> tuple[Tensor, NDArray[np.bool_]]:
         """See ``ItemEncoder.items``; texts are tokenised first."""
-        tokens = items if isinstance(items, Tokens) else self.prepare(list(items))
+        if isinstance(items, Tokens):
+            tokens = items
+        else:
+            tokens = self.prepare(list(items))
         return self.model.rows(tokens, self.output), tokens.cut
 
     def image(self, x: Tensor) -> Tensor:
-        """It reads no images."""
+        """See ``FrozenEncoder.image``. The model reads no images: always UsageError."""
         raise no_images(self.name, TEXTS)
 
     def text(self, prompts: Sequence[str]) -> Tensor:
         """See ``FrozenEncoder.text``: the features of prompts as texts, unit rows."""
         import torch
 
-        return torch.nn.functional.normalize(self.items(list(prompts))[0], dim=-1)
+        features, _ = self.items(list(prompts))
+        return torch.nn.functional.normalize(features, dim=-1)
 
 
 def pooling_of_folder(folder: Path, name: str) -> str:
-    """How tokens become a row; the mean where no file says otherwise. UsageError for what is not known."""
+    """The pooling of a folder; the mean if no file names one. Raises UsageError for an unknown pooling or step."""
     config = read_config(folder, POOLING_FILE)
-    chosen = [
-        POOLINGS_OF_FILES.get(key, key)
-        for key, value in config.items()
-        if key.startswith("pooling_mode") and value is True
-    ]
+    chosen = []
+    for key, value in config.items():
+        if key.startswith("pooling_mode") and value is True:
+            chosen.append(POOLINGS_OF_FILES.get(key, key))
     unknown_steps = [step for step in _steps(folder) if step not in MODULES]
     if unknown_steps or len(chosen) > 1 or not set(chosen) <= set(POOLINGS):
         found = ", ".join([*unknown_steps, *chosen])
@@ -574,17 +588,18 @@ def pooling_of_folder(folder: Path, name: str) -> str:
             f"{name} pools its tokens in an unknown way ({found}).",
             "One of: mean, class token, last token, maximum.",
         )
-    return chosen[0] if chosen else "mean"
+    if chosen:
+        return chosen[0]
+    return "mean"
 
 
 def _steps(folder: Path) -> list[str]:
-    """The last part of each module's type in ``modules.json``."""
+    """The last part of each module's type in ``modules.json``; [] without this file."""
     path = folder / "modules.json"
     try:
-        found: Any
-        found = []
-        if path.is_file():
-            found = parse_json(path.read_bytes())
-        return [str(step["type"]).rpartition(".")[2] for step in found]
+        if not path.is_file():
+            return []
+        steps = parse_json(path.read_bytes())
+        return [str(step["type"]).rpartition(".")[2] for step in steps]
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise UsageError(f"{path} cannot be read ({error}).", "Get the folder again.") from error

