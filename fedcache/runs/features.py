@@ -173,11 +173,10 @@ def with_text(
 ) -> RunFeatures:
     """Features [N, V, D] with labels, domains, and the text features of the backbone if the method reads them."""
     text, templates = text_of(method, hp, store, keys)
-    arrays = [store.arrays[key] for key in keys]
-    digests = [str(array.digest) for array in arrays]
     text_features = None
+    text_digests: tuple[str, ...] = ()
     if text is not None:
-        digests.append(sha256_hex(text.tobytes()))
+        text_digests = (sha256_hex(text.tobytes()),)
         text_features = torch.from_numpy(text)
     data = Data(
         x=x,
@@ -186,11 +185,28 @@ def with_text(
         text=text_features,
         widths=widths,
         domain=torch.from_numpy(domain),
-        backbones=tuple(str(store.arrays[key].recipe.get("backbone", key)) for key in keys),
+        backbones=backbones_of(store, keys),
     )
-    recipes = tuple(array.recipe for array in arrays)
-    how = tuple(array.how for array in arrays)
-    return RunFeatures(tuple(keys), data, tuple(digests), tuple(templates), recipes, how=how)
+    features = _of_arrays(store, keys, data)
+    digests = (*features.digests, *text_digests)
+    return replace(features, digests=digests, templates=tuple(templates))
+
+
+def backbones_of(store: Store, keys: Sequence[str]) -> tuple[str, ...]:
+    """Names of the backbones that made some arrays of a store."""
+    return tuple(str(store.arrays[key].recipe.get("backbone", key)) for key in keys)
+
+
+def _of_arrays(store: Store, keys: Sequence[str], data: Data) -> RunFeatures:
+    """``data`` of some arrays of a store as features, with the origin of these arrays."""
+    arrays = [store.arrays[key] for key in keys]
+    return RunFeatures(
+        arrays=tuple(keys),
+        data=data,
+        digests=tuple(str(array.digest) for array in arrays),
+        recipes=tuple(array.recipe for array in arrays),
+        how=tuple(array.how for array in arrays),
+    )
 
 
 def text_of(
@@ -237,11 +253,7 @@ def read_images(store: Store, keys: Sequence[str]) -> RunFeatures:
         domain=torch.from_numpy(samples.domain.astype(np.int64)),
         image=(H, W),
     )
-    arrays = [store.arrays[key] for key in keys]
-    digests = tuple(str(array.digest) for array in arrays)
-    recipes = tuple(array.recipe for array in arrays)
-    how = tuple(array.how for array in arrays)
-    return RunFeatures(tuple(keys), data, digests, recipes=recipes, how=how)
+    return _of_arrays(store, keys, data)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -66,6 +66,7 @@ from fedcache.runs.results import (
     summarise,
 )
 from fedcache.runs.row_sources import (
+    OneStore,
     Preparation,
     RowSource,
     ShardRows,
@@ -243,12 +244,9 @@ def prepare_run(
     if "feat_post" in settings:
         settings = {**settings, "feat_post": feat_post}
     features = source.read(method, settings, arrays, feat_post)
-    if features.data.text is not None:
-        # Text features must come from the same weights as the image features.
-        if isinstance(source, StoreRows):
-            check_text(source.store, features.arrays[0])
-        elif isinstance(source, ShardRows):
-            check_text(source.stores[0], features.arrays[0])
+    # Text features must come from the same weights as the image features.
+    if features.data.text is not None and isinstance(source, OneStore):
+        check_text(source.store, features.arrays[0])
     domains, classes = source.names()
     draws_for_each_seed = isinstance(source, StoreRows) and source.draws_for_each_seed
     return RunInputs(
@@ -790,12 +788,12 @@ class OpenRun:
 # Train: train the missing seeds, from their checkpoints.
 
 
-@contextmanager
-def _training(runs: Sequence[OpenRun], observer: Observer, stop: Stop) -> Iterator[None]:
+def _training(
+    runs: Sequence[OpenRun], observer: Observer, stop: Stop
+) -> AbstractContextManager[None]:
     """Own the directories of runs while the block runs; wait for another process that trains them."""
     folders = [run.directory.path for run in runs]
-    with owning(folders, observer, stop, private=runs[0].spec.trust.protects):
-        yield
+    return owning(folders, observer, stop, private=runs[0].spec.trust.protects)
 
 
 def train_seeds(

@@ -34,6 +34,7 @@ from fedcache.progress import Observer
 from fedcache.runs.features import (
     RunFeatures,
     RunInputs,
+    backbones_of,
     encoders_of_run,
     read_client_stores,
     read_images,
@@ -129,10 +130,22 @@ class Preparation:
     whole: bool = False  # whether validation rows are trained on, as if the partition had none
 
 
-class StoreRows:
-    """A ``RowSource``: the store of a configuration. If it does not exist, it is extracted first."""
+class OneStore:
+    """The names in a run's only store, or in the first of several stores with the same names."""
 
     store: Store  # set by ``open``
+
+    def names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Names of the domains and of the classes."""
+        return self.store.samples.domains, self.store.samples.classes
+
+    def backbones(self, arrays: Sequence[str]) -> tuple[str, ...]:
+        """Names of the backbones that made the arrays."""
+        return backbones_of(self.store, arrays)
+
+
+class StoreRows(OneStore):
+    """A ``RowSource``: the store of a configuration. If it does not exist, it is extracted first."""
 
     def __init__(
         self, config: TrainConfig, partition: PartitionConfig, preparation: Preparation
@@ -301,14 +314,6 @@ class StoreRows:
             **_held(self.store),
         }
 
-    def names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Domains and classes."""
-        return self.store.samples.domains, self.store.samples.classes
-
-    def backbones(self, arrays: Sequence[str]) -> tuple[str, ...]:
-        """Names of the backbones that made the arrays."""
-        return _backbones_of(self.store, arrays)
-
     def choices(self, arrays: Sequence[str]) -> dict[str, Any]:
         """The names of the arrays, and the path of the store if the user did not name it."""
         found = {"backbones": [array_name(self.store, key) for key in arrays]}
@@ -316,10 +321,6 @@ class StoreRows:
             return found
         place = self.store.address or str(self.store.path.resolve())
         return {"store": place, **found}
-
-
-def _backbones_of(store: Store, arrays: Sequence[str]) -> tuple[str, ...]:
-    return tuple(str(store.arrays[key].recipe.get("backbone", key)) for key in arrays)
 
 
 def _held(store: Store) -> dict[str, str]:
@@ -339,7 +340,7 @@ def without_validation(partitions: Mapping[int, Partition]) -> dict[int, Partiti
     return {seed: by_id[id(partition)] for seed, partition in partitions.items()}
 
 
-class ShardRows:
+class ShardRows(OneStore):
     """A ``RowSource``: a directory with one store per client.
 
     Rows that several clients hold (shared test rows) are taken once, in the parent's order. So sums add up in the same
@@ -370,6 +371,7 @@ class ShardRows:
                 "NAME",
             )
         self.stores = open_clients(self.folder)
+        self.store = self.stores[0]
         count = len(self.stores)
         self.preparation.observer.note(f"{count} client stores in {self.config.clients_from}.")
         # Row numbers in the parent store become places in one matrix, which holds every row once in the same order.
@@ -404,8 +406,8 @@ class ShardRows:
                 f"{method.name} needs labels, but some rows of the client stores in {folder} have none.",
                 "Add labels to the dataset, then:  fedcache shard --partition NAME --out DIR",
             )
-        first = self.stores[0]
-        warning = single_class_warning(method, np.concatenate(labels), first.samples.classes)
+        classes = self.store.samples.classes
+        warning = single_class_warning(method, np.concatenate(labels), classes)
         if warning is not None:
             self.preparation.observer.warn(warning)
         test = np.unique(np.concatenate([client.test for client in self._clients]))
@@ -418,7 +420,7 @@ class ShardRows:
             seed=0,
             clients=ClientTable.of(self._clients, test, validation),
             test=test,
-            dataset=str(first.dataset["shard"]["parent"]),
+            dataset=str(self.store.dataset["shard"]["parent"]),
             pool=1 + max(int(places.max(initial=-1)) for places in self._places),
             dropped=0,
         )
@@ -433,22 +435,19 @@ class ShardRows:
         """The requested transform, else the usual one for these backbones, with a note."""
         requested = "feat_post" in self.config.set
         observer = self.preparation.observer
-        return feat_post_for(
-            settings, requested, self.config.preset, self.stores[0], arrays, observer
-        )
+        return feat_post_for(settings, requested, self.config.preset, self.store, arrays, observer)
 
     def read(
         self, method: Method, settings: Mapping[str, Value], arrays: Sequence[str], feat_post: str
     ) -> RunFeatures:
         """Every row once, with live encoders for a method that uses them."""
-        first = self.stores[0]
         trained = np.concatenate([client.train for client in self._clients])
         features = read_client_stores(
             method, settings, self.stores, arrays, self._places, feat_post, trained
         )
-        encoders = encoders_of_run(method, first, arrays[0], self.preparation.home)
+        encoders = encoders_of_run(method, self.store, arrays[0], self.preparation.home)
         if encoders is not None:
-            features = encoders.add_to(features, first)
+            features = encoders.add_to(features, self.store)
         if features.templates:
             say_templates(list(features.templates), self.preparation.observer)
         return features
@@ -461,26 +460,17 @@ class ShardRows:
 
     def dataset(self) -> dict[str, Any]:
         """The parent's slug and digest, and the rows of all clients; a row of several clients counts several times."""
-        first = self.stores[0]
         return {
-            "slug": first.dataset["slug"],
-            "digest": str(first.dataset["shard"]["parent"]),
+            "slug": self.store.dataset["slug"],
+            "digest": str(self.store.dataset["shard"]["parent"]),
             "rows": int(sum(store.rows for store in self.stores)),
             "ok": int(sum(int(store.rows_ok) for store in self.stores)),
-            **_held(first),
+            **_held(self.store),
         }
-
-    def names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Domains and classes."""
-        return self.stores[0].samples.domains, self.stores[0].samples.classes
-
-    def backbones(self, arrays: Sequence[str]) -> tuple[str, ...]:
-        """Names of the backbones that made the arrays."""
-        return _backbones_of(self.stores[0], arrays)
 
     def choices(self, arrays: Sequence[str]) -> dict[str, Any]:
         """The names of the arrays."""
-        return {"backbones": [array_name(self.stores[0], key) for key in arrays]}
+        return {"backbones": [array_name(self.store, key) for key in arrays]}
 
 
 # The device that trains a run, and the inputs on that device.

@@ -490,15 +490,14 @@ def find_or_extract(
     dataset = train.dataset or "digits"
     words = ["--dataset", dataset, "--backbones", ",".join(backbones)]
     making = shlex.join(["fedcache", "extract", *words]) + recipe_options(recipe)
-    if store is None and train.dataset is not None:
-        refuse_partial_store(home, train.dataset, train.backbones)
-    if store is not None:
-        is_of_dataset = train.dataset is None or store_of_dataset(home, train.dataset) is not None
-        if is_of_dataset:
-            raise StoreError(
-                f"{store.path} has no features yet that {method.name} can train on.",
-                extract_command(store, backbones, recipe, home),
-            )
+    if store is None:
+        if train.dataset is not None:
+            refuse_partial_store(home, train.dataset, train.backbones)
+    elif train.dataset is None or store_of_dataset(home, train.dataset) is not None:
+        raise StoreError(
+            f"{store.path} has no features yet that {method.name} can train on.",
+            extract_command(store, backbones, recipe, home),
+        )
     others = None
     if train.dataset is None:
         others = no_store_remembered(home)

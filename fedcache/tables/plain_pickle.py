@@ -109,21 +109,20 @@ class _Frozen:
         raise pickle.UnpicklingError("it modifies an object")
 
 
-_CORES = ("numpy.core", "numpy._core")  # before and since numpy 2
-
-
 @cache
 def _allowed() -> dict[tuple[str, str], _Frozen]:
     """Objects that a pickle may use, by module and name."""
-    return {
+    allowed = {
         ("numpy", "ndarray"): _Frozen(_never),  # pickles name the class but do not call it
         ("numpy", "dtype"): _Frozen(_dtype),
         ("_codecs", "encode"): _Frozen(_encode),
         ("__builtin__", "bytes"): _Frozen(_no_bytes),  # protocol 2 writes b"" as bytes()
-        **{(f"{core}.multiarray", "_reconstruct"): _Frozen(_reconstruct) for core in _CORES},
-        **{(f"{core}.multiarray", "scalar"): _Frozen(_scalar) for core in _CORES},
-        **{(f"{core}.numeric", "_frombuffer"): _Frozen(_frombuffer) for core in _CORES},
     }
+    for core in ("numpy.core", "numpy._core"):  # before and since numpy 2
+        allowed[f"{core}.multiarray", "_reconstruct"] = _Frozen(_reconstruct)
+        allowed[f"{core}.multiarray", "scalar"] = _Frozen(_scalar)
+        allowed[f"{core}.numeric", "_frombuffer"] = _Frozen(_frombuffer)
+    return allowed
 
 
 class _Unpickler(pickle.Unpickler):

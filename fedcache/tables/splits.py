@@ -41,6 +41,7 @@ BESIDE_OTHERS = ("is_valid", "val", "validation")
 """Columns that mark validation rows only if another column marks training or test rows: "valid" may mean "usable"."""
 
 CODES = {"0": TRAIN, "1": TEST, "2": VALIDATION}
+CODES_AND_WORDS = CODES | SPLIT_WORDS
 TRUTH = {
     **dict.fromkeys(("1", "true", "t", "yes", "y"), 1),
     **dict.fromkeys(("0", "false", "f", "no", "n"), 0),
@@ -188,13 +189,13 @@ def find_splits(
     if chosen is not None:
         return _splits_by_option(where, chosen, raw[chosen], count)
     if usual is not None:
-        codes = _codes_of(where, usual, raw[usual], CODES | SPLIT_WORDS, groups, count, every=True)
+        codes = _codes_of(where, usual, raw[usual], CODES_AND_WORDS, groups, count, every=True)
         if codes is not None:
             return FoundSplits((usual,), codes.astype(np.uint8), [])
     for name in MAYBE_SPLITS:
         meanings = SPLIT_WORDS
         if name == "subset":
-            meanings = CODES | SPLIT_WORDS
+            meanings = CODES_AND_WORDS
         for key in raw:
             if last_level(key) != name:
                 continue
@@ -393,7 +394,7 @@ def _splits_by_option(where: str, key: str, column: Any, count: int) -> FoundSpl
     # 0 and 1 are codes of splits, or truth values if the name of the column gives a split.
     meaning = _meaning_of(key)
     truth = _read(group, TRUTH)
-    codes = _read(group, CODES | SPLIT_WORDS)
+    codes = _read(group, CODES_AND_WORDS)
     is_code = bool((codes >= 0).all())
     is_truth = bool((truth >= 0).all())
     if is_truth and meaning is not None:
@@ -405,7 +406,7 @@ def _splits_by_option(where: str, key: str, column: Any, count: int) -> FoundSpl
             "Call the column is_test or is_train (--split-key is_test), or write the words train and test into it.",
         )
     if not is_code:
-        raise _strange(where, key, group, codes, CODES | SPLIT_WORDS)
+        raise _strange(where, key, group, codes, CODES_AND_WORDS)
     return _found_in(key, codes)
 
 

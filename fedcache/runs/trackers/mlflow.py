@@ -72,9 +72,10 @@ class MLflow(SeedTracker):
     def close(self) -> None:
         """Close the runs of groups too."""
         super().close()
-        while self._groups and not self._failed:
+        while self._groups and not self.failed:
+            _, run = self._groups.popitem()
             with quiet():
-                self._client.set_terminated(self._groups.popitem()[1])
+                self._client.set_terminated(run)
 
     def _new(self, round_: Round, name: TrackedName) -> str:
         from mlflow.entities import Param

@@ -55,12 +55,7 @@ class SeedTracker(ABC):
         self._most_open = most_open
         self._open: dict[Seed, SeedLog] = {}
         self._waiting: dict[Seed, list[Round]] = {}
-        self._failed = False
-
-    @property
-    def failed(self) -> bool:
-        """Whether something could not be written."""
-        return self._failed
+        self.failed = False  # whether something could not be written
 
     @abstractmethod
     def begin(self, round_: Round) -> SeedLog:
@@ -75,7 +70,7 @@ class SeedTracker(ABC):
         try:
             self._write(key, [*self._waiting.pop(key, []), round_])
         except Exception:
-            self._failed = True
+            self.failed = True
             raise
 
     def ended(self, path: Path, result: Mapping[str, Any]) -> None:
@@ -87,12 +82,12 @@ class SeedTracker(ABC):
                 figures = final_figures(path, result, key[1])
                 self._open.pop(key).end(figures)
         except Exception:
-            self._failed = True
+            self.failed = True
             raise
 
     def close(self) -> None:
         """Write the waiting rounds of runs without a result, and close all; after a failure nothing more is written."""
-        while not self._failed and (self._open or self._waiting):
+        while not self.failed and (self._open or self._waiting):
             key = next(iter((*self._open, *self._waiting)))
             self._write(key, self._waiting.pop(key, []))
             self._open.pop(key).end(None)
