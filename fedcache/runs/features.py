@@ -116,7 +116,10 @@ def all_alike(array: Reader, ok: NDArray[np.bool_]) -> int:
     """Number of compared rows if all have the same features; 0 if any two differ."""
     rows = np.flatnonzero(ok)[:LOOKED_AT]
     found = array.rows(rows)
-    if len(rows) > 1 and bool((found[:, 0] == found[:1, 0]).all()):
+    if len(rows) < 2:
+        return 0
+    first_view = found[:, 0]
+    if (first_view == first_view[:1]).all():
         return len(rows)
     return 0
 

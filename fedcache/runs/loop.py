@@ -424,9 +424,8 @@ def note_earlier(run: OpenRun, observer: Observer) -> None:
     missing = seeds_text(set(run.spec.seeds) - set(run.earlier))
     before = seeds_text(run.earlier)
     every = seeds_text({*run.spec.seeds, *run.earlier})
-    name = run.directory.path.name
     observer.note(
-        f"{name} has the seeds {before} already. This command trains seeds {missing}; the result covers "
+        f"{run.name} has the seeds {before} already. This command trains seeds {missing}; the result covers "
         f"seeds {every}."
     )
 
@@ -463,6 +462,11 @@ class OpenRun:
     # decides which models are saved
     kept: KeptModels = field(default_factory=lambda: KeptModels(SaveModels()))
     _saved: set[int] = field(default_factory=set)  # seeds of ``done`` whose files are written
+
+    @property
+    def name(self) -> str:
+        """The name of its directory: the first digits of its digest."""
+        return self.directory.path.name
 
     def find_stored(self) -> None:
         """Set ``earlier`` to the seeds of the stored result, and ``stored`` if it has all seeds of this command.
@@ -536,32 +540,29 @@ class OpenRun:
 
         Raises CorruptionError for a damaged ledger.
         """
-        name = self.directory.path.name
         if number == 1:
             released = self._is_released(seed)
             if released and not self.fresh:
                 self.events.observer.warn(
-                    f"Noise was drawn for seed {seed} of {name} before, but no complete result or state "
+                    f"Noise was drawn for seed {seed} of {self.name} before, but no complete result or state "
                     "of it exists. The seed is trained again from the start and spends privacy again."
                 )
             self._record_release(seed)
-            keep_reported_rounds(self._ledger, name, seed, 0)
+            keep_reported_rounds(self._ledger, self.name, seed, 0)
         self.save_checkpoint(seed, snapshot())
-        keep_reported_rounds(self._ledger, name, seed, number)
+        keep_reported_rounds(self._ledger, self.name, seed, number)
 
     def _is_released(self, seed: int) -> bool:
         """Whether the ledger has a release of a seed of this run."""
-        run = self.directory.path.name
         releases = read_releases(self._ledger)
-        return any((release.run, release.seed) == (run, seed) for release in releases)
+        return any((release.run, release.seed) == (self.name, seed) for release in releases)
 
     def _check_reported(self, seed: int, rounds: int) -> None:
         """Record another release if rounds after ``rounds`` may have been reported, because their noise is drawn again.
 
         This is the case if the state is older than the reported rounds, or if their number is unknown.
         """
-        run = self.directory.path.name
-        reported = reported_rounds(self._ledger, run, seed)
+        reported = reported_rounds(self._ledger, self.name, seed)
         released = self._is_released(seed)
         if released and reported is not None and reported <= rounds:
             return
@@ -572,11 +573,11 @@ class OpenRun:
         else:
             later = f"round {reported:,} was published"
         self.events.observer.warn(
-            f"The state of seed {seed} of {run} is that after round {rounds:,}, and {later}. Noise is "
+            f"The state of seed {seed} of {self.name} is that after round {rounds:,}, and {later}. Noise is "
             "drawn again, which spends privacy again."
         )
         self._record_release(seed)
-        keep_reported_rounds(self._ledger, run, seed, rounds)
+        keep_reported_rounds(self._ledger, self.name, seed, rounds)
 
     @property
     def _ledger(self) -> Path:
@@ -596,7 +597,7 @@ class OpenRun:
         if privacy.keeps_participants_secret:
             share = clients_per_round(self.spec.participation, clients) / clients
         release = Release(
-            run=self.directory.path.name,
+            run=self.name,
             method=self.spec.method,
             seed=seed,
             dataset=str(inputs.dataset["slug"]),
@@ -670,7 +671,7 @@ class OpenRun:
         self.directory.save_seed(outcome.seed, result.to_dict())
         self._saved.add(outcome.seed)
         if self.spec.trust.protects:
-            forget_reported_rounds(self._ledger, self.directory.path.name, outcome.seed)
+            forget_reported_rounds(self._ledger, self.name, outcome.seed)
 
     def end_seed(
         self, outcome: TrainingOutput, seconds: float, inputs: RunInputs | None = None
@@ -743,9 +744,8 @@ class OpenRun:
         lost = set(self.earlier) - found.keys()
         if lost:
             seeds = seeds_text(lost)
-            name = self.directory.path.name
             self.events.observer.warn(
-                f"The files of seeds {seeds} of {name} are missing or damaged, so its result is without them. "
+                f"The files of seeds {seeds} of {self.name} are missing or damaged, so its result is without them. "
                 f"Train them again: --seeds {seeds}"
             )
         return [found[seed] for seed in sorted(found)]

@@ -38,6 +38,7 @@ from fedcache.tables.words import (
     Words,
     ending_of,
     is_feature,
+    is_matrix,
     joined_columns,
     joined_rows,
     last_level,
@@ -161,11 +162,7 @@ def _joined_splits(
     joined: dict[str, Any] = {}
     for name in names:
         parts: list[Any] = [held.get(name) for _, held in of_splits]
-        matrices = all(
-            part is not None and not isinstance(part, Words | Unread) and part.ndim > 1
-            for part in parts
-        )
-        if matrices:
+        if all(part is not None and is_matrix(part) for part in parts):
             joined[name] = joined_rows(path, name, parts)
         else:
             parts = [part if part is None else vector(part) for part in parts]
@@ -185,7 +182,7 @@ def _is_text_features(key: str, values: Any) -> bool:
     """Whether a column holds text features of the classes; a column of words that is called text does not."""
     if key != "text":
         return key.startswith("text/")
-    return not isinstance(values, Words | Unread) and len(values.shape) > 1
+    return is_matrix(values)
 
 
 def _text_of(

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from fedcache.errors import FedcacheError, UsageError, shell_word
-from fedcache.tables.words import Unread, Words, joined_columns, joined_rows, stem_of
+from fedcache.tables.words import Words, is_matrix, joined_columns, joined_rows, stem_of
 
 CLIENT = "client"
 """Column with the client of each row, for files with a part for each client."""
@@ -212,7 +212,7 @@ def joined_clients(path: Path, columns: Mapping[str, Any]) -> dict[str, Any]:
 def end_to_end(path: Path, name: str, parts: Sequence[Any]) -> Any:
     """One column of all parts of a dataset. Raises UsageError for rows of different shapes."""
     # Features and images are matrices; all other columns have one value for each row.
-    if all(not isinstance(part, Words | Unread) and part.ndim > 1 for part in parts):
+    if all(map(is_matrix, parts)):
         return joined_rows(path, name, parts)
     return joined_columns(parts, [_rows_of(part) for part in parts])
 

@@ -102,11 +102,16 @@ def _npy(path: Path, opened: Callable[[], AbstractContextManager[IO[bytes]]], si
         return as_column(np.lib.format.read_array(file, allow_pickle=False))
 
 
+def _one_per_row(shape: tuple[int, ...]) -> bool:
+    """Whether an array of this shape, [N] or [N, 1], has one value for each row."""
+    return len(shape) == 1 or shape[1:] == (1,)
+
+
 def _objects(shape: tuple[int, ...], file: IO[bytes]) -> Any:
     """A column of Python objects, which numpy stores as a pickle; ``file`` is at the beginning of the pickle."""
     if not shape:
         return Unread(shape, "objects", ONE_OBJECT)
-    if len(shape) != 1 and shape[1:] != (1,):
+    if not _one_per_row(shape):
         return Unread(shape, "objects", "objects")
     try:
         held = load_plain(file)
@@ -214,9 +219,8 @@ def h5_class_names(path: Path, file: Any) -> Iterator[tuple[str, NDArray[Any]]]:
 
 
 def _h5_column(item: Any, text: bool) -> Any:
-    one_per_row = item.shape is not None and (len(item.shape) == 1 or item.shape[1:] == (1,))
     readable = text or item.dtype.kind in "iufbS"
-    if not one_per_row or not readable:
+    if item.shape is None or not _one_per_row(item.shape) or not readable:
         why = "one value"
         if item.shape:
             why = f"{item.dtype} with shape {item.shape}"
@@ -248,12 +252,11 @@ def _read_safetensors(path: Path) -> Found:
             shape = tuple(part.get_shape())
             kind = str(part.get_dtype())
             dtype = floats.get(kind)
-            one_per_row = len(shape) == 1 or shape[1:] == (1,)
             readable = dtype is not None or kind == "BOOL" or kind[0] in "IU"
             if dtype is not None and len(shape) in (2, 3):
                 parts = partial(_safetensors_parts, path, name, shape[0])
                 found[name] = FileRows(path, shape, np.dtype(dtype), parts)
-            elif one_per_row and readable:
+            elif readable and _one_per_row(shape):
                 found[name] = as_column(file.get_tensor(name))
             else:
                 found[name] = Unread(shape, kind, f"{kind} with shape {shape}")

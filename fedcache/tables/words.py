@@ -495,11 +495,16 @@ def sorted_words(words: Iterable[str]) -> list[str]:
 
 def vector(column: Any) -> Any:
     """A column [N, 1] as [N]; another column as it is."""
-    if isinstance(column, Words | Unread) or len(column.shape) != 2 or column.shape[1] != 1:
+    if isinstance(column, Words | Unread) or column.shape[1:] != (1,):
         return column
     if isinstance(column, FileRows):
         column = column.whole()
     return column[:, 0]
+
+
+def is_matrix(column: Any) -> bool:
+    """Whether a column holds arrays: rows of numbers with a shape of their own."""
+    return not isinstance(column, Words | Unread) and column.ndim > 1
 
 
 def shape_of(column: Any) -> str:
