@@ -394,7 +394,7 @@ def read_result(path: Path) -> dict[str, Any]:
 
 
 def run_folder(place: Path) -> Path:
-    """The directory of a run, also by the path of one of its model files."""
+    """The directory of a run; ``place`` is this directory or one of its model files."""
     if place.is_dir():
         return place
     return place.parent.parent

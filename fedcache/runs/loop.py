@@ -186,7 +186,7 @@ def _train_opened(
     """Train the missing seeds of one run, and store the result of all its seeds."""
     with _training([run], observer, stop):
         if not fresh:
-            run.find_stored()  # its owner may have ended while this process waited
+            run.find_stored()  # another process may have finished it while this one waited
         if run.stored is not None:
             return _return_stored(run, run.stored, observer, position)
         if run.earlier:

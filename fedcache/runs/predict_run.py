@@ -173,7 +173,7 @@ def predictor_of(
     where, encoders = _encoders_on(device, members[0], options, home)
     client = options.client
     if options.client_prior != "none" and not members[0].facts.personal:
-        client = None  # only the prior is of the client
+        client = None  # the client only selects the prior
     return Predictor(
         members,
         client,

@@ -82,7 +82,7 @@ class KeptModels:
         self.clients = options.clients
         self.score = score
         # The keys are method and held-out values, because models with different test rows are not compared.
-        # highest figure so far of the kind by which runs are selected
+        # highest value so far by which runs are selected
         self._seen: dict[tuple[str, ...], float] = {}
         # the best run that has ended: its sort key, its directory and its digest
         self._best: dict[tuple[str, ...], tuple[tuple[float, Order, str], Path, str]] = {}

@@ -44,7 +44,7 @@ Found = dict[str, Any]
 
 
 def read_columns(path: Path, features: Sequence[str] = ()) -> Found:
-    """Columns by name; errors as ``embedding_files.open_embeddings``.
+    """Columns by name; errors as ``embeddings.open_embeddings``.
 
     ``features`` are the columns that the user names as features. For a table they may also be the common beginning of
     the names of its dimensions.

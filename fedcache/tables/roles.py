@@ -72,11 +72,11 @@ LIKE_LABELS = re.compile(r"(?i).*(label|class|target|diagnos|outcome|grade)|(y|d
 LIKE_GROUPS = re.compile(
     r"(.*_)?(?i:site|hospital|cent(er|re)|patient|subject|sex|gender|age)(?![a-z])"
 )
-"""Beginnings of names of columns that say where a row is from, and seldom what it is."""
+"""Beginnings of names of columns that give the origin of a row, which is seldom its label."""
 
 DOMAINS = ("domain", "domains")
 CLASS_NAMES = ("classes", "class_names", "label_names")
-"""Usual names of columns, compared without case; the first that is there is taken."""
+"""Usual names of columns, compared without case; the first one that a file has is taken."""
 
 NAMES_SAY_IT = "the names of the files or columns give the split"
 """Why a column of splits is not used."""
@@ -85,7 +85,7 @@ GROUP = "group/"
 """Prefix of a column that is a group under any name."""
 
 ONE_DOMAIN = "all"
-"""Name of the domain of rows that have none. Not the dataset's name: that depends on where its files are."""
+"""Name of the domain of rows without one. It is not the dataset's name, which depends on the place of its files."""
 
 MOST_LETTERS = 1 << 26
 """Of all words of a group together: its file holds them."""
@@ -183,7 +183,7 @@ class Roles:
     classes: tuple[str, ...]
     domains: NDArray[np.int32]  # [N], index into ``domain_names``
     domain_names: tuple[str, ...]
-    # [N]: 0 train, 1 test, 2 validation; None where nothing says it
+    # [N]: 0 train, 1 test, 2 validation; None if nothing gives the split
     splits: NDArray[np.uint8] | None
     names: Sequence[str]  # [N]
     groups: dict[str, Group]  # columns that sort the rows, by name

@@ -76,7 +76,7 @@ NOT_FEATURES = ("y", "label", "labels", "target", "class", "category", "id", "in
 
 
 def read_table(path: Path, features: Sequence[str]) -> dict[str, Any]:
-    """Columns by name; ``features`` as of ``embedding_readers.read_columns``. Raises UsageError."""
+    """Columns by name; ``features`` as for ``read.read_columns``. Raises UsageError."""
     table = TABLES[ending_of(path)](path)
     meta = table.meta
     found: dict[str, Any] = {}
@@ -556,7 +556,7 @@ def _are_single(column: Any) -> bool:
 
 
 def read_others(table: Table, names: Sequence[str]) -> tuple[dict[str, Any], int]:
-    """Columns by name, and the number of rows. A CSV is read once; of other tables many columns at a time."""
+    """Columns by name, and the number of rows. A CSV is read once, other tables once for every ``COLUMNS`` columns."""
     needed = [name for name in names if name not in table.measured] or list(names)[:1]
     columns = {name: GatheredColumn() for name in needed}
     # Every pass opens the table and reads the description of all its columns; a pass over a CSV reads the whole file.

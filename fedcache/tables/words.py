@@ -51,9 +51,9 @@ def last_level(name: str) -> str:
 
 
 def without_blanks(where: Path | str, columns: Mapping[str, Held]) -> dict[str, Held]:
-    """Columns by their names without blanks around them, as after the commas of a CSV.
+    """Columns by their names without surrounding blanks, which follow the commas in some CSV files.
 
-    Raises UsageError for two columns that are then called the same.
+    Raises UsageError for two columns that then have the same name.
     """
     found: dict[str, Held] = {}
     for name, column in columns.items():
@@ -250,7 +250,7 @@ class Coded:
     words: tuple[str, ...]  # distinct
 
     def values(self) -> list[str | None]:
-        """The word of each row; None where there is none."""
+        """The word of each row; None for a row without one."""
         words = [*self.words, None]
         return [words[code] for code in self.codes.tolist()]
 
@@ -573,7 +573,7 @@ def _fits_float(column: Column) -> bool:
 
 
 def as_words(column: Column) -> list[str | None]:
-    """The values of a column as words; None where there is none."""
+    """The values of a column as words; None for a missing value."""
     if isinstance(column, Unread):
         return [None] * column.shape[0]
     if isinstance(column, Words):
@@ -591,7 +591,7 @@ def as_words(column: Column) -> list[str | None]:
     return found
 
 
-# Many strings of one length in one text, as the names of numbered rows are.
+# Many strings of one length that are stored in one text, such as the names of numbered rows.
 
 
 class EqualStrings(Sequence[str]):
