@@ -236,6 +236,12 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return mean_std(values)[0]
 
 
+def _spread(values: Sequence[float | None]) -> dict[str, Any]:
+    """Mean and standard deviation over seeds, and the value of each seed."""
+    mean, std = mean_std(values)
+    return {"mean": mean, "std": std, "per_seed": values}
+
+
 def _means(of_seeds: Sequence[Mapping[str, float | None]]) -> dict[str, float | None]:
     """Mean over seeds of every value that the first seed has, by name."""
     return {name: _mean([values.get(name) for values in of_seeds]) for name in of_seeds[0]}
@@ -261,7 +267,6 @@ def summarise(
     parameters = [PARAMETERS.get(name) for name in inputs.backbones]
     if None not in parameters:
         fixed = sum(count for count in parameters if count is not None)
-    f1, f1_std = mean_std([seed.macro_f1 for seed in seeds])
     trust = trust_section(
         spec.trust_options,
         spec.privacy_cost(len(first.clients)),
@@ -287,7 +292,7 @@ def summarise(
         "participation": spec.participation_text,
         "seeds": [seed.seed for seed in seeds],
         "accuracy": _accuracy(seeds, named, spec.eval_clients is not None),
-        "macro_f1": {"mean": f1, "std": f1_std, "per_seed": [seed.macro_f1 for seed in seeds]},
+        "macro_f1": _spread([seed.macro_f1 for seed in seeds]),
         "parameters": {"trainable": first.trainable, "fixed": fixed},
         "classes_owned": owned,
         "clients": names,
@@ -411,14 +416,10 @@ def _accuracy(
     were scored.
     """
     first = seeds[0]
-    per_seed = [seed.accuracy for seed in seeds]
     client_means = [seed.mean_client for seed in seeds]
     pooled = [seed.pooled for seed in seeds]
-    mean, std = mean_std(per_seed)
     section = {
-        "mean": mean,
-        "std": std,
-        "per_seed": per_seed,
+        **_spread([seed.accuracy for seed in seeds]),
         "per_domain": _means([seed.by_domain for seed in seeds]),
         "client_mean": _mean(client_means),
         "client_mean_per_seed": client_means,
@@ -441,8 +442,6 @@ def _accuracy(
 def _validation(seeds: Sequence[SeedResult], clients: ClientColumns | None) -> dict[str, Any]:
     """Accuracy on validation rows, like ``_accuracy``; ``rows`` is their number in the first seed's partition."""
     found = [seed.validation or {} for seed in seeds]
-    per_seed = [values.get("accuracy") for values in found]
-    mean, std = mean_std(per_seed)
     by_round: list[dict[int, float | None]] = []
     for seed in seeds:
         known = {}
@@ -455,9 +454,7 @@ def _validation(seeds: Sequence[SeedResult], clients: ClientColumns | None) -> d
     for round_ in by_round[0]:
         curve.append({"round": round_, "mean": _mean([known.get(round_) for known in by_round])})
     section = {
-        "mean": mean,
-        "std": std,
-        "per_seed": per_seed,
+        **_spread([values.get("accuracy") for values in found]),
         "client_mean": _mean([values.get("client_mean") for values in found]),
         "pooled": _mean([values.get("pooled") for values in found]),
         "per_round": curve,

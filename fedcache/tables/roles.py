@@ -237,7 +237,8 @@ def read_roles(
     chosen_groups = choice.groups or ()
     _refuse_named(where, left_out, raw, choice)
     label_key = _label_column(where, columns, choice, count)
-    if label_key is None and not choice.unlabelled:
+    lacks_labels = label_key is None and not choice.unlabelled
+    if lacks_labels:
         _refuse_lost_labels(where, left_out, count)
     # A column of another kind, such as measurements, is taken too, so that it is refused.
     called_domain = {
@@ -296,7 +297,7 @@ def read_roles(
     if choice.groups is None:
         unused |= {name: column.why for name, column in left_out.items()}
     may_be_labels = {}
-    if label_key is None and not choice.unlabelled:
+    if lacks_labels:
         marked_groups = [key for key in raw if key.startswith(GROUP)]
         declared = [*chosen_groups, *marked_groups]
         may_be_labels = _may_be_labels(sorters, declared, len(coded.words))
