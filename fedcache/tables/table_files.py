@@ -209,9 +209,10 @@ def _text(path: Path) -> Table:
     types = _checked(path, schema)
     measured = set()
     for name, kind in types.items():
-        column = pa.nulls(0, kind)
         if first is not None:
             column = first.column(name)
+        else:
+            column = pa.nulls(0, kind)
         if pa.types.is_floating(kind):
             values = column.drop_null().to_numpy(zero_copy_only=False)
             fractions = values[np.isfinite(values)] % 1
