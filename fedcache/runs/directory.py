@@ -3,12 +3,13 @@
 Each seed is stored on its own: ``seed-N.json`` holds the result of seed N, and ``result.json`` is made from all seeds
 in the directory. A command with more seeds trains only the missing ones.
 
-``config.toml`` re-runs it, ``rounds.jsonl`` and ``result.json`` are promises (no time, host, path or rate), what was
-measured is apart in ``measured.json``. A run that was killed continues from its checkpoint; the bits are the same.
+``config.toml`` runs the same again. ``rounds.jsonl`` and ``result.json`` are reproducible files: they have no time,
+host, path or rate. Measured values are in ``measured.json``. A killed run resumes from its checkpoint with the same
+bits.
 
-``result.json`` lists the sha256 of the other promises under ``files``, so that a result is only ever returned whole.
-Checkpoints and finished seeds are sealed for their run and seed; where one is not what was written, the seed begins
-again, with a warning.
+``result.json`` lists the sha256 of the other reproducible files under ``files``, so a damaged result is never returned.
+Checkpoints and finished seeds are sealed for their run and seed. If one of them was changed, the seed is trained again,
+with a warning.
 """
 
 from __future__ import annotations
@@ -60,23 +61,24 @@ FORMAT = 1
 MEASURED = "measured.json"
 WRITTEN = "files.json"
 FILES = "files of a run"
-"""What was measured, and the digests of the files with which a run begins; both sealed, neither part of a result."""
+"""The files of measured values, and of the digests of files that a run begins with. Both are sealed and not part of a
+result. ``FILES`` is the kind in the seal of the second."""
 
 OWN_FILES = (
     r"(result|measured|files|models|pruned)\.json|config\.toml|rounds\.jsonl|clients\.parquet|test-rows\.npz|partition-.*"
     r"|(seed|checkpoint)-\d+\.(json|safetensors)|tags\.json|(running|writing)\.lock|states-\d+\.(table|lock)"
 )
-"""What the files of a run are called, as an expression."""
+"""Regular expression of the names of a run's files."""
 
 RESULT_LOCK = "writing.lock"
-"""Held while a result is made from the seeds in the directory."""
+"""Lock that is held while a result is made from the seeds in the directory."""
 
 MODELS = "models"
 INDEX = "models.json"
 """The folder of a run's trained models (``run_models``), and the file in it that lists them."""
 
 PRUNED = "pruned.json"
-"""Says of a run without a result that a search stopped it: ``round``, ``rounds``, ``validation``, ``search``."""
+"""File of a run that a search stopped, instead of a result: ``round``, ``rounds``, ``validation``, ``search``."""
 
 EXECUTIONS_OF_0_1 = {"loop": "sequential", "stack": "batched", "dual": "gram"}
 MINUTE = 60.0
@@ -89,12 +91,12 @@ PLACES = (
     "client_clusters",
     "client_durations",
 )
-"""Words of ``config.toml`` that say where things lie. They may differ between equal results; what is there is in the
-result by its own digest."""
+"""Fields of ``config.toml`` that are places. They may differ between equal results, because a result has the digest of
+the content."""
 
 
 class DamagedRunError(CorruptionError):
-    """A stored result that is not what was written, or whose promised files are not."""
+    """A stored result that was changed after it was written, or a file that it lists."""
 
     def __init__(self, path: Path, why: str = "was changed after fedcache wrote it") -> None:
         super().__init__(
@@ -108,7 +110,7 @@ class DamagedRunError(CorruptionError):
 
 
 class RunDirectory:
-    """``runs/<digest>/``."""
+    """The directory ``runs/<digest>/`` of a run."""
 
     def __init__(self, root: Path, identity: Identity) -> None:
         self.identity = identity
@@ -119,7 +121,7 @@ class RunDirectory:
     def stored(self) -> dict[str, Any] | None:
         """The result of all seeds that have ended, or None.
 
-        Raises DamagedRunError, when it, its config, its rounds, its partitions or its models are not what was written.
+        Raises DamagedRunError if the result, its config, rounds, partitions or models were changed.
         """
         path = self.path / "result.json"
         if not path.exists():
@@ -134,10 +136,10 @@ class RunDirectory:
     def begin(
         self, config: Mapping[str, Any], partitions: Mapping[str, Sequence[Buffer]], note: str = ""
     ) -> None:
-        """Make the directory, the config that re-runs it, with a note at its top, and the partitions made for it.
+        """Make the directory, the config of the run with a note at its top, and the partitions made for the run.
 
-        ``partitions`` are the parts of their files, by the file's name. Where a result is stored already, seeds are
-        added to it, and its config stays until the new result is written.
+        ``partitions`` are the parts of each file, by its name. If a result is stored already, seeds are added to it,
+        and its config stays until the new result is written.
         """
         make_private(self.path.parent)
         make_private(self.path)
@@ -154,7 +156,7 @@ class RunDirectory:
         return (self._note + tomli_w.dumps({"train": dict(config)})).encode()
 
     def _write_config(self, text: bytes, files: Iterable[Path]) -> dict[str, str]:
-        """Write ``config.toml`` and the digests of it and of partition files; return those of the partition files."""
+        """Write ``config.toml``, and its digest with those of partition files; return those of the partition files."""
         partitions = {file.name: file_sha256(file) for file in files}
         write_atomic(self.path / "config.toml", text)
         digests = {"config.toml": sha256_hex(text), **partitions}
@@ -163,10 +165,10 @@ class RunDirectory:
 
     @contextmanager
     def writing_result(self) -> Iterator[None]:
-        """Hold the lock under which a result is made from the seeds in the directory.
+        """Hold a lock while the block makes a result from the seeds in the directory.
 
-        Two processes that add seeds of one run at once each write the seeds first, so the later result has the seeds
-        of both. Where files cannot be locked, the block runs without a lock.
+        If two processes add seeds to one run at once, each writes its seeds first, so the later result has the seeds of
+        both. If files cannot be locked, the block runs without a lock.
         """
         with ExitStack() as held:
             with suppress(MachineError):
@@ -175,7 +177,7 @@ class RunDirectory:
             yield
 
     def restart(self, seeds: Sequence[int]) -> None:
-        """Forget the checkpoints of seeds, so that they begin again."""
+        """Delete the checkpoints of seeds, so that they begin again."""
         for seed in seeds:
             self.forget(seed)
         (self.path / PRUNED).unlink(missing_ok=True)
@@ -183,7 +185,7 @@ class RunDirectory:
     def checkpoint(
         self, seed: int, warn: Callable[[str], None]
     ) -> tuple[dict[str, Any], dict[str, Any]] | None:
-        """Tensors and meta of a seed's last checkpoint, or None; ``warn`` receives why a damaged one is dropped."""
+        """Tensors and meta of a seed's last checkpoint, or None; ``warn`` receives why a damaged one is deleted."""
         found = self._read(self._checkpoint(seed), "checkpoint", seed, warn)
         if found is None:
             return None
@@ -192,40 +194,39 @@ class RunDirectory:
     def save_checkpoint(
         self, seed: int, tensors: Mapping[str, Any], state: Mapping[str, Any]
     ) -> None:
-        """Replace a seed's checkpoint, whole or not at all."""
-        # as text: figures of a round may be NaN, which sealed JSON has not
+        """Replace a seed's checkpoint, completely or not at all."""
+        # The state is stored as text, because its figures may be NaN, which sealed JSON does not allow.
         content = json.dumps(dict(state))
-        with explain_disk_errors(self._checkpoint(seed), sum(t.nbytes for t in tensors.values())):
-            write_sealed(self._checkpoint(seed), self._what("checkpoint", seed), content, tensors)
+        path = self._checkpoint(seed)
+        size = sum(tensor.nbytes for tensor in tensors.values())
+        with explain_disk_errors(path, size):
+            write_sealed(path, self._what("checkpoint", seed), content, tensors)
 
     def seed_result(self, seed: int, warn: Callable[[str], None]) -> dict[str, Any] | None:
-        """A finished seed, or None; ``warn`` receives the reason why a damaged one is dropped."""
+        """The result of a finished seed, or None; ``warn`` receives why a damaged one is deleted."""
         found = self._read(self._seed(seed), "finished seed", seed, warn)
         if found is None:
             return None
         return dict(found.content)
 
     def seeds(self) -> list[int]:
-        """Numbers of the seeds that have ended, in rising order."""
+        """Numbers of the seeds that have ended, in increasing order."""
         files = self.path.glob("seed-*.json")
         return sorted(int(file.stem.removeprefix("seed-")) for file in files)
 
     def save_seed(self, seed: int, result: Mapping[str, Any]) -> None:
-        """Keep a finished seed, and drop its checkpoint."""
+        """Write the result of a finished seed, and delete its checkpoint."""
         write_sealed(self._seed(seed), self._what("finished seed", seed), dict(result))
         self.forget(seed)
 
     def forget(self, seed: int) -> None:
-        """Drop a seed's checkpoint and the states of its clients."""
-        for left in (
-            self._checkpoint(seed),
-            self.states(seed),
-            self.states(seed).with_suffix(".lock"),
-        ):
-            left.unlink(missing_ok=True)
+        """Delete a seed's checkpoint and the states of its clients."""
+        states = self.states(seed)
+        for path in (self._checkpoint(seed), states, states.with_suffix(".lock")):
+            path.unlink(missing_ok=True)
 
     def states(self, seed: int) -> Path:
-        """The file for what clients of a seed keep between rounds, where that is too much for its checkpoint."""
+        """The file for the states of a seed's clients between rounds, if they are too large for its checkpoint."""
         return self.path / f"states-{seed}.table"
 
     def _read(self, path: Path, kind: str, seed: int, warn: Callable[[str], None]) -> Sealed | None:
@@ -248,43 +249,38 @@ class RunDirectory:
         files: Mapping[str, bytes] | None = None,
         config: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """Write rounds, measurements and last of all the result; then drop what only a resume needs.
+        """Write rounds and measurements, and the result last. Then delete files that only a resume needs.
 
-        ``files`` are further promises, by name. ``before`` is called with the whole result before it is written: with
-        it what is not there is no result. ``config`` replaces that of ``begin``, where the result has more seeds.
+        ``files`` are further reproducible files, by name. ``before`` is called with the complete result just before it
+        is written. ``config`` replaces that of ``begin``, if the result has more seeds.
 
         Returns:
-            the result with ``files``: the digest of every other promise, of ``begin`` and of this call.
+            the result with ``files``: the digests of the other files, from ``begin`` and from this call.
         """
-        lines = b"".join(canonical_json(r) + b"\n" for r in rounds)
+        lines = b"".join(canonical_json(record) + b"\n" for record in rounds)
         promised = {"rounds.jsonl": lines, **(files or {})}
-        if config is None:
-            text = self._config
-        else:
+        text = self._config
+        if config is not None:
             text = self._config_text(config)
         written = {**promised, "config.toml": text}
+        path = self.path / "result.json"
         if any(_holds_other_bytes(self.path / name, raw) for name, raw in written.items()):
-            # More seeds, or a private run that is made again: if the process is killed here, the run has no result
-            # instead of a damaged one, and the next command makes the result from the seeds.
-            (self.path / "result.json").unlink(missing_ok=True)
+            # The run gets more seeds, or a private run is trained again. If the process is killed from here on, the run
+            # has no result instead of a damaged one, and the next command makes the result from the seeds.
+            path.unlink(missing_ok=True)
         seeds = result.get("seeds", ())
         files_of_seeds = map(self.partition_file, seeds)
         partitions = self._write_config(text, filter(Path.is_file, files_of_seeds))
         for name, raw in promised.items():
             write_atomic(self.path / name, raw)
         write_sealed(self.path / MEASURED, _what_measured(self.identity.digest), dict(measured))
-        whole = {
-            **result,
-            "files": {**partitions, **{n: file_digest(n, raw) for n, raw in written.items()}},
-        }
+        digests = {name: file_digest(name, raw) for name, raw in written.items()}
+        whole = {**result, "files": {**partitions, **digests}}
         before(whole)
-        write_result(self.path / "result.json", whole)
+        write_result(path, whole)
         self.restart(seeds)
-        for left in (
-            *self.path.glob(".*.partial"),
-            *self.path.glob(f"{MODELS}/.*.partial"),
-        ):  # of killed writers
-            # and not of another process that makes the same run at this moment
+        # Delete the partial files of killed writers, but not those of a process that trains the same run now.
+        for left in (*self.path.glob(".*.partial"), *self.path.glob(f"{MODELS}/.*.partial")):
             with suppress(OSError):
                 if left.stat().st_mtime < time.time() - MINUTE:
                     left.unlink()
@@ -302,7 +298,7 @@ class RunDirectory:
 
 
 def _do_nothing() -> None:
-    """Wait without a message: a result is written in an instant."""
+    """Wait without a message, because a result is written in an instant."""
 
 
 def _holds_other_bytes(path: Path, raw: bytes) -> bool:
@@ -313,9 +309,9 @@ def _holds_other_bytes(path: Path, raw: bytes) -> bool:
 
 
 def file_digest(name: str, raw: bytes) -> str:
-    """sha256 of a promised file's bytes; of ``config.toml`` that of what it says, without ``PLACES``.
+    """sha256 of the bytes of a file that a result lists; for ``config.toml`` of its fields, without ``PLACES``.
 
-    So one result has the same bits wherever its store lies. What is no config has the digest of its bytes.
+    So a result has the same bits wherever its store is. A damaged ``config.toml`` has the digest of its bytes.
     """
     if name != "config.toml":
         return sha256_hex(raw)
@@ -328,16 +324,16 @@ def file_digest(name: str, raw: bytes) -> str:
 
 @lru_cache(maxsize=1024)
 def config_table(text: str) -> Mapping[str, Any]:
-    """The ``[train]`` table of the text of a ``config.toml``; callers must not change it, as it is cached.
+    """The ``[train]`` table of the text of a ``config.toml``; callers must not change it, because it is cached.
 
-    Raises ValueError, KeyError or TypeError for what is no such file.
+    Raises ValueError, KeyError or TypeError for another text.
     """
     table: Mapping[str, Any] = parse_toml(text)["train"]
     return table
 
 
 def train_table(run: Path) -> dict[str, Any]:
-    """The ``[train]`` table that made the run in a directory; {} when it is not readable."""
+    """The ``[train]`` table that made the run in a directory; {} if it cannot be read."""
     try:
         return dict(config_table(read_whole(run / "config.toml").decode()))
     except (OSError, ValueError, KeyError, TypeError):
@@ -367,7 +363,7 @@ def _what_pruned(run: Path) -> dict[str, str]:
 
 
 def name_of_run(folder: Path) -> str:
-    """The first 16 digits of a run's digest, which name its directory, also where the directory has another name."""
+    """The first 16 digits of a run's digest. They are the name of its directory, unless it was renamed."""
     if re.fullmatch("[0-9a-f]{16}", folder.name):
         return folder.name
     try:
@@ -377,12 +373,12 @@ def name_of_run(folder: Path) -> str:
 
 
 def write_result(path: Path, result: Mapping[str, Any]) -> None:
-    """Canonical JSON that ends with its own digest."""
+    """Write a result as canonical JSON that ends with its own digest."""
     write_atomic(path, canonical_json({**result, "sha256": digest_of(result)}))
 
 
 def read_result(path: Path) -> dict[str, Any]:
-    """The inverse of ``write_result``. Raises DamagedRunError, when the content does not have the digest it claims."""
+    """The inverse of ``write_result``. Raises DamagedRunError if the content does not have the digest in it."""
     try:
         found = parse_json(read_whole(path))
         claimed = found.pop("sha256")
@@ -391,21 +387,21 @@ def read_result(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise DamagedRunError(path) from error
     result: dict[str, Any] = found
-    if "lift" in result:  # results of 0.1 have other words
+    if "lift" in result:  # the name of ``execution`` in results of 0.1
         word = result.pop("lift")
         result["execution"] = EXECUTIONS_OF_0_1.get(word, word)
     return result
 
 
 def run_folder(place: Path) -> Path:
-    """The directory of a run, also by the path of one of its model files."""
+    """The directory of a run; ``place`` is this directory or one of its model files."""
     if place.is_dir():
         return place
     return place.parent.parent
 
 
 def result_of(place: Path, run: str) -> dict[str, Any] | None:
-    """The result of the run of that digest, in its directory or next to one of its model files; None elsewhere."""
+    """The result of the run with digest ``run``; None if ``place`` is not its directory or one of its model files."""
     path = run_folder(place) / "result.json"
     found = None
     if path.is_file():
@@ -416,7 +412,7 @@ def result_of(place: Path, run: str) -> dict[str, Any] | None:
 
 
 def measured_of(folder: Path, result: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Measurements of a run, which are not promised; None when the file is missing or damaged."""
+    """Measured values of a run; None if the file is missing or damaged, because a result does not need it."""
     try:
         found = read_sealed(folder / MEASURED, _what_measured(str(result.get("digest"))))
     except CorruptionError:
@@ -431,10 +427,10 @@ def _what_measured(run: str) -> dict[str, Any]:
 
 
 def check_config(path: Path | None) -> None:
-    """Refuse a ``config.toml`` in a run's directory, or a partition next to it, that fedcache did not write.
+    """Raise CorruptionError if a ``config.toml`` in a run's directory, or a partition next to it, was changed.
 
-    The configuration of an unfinished run is the user's to change; with that of a finished one, another run would be
-    trained under the name of this one. A file that lies anywhere else is not looked at. Raises CorruptionError.
+    The configuration of an unfinished run may be changed by the user. With a changed one of a finished run, another run
+    would be trained under its name. A file in any other folder is not checked.
     """
     if path is None or path.name != "config.toml":
         return
@@ -442,7 +438,7 @@ def check_config(path: Path | None) -> None:
     finished = (folder / "result.json").exists()
     try:
         found = read_sealed(folder / WRITTEN, {"kind": FILES})
-    except CorruptionError:  # the result has digests of its own
+    except CorruptionError:  # the digests in the result are used instead
         found = None
     digests: Mapping[str, str] = {}
     digest: Callable[[str, bytes], str] = file_digest
@@ -450,16 +446,18 @@ def check_config(path: Path | None) -> None:
         digests = found.content
         digest = _raw_digest
     if found is None and finished:
-        with suppress(DamagedRunError):  # who opens the run will say so
+        with suppress(DamagedRunError):  # reported when the run is opened
             digests = read_result(folder / "result.json").get("files", {})
-    for name in ("config.toml", *(n for n in digests if n.startswith("partition-"))):
-        if name == "config.toml" and not finished:
-            continue
+    names = [name for name in digests if name.startswith("partition-")]
+    if finished:
+        names.insert(0, "config.toml")
+    for name in names:
         try:
             raw = read_whole(folder / name)
         except OSError:
             raw = b""
-        if digest(name, raw) != digests.get(name, digest(name, raw)):
+        found_digest = digest(name, raw)
+        if found_digest != digests.get(name, found_digest):
             raise CorruptionError(
                 f"{folder / name} is missing or was changed.",
                 "Train with the options of the run instead of --config, or copy config.toml elsewhere to "
@@ -468,14 +466,15 @@ def check_config(path: Path | None) -> None:
 
 
 def config_changed(folder: Path) -> bool:
-    """Whether the ``config.toml`` of an unfinished run has other bytes than the run began with."""
+    """Whether the ``config.toml`` of an unfinished run was changed since the run began."""
     try:
         found = read_sealed(folder / WRITTEN, {"kind": FILES})
     except CorruptionError:
         return False  # the damaged list is reported by the command that resumes the run
     if found is None:
         return False
-    return bool(found.content.get("config.toml") != sha256_hex(read_whole(folder / "config.toml")))
+    digest = sha256_hex(read_whole(folder / "config.toml"))
+    return bool(found.content.get("config.toml") != digest)
 
 
 def _raw_digest(_name: str, raw: bytes) -> str:
@@ -483,21 +482,14 @@ def _raw_digest(_name: str, raw: bytes) -> str:
 
 
 def check_place(folder: Path, result: Mapping[str, Any]) -> None:
-    """Refuse the result of one run in the directory of another: a directory that is named by a digest is that run's.
-
-    Raises DamagedRunError.
-    """
-    if re.fullmatch("[0-9a-f]{16}", folder.name) and not str(result.get("digest")).startswith(
-        folder.name
-    ):
+    """Raise DamagedRunError if a directory is named by the digest of another run than that of its result."""
+    is_digest = re.fullmatch("[0-9a-f]{16}", folder.name) is not None
+    if is_digest and not str(result.get("digest")).startswith(folder.name):
         raise DamagedRunError(folder / "result.json", "belongs to another run")
 
 
 def check_files(folder: Path, result: Mapping[str, Any]) -> None:
-    """Compare every file that a result promises.
-
-    Raises DamagedRunError, for one that is missing, or is not what was written, or a result of another run.
-    """
+    """Raise DamagedRunError if a file that a result lists is missing or was changed, or if it is of another run."""
     check_place(folder, result)
     for name, digest in result.get("files", {}).items():
         try:
@@ -509,9 +501,9 @@ def check_files(folder: Path, result: Mapping[str, Any]) -> None:
 
 
 def check_models(folder: Path, result: Mapping[str, Any]) -> None:
-    """Compare the trained models of a run with what was written; a run whose models were removed is whole.
+    """Raise DamagedRunError if a file of a run's models is missing or was changed.
 
-    Raises DamagedRunError, for a file that is missing or was changed.
+    A run whose models were all removed is not damaged.
     """
     index = folder / MODELS / INDEX
     try:
@@ -537,25 +529,18 @@ def what_of_models(digest: str) -> dict[str, Any]:
 
 def command_saving(folder: Path, clients: str) -> str:
     """The command that trains the run of a directory again and saves the models of clients: all, or their names."""
-    words = [
-        "fedcache",
-        "train",
-        "--config",
-        str(folder / "config.toml"),
-        "--fresh",
-        "--save-clients",
-        clients,
-    ]
+    config = str(folder / "config.toml")
+    words = ["fedcache", "train", "--config", config, "--fresh", "--save-clients", clients]
     return shlex.join(words)
 
 
 def has_model(run: Path) -> bool:
-    """Whether a run's directory says that it has models; nothing is read."""
+    """Whether a run's directory has a list of models; nothing is read."""
     return (run / MODELS / INDEX).is_file()
 
 
 def _files_of_models(path: Path) -> Iterator[Path]:
-    """The files of a run's models; what is no regular file, as a pipe, is left out, since opening it may wait."""
+    """The files of a run's models. Only regular files are listed, because opening a pipe may wait."""
     return (file for file in (path / MODELS).glob("*.safetensors") if file.is_file())
 
 
@@ -570,21 +555,17 @@ def bytes_of_models(path: Path) -> int | None:
 def reads_embeddings(path: Path) -> bool:
     """Whether the models of a run read ingested embeddings, for which no preprocessing recipe is known."""
     file = next(_files_of_models(path), None)
-    try:
-        return file is not None and any(
-            "size" not in recipe for recipe in content_beside_tensors(file)["recipes"]
-        )
-    except (
-        SafetensorError,
-        ValueError,
-        KeyError,
-        TypeError,
-    ):  # anyone who reads the model is told that it is damaged
+    if file is None:
         return False
+    try:
+        recipes = content_beside_tensors(file)["recipes"]
+        return any("size" not in recipe for recipe in recipes)
+    except (SafetensorError, ValueError, KeyError, TypeError):
+        return False  # a damaged model is reported when it is read
 
 
 def has_client_models(path: Path) -> bool:
-    """Whether models of single clients are in the files of a finished run; only the names of their tensors are read."""
+    """Whether a finished run has models of single clients. Only the names of the tensors in its files are read."""
     for file in _files_of_models(path):
         with safe_open(file, framework="np") as tensors:
             if any(name.startswith("clients/") for name in tensors.keys()):  # noqa: SIM118  (no mapping)
@@ -597,12 +578,12 @@ def rounds_of(path: Path) -> list[dict[str, Any]]:
     return list(read_lines(path / "rounds.jsonl"))
 
 
-# Locks of runs that are being trained: the system releases such a lock when the process that trains ends. One process
-# trains a run at a time. Two of them would replace each other's files while somebody reads them, and two that train a
-# private run would each draw noise for the same rounds, which nobody can repeat.
+# Locks of runs that are being trained. The operating system releases such a lock when its process ends. Only one
+# process trains a run at a time. Two processes would replace each other's files while others read them, and both would
+# draw noise for the same rounds of a private run, which cannot be repeated.
 
 LOCK = "running.lock"
-"""Held in the directory of one run; in those of others that are trained with it the file names that directory."""
+"""Lock in the directory of one run. In the directories of runs that are trained with it, the file names the first."""
 
 
 @contextmanager
@@ -611,11 +592,11 @@ def owning(
 ) -> Iterator[None]:
     """Own the directories of runs while the block runs. They are created if they do not exist.
 
-    If another process or thread trains one of these runs, wait until it has ended. Of ordinary runs that are trained
-    together only the first is locked, as thousands of points would be thousands of open files. Ordinary runs are also
-    trained where files cannot be locked.
+    If another process or thread trains one of these runs, wait until it has ended. Only the first of ordinary runs that
+    are trained together is locked, because thousands of points would be thousands of open files. Ordinary runs are
+    trained even if files cannot be locked.
 
-    Raises StoppedError if a stop is requested while waiting, MachineError where private runs cannot be locked.
+    Raises StoppedError if a stop is requested while waiting, MachineError if private runs cannot be locked.
     """
 
     def give_up_if_stopped() -> None:
@@ -637,10 +618,10 @@ def owning(
             make_private(folder)
         for folder in locked:
             words = f"{folder.name} is being trained by another process or thread. Waiting until that ends{why}."
-            # The lock file stays when the block ends: those who wait hold it open.
-            wait = wait_for_lock(folder / LOCK, partial(observer.note, words), give_up_if_stopped)
+            # The lock file stays when the block ends, because waiting processes have it open.
+            lock = wait_for_lock(folder / LOCK, partial(observer.note, words), give_up_if_stopped)
             try:
-                held.enter_context(wait)
+                held.enter_context(lock)
             except MachineError:
                 if private:
                     raise
@@ -671,16 +652,16 @@ def _forget(locks: Sequence[Path]) -> None:
             lock.unlink(missing_ok=True)
 
 
-# Words that a user gives to runs: ``tags.json`` next to a result, which no digest covers.
+# Tags: words that a user gives to runs. They are in ``tags.json`` next to a result, and not part of any digest.
 
 TAGS = "tags.json"
 TAG = r"\w[\w.+-]{0,63}"
 OF_TAG = "tag:"
-"""Begins what names all runs with a tag where a run is named: ``tag:baseline``."""
+"""Beginning of a word that names all runs with a tag: ``tag:baseline``."""
 
 
 def check_tag(tag: str) -> str:
-    """A tag that may be given. Raises UsageError for one that is no plain word."""
+    """The tag itself. Raises UsageError if it is not a plain word."""
     if not re.fullmatch(TAG, tag):
         raise UsageError(
             f"{tag!r} is not a valid tag: a tag is one word of at most 64 letters, digits and . _ + -.",
@@ -690,14 +671,14 @@ def check_tag(tag: str) -> str:
 
 
 def tags_of(run: Path) -> tuple[str, ...]:
-    """The tags of the run in a directory, sorted. Raises CorruptionError for a file that is not what was written."""
+    """The tags of the run in a directory, sorted. Raises CorruptionError if the file was changed."""
     path = run / TAGS
     try:
         found = read_sealed(path, _what(run))
     except CorruptionError as error:
         plain = _plain_words(path)
         if plain:
-            # The plain tags can still be read: removing the file and giving them again seals them.
+            # The plain tags can still be read. Commands that remove the file and add them again seal them.
             run_word = shell_word(run.name)
             commands = [f"rm {shell_word(path)}"]
             commands += [f"fedcache runs tag {shell_word(tag)} {run_word}" for tag in plain]
@@ -715,7 +696,7 @@ def tags_of(run: Path) -> tuple[str, ...]:
 
 
 def write_tags(run: Path, tags: Iterable[str]) -> None:
-    """Give the run in a directory these tags, and no others."""
+    """Replace the tags of the run in a directory."""
     kept = sorted(set(tags))
     if kept:
         write_sealed(run / TAGS, _what(run), kept)
@@ -733,9 +714,8 @@ def _plain_words(path: Path) -> list[str]:
         found = parse_json(read_whole(path))
     except (OSError, ValueError):
         return []
-    known = isinstance(found, list) and all(
-        isinstance(tag, str) and re.fullmatch(TAG, tag) for tag in found
-    )
-    if known:
-        return list(found)
-    return []
+    if not isinstance(found, list):
+        return []
+    if not all(isinstance(tag, str) and re.fullmatch(TAG, tag) for tag in found):
+        return []
+    return found

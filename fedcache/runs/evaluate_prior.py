@@ -42,9 +42,9 @@ from fedcache.runs.result_files import is_private
 from fedcache.store.store import Store
 
 MOST_SCORED = 1_000_000
-"""Test rows of clients that are scored. With more, only every k-th client is scored."""
+"""Most test rows of clients that are scored. With more, only every k-th client is scored."""
 MOST_ESTIMATED = 1 << 20
-"""Probabilities that ``em`` estimates the class shares of a client from. With more, it takes every k-th row."""
+"""Most probabilities from which ``em`` estimates the class shares of a client. With more, it uses every k-th row."""
 
 
 LEAVE_OUT = "Leave --client-prior out."
@@ -53,9 +53,9 @@ LEAVE_OUT = "Leave --client-prior out."
 def with_client_prior(
     predictor: Predictor, place: Path, options: ModelOptions, home: Home, observer: Observer
 ) -> Predictor:
-    """The model with the prior of the client that ``options`` name; itself for ``none``.
+    """The model with the prior of the client that ``options`` name; the same model for the prior ``none``.
 
-    Raises UsageError without a client, and for ``em``, which needs all rows at once; as ``PriorTests.of``.
+    Raises UsageError without a client, and for ``em``, which needs all rows at once; other errors as ``PriorTests.of``.
     """
     kind = options.client_prior
     name = options.client
@@ -70,12 +70,13 @@ def with_client_prior(
         raise UsageError("--client-prior needs the client whose prior it is.", "--client NAME")
     tests = PriorTests.of(place, predictor, None, kind, home, [name], observer)
     number = tests.partition.table.names.index(name)
-    log_prior = tests.priors.log_prior(int(np.searchsorted(tests.numbers, number)))
+    place_of_client = int(np.searchsorted(tests.numbers, number))
+    log_prior = tests.priors.log_prior(place_of_client)
     return replace(predictor, prior=ClientPrior(name, kind, log_prior))
 
 
 def find_run(place: Path, digest: str, home: Home) -> tuple[Path, dict[str, Any]] | None:
-    """The directory and result of a model's run: the one that holds the model, else one of the home; None if gone."""
+    """The directory and result of a model's run, which is next to the model or in the home; None if it is gone."""
     for folder in (run_folder(place), home.runs / digest[:16]):
         with suppress(FedcacheError):  # a damaged run
             found = result_of(folder, digest)
@@ -87,15 +88,15 @@ def find_run(place: Path, digest: str, home: Home) -> tuple[Path, dict[str, Any]
 def partition_of_seed(
     folder: Path, result: Mapping[str, Any], seed: int, store: Store | None
 ) -> Partition | None:
-    """The partition that a seed of a run was trained on; None where it is gone or was made again.
+    """The partition that a seed of a run was trained on; None if it is gone or has other rows now.
 
-    Raises StoreError, CorruptionError for a partition that is not what was written.
+    Raises StoreError; CorruptionError for a partition that was changed.
 
     Args:
-        folder: the run's directory, which keeps the partitions that were made for it.
+        folder: the run's directory, which has the partitions that were made for the run.
         result: of the run.
         seed: of the run.
-        store: of the dataset, which keeps partitions that have a name; None where there is none any more.
+        store: of the dataset, which has the saved partitions; None if the store is gone.
     """
     file = folder / f"partition-{seed}.partition"
     if file.is_file():
@@ -117,10 +118,10 @@ class PriorTests:
     store: Store
     partition: Partition
     priors: ClientPriors
-    numbers: NDArray[np.int64]  # [K] in the partition, of the clients that ``priors`` has
-    # clients that are scored by their own models; None for one model
+    numbers: NDArray[np.int64]  # [K] numbers in the partition of the clients in ``priors``
+    # names of clients that are scored by their own models; None if one model scores all
     own_models: frozenset[str] | None
-    label: NDArray[np.int64]  # [N], by number of the model's class; -1 unknown
+    label: NDArray[np.int64]  # [N], number of the model's class; -1 if it is unknown
 
     @classmethod
     def of(
@@ -138,11 +139,11 @@ class PriorTests:
         Args:
             place: the directory of a run, or a model file.
             first: the model, or that of the first client.
-            source: of the rows that are evaluated, which must be the run's own store; None for that store.
+            source: of the rows that are evaluated. It must be the run's own store; None means this store.
             kind: of the prior.
-            home: where the run is looked for.
+            home: with the run.
             clients: names of the clients that are scored, each by its own model; None to score all by one model.
-            observer: warned of a prior that the class counts speak against.
+            observer: receives a warning if the class counts do not fit the prior.
 
         Raises UsageError for a method or data without client priors, StoreError for a run whose partition is gone.
         """
@@ -188,16 +189,16 @@ class PriorTests:
         partitions = []
         if not train_table(folder).get("clients_from"):
             for member in first.members:
-                one = partition_of_seed(folder, result, member.facts.seed, store)
-                if one is not None:
-                    partitions.append(one)
+                of_seed = partition_of_seed(folder, result, member.facts.seed, store)
+                if of_seed is not None:
+                    partitions.append(of_seed)
         if len(partitions) < len(first.members):
             raise StoreError(
                 f"The partition of the run {facts.run[:12]} is not available, and a client prior needs it.",
                 LEAVE_OUT,
             )
         partition = partitions[0]
-        if any(p.digest != partition.digest for p in partitions):
+        if any(other.digest != partition.digest for other in partitions):
             raise UsageError(
                 "--client-prior takes the model of one seed, because each seed has its own partition.",
                 f"--seed {facts.seed}",
@@ -205,16 +206,17 @@ class PriorTests:
         samples = store.samples
         label = model_labels(np.asarray(samples.label, np.int64), samples.classes, first.classes)
         label = np.where(samples.ok == 1, label, -1)
-        # Clients may all be tested on the same rows, so the rows are counted once per client.
+        # A row counts once for each client that is tested on it.
         table = partition.table
-        step = max(1, -(-int(table.test_sizes.sum()) // MOST_SCORED))
+        test_rows = int(table.test_sizes.sum())
+        step = max(1, -(-test_rows // MOST_SCORED))
         numbers = np.arange(0, len(table), step)
-        scored = None
+        own_models = None
         if clients is not None:
             if clients[0] not in table.names:
                 raise unknown("client", clients[0], table.names)
             numbers = np.union1d(numbers, table.names.index(clients[0]))
-            scored = frozenset(clients)
+            own_models = frozenset(clients)
         counts = class_counts(table.train.take(numbers), label, len(first.classes))
         priors = ClientPriors.of(kind, counts)
         # The warning names a concentration, which a private run does not disclose.
@@ -223,12 +225,12 @@ class PriorTests:
             caution = priors.caution()
         if caution is not None:
             observer.warn(caution)
-        return cls(store, partition, priors, numbers, scored, label)
+        return cls(store, partition, priors, numbers, own_models, label)
 
     def measured(
         self, first: Predictor, rows: LabelledRows, observer: Observer, stop: Stop
     ) -> PriorAccuracy:
-        """The accuracy of some rows of the store, without and with the prior.
+        """The accuracy on ``rows`` of the store, without and with the prior.
 
         Raises StoreError without a test row, StoppedError after a stop.
         """
@@ -252,7 +254,7 @@ class PriorTests:
     def _tests(
         self, first: Predictor, wanted: NDArray[np.bool_], observer: Observer, stop: Stop
     ) -> Iterator[tuple[ClientPrior, Predictor, NDArray[np.int64]]]:
-        """Prior, model and test rows of each client, made one after the other."""
+        """Yield the prior, the model and the test rows of each client."""
         table = self.partition.table
         for place, number in enumerate(self.numbers.tolist()):
             if stop.requested:
@@ -275,17 +277,18 @@ class PriorTests:
     def _estimated(
         self, predictor: Predictor, test: NDArray[np.int64], place: int
     ) -> NDArray[np.float64]:
-        """The log-prior [C] of ``em`` from a client's test rows, of which a sample bounds the memory."""
+        """The log-prior [C] of ``em``, from a sample of a client's test rows that limits the memory."""
         shares = self.priors.shares
         if self.own_models is not None:
-            # A model of its own has learned the shares of its client.
-            own = self.priors.counts[place]
-            shares = own / max(1, own.sum())
-        step = max(1, -(-len(test) * len(shares) // MOST_ESTIMATED))
-        found = [np.empty((0, len(shares)))]
+            # The client's own model has learned the class shares of its client.
+            counts = self.priors.counts[place]
+            shares = counts / max(1, counts.sum())
+        classes = len(shares)
+        step = max(1, -(-len(test) * classes // MOST_ESTIMATED))
+        probabilities = [np.empty((0, classes))]
         for _, scores in predictor.over_store(self.store, test[::step]):
-            found.append(predictor.mean_probability(scores))
-        return estimate_log_prior(np.concatenate(found), shares)
+            probabilities.append(predictor.mean_probability(scores))
+        return estimate_log_prior(np.concatenate(probabilities), shares)
 
 
 PRIOR_FIGURES = ("own_rows", "own_rows_with_prior", "all_rows", "all_rows_with_prior")
@@ -294,10 +297,10 @@ PRIOR_FIGURES = ("own_rows", "own_rows_with_prior", "all_rows", "all_rows_with_p
 def prior_accuracy(
     spec: TrainingRun, out: TrainingOutput, partition: Partition, kind: str, temperature: float
 ) -> tuple[dict[str, float] | None, str | None]:
-    """Accuracy of one model without and with the prior of each client, and the caution about it.
+    """Accuracy of one model without and with the prior of each client, and a caution if the prior may be wrong.
 
-    Means over clients that are tested, as fractions: on the client's own test rows, and on all global test rows. None
-    without a labelled test row.
+    The accuracies are means over tested clients, as fractions: on the client's own test rows, and on all test rows.
+    They are None without a labelled test row.
     """
     model = out.deployed(None)
     assert model is not None
@@ -307,20 +310,22 @@ def prior_accuracy(
     rows = partition.test[label[partition.test] >= 0]
     if not len(rows):
         return None, priors.caution()
+    truth = label[rows]
     scores = torch.from_numpy(scores_of_rows(model, spec, rows))
-    plain = scores.argmax(-1).numpy() == label[rows]
+    plain = scores.argmax(-1).numpy() == truth
     found = []
-    for number in range(0, len(table), max(1, len(table) * len(rows) // MOST_SCORED)):
+    step = max(1, len(table) * len(rows) // MOST_SCORED)
+    for number in range(0, len(table), step):
         own = np.flatnonzero(np.isin(rows, table.test_of(number)))
         if not len(own):
             continue
         if kind == "em":
-            p = (scores[own] / temperature).softmax(-1).numpy()
-            log_prior = estimate_log_prior(p, priors.shares)
+            probabilities = (scores[own] / temperature).softmax(-1).numpy()
+            log_prior = estimate_log_prior(probabilities, priors.shares)
         else:
             log_prior = priors.log_prior(number)
         offset = ClientPrior(table.names[number], kind, log_prior).offset(temperature)
-        right = add_offset(scores, offset).argmax(-1).numpy() == label[rows]
+        right = add_offset(scores, offset).argmax(-1).numpy() == truth
         found.append((plain[own].mean(), right[own].mean(), plain.mean(), right.mean()))
     means = np.mean(found, 0).tolist()
     return dict(zip(PRIOR_FIGURES, means, strict=True)), priors.caution()

@@ -1,4 +1,4 @@
-"""The models of runs on labelled rows: a dataset, whose missing features are extracted first, a store, or a file."""
+"""Evaluation of runs' models on labelled rows of a dataset, a store or a file; missing features are extracted first."""
 
 from __future__ import annotations
 
@@ -70,40 +70,42 @@ def evaluate_runs(
 
     Args:
         places: directories of runs, or model files.
-        digests: which of a run's models.
-        request: a dataset, a store or a file, and which of its rows.
-        config: how what is missing is extracted.
-        home: where stores and weights are looked for.
+        options: select the models of a run.
+        request: a dataset, a store or a file, and the rows in it.
+        config: of the extraction of missing features.
+        home: with stores and weights.
         observer: receives notes, warnings and progress.
-        stop: asked between the models of clients, blocks of rows and the chunks of an extraction.
+        stop: checked between the models of clients, blocks of rows and the chunks of an extraction.
     """
-    each = [options] * len(places)
-    if options.weights or options.backbone or (options.client is not None and len(places) > 1):
-        # What only some models have is known when all were looked at, before the first is measured.
-        facts = []
+    options_of_runs = [options] * len(places)
+    one_client = options.client is not None and len(places) > 1
+    if options.weights or options.backbone or one_client:
+        # All models are opened before the first is measured, because an option may fit only some of them.
+        facts_of_runs = []
         for place in places:
             with named_in_errors(place, places):
-                facts.append(open_members(place, options, Silent())[0].facts)
-        check_weights(options, [one.backbones for one in facts])
-        personal = any(other.personal for other in facts)
-        for i, one in enumerate(facts):
-            # One model for all clients is also the model of the client that was named.
-            if options.client is not None and personal and not one.personal:
-                each[i] = replace(options, client=None)
+                members = open_members(place, options, Silent())
+                facts_of_runs.append(members[0].facts)
+        check_weights(options, [facts.backbones for facts in facts_of_runs])
+        some_personal = any(facts.personal for facts in facts_of_runs)
+        for i, facts in enumerate(facts_of_runs):
+            # A global model is also the model of the named client.
+            if options.client is not None and some_personal and not facts.personal:
+                options_of_runs[i] = replace(options, client=None)
                 name = places[i].name
                 observer.note(
-                    f"{name}: {one.method} trained one global model, which {options.client} uses too."
+                    f"{name}: {facts.method} trained one global model, which {options.client} uses too."
                 )
     found = []
-    for place, own in zip(places, each, strict=True):
+    for place, of_run in zip(places, options_of_runs, strict=True):
         with named_in_errors(place, places):
-            found.append(evaluate_run(place, own, request, config, home, observer, stop))
+            found.append(evaluate_run(place, of_run, request, config, home, observer, stop))
     return found
 
 
 @contextmanager
 def named_in_errors(place: Path, places: Sequence[Path]) -> Iterator[None]:
-    """Errors say of which of several models they are."""
+    """Add the name of a model to errors, if there are several models."""
     try:
         yield
     except StoppedError:
@@ -123,7 +125,7 @@ def evaluate_run(
     observer: Observer,
     stop: Stop,
 ) -> RunEvaluation:
-    """One run; as ``evaluate_runs``."""
+    """Evaluate one run; arguments and errors as ``evaluate_runs``."""
     members = open_members(place, options, observer)
     facts = members[0].facts
     each = facts.personal and options.client is None and not options.one_for_all
@@ -131,7 +133,7 @@ def evaluate_run(
     if each:
         names = members[0].clients
     check_saved(place, members[0], options)
-    if not names:  # of a file apart from its run
+    if not names:  # a model file without its run
         raise StoreError(
             f"The run has no saved personal models ({facts.clients:,} clients).",
             "Train again with --fresh --save-clients all, or use --global.",
@@ -145,7 +147,7 @@ def evaluate_run(
     rows = labelled_rows(first, options, request, config, home, observer, stop)
     label = label_of(place)
 
-    # Each client's model is checked when its turn comes, so that only one is in memory at a time.
+    # Each client's model is made just before it is used, so that only one is in memory at a time.
     def models() -> Iterator[tuple[str, Predictor]]:
         observer.start("evaluating", len(names), "clients")
         try:
@@ -159,7 +161,7 @@ def evaluate_run(
         finally:
             observer.stop()
 
-    # What cannot be done is refused before anything is measured.
+    # Priors and images that are not possible are refused before anything is measured.
     tests = None
     if options.client_prior != "none":
         own_models = None
@@ -182,28 +184,28 @@ def evaluate_run(
     prior = None
     if tests is not None:
         prior = tests.measured(first, rows, observer, stop)
-    # Which model was measured, in words for the answer.
+    # The measured model in words, for the answer.
     if each:
-        some = ""
+        of_all = ""
         if len(names) < facts.clients:
-            some = f" of {facts.clients:,}"
-        which = f"{len(names)}{some} personal models, each on all rows"
+            of_all = f" of {facts.clients:,}"
+        measured = f"{len(names)}{of_all} personal models, each on all rows"
     elif options.client is not None:
-        which = f"of client {options.client}"
+        measured = f"of client {options.client}"
     elif facts.personal:
-        which = "the model of the server"
+        measured = "the model of the server"
     else:
-        which = "the global model"
+        measured = "the global model"
     if len(members) > 1:
-        which += f", mean probability of {len(members)} seeds"
+        measured += f", mean probability of {len(members)} seeds"
     found = RunEvaluation(
         run=label,
         digest=facts.run,
         method=facts.method,
-        model=which,
+        model=measured,
         trained_on=facts.dataset,
         backbones=facts.backbones,
-        seeds=tuple(m.facts.seed for m in members),
+        seeds=tuple(member.facts.seed for member in members),
         softmax_temperature=first.softmax_temperature,
         rows=rows.name,
         left_out=rows.left_out,
@@ -212,13 +214,14 @@ def evaluate_run(
         mistakes=mistakes,
         client_prior=prior,
     )
-    if (seen := warning_of_trained_rows(place, members, found.short_run, rows, home)) is not None:
-        observer.warn(seen)
+    warning = warning_of_trained_rows(place, members, found.short_run, rows, home)
+    if warning is not None:
+        observer.warn(warning)
     return found
 
 
 def label_of(place: Path) -> str:
-    """The name of a run's directory, or of a model file with the name of its run before it."""
+    """The name of a run's directory, or ``RUN/FILE`` for a model file in one."""
     place = place.resolve()
     if place.is_file() and place.parent.name == MODELS:
         run = place.parents[1].name
@@ -229,44 +232,41 @@ def label_of(place: Path) -> str:
 def mistakes_on(
     place: Path, run: str, first: Predictor, rows: LabelledRows, clients: Sequence[str]
 ) -> Mistakes:
-    """The most confident mistakes on rows of a store, of one model or of each client's.
+    """The most confident mistakes on rows of a store, of one model or of the models of ``clients``.
 
-    Raises UsageError for rows that are not of a store, and for those of a private run's own dataset.
+    Raises UsageError for rows that are not in a store, and for rows of a private run's own dataset.
     """
     if not isinstance(rows.source, Store):
         raise UsageError(
             "--with-images shows images, but --embeddings has none.", "--dataset folder:photos"
         )
-    found = result_of(place, run)
-    if (
-        found is not None
-        and is_private(found)
-        and found["dataset"]["digest"] == rows.source.dataset.get("digest")
-    ):
-        raise UsageError(
-            f"{place.name} has differential privacy, but its epsilon does not cover rows of its own "
-            "dataset that are shown as images.",
-            "Leave --with-images out, or evaluate on another dataset.",
-        )
+    result = result_of(place, run)
+    if result is not None and is_private(result):
+        own_digest = result["dataset"]["digest"]
+        if rows.source.dataset.get("digest") == own_digest:
+            raise UsageError(
+                f"{place.name} has differential privacy, but its epsilon does not cover rows of its own "
+                "dataset that are shown as images.",
+                "Leave --with-images out, or evaluate on another dataset.",
+            )
     if not clients:
         return find_mistakes(rows.source, [(None, first, rows.rows)])
-    return find_mistakes(
-        rows.source, ((name, replace(first, client=name), rows.rows) for name in clients)
-    )
+    models = ((name, replace(first, client=name), rows.rows) for name in clients)
+    return find_mistakes(rows.source, models)
 
 
 MOST_SCORED = 1_000_000
-"""Rows that clients' own models score on a page. With more, only every k-th client is scored."""
+"""Most rows that clients' own models score for a page. With more, only every k-th client is scored."""
 
 
 def mistakes_of_run(place: Path, store: Store, partition: Partition, home: Home) -> Mistakes:
-    """The mistakes of a run's first seed on the run's own test rows; each client's model on the rows of its client.
+    """The mistakes of a run's first seed on the run's own test rows; personal models score the rows of their client.
 
     Args:
         place: the run's directory.
         store: of the run's dataset.
         partition: of the run's first seed.
-        home: where weights are looked for.
+        home: with weights.
 
     Raises StoreError for a run without models, and UsageError for a method of another package that is not installed.
     """
@@ -275,20 +275,23 @@ def mistakes_of_run(place: Path, store: Store, partition: Partition, home: Home)
     if not facts.personal:
         predictor = predictor_of(members, ModelOptions(), home, "auto")
         return find_mistakes(store, [(None, predictor, np.asarray(partition.test, np.int64))])
-    clients = [c for c in partition.clients if c.name in facts.saved and len(c.test)]
+    clients = [
+        client for client in partition.clients if client.name in facts.saved and len(client.test)
+    ]
     if not clients:
         raise StoreError(
             f"The run has no saved personal models ({facts.clients:,} clients).",
             command_saving(place, "all"),
         )
     first = predictor_of(members, ModelOptions(client=clients[0].name), home, "auto")
-    # Clients may all be tested on the same rows, so the rows are counted once per client.
-    step = -(-sum(len(c.test) for c in clients) // MOST_SCORED)
-    deals = (
-        (c.name, replace(first, client=c.name), np.asarray(c.test, np.int64))
-        for c in clients[::step]
+    # A row counts once for each client that is tested on it.
+    test_rows = sum(len(client.test) for client in clients)
+    step = -(-test_rows // MOST_SCORED)
+    models = (
+        (client.name, replace(first, client=client.name), np.asarray(client.test, np.int64))
+        for client in clients[::step]
     )
-    return find_mistakes(store, deals)
+    return find_mistakes(store, models)
 
 
 def labelled_rows(
@@ -321,18 +324,17 @@ def store_with_features(
     observer: Observer,
     stop: Stop,
 ) -> Store:
-    """The store of a dataset with what a model reads; what is missing is extracted with the model's own recipes.
+    """The store of a dataset with the arrays that a model reads; missing ones are extracted with the model's recipes.
 
-    Where ``config`` leaves batch and dtype open they are those of the model's own features, as ``predict`` has them.
-    Which dataset was extracted last stays as it was: ``train`` must not take what models are evaluated on.
+    If ``config`` gives no batch and dtype, they are those of the model's own features, as in ``predict``. The home
+    still remembers the dataset that was extracted last before, because ``train`` must not use a dataset of evaluation.
 
-    Raises MachineError for weights that are not those of the model; as ``extract``.
+    Raises MachineError for weights that are not those of the model; other errors as ``extract``.
     """
     spec = str(config.dataset)
     known = ingested_path(home, spec)
     if known is None:
         found = peek(spec, context_of(config, home))
-        known = None
         if found is not None:
             known = place_of_content(home, *found)
     if known is not None and known.exists():
@@ -346,16 +348,17 @@ def store_with_features(
     one_view = [recipe.plain() for recipe in read_recipes(model)]
     planned = [locate_recipe(recipe, home, weights_of(choice)) for recipe in one_view]
     computed = model.facts.inputs_computed
-    if note := note_of_other_devices(resolve_device(config.device), computed):
+    note = note_of_other_devices(resolve_device(config.device), computed)
+    if note:
         observer.note(note)
     last = recall_last(home)
     try:
         for item, like in zip(planned, computed, strict=True):
             name = item.backbone.name
-            weights = {k: v for k, v in choice.weights.items() if k == name}
+            weights = {key: path for key, path in choice.weights.items() if key == name}
             options = item.backbone.options_of(item.recipe)
             _, how = resolve_compute_as(config, like, [item.backbone])
-            one = replace(
+            of_backbone = replace(
                 config,
                 backbones=(name,),
                 recipe=options,
@@ -363,14 +366,15 @@ def store_with_features(
                 batch=how.batch,
                 dtype=how.dtype,
             )
-            store = extract(one, home, observer=observer, stop=stop, keep_text=True).store
+            done = extract(of_backbone, home, observer=observer, stop=stop, keep_text=True)
+            store = done.store
     finally:
         if last is not None:
             remember_last(home, *last)
     return store
 
 
-# Training rows of a run's clients, and the check that a model is not measured on them.
+# Training rows of a run's clients, and a warning if a model is evaluated on them.
 
 
 BLOCK = 4096
@@ -382,18 +386,18 @@ TEST = SPLITS.index("test")
 def warning_of_trained_rows(
     place: Path, members: Sequence[SavedModel], label: str, rows: LabelledRows, home: Home
 ) -> str | None:
-    """A warning where a model was trained on some of the rows, as far as that is known; None otherwise.
+    """A warning if a model was trained on some of the rows; None otherwise, and if this is not known.
 
-    Its run is that of the directory, else the one next to the model's file, else one of the home. Rows of the run's own
-    dataset are known by their numbers, those of others by their content, and those of a file by their features, where
-    the run's store is still there. Where its partition is not, all training rows of the dataset may be meant.
+    Rows of the run's own dataset are compared by their numbers, rows of other datasets by their content, and rows of a
+    file by their features, if the run's store still exists. Without the run's partition, all training rows of its
+    dataset are compared, and the warning says that the model may have been trained on them.
 
     Args:
         place: the directory of a run, or a model file.
         members: the models of its seeds.
-        label: of the model.
-        rows: that it was measured on.
-        home: where the run and its store are looked for.
+        label: name of the model.
+        rows: on which the model was measured.
+        home: with the run and its store.
     """
     run = find_run(place, members[0].facts.run, home)
     if run is None:
@@ -406,39 +410,42 @@ def warning_of_trained_rows(
 def _warning(
     run: tuple[Path, dict[str, Any]], members: Sequence[SavedModel], label: str, rows: LabelledRows
 ) -> str | None:
-    data = run[1]["dataset"]
+    folder, result = run
+    data = result["dataset"]
     given = None
+    own = None
+    shard: Mapping[str, Any] = {}
     if isinstance(rows.source, Store):
         given = rows.source
-    itself = given is not None and data["digest"] == given.dataset.get("digest")
-    if itself:
-        own = given
-    else:
-        own = store_behind(*run)
+        shard = given.dataset.get("shard", {})
+        if given.dataset.get("digest") == data["digest"]:
+            own = given
+    is_own = own is not None
+    if not is_own:
+        own = store_behind(folder, result)
     trained = None
     with suppress(FedcacheError, OSError):  # a partition that is gone or damaged
-        trained = rows_of_clients(*run, [m.facts.seed for m in members], own)
+        seeds = [member.facts.seed for member in members]
+        trained = rows_of_clients(folder, result, seeds, own)
     was = "may have been"
     if trained is not None:
         was = "was"
     of_all = f"of {len(rows.rows):,} rows"
-    # Rows of the same dataset, or of a client's store that was cut from it, are compared by their numbers.
-    if given is not None and (
-        itself or given.dataset.get("shard", {}).get("parent") == data["digest"]
-    ):
+    # Rows of the same dataset, or of a client store that was made from it, are compared by their numbers.
+    is_part = shard.get("parent") == data["digest"]
+    if given is not None and (is_own or is_part):
         split = given.column("split")
-        if itself:
-            numbers = np.arange(given.rows)
-        else:
-            numbers = np.array(given.dataset["shard"]["rows"], np.int64)
         if trained is None:
             seen = split == TRAIN
+        elif is_own:
+            seen = np.isin(np.arange(given.rows), trained)
         else:
-            seen = np.isin(numbers, trained)
-        if not (same := int(seen[rows.rows].sum())):
+            seen = np.isin(np.array(shard["rows"], np.int64), trained)
+        same = int(seen[rows.rows].sum())
+        if not same:
             return None
-        # A scheme may assign rows of the test split too: then that split does not leave them out.
         advice = ": --split test leaves them out."
+        # A scheme may assign rows of the test split too, and then --split test does not help.
         if (seen & (split == TEST)).any():
             advice = "."
         store = given.path.name
@@ -447,10 +454,11 @@ def _warning(
         return None
     if trained is None:
         trained = np.flatnonzero((own.column("split") == TRAIN) & (own.column("ok") == 1))
-    # Rows of another dataset are compared by the digests of their content.
+    # Rows of another dataset are compared by the digests of their content, rows of a file by their features.
     if given is not None:
         digests = _keys(given.column("uid")[rows.rows])
-        same = int(np.isin(digests, _keys(own.column("uid")[trained])).sum())
+        trained_digests = _keys(own.column("uid")[trained])
+        same = int(np.isin(digests, trained_digests).sum())
     else:
         same = _same_features(own, trained, members[0], rows)
     if not same:
@@ -462,31 +470,29 @@ def _warning(
 def rows_of_clients(
     folder: Path, result: Mapping[str, Any], seeds: Sequence[int], store: Store | None
 ) -> NDArray[np.int64] | None:
-    """The rows, as numbers of the run's dataset, that clients trained on; None where its partition is not known.
+    """Numbers in the run's dataset of the rows that clients trained on; None if its partition is not known.
 
     Args:
-        folder: the run's directory, which keeps the partitions that were made for it.
+        folder: the run's directory, which has the partitions that were made for the run.
         result: of the run.
-        seeds: whose rows are meant.
-        store: of the dataset, which keeps those that have a name there; None where there is none any more.
+        seeds: the rows of these seeds are returned.
+        store: of the dataset, which has the saved partitions; None if the store is gone.
 
-    Raises StoreError, CorruptionError for a partition or client store that is not what was written.
+    Raises StoreError; CorruptionError for a partition or client store that was changed.
     """
     table = train_table(folder)
     digest = str(result["dataset"]["digest"])
-    # its partition numbers the rows that any client has, not those of the dataset
+    found = []
+    # The partition of such a run numbers the rows of all clients, and not those of the dataset.
     if table.get("clients_from"):
         stores = open_clients(Path(table["clients_from"]))
         if stores[0].dataset["shard"]["parent"] != digest:
             return None
-        held = [
-            (np.array(s.dataset["shard"]["rows"], np.int64), s.column("split"), s.column("ok"))
-            for s in stores
-        ]
-        return np.unique(
-            np.concatenate([numbers[(split == TRAIN) & (ok == 1)] for numbers, split, ok in held])
-        )
-    found = []
+        for client_store in stores:
+            numbers = np.array(client_store.dataset["shard"]["rows"], np.int64)
+            train = client_store.column("split") == TRAIN
+            found.append(numbers[train & (client_store.column("ok") == 1)])
+        return np.unique(np.concatenate(found))
     for seed in seeds:
         partition = partition_of_seed(folder, result, seed, store)
         if partition is None:
@@ -501,17 +507,21 @@ def _same_features(
     """Number of rows of a file whose features equal those of a training row, by the model's first backbone."""
     assert not isinstance(rows.source, Store)
     reader = store.reader(array_keys(model, store)[0])
-    with np.errstate(over="ignore"):  # what does not fit into the stored dtype is no stored row
-        digests = [
-            row_digests(first.astype(reader.info.dtype))
-            for first, *_ in rows.source.of_rows(rows.rows)
-        ]
-    parts = (trained[start : start + BLOCK] for start in range(0, max(1, len(trained)), BLOCK))
-    known = [row_digests(reader.rows(part)[:, 0]) for part in parts]
-    return int(np.isin(_keys(np.concatenate(digests)), _keys(np.concatenate(known))).sum())
+    digests = []
+    with np.errstate(
+        over="ignore"
+    ):  # a value that does not fit into the stored dtype is in no stored row
+        for first, *_ in rows.source.of_rows(rows.rows):
+            digests.append(row_digests(first.astype(reader.info.dtype)))
+    known = []
+    for start in range(0, max(1, len(trained)), BLOCK):
+        features = reader.rows(trained[start : start + BLOCK])
+        known.append(row_digests(features[:, 0]))
+    same = np.isin(_keys(np.concatenate(digests)), _keys(np.concatenate(known)))
+    return int(same.sum())
 
 
 def _keys(uid: NDArray[np.uint8]) -> NDArray[np.void]:
-    """[n, 16] -> [n]: rows of bytes that compare as one value."""
+    """Digests [n, 16] as [n] values that can be compared."""
     found: NDArray[np.void] = np.ascontiguousarray(uid).view("V16").ravel()
     return found

@@ -1,4 +1,4 @@
-"""The result stream: each round of a run is passed to an observer and to hooks, such as ``runs.trackers``."""
+"""Events of a run: each of its rounds is passed to an observer and to hooks, such as ``runs.trackers``."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from fedcache.runs.directory import rounds_of
 from fedcache.runs.result_files import has_secret_times
 
 OnRound = Callable[[Round], object]
-"""A hook on the result stream."""
+"""A hook: it is called with every round of a run."""
 
 MEASURED = ("accuracy", "seconds", "clients")
-"""What the engine's metrics of a round hold besides the method's diagnostics."""
+"""Metrics of a round that are not diagnostics of the method."""
 
 
 @dataclass(frozen=True)
 class GridPosition:
     """Position of a run in a grid; the default is a run alone."""
 
-    point: str = ""  # its swept values in words
-    done: int = 0  # points that had ended before
-    points: int = 1  # of the grid
-    grid: str = ""  # its name
+    point: str = ""  # the swept values of this run
+    done: int = 0  # points of the grid that ended before this run
+    points: int = 1  # points of the grid
+    grid: str = ""  # name of the grid
 
 
 ALONE = GridPosition()
 
 
 class RunEvents:
-    """Tells an observer of the rounds of one run, and counts what they have sent.
+    """Passes the rounds of one run to an observer, with the bytes that were sent so far.
 
     Args:
         observer: receives events.
         path: directory of the run.
-        facts: what ``result.json`` says under these names: method, seeds, rounds, trust, and what ``shown_settings``
-            and ``origin`` read.
+        facts: values of ``result.json``: method, seeds, rounds, trust, and those that ``shown_settings`` and ``origin``
+            read.
         position: in a grid.
     """
 
@@ -56,28 +56,28 @@ class RunEvents:
         self.position = position
         self.method = str(facts["method"])
         self.rounds = int(facts["rounds"])
-        self.seeds = [int(s) for s in facts["seeds"]]
+        self.seeds = [int(seed) for seed in facts["seeds"]]
         self.settings = shown_settings(facts)
         self.about = origin(facts)
         self.secret_times = has_secret_times(facts)
-        self._sums: dict[int, tuple[int, int]] = {}
+        self._sums: dict[int, tuple[int, int]] = {}  # bytes up and down so far, by seed
 
     def round_ended(
         self, seed: int, round_: int, metrics: Mapping[str, Any], traffic: Mapping[str, int]
     ) -> None:
-        """A round as the engine's ``on_round`` has it: metrics hold the accuracy and the method's diagnostics."""
-        diagnostics = {k: v for k, v in metrics.items() if k not in MEASURED}
+        """Publish a new round; the arguments are those of the engine's ``on_round``."""
+        diagnostics = {name: value for name, value in metrics.items() if name not in MEASURED}
         self._publish(seed, round_, metrics["accuracy"], diagnostics, traffic, stored=False)
 
     def replay(self, seed: int, records: Iterable[Mapping[str, Any]]) -> None:
-        """Rounds of a seed that were computed before: of a checkpoint, of a finished seed, or of a stored run."""
-        for r in records:
+        """Publish rounds of a seed that were computed before: from a checkpoint, a finished seed, or a stored run."""
+        for record in records:
             self._publish(
                 seed,
-                int(r["round"]),
-                r["accuracy"],
-                r.get("diagnostics", {}),
-                r["traffic"],
+                int(record["round"]),
+                record["accuracy"],
+                record.get("diagnostics", {}),
+                record["traffic"],
                 stored=True,
             )
 
@@ -106,7 +106,7 @@ class RunEvents:
                 round=round_,
                 rounds=self.rounds,
                 accuracy=number(accuracy),
-                diagnostics={k: number(v) for k, v in diagnostics.items()},
+                diagnostics={name: number(value) for name, value in diagnostics.items()},
                 up_bytes=traffic["up_bytes"],
                 down_bytes=traffic["down_bytes"],
                 sent_bytes=sent,
@@ -123,47 +123,49 @@ class RunEvents:
         )
 
     def ended(self, result: Mapping[str, Any]) -> None:
-        """The run has its result."""
+        """Publish the result of the run."""
         tell_ended(self.observer, self.path, result)
 
 
 def number(value: float | None) -> float | None:
-    """A float that JSON has, or None."""
+    """A finite float; None for NaN, infinity and None, because JSON has no such numbers."""
     if value is not None and math.isfinite(value):
         return float(value)
     return None
 
 
+def _selected(values: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """The values with these names; names that are missing are skipped."""
+    return {name: values[name] for name in names if name in values}
+
+
 def shown_settings(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a run, flat: the words of its result and every hyperparameter."""
+    """The settings of a run in one dictionary: those of its result and every hyperparameter."""
     shown = {
         "dataset": facts["dataset"]["slug"],
         "backbones": " + ".join(map(str, facts["backbones"])),
-        **{k: facts[k] for k in ("preset", "participation", "dtype") if k in facts},
+        **_selected(facts, ("preset", "participation", "dtype")),
         **facts["hyperparameters"],
     }
     return {key: "auto" if value is None else value for key, value in shown.items()}
 
 
 def origin(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Digests of a run, and the scheme of its partition, flat: ``partition.alpha``."""
-    part = facts.get("partition", {})
-    dealt = {
-        **{k: part[k] for k in ("scheme", "seed", "digest") if k in part},
-        **part.get("args", {}),
-    }
-    known = {k: facts[k] for k in ("digest", "code", "device") if k in facts}
+    """Digests of a run and the arguments of its partition in one dictionary, with keys such as ``partition.alpha``."""
+    found = _selected(facts, ("digest", "code", "device"))
     if "digest" in facts["dataset"]:
-        data = {"dataset_digest": facts["dataset"]["digest"]}
-    else:
-        data = {}
-    return {**known, **data, **{f"partition.{k}": v for k, v in dealt.items()}}
+        found["dataset_digest"] = facts["dataset"]["digest"]
+    partition = facts.get("partition", {})
+    words = {**_selected(partition, ("scheme", "seed", "digest")), **partition.get("args", {})}
+    for name, value in words.items():
+        found[f"partition.{name}"] = value
+    return found
 
 
 def replay_stored(
     observer: Observer, path: Path, result: Mapping[str, Any], position: GridPosition = ALONE
 ) -> None:
-    """All rounds of a run whose result is there."""
+    """Publish all rounds of a finished run, and its result."""
     events = RunEvents(observer, path, result, position)
     for record in rounds_of(path):
         events.replay(int(record["seed"]), [record])
@@ -173,27 +175,27 @@ def replay_stored(
 class HookedObserver(Silent):
     """An observer that also hands every round to hooks.
 
-    A hook that raises is reported and not called again, and the run continues: tracking never costs a training.
+    A hook that raises is reported and not called again. The run continues, because a tracker must not stop a training.
 
     Args:
-        observer: everything is passed on to it; None for no observer, and then a failure is a Python warning.
+        observer: receives all events. If it is None, a failure of a hook is a Python warning.
         hooks: called with every round.
     """
 
     def __init__(self, observer: Observer | None, hooks: Sequence[OnRound]) -> None:
         self._observer = observer or Silent()
-        self._heard = observer is not None
+        self._has_observer = observer is not None
         self._hooks = list(hooks)
-        for passed_on in ("note", "warn", "start", "advance", "stop"):
-            setattr(self, passed_on, getattr(self._observer, passed_on))
+        for method in ("note", "warn", "start", "advance", "stop"):
+            setattr(self, method, getattr(self._observer, method))
 
     def round_done(self, round_: Round) -> None:
-        """Passed on, and to every hook."""
+        """Pass a round to the observer and to every hook."""
         self._observer.round_done(round_)
         self._call(lambda hook: hook(round_), f"in round {round_.round} of seed {round_.seed}")
 
     def ended(self, path: Path, result: Mapping[str, Any]) -> None:
-        """Passed on, and to every hook that has a method ``ended``."""
+        """Pass the result to the observer, and to every hook that has a method ``ended``."""
         tell_ended(self._observer, path, result)
 
         def call(hook: Any) -> None:
@@ -214,14 +216,14 @@ class HookedObserver(Silent):
         name = getattr(hook, "__qualname__", None) or type(hook).__name__
         kind = type(error).__name__
         text = f"on_round {name} failed {when} and is not called again; the run continues. {kind}: {error}"
-        if self._heard:
+        if self._has_observer:
             self._observer.warn(text)
         else:
             warnings.warn(text, RuntimeWarning, stacklevel=2)
 
 
 def with_hooks(observer: Observer | None, hooks: Sequence[OnRound]) -> Observer:
-    """The observer itself if there is no hook."""
+    """An observer that also calls the hooks; the observer itself if there are none."""
     if hooks:
         return HookedObserver(observer, hooks)
     return observer or Silent()

@@ -47,15 +47,14 @@ class RunFeatures:
     data: Data  # all rows
     digests: tuple[str, ...]  # of the arrays' recipes, of the text features, and of live encoders
     templates: tuple[str, ...] = ()  # of the text that is used
-    recipes: tuple[
-        Mapping[str, Any], ...
-    ] = ()  # of the arrays: backbone, weights and all that determines a value
-    feat_post: str = "none"  # what was done to features
+    # recipe of each array: backbone, weights and everything else that determines a value
+    recipes: tuple[Mapping[str, Any], ...] = ()
+    feat_post: str = "none"  # transform that was applied to the features
     scaling: Scaling | None = None  # of ``feat_post=center`` and ``standardize``
-    how: tuple[Mapping[str, Any], ...] = ()  # the arrays were computed; () where that is not known
+    how: tuple[Mapping[str, Any], ...] = ()  # how each array was computed; () if it is not known
 
     def after(self, feat_post: str, scaling: Scaling | None) -> RunFeatures:
-        """The same features, with a note of the ``feat_post`` that was applied to them."""
+        """The same features, with the ``feat_post`` and the scaling that were applied to them."""
         data = replace(self.data, longest_row=longest_row(feat_post, self.data.widths))
         return replace(self, data=data, feat_post=feat_post, scaling=scaling)
 
@@ -69,10 +68,10 @@ def read_store(
     train: NDArray[np.int64],
     observer: Observer,
 ) -> RunFeatures:
-    """Read arrays of a store, apply ``feat_post``, and take the text features of a backbone that has some.
+    """Read arrays of a store, apply ``feat_post``, and add the text features if a backbone has some.
 
-    Backbones with different numbers of views are read as far as all have them. Raises UsageError for an array of
-    images. ``train`` are the [n] rows of which ``center`` and ``standardize`` take the mean.
+    If backbones have different numbers of views, the smallest number is read of each. ``train`` are the [n] rows whose
+    mean ``center`` and ``standardize`` use. Raises UsageError for an array of images.
     """
     arrays = [store.reader(key) for key in keys]
     for key, array in zip(keys, arrays, strict=True):
@@ -81,41 +80,46 @@ def read_store(
                 f"{key} contains images, but {method.name} needs features.",
                 "Choose other --backbones.",
             )
-        if looked := all_alike(array, store.samples.ok == 1):
+        identical = all_alike(array, store.samples.ok == 1)
+        if identical:
             path = shell_word(store.path)
             observer.warn(
-                f"The features of {key} are identical in the first {looked} rows, as from a model that "
+                f"The features of {key} are identical in the first {identical} rows, as from a model that "
                 f"ignores its input. To see how they were made:  fedcache inspect {path}"
             )
     views = [array.shape[1] for array in arrays]
+    common = min(views)
     if len(set(views)) > 1:
         each = ", ".join(map(str, views))
         observer.note(
-            f"Views: {min(views)} of each backbone, the number that all backbones have ({each})."
+            f"Views: {common} of each backbone, the number that all backbones have ({each})."
         )
     # Large features stay in their files; small ones, and those of several backbones, are copied into memory.
     x: Features | None = stored_rows(arrays, feat_post)
     scaling = None
     if x is None:
         scratch = Home.from_environment().root / "scratch"
-        x, scaling = prepare_features(arrays, feat_post, train, views=min(views), scratch=scratch)
+        x, scaling = prepare_features(arrays, feat_post, train, views=common, scratch=scratch)
     samples = store.samples
-    widths = tuple(a.shape[2] for a in arrays)
+    widths = tuple(array.shape[2] for array in arrays)
     label = samples.label.astype(np.int64)
     domain = samples.domain.astype(np.int64)
-    made = with_text(method, hp, store, keys, x, label, domain, widths)
-    return made.after(feat_post, scaling)
+    features = with_text(method, hp, store, keys, x, label, domain, widths)
+    return features.after(feat_post, scaling)
 
 
 LOOKED_AT = 64
-"""Rows from the beginning of an array of which features are compared; one chunk has them."""
+"""Number of first rows whose features are compared; they are in one chunk."""
 
 
 def all_alike(array: Reader, ok: NDArray[np.bool_]) -> int:
     """Number of compared rows if all have the same features; 0 if any two differ."""
     rows = np.flatnonzero(ok)[:LOOKED_AT]
     found = array.rows(rows)
-    if len(rows) > 1 and bool((found[:, 0] == found[:1, 0]).all()):
+    if len(rows) < 2:
+        return 0
+    first_view = found[:, 0]
+    if (first_view == first_view[:1]).all():
         return len(rows)
     return 0
 
@@ -129,16 +133,16 @@ def read_client_stores(
     feat_post: str,
     train: NDArray[np.int64],
 ) -> RunFeatures:
-    """Features of many stores as one matrix; a row that several of them hold (a shared test row) is taken once.
+    """Features of many stores as one matrix; a row that several stores hold (a shared test row) is taken once.
 
     Args:
-        method: says whether text features are read.
-        hp: likewise.
-        stores: one per client, which have the same arrays.
+        method: determines, with ``hp``, whether text features are read.
+        hp: hyperparameters.
+        stores: one per client, with the same arrays.
         keys: of their arrays.
-        rows: for each store the rows of the matrix that its rows are.
-        feat_post: what is done to features.
-        train: [n] rows of which ``center`` and ``standardize`` take the mean.
+        rows: for each store the places of its rows in the matrix.
+        feat_post: transform of the features.
+        train: [n] rows whose mean ``center`` and ``standardize`` use.
     """
     first = stores[0]
     count = max(int(places.max(initial=-1)) for places in rows) + 1
@@ -155,8 +159,9 @@ def read_client_stores(
         label[places] = store.samples.label
         domain[places] = store.samples.domain
     x, scaling = prepare_features(arrays, feat_post, train)
-    made = with_text(method, hp, first, keys, x, label, domain, tuple(a.shape[2] for a in arrays))
-    return made.after(feat_post, scaling)
+    widths = tuple(array.shape[2] for array in arrays)
+    features = with_text(method, hp, first, keys, x, label, domain, widths)
+    return features.after(feat_post, scaling)
 
 
 def with_text(
@@ -169,12 +174,12 @@ def with_text(
     domain: NDArray[np.int64],
     widths: tuple[int, ...],
 ) -> RunFeatures:
-    """Features [N, V, D] with labels, domains, and the text features of the backbone where the method reads some."""
+    """Features [N, V, D] with labels, domains, and the text features of the backbone if the method reads them."""
     text, templates = text_of(method, hp, store, keys)
-    digests = [str(store.arrays[key].digest) for key in keys]
     text_features = None
+    text_digests: tuple[str, ...] = ()
     if text is not None:
-        digests.append(sha256_hex(text.tobytes()))
+        text_digests = (sha256_hex(text.tobytes()),)
         text_features = torch.from_numpy(text)
     data = Data(
         x=x,
@@ -183,30 +188,49 @@ def with_text(
         text=text_features,
         widths=widths,
         domain=torch.from_numpy(domain),
-        backbones=tuple(str(store.arrays[key].recipe.get("backbone", key)) for key in keys),
+        backbones=backbones_of(store, keys),
     )
-    recipes, how = zip(
-        *((store.arrays[key].recipe, store.arrays[key].how) for key in keys), strict=True
+    features = _of_arrays(store, keys, data)
+    digests = (*features.digests, *text_digests)
+    return replace(features, digests=digests, templates=tuple(templates))
+
+
+def backbones_of(store: Store, keys: Sequence[str]) -> tuple[str, ...]:
+    """Names of the backbones that made some arrays of a store."""
+    return tuple(str(store.arrays[key].recipe.get("backbone", key)) for key in keys)
+
+
+def _of_arrays(store: Store, keys: Sequence[str], data: Data) -> RunFeatures:
+    """``data`` of some arrays of a store as features, with the origin of these arrays."""
+    arrays = [store.arrays[key] for key in keys]
+    return RunFeatures(
+        arrays=tuple(keys),
+        data=data,
+        digests=tuple(str(array.digest) for array in arrays),
+        recipes=tuple(array.recipe for array in arrays),
+        how=tuple(array.how for array in arrays),
     )
-    return RunFeatures(tuple(keys), data, tuple(digests), tuple(templates), recipes, how=how)
 
 
 def text_of(
     method: Method, hp: Hp, store: Store, keys: Sequence[str]
 ) -> tuple[NDArray[np.float32] | None, list[str]]:
-    """The current text features of a run's only backbone, float32 [C, D], where the method reads some, and the
-    templates they were made from.
+    """The current text features, float32 [C, D], of a run's only backbone, and the templates they were made from.
+
+    None and no templates if the method reads no text features, or if the run has several backbones or no texts.
     """
-    backbone = str(store.arrays[keys[0]].recipe.get("backbone"))
-    wants_text = "text" in method.needs or hp.get("init") == "text"
-    # A linear head whose start is left open starts from class texts.
-    if hp.get("init") == "auto" and hp.get("head") == "linear":
+    recipe = store.arrays[keys[0]].recipe
+    backbone = str(recipe.get("backbone"))
+    init = hp.get("init")
+    wants_text = "text" in method.needs or init == "text"
+    # A linear head with init "auto" starts from class texts.
+    if init == "auto" and hp.get("head") == "linear":
         wants_text = True
     if len(keys) > 1 or not wants_text or not store.has_text(backbone):
         return None, []
-    recipe = store.arrays[keys[0]].recipe
+    pooling = recipe.get("pooling")
     meta = store.texts[slug_of(backbone)][-1]["meta"]
-    if meta.get("pooling", recipe.get("pooling")) != recipe.get("pooling") or "prompt" in recipe:
+    if meta.get("pooling", pooling) != pooling or "prompt" in recipe:
         raise UsageError(
             f"{keys[0]} pools its tokens differently from the text features of {backbone}.",
             f"fedcache extract --dataset DATASET --backbones {shell_word(backbone)}   makes matching "
@@ -220,7 +244,7 @@ def read_images(store: Store, keys: Sequence[str]) -> RunFeatures:
 
     Args:
         store: whose images are read.
-        keys: arrays of the run, of which the last holds the images.
+        keys: arrays of the run; the last one holds the images.
     """
     images = store.reader(keys[-1]).all()[:, 0]
     N, H, W, channels = images.shape
@@ -232,34 +256,33 @@ def read_images(store: Store, keys: Sequence[str]) -> RunFeatures:
         domain=torch.from_numpy(samples.domain.astype(np.int64)),
         image=(H, W),
     )
-    arrays = [store.arrays[key] for key in keys]
-    digests, recipes, how = zip(*((str(a.digest), a.recipe, a.how) for a in arrays), strict=True)
-    return RunFeatures(tuple(keys), data, digests, recipes=recipes, how=how)
+    return _of_arrays(store, keys, data)
 
 
 @dataclass(frozen=True)
 class RunEncoders:
-    """The live encoders of a run, and what they read and determine."""
+    """The live encoders of a run, the images that they read, and their digest."""
 
     towers: FrozenEncoders  # of image and text
-    images: str | None  # the array of images they read, for methods that train on images
-    digest: str  # of recipe, weights and template: what the encoders add to a run's identity
+    images: str | None  # key of the array of images, for methods that train on images
+    digest: str  # of recipe, weights and template; a part of the run's identity
 
     def add_to(self, features: RunFeatures, store: Store) -> RunFeatures:
-        """RunFeatures whose data has the encoders, and the class names as prompts have them."""
+        """The features with the encoders in their data, and with the class names in the spelling of prompts."""
         names = tuple(prompts(store.samples.classes, "{}"))
+        data = replace(features.data, towers=self.towers, names=names)
         return replace(
             features,
-            data=replace(features.data, towers=self.towers, names=names),
+            data=data,
             digests=(*features.digests, self.digest),
             templates=features.templates or (self.towers.template,),
         )
 
 
 def encoders_of_run(method: Method, store: Store, key: str, home: Home) -> RunEncoders | None:
-    """The live encoders of a method that wants some, those of array ``key``; None for the others.
+    """The live encoders of array ``key``, for a method that uses live encoders; None for other methods.
 
-    Raises StoreError without images they can read; as ``load_towers``.
+    Raises StoreError without images that they can read; other errors as ``load_towers``.
     """
     if not wants_encoders(method):
         return None
@@ -268,21 +291,21 @@ def encoders_of_run(method: Method, store: Store, key: str, home: Home) -> RunEn
         images = images_for(store, key)
     towers = load_towers(store, key, home)
     recipe = Recipe.from_dict(store.arrays[key].recipe)
-    return RunEncoders(towers, images, digest_of([recipe.digest, recipe.weights, towers.template]))
+    digest = digest_of([recipe.digest, recipe.weights, towers.template])
+    return RunEncoders(towers, images, digest)
 
 
 def load_towers(store: Store, key: str, home: Home) -> FrozenEncoders:
-    """The towers that made a store's array, from the same weights.
+    """The encoders that made a store's array, with the same weights.
 
-    Raises MachineError, when the weights are not here or are other ones; UsageError, for a text tower that cannot read
-    trained prompts.
+    Raises MachineError if the weights are missing or differ, and UsageError for a text encoder that cannot read trained
+    prompts.
     """
     item = locate_recipe(Recipe.from_dict(store.arrays[key].recipe), home)
     known = store.templates(item.backbone.name)
+    template = item.backbone.template or "a photo of a {}."
     if known:
         template = known[0]
-    else:
-        template = item.backbone.template or "a photo of a {}."
     return clip_towers.load_towers(item.backbone, item.weights, item.recipe, template)
 
 
@@ -290,28 +313,24 @@ def load_towers(store: Store, key: str, home: Home) -> FrozenEncoders:
 class RunInputs:
     """All inputs of a run."""
 
-    method: Method  # with ``settings`` its hyperparameters
-    settings: Mapping[
-        str, Value
-    ]  # every one of them; None is one that the method chooses by itself
+    method: Method
+    # every hyperparameter of the method; None if the method chooses the value itself
+    settings: Mapping[str, Value]
     features: RunFeatures  # of all rows, on the device that computes
-    backbones: tuple[str, ...]  # names of those that made the features
-    dataset: Mapping[str, Any]  # its slug, digest and numbers of rows, as results hold them
+    backbones: tuple[str, ...]  # names of the backbones that made the features
+    dataset: Mapping[str, Any]  # its slug, digest and numbers of rows, as in a result
     domains: tuple[str, ...]  # names
     classes: tuple[str, ...]  # names
     partitions: Mapping[int, Partition]  # one per seed
-    partition_name: str | None = (
-        None  # under which they are saved; None for those made for this run
-    )
+    partition_name: str | None = None  # of saved partitions; None if they were made for this run
     repartition: bool = False  # whether every seed draws its own partition
-    seconds: Mapping[str, float] = field(default_factory=dict)  # what preparing took, by step
-    # in what single clients differ, by their number
+    seconds: Mapping[str, float] = field(default_factory=dict)  # of each step of the preparation
+    # differences of single clients, by their number
     overrides: Mapping[int, ClientOverrides] = field(default_factory=dict)
-    # fields of ``TrainConfig`` that lead to them again
+    # fields of ``TrainConfig`` that lead to the same inputs again
     choices: Mapping[str, Any] = field(default_factory=dict)
-    ledger: Path | None = (
-        None  # where what a private run spends is written down; None where none may be run
-    )
+    # of the privacy that runs spend; None if no private run is allowed
+    ledger: Path | None = None
 
     @property
     def data(self) -> Data:
@@ -320,7 +339,7 @@ class RunInputs:
 
     @property
     def clients(self) -> Sequence[Client]:
-        """Those of the first seed; every seed has as many."""
+        """The clients of the first seed; every seed has the same number."""
         return next(iter(self.partitions.values())).clients
 
     def resolve(self, config: TrainConfig) -> ResolvedRun:
@@ -333,10 +352,8 @@ class RunInputs:
         """The same rows with the hyperparameters of another configuration of the same method."""
         settings = hyperparameters(self.method, config)
         if "feat_post" in settings:
-            kept = {"feat_post": self.settings["feat_post"]}
-        else:
-            kept = {}
-        return replace(self, settings={**settings, **kept})
+            settings["feat_post"] = self.settings["feat_post"]
+        return replace(self, settings=settings)
 
     def with_data(self, data: Data) -> RunInputs:
         """The same inputs with other data."""

@@ -1,4 +1,4 @@
-"""Removal of files under ``FEDCACHE_HOME``: ``gc`` for files that nothing will read again, ``runs rm`` for runs."""
+"""Removal of files under ``FEDCACHE_HOME``: ``gc`` for files that no command reads again, ``runs rm`` for runs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ IDLE_DAYS = 7.0
 """Days without a change after which a run without a result counts as given up."""
 
 PARTIAL = ".*.partial"
-"""Names under which files are written before they have their own: ``store.files.write_atomic``."""
+"""Names of files while ``store.files.write_atomic`` writes them."""
 
 KINDS = ("leftovers", "given-up", "old-runs", "old-stores", "models")
 DEFAULT = ("leftovers", "given-up")
@@ -42,12 +42,12 @@ DEFAULT = ("leftovers", "given-up")
 
 @dataclass(frozen=True)
 class Garbage:
-    """One thing that can go."""
+    """A file or directory that can be deleted."""
 
-    path: Path  # a file or a directory
+    path: Path
     kind: str  # of ``KINDS``
-    why: str  # in words
-    bytes: int  # that it takes
+    why: str  # the reason, for the user
+    bytes: int  # on disk
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -59,12 +59,13 @@ def find_garbage(
 ) -> list[Garbage]:
     """Files that can be deleted, largest first; nothing is changed.
 
-    leftovers are temporary files of killed processes and files in a store that neither its manifest nor a journal
-    knows; given-up are runs without a result, unfinished arrays and copies of published stores that nothing has
-    touched for ``idle_days``; old-runs are results of other code than this, which no command finds again; old-stores
-    hold content that a dataset of the same name no longer has; models are those of every finished run, whose results
-    stay.
-    A store that is being written is left alone, and so is a damaged one.
+    - leftovers: temporary files of killed processes, and files in a store that neither its manifest nor a journal has.
+    - given-up: runs without a result, unfinished arrays, and copies of published stores, unchanged for ``idle_days``.
+    - old-runs: results of another version of the code, which no command finds again.
+    - old-stores: stores with content that the dataset of the same name no longer has.
+    - models: the models of every finished run; the results stay.
+
+    A store that is being written, or that is damaged, is never in the list.
     """
     found: dict[Path, Garbage] = {}
     finders: dict[str, Callable[[], Iterator[tuple[Path, str]]]] = {
@@ -77,34 +78,39 @@ def find_garbage(
     for kind in kinds:
         for path, why in finders[kind]():
             found.setdefault(path, Garbage(path, kind, why, size_of(path)))
-    return sorted(found.values(), key=lambda g: (-g.bytes, str(g.path)))
+    return sorted(found.values(), key=lambda item: (-item.bytes, str(item.path)))
+
+
+def _cannot_delete(path: Path, error: OSError, deleted: str) -> FedcacheError:
+    """The error of a file that cannot be deleted; ``deleted`` says what was deleted before."""
+    return MachineError(
+        f"{path} cannot be deleted: {error.strerror}. {deleted} were deleted.",
+        "Check its owner and permissions, then run the same command again.",
+    )
 
 
 def remove(garbage: Sequence[Garbage]) -> list[Garbage]:
-    """Delete it; what was deleted.
+    """Delete files and directories, and return those that were deleted.
 
-    Raises MachineError for what cannot be deleted; the rest of the list is left as it is.
+    Raises MachineError if one of them cannot be deleted; the rest of the list then stays.
     """
     done: list[Garbage] = []
-    # the journal of an array before its chunks
-    for one in sorted(garbage, key=lambda g: g.path.is_dir()):
+    # Files come before directories: the journal of an array before its chunks.
+    for item in sorted(garbage, key=lambda item: item.path.is_dir()):
+        path = item.path
         try:
-            if one.path.is_dir() and not one.path.is_symlink():
-                shutil.rmtree(one.path)
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
             else:
-                one.path.unlink(missing_ok=True)
+                path.unlink(missing_ok=True)
         except OSError as error:
-            gone = f"{len(done)} of {len(garbage)} were deleted"
-            raise MachineError(
-                f"{one.path} cannot be deleted: {error.strerror}. {gone}.",
-                "Check its owner and permissions, then run the same command again.",
-            ) from error
-        done.append(one)
+            raise _cannot_delete(path, error, f"{len(done)} of {len(garbage)}") from error
+        done.append(item)
     return done
 
 
 def _leftovers(home: Home) -> Iterator[tuple[Path, str]]:
-    flat = (
+    folders = (
         home.root,
         home.stores,
         home.runs,
@@ -112,15 +118,15 @@ def _leftovers(home: Home) -> Iterator[tuple[Path, str]]:
         home.digests,
         home.root / "scratch",
     )
-    deep = (
-        *(
-            home.root / name
-            for name in ("recipes", "weights", "flower", "partitions", FOLDER, ROUNDS)
-        ),
-        *home.runs.glob(f"*/{MODELS}"),
-    )
-    written = (*(f.glob(PARTIAL) for f in flat), *(f.rglob(PARTIAL) for f in deep))
-    for path in sorted(path for found in written for path in found):
+    names = ("recipes", "weights", "flower", "partitions", FOLDER, ROUNDS)
+    with_subfolders = [home.root / name for name in names]
+    with_subfolders += home.runs.glob(f"*/{MODELS}")
+    written: list[Path] = []
+    for folder in folders:
+        written += folder.glob(PARTIAL)
+    for folder in with_subfolders:
+        written += folder.rglob(PARTIAL)
+    for path in sorted(written):
         if not is_being_written(path):
             yield path, "left by a killed process"
     for path in folders_in(home.root / "flower" / "loopback"):
@@ -136,10 +142,9 @@ def _given_up(home: Home, idle_days: float) -> Iterator[tuple[Path, str]]:
     for run in folders_in(home.runs):
         if (run / "result.json").exists() or not (run / "config.toml").exists():
             continue
-        days = (
-            time.time()
-            - max((f.stat().st_mtime for f in run.rglob("*")), default=run.stat().st_mtime)
-        ) / DAY
+        times = (file.stat().st_mtime for file in run.rglob("*"))
+        last = max(times, default=run.stat().st_mtime)
+        days = (time.time() - last) / DAY
         if days >= idle_days:
             yield run, f"no result; last change {days:,.0f} days ago"
     yield from given_up_arrays(home, idle_days)
@@ -150,9 +155,9 @@ def _models(home: Home) -> Iterator[tuple[Path, str]]:
     for run in folders_in(home.runs):
         if not (run / "result.json").exists() or not (run / MODELS).is_dir():
             continue
-        # a damaged result is another finding, and keeps what lies next to it
+        # The models of a damaged result stay.
         with suppress(FedcacheError, OSError):
-            # to train these again spends privacy again
+            # Models of a private run stay, because training them again spends privacy again.
             if not is_private(read_result(run / "result.json")):
                 yield (
                     run / MODELS,
@@ -169,7 +174,7 @@ def _old_runs(home: Home) -> Iterator[tuple[Path, str]]:
         except (FedcacheError, OSError, KeyError):
             continue
         if method not in NAMES:
-            continue  # the user's own: its code is not here to compare with
+            continue  # a method of the user, whose code cannot be compared
         if method not in current:
             current[method] = code_digest(method)
         if result.get("code") != current[method]:
@@ -179,27 +184,26 @@ def _old_runs(home: Home) -> Iterator[tuple[Path, str]]:
             )
 
 
-# Removal of runs: their own files, and those that a tracker wrote of them.
+# Removal of runs: their own files, and those of a tracker.
 
 
 BOARDS = "tensorboard"
-"""Folder next to the runs in which ``--track tensorboard`` writes, by the runs' names."""
+"""Folder next to the runs with one folder for each run, in which ``--track tensorboard`` writes."""
 
 
 @dataclass(frozen=True)
 class Removal:
     """Files that are removed with a run, and files that stay."""
 
-    path: Path  # its directory
-    parts: tuple[
-        Path, ...
-    ]  # what is deleted: the directory or its own files in it, and boards next to it
-    kept: tuple[str, ...]  # names of files in it that are not the run's, and stay
+    path: Path  # directory of the run
+    # paths that are deleted: the directory, or the run's files in it, and the folder of its tracker
+    parts: tuple[Path, ...]
+    kept: tuple[str, ...]  # names of files in the directory that are not the run's, and stay
     bytes: int
 
 
 def plan_removal(folder: Path) -> Removal:
-    """The removal of a run's directory; nothing is changed. Of a link only the link is removed.
+    """The removal of a run's directory; nothing is changed. If it is a link, only the link is removed.
 
     Raises UsageError for a run that is being trained.
     """
@@ -210,44 +214,46 @@ def plan_removal(folder: Path) -> Removal:
         )
     if folder.is_symlink():
         return Removal(folder, (folder,), (), 0)
-    inside = sorted(folder.iterdir())
-    # Files that the user put into the directory stay, and then so does the directory.
-    other = [
-        p
-        for p in inside
-        if p.name != MODELS and not is_of_run(p.name) and not p.name.endswith(".partial")
-    ]
-    board = folder.parent / BOARDS / folder.name
+    own = []
+    kept = []  # files that the user put into the directory
+    for path in sorted(folder.iterdir()):
+        is_own = path.name == MODELS or is_of_run(path.name)
+        if is_own or path.name.endswith(".partial"):
+            own.append(path)
+        else:
+            kept.append(path.name)
+    # If files are kept, the directory stays too.
     parts = [folder]
-    if other:
-        parts = [p for p in inside if p not in other]
+    if kept:
+        parts = own
+    board = folder.parent / BOARDS / folder.name
     if board.is_dir():
         parts.append(board)
-    return Removal(folder, tuple(parts), tuple(p.name for p in other), sum(map(size_of, parts)))
+    return Removal(folder, tuple(parts), tuple(kept), sum(map(size_of, parts)))
 
 
 def remove_runs(removals: Sequence[Removal]) -> None:
-    """Delete what was planned.
+    """Delete the files of planned removals.
 
-    A directory is renamed before it is emptied: what a kill leaves behind is no damaged run.
+    A directory is renamed before its files are deleted, so a kill leaves no damaged run.
 
-    Raises MachineError for what cannot be deleted; runs before it are gone.
+    Raises MachineError if a file cannot be deleted; the runs before it are deleted.
     """
-    for done, one in enumerate(removals):
+    for done, removal in enumerate(removals):
         try:
-            # The result first, so that what a kill leaves is never a result without its files.
-            for part in sorted(one.parts, key=lambda p: p.name != "result.json"):
+            # The result is deleted first, so that a kill never leaves a result without its files.
+            for part in sorted(removal.parts, key=lambda path: path.name != "result.json"):
                 _delete(part)
         except OSError as error:
-            gone = f"{done} of {len(removals)} runs were deleted"
-            raise MachineError(
-                f"{one.path} cannot be deleted: {error.strerror}. {gone}.",
-                "Check its owner and permissions, then run the same command again.",
-            ) from error
+            deleted = f"{done} of {len(removals)} runs"
+            raise _cannot_delete(removal.path, error, deleted) from error
 
 
 def partitions_named(folder: Path, going: Collection[Path]) -> list[str]:
-    """Names of other runs whose configuration uses a partition in this run's directory, without ``going``."""
+    """Names of other runs whose configuration uses a partition in this run's directory.
+
+    ``going`` are directories of runs that are removed too, and not listed.
+    """
     users = []
     for config in sorted(folder.parent.glob("*/config.toml")):
         if config.parent not in going:
@@ -261,7 +267,7 @@ def _delete(path: Path) -> None:
     if path.is_symlink() or not path.is_dir():
         path.unlink(missing_ok=True)
         return
-    # `gc` finds it when this process is dead
+    # `gc` deletes this directory if the process is killed.
     process = os.getpid()
     away = path.with_name(f".{path.name}.{process}-removed.partial")
     path.rename(away)

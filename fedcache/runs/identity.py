@@ -1,11 +1,11 @@
 """Identity of a run: everything that determines its result, and the digest that names its directory.
 
-A stored result is returned again only while nothing that determines it has changed. Part of that is the code itself.
-Its digest is taken from the syntax trees, so comments, docstrings, formatting and the place of a file are free to
-change, and every expression that could change a figure is not.
+A stored result is returned again only if nothing that determines it has changed. This includes the code of fedcache.
+The digest of the code is computed from its syntax trees. So comments, docstrings, formatting and the place of a file
+may change, but a changed expression makes another run.
 
-The functions of a user's own method come from files that fedcache has never seen. ``store/own_code.py`` digests them,
-so that a changed line or a changed number is another run, as it is for the methods that come along.
+The functions of a user's own method are in other files. ``store/own_code.py`` computes their digest, so that a changed
+line or a changed number makes another run, as it does for the methods of fedcache.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ DETERMINING = (
     "extract/backbones/clip_towers.py",
     "extract/backbones/word_clip.py",
 )
-"""Files under fedcache/ that determine the figures of every method: the reader of features, the partition, training,
-evaluation, and the decoding of images. Of the methods' own files only those that a method uses are added."""
+"""Files under fedcache/ that determine the results of every method: the reader of features, the partition, training,
+evaluation, and the decoding of images. The files that a method itself uses are added to them."""
 
 
 @dataclass(frozen=True)
@@ -62,17 +62,15 @@ class Identity:
 
     # method, every hyperparameter, rounds, participation, execution, dtype, ... resolved; no seed
     config: Mapping[str, Any]
-    features: Sequence[
-        str
-    ]  # recipe digests in the order they are concatenated, and the text features' digest
+    # digests of the recipes, in the order in which features are concatenated, and of the text features
+    features: Sequence[str]
     dataset: str  # content digest
-    # digest of the partition, or of how every seed draws its own
-    partition: str
+    partition: str  # digest of the partition, or of the scheme by which every seed draws its own
     code: str  # ``code_digest``
 
     @property
     def digest(self) -> str:
-        """sha256 over all of it."""
+        """sha256 over all parts."""
         return digest_of(asdict(self))
 
 
@@ -80,23 +78,23 @@ class Identity:
 def code_digest(method: str) -> str:
     """sha256 over the code that determines the results of a method.
 
-    Other methods' files are left out, so that adding one does not make every stored result old. "" stands for what all
-    methods share.
+    The files of other methods are left out, so that a new method does not invalidate every stored result. The name ""
+    gives the digest of the code that all methods share.
     """
     return remembered_of_package(["code", method], lambda: digest_of_code(ROOT, method))
 
 
 def digest_of_code(root: Path, method: str) -> str:
     """``code_digest`` of the package whose folder is ``root``."""
-    files = {
-        path for pattern in DETERMINING for path in root.glob(pattern.replace("/**", "/**/*.py"))
-    }
-    files |= _with_imports(root / "federate" / "methods", method.replace("-", "_"))
+    files = _with_imports(root / "federate" / "methods", method.replace("-", "_"))
+    for pattern in DETERMINING:
+        files |= set(root.glob(pattern.replace("/**", "/**/*.py")))
     return digest_of_files(files)
 
 
 def _with_imports(folder: Path, name: str) -> set[Path]:
-    """A method's file and the method files it imports, directly or through others."""
+    """The file of a method, and the method files that it imports directly or through others."""
+    package = "fedcache.federate.methods"
     seen: set[Path] = set()
     todo = [name]
     while todo:
@@ -104,32 +102,34 @@ def _with_imports(folder: Path, name: str) -> set[Path]:
         if path in seen or not path.exists():
             continue
         seen.add(path)
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(
-                "fedcache.federate.methods"
-            ):
-                place = (node.module or "").removeprefix("fedcache.federate.methods").strip(".")
-                if place:
-                    todo.append(place)
-                else:
-                    todo += [alias.name for alias in node.names]
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.ImportFrom):
+                continue
+            module = node.module or ""
+            if not module.startswith(package):
+                continue
+            place = module.removeprefix(package).strip(".")
+            if place:
+                todo.append(place)
+            else:
+                todo += [alias.name for alias in node.names]
     return seen
 
 
 def code_of(method: Method) -> str:
-    """The code digest of a method's runs: ``code_digest`` of one that comes along, ``own_digest`` of any other."""
-    own = method.name in NAMES and METHODS.get(method.name) is method
-    if own:
+    """The code digest of a method's runs: ``code_digest`` for a method of fedcache, ``own_digest`` for another."""
+    if method.name in NAMES and METHODS.get(method.name) is method:
         return code_digest(method.name)
     return own_digest(method)
 
 
 def own_digest(method: Method) -> str:
-    """sha256 over fedcache's part, the files the method is written in, and everything bound to its functions.
+    """sha256 over the code of fedcache, the files of the user's method, and everything bound to its functions.
 
-    Of a plug-in all files of its package are the user's, wherever it is installed, and its name and version count too.
-    Raises UsageError, when its name is taken, its source cannot be read or is not what runs, or something is bound to
-    it that has no digest.
+    For a plug-in, the files are those of its package, wherever it is installed, and its name and version are included.
+    Raises UsageError if the method's name is taken, if its source cannot be read or is not the code that runs, or if
+    a value without a digest is bound to it.
     """
     if method.name in NAMES:
         raise UsageError(
@@ -143,14 +143,14 @@ def own_digest(method: Method) -> str:
     code = ReachedCode(f"the method {method.name!r}", folders)
     description = code.describe(method)
     base = sorted(code_digest(name) for name in code.methods or {""})
-    made = [base, sorted(code.sources.values()), description]
+    parts = [base, sorted(code.sources.values()), description]
     if plugin is not None and plugin.package:
-        made += [plugin.package, plugin.version]
-    return digest_of(made)
+        parts += [plugin.package, plugin.version]
+    return digest_of(parts)
 
 
 def _place_of(plugin: Plugin) -> tuple[Path, ...]:
-    """The folder or single file of a plug-in's package; () for a thing that was registered in this process."""
+    """The folder or single file of a plug-in's package; () for a plug-in that was registered in this process."""
     top = ""
     if plugin.entry is not None:
         top = plugin.entry.module.partition(".")[0]
@@ -164,43 +164,46 @@ def _place_of(plugin: Plugin) -> tuple[Path, ...]:
 
 
 def code_with_plugins(code: str, used: Sequence[Plugin]) -> str:
-    """A run's code digest with what comes from outside besides its method: package, version and source file of each."""
-    others = [p for p in used if p.kind != "methods"]
-    if not others:
+    """A run's code digest with the package, version and source of every plug-in other than its method."""
+    parts: list[Any] = [code]
+    for plugin in used:
+        if plugin.kind != "methods":
+            source = _source_digest(plugin)
+            parts.append([plugin.kind, plugin.name, plugin.package, plugin.version, source])
+    if len(parts) == 1:
         return code
-    return digest_of(
-        [code, *([p.kind, p.name, p.package, p.version, _source_digest(p)] for p in others)]
-    )
+    return digest_of(parts)
 
 
 def _source_digest(plugin: Plugin) -> str:
-    """sha256 of the file that a plug-in is written in; "" where there is none to read."""
+    """sha256 of the source file of a plug-in; "" if it cannot be read."""
     try:
-        return sha256_hex(Path(inspect.getsourcefile(plugin.load()) or "").read_bytes())
+        file = inspect.getsourcefile(plugin.load()) or ""
+        return sha256_hex(Path(file).read_bytes())
     except (OSError, TypeError):
         return ""
 
 
-# Facts about the methods of this package, stored in the home so that reports start without
-# importing torch.
+# Facts about the methods of this package, stored in the home so that reports start without importing torch.
 #
-# ``compare``, ``report`` and ``runs`` compare a stored run with the preset of its method. A
-# method's file imports torch, which takes seconds, so each fact is read from the method once and
-# again after any file of the package has changed.
+# ``compare``, ``report`` and ``runs`` compare a stored run with the preset of its method. The file of a method imports
+# torch, which takes seconds. So each fact is read from the method once, and again after a file of the package changed.
 
 
 def usual_settings(method: str, preset: str) -> dict[str, Any]:
     """Every hyperparameter of a preset. Raises UsageError for an unknown method or preset."""
-    return _of_method(
-        method, ["preset", method, preset], lambda: find_method(method).resolve(preset)
-    )
+    key = ["preset", method, preset]
+    return _of_method(method, key, lambda: find_method(method).resolve(preset))
 
 
 def usual_preset(method: str) -> str:
-    """The preset that a run without ``--preset`` says it has; of an unknown method the paper's."""
+    """The preset in the result of a run without ``--preset``; "paper" for an unknown method."""
 
     def read() -> dict[str, Any]:
-        return {"preset": PRESETS[0] if find_method(method).usual else "paper"}
+        preset = "paper"
+        if find_method(method).usual:
+            preset = PRESETS[0]
+        return {"preset": preset}
 
     try:
         return str(_of_method(method, ["usual preset", method], read)["preset"])
@@ -222,9 +225,9 @@ def usual_run(method: str) -> dict[str, Any]:
 
 
 def draws_nothing(method: str, settings: Mapping[str, Any]) -> bool:
-    """Whether a method gives the same for every seed when all clients take part; False for an unknown method.
+    """Whether a method has the same result for every seed if all clients take part; False for an unknown method.
 
-    Its uploads add up to those of one client with all rows, for every seed, and no client takes a gradient step.
+    For such a method, the sum of uploads is that of one client with all rows, and no client takes a gradient step.
     """
 
     def read() -> dict[str, Any]:
@@ -240,7 +243,7 @@ def draws_nothing(method: str, settings: Mapping[str, Any]) -> bool:
 
 
 def _of_method(method: str, key: list[str], read: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """A fact about a method. Methods from outside the package are not cached, as their files may change."""
+    """A fact about a method. Facts about methods of other packages are not cached, because their files may change."""
     if method in NAMES:
         return remembered_of_package(key, read)
     return read()

@@ -1,18 +1,19 @@
-"""The life of a run on one page: prepared, opened, trained seed by seed, and finished.
+"""The steps of a run: it is prepared, opened, trained seed by seed, and finished.
 
-The seed is the unit that is stored. A run trains the seeds of its command that are not stored yet, each from wherever a
-killed one stopped, and its result is made from all seeds in its directory.
+The seed is the unit that is stored. A run trains the seeds of its command that are not stored yet. A seed whose
+training was killed resumes from its last checkpoint. The result is made from all seeds in the directory of the run.
 
-A run alone is one point; the points of a grid that differ in floats alone may be trained together where that pays. Each
-point is a run with a directory, checkpoints and a result of its own.
+A run alone is one point. Points of a grid that differ only in floats may be trained together if that is faster. Each
+point is a run with its own directory, checkpoints and result.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,7 @@ from fedcache.runs.results import (
     summarise,
 )
 from fedcache.runs.row_sources import (
+    OneStore,
     Preparation,
     RowSource,
     ShardRows,
@@ -94,10 +96,10 @@ from fedcache.runs.spec import (
 from fedcache.store.files import digest_of
 
 CHECKPOINT_EVERY = 2.0
-"""Seconds between checkpoints: what a kill may cost, where writing is cheap."""
+"""Seconds between checkpoints. A kill costs at most this time, unless states are slow to write."""
 
 CHECKPOINT_SHARE = 0.05
-"""Of the time of a run, what checkpoints may take: large states are written less often."""
+"""Largest share of a run's time for checkpoints. States that are slow to write are written less often."""
 
 
 def train(
@@ -123,17 +125,17 @@ def train(
 
     Args:
         config: what to train; None fields take the defaults of the method's paper.
-        home: where stores and runs are.
-        method: one of the user's own, instead of the one that ``config`` names.
-        partition: how to assign rows, when ``config.partition`` names no saved one.
+        home: directory of stores and runs.
+        method: a method of the user, instead of the one that ``config`` names.
+        partition: how to assign rows, if ``config.partition`` names no saved partition.
         runs: directory of results instead of ``home.runs``.
         repartition: every seed draws its own partition (else all seeds share one).
-        extract: whether to run the extraction that is missing.
-        fresh: run again although the result is there.
+        extract: whether to run a missing extraction.
+        fresh: train again even if the result is stored.
         observer: receives notes, warnings and progress.
-        hooks: each called with every ``Round``, also those of a stored result; see ``HookedObserver`` for what one
-            costs that fails.
-        stop: set by a signal handler; honoured where no finished round is lost.
+        hooks: each is called with every ``Round``, also those of a stored result. ``HookedObserver`` describes what
+            happens if one fails.
+        stop: set by a signal handler; training ends at a point where no finished round is lost.
         save: which models are kept; by default those of every seed.
     """
     observer = with_hooks(observer, hooks)
@@ -143,9 +145,8 @@ def train(
     if method is not None:
         code_of(method)  # refused before anything is extracted
     preparation = Preparation(home, observer, stop, extract, repartition)
-    inputs = prepare_run(
-        config, row_source(config, partition, preparation), method, home.root / LEDGER
-    )
+    source = row_source(config, partition, preparation)
+    inputs = prepare_run(config, source, method, home.root / LEDGER)
     kept = KeptModels(save or SaveModels())
     return train_run(
         inputs, config, runs or home.runs, fresh=fresh, observer=observer, stop=stop, kept=kept
@@ -165,7 +166,7 @@ def train_run(
 ) -> Run:
     """Train every seed of a prepared run and store the result. Raises FedcacheError, as ``train``.
 
-    ``position`` is that of a grid's point; the others are as ``train`` takes them.
+    ``position`` is that of the run in a grid; the other arguments are those of ``train``.
     """
     inputs, spec = resolve_inputs(inputs, config, observer)
     run = open_run(
@@ -174,7 +175,7 @@ def train_run(
     run.kept.check_clients(names_of(inputs.clients))
     if run.stored is not None:
         return _return_stored(run, run.stored, observer, position)
-    # refuses what does not fit, before anything is written
+    # Raises before anything is written if the run does not fit into memory or on the disk.
     forecast_run(inputs, spec, kept=run.kept, place=run.directory.path)
     return _train_opened(run, observer, stop, position, fresh=fresh)
 
@@ -182,10 +183,10 @@ def train_run(
 def _train_opened(
     run: OpenRun, observer: Observer, stop: Stop, position: GridPosition, *, fresh: bool
 ) -> Run:
-    """Train the seeds of one run that are missing, and store the result of all of them."""
+    """Train the missing seeds of one run, and store the result of all its seeds."""
     with _training([run], observer, stop):
         if not fresh:
-            run.find_stored()  # its owner may have ended while this process waited
+            run.find_stored()  # another process may have finished it while this one waited
         if run.stored is not None:
             return _return_stored(run, run.stored, observer, position)
         if run.earlier:
@@ -198,7 +199,7 @@ def _train_opened(
 
 
 def _return_stored(run: OpenRun, stored: Run, observer: Observer, position: GridPosition) -> Run:
-    """A result that is stored already; observers get its rounds as if it were trained now."""
+    """Return a result that is stored already; observers receive its rounds as if it were trained now."""
     note_stored(stored, observer)
     more = set(run.earlier) - set(run.spec.seeds)
     if more:
@@ -213,7 +214,7 @@ def _return_stored(run: OpenRun, stored: Run, observer: Observer, position: Grid
     return stored
 
 
-# Prepare: method, features and partitions; every default in place.
+# Prepare: find the method, the features and the partitions, and fill in every default.
 
 
 def prepare_run(
@@ -221,19 +222,19 @@ def prepare_run(
 ) -> RunInputs:
     """Resolve method, features and partitions.
 
-    Raises UsageError, StoreError, CorruptionError, MachineError; as extraction, where one is run.
+    Raises UsageError, StoreError, CorruptionError, MachineError; and the errors of an extraction, if one is run.
 
     Args:
-        config: as asked.
-        source: where the rows come from.
-        method: one of the user's own, instead of the one that is named.
-        ledger: of the privacy that is spent.
+        config: as the user requested it.
+        source: of the rows.
+        method: a method of the user, instead of the one that ``config`` names.
+        ledger: file of the privacy that runs spend.
     """
     method = method or named_method(config)
     settings = hyperparameters(method, config)
     seeds = parse_seeds(config.seeds)
     began = time.perf_counter()
-    extracting = source.open(method, settings)
+    extract_seconds = source.open(method, settings)
     arrays = source.arrays(method, settings)
     partitions, name = source.partitions(method, seeds)
     clients = len(next(iter(partitions.values())).clients)
@@ -243,13 +244,11 @@ def prepare_run(
     if "feat_post" in settings:
         settings = {**settings, "feat_post": feat_post}
     features = source.read(method, settings, arrays, feat_post)
-    if features.data.text is not None:
-        # Text features must come from the same weights as the image features.
-        if isinstance(source, StoreRows):
-            check_text(source.store, features.arrays[0])
-        elif isinstance(source, ShardRows):
-            check_text(source.stores[0], features.arrays[0])
+    # Text features must come from the same weights as the image features.
+    if features.data.text is not None and isinstance(source, OneStore):
+        check_text(source.store, features.arrays[0])
     domains, classes = source.names()
+    draws_for_each_seed = isinstance(source, StoreRows) and source.draws_for_each_seed
     return RunInputs(
         method=method,
         settings=settings,
@@ -260,18 +259,22 @@ def prepare_run(
         classes=classes,
         partitions=partitions,
         partition_name=name,
-        repartition=isinstance(source, StoreRows) and source.draws_for_each_seed,
+        repartition=draws_for_each_seed,
         overrides=source.overrides(method, features, clients),
         choices=source.choices(features.arrays),
-        seconds={"extract": extracting, "load": time.perf_counter() - began - extracting},
+        seconds={
+            "extract": extract_seconds,
+            "load": time.perf_counter() - began - extract_seconds,
+        },
         ledger=ledger,
     )
 
 
 def named_method(config: TrainConfig) -> Method:
-    """The method that a configuration names. Raises UsageError, also when it names none."""
+    """The method that a configuration names. Raises UsageError for an unknown or a missing name."""
     if config.method is None:
-        raise UsageError("No method was given.", f"--method {' | '.join(METHODS)}")
+        names = " | ".join(METHODS)
+        raise UsageError("No method was given.", f"--method {names}")
     return find_method(config.method)
 
 
@@ -287,13 +290,15 @@ def row_source(
 def resolve_inputs(
     inputs: RunInputs, config: TrainConfig, observer: Observer
 ) -> tuple[RunInputs, ResolvedRun]:
-    """Resolve what determines a run, say what was chosen, and move the inputs to the device that computes.
+    """Resolve the settings that determine a run, note the chosen ones, and move the inputs to the device that computes.
 
-    Raises UsageError, also for more clients a round than there are; MachineError for ``cuda`` without a usable GPU.
+    Raises UsageError, also if a round needs more clients than there are; MachineError for ``cuda`` without a usable
+    GPU.
     """
     spec = inputs.resolve(config)
     clients = len(inputs.clients)
-    if cost := spec.privacy_cost(clients):
+    cost = spec.privacy_cost(clients)
+    if cost:
         observer.note(describe_privacy(cost))  # before anything is trained
         # Publishing all rows of one client drawn at random has a delta of 1 / clients.
         delta = cost["delta"]
@@ -310,40 +315,30 @@ def resolve_inputs(
 
 
 def note_paper_choices(inputs: RunInputs, spec: ResolvedRun, observer: Observer) -> None:
-    """Note settings that the paper decided, such as rounds and participation, and settings that change nothing."""
+    """Note settings that the paper decides, such as rounds and participation. Warn of settings that have no effect."""
     config = spec.requested
     method = inputs.method
-    # Settings that change nothing are warned of, and values that the paper chose are named.
     for note in setting_notes(method, config):
         observer.note(note)
     if method.one_shot and (config.rounds or 1) > 1:
         observer.warn(
             f"{method.name} needs only one round; --rounds {config.rounds} has no effect."
         )
-    if (
-        config.eval_clients is not None
-        and spec.eval_clients is None
-        and config.eval_clients != "all"
-    ):
+    if config.eval_clients not in (None, "all") and spec.eval_clients is None:
         observer.warn(
             f"{method.name} has one global model, so --eval-clients {config.eval_clients} has no effect."
         )
+    default_of = f"default of {method.name}'s paper"
     if config.rounds is None and not method.one_shot:
-        observer.note(
-            Detail(
-                f"Rounds: {spec.rounds} (default of {method.name}'s paper; change with --rounds)."
-            )
-        )
+        observer.note(Detail(f"Rounds: {spec.rounds} ({default_of}; change with --rounds)."))
     if config.participation is None and not method.central:
         share = spec.participation_text
         observer.note(
-            Detail(
-                f"Clients per round: {share} (default of {method.name}'s paper; change with --participation)."
-            )
+            Detail(f"Clients per round: {share} ({default_of}; change with --participation).")
         )
 
 
-# Open: the directory of the run, and which seeds are stored in it.
+# Open: find the directory of the run, and the seeds that are stored in it.
 
 
 def open_run(
@@ -357,10 +352,10 @@ def open_run(
     kept: KeptModels | None = None,
     stop: Stop | None = None,
 ) -> OpenRun:
-    """Find the directory of a run, and its result if it is there. Raises CorruptionError for a damaged result.
+    """Find the directory of a run, and its result if it is stored. Raises CorruptionError for a damaged result.
 
-    ``fresh`` opens it as if there were no result; ``kept`` says which models are saved, by default all. ``stop`` ends
-    the wait for another process that is replacing the result.
+    If ``fresh`` is true, a stored result is ignored. ``kept`` decides which models are saved, by default all. ``stop``
+    ends the wait for another process that is replacing the result.
     """
     identity = Identity(
         _identity_of_config(spec),
@@ -373,6 +368,7 @@ def open_run(
         kind = plugin.kind.removesuffix("s").capitalize()
         observer.note(f"{kind} {plugin.name}: from {plugin.origin}.")
     directory = RunDirectory(runs, identity)
+    partitions = [partition_facts(inputs.partitions[seed]) for seed in spec.seeds]
     facts = {
         "method": spec.method,
         "preset": spec.requested.preset,
@@ -383,33 +379,30 @@ def open_run(
         "dataset": inputs.dataset,
         "backbones": inputs.backbones,
         "hyperparameters": spec.hyperparameters,
-        "partition": partition_section(
-            inputs.partition_name, [partition_facts(inputs.partitions[s]) for s in spec.seeds]
-        ),
+        "partition": partition_section(inputs.partition_name, partitions),
         "trust": {"privacy": spec.privacy_cost(len(inputs.clients))},
         "device": spec.device,
         "code": identity.code,
         "digest": identity.digest,
     }
     events = RunEvents(observer, directory.path, facts, position)
-    opened = OpenRun(
-        inputs, spec, identity, directory, events, kept=kept or KeptModels(SaveModels())
-    )
+    kept = kept or KeptModels(SaveModels())
+    opened = OpenRun(inputs, spec, identity, directory, events, kept=kept)
     if fresh:
         return opened
     try:
         opened.find_stored()
     except DamagedRunError:
-        # A process that makes the run again may be replacing its files: look when it has ended.
+        # Another process that trains the run again may be replacing its files: look again when it has ended.
         with owning([directory.path], observer, stop or Stop(), private=spec.trust.protects):
             opened.find_stored()
     return opened
 
 
 def _identity_of_config(spec: ResolvedRun) -> dict[str, Any]:
-    """The settings of a configuration without the name of the preset, whose hyperparameters are all included.
+    """The settings of a configuration. The name of the preset is left out, because its hyperparameters are included.
 
-    Simulated noise is keyed by the name too, so there it counts.
+    The name is kept for a run with noise, because it is a part of the key of simulated noise.
     """
     words = spec.to_identity()
     if spec.trust.privacy is None:
@@ -418,27 +411,27 @@ def _identity_of_config(spec: ResolvedRun) -> dict[str, Any]:
 
 
 def _identity_of_partition(inputs: RunInputs) -> str:
-    """Digest of the partition that all seeds share, else of how every seed draws its own."""
+    """Digest of the partition that all seeds share, else of the scheme by which every seed draws its own."""
     first = next(iter(inputs.partitions.values()))
     if not inputs.repartition:
         return first.digest
-    return digest_of([first.scheme, partition_facts(first)["args"], "one partition for each seed"])
+    args = partition_facts(first)["args"]
+    return digest_of([first.scheme, args, "one partition for each seed"])
 
 
 def note_earlier(run: OpenRun, observer: Observer) -> None:
-    """Say which seeds of a run are stored already, where others are missing."""
+    """Note which seeds of a run are stored already, and which seeds are trained now."""
     missing = seeds_text(set(run.spec.seeds) - set(run.earlier))
     before = seeds_text(run.earlier)
     every = seeds_text({*run.spec.seeds, *run.earlier})
-    name = run.directory.path.name
     observer.note(
-        f"{name} has the seeds {before} already. This command trains seeds {missing}; the result covers "
+        f"{run.name} has the seeds {before} already. This command trains seeds {missing}; the result covers "
         f"seeds {every}."
     )
 
 
 def note_stored(run: Run, observer: Observer) -> None:
-    """Say that a result exists already, and what is missing of it."""
+    """Note that a result is stored already. Warn if its measured times are lost."""
     again = "--fresh trains it again"
     cost = run.result.get("trust", {}).get("privacy", {})
     if cost.get("noise") and not cost.get("simulation"):
@@ -456,20 +449,27 @@ class OpenRun:
     """A run whose directory is known."""
 
     inputs: RunInputs  # on the device that computes
-    spec: ResolvedRun  # what determines the result
-    identity: Identity  # digests of it
-    directory: RunDirectory  # where it lies
-    events: RunEvents  # tells of its rounds
-    stored: Run | None = None  # its result, when that has all seeds of the command
-    earlier: tuple[int, ...] = ()  # seeds of the stored result, also where some are missing
-    done: dict[int, SeedResult] = field(default_factory=dict)  # its seeds that have ended
-    fresh: bool = False  # whether what was computed of it before was to be forgotten
-    # which models are saved
+    spec: ResolvedRun  # settings that determine the result
+    identity: Identity  # digests of everything that determines the result
+    directory: RunDirectory  # its files
+    events: RunEvents  # publishes its rounds
+    stored: Run | None = None  # the stored result, if it has all seeds of the command
+    earlier: tuple[
+        int, ...
+    ] = ()  # seeds of the stored result, even if it lacks some of the command
+    done: dict[int, SeedResult] = field(default_factory=dict)  # results of seeds that have ended
+    fresh: bool = False  # whether to train seeds again that are stored already
+    # decides which models are saved
     kept: KeptModels = field(default_factory=lambda: KeptModels(SaveModels()))
     _saved: set[int] = field(default_factory=set)  # seeds of ``done`` whose files are written
 
+    @property
+    def name(self) -> str:
+        """The name of its directory: the first digits of its digest."""
+        return self.directory.path.name
+
     def find_stored(self) -> None:
-        """Take the stored result if it has all seeds of this command, else the numbers of its seeds.
+        """Set ``earlier`` to the seeds of the stored result, and ``stored`` if it has all seeds of this command.
 
         Raises CorruptionError for a damaged result.
         """
@@ -482,18 +482,16 @@ class OpenRun:
             self.stored = Run(self.directory.path, result, measured, reused=True)
 
     def begin(self, *, fresh: bool) -> None:
-        """Make the directory, with the configuration that runs it again and the partitions made for it.
+        """Make the directory, with the configuration of the run and the partitions that were made for it.
 
-        ``fresh`` trains every seed of this command again; other seeds of the run stay.
+        If ``fresh`` is true, every seed of this command is trained again; other seeds of the run stay.
         """
         self.fresh = fresh
+        partitions = {}
         if self._made_here:
-            kept = self.spec.seeds
-        else:
-            kept = ()
-        partitions = {
-            self.directory.partition_file(s).name: self.inputs.partitions[s].to_file() for s in kept
-        }
+            for seed in self.spec.seeds:
+                file = self.directory.partition_file(seed)
+                partitions[file.name] = self.inputs.partitions[seed].to_file()
         note = ""
         if self.spec.trust.protects:
             note = (
@@ -506,26 +504,28 @@ class OpenRun:
 
     @property
     def _made_here(self) -> bool:
-        """Whether the partitions were made for this run, which then keeps them in its directory."""
+        """Whether the partitions were made for this run. They are then stored in its directory."""
         return self.inputs.partition_name is None and not self.spec.engine
 
     def _config_of(self, spec: ResolvedRun) -> dict[str, Any]:
         """The ``[train]`` section that runs these seeds again, on the same partition."""
         table = {**spec.to_config(), **self.inputs.choices}
-        if len({p.digest for p in self.inputs.partitions.values()}) > 1:
+        digests = {partition.digest for partition in self.inputs.partitions.values()}
+        if len(digests) > 1:
             return table
         if self._made_here and "clients_from" not in table:
             files = [self.directory.partition_file(seed) for seed in spec.seeds]
             # Seeds that were trained on a saved partition have no file.
             file = next(filter(Path.is_file, files), files[0])
             table["partition"] = str(file.resolve())
-        elif self.inputs.partition_name is not None:  # a name may be given to other rows later
+        elif self.inputs.partition_name is not None:
+            # The name may be given to other rows later, so the digest is stored too.
             digest = self.inputs.partitions[self.spec.seeds[0]].digest
             table["partition"] = pinned_name(self.inputs.partition_name, digest)
         return table
 
     def _forget_seeds(self) -> None:
-        """Forget checkpoints and models of the seeds of this command; a damaged run loses all of its models."""
+        """Delete checkpoints and models of the seeds of this command, and all models of a damaged run."""
         seeds: Sequence[int] | None = self.spec.seeds
         try:
             self.directory.stored()
@@ -536,32 +536,34 @@ class OpenRun:
         drop(self.directory.path, seeds)
 
     def round_drawn(self, seed: int, number: int, snapshot: Callable[[], Snapshot]) -> None:
-        """Keep a round of a private run before it is reported, and before the first round record that noise is drawn.
+        """Save a round of a private run before it is reported. Before the first round, record that noise is drawn.
 
-        Raises CorruptionError for a ledger that is damaged.
+        Raises CorruptionError for a damaged ledger.
         """
-        name = self.directory.path.name
         if number == 1:
-            known = {(r.run, r.seed) for r in read_releases(self._ledger)}
-            if not self.fresh and (name, seed) in known:
+            released = self._is_released(seed)
+            if released and not self.fresh:
                 self.events.observer.warn(
-                    f"Noise was drawn for seed {seed} of {name} before, but no complete result or state "
+                    f"Noise was drawn for seed {seed} of {self.name} before, but no complete result or state "
                     "of it exists. The seed is trained again from the start and spends privacy again."
                 )
             self._record_release(seed)
-            keep_reported_rounds(self._ledger, name, seed, 0)
+            keep_reported_rounds(self._ledger, self.name, seed, 0)
         self.save_checkpoint(seed, snapshot())
-        keep_reported_rounds(self._ledger, name, seed, number)
+        keep_reported_rounds(self._ledger, self.name, seed, number)
+
+    def _is_released(self, seed: int) -> bool:
+        """Whether the ledger has a release of a seed of this run."""
+        releases = read_releases(self._ledger)
+        return any((release.run, release.seed) == (self.name, seed) for release in releases)
 
     def _check_reported(self, seed: int, rounds: int) -> None:
-        """Record another release if rounds after ``rounds`` may have been reported, as their noise is drawn again.
+        """Record another release if rounds after ``rounds`` may have been reported, because their noise is drawn again.
 
-        So it is where the state is older than the reported rounds, or these are unknown.
+        This is the case if the state is older than the reported rounds, or if their number is unknown.
         """
-        # Rounds that were reported after the state was saved have released their noise already.
-        run = self.directory.path.name
-        reported = reported_rounds(self._ledger, run, seed)
-        released = any((r.run, r.seed) == (run, seed) for r in read_releases(self._ledger))
+        reported = reported_rounds(self._ledger, self.name, seed)
+        released = self._is_released(seed)
         if released and reported is not None and reported <= rounds:
             return
         if not released:
@@ -571,11 +573,11 @@ class OpenRun:
         else:
             later = f"round {reported:,} was published"
         self.events.observer.warn(
-            f"The state of seed {seed} of {run} is that after round {rounds:,}, and {later}. Noise is "
+            f"The state of seed {seed} of {self.name} is that after round {rounds:,}, and {later}. Noise is "
             "drawn again, which spends privacy again."
         )
         self._record_release(seed)
-        keep_reported_rounds(self._ledger, run, seed, rounds)
+        keep_reported_rounds(self._ledger, self.name, seed, rounds)
 
     @property
     def _ledger(self) -> Path:
@@ -584,18 +586,18 @@ class OpenRun:
         return self.inputs.ledger
 
     def _record_release(self, seed: int) -> None:
-        """Write down that noise was drawn for a seed, and what a release of that many rounds costs."""
+        """Record in the ledger that noise was drawn for a seed, with the values that determine its cost."""
         privacy = self.spec.trust.privacy
         inputs = self.inputs
         if privacy is None:
             raise InternalError("A run without noise spends no privacy.", "Please report this.")
         clients = len(inputs.clients)
-        # Sampling amplifies privacy only while nobody knows who took part.
+        # Sampling amplifies privacy only while the participants are secret.
         share = 1.0
         if privacy.keeps_participants_secret:
             share = clients_per_round(self.spec.participation, clients) / clients
         release = Release(
-            run=self.directory.path.name,
+            run=self.name,
             method=self.spec.method,
             seed=seed,
             dataset=str(inputs.dataset["slug"]),
@@ -612,20 +614,21 @@ class OpenRun:
         record_release(self._ledger, release)
 
     def restore_seed(self, seed: int) -> bool:
-        """Take a seed that ended before; whether there is one. Nothing is taken of a run that is trained afresh."""
+        """Restore the result of a seed that ended before, and return whether there is one.
+
+        Nothing is restored if the run is trained ``fresh``.
+        """
         if self.fresh:
             return False
+        path = self.directory.path
         found = self.directory.seed_result(seed, self.events.observer.warn)
         if found is None:
             if seed in self.earlier:  # its model is written again, perhaps with other bits
-                drop(self.directory.path, [seed])
+                drop(path, [seed])
             return False
-        # A seed of a stored result is whole without its model, which may have been removed.
-        if (
-            found.get("model")
-            and seed not in self.earlier
-            and not whole_seed(self.directory.path, self.identity.digest, seed)
-        ):
+        # A seed of a stored result needs no model, because models may be removed.
+        needs_model = found.get("model") and seed not in self.earlier
+        if needs_model and not whole_seed(path, self.identity.digest, seed):
             self.events.observer.warn(
                 f"The model of seed {seed} is missing or damaged. Seed {seed} is trained again from the "
                 "start."
@@ -639,7 +642,7 @@ class OpenRun:
         return True
 
     def checkpoint(self, seed: int) -> Snapshot | None:
-        """The state of a seed that was stopped, or None."""
+        """The last state of a seed whose training was stopped, or None."""
         saved = self.directory.checkpoint(seed, self.events.observer.warn)
         if saved is None:
             return None
@@ -663,32 +666,31 @@ class OpenRun:
         snapshot.kept()
 
     def keep_seed(self, outcome: TrainingOutput, seconds: float) -> None:
-        """Keep a seed that has ended, so that a run that is stopped later does not train it again."""
-        self.directory.save_seed(outcome.seed, self.end_seed(outcome, seconds).to_dict())
+        """Store a seed that has ended, so that a run that is stopped later does not train it again."""
+        result = self.end_seed(outcome, seconds)
+        self.directory.save_seed(outcome.seed, result.to_dict())
         self._saved.add(outcome.seed)
         if self.spec.trust.protects:
-            forget_reported_rounds(self._ledger, self.directory.path.name, outcome.seed)
+            forget_reported_rounds(self._ledger, self.name, outcome.seed)
 
     def end_seed(
         self, outcome: TrainingOutput, seconds: float, inputs: RunInputs | None = None
     ) -> SeedResult:
-        """Keep what a seed gave until all have ended; ``inputs`` are others than the run's for a run over sites."""
+        """Add the result of a seed to ``done``, and save its model. A run over sites gives its own ``inputs``."""
         secret = self.spec.trust.secret_participants
+        partition = self.inputs.partitions[outcome.seed]
         result = seed_result(outcome, inputs or self.inputs, seconds, secret=secret)
-        # The choice of which models to keep may depend on the validation accuracy of this seed.
-        held_out = values_held_out(
-            {"partition": {"args": self.inputs.partitions[outcome.seed].args}}
-        )
+        # Whether the model is kept may depend on the validation accuracy of this seed.
+        held_out = values_held_out({"partition": {"args": partition.args}})
         seeds = len({*self.spec.seeds, *self.earlier})
         wanted = self.kept.wants(self.spec.method, result.choice, seeds, held_out)
         kind = self.spec.requested.client_prior
         temperature = None
-        # Sites keep their rows: there is nothing here to calibrate on.
+        # The rows of sites stay there, so a run over sites has no rows to calibrate on.
         if inputs is None and (wanted or kind != "none"):
             run = training_run(self.inputs, self.spec, outcome.seed)
             temperature = temperature_of(run, outcome)
             if kind != "none":
-                partition = self.inputs.partitions[outcome.seed]
                 result.client_prior, caution = prior_accuracy(
                     run, outcome, partition, kind, temperature or 1.0
                 )
@@ -719,20 +721,20 @@ class OpenRun:
     ) -> Run:
         """Store the result of all seeds, and warn of problems of the seeds that this command trained.
 
-        ``result``, ``seconds`` and ``measured`` are added to what every run stores under these names.
+        ``result``, ``seconds`` and ``measured`` are added to the values that every run stores under these names.
         """
         for seed in self.done.keys() - self._saved:
             self.directory.save_seed(seed, self.done[seed].to_dict())
         with self.directory.writing_result():
             run = self._write_result(self._all_seeds(), result, seconds, measured)
-        warned = [w for seed in self.spec.seeds for w in self.done[seed].warnings]
-        for warning in dict.fromkeys(warned):
+        warnings = chain.from_iterable(self.done[seed].warnings for seed in self.spec.seeds)
+        for warning in dict.fromkeys(warnings):
             observer.warn(warning)
         self.events.ended(run.result)
         return run
 
     def _all_seeds(self) -> list[SeedResult]:
-        """The seeds of this command and all others in the directory, in rising order."""
+        """The results of the seeds of this command and of all other seeds in the directory, in increasing order."""
         found = dict(self.done)
         for seed in self.directory.seeds():
             if seed not in found:
@@ -742,9 +744,8 @@ class OpenRun:
         lost = set(self.earlier) - found.keys()
         if lost:
             seeds = seeds_text(lost)
-            name = self.directory.path.name
             self.events.observer.warn(
-                f"The files of seeds {seeds} of {name} are missing or damaged, so its result is without them. "
+                f"The files of seeds {seeds} of {self.name} are missing or damaged, so its result is without them. "
                 f"Train them again: --seeds {seeds}"
             )
         return [found[seed] for seed in sorted(found)]
@@ -756,27 +757,24 @@ class OpenRun:
         seconds: Mapping[str, float] | None,
         measured: Mapping[str, Any] | None,
     ) -> Run:
-        """Write ``result.json`` and the files that it promises."""
+        """Write ``result.json`` and the files that it lists."""
         numbers = tuple(s.seed for s in seeds)
         spec = replace(self.spec, seeds=numbers)
-        # Times and versions are not promised: they differ between equal runs.
         promised = {**summarise(self.inputs, spec, self.identity, seeds), **(result or {})}
+        train_seconds = sum(s.seconds for s in seeds)
+        # Times and versions are no part of the result, because they differ between equal runs.
         figures = {
-            "seconds": {
-                **self.inputs.seconds,
-                "train": sum(s.seconds for s in seeds),
-                **(seconds or {}),
-            },
+            "seconds": {**self.inputs.seconds, "train": train_seconds, **(seconds or {})},
             "per_seed": {str(s.seed): s.measured for s in seeds},
             **(measured or {}),
             "time": time.time(),
             "threads": torch.get_num_threads(),
             "torch": torch.__version__,
         }
-        # Models are sealed with the digest of this result, before the result itself appears.
+        # Models are sealed with the digest of this result, before the result itself is written.
         whole = self.directory.finish(
             promised,
-            [r for s in seeds for r in s.rounds],
+            list(chain.from_iterable(s.rounds for s in seeds)),
             figures,
             before=lambda result: seal(
                 self.directory.path, self.identity.digest, digest_of(result), numbers, self.kept
@@ -787,15 +785,15 @@ class OpenRun:
         return Run(self.directory.path, whole, figures)
 
 
-# Train: the seeds that are missing, from their checkpoints.
+# Train: train the missing seeds, from their checkpoints.
 
 
-@contextmanager
-def _training(runs: Sequence[OpenRun], observer: Observer, stop: Stop) -> Iterator[None]:
+def _training(
+    runs: Sequence[OpenRun], observer: Observer, stop: Stop
+) -> AbstractContextManager[None]:
     """Own the directories of runs while the block runs; wait for another process that trains them."""
     folders = [run.directory.path for run in runs]
-    with owning(folders, observer, stop, private=runs[0].spec.trust.protects):
-        yield
+    return owning(folders, observer, stop, private=runs[0].spec.trust.protects)
 
 
 def train_seeds(
@@ -805,22 +803,21 @@ def train_seeds(
     stop: Stop,
     grid_points: int = 1,
 ) -> dict[int, FedcacheError]:
-    """Train every seed of runs that have begun; seeds that ended before are taken as they are.
+    """Train every seed of runs that have begun; seeds that ended before are restored.
 
-    Raises FedcacheError, what concerns all runs; INTERRUPTED after a stop. ``cache`` is what the points of a grid
-    share, None for a run alone, and ``grid_points`` how many these are with those that have ended before.
+    Raises FedcacheError for an error of all runs; INTERRUPTED after a stop. ``cache`` holds values that the points of a
+    grid share, None for a run alone. ``grid_points`` is the number of points with those that have ended before.
 
     Returns:
-        the errors that ended runs, by their place; the others continue.
+        the errors that ended single runs, by the place of the run in ``runs``; the other runs continue.
     """
     spec = runs[0].spec
     failed = dict[int, FedcacheError]()
-    many = ""
+    configurations = ""
     if cache is not None:
-        many = f"{len(runs)} configurations of "
-    observer.start(
-        f"training {many}{spec.method}", len(spec.seeds) * spec.rounds * len(runs), "rounds"
-    )
+        configurations = f"{len(runs)} configurations of "
+    total = len(spec.seeds) * spec.rounds * len(runs)
+    observer.start(f"training {configurations}{spec.method}", total, "rounds")
     try:
         for seed in spec.seeds:
             waiting: list[int] = []
@@ -831,9 +828,8 @@ def train_seeds(
                 elif place not in failed:
                     waiting.append(place)
             for group in _of_same_round(runs, waiting, seed):
-                failed |= SeedTraining(
-                    runs, group, seed, cache, observer, stop, grid_points
-                ).train()
+                training = SeedTraining(runs, group, seed, cache, observer, stop, grid_points)
+                failed |= training.train()
     finally:
         observer.stop()
     return failed
@@ -842,12 +838,15 @@ def train_seeds(
 def _of_same_round(
     runs: Sequence[OpenRun], waiting: Sequence[int], seed: int
 ) -> list[dict[int, Snapshot | None]]:
-    """Runs with their checkpoints, those of the same round together: a kill may fall between two checkpoints."""
+    """The checkpoints of waiting runs, grouped by round: place of the run -> checkpoint.
+
+    Rounds may differ, because a kill may happen after some runs saved their checkpoint and before others did.
+    """
     groups: dict[int, dict[int, Snapshot | None]] = {}
     for place in waiting:
         state = runs[place].checkpoint(seed)
         groups.setdefault(_round_of(state), {})[place] = state
-    return [groups[r] for r in sorted(groups)]
+    return [groups[round_] for round_ in sorted(groups)]
 
 
 def _round_of(state: Snapshot | None) -> int:
@@ -857,60 +856,62 @@ def _round_of(state: Snapshot | None) -> int:
 
 
 class CheckpointPolicy:
-    """The checkpoint policy: when the states of a seed are written, and where a requested stop ends its training.
+    """Decides when the states of a seed are written, and where a requested stop ends its training.
 
-    States are written every ``CHECKPOINT_EVERY`` seconds, and less often where writing them would take more than
-    ``CHECKPOINT_SHARE`` of the time. A stop ends a round early only if the rounds before it are all kept. Where the
-    last checkpoint is older, the round is finished first and its state is written, so less than one round is lost.
+    States are written every ``CHECKPOINT_EVERY`` seconds, or less often if writing them would take more than
+    ``CHECKPOINT_SHARE`` of the time. A stop ends a round early only if the state after the round before is written. If
+    the last checkpoint is older, the round is finished and its state is written, so less than one round is lost.
 
     Args:
         stop: set by a signal handler.
-        story: what is being computed, for the message: "seed 0".
-        kept: rounds that are kept already.
+        training: name of the training for messages, such as "seed 0".
+        kept: number of the last round whose state is written.
     """
 
-    def __init__(self, stop: Stop, story: str, kept: int) -> None:
+    def __init__(self, stop: Stop, training: str, kept: int) -> None:
         self.stop = stop
-        self.story = story
-        self._last = time.monotonic()
-        self._writing = 0.0  # seconds that the states of this round took
-        self._cost = 0.0  # seconds that those of the last checkpoint took
+        self.training = training
+        self._last = time.monotonic()  # time of the last checkpoint
+        self._writing = 0.0  # seconds to write the states of this round so far
+        self._cost = 0.0  # seconds to write the states of the last checkpoint
         self.begin(kept)
 
     def begin(self, kept: int) -> None:
-        """Rounds start after round ``kept``, whose state is written."""
-        self.kept = self.done = kept
+        """Start rounds after round ``kept``, whose state is written."""
+        self.kept = kept
+        self.done = kept
         self._writes: bool | None = None
 
     def check(self) -> None:
-        """Raise if the training may stop here, inside a round."""
+        """Raise StoppedError if a stop is requested and the training may end here, inside a round."""
         if self.stop.requested and self.kept == self.done:
             number = self.done + 1
-            raise stopped(f"in round {number} of {self.story}; earlier rounds are kept")
+            raise stopped(f"in round {number} of {self.training}; earlier rounds are kept")
 
     def due(self) -> bool:
         """Whether it is time for a checkpoint."""
-        return time.monotonic() - self._last > max(CHECKPOINT_EVERY, self._cost / CHECKPOINT_SHARE)
+        interval = max(CHECKPOINT_EVERY, self._cost / CHECKPOINT_SHARE)
+        return time.monotonic() - self._last > interval
 
     def writes(self) -> bool:
-        """Whether states are written after this round: the first run that ends it decides for all of them."""
+        """Whether states are written after this round. The first run that ends the round decides for all runs."""
         if self._writes is None:
             self._writes = self.stop.requested or self.due()
         return self._writes
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Measure what the block, which writes a state, costs."""
+        """Measure the seconds of the block, which writes a state."""
         began = time.monotonic()
         yield
         self._writing += time.monotonic() - began
 
     def round_written(self) -> None:
-        """States of this round are written, whether it was time or not."""
+        """Note that the states of this round are written, even if no checkpoint was due."""
         self._writes = True
 
     def round_ended(self, number: int) -> bool:
-        """All runs have ended a round; whether they stop here, with every state kept."""
+        """Note that all runs have ended a round. Returns whether they stop here, with every state written."""
         written = bool(self._writes)
         self._writes = None
         self.done = number
@@ -928,10 +929,10 @@ def stopped(where: str) -> FedcacheError:
 
 
 class SeedTraining:
-    """One seed of some runs, resumed from checkpoints of one round: callbacks while it is trained.
+    """The training of one seed of some runs, which resume from checkpoints of the same round, with its callbacks.
 
-    ``states`` has the checkpoint of each run that is trained, by its place among ``runs``; ``cache`` is what the points
-    of a grid share, None for a run alone; ``grid_points`` is how many the grid has.
+    ``states`` has the checkpoint of each run that is trained, by its place in ``runs``. ``cache`` holds values that the
+    points of a grid share, None for a run alone. ``grid_points`` is the number of points of the grid.
     """
 
     def __init__(
@@ -961,7 +962,7 @@ class SeedTraining:
         self.failed: dict[int, FedcacheError] = {}
 
     def train(self) -> dict[int, FedcacheError]:
-        """Train all rounds that are left; the errors that ended runs, by place."""
+        """Train all remaining rounds. Returns the errors that ended runs, by their place."""
         for run, state in zip(self.runs, self.states, strict=True):
             if state is not None:
                 run.events.replay(self.seed, state.meta["records"])
@@ -969,13 +970,15 @@ class SeedTraining:
                     self.observer.note(f"Seed {self.seed}: resuming after round {self.kept}.")
                 self.observer.advance(self.kept)
         self.began = time.perf_counter()
+        training = training_run(self.inputs, self.spec, self.seed)
+        callbacks = RunCallbacks(
+            self.policy.check, self._on_round, self._after_round, self._on_done
+        )
         run_points(
-            replace(training_run(self.inputs, self.spec, self.seed), grid_points=self.grid_points),
+            replace(training, grid_points=self.grid_points),
             [run.inputs.settings for run in self.runs],
             states=self.states,
-            callbacks=RunCallbacks(
-                self.policy.check, self._on_round, self._after_round, self._on_done
-            ),
+            callbacks=callbacks,
             cache=self.cache,
             tables=[run.directory.states(self.seed) for run in self.runs],
         )
@@ -989,17 +992,18 @@ class SeedTraining:
         traffic: dict[str, Any],
         snapshot: Callable[[], Snapshot],
     ) -> None:
-        """A run has ended a round: tell of it, and keep its state when it is time."""
+        """Publish a round that a run has ended, and write its state if a checkpoint is due."""
         run = self.runs[point]
         if self.spec.trust.protects:
-            # A round that is made again has other noise, so it is kept before it is told: else two were released.
+            # A repeated round draws other noise. So its state is written before the round is published: otherwise two
+            # releases of the round could be published.
             with self.policy.writing():
                 run.round_drawn(self.seed, number, snapshot)
-        telling = time.perf_counter()
+        published = time.perf_counter()
         run.events.round_ended(self.seed, number, metrics, traffic)
         self.observer.advance(1)
-        # who listens, as a tracker that starts up, trains nothing
-        self.began += time.perf_counter() - telling
+        # The time of observers, such as the start of a tracker, is no training time.
+        self.began += time.perf_counter() - published
         if number == self.spec.rounds:
             return
         if self.spec.trust.protects:
@@ -1010,8 +1014,8 @@ class SeedTraining:
                 run.save_checkpoint(self.seed, snapshot())
 
     def _after_round(self, number: int) -> None:
-        """End a round of all runs: stop here if a stop was requested and every state is saved."""
-        # Nothing is written after the last round: the seed ends then.
+        """End a round of all runs. Raise StoppedError if a stop was requested and every state is written."""
+        # No state is written after the last round, because the seed ends then.
         if self.policy.round_ended(number):
             kept = "the state is kept"
             if self.cache is not None:
@@ -1019,14 +1023,14 @@ class SeedTraining:
             raise stopped(f"after round {number} of seed {self.seed}; {kept}")
 
     def _on_done(self, first: int, ended: Sequence[TrainingOutput | FedcacheError]) -> None:
-        """Some runs, from number ``first`` on, have ended the seed: keep what each gave."""
+        """Store the results of runs that have ended the seed; ``first`` is the number of the first of them."""
         seconds = (time.perf_counter() - self.began) / len(ended)
         for place, run, out in zip(self.places[first:], self.runs[first:], ended, strict=False):
             if isinstance(out, FedcacheError):
                 self.failed[place] = out
             else:
                 run.keep_seed(out, seconds)
-        self.policy.begin(self.kept)  # the runs that come next start from their checkpoints
+        self.policy.begin(self.kept)  # the next runs start from their checkpoints
         self.began = time.perf_counter()
 
 
@@ -1037,7 +1041,7 @@ class SeedTraining:
 class PreparedPoint:
     """One point of a grid, ready to be trained."""
 
-    inputs: RunInputs  # those of all points, with the hyperparameters of this one
+    inputs: RunInputs  # the inputs of all points, with the hyperparameters of this point
     config: TrainConfig  # the configuration that was requested
     position: GridPosition  # in the grid
 
@@ -1053,22 +1057,22 @@ def train_together(
     on_end: Callable[[int, Run | FedcacheError], None],
     kept: KeptModels | None = None,
 ) -> None:
-    """Train points that differ in floats alone at once, and store each as a run.
+    """Train points that differ only in floats together, and store each as a run.
 
-    Raises FedcacheError, what concerns all points; INTERRUPTED after a stop.
+    Raises FedcacheError for an error of all points; INTERRUPTED after a stop.
 
     Args:
         points: of the grid.
         runs: directory of all runs.
         cache: Gram matrices and features of other points.
-        fresh: train points although their results are there.
+        fresh: train points again even if their results are stored.
         observer: receives notes, warnings and progress once, and the rounds of all points.
-        stop: honoured after a round; every point keeps its state.
-        on_end: called with the number of each point as it ends, and its run or the error that ended it.
+        stop: ends the training after a round; the state of every point is written.
+        on_end: called when a point ends, with its number and its run or the error that ended it.
     """
     opened: dict[int, OpenRun] = {}
     for number, point in enumerate(points):
-        # All points choose alike, so only the first says what was chosen.
+        # The notes on chosen settings are the same for all points, so only those of the first are shown.
         notes = observer
         if opened:
             notes = Silent()
@@ -1084,15 +1088,13 @@ def train_together(
             on_end(number, run.stored)
             continue
         opened[number] = run
-    # The run of a point that was trained alone gets its missing seeds alone too: its seeds are equal bit for bit.
+    # The missing seeds of a run that was trained alone are trained alone too, so that they are equal bit for bit.
     alone = [number for number, run in opened.items() if run.earlier and not run.spec.together]
     for number in alone:
         run = opened.pop(number)
+        position = points[number].position
         try:
-            on_end(
-                number,
-                _train_opened(run, observer, stop, points[number].position, fresh=fresh),
-            )
+            on_end(number, _train_opened(run, observer, stop, position, fresh=fresh))
         except FedcacheError as error:
             if not isinstance(error, DamagedRunError) and error.code is not Exit.FEDERATED:
                 raise
@@ -1129,7 +1131,7 @@ def train_together(
 
 
 def _ended_meanwhile(run: OpenRun) -> Run | DamagedRunError | None:
-    """The result of a run whose owner has ended while this process waited, or that it is damaged."""
+    """The result of a run that another process finished while this one waited; the error if the result is damaged."""
     try:
         run.find_stored()
     except DamagedRunError as error:
@@ -1147,7 +1149,7 @@ def _open_point(
     kept: KeptModels | None,
     stop: Stop,
 ) -> OpenRun:
-    """The run of a point: the one trained alone if some seeds of it are there, else the one trained with others."""
+    """The run of a point: the one trained alone if some of its seeds are stored, else the one trained with others."""
     inputs, spec = resolve_inputs(point.inputs, point.config, notes)
 
     def opened(resolved: ResolvedRun) -> OpenRun:
@@ -1163,7 +1165,7 @@ def _open_point(
         )
 
     alone = opened(spec)
-    alone.kept.check_clients([c.name for c in inputs.clients])
+    alone.kept.check_clients([client.name for client in inputs.clients])
     if alone.stored is not None:
         note_stored(alone.stored, notes)
     if alone.earlier:

@@ -17,11 +17,11 @@ def store_behind(run: Path, result: Mapping[str, Any]) -> Store | None:
     """The store of a run's dataset: the one in its configuration, else one of the run's home; None if it is gone."""
     digest = str(result["dataset"]["digest"])
     named = train_table(run).get("store")
-    beside = run.parent.parent / "stores"
-    # Stores of this dataset by name first: opening every store of a large home takes time.
+    stores = run.parent.parent / "stores"
+    # Stores with the digest in their name come first, because opening every store of a large home takes time.
     candidates: list[Path | str] = [
-        *sorted(beside.glob(f"*-{digest[:8]}.zarr")),
-        *sorted(beside.glob("*.zarr")),
+        *sorted(stores.glob(f"*-{digest[:8]}.zarr")),
+        *sorted(stores.glob("*.zarr")),
     ]
     if named:
         candidates.insert(0, named)
@@ -36,18 +36,19 @@ def store_behind(run: Path, result: Mapping[str, Any]) -> Store | None:
 
 
 def check_text(store: Store, key: str) -> None:
-    """Refuse the current text features of an array's backbone where other weights made them: they do not compare.
+    """Raise StoreError if the current text features of an array's backbone were made with other weights than the array.
 
-    Raises StoreError, with the command that makes those of the array's weights the current ones.
+    The error has the command that makes text features with the array's weights.
     """
     recipe = store.arrays[key].recipe
     name = str(recipe.get("backbone"))
     current = find_text(store.manifest, name, None, None)
     if current is None or current is text_of_array(store.manifest, key):
         return
-    made, read = (str(of.get("weights"))[:12] for of in (current["meta"], recipe))
+    of_text = str(current["meta"].get("weights"))[:12]
+    of_images = str(recipe.get("weights"))[:12]
     raise StoreError(
-        f"The text features of {name} were made with the weights {made}, but those of the images ({key}) "
-        f"with {read}.",
+        f"The text features of {name} were made with the weights {of_text}, but those of the images ({key}) "
+        f"with {of_images}.",
         more_features(store, name),
     )

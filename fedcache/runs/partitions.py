@@ -1,4 +1,4 @@
-"""Partitions of a store: made, saved in it, drawn, and cut into one store per client."""
+"""Partitions of a store: how they are made, saved, loaded, and written as one store per client."""
 
 from __future__ import annotations
 
@@ -46,13 +46,12 @@ from fedcache.tables.groups import Group
 if TYPE_CHECKING:
     from fedcache.federate.engine.method import Method
 
-# A saved partition whose file is damaged: the command that makes it again, and whether what was
-# made is that one.
+# Damaged files of saved partitions: the command that makes the partition again, and a check that it is the same.
 
 
 @contextmanager
 def with_its_command(store: Store, name: str) -> Iterator[None]:
-    """Errors of a damaged partition name the command that makes it again, as far as its words can still be read."""
+    """Add the command that makes a partition again to the errors of its damaged file."""
     try:
         yield
     except CorruptionError as error:
@@ -61,26 +60,28 @@ def with_its_command(store: Store, name: str) -> Iterator[None]:
 
 
 def command_of(store: Store, name: str) -> str:
-    """The command that makes a saved partition; its words are sealed apart from its rows, so that these may be damaged.
+    """The command that makes a saved partition again.
 
-    Where they cannot be read, or where a file or a shard said the rows, the scheme is left to the user.
+    Its scheme and arguments can often be read even if its rows are damaged, because they have a seal of their own. If
+    they cannot be read, or if the rows came from a file or a shard, the command has the word SCHEME instead.
     """
-    made = "fedcache partition --scheme SCHEME"
+    command = "fedcache partition --scheme SCHEME"
     with suppress(FedcacheError, OSError, ValueError):
         raw = mapped(store.path / partition_file(store.path, store.manifest, name))
         words = words_of(check_words(read_content(raw), name))
-        if words["scheme"] in SCHEMES:
-            made = SCHEMES[words["scheme"]].command(words["args"])
+        scheme = SCHEMES.get(words["scheme"])
+        if scheme is not None:
+            command = scheme.command(words["args"])
             if words["seed"]:
-                made += f" --partition-seed {words['seed']}"
-    command = f"{made} --name {shell_word(name)}"
-    if "SCHEME" in made:
-        return f"{command} --replace"
-    return command
+                command += f" --partition-seed {words['seed']}"
+    named = f"{command} --name {shell_word(name)}"
+    if "SCHEME" in command:
+        return f"{named} --replace"
+    return named
 
 
 def check_same(store: Store, made: Partition, name: str) -> None:
-    """Let a partition take the place of the damaged one that it is, and of no other. Raises UsageError."""
+    """Raise UsageError if a new partition differs from the saved one, whose file is damaged."""
     relative, parts = partition_parts(name, made.to_file())
     if store.manifest.files.get(relative) != sha256_hex(*parts):
         raise UsageError(
@@ -90,33 +91,35 @@ def check_same(store: Store, made: Partition, name: str) -> None:
 
 
 def columns_of(store: Store) -> Columns:
-    """The columns of a store that a partition may use: one entry per row, no features."""
+    """The columns of a store that a partition may use: one value per row, no features."""
     columns = {key: store.column(key) for key in ("label", "domain", "split", "ok", "uid")}
-    held = store.manifest
-    digest = str(store.dataset["digest"])
     return Columns(
-        **columns, classes=held.classes, domains=held.domains, digest=digest, groups=store.group
+        **columns,
+        classes=store.manifest.classes,
+        domains=store.manifest.domains,
+        digest=str(store.dataset["digest"]),
+        groups=store.group,
     )
 
 
 def typed_arguments(scheme: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Words from the command line as the types the scheme declares; unknown names are left for ``make`` to refuse."""
-    if scheme not in parts.SCHEMES:
-        raise unknown("partition scheme", scheme, parts.SCHEMES)
-    kinds = {a.name: a.kind for a in parts.SCHEMES[scheme].arguments}
+    """Words from the command line in the types that the scheme declares; ``make`` refuses unknown names later."""
+    if scheme not in SCHEMES:
+        raise unknown("partition scheme", scheme, SCHEMES)
+    kinds = {argument.name: argument.kind for argument in SCHEMES[scheme].arguments}
     return {name: _typed(kinds.get(name), value) for name, value in given.items()}
 
 
 def _typed(kind: str | None, value: Any) -> Any:
     if not isinstance(value, str):
         return value
-    # Values that do not fit stay as they are: the scheme refuses them with its own words.
+    # Values that do not fit stay as they are, and the scheme refuses them.
     if kind == "names":
-        return tuple(part.strip() for part in value.split(",") if part.strip())
+        words = [word.strip() for word in value.split(",")]
+        return tuple(filter(None, words))
     if kind == "bool":
-        return {"true": True, "false": False, "yes": True, "no": False, "1": True, "0": False}.get(
-            value.lower(), value
-        )
+        truth = {"true": True, "false": False, "yes": True, "no": False, "1": True, "0": False}
+        return truth.get(value.lower(), value)
     if kind in ("int", "float"):
         try:
             if kind == "int":
@@ -139,17 +142,17 @@ def make_partition(
 ) -> Partition:
     """Assign the store's readable rows to clients and save the partition in the store.
 
-    Raises UsageError, for arguments that are unknown, out of range or infeasible (with the value that works), and for a
-    name that other rows have.
+    Raises UsageError for arguments that are unknown, out of range or infeasible (with the value that works), and for a
+    name of a partition with other rows.
 
     Args:
-        store: whose rows are assigned.
-        scheme: one of ``SCHEMES``; None where ``by`` or ``hold_out`` says it; in addition to those it assigns every
-        value's rows.
+        store: with the rows to assign.
+        scheme: one of ``SCHEMES``. It may be None with the argument ``by`` or ``hold_out``; together with them, it
+            assigns the rows of every value of the column.
         seed: of the draws.
         name: to save it under; default from scheme, arguments and seed (``dirichlet-a0.1-m100-s0``).
         save: whether to save it.
-        replace: whether it may take the place of another partition of that name.
+        replace: whether it may replace another partition of that name.
         arguments: of the scheme.
     """
     scheme, arguments = need_scheme(scheme, with_whole_value(store, arguments))
@@ -162,18 +165,18 @@ def make_partition(
 
 
 def need_scheme(scheme: str | None, arguments: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Scheme and arguments as ``with_column`` understands them. Raises UsageError where they name no scheme."""
+    """Scheme and arguments after ``with_column``. Raises UsageError if they name no scheme."""
     chosen, given = with_column(scheme, arguments)
     if chosen is None:
-        schemes = " | ".join(parts.SCHEMES)
+        schemes = " | ".join(SCHEMES)
         raise UsageError("No scheme was given.", f"--scheme {schemes}, or --by COLUMN")
     return chosen, given
 
 
 def save_partition(store: Store, made: Partition, name: str, *, replace: bool = False) -> None:
-    """Keep a partition in its store; a published store keeps none.
+    """Save a partition in its store. Nothing is saved in a published store.
 
-    Raises UsageError for a name that other rows have, unless they are replaced.
+    Raises UsageError if the name belongs to a partition with other rows, unless ``replace`` is true.
     """
     if store.address is not None:
         return
@@ -202,30 +205,31 @@ def report_notes(made: Partition, observer: Observer) -> None:
 
 
 def need_labels(method: Method, store: Store, rows: NDArray[np.int64] | None) -> None:
-    """Refuse training rows without a label where the method reads labels.
+    """Refuse training rows without a label if the method reads labels.
 
-    Raises UsageError, with what to add and the command that brings it.
+    Raises UsageError with the command that adds labels.
 
     Args:
-        method: what it reads.
-        store: whose rows are trained on.
-        rows: the rows assigned to clients; None before any are, when one label among all training rows will do.
+        method: of the run.
+        store: with the training rows.
+        rows: the rows assigned to clients. None before rows are assigned: then one label among all rows is enough.
     """
     if "labels" not in method.needs:
         return
     s = store.samples
     if s.label.min(initial=0) >= 0:
-        return  # the usual case, without a gather of all rows
-    # Train and test: some schemes assign both.
+        return  # the usual case, found without a copy of rows
     if rows is None:
+        # Training and test rows, because some schemes assign both.
         label = s.label[(s.split <= 1) & (s.ok == 1)]
     else:
         label = s.label[rows]
     lacking = int((label < 0).sum())
-    if not lacking or (rows is None and lacking < len(label)):
+    some_labels = lacking < len(label)
+    if not lacking or (rows is None and some_labels):
         return
     hint = ""
-    if lacking < len(label):
+    if some_labels:
         hint = (
             "A scheme that uses labels leaves these rows out, for example --scheme dirichlet; so does "
             "--by COLUMN with --option unlabelled=drop.\n"
@@ -234,9 +238,9 @@ def need_labels(method: Method, store: Store, rows: NDArray[np.int64] | None) ->
         hint += f"Add labels to the file, then:  {ingest_command(store)}"
     else:
         hint += "Give the images a folder per class, or a label column in a .csv:  fedcache datasets info folder:PATH"
-    rows_in_all = len(label)
+    total = len(label)
     raise UsageError(
-        f"{method.name} needs labels, but {lacking:,} of the {rows_in_all:,} rows of {store.path.name} "
+        f"{method.name} needs labels, but {lacking:,} of the {total:,} rows of {store.path.name} "
         "have none.",
         hint,
     )
@@ -245,9 +249,9 @@ def need_labels(method: Method, store: Store, rows: NDArray[np.int64] | None) ->
 def single_class_warning(
     method: Method, label: NDArray[np.int32], classes: Sequence[str]
 ) -> str | None:
-    """A warning where a method that reads labels gets training rows of one class only; None otherwise.
+    """A warning if a method that reads labels gets training rows of only one class; None otherwise.
 
-    ``label`` are those of the training rows, negative where there is none.
+    ``label`` are the labels of the training rows; a negative one is missing.
     """
     found = np.unique(label[label >= 0])
     if "labels" not in method.needs or len(found) != 1:
@@ -261,29 +265,22 @@ def single_class_warning(
 def default_partition(
     method: Method, store: Store, config: PartitionConfig, domain: Sequence[str], observer: Observer
 ) -> tuple[str, dict[str, Any]]:
-    """Scheme and arguments: those given, else the method's paper, and what the paper's scheme needs of the data."""
-    # What the user names wins; what is left open is the setting of the method's paper, and is said.
+    """Scheme and arguments of a partition: those of the user, else those of the method's paper, with a note."""
     scheme, arguments = with_column(config.scheme, config.options)
     if scheme is None:
         scheme = method.defaults.scheme
+        note = f"Partition: {scheme} (default of {method.name}'s paper; change with --scheme)."
         if scheme == "feature-shift" and len(domain or store.samples.domains) == 1:
             scheme = "label-shift"
-            observer.note(
-                Detail(
-                    f"Partition: label-shift, because the feature shift of {method.name}'s paper needs more "
-                    "than one domain."
-                )
+            note = (
+                f"Partition: label-shift, because the feature shift of {method.name}'s paper needs more "
+                "than one domain."
             )
-        else:
-            observer.note(
-                Detail(
-                    f"Partition: {scheme} (default of {method.name}'s paper; change with --scheme)."
-                )
-            )
-    if scheme not in parts.SCHEMES:
-        raise unknown("partition scheme", scheme, parts.SCHEMES)
-    # The number of clients belongs to the method's paper, not to the scheme.
-    known = {a.name: a.default for a in parts.SCHEMES[scheme].arguments}
+        observer.note(Detail(note))
+    if scheme not in SCHEMES:
+        raise unknown("partition scheme", scheme, SCHEMES)
+    # The default number of clients is that of the method's paper, not that of the scheme.
+    known = {argument.name: argument.default for argument in SCHEMES[scheme].arguments}
     if config.clients is not None:
         arguments["clients"] = config.clients
     elif known.get("clients") is not None and "clients" not in arguments:
@@ -307,7 +304,10 @@ def partition_seeds(
     repartition: bool,
     observer: Observer,
 ) -> tuple[dict[int, Partition], str | None]:
-    """One partition per seed: the saved one, or one made by the scheme (the same for all seeds, or drawn by each)."""
+    """The partition of each seed, and the name of a saved one.
+
+    Without a saved partition, the scheme makes one for all seeds, or one for each with ``repartition``.
+    """
     if train.partition is not None:
         if config.scheme is not None:
             raise UsageError(
@@ -315,7 +315,7 @@ def partition_seeds(
                 "Give only one: a saved partition, or a scheme to make one.",
             )
         loaded = load_partition(store, train.partition)
-        # A partition that was read from a file is kept with the run, as one that is made for it: the file may go.
+        # A partition from a file is stored with the run, like one that is made for it, because the file may be removed.
         name: str | None = train.partition.partition("@")[0]
         if name not in store.partitions:
             name = None
@@ -332,13 +332,11 @@ def partition_seeds(
         try:
             made[seed] = make_partition(store, scheme, seed=own, save=False, **arguments)
         except InfeasibleError as error:
-            # Only what the rules chose is scaled down; what the user requested is refused with the value that works.
-            chosen_by_user = (
-                config.scheme is not None or config.clients is not None or bool(config.options)
-            )
-            if chosen_by_user or not error.instead:
+            # Only defaults are scaled down. Values of the user are refused, with the value that works.
+            defaults = config.scheme is None and config.clients is None and not config.options
+            if not defaults or not error.instead:
                 raise
-            scaled = ", ".join(f"{k} {v}" for k, v in error.instead.items())
+            scaled = ", ".join(f"{name} {value}" for name, value in error.instead.items())
             observer.note(f"{error.message} Scaled down to {scaled}.")
             arguments = {**arguments, **error.instead}
             made[seed] = make_partition(store, scheme, seed=own, save=False, **arguments)
@@ -349,15 +347,15 @@ def partition_seeds(
 
 
 def pinned_name(name: str, digest: str) -> str:
-    """``NAME@DIGEST``: a saved partition by its name, as long as it has that digest."""
+    """``NAME@DIGEST``: a saved partition by its name, which is refused if it has another digest."""
     return f"{name}@{digest[:16]}"
 
 
 def load_partition(store: Store, name: str) -> Partition:
     """A saved partition by name, or a partition file by path; it must be of this store's dataset.
 
-    Raises UsageError for an unknown name; StoreError for one of another dataset, or that was made again with other rows
-    where ``NAME@DIGEST`` names those it had; CorruptionError for a damaged one.
+    Raises UsageError for an unknown name; StoreError for a partition of another dataset, and if ``NAME@DIGEST`` names
+    other rows than the partition has now; CorruptionError for a damaged partition.
     """
     pinned = ""
     # A file may have an @ in its path.
@@ -376,17 +374,14 @@ def load_partition(store: Store, name: str) -> Partition:
 
 def _load_partition(store: Store, name: str) -> Partition:
     digest = str(store.dataset["digest"])
-    if Path(name).is_file() and (name.endswith(PARTITION_SUFFIXES) or name not in store.partitions):
+    is_saved = name in store.partitions
+    means_file = name.endswith(PARTITION_SUFFIXES) or not is_saved
+    if means_file and Path(name).is_file():
         return Partition.load(name, dataset=digest, rows=store.rows)
-    if name not in store.partitions:
-        raise unknown(
-            "partition",
-            name,
-            store.partitions,
-            hint="Saved partitions: "
-            + (", ".join(sorted(store.partitions)) or "none; make one with `fedcache partition`"),
-        )
-    # The manifest vouches for the bytes, so that nobody waits for the digest of the JSON once more.
+    if not is_saved:
+        saved = ", ".join(sorted(store.partitions)) or "none; make one with `fedcache partition`"
+        raise unknown("partition", name, store.partitions, hint=f"Saved partitions: {saved}")
+    # The manifest has the digest of these bytes, so the digest of the rows is not computed again.
     with with_its_command(store, name):
         raw = store.partition_bytes(name)
         origin = f"partition {name}"
@@ -396,25 +391,21 @@ def _load_partition(store: Store, name: str) -> Partition:
 
 
 def check_partitions(store: Store) -> dict[Path, str]:
-    """Problems of saved partitions whose files match the manifest: a wrong digest of their rows.
+    """Problems of saved partitions whose files match the manifest, such as a wrong digest of their rows.
 
     Returns:
-        a sentence for each that is no partition of the store, or whose rows have another digest, by its file.
+        a sentence for each partition that is not one of this store, or whose rows have another digest, by its file.
     """
-    wrong = {}
+    digest = str(store.dataset["digest"])
+    problems = {}
     for name in store.partitions:
         raw = store.partition_bytes(name)
         file = store.path / partition_file(store.path, store.manifest, name)
         try:
-            Partition.from_file(
-                raw,
-                dataset=str(store.dataset["digest"]),
-                rows=store.rows,
-                origin=f"partition {name}",
-            )
+            Partition.from_file(raw, dataset=digest, rows=store.rows, origin=f"partition {name}")
         except FedcacheError as error:
-            wrong[file] = f"{error.message} Remove the file; then:  fedcache repair"
-    return wrong
+            problems[file] = f"{error.message} Remove the file; then:  fedcache repair"
+    return problems
 
 
 def write_shards(
@@ -424,10 +415,10 @@ def write_shards(
     observer: Observer,
     name: str | None = None,
 ) -> Path:
-    """One ordinary store per client: its training, test and validation rows, every array and text feature.
+    """Write one ordinary store per client: its training, test and validation rows, every array and text feature.
 
     Returns:
-        the directory that holds them, as ``train --clients-from`` takes it.
+        the directory of the stores, for ``train --clients-from``.
     """
     if out:
         target = Path(out)
@@ -441,12 +432,13 @@ def write_shards(
         target = store.path.with_name(f"{store.path.stem}-{name}")
     observer.note(f"Writing {len(partition.clients)} client stores to {target}.")
     clients = list(partition.clients)
-    rows = [(c.name, c.train, c.test) for c in clients]
-    export.write_shards(store, rows, target, [c.validation for c in clients])
+    rows = [(client.name, client.train, client.test) for client in clients]
+    validation = [client.validation for client in clients]
+    export.write_shards(store, rows, target, validation)
     return target
 
 
-# Partitions that a user brings: a mapping, an array, a function or a CSV, on the rows of a store.
+# Partitions that the user makes: a mapping, an array, a function or a CSV for the rows of a store.
 
 
 CSV = ".csv"
@@ -454,7 +446,7 @@ _FIRST_LINE = "Its first line should be: name,client   or: name,client,split"
 
 
 def is_given(clients: object) -> bool:
-    """Whether this says who holds which rows, and is not the name of a scheme."""
+    """Whether ``clients`` assigns rows to clients itself, and is not the name of a scheme."""
     if isinstance(clients, str | Path):
         return str(clients).lower().endswith(CSV)
     return clients is not None
@@ -473,18 +465,18 @@ def given_partition(
     """A partition from the user's own assignment of rows, saved in the store.
 
     Args:
-        store: whose rows are assigned.
-        clients: name -> rows (``given.of_rows``), the client of each row in the order of ``Store.samples.name`` (a
-            pandas Series whose index names the rows is taken by name), a CSV of ``name,client[,split]`` with the
-            names of the rows, or a function that takes the store and returns one of these.
-        seed: of what is drawn by ``arguments``.
+        store: with the rows to assign.
+        clients: name -> rows (``given.of_rows``); or the client of each row in the order of ``Store.samples.name`` (a
+            pandas Series whose index names the rows is matched by name); or a CSV of ``name,client[,split]`` with the
+            names of the rows; or a function that takes the store and returns one of these.
+        seed: of the draws that ``arguments`` need.
         name: to save it under.
-        replace: whether it may take the place of another partition of that name.
-        arguments: of the scheme ``natural`` (``tests``, ``min_rows``, ``max_clients``), where clients are values; and
-            ``validation``.
+        replace: whether it may replace another partition of that name.
+        arguments: ``validation``; and those of the scheme ``natural`` (``tests``, ``min_rows``, ``max_clients``) if
+            ``clients`` has one value for each row.
 
     Raises:
-        UsageError for rows or names that are not there, and arguments that do not go with the form.
+        UsageError for unknown rows or names, and arguments that do not fit the form of ``clients``.
     """
     if callable(clients):
         clients = _returned(clients(store))
@@ -493,14 +485,15 @@ def given_partition(
     split = None
     if isinstance(clients, str | Path):
         clients, split = read_clients(Path(clients), store)
-    # A mapping and a CSV with splits say which rows are for tests; values of a column do not.
+    # A mapping and a CSV with splits give the test rows; values of a column do not.
     rows_are_given = isinstance(clients, Mapping) or split is not None
     validation = None
     if rows_are_given:
         validation = typed.pop("validation", None)
     if rows_are_given and typed:
+        argument = next(iter(typed))
         raise UsageError(
-            f"{next(iter(typed))} is given together with the rows of each client.",
+            f"{argument} is given together with the rows of each client.",
             "Leave one of them out.",
         )
     if isinstance(clients, Mapping):
@@ -517,40 +510,32 @@ def given_partition(
         if named is None and not numbered:
             first = store.samples.name[0]
             note = f"clients are given in the order of the rows by name: the first is {first!r}"
-            made = _with_note(made, note)
+            made = dataclasses.replace(made, notes=(*made.notes, note))
     save_partition(store, made, name or _free_name(store, made, replace), replace=replace)
     return made
 
 
-def _with_note(made: Partition, note: str) -> Partition:
-    return dataclasses.replace(made, notes=(*made.notes, note))
-
-
 def _free_name(store: Store, made: Partition, replace: bool) -> str:
-    """The partition's own name, with its digest behind where a saved one of that name has other rows."""
+    """The default name of a partition; its digest is added if a saved partition of that name has other rows."""
     name = made.default_name()
-    if (
-        replace
-        or name not in store.partitions
-        or store.partition(name).get("digest") == made.digest
-    ):
+    if replace or name not in store.partitions:
+        return name
+    if store.partition(name).get("digest") == made.digest:
         return name
     digest = made.digest[:8]
     return f"{name}-{digest}"
 
 
 def _by_name(clients: Any, store: Store) -> Group | None:
-    """The client of each row where a pandas Series names the rows in its index; None for clients in the rows' order.
+    """The client of each row, if ``clients`` is a pandas Series with row names in its index; None for other values.
 
-    Rows that it does not name belong to no client. Raises UsageError for a name that no row has, or that comes twice.
+    Rows that it does not name belong to no client. Raises UsageError for an unknown or repeated name.
     """
-    # Only a pandas Series with names in its index is meant; a list has an `index` too, which is a method.
     index = getattr(clients, "index", None)
-    if (
-        index is None
-        or callable(index)
-        or not (hasattr(index, "tolist") and hasattr(clients, "tolist"))
-    ):
+    # The `index` of a list is a method, that of a pandas Series is not.
+    if index is None or callable(index):
+        return None
+    if not hasattr(index, "tolist") or not hasattr(clients, "tolist"):
         return None
     names = index.tolist()
     if not names or not all(isinstance(name, str) for name in names):
@@ -559,12 +544,11 @@ def _by_name(clients: Any, store: Store) -> Group | None:
     place = {name: row for row, name in enumerate(store.samples.name)}
     unknown_names = [name for name in names if name not in place]
     if unknown_names or len(set(names)) < len(names):
+        first = Counter(names).most_common(1)[0][0]
+        wrong = "twice"
         if unknown_names:
             first = unknown_names[0]
             wrong = f"which is not the name of a row ({len(unknown_names):,} such names)"
-        else:
-            first = Counter(names).most_common(1)[0][0]
-            wrong = "twice"
         example = store.samples.name[0]
         raise UsageError(
             f"The index of the clients has {first!r}, {wrong}.",
@@ -578,10 +562,11 @@ def _by_name(clients: Any, store: Store) -> Group | None:
 
 
 def _returned(clients: object) -> object:
-    """The return value of a user's function of the store. Raises UsageError if it names no clients."""
-    if (isinstance(clients, str | Path) and not is_given(clients)) or not isinstance(
-        clients, str | Path | Iterable
-    ):
+    """The return value of a user's function of the store. Raises UsageError if it does not assign rows to clients."""
+    usable = isinstance(clients, Iterable)
+    if isinstance(clients, str | Path):
+        usable = is_given(clients)
+    if not usable:
         raise UsageError(
             f"The function of the store returned {clients!r:.60}.",
             'It must return the rows of each client, {"north": [0, 1], "south": [2, 3]}; the client of '
@@ -592,9 +577,10 @@ def _returned(clients: object) -> object:
 
 
 def read_clients(path: Path, store: Store) -> tuple[Group, np.ndarray | None]:
-    """The client of each row by a CSV, and the split of each (-1 where the CSV has no line) if it says so.
+    """The client of each row, and its split code (-1 for a row without a line), as a CSV gives them.
 
-    Raises UsageError, with the line, for another header, a name that no row has or that comes twice, and other splits.
+    The splits are None if the CSV has no column of splits. Raises UsageError with the line for another header, an
+    unknown or repeated name, and an unknown split.
     """
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
@@ -610,7 +596,7 @@ def read_clients(path: Path, store: Store) -> tuple[Group, np.ndarray | None]:
         ) from None
     except (UnicodeDecodeError, csv.Error) as error:
         raise UsageError(f"{path} is not a CSV file in UTF-8: {error}.", _FIRST_LINE) from None
-    # The first line names the columns: without the split, the scheme chooses test rows.
+    # The first line names the columns. Without a column of splits, the scheme draws the test rows.
     head = []
     if lines:
         head = [column.strip().lower() for column in lines[0]]
@@ -623,11 +609,11 @@ def read_clients(path: Path, store: Store) -> tuple[Group, np.ndarray | None]:
         line = f"{example},north"
         if has_splits:
             line += ",train"
+        first_line = ",".join(head)
         raise UsageError(
-            f"{path} has no line after its first line, {','.join(head)}.",
+            f"{path} has no line after its first line, {first_line}.",
             f"Add a line for each row that a client holds, for example {line}",
         )
-    # Every line is checked, and the first wrong one is named with its number.
     place = {name: row for row, name in enumerate(store.samples.name)}
     client = [""] * store.rows
     split = np.full(store.rows, -1, np.int8)
@@ -636,36 +622,38 @@ def read_clients(path: Path, store: Store) -> tuple[Group, np.ndarray | None]:
         fields = [cell.strip() for cell in cells]
         if len(fields) != len(head):
             raise UsageError(f"Line {number:,} of {path} has {len(fields)} fields.", _FIRST_LINE)
-        row = place.get(fields[0])
+        name = fields[0]
+        row = place.get(name)
         if row is None:
-            called = fields[0]
             raise UsageError(
-                f"Line {number:,} of {path}: {store.path.name} has no row called {called!r}.",
+                f"Line {number:,} of {path}: {store.path.name} has no row called {name!r}.",
                 f"Use the row names of the store, for example {example!r}; `fedcache export` shows them.",
             )
         if client[row]:
             raise UsageError(
-                f"Line {number:,} of {path} names {fields[0]!r} again.", "Give each row one client."
+                f"Line {number:,} of {path} names {name!r} again.", "Give each row one client."
             )
         client[row] = fields[1]
         if has_splits:
-            if fields[2].lower() not in codes:
+            code = codes.get(fields[2].lower())
+            if code is None:
                 raise unknown(
                     "split",
                     fields[2],
                     codes,
                     hint=f"Line {number:,} of {path}: the split must be train, test or validation.",
                 )
-            split[row] = codes[fields[2].lower()]
+            split[row] = code
+    group = Group.of(client)
     if has_splits:
-        return Group.of(client), split
-    return Group.of(client), None
+        return group, split
+    return group, None
 
 
-# Hints that hold a command for the store that the user named, and not for the one last used.
+# Hints with a command for the store that the user named, and not for the last one used.
 
 
-_DEALS = re.compile(r"fedcache partition(?= --(?!help))")
+_PARTITION_COMMAND = re.compile(r"fedcache partition(?= --(?!help))")
 
 
 @contextmanager
@@ -673,8 +661,8 @@ def hints_name_the_store(*, dataset: str | None, store: str | Path | None) -> It
     """Add ``--dataset`` or ``--store`` to ``fedcache partition`` in the hints of errors raised inside.
 
     Args:
-        dataset: of ``--dataset``; None where it was not given.
-        store: of ``--store``, likewise.
+        dataset: value of ``--dataset``; None if it was not given.
+        store: value of ``--store``; None if it was not given.
     """
     try:
         yield
@@ -684,15 +672,15 @@ def hints_name_the_store(*, dataset: str | None, store: str | Path | None) -> It
             if value is not None:
                 words += [option, shell_word(value)]
         command = " ".join(words)
-        error.hint = _DEALS.sub(lambda _: command, error.hint)
+        error.hint = _PARTITION_COMMAND.sub(lambda _: command, error.hint)
         raise
 
 
-# The values that ``hold_out`` names: their column, and a value with a comma in it.
+# The values of the argument ``hold_out``.
 
 
 def with_whole_value(store: Store, arguments: dict[str, Any]) -> dict[str, Any]:
-    """``hold_out`` as one value where the whole word is one that has a comma in it, and not several values."""
+    """Arguments in which ``hold_out`` is one value, if its text is a value with a comma and not several values."""
     word = arguments.get("hold_out")
     by = arguments.get("by") or "domain"
     if not isinstance(word, str) or "," not in word or not isinstance(by, str):
@@ -705,9 +693,9 @@ def with_whole_value(store: Store, arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_held_out_domains(store: Store, arguments: Mapping[str, Any]) -> None:
-    """Check held-out values: without a named column they must be domains.
+    """Raise UsageError if a held-out value is not a domain, unless the argument ``by`` names another column.
 
-    Raises UsageError for another value, with the columns that hold it.
+    The error names the columns that have the value.
     """
     values = arguments.get("hold_out")
     if arguments.get("by") is not None or not isinstance(values, tuple | list):
@@ -715,15 +703,13 @@ def check_held_out_domains(store: Store, arguments: Mapping[str, Any]) -> None:
     for value in values:
         if value in store.samples.domains:
             continue
-        # Name the columns that hold the value, as one of them is probably meant.
-        words = {
-            "class": store.samples.classes,
-            **{name: store.group(name).words for name in store.groups},
-        }
-        holding = [name for name, known in words.items() if value in known]
+        words = {"class": store.samples.classes}
+        for name in store.groups:
+            words[name] = store.group(name).words
+        columns = [name for name, known in words.items() if value in known]
         hint = "--by COLUMN names another column."
-        if holding:
-            options = " or ".join(f"--by {shell_word(name)}" for name in holding[:4])
+        if columns:
+            options = " or ".join(f"--by {shell_word(name)}" for name in columns[:4])
             hint = f"{value!r} is a value of another column: {options}"
         domains = ", ".join(store.samples.domains[:12])
         raise UsageError(

@@ -1,10 +1,11 @@
-"""The model of a run, found and made ready, and what it says of the rows that a person names."""
+"""The model of a run: opened for predictions, applied to rows, and personalised for a new client."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from fedcache.config import ExtractConfig, Home
 from fedcache.errors import StoppedError, StoreError, UsageError, shell_word, unknown
 from fedcache.extract.device import resolve_device
 from fedcache.extract.planning.find_store import need_store
-from fedcache.federate.engine.client_data import prepare_features
+from fedcache.federate.engine.client_data import FrozenEncoders, prepare_features
 from fedcache.federate.engine.evaluate import BLOCK
 from fedcache.federate.engine.method import Method
 from fedcache.federate.methods import NAMES
@@ -66,19 +67,19 @@ def open_predictor(
     Args:
         place: the directory of a run, or a model file.
         options: client, seed and temperature.
-        home: where weights of live encoders are looked for.
-        observer: warned of a model that other code made.
-        device: auto, cpu or cuda, which never falls back.
-        method: of the user's own, where the run was of one.
+        home: with the weights of live encoders.
+        observer: receives a warning if other code made the model.
+        device: auto, cpu or cuda, which is never replaced by another device.
+        method: the user's own method, if the run was trained with one.
 
-    Raises UsageError, StoreError, CorruptionError, as ``run_models.load_seed``; MachineError for weights of live
-    encoders that are not here.
+    Raises UsageError, StoreError, CorruptionError, as ``run_models.load_seed``; MachineError for missing weights of
+    live encoders.
     """
     members = open_members(place, options, observer)
     check_saved(place, members[0], options)
     check_weights(options, [members[0].facts.backbones])
-    made = predictor_of(members, options, home, device, method)
-    return with_client_prior(made, place, options, home, observer)
+    predictor = predictor_of(members, options, home, device, method)
+    return with_client_prior(predictor, place, options, home, observer)
 
 
 def open_members(place: Path, options: ModelOptions, observer: Observer) -> tuple[SavedModel, ...]:
@@ -104,21 +105,20 @@ def open_members(place: Path, options: ModelOptions, observer: Observer) -> tupl
 
 
 def check_saved(place: Path, model: SavedModel, options: ModelOptions) -> None:
-    """Refuse a client of the run whose model was left out of the file, or any where none was saved, with what helps.
+    """Refuse a client whose personal model was not saved, with the command that saves it.
 
-    Raises UsageError, StoreError. Names that no client has are left to ``SavedModel.number_of`` where models were
-    saved, and so is whatever cannot be known as the file is apart from its run.
+    Raises UsageError, StoreError. If some personal models are saved, ``SavedModel.number_of`` refuses names of no
+    client. It also refuses clients of a model file without its run.
     """
     facts = model.facts
     client = options.client
-    if (
-        options.one_for_all
-        or not facts.personal
-        or client in facts.saved
-        or (client is None and facts.saved)
-    ):
+    if options.one_for_all or not facts.personal:
         return
-    if (result := result_of(place, facts.run)) is None:
+    any_client = client is None and bool(facts.saved)
+    if client in facts.saved or any_client:
+        return
+    result = result_of(place, facts.run)
+    if result is None:
         return
     folder = run_folder(place)
     names: Sequence[str] = []
@@ -136,17 +136,17 @@ def check_saved(place: Path, model: SavedModel, options: ModelOptions) -> None:
     if not facts.saved:
         message = f"The run has no saved personal models ({facts.clients:,} clients)."
         raise StoreError(message, command_saving(folder, client or "all"))
+    names_to_save = ",".join([*model.clients, str(client)])
     raise UsageError(
-        f"The model of client {client!r} was not saved.",
-        command_saving(folder, ",".join([*model.clients, str(client)])),
+        f"The model of client {client!r} was not saved.", command_saving(folder, names_to_save)
     )
 
 
 def warn_of_other_code(facts: ModelFacts, observer: Observer) -> None:
-    """Warn where other code of a built-in method trained the model; the model is used all the same.
+    """Warn if another version of a built-in method trained the model. The model is used nevertheless.
 
-    A model is used long after a release: most changes of the code leave its predictions as they were, and which do not
-    cannot be seen from a digest. A user's own methods come with the code that the user chose.
+    A model is used long after a release. Most changes of the code do not change its predictions, but a digest does not
+    show which changes do. There is no warning for a user's own method, because the user chooses its code.
     """
     if facts.method not in NAMES or not facts.code:
         return
@@ -169,16 +169,11 @@ def predictor_of(
     device: str,
     method: Method | None = None,
 ) -> Predictor:
-    """Models that were read, ready to score; arguments and errors as ``open_predictor``."""
-    where = "cpu"
-    if device != "auto":
-        where = resolve_device(device).kind
-    encoders = encoders_of(members[0], home, weights_of(options))
-    if encoders is not None:
-        encoders = encoders.to(where)
+    """A predictor of opened models; arguments and errors as ``open_predictor``."""
+    where, encoders = _encoders_on(device, members[0], options, home)
     client = options.client
     if options.client_prior != "none" and not members[0].facts.personal:
-        client = None  # only the prior is of the client
+        client = None  # the client only selects the prior
     return Predictor(
         members,
         client,
@@ -188,6 +183,19 @@ def predictor_of(
         encoders=encoders,
         one_for_all=options.one_for_all,
     ).checked()
+
+
+def _encoders_on(
+    device: str, model: SavedModel, options: ModelOptions, home: Home
+) -> tuple[str, FrozenEncoders | None]:
+    """The device that computes, where ``auto`` is the CPU, and the live encoders of a model on it."""
+    where = "cpu"
+    if device != "auto":
+        where = resolve_device(device).kind
+    encoders = encoders_of(model, home, weights_of(options))
+    if encoders is not None:
+        encoders = encoders.to(where)
+    return where, encoders
 
 
 @usual_torch_state()
@@ -210,18 +218,20 @@ def load_model(
 
 
 def check_weights(options: ModelOptions, read: Iterable[Sequence[str]]) -> None:
-    """Refuse weights and names of backbones that no model reads, given those that each does. Raises UsageError."""
-    known = list(dict.fromkeys(name for names in read for name in names))
+    """Raise UsageError for weights and backbones that no model reads; ``read`` are the backbones of each model."""
+    known = list(dict.fromkeys(chain.from_iterable(read)))
     for option, named in (("--weights", options.weights), ("--backbone", options.backbone)):
-        if unread := [name for name in named if name not in known]:
+        unread = [name for name in named if name not in known]
+        if unread:
+            listed = ", ".join(unread)
+            used = ", ".join(known)
             raise UsageError(
-                f"{option} names {', '.join(unread)}, which the model does not use.",
-                f"The model uses {', '.join(known)}.",
+                f"{option} names {listed}, which the model does not use.", f"The model uses {used}."
             )
 
 
 def weights_of(options: ModelOptions) -> Mapping[str, Path]:
-    """The weights files that were named, by backbone."""
+    """The weights files of the options, by backbone."""
     return {name: Path(path).expanduser() for name, path in options.weights.items()}
 
 
@@ -237,8 +247,8 @@ def predict_rows(
 ) -> Iterator[Prediction]:
     """Predictions for images, or for the rows that ``rows`` names, block by block.
 
-    Raises, also while rows are taken, as ``models.sources``; StoppedError after a stop. ``config`` says how images are
-    computed.
+    ``config`` is that of the extraction from images. Raises as ``models.sources``, also while the rows are iterated;
+    StoppedError after a stop.
     """
     predictor.check_top(rows.top)
     if images:
@@ -255,15 +265,16 @@ def predict_rows(
         numbers = rows_of_split(store, split)
         found = predict_store(predictor, store, numbers, top=rows.top)
         return each_counted(found, len(numbers), observer, stop)
-    held = open_embeddings(Path(str(rows.embeddings)))
-    found = predict_embeddings(predictor, held, Path(str(rows.embeddings)), top=rows.top)
-    return each_counted(found, len(held.names), observer, stop)
+    path = Path(str(rows.embeddings))
+    embeddings = open_embeddings(path)
+    found = predict_embeddings(predictor, embeddings, path, top=rows.top)
+    return each_counted(found, len(embeddings.names), observer, stop)
 
 
 def each_counted(
     rows: Iterable[Prediction], total: int, observer: Observer, stop: Stop
 ) -> Iterator[Prediction]:
-    """Rows as they are, with their progress; raises StoppedError after a stop."""
+    """Yield rows unchanged, and report their progress. Raises StoppedError after a stop."""
     with counted(observer, stop, "classifying", total) as done:
         for number, row in enumerate(rows, 1):
             yield row
@@ -295,12 +306,11 @@ def counted(
         observer.stop()
 
 
-# The personal model of a new client of a finished run: its store read as the run read its own,
-# trained, measured.
+# The personal model of a new client of a finished run. Its store is read as the run read its own store.
 
 
 LONGEST_NAME = 200
-"""Letters of a name that is that of a file too."""
+"""Most letters of a client's name that is the name of its file too."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -310,9 +320,9 @@ class Personalised:
     client: str
     method: str
     path: Path  # of the file
-    rows: int  # it was trained on
+    rows: int  # training rows
     rounds: int  # of training; 0 for a method that needs none
-    measures: Measures | None  # on the store's test rows; None without labelled ones
+    measures: Measures | None  # on the store's test rows; None without labelled test rows
 
     def model(self) -> Model:
         """The model, ready to classify images or features. Raises as ``fedcache.load_model``."""
@@ -320,7 +330,7 @@ class Personalised:
 
     @property
     def accuracy(self) -> float | None:
-        """On the store's test rows, a fraction; None without labelled ones."""
+        """Accuracy on the store's test rows, a fraction; None without labelled test rows."""
         if self.measures is None:
             return None
         return self.measures.all.accuracy
@@ -347,23 +357,26 @@ def personalise_run(
     observer: Observer,
     stop: Stop,
 ) -> Personalised:
-    """Make, measure and write the model of a client that was not there.
+    """Train, measure and write the model of a new client.
 
-    Raises UsageError for a file that exists already and several seeds, StoreError for a store without the model's
-    features or labelled training rows, StoppedError after a stop; as ``models.personalise`` and ``open_members``.
+    Raises UsageError for a file that exists already and for several seeds, StoreError for a store without the model's
+    features or labelled training rows, StoppedError after a stop; other errors as ``models.personalise`` and
+    ``open_members``.
 
     Args:
         place: the directory of a run, or a model file.
         options: seed and weights of the run's model.
         request: store, name, settings, rounds and file.
-        device: auto, cpu or cuda, which never falls back; auto is the CPU.
-        home: where stores and weights are looked for.
+        device: auto, cpu or cuda, which is never replaced by another device; auto is the CPU.
+        home: with stores and weights.
         observer: receives the rounds.
-        stop: honoured before each round.
+        stop: checked before each round.
     """
     store = need_store(home, path=request.store)
-    name = request.name or str(store.dataset.get("shard", {}).get("client", store.path.stem))
-    if request.out is None and (Path(name).name != name or len(name) > LONGEST_NAME):
+    shard = store.dataset.get("shard", {})
+    name = request.name or str(shard.get("client", store.path.stem))
+    is_file_name = Path(name).name == name and len(name) <= LONGEST_NAME
+    if request.out is None and not is_file_name:
         raise UsageError(
             f"--name {name[:40]!r} cannot be a file name.",
             "Give the file to write: -o FILE.safetensors",
@@ -381,15 +394,11 @@ def personalise_run(
     if name in model.facts.saved:
         observer.note(f"{name} is a client of the run, so it gets the random draws of that client.")
     client = client_of_store(model, store, name, method.reads(hp), home)
-    if (left_out := rows_of_unknown_classes(store, model.facts.classes)) is not None:
+    left_out = rows_of_unknown_classes(store, model.facts.classes)
+    if left_out is not None:
         observer.warn(left_out)
-    where = "cpu"
-    if device != "auto":
-        where = resolve_device(device).kind
-    encoders = encoders_of(model, home, weights_of(options))
-    if encoders is not None:
-        encoders = encoders.to(where)
-    # Methods whose personal part is computed, and not trained, need no rounds.
+    where, encoders = _encoders_on(device, model, options, home)
+    # A method that computes its personal part without training needs no rounds.
     rounds = 0
     if trains(method):
         rounds = model.facts.rounds
@@ -405,7 +414,7 @@ def personalise_run(
 
     observer.start(f"training {name}", rounds, "rounds")
     try:
-        made = personalise(
+        personal = personalise(
             model,
             client,
             settings=request.set,
@@ -422,13 +431,14 @@ def personalise_run(
         observer.note(f"The model is not evaluated: {error.message}")
         figures = None
     else:
-        figures = measure(Predictor((made,), name, device=where, encoders=encoders), test)
-    made.save(path)
+        predictor = Predictor((personal,), name, device=where, encoders=encoders)
+        figures = measure(predictor, test)
+    personal.save(path)
     return Personalised(name, model.facts.method, path, len(client.train), rounds, figures)
 
 
 def check_new(path: Path) -> None:
-    """Refuse a file that exists already, is no .safetensors, or whose folder is missing. Raises UsageError."""
+    """Raise UsageError for a file that exists already, that is no .safetensors, or whose folder is missing."""
     check_place(path)
     if path.exists():
         raise UsageError(f"{path} exists already.", "-o another.safetensors, or remove it.")
@@ -438,15 +448,16 @@ def rows_of_unknown_classes(store: Store, classes: Sequence[str]) -> str | None:
     """A sentence on labelled rows of classes that the model does not know; None if there are none."""
     s = store.samples
     label = np.asarray(s.label, np.int64)
-    unknown = (label >= 0) & (s.ok == 1) & (model_labels(label, s.classes, classes) < 0)
-    if not unknown.any():
+    labelled = (label >= 0) & (s.ok == 1)
+    left_out = labelled & (model_labels(label, s.classes, classes) < 0)
+    if not left_out.any():
         return None
-    names = [s.classes[c] for c in np.unique(label[unknown])]
+    names = [s.classes[number] for number in np.unique(label[left_out])]
     few = some_names(names, 5)
-    labelled = int(((label >= 0) & (s.ok == 1)).sum())
-    count = int(unknown.sum())
+    total = int(labelled.sum())
+    count = int(left_out.sum())
     return (
-        f"{count:,} of {labelled:,} labelled rows of {store.path.name} are of classes that the model does "
+        f"{count:,} of {total:,} labelled rows of {store.path.name} are of classes that the model does "
         f"not know ({few}) and are left out."
     )
 
@@ -456,20 +467,20 @@ def client_of_store(
 ) -> NewClient:
     """A store as a client of the model's run.
 
-    Raises StoreError for a store without the model's arrays, views that the method reads, or training rows of classes
-    that the model knows.
+    Raises StoreError for a store without the model's arrays, without views that the method reads, or without training
+    rows of classes that the model knows.
 
     Args:
         model: of the run.
-        store: the client's rows.
+        store: with the client's rows.
         name: of the client.
-        reads: what clients of the method read.
-        home: where what does not fit into memory is put.
+        reads: inputs that clients of the method read.
+        home: its scratch folder holds features that do not fit into memory.
     """
     facts = model.facts
     s = store.samples
     readers = [store.reader(key) for key in array_keys(model, store)]
-    views = min(facts.views, *(r.shape[1] for r in readers))
+    views = min(facts.views, *(reader.shape[1] for reader in readers))
     if "views" in reads and views < facts.views:
         held = f"{store.path.name} holds {views} view of each image"
         backbones = shell_word(",".join(facts.backbones))

@@ -1,14 +1,15 @@
 """Privacy ledger: one sealed line in ``privacy.jsonl`` of the home for every seed whose noise was drawn.
 
-Epsilon composes: two releases about the same clients tell more than one, whether they are seeds, points of a grid,
-repeats with ``--fresh`` or other methods. A line is written when the first round of a seed has ended, before
-anything of it is kept or reported; continuing from the last checkpoint writes none, nor does a stored result that is
-returned. Simulations release nothing and are not in it. Lines are numbered and each names the one before, so that none
-is lost from the middle; ``privacy-count.json`` says how many there are, so that none is lost from the end.
+Epsilon composes: two releases about the same clients reveal more than one, whether they are seeds, points of a grid,
+repeats with ``--fresh`` or other methods. A line is written when the first round of a seed has ended, before the round
+is stored or reported. No line is written if training resumes from the last checkpoint, or if a stored result is
+returned. Simulations release nothing and are not in the ledger. Lines are numbered and each names the one before, so a
+line that is lost from the middle is noticed. ``privacy-count.json`` has the number of lines, so a line that is lost
+from the end is noticed.
 
-``privacy-rounds/`` has, for every seed that is being trained, how many of its rounds were reported: a run that
-continues from an older checkpoint draws noise for reported rounds again, and that is a release of its own. Who puts
-back an older copy of the whole home puts back what it knew; nothing that is in it can tell.
+``privacy-rounds/`` has the number of reported rounds of every seed in training. A run that resumes from an older
+checkpoint draws noise for reported rounds again, and that is another release. If somebody restores an older copy of the
+whole home, the later releases are missing in it, and this cannot be noticed.
 """
 
 from __future__ import annotations
@@ -31,15 +32,15 @@ from fedcache.store.files import (
 from fedcache.store.lock import hold_lock
 
 LEDGER = "privacy.jsonl"
-"""Its name in a home."""
+"""Name of the ledger in a home."""
 
 COUNT = "privacy-count.json"
-"""In addition to it: how many lines it has. Written after each line, so it may be one behind after a kill."""
+"""Name of the file with the number of lines. It is written after each line, so after a kill it may be one too low."""
 
 COUNT_IS = {"kind": "number of lines of the ledger of privacy"}
 
 ROUNDS = "privacy-rounds"
-"""The folder next to it: for each seed that is being trained how many of its rounds were reported."""
+"""Name of the folder with the number of reported rounds of each seed in training."""
 
 
 @dataclass(frozen=True)
@@ -49,15 +50,15 @@ class Release:
     run: str  # first 16 characters of the run's digest
     method: str
     seed: int
-    dataset: str  # its slug
+    dataset: str  # slug
     dataset_digest: str
     partition: str  # digest
     clients: int
     clip: float
     noise: float
-    share: float  # of the clients in a round; 1.0 where the run tells who took part
+    share: float  # of the clients in a round; 1.0 if the participants are published
     rounds: int
-    delta: float  # for which the run told its epsilon
+    delta: float  # of the epsilon that the run reported
     time: float  # seconds since 1970
 
 
@@ -65,15 +66,15 @@ class Release:
 class Total:
     """All releases about the clients of one partition."""
 
-    dataset: str  # its slug
+    dataset: str  # slug
     dataset_digest: str
     partition: str  # digest
     clients: int
     releases: int
-    runs: int  # to which these belong
+    runs: int  # of the releases
     rounds: int  # of all releases
-    delta: float  # the smallest that any of them was told for
-    epsilon_pld: float | None  # of all releases together; None where there is no bound
+    delta: float  # smallest delta of the releases
+    epsilon_pld: float | None  # of all releases together; None if there is no bound
     epsilon_rdp: float | None
 
     def to_dict(self) -> dict[str, Any]:
@@ -85,13 +86,13 @@ class Total:
 class DatasetTotal:
     """Total of all releases about the rows of one dataset, over all partitions."""
 
-    dataset: str  # its slug
+    dataset: str  # slug
     partitions: int
     releases: int
-    runs: int  # to which these belong
+    runs: int  # of the releases
     rounds: int  # of all releases
-    delta: float  # the smallest that any of them was told for
-    epsilon_pld: float | None  # of all releases together; None where there is no bound
+    delta: float  # smallest delta of the releases
+    epsilon_pld: float | None  # of all releases together; None if there is no bound
     epsilon_rdp: float | None
 
     def to_dict(self) -> dict[str, Any]:
@@ -100,7 +101,7 @@ class DatasetTotal:
 
 
 def epsilon_words(total: Total | DatasetTotal) -> str:
-    """The tighter epsilon of a total for a person."""
+    """The tighter epsilon of a total as text."""
     for epsilon in (total.epsilon_pld, total.epsilon_rdp):
         if epsilon is not None:
             return f"{epsilon:.3g}"
@@ -110,7 +111,7 @@ def epsilon_words(total: Total | DatasetTotal) -> str:
 def record_release(ledger: Path, release: Release) -> None:
     """Append one line.
 
-    Raises CorruptionError when the last one is damaged or lines are missing, MachineError when it cannot be written.
+    Raises CorruptionError if the last line is damaged or lines are missing, MachineError if it cannot be written.
     """
     make_private(ledger.parent)
     with hold_lock(ledger.parent / "locks" / "privacy.lock", "the ledger of privacy", wait=True):
@@ -136,9 +137,9 @@ def reported_rounds(ledger: Path, run: str, seed: int) -> int | None:
 
 
 def keep_reported_rounds(ledger: Path, run: str, seed: int, rounds: int) -> None:
-    """Record the number of reported rounds of a seed; ``record_release`` comes before the first round.
+    """Record the number of reported rounds of a seed; ``record_release`` must be called before the first round.
 
-    Raises MachineError when that cannot be written.
+    Raises MachineError if the number cannot be written.
     """
     path = _rounds_file(ledger, run, seed)
     with explain_disk_errors(path, 0):
@@ -147,7 +148,7 @@ def keep_reported_rounds(ledger: Path, run: str, seed: int, rounds: int) -> None
 
 
 def forget_reported_rounds(ledger: Path, run: str, seed: int) -> None:
-    """A seed has ended: there is nothing to continue from."""
+    """Remove the number of reported rounds of a seed that has ended."""
     _rounds_file(ledger, run, seed).unlink(missing_ok=True)
 
 
@@ -161,8 +162,8 @@ def _rounds_are(run: str, seed: int) -> dict[str, Any]:
 
 def read_releases(ledger: Path) -> list[Release]:
     """Every release, in the order in which they were made; [] without a ledger. Raises CorruptionError."""
-    names = {f.name for f in fields(Release)}
-    while True:  # until nothing is written meanwhile
+    names = {field.name for field in fields(Release)}
+    while True:  # until no other process writes a line while the ledger is read
         count = _read_count(ledger)
         try:
             lines = read_sealed_lines(ledger)
@@ -172,10 +173,8 @@ def read_releases(ledger: Path) -> list[Release]:
             break
     for number, line in enumerate(lines, 1):
         if set(line) != names:
-            raise _damaged(
-                ledger,
-                ValueError(f"is damaged: line {number} was written by another release of fedcache"),
-            )
+            why = f"is damaged: line {number} was written by another release of fedcache"
+            raise _damaged(ledger, ValueError(why))
     _check_count(ledger, len(lines), count)
     return [Release(**line) for line in lines]
 
@@ -183,11 +182,12 @@ def read_releases(ledger: Path) -> list[Release]:
 def totals(releases: Iterable[Release]) -> list[Total]:
     """Totals for each partition of each dataset, in the order of their first releases.
 
-    Raises MachineError when dp-accounting is not installed.
+    Raises MachineError if dp-accounting is not installed.
     """
     groups: dict[tuple[str, str], list[Release]] = {}
     for release in releases:
-        groups.setdefault((release.dataset_digest, release.partition), []).append(release)
+        key = (release.dataset_digest, release.partition)
+        groups.setdefault(key, []).append(release)
     return [
         Total(
             dataset=group[0].dataset,
@@ -203,48 +203,48 @@ def totals(releases: Iterable[Release]) -> list[Total]:
 def totals_of_datasets(releases: Iterable[Release]) -> list[DatasetTotal]:
     """Totals for the rows of each dataset over all partitions, in the order of first releases.
 
-    Releases are about the same rows where the dataset has the same name (it may have grown in between) or the same
-    content (it may have been stored under two names). Raises MachineError when dp-accounting is not installed.
+    Releases are about the same rows if the dataset has the same name (it may have grown in between) or the same content
+    (it may have been stored under two names). Raises MachineError if dp-accounting is not installed.
     """
-    # A release joins every group that it shares rows with, so that groups may become one.
+    # A release joins every group with common rows, so that several groups may become one.
     groups: list[list[Release]] = []
     for release in releases:
         joined = [release]
         others = []
         for group in groups:
-            shares_rows = any(
-                r.dataset == release.dataset or r.dataset_digest == release.dataset_digest
-                for r in group
-            )
-            if shares_rows:
+            same_name = any(other.dataset == release.dataset for other in group)
+            same_content = any(other.dataset_digest == release.dataset_digest for other in group)
+            if same_name or same_content:
                 joined = [*group, *joined]
             else:
                 others.append(group)
         groups = [*others, joined]
-    return [
-        DatasetTotal(
-            dataset=", ".join(dict.fromkeys(r.dataset for r in group)),
-            partitions=len({(r.dataset_digest, r.partition) for r in group}),
-            **_together(group),
+    found = []
+    for group in sorted(groups, key=lambda group: min(release.time for release in group)):
+        names = dict.fromkeys(release.dataset for release in group)
+        partitions = {(release.dataset_digest, release.partition) for release in group}
+        total = DatasetTotal(
+            dataset=", ".join(names), partitions=len(partitions), **_together(group)
         )
-        for group in sorted(groups, key=lambda group: min(r.time for r in group))
-    ]
+        found.append(total)
+    return found
 
 
 def _together(group: Sequence[Release]) -> dict[str, Any]:
-    """Common fields and total cost of releases, by the names of ``Total`` and ``DatasetTotal``."""
-    delta = min(r.delta for r in group)
+    """Fields that ``Total`` and ``DatasetTotal`` share, for a group of releases."""
+    delta = min(release.delta for release in group)
+    spent = (Spent(release.noise, release.share, release.rounds) for release in group)
     return {
         "releases": len(group),
-        "runs": len({r.run for r in group}),
-        "rounds": sum(r.rounds for r in group),
+        "runs": len({release.run for release in group}),
+        "rounds": sum(release.rounds for release in group),
         "delta": delta,
-        **epsilons((Spent(r.noise, r.share, r.rounds) for r in group), delta),
+        **epsilons(spent, delta),
     }
 
 
 def _read_count(ledger: Path) -> int:
-    """Number of lines that the ledger should have; 0 before the first."""
+    """Number of lines that the ledger should have; 0 before the first line."""
     try:
         count = read_sealed(ledger.with_name(COUNT), COUNT_IS)
     except CorruptionError as error:
@@ -256,19 +256,16 @@ def _read_count(ledger: Path) -> int:
 
 
 def _check_count(ledger: Path, lines: int, count: int) -> None:
-    """Refuse a ledger that has lost lines at its end, or the count of them."""
+    """Refuse a ledger that has lost lines at its end, or the file with their number."""
     if lines not in (count, count + 1):
-        raise _damaged(
-            ledger,
-            ValueError(f"is damaged: it has {lines} whole lines, but {COUNT} lists {count}"),
-        )
+        why = f"is damaged: it has {lines} whole lines, but {COUNT} lists {count}"
+        raise _damaged(ledger, ValueError(why))
 
 
 def _damaged(ledger: Path, error: OSError | ValueError) -> FedcacheError:
+    why = str(error)
     if isinstance(error, OSError):
         why = f"cannot be read ({error.strerror})"
-    else:
-        why = str(error)
     aside = ledger.parent / "privacy.damaged"
     return CorruptionError(
         f"{ledger} {why}. It does not show how much privacy of these clients has been spent.",
@@ -277,18 +274,18 @@ def _damaged(ledger: Path, error: OSError | ValueError) -> FedcacheError:
     )
 
 
-# What was done against bad uploads and for privacy, as lines for a person.
+# The privacy of a run as text.
 
 
 def describe_privacy(cost: Mapping[str, Any]) -> str:
-    """The privacy guarantee of a run in words, and its limits."""
+    """The privacy guarantee of a run and its limits as text; ``cost`` is that of ``ResolvedRun.privacy_cost``."""
     if not cost["noise"]:
         return "Privacy: none, because updates are clipped but no noise is added."
     together = cost["composed"]
     known = cost.get("participants_known")
     figures = f"epsilon {_tight(cost)}"
     renyi = _number(cost["epsilon_rdp"])
-    # Seeds train on the same rows: together they cost more than each alone.
+    # Seeds train on the same rows, so they cost more together than each alone.
     seeds = cost["seeds"]
     if seeds > 1:
         figures += f" for each of {seeds} seeds and {_tight(together)} for all of them together"
@@ -296,7 +293,7 @@ def describe_privacy(cost: Mapping[str, Any]) -> str:
     delta = cost["delta"]
     figures += f" (by Renyi divergence {renyi}), delta {delta:g}; {cost['rounds']} rounds, "
     figures += f"each client in a round with probability {cost['share']:g}."
-    # Noise that can be repeated protects nobody; the cost is what the same noise would have had.
+    # Noise that can be reproduced gives no protection. The cost is that of the same noise if it could not.
     if cost["simulation"]:
         secret = ""
         if known:
@@ -305,7 +302,7 @@ def describe_privacy(cost: Mapping[str, Any]) -> str:
             f"Simulation of privacy: anyone can reproduce the noise of {cost['noise_from']}, so it gives "
             f"no protection. Noise that cannot be reproduced would have {figures}{secret}"
         )
-    # Sampling counts only as long as nobody learns who took part.
+    # Sampling amplifies privacy only while the participants are secret.
     secret = ""
     if known:
         secret = f" Participation is kept secret (otherwise {_tight(known)})."
@@ -319,7 +316,7 @@ def describe_privacy(cost: Mapping[str, Any]) -> str:
 
 
 def _tight(figures: Mapping[str, Any]) -> str:
-    """The figure by privacy loss distributions."""
+    """Epsilon by privacy loss distributions, as text."""
     if figures["epsilon_pld"] is None:
         return "too large to be worth computing"
     return _number(figures["epsilon_pld"])

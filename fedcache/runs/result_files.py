@@ -1,6 +1,6 @@
 """Result files: columns of clients, in ``result.json`` for few and in a parquet file for many, and test rows.
 
-They are among the files whose digests a result holds, so each is read whole, unchanged, or not at all.
+A result has the digests of these files, so a damaged or changed file is never read.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from fedcache.optional import need_arrow
 from fedcache.runs.directory import DamagedRunError, file_digest
 
 CLIENTS_IN_RESULT = 1_000
-"""Clients up to which ``result.json`` holds a number for each."""
+"""Most clients for which ``result.json`` has a value for each client."""
 
 CLIENTS_FILE = "clients.parquet"
 
 
 def check_recordable(clients: int) -> None:
-    """Refuse before training what could not be written after it. Raises MachineError for many without pyarrow."""
+    """Raise MachineError before training if the result of many clients could not be written, for lack of pyarrow."""
     if clients > CLIENTS_IN_RESULT:
         need_arrow(
             f"The result of {clients:,} clients (a parquet file above {CLIENTS_IN_RESULT:,})"
@@ -39,18 +39,17 @@ class ClientColumns:
     """One entry per client, in client order."""
 
     names: Sequence[str]
-    # float64 [M], means over seeds; NaN for a client that was not scored in every one of them
+    # float64 [M], means over seeds; NaN for a client that was not scored in every seed
     accuracy: np.ndarray
     classes_owned: np.ndarray  # float64 [M], classes among the training rows, means over seeds
-    # float64 [seeds, M], accuracy; of a small result, which holds means alone, [0, M]
+    # float64 [seeds, M], accuracy; [0, M] for a small result, which has only means
     per_seed: np.ndarray
-    validation: np.ndarray | None = (
-        None  # float64 [M], as ``accuracy`` on validation rows; None without such rows
-    )
+    # float64 [M], like ``accuracy`` on validation rows; None without such rows
+    validation: np.ndarray | None = None
 
     @property
     def scored(self) -> np.ndarray:
-        """float64: the accuracies that are known."""
+        """Accuracies of the scored clients, float64."""
         known: np.ndarray = self.accuracy[~np.isnan(self.accuracy)]
         return known
 
@@ -73,11 +72,9 @@ class ClientColumns:
             "client": pa.array(list(self.names), pa.string()),
             "accuracy": known(self.accuracy),
             "classes_owned": pa.array(self.classes_owned, pa.float64()),
-            **{
-                f"accuracy_seed_{seed}": known(values)
-                for seed, values in zip(seeds, self.per_seed, strict=True)
-            },
         }
+        for seed, values in zip(seeds, self.per_seed, strict=True):
+            columns[f"accuracy_seed_{seed}"] = known(values)
         if self.validation is not None:
             columns["validation"] = known(self.validation)
         held = io.BytesIO()
@@ -86,7 +83,7 @@ class ClientColumns:
 
 
 class _ColumnOfNames(MadeWhenAsked[str]):
-    """A column of strings of a table of pyarrow, whose million need not be objects for a few to be shown."""
+    """A column of strings of a pyarrow table. Strings are made on request, because a table may have a million rows."""
 
     def __init__(self, column: Any) -> None:
         self._column = column
@@ -113,52 +110,56 @@ class _ColumnOfNames(MadeWhenAsked[str]):
 def client_columns(result: Mapping[str, Any], folder: Path) -> ClientColumns:
     """The columns of a stored result in the directory ``folder``.
 
-    Raises DamagedRunError for a file that is missing or not what was written.
+    Raises DamagedRunError for a file that is missing or was changed.
     """
-    if CLIENTS_FILE not in result.get("files", {}):
+    validation = None
+    files = result.get("files", {})
+    if CLIENTS_FILE not in files:
         accuracy = np.array(result["accuracy"]["per_client"], np.float64)  # None becomes NaN
         owned = np.full(len(accuracy), np.nan)
-        if "classes_owned" in result:  # the earliest releases did not count them
+        if "classes_owned" in result:  # not in results of the earliest releases
             owned = np.array(result["classes_owned"]["per_client"], np.float64)
+        per_seed = np.empty((0, len(accuracy)))
         held = result.get("validation")
-        validation = None
         if held is not None:
             validation = np.array(held["per_client"], np.float64)
-        return ClientColumns(
-            result["clients"], accuracy, owned, np.empty((0, len(accuracy))), validation
-        )
+        return ClientColumns(result["clients"], accuracy, owned, per_seed, validation)
     path = folder / CLIENTS_FILE
-    try:
-        raw = path.read_bytes()
-    except OSError:
-        raise DamagedRunError(path, "is missing or unreadable") from None
-    if file_digest(CLIENTS_FILE, raw) != result["files"][CLIENTS_FILE]:
-        raise DamagedRunError(path)
+    raw = _unchanged(path, files[CLIENTS_FILE])
     need_arrow(str(path))
     from pyarrow import parquet
 
     table = parquet.read_table(io.BytesIO(raw))
 
     def numbers(name: str) -> np.ndarray:
-        found: np.ndarray = (
-            table[name].to_numpy(zero_copy_only=False).astype(np.float64, copy=False)
-        )
+        column = table[name].to_numpy(zero_copy_only=False)
+        found: np.ndarray = column.astype(np.float64, copy=False)
         return found
 
-    per_seed = [numbers(name) for name in table.column_names if name.startswith("accuracy_seed_")]
-    validation = None
+    of_seeds = [numbers(name) for name in table.column_names if name.startswith("accuracy_seed_")]
     if "validation" in table.column_names:
         validation = numbers("validation")
     return ClientColumns(
         _ColumnOfNames(table["client"]),
         numbers("accuracy"),
         numbers("classes_owned"),
-        np.stack(per_seed),
+        np.stack(of_seeds),
         validation,
     )
 
 
-# Test rows file: how often every test row was classified correctly, sealed, next to a result.
+def _unchanged(path: Path, digest: str) -> bytes:
+    """The content of a result file. Raises DamagedRunError if it is missing or does not have the digest."""
+    try:
+        raw = path.read_bytes()
+    except OSError:
+        raise DamagedRunError(path, "is missing or unreadable") from None
+    if file_digest(path.name, raw) != digest:
+        raise DamagedRunError(path)
+    return raw
+
+
+# The file of test rows: how often every test row was classified correctly. It is sealed and next to a result.
 
 
 ROWS_FILE = "test-rows.npz"
@@ -169,12 +170,12 @@ class TestRows:
     """Outcomes of one seed for every scored test row; R rows.
 
     Attributes:
-        rows: int64 [R], ascending: their numbers in the store.
-        right: int64 [R]: clients whose model was right.
-        scored: int64 [R]: clients whose model was scored on the row.
-        share: float64 [R]: what the row adds to the mean over clients, sum_i right_i / (n_i M) of the M scored clients
-            with n_i scored rows; the sum over rows is that mean.
-        weight: float64 [R]: what it would add if all were right; the sum over rows is 1.
+        rows: int64 [R], ascending: numbers of the rows in the store.
+        right: int64 [R]: number of clients whose model was right.
+        scored: int64 [R]: number of clients whose model was scored on the row.
+        share: float64 [R]: part of the row in the mean over clients, sum_i right_i / (n_i M) over the M scored clients
+            with n_i scored rows. The sum over rows is that mean.
+        weight: float64 [R]: the part if all models were right. The sum over rows is 1.
     """
 
     rows: np.ndarray
@@ -187,21 +188,21 @@ class TestRows:
 
     def to_dict(self) -> dict[str, str]:
         """Plain JSON values."""
-        return {
-            f.name: base64.b64encode(getattr(self, f.name).tobytes()).decode() for f in fields(self)
-        }
+        plain = {}
+        for name, values in vars(self).items():
+            plain[name] = base64.b64encode(values.tobytes()).decode()
+        return plain
 
     @classmethod
     def from_dict(cls, data: Mapping[str, str]) -> TestRows:
         """The inverse of ``to_dict``, on a machine of the same byte order."""
-        kinds: dict[str, Any] = {f.name: np.int64 for f in fields(cls)}
-        kinds |= {"share": np.float64, "weight": np.float64}
-        return cls(
-            **{
-                name: np.frombuffer(base64.b64decode(data[name]), kind)
-                for name, kind in kinds.items()
-            }
-        )
+        arrays = {}
+        for field in fields(cls):
+            kind: Any = np.int64
+            if field.name in ("share", "weight"):
+                kind = np.float64
+            arrays[field.name] = np.frombuffer(base64.b64decode(data[field.name]), kind)
+        return cls(**arrays)
 
 
 def rows_file(seeds: Mapping[int, TestRows | None]) -> bytes | None:
@@ -210,43 +211,39 @@ def rows_file(seeds: Mapping[int, TestRows | None]) -> bytes | None:
     for seed, found in seeds.items():
         if found is None:
             return None
-        arrays.update({f"{f.name}_{seed}": getattr(found, f.name) for f in fields(found)})
+        for name, values in vars(found).items():
+            arrays[f"{name}_{seed}"] = values
     held = io.BytesIO()
     np.savez_compressed(held, allow_pickle=False, **arrays)
     return held.getvalue()
 
 
 def test_rows(result: Mapping[str, Any], folder: Path) -> dict[int, TestRows] | None:
-    """Test rows of a stored result, by seed; None for a result without them, as of earlier releases.
+    """Test rows of a stored result, by seed; None for a result without them, such as one of an earlier release.
 
-    Raises DamagedRunError for a file that is missing or not what was written.
+    Raises DamagedRunError for a file that is missing or was changed.
     """
     digest = result.get("files", {}).get(ROWS_FILE)
     if digest is None:
         return None
     path = folder / ROWS_FILE
-    try:
-        raw = path.read_bytes()
-    except OSError:
-        raise DamagedRunError(path, "is missing or unreadable") from None
-    if file_digest(ROWS_FILE, raw) != digest:
-        raise DamagedRunError(path)
+    raw = _unchanged(path, digest)
     seeds: Sequence[int] = result["seeds"]
+    names = [field.name for field in fields(TestRows)]
+    found = {}
     try:
         with zipfile.ZipFile(io.BytesIO(raw)) as held:
-            return {
-                s: TestRows(
-                    **{f.name: _array(held.read(f"{f.name}_{s}.npy")) for f in fields(TestRows)}
-                )
-                for s in seeds
-            }
+            for seed in seeds:
+                arrays = {name: _array(held.read(f"{name}_{seed}.npy")) for name in names}
+                found[seed] = TestRows(**arrays)
     except (KeyError, ValueError, zipfile.BadZipFile) as error:
         raise DamagedRunError(path) from error
+    return found
 
 
 def _array(raw: bytes) -> np.ndarray:
-    """The array of an .npy file's bytes, as ``np.load`` returns it, but three times as fast for a few rows."""
-    # version 1.0: magic, version, length of the header, header
+    """The array of an .npy file's bytes. For a few rows this is three times as fast as ``np.load``."""
+    # Parts of version 1.0 of the format: magic, version, length of the header, header, values.
     start = 10 + int.from_bytes(raw[8:10], "little")
     shape, kind = _header(raw[:start])
     return np.frombuffer(raw, kind, offset=start).reshape(shape)

@@ -1,10 +1,11 @@
-"""A result: what one seed gave, and what all seeds of a run say together."""
+"""Results: the result of one seed, and the result of a run over all its seeds."""
 
 from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -36,11 +37,8 @@ from fedcache.runs.result_files import (
 )
 from fedcache.runs.spec import ResolvedRun
 
-# Test rows file: how often every test row was classified correctly, sealed, next to a result.
-
-
 ARRAYS = {"per_client": np.float64, "classes_owned": np.int64, "validation_per_client": np.float64}
-"""Fields of a seed's result with an entry for every client."""
+"""Fields of a seed's result with a value for every client, and their dtypes."""
 
 
 @dataclass
@@ -48,47 +46,43 @@ class SeedResult:
     """One seed of a run."""
 
     seed: int  # of init, batches, sampling and noise
-    accuracy: float | None  # headline of the last round, a fraction
+    accuracy: float | None  # primary metric of the last round, a fraction
     per_client: NDArray[np.float64]  # [M] fractions; NaN for a client that was not scored
     mean_client: float | None  # unweighted mean over clients
-    macro_f1: float | None  # headline of the last round, a fraction
+    macro_f1: float | None  # of the last round, a fraction
     by_domain: dict[str, float]  # accuracy per domain name
     fairness: dict[str, float | None]  # spread over clients
     traffic: dict[str, int]  # totals of the run in scalars and bytes
-    # scalars one participating client sends and receives in a round, exact (mean) and paper
+    # scalars that one participating client sends and receives in a round, exact (mean) and paper
     per_round: dict[str, float]
     rounds: list[dict[str, Any]]  # records without times
     protocol: str  # global | personalised
     fidelity: str  # exact | cached_views | approx
     execution: str  # how clients were computed: sequential | batched | gram
-    chunk: int  # clients at once
-    points: int  # of a grid that were computed together; 1 for a run alone
+    chunk: int  # clients computed at once
+    points: int  # configurations of a grid computed together; 1 for a run alone
     threads: int
-    clients: Sequence[str]
-    classes_owned: NDArray[np.int64]  # [M] of each client's training rows
+    clients: Sequence[str]  # names
+    classes_owned: NDArray[np.int64]  # [M] classes among each client's training rows
     trainable: int  # scalars of the deployed model that training sets
     warnings: list[str]  # sentences
-    seconds: float  # wall time; lives in measured.json only
-    measured: dict[str, Any]  # seconds per round; likewise
-    attackers: list[str] = field(default_factory=list)  # names of the clients that lied
-    # labelled test rows by (label, predicted class); a row that several personal models are scored on counts for each
+    seconds: float  # wall time; stored in measured.json only
+    measured: dict[str, Any]  # seconds per round; stored in measured.json only
+    attackers: list[str] = field(default_factory=list)  # names of the clients that attacked
+    # labelled test rows by (label, predicted class); a row counts once for every model that is scored on it
     confusion: list[list[int]] | None = None
     model: bool = False  # whether its model was saved
-    # on validation rows, None where there are none: accuracy (the headline), client_mean and pooled; rows
+    # accuracy (the primary metric), client_mean and pooled on validation rows; None if there are none
     validation: dict[str, float | None] | None = None
-    validation_per_client: NDArray[np.float64] | None = (
-        None  # [M] fractions; NaN for a client that was not scored
-    )
-    pooled: float | None = (
-        None  # accuracy over all test rows of all clients, each scored by the client's model
-    )
-    zero_shot: float | None = (
-        None  # accuracy of the class texts that the method starts from, without training
-    )
-    client_prior: dict[str, float] | None = None  # accuracy without and with it
-    test_rows: TestRows | None = (
-        None  # how often each test row was right; None where they are secret or too many
-    )
+    # [M] fractions; NaN for a client that was not scored
+    validation_per_client: NDArray[np.float64] | None = None
+    # accuracy over all test rows of all clients, each row scored by the model of its client
+    pooled: float | None = None
+    # accuracy of the class texts that the method starts from, without training
+    zero_shot: float | None = None
+    client_prior: dict[str, float] | None = None  # accuracy without and with the client prior
+    # how often each test row was classified correctly; None if the rows are secret or too many
+    test_rows: TestRows | None = None
     partition: dict[str, Any] = field(default_factory=dict)  # its ``partition_facts``
 
     @property
@@ -113,48 +107,51 @@ class SeedResult:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> SeedResult:
-        """The inverse of ``to_dict``; earlier releases wrote lists."""
+        """The inverse of ``to_dict``; also reads the lists that earlier releases wrote."""
+        values = dict(data)
         names = data["clients"]
         if isinstance(names, dict):
-            clients = NumberedNames(names["numbered"])
-        else:
-            clients = names
-        arrays = {
-            name: _unpacked(data[name], kind)
-            for name, kind in ARRAYS.items()
-            if data.get(name) is not None
-        }
+            values["clients"] = NumberedNames(names["numbered"])
+        for name, kind in ARRAYS.items():
+            if data.get(name) is not None:
+                values[name] = _unpacked(data[name], kind)
         rows = None
         if data.get("test_rows") is not None:
             rows = TestRows.from_dict(data["test_rows"])
-        return cls(**{**data, **arrays, "clients": clients, "test_rows": rows})
+        return cls(**{**values, "test_rows": rows})
 
 
 def _packed(values: NDArray[Any]) -> str:
-    return base64.b64encode(values.astype(values.dtype.newbyteorder("<")).tobytes()).decode()
+    """An array as base64 of its little-endian bytes."""
+    little_endian = values.dtype.newbyteorder("<")
+    raw = values.astype(little_endian).tobytes()
+    return base64.b64encode(raw).decode()
 
 
 def _unpacked(packed: str | list[Any], dtype: type) -> NDArray[Any]:
+    """The inverse of ``_packed``."""
     if isinstance(packed, list):
         return np.array(packed, dtype)  # None becomes NaN
-    return np.frombuffer(base64.b64decode(packed), np.dtype(dtype).newbyteorder("<")).astype(dtype)
+    little_endian = np.dtype(dtype).newbyteorder("<")
+    raw = base64.b64decode(packed)
+    return np.frombuffer(raw, little_endian).astype(dtype)
 
 
 def seed_result(
     outcome: TrainingOutput, inputs: RunInputs, seconds: float, *, secret: bool = False
 ) -> SeedResult:
-    """The result of one seed as JSON values.
+    """The result of one seed.
 
-    ``secret`` leaves out who took part in which round, and the time of each, which tells how many they were.
+    ``secret`` leaves out which clients took part in each round, and the time of each round, which depends on their
+    number.
     """
-    # What each round says of its clients tells who took part; a private run that keeps this secret stores none of it.
     rounds = [
         {
             "seed": outcome.seed,
             "round": r.round,
             "clients": None if secret else list(r.clients),
             "accuracy": number(r.accuracy),
-            "diagnostics": {k: number(v) for k, v in r.diagnostics.items()},
+            "diagnostics": {name: number(value) for name, value in r.diagnostics.items()},
             "traffic": r.traffic.to_dict(),
         }
         for r in outcome.records
@@ -193,7 +190,7 @@ def seed_result(
         mean_client=number(evaluation.mean_accuracy),
         macro_f1=number(evaluation.macro_f1),
         by_domain=by_domain,
-        fairness={k: number(v) for k, v in outcome.fairness.items()},
+        fairness={name: number(value) for name, value in outcome.fairness.items()},
         traffic=outcome.traffic.totals(),
         per_round=outcome.traffic.per_client_round(),
         rounds=rounds,
@@ -221,8 +218,11 @@ def seed_result(
 
 
 def mean_std(values: Sequence[float | None]) -> tuple[float | None, float | None]:
-    """Mean and standard deviation over seeds (ddof 1); None where a value is missing or there is one seed only."""
-    if not values or any(v is None for v in values):
+    """Mean and standard deviation (ddof 1) over seeds; both None if a value is missing.
+
+    The deviation of a single seed is None.
+    """
+    if not values or None in values:
         return None, None
     known = np.array(values, np.float64)
     deviation = None
@@ -231,30 +231,49 @@ def mean_std(values: Sequence[float | None]) -> tuple[float | None, float | None
     return float(known.mean()), deviation
 
 
+def _mean(values: Sequence[float | None]) -> float | None:
+    """Mean over seeds; None if a value is missing."""
+    return mean_std(values)[0]
+
+
+def _spread(values: Sequence[float | None]) -> dict[str, Any]:
+    """Mean and standard deviation over seeds, and the value of each seed."""
+    mean, std = mean_std(values)
+    return {"mean": mean, "std": std, "per_seed": values}
+
+
+def _means(of_seeds: Sequence[Mapping[str, float | None]]) -> dict[str, float | None]:
+    """Mean over seeds of every value that the first seed has, by name."""
+    return {name: _mean([values.get(name) for values in of_seeds]) for name in of_seeds[0]}
+
+
 def summarise(
     inputs: RunInputs, spec: ResolvedRun, identity: Identity, seeds: Sequence[SeedResult]
 ) -> dict[str, Any]:
     """``result.json`` of a run: promised values only."""
     first = seeds[0]
     clients = columns_of_seeds(seeds)
-    # With many clients, what each of them has is in a file next to the result, and not in it.
+    # The values of many clients are in a file next to the result, and not in the result.
     named: ClientColumns | None = clients
     names: list[str] | None = list(first.clients)
-    owned: dict[str, Any] = {"per_client": clients.classes_owned.tolist()}
+    classes_owned = clients.classes_owned
+    owned: dict[str, Any] = {"per_client": classes_owned.tolist()}
     if len(first.clients) > CLIENTS_IN_RESULT:
         named = None
         names = None
-        owned = {
-            "least": float(clients.classes_owned.min()),
-            "most": float(clients.classes_owned.max()),
-        }
-    owned["mean"] = float(clients.classes_owned.mean())
+        owned = {"least": float(classes_owned.min()), "most": float(classes_owned.max())}
+    owned["mean"] = float(classes_owned.mean())
     fixed = None
     parameters = [PARAMETERS.get(name) for name in inputs.backbones]
     if None not in parameters:
-        fixed = sum(n for n in parameters if n is not None)
-    f1, f1_std = mean_std([s.macro_f1 for s in seeds])
-    last = [s.rounds[-1].get("diagnostics", {}) for s in seeds]
+        fixed = sum(count for count in parameters if count is not None)
+    trust = trust_section(
+        spec.trust_options,
+        spec.privacy_cost(len(first.clients)),
+        [seed.attackers for seed in seeds],
+        _rejected(seeds),
+    )
+    last = [seed.rounds[-1].get("diagnostics", {}) for seed in seeds]
     result = {
         "method": spec.method,
         "preset": spec.requested.preset,
@@ -268,25 +287,20 @@ def summarise(
         "widths": list(inputs.data.widths),
         "classes": inputs.data.classes,
         "class_names": list(inputs.classes),
-        "partition": partition_section(inputs.partition_name, [s.partition for s in seeds]),
+        "partition": partition_section(inputs.partition_name, [seed.partition for seed in seeds]),
         "rounds": spec.rounds,
         "participation": spec.participation_text,
-        "seeds": [s.seed for s in seeds],
+        "seeds": [seed.seed for seed in seeds],
         "accuracy": _accuracy(seeds, named, spec.eval_clients is not None),
-        "macro_f1": {"mean": f1, "std": f1_std, "per_seed": [s.macro_f1 for s in seeds]},
+        "macro_f1": _spread([seed.macro_f1 for seed in seeds]),
         "parameters": {"trainable": first.trainable, "fixed": fixed},
         "classes_owned": owned,
         "clients": names,
-        "fairness": {k: mean_std([s.fairness[k] for s in seeds])[0] for k in first.fairness},
+        "fairness": _means([seed.fairness for seed in seeds]),
         "traffic": _traffic(seeds),
-        "confusion": _summed([s.confusion for s in seeds]),
-        **trust_section(
-            spec.trust_options,
-            spec.privacy_cost(len(first.clients)),
-            [s.attackers for s in seeds],
-            _rejected(seeds),
-        ),
-        "diagnostics": {k: mean_std([values.get(k) for values in last])[0] for k in last[0]},
+        "confusion": _summed([seed.confusion for seed in seeds]),
+        **trust,
+        "diagnostics": _means(last),
         "execution": first.execution,
         "chunk": first.chunk,
         "points": first.points,
@@ -297,8 +311,9 @@ def summarise(
         "code": identity.code,
         "digest": identity.digest,
     }
-    # What most runs do not have is left out of their results.
-    if words := spec.sampling.words():
+    # A result has these sections only if the run uses them.
+    words = spec.sampling.words()
+    if words:
         result["participants"] = words
     if spec.timing is not None:
         result["timing"] = _timing(spec.timing, seeds)
@@ -319,25 +334,23 @@ def _plugin(plugin: Plugin) -> dict[str, str]:
 
 
 def _timing(rule: TimingRule, seeds: Sequence[SeedResult]) -> dict[str, Any]:
-    """Simulated time: its rule, the end of the last round (mean over seeds), and the age of updates over all seeds."""
-    diagnostics = [[r["diagnostics"] for r in s.rounds] for s in seeds]
-    section: dict[str, Any] = {
-        **rule.words(),
-        "simulated_time": mean_std([d[-1]["simulated_time"] for d in diagnostics])[0],
-    }
+    """Simulated time: its rule, the end of the last round (mean over seeds), and the staleness of all updates."""
+    ends = [seed.rounds[-1]["diagnostics"]["simulated_time"] for seed in seeds]
+    section: dict[str, Any] = {**rule.words(), "simulated_time": _mean(ends)}
     if rule.buffer is not None:
-        counted = [
-            (d["staleness_mean"], d["staleness_max"], len(r["clients"]))
-            for s in seeds
-            for r in s.rounds
-            if "staleness_max" in (d := r["diagnostics"])
-        ]
-        updates = sum(count for _, _, count in counted)
+        updates = 0
+        total = 0.0  # staleness of all updates
+        most = []  # in each round
+        for record in chain.from_iterable(seed.rounds for seed in seeds):
+            values = record["diagnostics"]
+            if "staleness_max" in values:
+                count = len(record["clients"])
+                updates += count
+                total += values["staleness_mean"] * count
+                most.append(values["staleness_max"])
         section["updates"] = updates
-        section["staleness_mean"] = sum(mean * count for mean, _, count in counted) / max(
-            1, updates
-        )
-        section["staleness_max"] = max((most for _, most, _ in counted), default=None)
+        section["staleness_mean"] = total / max(1, updates)
+        section["staleness_max"] = max(most, default=None)
     return section
 
 
@@ -346,9 +359,13 @@ def partition_facts(partition: Partition) -> dict[str, Any]:
     validation_rows = 0
     if partition.validation is not None:
         validation_rows = len(partition.validation)
+    args: dict[str, Any] = dict(partition.args)
+    for name, value in args.items():
+        if isinstance(value, tuple):
+            args[name] = list(value)
     return {
         "scheme": partition.scheme,
-        "args": {k: list(v) if isinstance(v, tuple) else v for k, v in partition.args.items()},
+        "args": args,
         "seed": partition.seed,
         "digest": partition.digest,
         "clients": len(partition.clients),
@@ -360,120 +377,122 @@ def partition_facts(partition: Partition) -> dict[str, Any]:
 
 def partition_section(name: str | None, facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The partition of a run from the facts of its seeds; every seed has the scheme of the first."""
-    first = {key: value for key, value in facts[0].items() if key != "validation_rows"}
-    return {"name": name, **first, "digests": [one["digest"] for one in facts]}
+    digests = [of_seed["digest"] for of_seed in facts]
+    section: dict[str, Any] = {"name": name, **facts[0], "digests": digests}
+    section.pop("validation_rows", None)
+    return section
 
 
 def columns_of_seeds(seeds: Sequence[SeedResult]) -> ClientColumns:
     """Columns of all clients, means over seeds."""
-    per_seed = np.stack([s.per_client for s in seeds])
-    owned = np.array([s.classes_owned for s in seeds], np.float64).mean(0)
-    held = [s.validation_per_client for s in seeds if s.validation_per_client is not None]
-    if len(held) < len(seeds):
-        validation = None
-    else:
+    per_seed = np.stack([seed.per_client for seed in seeds])
+    accuracy = np.ascontiguousarray(per_seed.T).mean(1)
+    owned = np.array([seed.classes_owned for seed in seeds], np.float64).mean(0)
+    held = [seed.validation_per_client for seed in seeds if seed.validation_per_client is not None]
+    validation = None
+    if len(held) == len(seeds):
         validation = np.stack(held).mean(0)
-    return ClientColumns(
-        seeds[0].clients, np.ascontiguousarray(per_seed.T).mean(1), owned, per_seed, validation
-    )
+    return ClientColumns(seeds[0].clients, accuracy, owned, per_seed, validation)
 
 
 def files_of_clients(seeds: Sequence[SeedResult]) -> dict[str, bytes]:
-    """Files next to a result, by name: columns of clients that are too many for it, and test rows."""
-    made = {}
+    """Content of the files next to a result, by name: test rows, and the columns of many clients."""
+    files = {}
     if len(seeds[0].clients) > CLIENTS_IN_RESULT:
-        made[CLIENTS_FILE] = columns_of_seeds(seeds).to_parquet([s.seed for s in seeds])
-    rows = rows_file({s.seed: s.test_rows for s in seeds})
+        columns = columns_of_seeds(seeds)
+        files[CLIENTS_FILE] = columns.to_parquet([seed.seed for seed in seeds])
+    rows = rows_file({seed.seed: seed.test_rows for seed in seeds})
     if rows is not None:
-        made[ROWS_FILE] = rows
-    return made
+        files[ROWS_FILE] = rows
+    return files
 
 
 def _accuracy(
     seeds: Sequence[SeedResult], clients: ClientColumns | None, drawn: bool
 ) -> dict[str, Any]:
-    """``clients`` where a result names each; ``drawn`` says whether only some of the personal models were scored."""
+    """Accuracy on test rows.
+
+    ``clients`` are None if the result does not name each client. ``drawn`` is true if only some of the personal models
+    were scored.
+    """
     first = seeds[0]
-    mean, std = mean_std([s.accuracy for s in seeds])
-    found = {
-        "mean": mean,
-        "std": std,
-        "per_seed": [s.accuracy for s in seeds],
-        "per_domain": {
-            name: mean_std([s.by_domain.get(name) for s in seeds])[0] for name in first.by_domain
-        },
-        "client_mean": mean_std([s.mean_client for s in seeds])[0],
-        "client_mean_per_seed": [s.mean_client for s in seeds],
-        "pooled": mean_std([s.pooled for s in seeds])[0],
-        "pooled_per_seed": [s.pooled for s in seeds],
+    client_means = [seed.mean_client for seed in seeds]
+    pooled = [seed.pooled for seed in seeds]
+    section = {
+        **_spread([seed.accuracy for seed in seeds]),
+        "per_domain": _means([seed.by_domain for seed in seeds]),
+        "client_mean": _mean(client_means),
+        "client_mean_per_seed": client_means,
+        "pooled": _mean(pooled),
+        "pooled_per_seed": pooled,
         "per_round": _curve(seeds),
     }
     if clients is not None:
-        found["per_client"] = [number(a) for a in clients.accuracy.tolist()]
+        section["per_client"] = [number(value) for value in clients.accuracy.tolist()]
     if drawn:
-        found["eval_clients"] = [_drawn_clients(s) for s in seeds]
+        section["eval_clients"] = [_drawn_clients(seed) for seed in seeds]
     if first.zero_shot is not None:
-        found["zero_shot"] = mean_std([s.zero_shot for s in seeds])[0]
-    priors = [s.client_prior for s in seeds if s.client_prior is not None]
+        section["zero_shot"] = _mean([seed.zero_shot for seed in seeds])
+    priors = [seed.client_prior for seed in seeds if seed.client_prior is not None]
     if priors:
-        found["client_prior"] = {k: mean_std([p[k] for p in priors])[0] for k in priors[0]}
-    return found
+        section["client_prior"] = _means(priors)
+    return section
 
 
 def _validation(seeds: Sequence[SeedResult], clients: ClientColumns | None) -> dict[str, Any]:
-    """Figures on validation rows, as those of ``_accuracy``; ``rows`` are those of the first seed's partition."""
-    found = [s.validation or {} for s in seeds]
-    mean, std = mean_std([f.get("accuracy") for f in found])
-    by_round = [
-        {
-            r["round"]: r["diagnostics"][VALIDATION_ACCURACY]
-            for r in s.rounds
-            if VALIDATION_ACCURACY in r["diagnostics"]
-        }
-        for s in seeds
-    ]
-    figures = {
-        "mean": mean,
-        "std": std,
-        "per_seed": [f.get("accuracy") for f in found],
-        "client_mean": mean_std([f.get("client_mean") for f in found])[0],
-        "pooled": mean_std([f.get("pooled") for f in found])[0],
-        "per_round": [
-            {"round": r, "mean": mean_std([known.get(r) for known in by_round])[0]}
-            for r in by_round[0]
-        ],
+    """Accuracy on validation rows, like ``_accuracy``; ``rows`` is their number in the first seed's partition."""
+    found = [seed.validation or {} for seed in seeds]
+    by_round: list[dict[int, float | None]] = []
+    for seed in seeds:
+        known = {}
+        for record in seed.rounds:
+            diagnostics = record["diagnostics"]
+            if VALIDATION_ACCURACY in diagnostics:
+                known[record["round"]] = diagnostics[VALIDATION_ACCURACY]
+        by_round.append(known)
+    curve = []
+    for round_ in by_round[0]:
+        curve.append({"round": round_, "mean": _mean([known.get(round_) for known in by_round])})
+    section = {
+        **_spread([values.get("accuracy") for values in found]),
+        "client_mean": _mean([values.get("client_mean") for values in found]),
+        "pooled": _mean([values.get("pooled") for values in found]),
+        "per_round": curve,
         "rows": seeds[0].partition["validation_rows"],
     }
     if clients is not None:
-        each = []
+        per_client = []
         if clients.validation is not None:
-            each = clients.validation.tolist()
-        figures["per_client"] = [number(a) for a in each]
-    return figures
+            per_client = clients.validation.tolist()
+        section["per_client"] = [number(value) for value in per_client]
+    return section
 
 
 def _drawn_clients(seed: SeedResult) -> dict[str, float | int | None]:
     """Number of scored clients, how many of them took part in some round, and the standard error of their mean.
 
-    Drawn without replacement: s / sqrt(n) sqrt(1 - n / M); None for fewer than two, and where none of them took part.
+    The error is s / sqrt(n) sqrt(1 - n / M), because clients are drawn without replacement. It is None for fewer than
+    two clients, and if none of them took part.
     """
     scored = ~np.isnan(seed.per_client)
-    participants = [r["clients"] for r in seed.rounds]
+    participants = [record["clients"] for record in seed.rounds]
     trained = None
     if None not in participants:
-        trained = int(scored[list({c for clients in participants for c in clients})].sum())
+        distinct = set(chain.from_iterable(participants))
+        trained = int(scored[list(distinct)].sum())
     known = seed.per_client[scored]
     n = len(known)
     error = None
     if n > 1 and trained != 0:
-        error = float(known.std(ddof=1) / np.sqrt(n) * np.sqrt(1 - n / len(scored)))
+        correction = np.sqrt(1 - n / len(scored))
+        error = float(known.std(ddof=1) / np.sqrt(n) * correction)
     return {"scored": n, "trained": trained, "standard_error": error}
 
 
 def _traffic(seeds: Sequence[SeedResult]) -> dict[str, Any]:
-    """Totals over seeds; what one client sends in a round is that of the first seed."""
+    """Totals over seeds; the traffic of one client in a round is that of the first seed."""
     per_round = seeds[0].per_round
-    totals = {k: sum(s.traffic[k] for s in seeds) for k in seeds[0].traffic}
+    totals = {name: sum(seed.traffic[name] for seed in seeds) for name in seeds[0].traffic}
     return {
         "up": totals["up"],
         "down": totals["down"],
@@ -494,30 +513,34 @@ def _traffic(seeds: Sequence[SeedResult]) -> dict[str, Any]:
 
 
 def _curve(seeds: Sequence[SeedResult]) -> list[dict[str, Any]]:
-    """Mean accuracy over seeds of every round that was scored, the last among them, and its end in simulated time."""
-    scored = [{r["round"]: r for r in s.rounds if r["accuracy"] is not None} for s in seeds]
+    """Mean accuracy over seeds of every scored round, and the end of the round if time is simulated."""
+    scored = []
+    for seed in seeds:
+        scored.append(
+            {record["round"]: record for record in seed.rounds if record["accuracy"] is not None}
+        )
     curve = []
     for round_ in scored[0]:
         of_seeds = [by_round.get(round_, {}) for by_round in scored]
-        ends = [r.get("diagnostics", {}).get("simulated_time") for r in of_seeds]
-        if None in ends:
-            time = {}
-        else:
-            time = {"simulated_time": mean_std(ends)[0]}
-        curve.append(
-            {"round": round_, "mean": mean_std([r.get("accuracy") for r in of_seeds])[0], **time}
-        )
+        point = {"round": round_, "mean": _mean([record.get("accuracy") for record in of_seeds])}
+        ends = [record.get("diagnostics", {}).get("simulated_time") for record in of_seeds]
+        if None not in ends:
+            point["simulated_time"] = _mean(ends)
+        curve.append(point)
     return curve
 
 
 def _rejected(seeds: Sequence[SeedResult]) -> int:
-    """Uploads that validation refused, over all seeds and rounds."""
-    return int(sum(r.get("diagnostics", {}).get("rejected") or 0 for s in seeds for r in s.rounds))
+    """Number of uploads that validation rejected, over all seeds and rounds."""
+    rejected = 0
+    for record in chain.from_iterable(seed.rounds for seed in seeds):
+        rejected += record.get("diagnostics", {}).get("rejected") or 0
+    return int(rejected)
 
 
 def _summed(matrices: Sequence[list[list[int]] | None]) -> list[list[int]] | None:
-    """Counts over all seeds; None where a seed has none (a run begun by an earlier version)."""
-    known = [m for m in matrices if m is not None]
+    """Counts over all seeds; None if a seed has none (a run begun by an earlier version)."""
+    known = [matrix for matrix in matrices if matrix is not None]
     if len(known) < len(matrices):
         return None
     summed: list[list[int]] = np.sum(known, axis=0).tolist()
@@ -530,9 +553,10 @@ def trust_section(
     attackers: Sequence[Sequence[str]],
     rejected: int = 0,
 ) -> dict[str, Any]:
-    """The part of a result that says what was done; {} for an ordinary run.
+    """The section on trust of a result, which holds its options and their effects; {} for an ordinary run.
 
-    ``attackers`` are names for each seed; ``rejected`` counts uploads that validation refused in all of them.
+    ``attackers`` are client names for each seed; ``rejected`` is the number of uploads that validation rejected in all
+    seeds.
     """
     section = dict(options)
     if not section:
@@ -546,33 +570,31 @@ def trust_section(
     return {"trust": section}
 
 
-# From the predictions of an evaluation to what it says of every test row.
+# How often each test row was classified correctly, from the predictions of an evaluation.
 
 MOST_ROWS = 100_000
-"""Different test rows up to which a result has the file: of more, an interval is narrower than 0.4 points."""
+"""Most distinct test rows for which a result has the file: with more rows an interval is narrower than 0.4 points."""
 MOST_SCORED = 1 << 21
-"""Pairs of client and test row up to which they are added up."""
+"""Most pairs of client and test row for which a result has the file."""
 
 
 def count_test_rows(
     found: Evaluation, clients: Sequence[ClientRows], labels: Tensor
 ) -> TestRows | None:
-    """The test rows of an evaluation; None where predictions were not kept, and above ``MOST_ROWS`` or ``MOST_SCORED``.
+    """The test rows of an evaluation; None if predictions were not kept, or above ``MOST_ROWS`` or ``MOST_SCORED``.
 
     Args:
-        found: of these clients.
-        clients: whose test rows they are.
-        labels: int64 [N] of all rows of the store, -1 where unknown: such a row is not scored.
+        found: evaluation of ``clients``.
+        clients: rows of each client; their test rows were evaluated.
+        labels: int64 [N] of all rows of the store; a row with -1 has no label and is not scored.
     """
     too_many = found.sizes is None and len(found.rows) > MOST_ROWS
     if not len(found.rows) or not found.whole or too_many:
         return None
-    if isinstance(clients, ClientTable):
-        table = clients
-    else:
-        table = ClientTable.of(clients, np.empty(0, np.int64))
+    if not isinstance(clients, ClientTable):
+        clients = ClientTable.of(clients, np.empty(0, np.int64))
     if found.sizes is None:
-        lists = _one_model(found, table)
+        lists = _one_model(found, clients)
     else:
         lists = (found.rows, found.predictions, found.sizes)
     if lists is None:
@@ -585,24 +607,29 @@ def count_test_rows(
     owner = np.repeat(np.arange(len(sizes)), sizes)[known]
     right = (truth == guesses)[known]
     per_client = np.bincount(owner, minlength=len(sizes))
-    each = 1.0 / (per_client[owner] * max(1, int((per_client > 0).sum())))
+    scored_clients = max(1, int((per_client > 0).sum()))
+    # The mean over clients gives a test row this weight: every scored client counts once.
+    weight = 1.0 / (per_client[owner] * scored_clients)
     distinct, place = np.unique(rows[known], return_inverse=True)
-    if not 0 < len(distinct) <= MOST_ROWS:
-        return None
     count = len(distinct)
+    if not 0 < count <= MOST_ROWS:
+        return None
     return TestRows(
         distinct,
         np.bincount(place[right], minlength=count),
         np.bincount(place, minlength=count),
-        np.bincount(place[right], each[right], count),
-        np.bincount(place, each, count),
+        np.bincount(place[right], weight[right], count),
+        np.bincount(place, weight, count),
     )
 
 
 def _one_model(
     found: Evaluation, table: ClientTable
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
-    """Rows and predictions of one model, client by client, and how many each has; None for too many of them."""
+    """Rows and predictions of one model, client by client, and the number of rows of each client.
+
+    None above ``MOST_SCORED`` rows.
+    """
     if int(table.test_sizes.sum()) > MOST_SCORED:
         return None
     if isinstance(table.tests, MatchedLists):
@@ -613,4 +640,5 @@ def _one_model(
         shared = int(table.shares.sum())
         rows = np.concatenate([table.tests.rows, np.tile(table.common, shared)])
         sizes = np.concatenate([table.tests.sizes, np.full(shared, len(table.common))])
-    return rows, found.predictions[np.searchsorted(found.rows, rows)], sizes
+    predictions = found.predictions[np.searchsorted(found.rows, rows)]
+    return rows, predictions, sizes

@@ -34,6 +34,7 @@ from fedcache.progress import Observer
 from fedcache.runs.features import (
     RunFeatures,
     RunInputs,
+    backbones_of,
     encoders_of_run,
     read_client_stores,
     read_images,
@@ -59,12 +60,12 @@ from fedcache.store.store import Store
 
 
 class RowSource(Protocol):
-    """Source of a run's rows. The methods are called in this order, each once for a run."""
+    """Source of a run's rows. The methods are called in the order below, each once for a run."""
 
     def open(self, method: Method, settings: Mapping[str, Value]) -> float:
-        """Find what holds the rows, and extract what is missing; the seconds that extracting took.
+        """Find the stores that hold the rows, and extract missing arrays. Returns the seconds that extraction took.
 
-        Raises StoreError for what is missing; UsageError for what the method cannot have of this source.
+        Raises StoreError for a missing store or array; UsageError if this source cannot serve the method.
         """
 
     def arrays(self, method: Method, settings: Mapping[str, Value]) -> list[str]:
@@ -107,9 +108,9 @@ class RowSource(Protocol):
 class InputCache:
     """Features and partitions that the points of one grid share, read and drawn once."""
 
-    # of the last arrays read; grids keep arrays together, so one is enough
+    # key and features of the last arrays read; one entry is enough, because grids sort their points by arrays
     features: tuple[Any, RunFeatures] | None = None
-    # by everything that determines them
+    # partition of each seed, and the name of a saved one; by everything that determines them
     partitions: dict[Any, tuple[dict[int, Partition], str | None]] = field(default_factory=dict)
     warned: set[str] = field(default_factory=set)  # warnings that were given
 
@@ -119,31 +120,45 @@ class Preparation:
     """Settings of preparing a run: home, observer, stop, and whether extraction is allowed."""
 
     home: Home  # where stores are
-    observer: Observer  # told every choice that was not the user's
-    stop: Stop  # honoured while an extraction runs
-    extract: bool = True  # whether to run the extraction that is missing
-    repartition: bool = False  # every seed draws its own partition (else all seeds share one)
+    observer: Observer  # receives a note on every choice that the user did not make
+    stop: Stop  # ends an extraction that runs
+    extract: bool = True  # whether to run a missing extraction
+    repartition: bool = (
+        False  # whether every seed draws its own partition (else all seeds share one)
+    )
     cache: InputCache = field(default_factory=InputCache)  # shared by the points of a grid
-    whole: bool = False  # validation rows are trained on, as if the partition had none
+    whole: bool = False  # whether validation rows are trained on, as if the partition had none
 
 
-class StoreRows:
-    """A ``RowSource``: the store of a configuration, extracted first where there is none."""
+class OneStore:
+    """The names in a run's only store, or in the first of several stores with the same names."""
 
-    store: Store  # once it is open
+    store: Store  # set by ``open``
+
+    def names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Names of the domains and of the classes."""
+        return self.store.samples.domains, self.store.samples.classes
+
+    def backbones(self, arrays: Sequence[str]) -> tuple[str, ...]:
+        """Names of the backbones that made the arrays."""
+        return backbones_of(self.store, arrays)
+
+
+class StoreRows(OneStore):
+    """A ``RowSource``: the store of a configuration. If it does not exist, it is extracted first."""
 
     def __init__(
         self, config: TrainConfig, partition: PartitionConfig, preparation: Preparation
     ) -> None:
-        self.config = replace(
-            config, backbones=tuple(known_name(n, preparation.home.root) for n in config.backbones)
-        )
+        root = preparation.home.root
+        backbones = tuple(known_name(name, root) for name in config.backbones)
+        self.config = replace(config, backbones=backbones)
         self.partition = partition
         self.preparation = preparation
         self._trained_rows = np.empty(0, np.int64)
 
     def open(self, method: Method, settings: Mapping[str, Value]) -> float:
-        """Find the store; the seconds of the extraction that was run for it."""
+        """Find the store. Returns the seconds of the extraction that was run for it."""
         p = self.preparation
         self.store, seconds = find_or_extract(
             method, self.config, p.home, extract=p.extract, observer=p.observer, stop=p.stop
@@ -172,7 +187,7 @@ class StoreRows:
     def partitions(
         self, method: Method, seeds: Sequence[int]
     ) -> tuple[dict[int, Partition], str | None]:
-        """A saved one, or those of a scheme; what is wrong with the labels of its rows is refused or warned of."""
+        """A saved partition, or those of a scheme. Labels that the method cannot use are refused or cause a warning."""
         p = self.preparation
         config = self.config
         samples = self.store.samples
@@ -201,7 +216,8 @@ class StoreRows:
             found = without_validation(found)
             name = None
         first = next(iter(found.values()))
-        self._trained_rows = rows = all_train_rows(first.clients)
+        rows = all_train_rows(first.clients)
+        self._trained_rows = rows
         need_labels(method, self.store, rows)
         warning = single_class_warning(method, samples.label[rows], samples.classes)
         if warning is not None and warning not in p.cache.warned:
@@ -214,21 +230,18 @@ class StoreRows:
     def feat_post(
         self, method: Method, settings: Mapping[str, Value], arrays: Sequence[str]
     ) -> str:
-        """The requested transform, else the usual one for these backbones, which is noted when features are read."""
+        """The requested transform, else the usual one for these backbones, with a note if features are read."""
         config = self.config
-        reads_images = "pixels" in method.reads(settings)
-        if reads_images:
+        requested = "feat_post" in config.set
+        observer: Observer | None = self.preparation.observer
+        if "pixels" in method.reads(settings):
             observer = None
-        else:
-            observer = self.preparation.observer
-        return feat_post_for(
-            settings, "feat_post" in config.set, config.preset, self.store, arrays, observer
-        )
+        return feat_post_for(settings, requested, config.preset, self.store, arrays, observer)
 
     def read(
         self, method: Method, settings: Mapping[str, Value], arrays: Sequence[str], feat_post: str
     ) -> RunFeatures:
-        """Features or images of every row of the store, with live encoders for a method that runs some."""
+        """Features or images of every row of the store, with live encoders for a method that uses them."""
         p = self.preparation
         store = self.store
         reads = method.reads(settings)
@@ -243,7 +256,8 @@ class StoreRows:
             features = encoders.add_to(features, store)
         if features.templates:
             say_templates(list(features.templates), p.observer)
-        if not reads & {"labels", "text"} and (store.samples.label[self._trained_rows] < 0).all():
+        needs_labels = bool(reads & {"labels", "text"})
+        if not needs_labels and (store.samples.label[self._trained_rows] < 0).all():
             p.observer.note(
                 "No training row has a label, so no linear probe can be trained and nothing is scored."
             )
@@ -258,28 +272,26 @@ class StoreRows:
     def _read_once(
         self, method: Method, settings: Mapping[str, Value], arrays: Sequence[str], feat_post: str
     ) -> RunFeatures:
-        """The features, from the cache when the last point of the grid had the same."""
+        """The features, from the cache if the last point of the grid had the same."""
         cache = self.preparation.cache
         rows = self._trained_rows
-        determines_scale = b""
+        scaled_by = b""  # the rows that determine the scaling of features
         if feat_post in SHARED_SUMS:
-            determines_scale = rows.tobytes()
+            scaled_by = rows.tobytes()
         key = (
             self.store.path,
             tuple(arrays),
             feat_post,
-            determines_scale,
+            scaled_by,
             method.needs,
             settings.get("init"),
             settings.get("head"),
         )
         if cache.features is None or cache.features[0] != key:
-            cache.features = None  # the old ones go before the new ones come
+            cache.features = None  # frees the memory of the old ones before the new ones are read
             observer = self.preparation.observer
-            cache.features = (
-                key,
-                read_store(method, settings, self.store, arrays, feat_post, rows, observer),
-            )
+            features = read_store(method, settings, self.store, arrays, feat_post, rows, observer)
+            cache.features = (key, features)
         return cache.features[1]
 
     def overrides(
@@ -292,31 +304,27 @@ class StoreRows:
         return client_overrides(method, self.config, self.store, features.arrays, widths, clients)
 
     def dataset(self) -> dict[str, Any]:
-        """Slug, digest and numbers of rows, and what they are where they are no images."""
-        d = self.store.dataset
-        rows = {"rows": self.store.rows, "ok": self.store.rows_ok}
-        return {"slug": str(d["slug"]), "digest": str(d["digest"]), **rows, **_held(self.store)}
-
-    def names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Domains and classes."""
-        return self.store.samples.domains, self.store.samples.classes
-
-    def backbones(self, arrays: Sequence[str]) -> tuple[str, ...]:
-        """Names of the backbones that made the arrays."""
-        return tuple(str(self.store.arrays[key].recipe.get("backbone", key)) for key in arrays)
+        """Slug, digest and numbers of rows, and the kind of the rows if they are not images."""
+        dataset = self.store.dataset
+        return {
+            "slug": str(dataset["slug"]),
+            "digest": str(dataset["digest"]),
+            "rows": self.store.rows,
+            "ok": self.store.rows_ok,
+            **_held(self.store),
+        }
 
     def choices(self, arrays: Sequence[str]) -> dict[str, Any]:
-        """The arrays by name; the store by its path where it was found without being named."""
+        """The names of the arrays, and the path of the store if the user did not name it."""
         found = {"backbones": [array_name(self.store, key) for key in arrays]}
-        named = self.config.store or self.config.dataset
-        if named:
+        if self.config.store or self.config.dataset:
             return found
         place = self.store.address or str(self.store.path.resolve())
         return {"store": place, **found}
 
 
 def _held(store: Store) -> dict[str, str]:
-    """The kind of the rows, if they are no images."""
+    """The kind of the rows, if they are not images."""
     kind = held_by(array.recipe for array in store.arrays.values())
     if kind == IMAGES:
         return {}
@@ -324,19 +332,22 @@ def _held(store: Store) -> dict[str, str]:
 
 
 def without_validation(partitions: Mapping[int, Partition]) -> dict[int, Partition]:
-    """The partition of each seed with validation rows among the training rows; equal ones are made once."""
-    made = {id(partition): partition.without_validation() for partition in partitions.values()}
-    return {seed: made[id(partition)] for seed, partition in partitions.items()}
+    """The partition of each seed with validation rows among the training rows.
+
+    Seeds that share a partition share the new one.
+    """
+    by_id = {id(partition): partition.without_validation() for partition in partitions.values()}
+    return {seed: by_id[id(partition)] for seed, partition in partitions.items()}
 
 
-class ShardRows:
-    """A ``RowSource``: the stores of a directory.
+class ShardRows(OneStore):
+    """A ``RowSource``: a directory with one store per client.
 
-    Rows that several clients hold (shared test rows) are taken once, in the parent's order, so that every sum runs in
-    the order it has when one store holds all rows.
+    Rows that several clients hold (shared test rows) are taken once, in the parent's order. So sums add up in the same
+    order as for one store with all rows.
     """
 
-    stores: list[Store]  # in client order, once they are open
+    stores: list[Store]  # in client order; set by ``open``
 
     def __init__(self, config: TrainConfig, folder: Path, preparation: Preparation) -> None:
         self.config = config
@@ -360,26 +371,26 @@ class ShardRows:
                 "NAME",
             )
         self.stores = open_clients(self.folder)
+        self.store = self.stores[0]
         count = len(self.stores)
         self.preparation.observer.note(f"{count} client stores in {self.config.clients_from}.")
-        # Numbers in the parent -> places in one matrix that holds every row once, in the parent's order.
-        parents = [np.array(s.dataset["shard"]["rows"], np.int64) for s in self.stores]
-        rows = np.unique(np.concatenate(parents))
-        self._places = [np.searchsorted(rows, p) for p in parents]
+        # Row numbers in the parent store become places in one matrix, which holds every row once in the same order.
+        in_parent = [np.array(store.dataset["shard"]["rows"], np.int64) for store in self.stores]
+        distinct = np.unique(np.concatenate(in_parent))
+        self._places = [np.searchsorted(distinct, rows) for rows in in_parent]
         return 0.0
 
     def arrays(self, method: Method, settings: Mapping[str, Value]) -> list[str]:
-        """The arrays of ``--backbones``; every client must have them, by the digest of their recipe."""
-        return common_arrays(
-            self.stores, self.config, "text" in method.needs or wants_encoders(method)
-        )
+        """The arrays of ``--backbones``; every client must have them with the same recipe."""
+        reads_text = "text" in method.needs or wants_encoders(method)
+        return common_arrays(self.stores, self.config, reads_text)
 
     def partitions(
         self, method: Method, seeds: Sequence[int]
     ) -> tuple[dict[int, Partition], str | None]:
-        """Each client holds the rows of its store, as the store splits them."""
+        """Each client holds the rows of its store, with the splits of the store."""
         labels: list[NDArray[np.int32]] = []
-        chosen_by: list[NDArray[np.int64]] = []
+        validation_rows: list[NDArray[np.int64]] = []
         for store, places in zip(self.stores, self._places, strict=True):
             s = store.samples
             name = str(store.dataset["shard"]["client"])
@@ -388,29 +399,28 @@ class ShardRows:
             test = good & (s.split == 1)
             self._clients.append(Client(name, places[train], places[test]))
             labels.append(s.label[train])
-            chosen_by.append(places[good & (s.split == 2)])
+            validation_rows.append(places[good & (s.split == 2)])
         if "labels" in method.needs and any((label < 0).any() for label in labels):
             folder = self.config.clients_from
             raise UsageError(
                 f"{method.name} needs labels, but some rows of the client stores in {folder} have none.",
                 "Add labels to the dataset, then:  fedcache shard --partition NAME --out DIR",
             )
-        warning = single_class_warning(
-            method, np.concatenate(labels), self.stores[0].samples.classes
-        )
+        classes = self.store.samples.classes
+        warning = single_class_warning(method, np.concatenate(labels), classes)
         if warning is not None:
             self.preparation.observer.warn(warning)
-        test = np.unique(np.concatenate([c.test for c in self._clients]))
+        test = np.unique(np.concatenate([client.test for client in self._clients]))
         validation = None
-        if any(map(len, chosen_by)):
-            validation = Validation.of_clients(RowLists.of(chosen_by))
+        if any(map(len, validation_rows)):
+            validation = Validation.of_clients(RowLists.of(validation_rows))
         partition = Partition(
             scheme="shards-of-a-store",
             args={},
             seed=0,
             clients=ClientTable.of(self._clients, test, validation),
             test=test,
-            dataset=str(self.stores[0].dataset["shard"]["parent"]),
+            dataset=str(self.store.dataset["shard"]["parent"]),
             pool=1 + max(int(places.max(initial=-1)) for places in self._places),
             dropped=0,
         )
@@ -422,24 +432,22 @@ class ShardRows:
     def feat_post(
         self, method: Method, settings: Mapping[str, Value], arrays: Sequence[str]
     ) -> str:
-        """The requested transform, else the usual one for these backbones, which is noted."""
+        """The requested transform, else the usual one for these backbones, with a note."""
         requested = "feat_post" in self.config.set
         observer = self.preparation.observer
-        return feat_post_for(
-            settings, requested, self.config.preset, self.stores[0], arrays, observer
-        )
+        return feat_post_for(settings, requested, self.config.preset, self.store, arrays, observer)
 
     def read(
         self, method: Method, settings: Mapping[str, Value], arrays: Sequence[str], feat_post: str
     ) -> RunFeatures:
-        """Every row once, with live encoders for a method that runs some."""
-        trained = np.concatenate([c.train for c in self._clients])
+        """Every row once, with live encoders for a method that uses them."""
+        trained = np.concatenate([client.train for client in self._clients])
         features = read_client_stores(
             method, settings, self.stores, arrays, self._places, feat_post, trained
         )
-        encoders = encoders_of_run(method, self.stores[0], arrays[0], self.preparation.home)
+        encoders = encoders_of_run(method, self.store, arrays[0], self.preparation.home)
         if encoders is not None:
-            features = encoders.add_to(features, self.stores[0])
+            features = encoders.add_to(features, self.store)
         if features.templates:
             say_templates(list(features.templates), self.preparation.observer)
         return features
@@ -447,41 +455,32 @@ class ShardRows:
     def overrides(
         self, method: Method, features: RunFeatures, clients: int
     ) -> dict[int, ClientOverrides]:
-        """None: they were refused."""
+        """No differences: ``open`` refuses the options that set them."""
         return {}
 
     def dataset(self) -> dict[str, Any]:
-        """The parent's slug and digest, and the rows of all clients, those that several hold counted for each."""
-        first = self.stores[0].dataset
+        """The parent's slug and digest, and the rows of all clients; a row of several clients counts several times."""
         return {
-            "slug": first["slug"],
-            "digest": str(first["shard"]["parent"]),
-            "rows": int(sum(s.rows for s in self.stores)),
-            "ok": int(sum(int(s.rows_ok) for s in self.stores)),
-            **_held(self.stores[0]),
+            "slug": self.store.dataset["slug"],
+            "digest": str(self.store.dataset["shard"]["parent"]),
+            "rows": int(sum(store.rows for store in self.stores)),
+            "ok": int(sum(int(store.rows_ok) for store in self.stores)),
+            **_held(self.store),
         }
 
-    def names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Domains and classes."""
-        return self.stores[0].samples.domains, self.stores[0].samples.classes
-
-    def backbones(self, arrays: Sequence[str]) -> tuple[str, ...]:
-        """Names of the backbones that made the arrays."""
-        return tuple(str(self.stores[0].arrays[key].recipe.get("backbone", key)) for key in arrays)
-
     def choices(self, arrays: Sequence[str]) -> dict[str, Any]:
-        """The arrays by name."""
-        return {"backbones": [array_name(self.stores[0], key) for key in arrays]}
+        """The names of the arrays."""
+        return {"backbones": [array_name(self.store, key) for key in arrays]}
 
 
-# On which device a run trains, and its inputs there.
+# The device that trains a run, and the inputs on that device.
 
 
 def training_device(requested: str, observer: Observer, *, live: bool = False) -> str:
-    """``auto`` is the CPU, where the docs were measured, so that runs have the same bits with and without a GPU.
+    """The device that trains a run: ``auto`` is the CPU, so that runs have the same bits with and without a GPU.
 
-    ``cuda`` never falls back. With ``live`` encoders ``auto`` takes a GPU when torch can use one. Raises UsageError for
-    an unknown device, MachineError for ``cuda`` without a usable GPU.
+    With ``live`` encoders ``auto`` is a GPU if torch can use one. ``cuda`` is never replaced by another device. Raises
+    UsageError for an unknown device, MachineError for ``cuda`` without a usable GPU.
     """
     if requested == "auto" and not live:
         if torch.cuda.is_available():
@@ -493,14 +492,13 @@ def training_device(requested: str, observer: Observer, *, live: bool = False) -
 
 
 def on_device(inputs: RunInputs, device: str) -> RunInputs:
-    """Inputs with their tensors where they are computed on. Raises MachineError for a GPU that they do not fit into."""
+    """Inputs with their tensors on a device. Raises MachineError if they do not fit into the memory of a GPU."""
     if device == "cpu":
         return inputs
     x = inputs.data.x
     if isinstance(x, StoredRows):
-        needed = x.stored.nbytes
-    else:
-        needed = x.nbytes
+        x = x.stored
+    needed = x.nbytes
     free = free_memory(device)
     if needed > free:
         needed_mib = needed / 2**20

@@ -1,9 +1,10 @@
-"""A finished run, as Python and notebooks have it: figures by name, one line, facts, columns."""
+"""A finished run for Python and notebooks: figures by name, a one-line summary, facts, and data frames."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,7 +22,7 @@ FRAMES = ("rounds", "clients")
 
 
 class Figures(Mapping[str, Any]):
-    """A part of a result, read-only. ``what`` is its name, for messages: ``accuracy``."""
+    """A part of a result, read-only. ``what`` is its name for messages, such as ``accuracy``."""
 
     def __init__(self, what: str, values: Mapping[str, Any]) -> None:
         self._what = what
@@ -41,7 +42,7 @@ class Figures(Mapping[str, Any]):
         return self[name]
 
     def __dir__(self) -> list[str]:
-        return [k for k in self._values if k.isidentifier()]
+        return [name for name in self._values if name.isidentifier()]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._values)
@@ -50,9 +51,12 @@ class Figures(Mapping[str, Any]):
         return len(self._values)
 
     def __repr__(self) -> str:
-        plain = [(k, v) for k, v in self._values.items() if not isinstance(v, list | Mapping)]
-        shown = ", ".join(f"{k}={v!r}" for k, v in plain)
-        return f"{self._what}({shown})"
+        shown = []
+        for name, value in self._values.items():
+            if not isinstance(value, list | Mapping):
+                shown.append(f"{name}={value!r}")
+        listed = ", ".join(shown)
+        return f"{self._what}({listed})"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -60,16 +64,16 @@ class Figures(Mapping[str, Any]):
 
 
 class TrafficFigures(Figures):
-    """Traffic of a run, with what most ask for under plain names."""
+    """Traffic of a run, with short names for the exact bytes."""
 
     @property
     def bytes_up(self) -> int:
-        """Bytes that all clients sent in all rounds and seeds, as counted from what was sent."""
+        """Bytes that all clients sent in all rounds and seeds, counted from their uploads."""
         return int(self._values["exact"]["up_bytes"])
 
     @property
     def bytes_down(self) -> int:
-        """Bytes that all clients were sent in all rounds and seeds."""
+        """Bytes that all clients received in all rounds and seeds."""
         return int(self._values["exact"]["down_bytes"])
 
     def __dir__(self) -> list[str]:
@@ -77,13 +81,13 @@ class TrafficFigures(Figures):
 
 
 def is_claimed(result: Mapping[str, Any]) -> bool:
-    """Whether the accuracy of a result is made of what sites say; of every federation that does not say otherwise."""
+    """Whether the accuracy of a result was reported by the sites of a federation; the default for federations."""
     federation = result.get("federation")
     return federation is not None and "accuracy" in federation.get("claimed", ("accuracy",))
 
 
 def spread(accuracy: Mapping[str, Any]) -> str:
-    """``0.8123 +- 0.0045``, the first alone for one seed or equal ones; ``not scored`` without test labels."""
+    """``0.8123 +- 0.0045``; only the mean for one seed or equal seeds; ``not scored`` without test labels."""
     mean = accuracy["mean"]
     std = accuracy["std"]
     equal = len(set(accuracy.get("per_seed", ()))) == 1
@@ -99,13 +103,14 @@ def facts_of(result: Mapping[str, Any], measured: Mapping[str, Any], path: Path)
     part = result["partition"]
     exact = result["traffic"]["exact"]
     seconds = measured.get("seconds", {})
-    claimed = " (claimed)" * is_claimed(result)
     chance = at_chance(result)
     guess = None
     if chance is not None:
         guess = f"{percent(chance.level)}; the result is no better"
+    claimed = ""
     note = None
-    if claimed:
+    if is_claimed(result):
+        claimed = " (claimed)"
         note = "each site scored itself; the server cannot check the result"
     trained = None
     if "train" in seconds:
@@ -132,10 +137,10 @@ def facts_of(result: Mapping[str, Any], measured: Mapping[str, Any], path: Path)
 
 
 def values_of(words: Sequence[str | None]) -> list[Any]:
-    """Swept words as numbers where all of them are."""
+    """Swept words as numbers, if all of them are numbers."""
     for kind in (int, float):
         try:
-            return [None if w is None else kind(w) for w in words]
+            return [None if word is None else kind(word) for word in words]
         except ValueError:
             continue
     return list(words)
@@ -146,31 +151,31 @@ class Run:
     """A finished run."""
 
     path: Path  # its directory
-    result: dict[str, Any]  # what ``result.json`` holds
-    measured: dict[str, Any]  # what ``measured.json`` holds; of the run that made the result
-    reused: bool = False  # whether the result was there already
+    result: dict[str, Any]  # content of ``result.json``
+    measured: dict[str, Any]  # content of ``measured.json``, from the training that made the result
+    reused: bool = False  # whether the result was stored already
 
     @property
     def accuracy(self) -> Figures:
-        """mean, std (over seeds, ddof 1), per_seed, per_client: fractions; of a federation what its sites claim."""
+        """mean, std (over seeds, ddof 1), per_seed, per_client as fractions; reported by the sites of a federation."""
         return Figures(self._scored_by("accuracy"), self.result["accuracy"])
 
     @property
     def validation(self) -> Figures:
-        """On validation rows: mean, std, per_seed, per_client, client_mean, pooled; {} where there are none."""
+        """Accuracy on validation rows: mean, std, per_seed, per_client, client_mean, pooled; {} without such rows."""
         return Figures("validation", self.result.get("validation", {}))
 
     @property
     def clients(self) -> ClientColumns:
         """Name, accuracy and classes of every client.
 
-        Raises DamagedRunError for a result of many clients whose file of them is missing or not what was written.
+        Raises DamagedRunError if the result has a file of many clients that is missing or was changed.
         """
         return client_columns(self.result, self.path)
 
     @property
     def claimed(self) -> bool:
-        """Whether accuracy, F1 and fairness are what the sites of a federation say, which a server cannot check."""
+        """Whether accuracy, F1 and fairness were reported by the sites of a federation, which a server cannot check."""
         return is_claimed(self.result)
 
     @property
@@ -180,12 +185,12 @@ class Run:
 
     @property
     def fairness(self) -> Figures:
-        """Spread of accuracy over clients; a tail of too few clients is None."""
+        """Spread of accuracy over clients; the mean of a tail is None if there are too few clients for it."""
         return Figures(self._scored_by("fairness"), self.result["fairness"])
 
     @property
     def trust(self) -> Figures:
-        """Rule, attack, liars, rejected uploads and privacy; {} for an ordinary run."""
+        """Aggregation rule, attack, attackers, rejected uploads and privacy; {} for an ordinary run."""
         return Figures("trust", self.result.get("trust", {}))
 
     def model(
@@ -199,13 +204,13 @@ class Run:
         """The trained model, ready to classify images or features.
 
         Args:
-            seed: one of the run's, ``"all"`` for the ensemble of all; None for the first.
-            client: whose model, where a method trains one for each client.
-            method: the ``Method`` of your own that the run was of.
-            one_for_all: the server's model, where a method trains personal ones next to it.
+            seed: a seed of the run; ``"all"`` for the ensemble of all seeds; None for the first.
+            client: name of a client, if the method trains one model for each client.
+            method: your own ``Method``, if the run was trained with it.
+            one_for_all: whether to load the server's model, if the method trains personal models next to it.
 
-        Raises UsageError for a seed or client that the run has not, StoreError for a run without models,
-        CorruptionError for a file that is not what was written.
+        Raises UsageError for a seed or client that the run does not have, StoreError for a run without models,
+        CorruptionError for a file that was changed.
         """
         from fedcache.runs import predict_run
 
@@ -221,9 +226,9 @@ class Run:
         }
 
     def frame(self, what: str = "rounds") -> Any:
-        """pandas columns: ``rounds``, one row per seed and round, or ``clients``, one per client.
+        """A pandas data frame: ``rounds`` with a row per seed and round, or ``clients`` with a row per client.
 
-        In ``claimed`` stands whether ``accuracy`` is what sites say.
+        The column ``claimed`` says whether the sites of a federation reported the ``accuracy``.
 
         Raises UsageError for another word; MachineError without pandas.
         """
@@ -238,23 +243,31 @@ class Run:
             frame["classes_owned"] = columns.classes_owned
             return data_frame(frame)
         records = rounds_of(self.path)
-        watched = dict.fromkeys(k for r in records for k in r.get("diagnostics", {}))
-        return data_frame(
-            {
-                "seed": [r["seed"] for r in records],
-                "round": [r["round"] for r in records],
-                "clients": [None if r["clients"] is None else len(r["clients"]) for r in records],
-                "accuracy": [r["accuracy"] for r in records],
-                "claimed": self.claimed,
-                "bytes_up": [r["traffic"]["up_bytes"] for r in records],
-                "bytes_down": [r["traffic"]["down_bytes"] for r in records],
-                **{k: [r.get("diagnostics", {}).get(k) for r in records] for k in watched},
-            }
-        )
+        counts: list[int | None] = []
+        for record in records:
+            if record["clients"] is None:
+                counts.append(None)
+            else:
+                counts.append(len(record["clients"]))
+        columns_of_rounds: dict[str, Any] = {
+            "seed": [record["seed"] for record in records],
+            "round": [record["round"] for record in records],
+            "clients": counts,
+            "accuracy": [record["accuracy"] for record in records],
+            "claimed": self.claimed,
+            "bytes_up": [record["traffic"]["up_bytes"] for record in records],
+            "bytes_down": [record["traffic"]["down_bytes"] for record in records],
+        }
+        diagnostics = [record.get("diagnostics", {}) for record in records]
+        for name in dict.fromkeys(chain(*diagnostics)):
+            columns_of_rounds[name] = [of_round.get(name) for of_round in diagnostics]
+        return data_frame(columns_of_rounds)
 
     def __repr__(self) -> str:
         accuracy = spread(self.result["accuracy"])
-        claimed = " (claimed)" * self.claimed
+        claimed = ""
+        if self.claimed:
+            claimed = " (claimed)"
         return f"Run({self._title()}: {accuracy}{claimed}, {self.path})"
 
     def _repr_html_(self) -> str:

@@ -3,9 +3,9 @@
     RUN/models/seed-0.safetensors   the models of one seed (``models.saved_model``)
     RUN/models/models.json          sealed: sha256 of each of these files, and of the result they belong to
 
-A seed's model is whole on disk before the seed counts as ended, and ``models.json`` is written just before
-``result.json``: a killed run is without a result, or has all of its models. They are no part of the result's digests,
-so a result has the same bits with and without them, and removing them damages nothing.
+A seed's model is complete on disk before the seed counts as ended, and ``models.json`` is written just before
+``result.json``. So a killed run has no result, or it has all of its models. The digests of a result do not depend on
+models: a result has the same bits with and without them, and removing models damages nothing.
 """
 
 from __future__ import annotations
@@ -69,11 +69,11 @@ from fedcache.store.files import digest_of, file_sha256, make_private, read_seal
 
 KEPT = ("all", "best", "none")
 COPIES = 4
-"""Of clients' tensors while they are written: as rows, stacked, and twice as bytes (measured with 500 and 1,000 MB)."""
+"""Copies of clients' tensors while they are written: rows, a stack, and bytes twice (measured: 500 and 1,000 MB)."""
 
 
 class KeptModels:
-    """Which models of the runs of one command are kept, as runs end. Raises UsageError for a word that is none."""
+    """Decides which models of the runs of one command are kept. Raises UsageError for an unknown choice."""
 
     def __init__(self, options: SaveModels, score: str | None = None) -> None:
         if options.which not in KEPT:
@@ -81,30 +81,29 @@ class KeptModels:
         self.which = options.which
         self.clients = options.clients
         self.score = score
-        # by method and held-out value: models with different test rows are not compared
-        self._seen: dict[
-            tuple[str, ...], float
-        ] = {}  # the highest figure so far, by which runs are chosen
-        # the best run that has ended: what it is sorted by, its directory and digest
+        # The keys are method and held-out values, because models with different test rows are not compared.
+        # highest value so far by which runs are selected
+        self._seen: dict[tuple[str, ...], float] = {}
+        # the best run that has ended: its sort key, its directory and its digest
         self._best: dict[tuple[str, ...], tuple[tuple[float, Order, str], Path, str]] = {}
 
     def check_clients(self, names: Sequence[str]) -> None:
-        """Refuse a client to save that is none of ``names``, before anything is trained. Raises UsageError."""
+        """Raise UsageError before training if a client to save is not in ``names``."""
         if self.clients is not None:
             chosen_clients(names, self.clients)
 
     def check_room(
         self, method: Method, load: Load, found: Forecast, names: Sequence[str], free: int
     ) -> None:
-        """Refuse clients' models that were requested and do not fit into memory when they are written.
+        """Raise MachineError before training if the requested models of clients do not fit into memory to be written.
 
-        A client's part is taken to be what it keeps between rounds, and a probe or an adapted model to be as large as
-        what it trains. Raises MachineError before anything is trained.
+        The part of a client is assumed to be as large as its state between rounds. A probe or an adapted model is
+        assumed to be as large as the model that the client trains.
 
         Args:
             method: of the run.
-            load: its sizes.
-            found: its peak, of which what clients and server hold is still there at the end.
+            load: sizes of the run.
+            found: peak memory; the state of clients and server is still in memory at the end.
             names: of the clients.
             free: bytes of memory.
         """
@@ -118,9 +117,10 @@ class KeptModels:
         # an adapted model with its optimiser, or a cache of rows
         if method.personal_part is not less_training_state:
             each = 2 * load.head_bytes + int(load.rows.mean()) * load.width * load.itemsize
-        size = each * len(numbers)
-        if found.above - found.working + COPIES * size > free:
-            clients = len(numbers)
+        clients = len(numbers)
+        size = each * clients
+        held = found.above - found.working
+        if held + COPIES * size > free:
             megabytes = size / 1e6
             free_megabytes = free / 1e6
             most = MOST_BYTES / 1e6
@@ -132,7 +132,7 @@ class KeptModels:
             )
 
     def note_on_stored(self, run: Path) -> str | None:
-        """A note where a stored run was made with other models than this command requests; None otherwise."""
+        """A note if a stored run keeps other models than this command requests; None otherwise."""
         if not has_model(run):
             if self.which == "all":
                 return "The stored run has no saved model; --fresh trains it again and saves one."
@@ -146,39 +146,42 @@ class KeptModels:
     def wants(
         self, method: str, accuracy: float | None, seeds: int, held_out: Sequence[str] = ()
     ) -> bool:
-        """Whether the model of a seed that has just ended is to be written; of several seeds each one is.
+        """Whether to write the model of a seed that has just ended. With several seeds, all models are written.
 
         ``held_out`` are the values whose rows are the test set.
         """
-        if self.which != "best" or seeds > 1 or self.score is not None:
+        compared = self.which == "best" and seeds <= 1 and self.score is None
+        if not compared:
             return self.which != "none"
         kind = (method, *held_out)
         seen = self._seen.get(kind, -1.0)
         if accuracy is None or round(accuracy, DIGITS) < round(seen, DIGITS):
             return False
         self._seen[kind] = max(accuracy, seen)
-        return True  # also of an equal one: which of them is chosen is known when the run ends
+        return True  # also for an equal accuracy: the better run is known when this run ends
 
     def ended(self, path: Path, result: Mapping[str, Any]) -> None:
-        """A run has its result: of a grid that keeps the best, the model of the other one goes."""
+        """Compare a finished run with the best one so far, and remove the models of the worse run of the two."""
         if self.which != "best":
             return
         mean = choice_value(result, self.score or "own")
         digest = str(result["digest"])
         kind = (str(result["method"]), *values_held_out(result))
         best = self._best.get(kind)
-        # the run of another point: one of a single round has any --rounds
+        # Several points of a grid may have this run: a method of a single round ignores --rounds.
         if best is not None and path == best[1]:
             return
-        # As ``Grid.ranked`` sorts.
-        order = -round(mean or 0.0, DIGITS), order_of_run(result), digest
-        if mean is None or (best is not None and order >= best[0]):
+        # The same order as in ``Grid.ranked``.
+        order = (-round(mean or 0.0, DIGITS), order_of_run(result), digest)
+        is_worse = best is not None and order >= best[0]
+        if mean is None or is_worse:
             drop_unless_requested(path, digest)
             return
         self._best[kind] = (order, path, digest)
         self._seen[kind] = max(mean, self._seen.get(kind, -1.0))
         if best is not None:
-            drop_unless_requested(best[1], best[2])
+            _, old_path, old_digest = best
+            drop_unless_requested(old_path, old_digest)
 
 
 def model_file(run: Path, seed: int) -> Path:
@@ -196,7 +199,7 @@ def facts_of(
     """Facts of the models of a seed."""
     data = inputs.data
     features = inputs.features
-    # A model with live encoders reads images: of its backbones, the first is the encoder.
+    # A model with live encoders reads images: its first backbone is the encoder.
     template = None
     encoder = None
     if data.towers is not None:
@@ -239,15 +242,16 @@ def save_seed(
     kept: KeptModels,
     temperature: float | None = None,
 ) -> tuple[bool, list[str]]:
-    """Write the models of a seed that has just ended; whether there are some, and sentences on what is not saved.
+    """Write the models of a seed that has just ended.
 
-    ``temperature`` is that of ``models.calibrate``. Raises UsageError for a client to save that the run has not.
+    Returns whether any model was written, and notes on models that were not. ``temperature`` is that of
+    ``models.calibrate``. Raises UsageError for a client to save that the run does not have.
     """
     facts = facts_of(inputs, spec, identity, out, temperature)
     clients = kept.clients
     notes = []
     if spec.trust.protects and facts.personal:
-        # A client's own part has no noise, and one that was not drawn is told by the part that nobody trained.
+        # A client's own part has no noise. An untrained part also reveals that its client was never drawn.
         clients = "none"
         notes.append("Personal models are not saved, because epsilon does not cover them.")
     try:
@@ -264,28 +268,30 @@ def save_seed(
 
 
 def seal(run: Path, digest: str, result: str, seeds: Sequence[int], kept: KeptModels) -> None:
-    """Write which models of these seeds a result of that digest has; nothing where none was written."""
-    files = [file for seed in seeds if (file := model_file(run, seed)).is_file()]
+    """Write the list of the models of these seeds; nothing if no model was written.
+
+    ``digest`` is that of the run, ``result`` that of its result.
+    """
+    index = run / MODELS / INDEX
+    files = [model_file(run, seed) for seed in seeds]
+    files = [file for file in files if file.is_file()]
     if not files:
         return
     which = kept.which
     with suppress(CorruptionError):
-        before = read_sealed(run / MODELS / INDEX, what_of_models(digest))
-        # Models that another command keeps stay, also where a grid that keeps the best adds seeds.
+        before = read_sealed(index, what_of_models(digest))
+        # Models that another command keeps stay, also if a grid that keeps the best model adds seeds.
         if before is not None and before.content["kept"] != "best":
             which = before.content["kept"]
-    listed = {
-        path.name: {"sha256": file_sha256(path), "bytes": path.stat().st_size} for path in files
-    }
-    write_sealed(
-        run / MODELS / INDEX,
-        what_of_models(digest),
-        {"result": result, "files": listed, "kept": which},
-    )
+    listed = {}
+    for file in files:
+        listed[file.name] = {"sha256": file_sha256(file), "bytes": file.stat().st_size}
+    content = {"result": result, "files": listed, "kept": which}
+    write_sealed(index, what_of_models(digest), content)
 
 
 def whole_seed(run: Path, digest: str, seed: int) -> bool:
-    """Whether the model of a seed of an unfinished run is there and what was written."""
+    """Whether the model of a seed of an unfinished run is stored and belongs to this run and seed."""
     try:
         facts = SavedModel.load(model_file(run, seed)).facts
     except FedcacheError:
@@ -294,11 +300,11 @@ def whole_seed(run: Path, digest: str, seed: int) -> bool:
 
 
 def seeds_of(run: Path, word: str | None) -> list[int]:
-    """The requested seeds of a run: a number, ``all``, or None for the first.
+    """The seeds of a run that ``word`` requests: a number, ``all``, or None for the first seed with a model.
 
-    Raises StoreError for a run without a result, UsageError for what is no number.
+    Raises StoreError for a run without a result, UsageError for another word.
     """
-    seeds = [int(s) for s in _result(run)["seeds"]]
+    seeds = [int(seed) for seed in _result(run)["seeds"]]
     if word is None:
         with_model = [seed for seed in seeds if model_file(run, seed).is_file()]
         return (with_model or seeds)[:1]
@@ -324,10 +330,10 @@ def _result(run: Path) -> dict[str, Any]:
 
 
 def load_seed(run: Path, seed: int | None = None) -> SavedModel:
-    """The models of one seed of a finished run; None is its first.
+    """The models of one seed of a finished run; None is the first seed with a model.
 
-    Raises StoreError for a run without models, UsageError for a seed that it has not, CorruptionError for files that
-    are not what was written, or belong to another result.
+    Raises StoreError for a run without models, UsageError for a seed that the run does not have, CorruptionError for
+    files that were changed or belong to another result.
     """
     result = _result(run)
     again = train_again(run, result)
@@ -339,12 +345,12 @@ def load_seed(run: Path, seed: int | None = None) -> SavedModel:
         raise CorruptionError(error.message, again) from error
     if found is None:
         raise StoreError(f"The run {run.name} has no saved model.", again)
-    seeds = [int(s) for s in result["seeds"]]
-    if seed is not None and seed not in seeds:
-        numbers = ", ".join(map(str, seeds))
-        raise UsageError(f"The run has no seed {seed}.", f"It has {numbers}.")
+    seeds = [int(number) for number in result["seeds"]]
     if seed is None:
         seed = seeds_of(run, None)[0]
+    elif seed not in seeds:
+        numbers = ", ".join(map(str, seeds))
+        raise UsageError(f"The run has no seed {seed}.", f"It has {numbers}.")
     path = model_file(run, seed)
     listed = found.content["files"].get(path.name)
     if listed is None:
@@ -359,10 +365,10 @@ def load_seed(run: Path, seed: int | None = None) -> SavedModel:
 
 
 def train_again(run: Path, result: Mapping[str, Any]) -> str:
-    """The command that makes the models of a finished run again, and its cost."""
+    """A hint: the command that trains the models of a finished run again, and its cost."""
     command = shlex.join(["fedcache", "train", "--config", str(run / "config.toml"), "--fresh"])
     own_name = str(result["digest"])[:16]
-    if run.name != own_name:  # moved or copied: it is made under its own name
+    if run.name != own_name:  # moved or copied; the command makes it under its own name
         return f"To train it again, in the directory {own_name} of your runs:  {command}"
     if is_private(result):
         return (
@@ -373,9 +379,9 @@ def train_again(run: Path, result: Mapping[str, Any]) -> str:
 
 
 def drop(run: Path, seeds: Sequence[int] | None = None) -> None:
-    """Remove the models of a run, of all its seeds or of some; the other models are listed again with the next result.
+    """Remove the models of some seeds of a run, or of all; the other models are listed again with the next result.
 
-    Their list goes first, so that a process that reads the run meanwhile finds no models instead of damaged ones.
+    The list of models is removed first. So another process that reads the run finds no models, and not damaged ones.
     """
     (run / MODELS / INDEX).unlink(missing_ok=True)
     if seeds is None:
@@ -396,7 +402,7 @@ def drop_unless_requested(run: Path, digest: str) -> None:
 
 
 def training_run(inputs: RunInputs, spec: ResolvedRun, seed: int) -> TrainingRun:
-    """One seed of a run as the engine takes it."""
+    """The engine's description of one seed of a run."""
     return TrainingRun(
         inputs.method,
         inputs.data,
@@ -417,16 +423,16 @@ def training_run(inputs: RunInputs, spec: ResolvedRun, seed: int) -> TrainingRun
 
 
 def digest_of_data(inputs: RunInputs, spec: ResolvedRun, seed: int) -> str:
-    """Digest of one seed of a run, less its hyperparameters and how it is computed; simulated noise is keyed by it.
+    """Digest of one seed of a run without its hyperparameters and its execution. It is the key of simulated noise.
 
-    So noise is the same for every execution and for a point of a grid and the run alone, and differs between all runs
-    that differ in what clients send, or in what is made of it.
+    So the noise of a run is the same for every execution, and the same as for this run as a point of a grid. It differs
+    between runs whose clients send different values, or whose server uses them differently.
     """
-    free = {"set", "execution", "together", "device", "engine"}
-    words = {k: v for k, v in spec.to_identity().items() if k not in free}
-    return digest_of(
-        [words, inputs.features.digests, inputs.dataset["digest"], inputs.partitions[seed].digest]
-    )
+    left_out = {"set", "execution", "together", "device", "engine"}
+    words = {name: value for name, value in spec.to_identity().items() if name not in left_out}
+    partition = inputs.partitions[seed]
+    parts = [words, inputs.features.digests, inputs.dataset["digest"], partition.digest]
+    return digest_of(parts)
 
 
 def forecast_run(
@@ -436,16 +442,15 @@ def forecast_run(
     kept: KeptModels | None = None,
     place: Path | None = None,
 ) -> tuple[ExecutionPlan, Forecast]:
-    """Forecast for a number of points: the execution, the memory, and the disk space of ``place``.
+    """The execution and the memory of a run, or of ``points`` points of a grid together.
 
-    Raises UsageError for a forced execution that cannot serve, and for a robust rule that a round's clients cannot
-    carry; MachineError when the peak does not fit into memory, or what is ``kept`` of the models, or what clients keep
-    between rounds on the disk.
+    Raises UsageError for a forced execution that is not possible, and for a robust rule that needs more clients in a
+    round. Raises MachineError if the peak or the models that are ``kept`` do not fit into memory, or if the state of
+    clients between rounds does not fit on the disk of ``place``.
     """
     spec.trust.check_round(clients_per_round(spec.participation, len(inputs.clients)))
-    execution, load = plan(
-        training_run(inputs, spec, spec.seeds[0]), inputs.settings, points=points
-    )
+    first_seed = training_run(inputs, spec, spec.seeds[0])
+    execution, load = plan(first_seed, inputs.settings, points=points)
     found = forecast(
         load,
         execution,
@@ -454,11 +459,8 @@ def forecast_run(
         closed=not inputs.method.gradient,
     )
     refuse_too_much(found, load, execution, free_memory(load.device), loaded=True)
-    if (
-        kept is not None
-        and inputs.method.protocol(inputs.settings) != "global"
-        and not spec.trust.protects
-    ):
+    personal = inputs.method.protocol(inputs.settings) != "global" and not spec.trust.protects
+    if kept is not None and personal:
         kept.check_room(inputs.method, load, found, names_of(inputs.clients), free_memory())
     if place is not None:
         refuse_too_little_room(load, execution, place)
@@ -466,9 +468,9 @@ def forecast_run(
 
 
 def forecast_programs(programs: Sequence[tuple[RunInputs, ResolvedRun, int]]) -> dict[str, Any]:
-    """Forecast of each program: its execution, clients and points at once, and peak memory in bytes.
+    """Forecast of each program: its execution, clients and points computed at once, and peak memory in bytes.
 
-    A program is inputs, specification and number of points.
+    A program is a tuple of inputs, specification and number of points.
     """
     plans = []
     for inputs, spec, points in programs:

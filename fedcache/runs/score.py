@@ -1,7 +1,8 @@
-"""The one accuracy by which all methods of a table are scored: the mean over clients, or pooled over test rows (D-89).
+"""Scores of runs: the accuracy by which the methods of a table are compared, and by which runs are selected (D-89).
 
-A method's own headline is not alike for all: of one model the accuracy on the union of the test rows, of personal
-models the mean (or minimum) over clients. Every result holds both scores below of every method.
+The primary metric differs between methods. For one global model it is the accuracy on the pooled test rows, for
+personal models the mean (or minimum) over clients. To compare methods, every result has two scores for every method:
+the mean over clients, and the accuracy on the pooled test rows.
 """
 
 from __future__ import annotations
@@ -28,32 +29,33 @@ LEVEL = 0.95
 
 @dataclass(frozen=True)
 class Score:
-    """One score of a run: fractions; None for what an old result neither holds nor implies."""
+    """One score of a run, as fractions; None for a value that an old result does not have."""
 
     per_seed: tuple[float | None, ...]
     mean: float | None
 
     @property
     def std(self) -> float | None:
-        """Over seeds, ddof 1; None with one seed or without all of them."""
-        known = [v for v in self.per_seed if v is not None]
+        """Standard deviation over seeds (ddof 1); None for one seed, or if a seed has no value."""
+        known = [value for value in self.per_seed if value is not None]
         if len(known) == len(self.per_seed) > 1:
             return float(np.std(known, ddof=1))
         return None
 
 
 def check_score(score: str | None) -> None:
-    """Refuse an unknown one. Raises UsageError."""
+    """Raise UsageError for an unknown score."""
     if score is not None and score not in SCORES:
         raise unknown("--score", score, SCORES)
 
 
 def score_of(result: Mapping[str, Any], score: str) -> Score:
-    """A score of a stored result: ``client-mean`` | ``pooled`` | ``own``, its headline.
+    """A score of a stored result: ``client-mean`` | ``pooled`` | ``own``, which is the primary metric.
 
-    Earlier results hold the headline of every seed and the mean over clients. Of them the mean over clients of a
-    seed is the headline of personal models; the pooled accuracy is the headline of one model, whose rows count once, or
-    what the counts by class say of personal models, mean over seeds.
+    Results of earlier versions have only the primary metric of every seed and the mean over clients. For them, the
+    score of each seed is known only if it equals the primary metric: the mean over clients for personal models, the
+    pooled accuracy for one model. The pooled accuracy of personal models is computed from the confusion matrix of all
+    seeds.
     """
     accuracy = result["accuracy"]
     own = Score(tuple(accuracy.get("per_seed", ())), accuracy["mean"])
@@ -63,35 +65,34 @@ def score_of(result: Mapping[str, Any], score: str) -> Score:
     if f"{name}_per_seed" in accuracy:
         return Score(tuple(accuracy[f"{name}_per_seed"]), accuracy[name])
     personal = result.get("protocol", "global") != "global"
-    # Earlier results of several seeds have the mean over seeds only.
+    # A result of an earlier version.
     seeds = len(own.per_seed)
     if score == "client-mean":
         mean = accuracy.get("client_mean")
-        alike = (
-            mean is not None
-            and own.mean is not None
-            and math.isclose(mean, own.mean, abs_tol=1e-12)
-        )
-        if alike and personal:
+        is_own = False
+        if mean is not None and own.mean is not None:
+            is_own = math.isclose(mean, own.mean, abs_tol=1e-12)
+        if is_own and personal:
             return own
         return _over_seeds(mean, seeds)
     if not personal:
         return own
     counts = np.array(result.get("confusion") or [], np.int64)
-    if not counts.size or not counts.sum():
+    total = counts.sum()
+    if not total:
         return _over_seeds(None, seeds)
-    return _over_seeds(float(counts.trace() / counts.sum()), seeds)
+    return _over_seeds(float(counts.trace() / total), seeds)
 
 
 def _over_seeds(mean: float | None, seeds: int) -> Score:
-    """A mean as a score; with one seed it is also the value of that seed, with several theirs are not known."""
+    """A score with only a mean. It is also the value of a single seed; the values of several seeds are not known."""
     if seeds == 1:
         return Score((mean,), mean)
     return Score((None,) * seeds, mean)
 
 
 def values_held_out(result: Mapping[str, Any]) -> tuple[str, ...]:
-    """The held-out values of a column, whose rows score a result and are not trained on; () if there are none."""
+    """The held-out values of a column, whose rows are test rows and not trained on; () if there are none."""
     held = result.get("partition", {}).get("args", {}).get("hold_out") or ()
     if isinstance(held, str):
         return (held,)
@@ -101,12 +102,13 @@ def values_held_out(result: Mapping[str, Any]) -> tuple[str, ...]:
 def score_for(results: Iterable[Mapping[str, Any]]) -> str:
     """The default score of a table: the primary metric if all runs share it, else the mean over clients.
 
-    The headline too where an earlier run lacks the mean over clients of a seed.
+    It is the primary metric too if an earlier run lacks the mean over clients of a seed.
     """
     known = list(results)
-    if len({r.get("protocol") for r in known}) < 2 or any(
-        None in score_of(r, "client-mean").per_seed for r in known
-    ):
+    protocols = {result.get("protocol") for result in known}
+    if len(protocols) < 2:
+        return "own"
+    if any(None in score_of(result, "client-mean").per_seed for result in known):
         return "own"
     return "client-mean"
 
@@ -118,78 +120,79 @@ def wilson(
 
     (p + z^2 / 2n -+ z sqrt(p (1 - p) / n + z^2 / 4n^2)) / (1 + z^2 / n), z the quantile of the level.
 
-    None without rows, and where the accuracy is no count of them, as a mean over clients of unequal sizes.
+    None without rows, and if p is not a number of rows divided by n, as a mean over clients of unequal sizes.
     """
-    if accuracy is None or not rows or abs(accuracy * rows - round(accuracy * rows)) > 1e-6:
+    if accuracy is None or not rows:
+        return None
+    right = round(accuracy * rows)
+    if abs(accuracy * rows - right) > 1e-6:
         return None
     z = NormalDist().inv_cdf(0.5 + level / 2.0)
-    p = round(accuracy * rows) / rows
+    p = right / rows
     middle = p + z**2 / (2 * rows)
     half = z * math.sqrt(p * (1.0 - p) / rows + z**2 / (4 * rows**2))
-    return max(0.0, (middle - half) / (1.0 + z**2 / rows)), min(
-        1.0, (middle + half) / (1.0 + z**2 / rows)
-    )
+    scale = 1.0 + z**2 / rows
+    low = max(0.0, (middle - half) / scale)
+    high = min(1.0, (middle + half) / scale)
+    return low, high
 
 
 def rows_interval(
     result: Mapping[str, Any], level: float = LEVEL
 ) -> tuple[int, float, float] | None:
-    """Test rows of a result whose accuracy does not vary over its seeds, and the Wilson interval of it.
+    """Number of test rows of a result, and the Wilson interval of its accuracy, if this is equal for all seeds.
 
-    Only of one model on a partition that all seeds share: there the test rows are all there is to sample.
+    None for personal models, and if seeds have different partitions or accuracies: otherwise only the test rows are a
+    random sample.
     """
     per_seed: Sequence[float | None] = result["accuracy"].get("per_seed", ())
-    part = result.get("partition", {})
-    fixed = len(set(part.get("digests", ()))) == 1
-    # With one model, one partition and equal seeds, only the test rows are a sample.
-    if (
-        result.get("protocol") != "global"
-        or not fixed
-        or None in per_seed
-        or len(set(per_seed)) != 1
-    ):
+    partition = result.get("partition", {})
+    partitions = set(partition.get("digests", ()))
+    equal_seeds = len(set(per_seed)) == 1 and None not in per_seed
+    if result.get("protocol") != "global" or len(partitions) != 1 or not equal_seeds:
         return None
-    # The confusion matrix sums over seeds, each with the same test rows.
+    # The confusion matrix sums over seeds, which all have the same test rows.
     counts = np.array(result.get("confusion") or [], np.int64)
+    rows = partition.get("test_rows")
     if counts.size:
         rows = int(counts.sum()) // len(per_seed)
-    else:
-        rows = part.get("test_rows")
     found = wilson(per_seed[0], rows, level)
     if found is None or rows is None:
         return None
     return (rows, *found)
 
 
-# Whether a result is better than a guess: what is asked of every accuracy before it is believed.
+# Whether the accuracy of a result is better than that of a guess.
 
 
 ERRORS = 2.0
-"""Standard errors of a guess's accuracy within which a result is no better than it."""
+"""A result must be above the accuracy of a guess by this number of standard errors."""
 
 SHARE = 0.5
 POINTS = 0.05
-"""A result must be above a guess by this share of it, or by these points where that is less: of ten classes 15 %."""
+"""A result must also be above a guess by this share of its accuracy, or by these points if they are less.
+
+With ten equal classes, for example, it must be above 15 %.
+"""
 
 
 @dataclass(frozen=True)
 class Chance:
-    """Accuracy of a guess on the test rows of a run that is no better."""
+    """The accuracy of a guess, for a run that is no better than a guess."""
 
     accuracy: float  # of the run, mean over seeds
-    level: (
-        float  # of always the same class: 1 / C, or the share of the largest class of the test rows
-    )
-    least: float  # from which on a result would be better than a guess
+    # of a guess of always the same class: 1 / C, or the share of the largest class of the test rows
+    level: float
+    least: float  # a result above this accuracy is better than a guess
     classes: int
-    rows: int  # different test rows of a seed, at most
+    rows: int  # most distinct test rows of a seed
 
 
 def at_chance(result: Mapping[str, Any]) -> Chance | None:
-    """Accuracy of a guess, for a ``result.json`` that is no better; None for a better one, or one without a score.
+    """The accuracy of a guess, if a ``result.json`` is no better; None if it is better, or has no accuracy.
 
-    Better is above max(1/C, share of the largest class) by ``ERRORS`` standard errors of a share of so many rows, and
-    by ``SHARE`` of it or ``POINTS``. Of the test rows of results without a confusion matrix only the number is known.
+    A better result is above max(1/C, share of the largest class) by ``ERRORS`` standard errors, and by ``SHARE`` of it
+    or ``POINTS``. The share of the largest class is not known for a result without a confusion matrix.
     """
     accuracy = result["accuracy"]["mean"]
     classes = int(result.get("classes") or 0)  # earlier releases had no number
@@ -201,39 +204,40 @@ def at_chance(result: Mapping[str, Any]) -> Chance | None:
     level = 1 / classes
     if total:
         level = max(level, max(counts) / total)
-    rows = distinct = int(result["partition"].get("test_rows") or 0)
-    if total:  # clients that are tested on the same rows are no more rows
+    distinct = int(result["partition"].get("test_rows") or 0)
+    rows = distinct
+    if total:  # a row that several clients are tested on counts once
         rows = min(total // len(result["seeds"]), distinct or total)
     if not rows:
         return None
     error = math.sqrt(level * (1 - level) / rows)
     least = level + max(ERRORS * error, min(SHARE * level, POINTS))
-    if least >= 1.0:  # so few rows, or one class so large, that nothing could be told from a guess
+    if least >= 1.0:  # with so few rows, or so large a class, no result differs from a guess
         return None
     if accuracy <= least:
         return Chance(accuracy, level, least, classes, rows)
     return None
 
 
-# By what runs are chosen: accuracy on validation rows; without such rows the highest is no
-# choice.
+# Selection of runs by accuracy on validation rows. Without such rows, the best run by test accuracy is named, but not
+# as a selection.
 
 
 NOT_A_CHOICE = "best by test accuracy (no validation split)"
 BY_VALIDATION = "best by validation accuracy"
 FIRST_OF_EQUALS = "the first by method and settings (numbers in ascending order, then words)"
-"""Which of several runs with equal figures is taken."""
+"""The run that is taken if several runs have equal values."""
 DIGITS = 12
-"""Figures that are equal to so many decimals are: sums in another order differ in the last ones."""
+"""Decimals by which values are compared: sums in another order differ in the last digits of a float."""
 
 Order = tuple[tuple[str, int, float, str], ...]
-"""What settings are sorted by."""
+"""Sort key of settings."""
 
 
 def choice_value(result: Mapping[str, Any], score: str = "own") -> float | None:
-    """The value by which runs are chosen, mean over seeds: validation accuracy, or test accuracy without validation.
+    """The value by which runs are selected, mean over seeds: validation accuracy, or test accuracy without validation.
 
-    ``score`` is a word of ``runs.score``: what is compared on test rows is chosen by the same score.
+    ``score`` is one of ``WORDS``; runs are selected by the score by which they are compared.
     """
     if "validation" in result:
         return validation_value(result, score)
@@ -241,9 +245,9 @@ def choice_value(result: Mapping[str, Any], score: str = "own") -> float | None:
 
 
 def validation_value(result: Mapping[str, Any], score: str = "own") -> float | None:
-    """Accuracy on validation rows, mean over seeds, by a word of ``runs.score``; None without such rows.
+    """Accuracy on validation rows, mean over seeds, for a ``score`` of ``WORDS``; None without such rows.
 
-    Where an earlier result has not that score it is their mean.
+    It is the primary metric if an earlier result does not have this score.
     """
     held = result.get("validation")
     if held is None:
@@ -256,13 +260,13 @@ def validation_value(result: Mapping[str, Any], score: str = "own") -> float | N
 
 
 def has_validation(results: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether all of some results, one or more, have validation rows."""
+    """Whether there are results, and all of them have validation rows."""
     held = ["validation" in result for result in results]
     return bool(held) and all(held)
 
 
 def order_of_settings(settings: Mapping[str, Any]) -> Order:
-    """Sort key of settings: by name, then numbers ascending, then words, however they were written.
+    """Sort key of settings: by name, then numbers in ascending order, then words. Text such as "0.1" is a number.
 
     >>> sorted([{"lr": "auto"}, {"lr": 1}, {"lr": "0.1"}], key=order_of_settings)
     [{'lr': '0.1'}, {'lr': 1}, {'lr': 'auto'}]
@@ -272,13 +276,14 @@ def order_of_settings(settings: Mapping[str, Any]) -> Order:
 
 def order_of_run(result: Mapping[str, Any]) -> Order:
     """Sort key of runs with equal figures: the method, then its hyperparameters and all other settings."""
-    part = result.get("partition", {})
+    partition = result.get("partition", {})
     trust = result.get("trust", {})
     rest = {key: result.get(key) for key in ("backbones", "preset", "rounds", "participation")}
-    rest |= {f"partition.{key}": value for key, value in part.get("args", {}).items()}
-    rest |= {
-        f"trust.{key}": value for key, value in trust.items() if not isinstance(value, dict | list)
-    }
+    for key, value in partition.get("args", {}).items():
+        rest[f"partition.{key}"] = value
+    for key, value in trust.items():
+        if not isinstance(value, dict | list):
+            rest[f"trust.{key}"] = value
     method = order_of_settings({"method": result.get("method")})
     return (
         *method,
@@ -290,13 +295,14 @@ def order_of_run(result: Mapping[str, Any]) -> Order:
 def tie_sentence(
     figures: Sequence[float | None], first: str, what: str, of: str = ""
 ) -> str | None:
-    """A note that the first of some figures ties with others, and which is taken; None if it does not.
+    """A note that the best value, the first of ``figures``, ties with others; None if it does not.
 
-    ``what`` are the things that have the figures, and ``of`` what these are, where that is not plain.
+    ``first`` names the run that is taken, ``what`` the runs in the plural, and ``of`` the values if that is not clear.
     """
     if not figures or figures[0] is None:
         return None
-    tied = sum(f is not None and round(f, DIGITS) == round(figures[0], DIGITS) for f in figures)
+    best = round(figures[0], DIGITS)
+    tied = sum(value is not None and round(value, DIGITS) == best for value in figures)
     if tied < 2:
         return None
     score = percent(figures[0])
@@ -304,7 +310,7 @@ def tie_sentence(
 
 
 def _order_of_value(value: object) -> tuple[int, float, str]:
-    """Numbers before words, also those that are written as words (``0.1``, ``10%``)."""
+    """Sort key of one value: numbers come before words. Text such as ``0.1`` and ``10%`` is a number."""
     if not isinstance(value, bool):
         try:
             number = float(str(value).removesuffix("%"))
@@ -318,14 +324,12 @@ def _order_of_value(value: object) -> tuple[int, float, str]:
 
 
 def unlike_tests(results: Iterable[Mapping[str, Any]]) -> str | None:
-    """Why validation may choose wrongly between models of different kinds; None for runs where it may not."""
+    """Why validation may prefer the wrong kind of model, personal or global; None if this cannot happen."""
     known = list(results)
-    kinds = {r.get("protocol") for r in known}
-    if (
-        len(kinds) < 2
-        or not all("validation" in r for r in known)
-        or not any(map(unseen_classes, known))
-    ):
+    kinds = {result.get("protocol") for result in known}
+    if len(kinds) < 2 or not has_validation(known):
+        return None
+    if not any(map(unseen_classes, known)):
         return None
     return (
         "Validation rows have the classes of each client, but the test rows here have all classes. "
@@ -335,9 +339,7 @@ def unlike_tests(results: Iterable[Mapping[str, Any]]) -> str | None:
 
 
 def unseen_classes(result: Mapping[str, Any]) -> list[str]:
-    """A caution where clients' own models are scored on classes that most clients have no training row of; []
-    otherwise.
-    """
+    """A caution if personal models are tested on classes without training rows on most clients; [] otherwise."""
     args = result["partition"].get("args", {})
     if result.get("protocol") != "personalised" or args.get("test_protocol") != "balanced":
         return []
@@ -352,7 +354,7 @@ def unseen_classes(result: Mapping[str, Any]) -> list[str]:
 
 
 def typical_classes(result: Mapping[str, Any]) -> float | None:
-    """Number of classes among the training rows of a typical client; None for a result without it."""
+    """Number of classes among the training rows of a typical client; None if the result does not have it."""
     owned = result.get("classes_owned", {})
     each = owned.get("per_client")
     if each:

@@ -34,25 +34,32 @@ from fedcache.plugins import Plugin, plugins, used
 from fedcache.runs.store_choice import chosen_arrays
 from fedcache.store.store import Store
 
-# In what single clients differ: ``--client-backbones``, ``--client-set``.
+# Differences of single clients: ``--client-backbones``, ``--client-set``.
+
+
+def _names_of_clients(train: TrainConfig) -> list[str]:
+    """The names in ``--client-backbones``, in order; a name of several clients is repeated."""
+    names: list[str] = []
+    for entry in train.client_backbones:
+        names += entry.split("+")
+    return names
 
 
 def named_backbones(train: TrainConfig) -> tuple[str, ...]:
-    """The backbones of a run: ``--backbones``, else all that some client has."""
-    return train.backbones or tuple(
-        dict.fromkeys(name for entry in train.client_backbones for name in entry.split("+"))
-    )
+    """The backbones of a run: ``--backbones``, else those of all clients."""
+    return train.backbones or tuple(dict.fromkeys(_names_of_clients(train)))
 
 
 def check_named(train: TrainConfig, store: Store, home: Home) -> None:
-    """Refuse a name of ``--client-backbones`` that is neither in the store nor any backbone at all.
+    """Raise UsageError for a name of ``--client-backbones`` that is neither in the store nor a known backbone.
 
-    Raises UsageError with "did you mean".
+    The error suggests a similar name.
     """
-    have = {str(a.recipe.get("backbone", key)) for key, a in store.arrays.items()}
-    for name in (name for entry in train.client_backbones for name in entry.split("+")):
-        if name not in store.arrays and name.partition("@")[0] not in have:
-            lookup(name.partition("@")[0], home=home.root)
+    have = {str(array.recipe.get("backbone", key)) for key, array in store.arrays.items()}
+    for name in _names_of_clients(train):
+        backbone = name.partition("@")[0]
+        if name not in store.arrays and backbone not in have:
+            lookup(backbone, home=home.root)
 
 
 def client_overrides(
@@ -65,17 +72,17 @@ def client_overrides(
 ) -> dict[int, ClientOverrides]:
     """Differences of each client: entry i of a list belongs to clients i, i + n, i + 2n, ..
 
-    Raises UsageError for a backbone the run does not read, or a difference the method cannot bear.
+    Raises UsageError for a backbone that the run does not read, or a difference that the method does not allow.
 
     Args:
-        method: which says what may differ.
+        method: of the run; it decides which differences are allowed.
         train: ``client_backbones``, entries like ``a`` or ``a+b``; ``client_set``, key to values.
-        store: whose arrays the entries name.
-        keys: arrays of the run, in the order they are concatenated.
-        widths: of each.
-        clients: their number.
+        store: with the arrays that the entries name.
+        keys: arrays of the run, in the order in which they are concatenated.
+        widths: of the arrays.
+        clients: number of clients.
     """
-    # Where the features of each backbone are in the concatenated row.
+    # Columns (start, stop) of each backbone in the concatenated row.
     stops = np.cumsum(widths)
     place = {
         key: (int(stop) - width, int(stop))
@@ -91,26 +98,23 @@ def client_overrides(
                 "Leave --backbones out, or name all of them there.",
             )
         columns.append(tuple(place[key] for key in chosen))
-    # Each value is parsed once, before clients take turns.
-    values: Mapping[str, list[str]] = {
-        key: str(words).split(",") for key, words in train.client_set.items()
-    }
-    typed = {
-        key: [method.hparam(key).parse(word) for word in words] for key, words in values.items()
-    }
-    # Clients take turns: client i gets entry i modulo the length of the list.
-    own = {}
+    # Each value is parsed once, and not for every client.
+    typed = {}
+    for key, text in train.client_set.items():
+        words = str(text).split(",")
+        typed[key] = [method.hparam(key).parse(word) for word in words]
+    overrides = {}
     for i in range(clients):
         columns_of_client: tuple[tuple[int, int], ...] = ()
         if columns:
             columns_of_client = columns[i % len(columns)]
-        settings = {key: words[i % len(words)] for key, words in typed.items()}
-        own[i] = ClientOverrides(columns_of_client, settings)
-    check_mixed(method, own, int(stops[-1]), clients)
-    return own
+        settings = {key: values[i % len(values)] for key, values in typed.items()}
+        overrides[i] = ClientOverrides(columns_of_client, settings)
+    check_mixed(method, overrides, int(stops[-1]), clients)
+    return overrides
 
 
-# The hyperparameters of a run: those of its preset, what was set, and what other options imply.
+# The hyperparameters of a run: those of its preset, those that were set, and those that other options imply.
 
 
 TURNED_OFF: dict[str, tuple[str, Callable[[Mapping[str, Value]], bool]]] = {
@@ -122,7 +126,7 @@ TURNED_OFF: dict[str, tuple[str, Callable[[Mapping[str, Value]], bool]]] = {
     "reg_bias": ("bias=false", lambda hp: hp.get("bias") is False),
     "rff_sigma": ("rff_dim=0", lambda hp: hp.get("rff_dim") == 0),
 }
-"""Hyperparameters -> the setting under which they are not read, in words and as a test of all of them."""
+"""The setting under which a hyperparameter is not read: its words, and a function of all hyperparameters."""
 
 
 def why_unread(name: str, hp: Mapping[str, Value]) -> str:
@@ -135,16 +139,16 @@ def why_unread(name: str, hp: Mapping[str, Value]) -> str:
 
 
 def leaves_batchnorm_out(method: Method, config: TrainConfig) -> bool:
-    """Whether noise turns off the BatchNorm of a model although no setting requests that.
+    """Whether a model is trained without BatchNorm because of noise, although no setting requests that.
 
-    Running statistics travel with the weights, and noise on a variance near 0 makes it negative.
+    Running statistics are uploaded with the weights, and noise on a variance near 0 may make it negative.
     """
     noisy = bool(config.dp_noise) and "bn" not in config.set
     return noisy and has_batchnorm(method.resolve(config.preset, config.set))
 
 
 def hyperparameters(method: Method, config: TrainConfig) -> dict[str, Value]:
-    """Every hyperparameter; a schedule of its own accord lasts as long as the run."""
+    """Every hyperparameter of a run; a schedule without a length lasts as long as the run."""
     settings = method.resolve(config.preset, config.set)
     if leaves_batchnorm_out(method, config):
         settings["bn"] = False
@@ -152,7 +156,7 @@ def hyperparameters(method: Method, config: TrainConfig) -> dict[str, Value]:
 
 
 def with_schedule_rounds(settings: Mapping[str, Value], rounds: int) -> dict[str, Value]:
-    """Hyperparameters whose schedule has the length of the run where no setting gives one."""
+    """Hyperparameters whose schedule has the length of the run, unless a setting gives its length."""
     if "sched_rounds" in settings and settings["sched_rounds"] is None:
         return {**settings, "sched_rounds": rounds}
     return dict(settings)
@@ -173,7 +177,8 @@ def setting_notes(method: Method, config: TrainConfig) -> list[str]:
         )
     hp = hyperparameters(method, config)
     for name, value in config.set.items():
-        if why := why_unread(name, hp):
+        why = why_unread(name, hp)
+        if why:
             notes.append(f"{name}={value} has no effect with {why}.")
     return notes
 
@@ -199,7 +204,7 @@ TRUST_OPTIONS = (
     "dp_seed",
     "dp_allow",
 )
-"""Fields of ``TrainConfig`` that say it; each can be swept."""
+"""Fields of ``TrainConfig`` about trust; each can be swept."""
 
 SAMPLING_OPTIONS = (
     "client_sampling",
@@ -208,46 +213,53 @@ SAMPLING_OPTIONS = (
     "client_clusters",
     "clusters_per_round",
 )
-"""Fields of ``TrainConfig`` about who takes part, in the order of ``parse_sampling``."""
+"""Fields of ``TrainConfig`` about the sampling of clients, in the order of ``parse_sampling``."""
 
 TIMING_OPTIONS = ("asynchronous", "server_step", "staleness_power", "client_durations")
 """Fields of ``TrainConfig`` about simulated time; each can be swept."""
 
 
+def _changed(config: TrainConfig, names: Sequence[str]) -> list[str]:
+    """The fields among ``names`` whose value differs from the default."""
+    plain = TrainConfig()
+    return [name for name in names if getattr(config, name) != getattr(plain, name)]
+
+
+def _option_of(name: str) -> str:
+    """The option of a field: ``--dp-noise`` for ``dp_noise``."""
+    return "--" + name.replace("_", "-")
+
+
 @dataclass(frozen=True)
 class ResolvedRun:
-    """Resolved settings of a run: all that determines its result besides features, dataset, partitions and code."""
+    """Resolved settings of a run. With features, dataset, partitions and code they determine its result."""
 
-    requested: TrainConfig  # what the user requested, defaults not in place
-    method: str  # its name
+    requested: TrainConfig  # as the user requested it, without defaults
+    method: str  # name of the method
     arrays: tuple[
         str, ...
     ]  # keys of the store's arrays, in the order in which they are concatenated
     rounds: int  # of every seed
-    # clients a round: None for all, an int for a number, a float for a share
+    # clients per round: None for all, an int for a number, a float for a share
     participation: int | float | None
-    participation_text: str  # the same as it is written: ``10``, ``0.1``, ``10%``, ``all``
-    eval_clients: int | float | None  # whose personal models are scored, written and read likewise
+    participation_text: str  # the same as text: ``10``, ``0.1``, ``10%``, ``all``
+    eval_clients: int | float | None  # clients whose personal models are scored, like participation
     seeds: tuple[int, ...]  # without repeats, in the order given
-    settings: Mapping[
-        str, Value
-    ]  # every hyperparameter; None is one that the method chooses by itself (``auto``)
+    settings: Mapping[str, Value]  # every hyperparameter; None if the method chooses it (``auto``)
     sampling: SamplingRule  # how a round's clients are drawn
-    trust: TrustPolicy  # what is done with uploads
-    # of that, what differs from the default
-    trust_options: Mapping[str, Any] = field(default_factory=dict)
-    timing: TimingRule | None = (
-        None  # how long clients take, and whether rounds wait for them; None for no time
-    )
+    trust: TrustPolicy  # how uploads are checked, aggregated and protected
+    trust_options: Mapping[str, Any] = field(default_factory=dict)  # those that are not the default
+    # how long clients take, and whether rounds wait for them; None if no time is simulated
+    timing: TimingRule | None = None
     device: str = ""  # that computes; "" until it is known
-    engine: str = ""  # ``flower`` for a run over sites, "" for one in this process
-    # whether it is a point that a grid computes together with others. That is equal to the run alone up to rounding, so
-    # it has a digest of its own
+    engine: str = ""  # ``flower`` for a run over sites, "" for a run in this process
+    # whether a grid computes this point together with others. The result is equal to the run alone only up to rounding,
+    # so the digest is another one.
     together: bool = False
 
     @property
     def execution(self) -> str:
-        """How clients are computed: ``auto`` or one that was requested."""
+        """How clients are computed: ``auto`` or the requested execution."""
         return self.requested.execution
 
     @property
@@ -263,14 +275,15 @@ class ResolvedRun:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the computation."""
+        """The dtype of the computation."""
         found: torch.dtype = getattr(torch, self.requested.dtype)
         return found
 
     @property
     def hyperparameters(self) -> dict[str, Value | str]:
-        """The settings as results hold them: sorted, ``auto`` for what the method chooses."""
-        return {k: ("auto" if v is None else v) for k, v in sorted(self.settings.items())}
+        """The settings as in a result: sorted by name, ``auto`` for a value that the method chooses."""
+        ordered = sorted(self.settings.items())
+        return {name: "auto" if value is None else value for name, value in ordered}
 
     def privacy_cost(self, clients: int) -> dict[str, Any]:
         """The privacy cost of a federation of this many clients; {} for a run without noise."""
@@ -280,7 +293,7 @@ class ResolvedRun:
         return self.trust.privacy.cost(self.rounds, share, len(self.seeds))
 
     def to_identity(self) -> dict[str, Any]:
-        """Plain JSON values: the part of a run's identity that its configuration is, without the seeds."""
+        """The part of a run's identity that its configuration determines, without the seeds, as plain JSON values."""
         requested = self.requested
         found = {
             "method": self.method,
@@ -297,7 +310,7 @@ class ResolvedRun:
             **self.trust_options,
             "device": self.device,
         }
-        # Settings that most runs do not have are not part of their identity, so that older results keep their digests.
+        # Rare settings are part of the identity only if they are used, so that older results keep their digests.
         if self.timing is not None:
             found |= self.timing.words()
         if self.eval_clients is not None:
@@ -307,7 +320,7 @@ class ResolvedRun:
         if requested.client_backbones:
             found["client_backbones"] = list(requested.client_backbones)
         if requested.client_set:
-            found["client_set"] = {k: str(v) for k, v in requested.client_set.items()}
+            found["client_set"] = {key: str(value) for key, value in requested.client_set.items()}
         if self.engine:
             found["engine"] = self.engine
         if self.together:
@@ -315,19 +328,18 @@ class ResolvedRun:
         return found
 
     def to_config(self) -> dict[str, Any]:
-        """The ``[train]`` section that runs it again."""
-        return to_table(
-            replace(
-                self.requested,
-                rounds=self.rounds,
-                participation=self.participation_text,
-                seeds=seeds_text(self.seeds),
-                set=self.hyperparameters,
-                availability=from_everywhere(self.requested.availability),
-                client_clusters=from_everywhere(self.requested.client_clusters),
-                client_durations=_durations_from_everywhere(self.requested.client_durations),
-            )
+        """The ``[train]`` section that runs the same again."""
+        config = replace(
+            self.requested,
+            rounds=self.rounds,
+            participation=self.participation_text,
+            seeds=seeds_text(self.seeds),
+            set=self.hyperparameters,
+            availability=from_everywhere(self.requested.availability),
+            client_clusters=from_everywhere(self.requested.client_clusters),
+            client_durations=_durations_from_everywhere(self.requested.client_durations),
         )
+        return to_table(config)
 
 
 def resolve_run(
@@ -337,32 +349,32 @@ def resolve_run(
     arrays: Sequence[str],
     clients: int,
 ) -> ResolvedRun:
-    """The configuration that determines a result: every default in place.
+    """The configuration that determines a result, with every default filled in.
 
-    Raises UsageError for a word that cannot be, and for a trust policy that the method's uploads do not allow.
-    ``clients`` is their number.
+    ``clients`` is the number of clients. Raises UsageError for a value that is not allowed, and for a trust policy that
+    the method's uploads do not allow.
     """
     if config.preset == PRESETS[0] and not method.usual:
-        # Where the default is the paper's, results say so, as those of earlier versions do.
+        # The default preset equals the paper's. Results then have the name "paper", as in earlier versions.
         config = replace(config, preset="paper")
     text = participation_text(config, method, clients)
     participation = parse_participation(text)
     trust = policy_from_config(config, method)
-    if config.client_prior != "none" and (
-        method.protocol(settings) != "global"
-        or "labels" not in method.reads(settings)
-        or method.by_similarity(settings)
-        or trust.privacy is not None
-    ):
-        raise UsageError(
-            "--client-prior needs a method with labels, one global model and class scores, and a run without privacy.",
-            "Leave --client-prior out.",
-        )
+    if config.client_prior != "none":
+        is_global = method.protocol(settings) == "global"
+        has_class_scores = not method.by_similarity(settings)
+        has_labels = "labels" in method.reads(settings)
+        fits = is_global and has_class_scores and has_labels
+        if not fits or trust.privacy is not None:
+            raise UsageError(
+                "--client-prior needs a method with labels, one global model and class scores, and a run "
+                "without privacy.",
+                "Leave --client-prior out.",
+            )
+    rounds = config.rounds or method.defaults.rounds
     if method.one_shot:
         rounds = 1
-    else:
-        rounds = config.rounds or method.defaults.rounds
-    if rounds == 1:  # the end is all there is to score: the same run, whatever is asked
+    if rounds == 1:  # only the end can be scored, so every ``eval_every`` is the same run
         config = replace(config, eval_every=0)
     return ResolvedRun(
         requested=config,
@@ -384,13 +396,12 @@ def resolve_run(
 def sampling_from_config(config: TrainConfig, method: Method | None = None) -> SamplingRule:
     """The sampling rule of a round's clients; reads the files of ``--availability`` and ``--client-clusters``.
 
-    Raises UsageError for values that cannot be, and for a private run or a method without rounds of clients.
+    Raises UsageError for values that are not allowed, and for a private run or a method without rounds of clients.
     """
-    plain = TrainConfig()
-    given = [name for name in SAMPLING_OPTIONS if getattr(config, name) != getattr(plain, name)]
+    given = _changed(config, SAMPLING_OPTIONS)
     if not given:
         return UNIFORM
-    option = "--" + given[0].replace("_", "-")
+    option = _option_of(given[0])
     if config.dp_clip is not None:
         why = "changes which clients take part, but in a private run each client is drawn independently"
         raise UsageError(f"{option} {why}.", "Leave it out.")
@@ -405,19 +416,19 @@ def sampling_from_config(config: TrainConfig, method: Method | None = None) -> S
 def timing_from_config(
     config: TrainConfig, method: Method | None = None, settings: Mapping[str, Value] | None = None
 ) -> TimingRule | None:
-    """The rule of simulated time; None where no time is simulated. Reads the file of ``--client-durations``.
+    """The rule of simulated time; None if no time is simulated. Reads the file of ``--client-durations``.
 
-    Raises UsageError for values that cannot be, and for an asynchronous server whose uploads are not mixed as they are.
+    Raises UsageError for values that are not allowed, and for an asynchronous server that does not use the plain mean
+    of uploads.
     """
     if config.asynchronous is None:
-        plain = TrainConfig()
-        for name in ("server_step", "staleness_power"):
-            if getattr(config, name) != getattr(plain, name):
-                option = "--" + name.replace("_", "-")
-                raise UsageError(
-                    f"{option} belongs to an asynchronous server.",
-                    "Add for example --asynchronous 10",
-                )
+        given = _changed(config, ("server_step", "staleness_power"))
+        if given:
+            option = _option_of(given[0])
+            raise UsageError(
+                f"{option} belongs to an asynchronous server.",
+                "Add for example --asynchronous 10",
+            )
         if config.client_durations is None:
             return None
     rule = parse_timing(
@@ -429,15 +440,16 @@ def timing_from_config(
             "Leave it out.",
         )
     if rule.buffer is None:
-        # the slowest of a round's clients says something of who they are
+        # The time of a round depends on its slowest client, so it would reveal something about the participants.
         if config.dp_clip is not None:
             raise UsageError(
                 "--client-durations would reveal which clients took part in a private run.",
                 "Leave it out.",
             )
         return rule
-    if given := sorted(non_default_options(config)):
-        option = "--" + given[0].replace("_", "-")
+    given = sorted(non_default_options(config))
+    if given:
+        option = _option_of(given[0])
         raise UsageError(
             f"--asynchronous uses the plain mean of uploads, but {option} is given.",
             "Leave one out.",
@@ -452,7 +464,8 @@ def timing_from_config(
         return rule
     if settings is None:
         settings = method.resolve()
-    if why := why_not_asynchronous(method, settings):
+    why = why_not_asynchronous(method, settings)
+    if why:
         raise UsageError(
             f"{method.name} does not support --asynchronous: {why}.",
             "Methods that do: fedavg, fedprox, fedrep and others.",
@@ -461,7 +474,7 @@ def timing_from_config(
 
 
 def _durations_from_everywhere(durations: str | None) -> str | None:
-    """The value of ``--client-durations`` with the whole path of a file."""
+    """The value of ``--client-durations``; the name of a file becomes an absolute path."""
     if durations is None or durations in DURATIONS:
         return durations
     return str(Path(durations).resolve())
@@ -484,7 +497,8 @@ def participation_text(config: TrainConfig, method: Method, clients: int) -> str
     official = method.defaults.official_participation
     if config.preset == "official" and official is not None and clients > official:
         usual = official
-    if usual is None or (isinstance(usual, int) and usual > clients):
+    too_many = isinstance(usual, int) and usual > clients
+    if usual is None or too_many:
         return "all"
     return str(usual)
 
@@ -510,10 +524,11 @@ def parse_seeds(text: str) -> tuple[int, ...]:
             raise UsageError(f"--seeds {text} is not a list of seeds.", example)
         if last > LARGEST_SEED:
             raise UsageError(f"--seeds {last}: a seed is at most {LARGEST_SEED:,}.", example)
-        # A huge range is refused without being made.
-        if last - first < MOST_SEEDS:
+        # A huge range is refused before it is made.
+        is_huge = last - first >= MOST_SEEDS
+        if not is_huge:
             seeds.update(dict.fromkeys(range(first, last + 1)))
-        if last - first >= MOST_SEEDS or len(seeds) > MOST_SEEDS:
+        if is_huge or len(seeds) > MOST_SEEDS:
             raise UsageError(f"--seeds {text} are more than {MOST_SEEDS:,} seeds.", example)
     return tuple(seeds)
 
@@ -530,10 +545,10 @@ def parse_participation(text: str | None) -> int | float | None:
 
 
 def parse_share(text: str | None, option: str) -> int | float | None:
-    """The value of an option that says how many clients, as ``parse_participation`` reads it. Raises UsageError."""
+    """The value of an option with a number or a share of clients, as in ``parse_participation``. Raises UsageError."""
     if text is None or text == "all":
         return None
-    # `10` is a number of clients, `1.0` and `100%` are all of them.
+    # `10` is a number of clients, `1.0` and `100%` are the share of all clients.
     try:
         if text.endswith("%"):
             share = float(text[:-1]) / 100
@@ -554,7 +569,7 @@ def parse_share(text: str | None, option: str) -> int | float | None:
 
 
 def check_participation(config: TrainConfig, clients: int) -> None:
-    """Refuse to ask more clients than there are. Raises UsageError."""
+    """Raise UsageError if options need more clients than there are."""
     for option, text in (
         (PARTICIPATION, config.participation),
         (EVAL_CLIENTS, config.eval_clients),
@@ -575,16 +590,18 @@ def check_participation(config: TrainConfig, clients: int) -> None:
 
 
 def check_config(config: TrainConfig, partition: PartitionConfig) -> None:
-    """Refuse wrong values, and options of which one would be ignored, before minutes of extraction and not after.
+    """Refuse wrong values, and pairs of options that contradict each other, before an extraction takes minutes.
 
-    Raises UsageError, naming the value, or both options.
-    # Options that say how rows are assigned, as opposed to a partition that is saved already.
+    Raises UsageError with the value, or with both options.
     """
-    dealt = ["--scheme"] * (partition.scheme is not None) + ["--clients"] * (
-        partition.clients is not None
-    )
-    dealt += option_names(partition.options)
-    how = ", ".join(dealt)
+    # Options that assign rows; a saved partition assigns them already.
+    scheme_options = []
+    if partition.scheme is not None:
+        scheme_options.append("--scheme")
+    if partition.clients is not None:
+        scheme_options.append("--clients")
+    scheme_options += option_names(partition.options)
+    listed = ", ".join(scheme_options)
     saved = config.partition is not None
     shards = config.clients_from is not None
     two_datasets = config.store is not None and config.dataset is not None
@@ -592,11 +609,15 @@ def check_config(config: TrainConfig, partition: PartitionConfig) -> None:
     contradictions = (
         (two_datasets, "--store and --dataset", "A store belongs to one dataset."),
         (
-            saved and dealt,
-            f"--partition and {how}",
+            saved and scheme_options,
+            f"--partition and {listed}",
             "A saved partition has fixed clients and validation rows.",
         ),
-        (shards and dealt, f"--clients-from and {how}", "Client stores have fixed rows."),
+        (
+            shards and scheme_options,
+            f"--clients-from and {listed}",
+            "Client stores have fixed rows.",
+        ),
         (
             shards and elsewhere,
             "--clients-from and another store, dataset or partition",
@@ -610,17 +631,12 @@ def check_config(config: TrainConfig, partition: PartitionConfig) -> None:
 
 
 def check_values(config: TrainConfig) -> None:
-    """Refuse values that cannot be. Raises UsageError."""
-    for what, value, legal in (
-        ("dtype", config.dtype, DTYPES),
-        (
-            "execution",
-            config.execution,
-            ("auto", *executors(), *plugins("executors")),
-        ),
-    ):
-        if value not in legal:
-            raise unknown(what, value, legal)
+    """Raise UsageError for values that are not allowed."""
+    executions = ("auto", *executors(), *plugins("executors"))
+    if config.dtype not in DTYPES:
+        raise unknown("dtype", config.dtype, DTYPES)
+    if config.execution not in executions:
+        raise unknown("execution", config.execution, executions)
     if config.device != "auto":
         known_device(config.device)
     # Parsing refuses wrong values; the results are needed only when the run is resolved.
@@ -632,14 +648,14 @@ def check_values(config: TrainConfig) -> None:
 
 
 def policy_from_config(config: TrainConfig, method: Method | None = None) -> TrustPolicy:
-    """The choice of a configuration.
+    """The trust policy of a configuration.
 
-    Raises UsageError for wrong words, and for a method whose uploads do not allow them; MachineError when noise is
+    Raises UsageError for wrong values, and for a method whose uploads do not allow the policy; MachineError if noise is
     requested and its accounting is not installed.
     """
     privacy = None
     words = (config.dp_clip, config.dp_noise, config.dp_delta, config.dp_seed, config.dp_allow)
-    if words != (None,) * len(words):
+    if any(word is not None for word in words):
         privacy = parse_privacy(*words)
     if privacy is not None:
         privacy.require()  # before anything is trained
@@ -655,26 +671,27 @@ def policy_from_config(config: TrainConfig, method: Method | None = None) -> Tru
         config.max_row_norm,
     )
     if method is not None:
-        # what is set is another method's too
+        # --set is left out, because it may name hyperparameters of other methods.
         trust.check(method, hyperparameters(method, replace(config, set={})))
     return trust
 
 
 def non_default_options(config: TrainConfig) -> dict[str, Any]:
-    """Trust options that differ from the defaults, for a result's identity; {} for an ordinary run."""
-    plain = TrainConfig()
-    made = {k: getattr(config, k) for k in TRUST_OPTIONS if getattr(config, k) != getattr(plain, k)}
-    if made.get("attack") == NO_ATTACK:
-        del made["attack"]
-    elif "attack" in made:
-        made["attack"] = parse_attack(made["attack"]).text  # one attack has one spelling
-    if made.get("on_bad_update") == "fail":
-        del made["on_bad_update"]  # what is done where nothing is said
+    """Trust options that differ from the defaults, for a result's identity; {} for an ordinary run.
+
+    Equal options have equal text, so that equal runs have the same identity.
+    """
+    found = {name: getattr(config, name) for name in _changed(config, TRUST_OPTIONS)}
+    if found.get("attack") == NO_ATTACK:
+        del found["attack"]
+    elif "attack" in found:
+        found["attack"] = parse_attack(found["attack"]).text
+    if found.get("on_bad_update") == "fail":  # the default
+        del found["on_bad_update"]
     if config.aggregate == "mean":
-        made.pop("byzantine", None)  # the mean expects nobody
-    if config.dp_clip is not None and "dp_delta" not in made:
-        made["dp_delta"] = DELTA
-    if "dp_allow" in made:
-        # one set of words has one spelling
-        made["dp_allow"] = ",".join(parse_allowed(made["dp_allow"]))
-    return made
+        found.pop("byzantine", None)  # the mean has no number of expected attackers
+    if config.dp_clip is not None and "dp_delta" not in found:
+        found["dp_delta"] = DELTA
+    if "dp_allow" in found:
+        found["dp_allow"] = ",".join(parse_allowed(found["dp_allow"]))
+    return found

@@ -40,17 +40,27 @@ if TYPE_CHECKING:
     from fedcache.process import Stop
 
 INPUT = ("size", "resize", "interpolation", "crop_pct")
-"""What determines an encoder's input image; normalisation happens after it."""
+"""Fields of a recipe that determine an encoder's input image, before normalisation."""
+
+
+def _backbone_of(array: ArrayInfo) -> str:
+    """The backbone that made an array; "None" for an array without one."""
+    return str(array.recipe.get("backbone"))
+
+
+def _has_text(store: Store, array: ArrayInfo) -> bool:
+    """Whether a store has text features of the backbone of an array."""
+    return store.has_text(_backbone_of(array))
 
 
 def chosen_arrays(store: Store, names: Sequence[str], *, pixels: bool = False) -> list[str]:
-    """Array keys for ``--backbones``: the names given, or every array of features, in stored order.
+    """Array keys for ``--backbones``: the given names, or one array of every backbone, in stored order.
 
-    A name with several variants in the store is ambiguous; ``name@size`` or the array's own key chooses one, and of
-    arrays that differ in their views alone ``name@size`` is the one without augmentations. Raises StoreError when the
-    store lacks one; UsageError when a name means several.
+    A name with several variants in the store is ambiguous; ``name@size`` or the array's own key selects one. If arrays
+    differ only in their views, ``name@size`` is the one without augmentations. Raises StoreError if the store lacks a
+    name; UsageError if a name is ambiguous.
     """
-    info = {k: a for k, a in store.arrays.items() if pixels or a.dtype != "uint8"}
+    info = {key: array for key, array in store.arrays.items() if pixels or array.dtype != "uint8"}
     if not info:
         problem = "has no features yet"
         if store.arrays:
@@ -59,49 +69,55 @@ def chosen_arrays(store: Store, names: Sequence[str], *, pixels: bool = False) -
             f"{store.path.name} {problem}.", more_features(store, "efficientnet-lite0")
         )
     if not names:
-        by_name: dict[str, list[str]] = {}
-        for key in info:
-            by_name.setdefault(str(info[key].recipe.get("backbone", key)), []).append(key)
-        return [chosen_arrays(store, [name])[0] for name in by_name]
+        backbones = dict.fromkeys(
+            str(array.recipe.get("backbone", key)) for key, array in info.items()
+        )
+        return [chosen_arrays(store, [name])[0] for name in backbones]
 
     def key_of(name: str) -> str:
-        labels = {k: names_of(k, a)[1:] for k, a in info.items()}
+        sized = {key: names_of(key, array)[2] for key, array in info.items()}
         found = _matching(info, name)
         if not found:
-            have = ", ".join(both[1] for both in labels.values())
+            have = ", ".join(sized.values())
             raise StoreError(
                 f"{store.path.name} has no features of {name!r}; it has {have}.",
                 more_features(store, name.partition("@")[0]),
             )
         if len(found) > 1:
-            # Keys are shown where two arrays have the same name and size.
-            options = [labels[k][1] for k in found]
+            # Keys are shown if two arrays have the same name and size.
+            options = [sized[key] for key in found]
             if len(set(options)) < len(found):
-                options = [f"{k} ({_difference(info[k])})" for k in found]
+                options = [f"{key} ({_difference(info[key])})" for key in found]
+            listed = ", ".join(options)
             raise UsageError(
                 f"{name!r} matches {len(found)} feature sets of the store.",
-                f"Choose with --backbones: {', '.join(options)}",
+                f"Choose with --backbones: {listed}",
             )
         return found[0]
 
-    return list(dict.fromkeys(all_at_once(partial(key_of, name) for name in names)))
+    keys = all_at_once(partial(key_of, name) for name in names)
+    return list(dict.fromkeys(keys))
 
 
 def _matching(arrays: Mapping[str, ArrayInfo], name: str) -> list[str]:
-    """Keys that a name may mean: of a sized one only the plain array, where the others have more views of the same."""
+    """Keys of the arrays that a name may mean.
+
+    If the name has a size and the arrays differ only in their views, only the one without augmentations is meant.
+    """
     found = match_arrays(arrays, name)
     plain = [key for key in found if arrays[key].shape[1] == 1]
-    same = {
-        digest_of({k: v for k, v in arrays[key].recipe.items() if k not in OF_VIEWS})
-        for key in found
-    }
-    if "@" in name and len(plain) == len(same) == 1:
+    without_views = set()
+    for key in found:
+        recipe = arrays[key].recipe
+        kept = {option: value for option, value in recipe.items() if option not in OF_VIEWS}
+        without_views.add(digest_of(kept))
+    if "@" in name and len(plain) == len(without_views) == 1:
         return plain
     return found
 
 
 def _difference(array: ArrayInfo) -> str:
-    """Differences of arrays of one backbone and size in words: the width, and the views and their augmentation."""
+    """Words that distinguish arrays of one backbone and size: the width, and the views and their augmentation."""
     words = f"width {array.shape[-1]}"
     views = array.shape[1]
     if views != 1:
@@ -111,11 +127,11 @@ def _difference(array: ArrayInfo) -> str:
 
 def array_name(store: Store, key: str) -> str:
     """The name of an array for ``--backbones`` that stays unambiguous when other sizes or views are extracted."""
-    _, backbone, sized = names_of(key, store.arrays[key])
-    if sized.endswith("@0"):  # an array that was ingested: nobody said what size its images had
-        sized = backbone
     array = store.arrays[key]
-    # none draws their views
+    _, backbone, sized = names_of(key, array)
+    if sized.endswith("@0"):  # an ingested array, whose image size is not known
+        sized = backbone
+    # Such an array has no views that fedcache drew.
     plain = array.shape[1] == 1 or array.dtype == "uint8" or "decoder" not in array.recipe
     if plain and _matching(store.arrays, sized) == [key]:
         return sized
@@ -125,9 +141,10 @@ def array_name(store: Store, key: str) -> str:
 def arrays_for(
     method: Method, hp: Hp, store: Store, names: Sequence[str], observer: Observer
 ) -> list[str]:
-    """The arrays a method trains on: text methods take exactly one backbone with text, others concatenate.
+    """The arrays a method trains on: exactly one with text features for a text method, one or more for others.
 
-    Raises StoreError for what the store lacks, with the command that makes it; UsageError for more than one.
+    Raises StoreError if the store lacks an array, with the command that makes it; UsageError if a text method has
+    several.
     """
     # Methods that train an encoder read images; all others read features.
     if "pixels" in method.reads(hp) and not wants_encoders(method):
@@ -136,18 +153,14 @@ def arrays_for(
     if "text" not in method.needs and not wants_encoders(method):
         keys = chosen_arrays(store, names)
         if not names:
+            listed = " + ".join(keys)
             observer.note(
-                Detail(
-                    f"Backbones: {' + '.join(keys)} (all of the store; change with --backbones)."
-                )
+                Detail(f"Backbones: {listed} (all of the store; change with --backbones).")
             )
         return keys
     # Methods with text read one backbone, whose text and image features belong together.
-    with_text = [
-        k
-        for k in chosen_arrays(store, names)
-        if store.has_text(str(store.arrays[k].recipe.get("backbone")))
-    ]
+    keys = chosen_arrays(store, names)
+    with_text = [key for key in keys if _has_text(store, store.arrays[key])]
     if not with_text:
         where = " + ".join(names) or store.path.name
         hint = "Text features describe classes, but this dataset has no classes: extract it with labels."
@@ -159,13 +172,14 @@ def arrays_for(
             f"{method.name} needs exactly one backbone with text features, got {len(with_text)}.",
             f"--backbones {shell_word(names[0])}",
         )
-    # Of several, the usual order decides, unless the user named one.
-    backbone = {str(store.arrays[k].recipe["backbone"]): k for k in with_text}
-    first = next((backbone[n] for n in TEXT_ORDER if n in backbone), None)
+    # If there are several, ``TEXT_ORDER`` decides.
+    key_by_backbone = {str(store.arrays[key].recipe["backbone"]): key for key in with_text}
+    first = next((key_by_backbone[name] for name in TEXT_ORDER if name in key_by_backbone), None)
     if first is None and len(with_text) > 1:
-        example = shell_word(next(iter(backbone)))
+        example = shell_word(next(iter(key_by_backbone)))
+        listed = ", ".join(key_by_backbone)
         raise UsageError(
-            f"Several backbones have text features: {', '.join(backbone)}.",
+            f"Several backbones have text features: {listed}.",
             f"--backbones {example}",
         )
     key = first or with_text[0]
@@ -179,18 +193,19 @@ def arrays_for(
 
 
 def common_arrays(stores: Sequence[Store], config: TrainConfig, needs_text: bool) -> list[str]:
-    """The arrays to train on; every client must have them, by the digest of their recipe."""
+    """The arrays to train on; every client must have them with the same digest of their recipe."""
     first = stores[0]
     keys = chosen_arrays(first, config.backbones)
     # As for a single store, a method with text reads one backbone.
     if needs_text:
-        keys = [k for k in keys if first.has_text(str(first.arrays[k].recipe.get("backbone")))][:1]
+        with_text = [key for key in keys if _has_text(first, first.arrays[key])]
+        keys = with_text[:1]
         if not keys:
             raise StoreError(
                 f"{first.path.name} has no text features.",
                 "Extract a backbone with text, then shard again.",
             )
-    # The same name is not enough: other weights give other features.
+    # The same name is not enough, because other weights make other features.
     for store in stores:
         for key in keys:
             if key not in store.arrays or store.arrays[key].digest != first.arrays[key].digest:
@@ -204,7 +219,7 @@ def common_arrays(stores: Sequence[Store], config: TrainConfig, needs_text: bool
 
 def image_array(method: Method, store: Store, names: Sequence[str]) -> str:
     """The one array of images a method trains an encoder on: that of ``--backbones``, or the store's only one."""
-    images = [k for k, a in store.arrays.items() if a.dtype == "uint8"]
+    images = [key for key, array in store.arrays.items() if array.dtype == "uint8"]
     if not images:
         held = store.path.name
         raise StoreError(
@@ -222,20 +237,21 @@ def image_array(method: Method, store: Store, names: Sequence[str]) -> str:
 
 
 def images_for(store: Store, key: str) -> str:
-    """The array of images that the backbone of array ``key`` takes as they are.
+    """The array of images that the backbone of array ``key`` can read without resizing them.
 
     Raises StoreError, with the command that makes them.
     """
     recipe = Recipe.from_dict(store.arrays[key].recipe)
-    found = {k: a.recipe for k, a in store.arrays.items() if a.dtype == "uint8"}
+    found = {key: array.recipe for key, array in store.arrays.items() if array.dtype == "uint8"}
     for pixels, other in found.items():
-        if all(other.get(k) == getattr(recipe, k) for k in INPUT):
+        if all(other.get(option) == getattr(recipe, option) for option in INPUT):
             return pixels
-    has = ", ".join([f"{r.get('backbone')}@{r.get('size')}" for r in found.values()]) or "none"
-    taken = f"{recipe.size} px, {recipe.resize}"
+    sizes = [f"{other.get('backbone')}@{other.get('size')}" for other in found.values()]
+    has = ", ".join(sizes) or "none"
+    needed = f"{recipe.size} px, {recipe.resize}"
     name = store.path.name
     raise StoreError(
-        f"{name} has no images of the size that {recipe.backbone} needs ({taken}); it has {has}.",
+        f"{name} has no images of the size that {recipe.backbone} needs ({needed}); it has {has}.",
         extract_command(store, ["pixels"], pixel_recipe(recipe)),
     )
 
@@ -248,18 +264,19 @@ def feat_post_for(
     keys: Sequence[str],
     observer: Observer | None = None,
 ) -> str:
-    """``feat_post`` of a run: the method's value, unless what is known of the backbones says better, which is said.
+    """``feat_post`` of a run: the requested value or the method's, else the usual one of the backbones, with a note.
 
-    Where it was not requested and the method does nothing, CLIP features go to the sphere (l2) when every backbone has
-    a text tower, and the released FedPCL's ResNets give signs (D-01) under the official preset.
+    The usual value is used if none was requested and the method's is ``none``. It is ``l2`` (unit vectors) if every
+    backbone has text features, as CLIP has. It is ``sign`` (D-01) for the ResNets of the released FedPCL under the
+    official preset.
     """
     chosen = str(hp.get("feat_post") or "none")
     if requested or chosen != "none":
         return chosen
-    names = [str(store.arrays[k].recipe.get("backbone")) for k in keys]
-    if preset == "official" and all(n.startswith("resnet18-") for n in names):
+    names = [_backbone_of(store.arrays[key]) for key in keys]
+    if preset == "official" and all(name.startswith("resnet18-") for name in names):
         chosen = "sign"
-    elif all(store.has_text(n) for n in names):
+    elif all(store.has_text(name) for name in names):
         chosen = "l2"
     if chosen != "none" and observer is not None:
         other = ""
@@ -271,25 +288,26 @@ def feat_post_for(
 
 
 def train_example(store: Store) -> str:
-    """``--method NAME`` of one that can train on what a store holds, for messages."""
-    only_images = store.arrays and all(a.dtype == "uint8" for a in store.arrays.values())
-    if only_images:
+    """``--method NAME`` of a method that can train on the arrays of a store, for messages."""
+    only_images = all(array.dtype == "uint8" for array in store.arrays.values())
+    if store.arrays and only_images:
         return "--method fedavg-scratch"
     return "--method fed3r"
 
 
 def without_images(method: Method, names: Sequence[str]) -> Sequence[str]:
-    """Names of ``--backbones`` without the images of an image tower, which may be named or not."""
-    return tuple(
-        n for n in names if "image tower" not in method.needs or n.partition("@")[0] != "pixels"
-    )
+    """Names of ``--backbones``; for a method with an image encoder without the images, which the user may name."""
+    if "image tower" not in method.needs:
+        return tuple(names)
+    return tuple(name for name in names if name.partition("@")[0] != "pixels")
 
 
 def to_extract(
     method: Method, backbones: Sequence[str], home: Home
 ) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Backbones and recipe options of the extraction a method needs: an image tower's images are stored as it reads
-    them.
+    """Backbones and recipe options of the extraction that a method needs.
+
+    The images for an image encoder are stored in its input size.
     """
     if "image tower" not in method.needs:
         if "pixels" in method.needs:
@@ -301,45 +319,49 @@ def to_extract(
 
 
 def pixel_recipe(recipe: Recipe) -> dict[str, str]:
-    """``--recipe`` options that store images as an encoder of this recipe takes them."""
+    """``--recipe`` options that store images in the input size of an encoder with this recipe."""
     plain = registry.lookup("pixels").recipe
-    return {
-        f"pixels:{k}": str(getattr(recipe, k))
-        for k in INPUT
-        if getattr(recipe, k) != getattr(plain, k)
-    }
+    options = {}
+    for field in INPUT:
+        value = getattr(recipe, field)
+        if value != getattr(plain, field):
+            options[f"pixels:{field}"] = str(value)
+    return options
 
 
 def recipe_options(recipe: Mapping[str, str]) -> str:
-    """`` --recipe key=value`` for each, as it is written after a command."""
-    return "".join(f" --recipe {shell_word(f'{k}={v}')}" for k, v in recipe.items())
+    """The recipe as the end of a command: `` --recipe key=value`` for each option."""
+    options = [shell_word(f"{key}={value}") for key, value in recipe.items()]
+    return "".join(f" --recipe {option}" for option in options)
 
 
 def needed_arrays(
     method: Method, store: Store, names: Sequence[str], begun: Sequence[UnfinishedArray], home: Home
 ) -> list[str]:
     """Keys of the unfinished arrays that the run needs."""
-    complete = {k: a for k, a in store.arrays.items() if a.dtype != "uint8"}
+    complete = {key: array for key, array in store.arrays.items() if array.dtype != "uint8"}
     if names:
         # A backbone may be named alone or with its size; an array by its key.
         have = set(complete)
-        for a in complete.values():
-            name = str(a.recipe.get("backbone"))
-            size = a.recipe.get("size", 0)
+        for array in complete.values():
+            name = _backbone_of(array)
+            size = array.recipe.get("size", 0)
             have |= {name, f"{name}@{size}"}
-        return [u.key for u in begun if any(u.means(name) for name in names if name not in have)]
-    # Methods with text need a backbone with a text tower; any one will do.
+        missing = [name for name in names if name not in have]
+        return [array.key for array in begun if any(map(array.means, missing))]
+    # Methods with text need a backbone with a text encoder; any such backbone will do.
     if "text" in method.needs or wants_encoders(method):
-        if any(store.has_text(str(a.recipe.get("backbone"))) for a in complete.values()):
+        if any(_has_text(store, array) for array in complete.values()):
             return []
-        return [
-            u.key
-            for u in begun
-            if u.order and registry.lookup(u.backbone, home=home.root).text_width is not None
+        begun = [
+            array
+            for array in begun
+            if array.order
+            and registry.lookup(array.backbone, home=home.root).text_width is not None
         ]
-    if complete:
+    elif complete:
         return []
-    return [u.key for u in begun]
+    return [array.key for array in begun]
 
 
 def complete_array(
@@ -353,8 +375,8 @@ def complete_array(
 ) -> None:
     """Compute the missing chunks of an array.
 
-    Raises StoreError with the command, when ``extract`` is False, or this home does not know how the array was ordered,
-    or would compute another one now; as ``extract``.
+    Raises StoreError with the command to run, if ``extract`` is False, if this home does not know the options of the
+    array's extraction, or if they would now make another array; other errors as ``extract``.
     """
     state = array.state(store)
     command = array.command(store, home)
@@ -373,33 +395,35 @@ def complete_array(
 
 
 def refuse_partial_store(home: Home, dataset: str, names: Sequence[str]) -> None:
-    """Refuse to extract all of a dataset for a run when a part of it (``--limit``) is extracted: it may take hours.
+    """Refuse to extract all of a dataset for a run if a part of it (``--limit``) is extracted: it may take hours.
 
-    Raises StoreError, naming the parts and both ways on.
+    Raises StoreError with the parts, and the commands for a part and for all.
     """
     memory = memory_of(home)
     whole = datasets.peek(dataset, datasets.Context(memory, data=home.data))
     if whole is None:
         return
+    slug, digest = whole
     parts = []
-    # Stores with --limit have the number of images in their name; the home remembers which are such.
+    # The name of a store of --limit has the number of its images; the home remembers these stores.
     for path in sorted(home.stores.glob("*.zarr")):
-        size = path.name.removeprefix(f"{whole[0]}-").partition("-")[0]
+        size = path.name.removeprefix(f"{slug}-").partition("-")[0]
         fact = None
         if size.isdecimal():
-            fact = memory.recall(["limited", whole[1], int(size)])
+            fact = memory.recall(["limited", digest, int(size)])
         if isinstance(fact, list) and path == home.store(*fact):
             parts.append(Store.open(path))
     if parts:
-        held = {str(a.recipe.get("backbone")) for a in parts[0].arrays.values()}
+        held = {_backbone_of(array) for array in parts[0].arrays.values()}
         example = ",".join(names or sorted(held)) or "efficientnet-lite0"
-        listed = []
+        sizes = []
         for part in parts:
-            slug = part.dataset["slug"]
-            listed.append(f"{slug} ({part.rows:,} images)")
+            name = part.dataset["slug"]
+            sizes.append(f"{name} ({part.rows:,} images)")
+        listed = ", ".join(sizes)
         first = shell_word(parts[0].dataset["slug"])
         raise StoreError(
-            f"Only a part of {dataset} is extracted: {', '.join(listed)}.",
+            f"Only a part of {dataset} is extracted: {listed}.",
             f"To train on the part: --dataset {first}\n"
             f"To extract all of it: fedcache extract --dataset {shell_word(dataset)} --backbones {shell_word(example)}",
         )
@@ -416,10 +440,11 @@ def find_or_extract(
 ) -> tuple[Store, float]:
     """The store to train on, and the seconds of the extraction that was run for it.
 
-    With nothing extracted yet, the packaged digits are extracted, or a dataset and backbones that are both named. An
-    unfinished array the run needs is completed, one it does not need is left out with a warning.
+    If nothing is extracted yet, the packaged digits are extracted, or a dataset and backbones that are both named. An
+    unfinished array that the run needs is completed. Another unfinished array is left out with a warning.
 
-    Raises StoreError, with the command, for what is missing and may not be extracted; as ``extract``.
+    Raises StoreError with the command to run, if something is missing that may not be extracted; other errors as
+    ``extract``.
     """
     path = locate_store(home, path=train.store, dataset=train.dataset, observer=observer)
     store = None
@@ -434,7 +459,7 @@ def find_or_extract(
         for array in begun:
             if array.key in keys:
                 complete_array(array, store, home, extract=extract, observer=observer, stop=stop)
-            elif not train.backbones:  # anyone who names some is not told of others
+            elif not train.backbones:  # no warning on other arrays if the user named some
                 command = array.command(store, home)
                 observer.warn(
                     f"{array.state(store)}and is left out (to delete it: `fedcache gc --days 0`). To "
@@ -443,15 +468,17 @@ def find_or_extract(
         if keys:
             store.refresh()
             spent = time.perf_counter() - began
-        have = {str(a.recipe.get("backbone")) for a in store.arrays.values()} | set(store.arrays)
-        has_all = all(
-            {n.partition("@")[0] for n in (name, bare_name(name))} & have
-            for name in train.backbones
-        )
-        if store.arrays and (train.dataset is None or has_all):
+        have = {*store.arrays, *map(_backbone_of, store.arrays.values())}
+        # The name of a user's model may be a path, which stores shorten.
+        lacking = []
+        for name in train.backbones:
+            names = {name.partition("@")[0], bare_name(name).partition("@")[0]}
+            if names.isdisjoint(have):
+                lacking.append(name)
+        if store.arrays and (train.dataset is None or not lacking):
             return store, spent
         if is_ingested(store):
-            return store, spent  # embeddings: there are no images to extract more from
+            return store, spent  # embeddings: there are no images to extract more features from
     # Nothing to train on yet. The packaged digits take seconds; other images are extracted if backbones are named.
     packaged = train.dataset in (None, "digits")
     backbones: Sequence[str] = train.backbones
@@ -463,11 +490,10 @@ def find_or_extract(
     dataset = train.dataset or "digits"
     words = ["--dataset", dataset, "--backbones", ",".join(backbones)]
     making = shlex.join(["fedcache", "extract", *words]) + recipe_options(recipe)
-    if store is None and train.dataset is not None:
-        refuse_partial_store(home, train.dataset, train.backbones)
-    if store is not None and (
-        train.dataset is None or store_of_dataset(home, train.dataset) is not None
-    ):
+    if store is None:
+        if train.dataset is not None:
+            refuse_partial_store(home, train.dataset, train.backbones)
+    elif train.dataset is None or store_of_dataset(home, train.dataset) is not None:
         raise StoreError(
             f"{store.path} has no features yet that {method.name} can train on.",
             extract_command(store, backbones, recipe, home),
@@ -476,11 +502,11 @@ def find_or_extract(
     if train.dataset is None:
         others = no_store_remembered(home)
     if others is not None and finished_stores(home):
-        raise others  # something was extracted: to train on digits in its place would be another run
+        raise others  # another dataset is extracted, and digits instead of it would be another run
     if not extract or not (packaged or train.backbones):
         raise others or StoreError(f"The dataset {dataset} has no features yet.", making)
     if store is None and train.partition is not None and not Path(train.partition).exists():
-        name = train.partition.partition("@")[0]  # said now, and not after the extraction
+        name = train.partition.partition("@")[0]  # refused now, and not after the extraction
         raise StoreError(
             f"There is no partition {name!r}, because the dataset {dataset} has no features yet.",
             f"{making}, then  fedcache partition --name {shell_word(name)}",
@@ -491,17 +517,17 @@ def find_or_extract(
     found = "Nothing extracted yet"
     if others:
         found = "There is no finished extraction"
-    named_backbones = ", ".join(backbones)
+    listed = ", ".join(backbones)
     observer.note(
-        f"{found}: extracting {named_backbones} ({why}) on {dataset} first (--no-extract prevents this)."
+        f"{found}: extracting {listed} ({why}) on {dataset} first (--no-extract prevents this)."
     )
-    names = tuple(b.partition("@")[0] for b in backbones)
+    without_sizes = tuple(name.partition("@")[0] for name in backbones)
     done = run_extract(
-        ExtractConfig(dataset=dataset, backbones=names, recipe=recipe),
+        ExtractConfig(dataset=dataset, backbones=without_sizes, recipe=recipe),
         home,
         observer=observer,
         stop=stop,
-        keep_text=True,  # what the user chose by extract --text stays
+        keep_text=True,  # texts that the user chose by extract --text stay
     )
     return done.store, time.perf_counter() - began
 
@@ -510,13 +536,14 @@ def find_or_extract(
 
 
 def check_client_folder(folder: Path) -> None:
-    """Refuse what is no directory, with the name of one that is meant. Raises StoreError."""
+    """Raise StoreError if there is no such directory, with the name of a similar one."""
     if not folder.is_dir():
-        beside = []
+        neighbours = []
         if folder.parent.is_dir():
-            beside = [p.name for p in folder.parent.iterdir() if p.is_dir()]
+            neighbours = [path.name for path in folder.parent.iterdir() if path.is_dir()]
         message = f"There is no directory {folder}."
-        if near := closest(folder.name, beside):
+        near = closest(folder.name, neighbours)
+        if near:
             message += f" Did you mean {near!r}?"
         raise StoreError(
             message, "fedcache shard --partition NAME --out DIR   makes client stores."
@@ -526,7 +553,7 @@ def check_client_folder(folder: Path) -> None:
 def open_clients(folder: Path) -> list[Store]:
     """The stores of a directory in client order.
 
-    Raises StoreError, when there are none, or they are not shards of one dataset with the same classes.
+    Raises StoreError if there are none, or if they are not shards of one dataset with the same classes.
     """
     check_client_folder(folder)
     paths = sorted(folder.glob("*.zarr"))
@@ -535,46 +562,50 @@ def open_clients(folder: Path) -> list[Store]:
             f"{folder} contains no client stores.",
             "fedcache shard --partition NAME --out DIR   makes them.",
         )
-    stores = [Store.open(p) for p in paths]
+    stores = [Store.open(path) for path in paths]
     for store in stores:
         if "shard" not in store.dataset:
             raise StoreError(
                 f"{store.path} is not a client store.",
                 "fedcache shard --partition NAME --out DIR",
             )
-    # Clients are numbered as in the partition, whatever order the files have.
-    stores.sort(key=lambda s: int(s.dataset["shard"]["number"]))
+    # Clients are numbered as in the partition, regardless of the order of the files.
+    stores.sort(key=lambda store: int(store.dataset["shard"]["number"]))
     first = stores[0]
-    numbers = [int(s.dataset["shard"]["number"]) for s in stores]
-    names = [str(s.dataset["shard"]["client"]) for s in stores]
-    for what, keys in (("number", [str(n) for n in numbers]), ("name", names)):
-        twice = next((key for key in keys if keys.count(key) > 1), None)
-        if twice is not None:
-            same = [str(s.path) for s, key in zip(stores, keys, strict=True) if key == twice]
-            paths_of_twins = ", ".join(same)
+    shards = [store.dataset["shard"] for store in stores]
+    numbers = [int(shard["number"]) for shard in shards]
+    names = [str(shard["client"]) for shard in shards]
+    for kind, keys in (("number", list(map(str, numbers))), ("name", names)):
+        repeated = next((key for key in keys if keys.count(key) > 1), None)
+        if repeated is not None:
+            same = [
+                str(store.path) for store, key in zip(stores, keys, strict=True) if key == repeated
+            ]
+            listed = ", ".join(same)
             raise StoreError(
-                f"{len(same)} stores belong to the same client, with the {what} {twice}: {paths_of_twins}.",
+                f"{len(same)} stores belong to the same client, with the {kind} {repeated}: {listed}.",
                 "Keep one of them, and remove or move the others.",
             )
-    # A client that is missing would train another federation without saying so.
+    # Without a missing client, another federation would be trained.
     last = max(numbers)
-    gone = sorted(set(range(last + 1)) - set(numbers))
-    if gone:
-        first_lost = gone[0]
+    missing = sorted(set(range(last + 1)) - set(numbers))
+    if missing:
         raise StoreError(
-            f"{folder} lacks client {first_lost}: it has {len(stores)} stores, numbered up to {last}.",
+            f"{folder} lacks client {missing[0]}: it has {len(stores)} stores, numbered up to {last}.",
             "fedcache shard --partition NAME --out DIR   writes what is missing.",
         )
-    # Labels and rows are numbers in the parent: all stores must mean the same by them.
+    # Labels and rows are numbers in the parent store, so all stores need the same parent and classes.
+    parent = shards[0]["parent"]
+    classes = first.samples.classes
     for store in stores[1:]:
-        for what, a, b in (
-            ("parent dataset", first.dataset["shard"]["parent"], store.dataset["shard"]["parent"]),
-            ("classes", first.samples.classes, store.samples.classes),
-        ):
-            if a != b:
-                names_of_both = f"{store.path.name} and {first.path.name}"
-                raise StoreError(
-                    f"{names_of_both} differ in {what}.",
-                    "Make all client stores from one store, with one partition.",
-                )
+        difference = ""
+        if store.dataset["shard"]["parent"] != parent:
+            difference = "parent dataset"
+        elif store.samples.classes != classes:
+            difference = "classes"
+        if difference:
+            raise StoreError(
+                f"{store.path.name} and {first.path.name} differ in {difference}.",
+                "Make all client stores from one store, with one partition.",
+            )
     return stores

@@ -1,4 +1,4 @@
-"""Files of embeddings, as what their columns mean.
+"""Files of embeddings, with the meaning of their columns.
 
 One layout for npz, npy, h5, parquet and safetensors: ``features/<name>`` [N, D] (or [N, V, D]) per backbone,
 ``labels``, ``domain``, ``split`` [N], and ``name`` where the format has strings, with the class and domain names, a
@@ -38,6 +38,7 @@ from fedcache.tables.words import (
     Words,
     ending_of,
     is_feature,
+    is_matrix,
     joined_columns,
     joined_rows,
     last_level,
@@ -51,17 +52,16 @@ from fedcache.tables.words import (
 class Embeddings(Roles):
     """Content of a file of embeddings: features and the roles of its other columns."""
 
-    features: dict[
-        str, Any
-    ]  # [N, V, D] per backbone name: arrays, or ``FileRows`` that stay in the file
+    # [N, V, D] per backbone name: arrays, or ``FileRows`` that stay in the file
+    features: dict[str, Any]
     texts: dict[str, NDArray[np.float32]]  # [C, D] per backbone name, features of the class names
 
 
 def open_embeddings(path: Path, choice: ColumnChoice | None = None) -> Embeddings:
-    """A file of embeddings whose features stay in it, to be read by block.
+    """A file of embeddings. Its features stay in the file and are read block by block.
 
-    Columns are found as ``roles`` says, unless ``choice`` names them; without labels every row is -1.
-    Raises UsageError, for a missing file, an unknown ending, features that are a pickle, or columns that do not fit.
+    Columns are found as the module ``roles`` describes, unless ``choice`` names them. Without labels every row has -1.
+    Raises UsageError for a missing file, an unknown ending, features that are a pickle, or columns that do not fit.
     """
     takes = f"fedcache ingest FILE --name NAME   reads {', '.join(ENDINGS)}"
     if not path.exists():
@@ -94,7 +94,7 @@ def assemble(path: Path, raw: dict[str, Any], choice: ColumnChoice) -> Embedding
             taken[key] = "text features"
             name, matrix = _text_of(path, key, values, features)
             texts[name] = matrix
-    # Labels that are integers index the text features, which say how many classes there are.
+    # Labels that are integers index the text features, which have one row for each class.
     class_count = None
     if texts:
         class_count = len(next(iter(texts.values())))
@@ -125,18 +125,17 @@ def assemble(path: Path, raw: dict[str, Any], choice: ColumnChoice) -> Embedding
 def _joined_splits(
     path: Path, raw: dict[str, Any], choice: ColumnChoice
 ) -> tuple[dict[str, Any], NDArray[np.uint8] | None, dict[str, Unread]]:
-    """The columns of all rows, the split of each row, and columns that belong to no rows, where names say the split.
+    """The columns of all rows, the split code of each row, and the columns that belong to no rows.
 
-    ``X_train``, ``y_train``, ``X_test`` become X and y, the rows of test before those of train. A table has all its
-    columns for all rows. Raises UsageError for features of different widths.
+    If the names of columns give the split, ``X_train``, ``y_train``, ``X_test`` become X and y, with the rows of test
+    before those of train. Otherwise, and for a table, the columns stay as they are and the split codes are None.
+    Raises UsageError for features of different widths.
     """
 
     def has_rows(held: Mapping[str, Any]) -> bool:
         chosen = [key for key in choice.features if key in held]
         usual = [key for key in held if is_feature(key) or last_level(key) == DATA]
-        return any(
-            isinstance(held[key], FileRows) or len(held[key].shape) > 1 for key in chosen or usual
-        )
+        return any(len(held[key].shape) > 1 for key in chosen or usual)
 
     if ending_of(path) in TABLES:
         return raw, None, {}
@@ -157,51 +156,46 @@ def _joined_splits(
         keys = features_of(path, held, choice.features)[1]
         lengths.append(len(held[min(keys)]))
     # in the order of the file
-    names = dict.fromkeys(name for _, held in of_splits for name in held)
+    names: dict[str, None] = {}
+    for _, held in of_splits:
+        names |= dict.fromkeys(held)
     joined: dict[str, Any] = {}
     for name in names:
         parts: list[Any] = [held.get(name) for _, held in of_splits]
-        matrices = all(
-            part is not None and not isinstance(part, Words | Unread) and part.ndim > 1
-            for part in parts
-        )
-        if matrices:
+        if all(part is not None and is_matrix(part) for part in parts):
             joined[name] = joined_rows(path, name, parts)
         else:
             parts = [part if part is None else vector(part) for part in parts]
             joined[name] = joined_columns(parts, lengths)
     unused: dict[str, Unread] = {}
     for name, values in others.items():
-        if (
-            last_level(name) in (*CLASS_NAMES, *DOMAINS[1:])
-            or name == "text"
-            or name.startswith("text/")
-        ):
+        lists_names = last_level(name) in (*CLASS_NAMES, *DOMAINS[1:])
+        if lists_names or name == "text" or name.startswith("text/"):
             joined[name] = values
         else:
             unused[name] = Unread(values.shape, "", NO_SPLIT)
-    splits = np.repeat(np.array([split for split, _ in of_splits], np.uint8), lengths)
-    return joined, splits, unused
+    codes = np.array([split for split, _ in of_splits], np.uint8)
+    return joined, np.repeat(codes, lengths), unused
 
 
 def _is_text_features(key: str, values: Any) -> bool:
     """Whether a column holds text features of the classes; a column of words that is called text does not."""
-    if key.startswith("text/"):
-        return True
-    return key == "text" and not isinstance(values, Words | Unread) and len(values.shape) > 1
+    if key != "text":
+        return key.startswith("text/")
+    return is_matrix(values)
 
 
 def _text_of(
     path: Path, key: str, values: Any, features: Mapping[str, Any]
 ) -> tuple[str, NDArray[np.float32]]:
-    """``text/<name>`` of a backbone of the file, or ``text`` of its only one, as unit rows."""
+    """The backbone and the unit rows [C, D] of ``text/<backbone>``, or of ``text`` in a file with one backbone."""
+    first = next(iter(features))
+    ambiguous = key == "text" and len(features) > 1
+    name = first
     if key != "text":
         name = key.removeprefix("text/")
-    else:
-        name = next(iter(features))
-    if name not in features or (key == "text" and len(features) > 1):
+    if name not in features or ambiguous:
         listed = ", ".join(features)
-        first = next(iter(features))
         raise UsageError(
             f"{path}: {key} belongs to none of the features {listed}.",
             f"Name it text/{first}.",
@@ -209,8 +203,8 @@ def _text_of(
     width = features[name].shape[2]
     if isinstance(values, FileRows):
         values = values.whole()
-    wrong = isinstance(values, Words | Unread) or values.dtype.kind != "f" or values.ndim != 2
-    if wrong or values.shape[1] != width:
+    are_floats = not isinstance(values, Words | Unread) and values.dtype.kind == "f"
+    if not are_floats or values.ndim != 2 or values.shape[1] != width:
         raise UsageError(
             f"{path}: {key} is {shape_of(values)}, expected floats [classes, {width}].",
             "Text features need the same width as their features.",

@@ -1,8 +1,8 @@
 """Files of embeddings as other programs for federated learning and retrieval write them.
 
-Read: HDF5 with one group for each client (TensorFlow Federated), folders of clip-retrieval, and LEAF's JSON
-(``table_files``). Refused with the lines of Python that convert them: pickles (PFLlib and others), which could run
-code, and images, which an encoder has to read first.
+fedcache reads HDF5 with one group for each client (TensorFlow Federated), folders of clip-retrieval, and LEAF's JSON
+(``table_files``). It refuses pickles (PFLlib and others), which could run code, and images, which an encoder has to
+read first. The error of a refused file shows the lines of Python that convert it.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 
 from fedcache.errors import FedcacheError, UsageError, shell_word
-from fedcache.tables.words import Unread, Words, joined_columns, joined_rows, stem_of
+from fedcache.tables.words import Words, is_matrix, joined_columns, joined_rows, stem_of
 
 CLIENT = "client"
 """Column with the client of each row, for files with a part for each client."""
 
 ONE_OBJECT = "one Python object"
-"""Why an array of an npz that holds a dict, such as a configuration, is not used."""
+"""Why an array of an npz is not used if it holds a single object, such as the dict of a configuration."""
 
 TRUSTED = "# runs code in the file: only for a file that you trust"
 
@@ -37,24 +37,25 @@ MARK = "    "
 
 
 def conversion(lines: Sequence[str], following: str) -> str:
-    """A hint: lines that convert a file, and the command that takes what they wrote.
+    """A hint: lines that convert a file, and the command that reads the converted file.
 
     >>> print(conversion(["import numpy"], "fedcache ingest new.npz --name NAME"))
     Convert it with Python:
         import numpy
     Then:  fedcache ingest new.npz --name NAME
     """
-    return "\n".join([BEGIN, *(f"{MARK}{line}" for line in lines), f"Then:  {following}"])
+    indented = [f"{MARK}{line}" for line in lines]
+    return "\n".join([BEGIN, *indented, f"Then:  {following}"])
 
 
-# Files that a pickle is part of
+# Files that contain a pickle
 
 
 def pickled_dict(path: Path, name: str, *, images: bool = False) -> FedcacheError:
     """The error of an npz without features whose array ``name`` is one pickled object, with lines that write arrays.
 
-    PFLlib keeps every client in such a file of its own, ``train/0.npz`` with ``x`` and ``y`` in ``data``: the lines
-    read them all, with their client and split. ``images`` says that the rows are to be images, in their own shape.
+    PFLlib writes one such file for every client, ``train/0.npz`` with ``x`` and ``y`` in ``data``: the lines read all
+    of them, with their client and split. If ``images`` is true, the rows are images and keep their shape.
     """
     rows = "features"
     flat = ".reshape(len(d['y']), -1)"
@@ -128,7 +129,7 @@ _MATLAB = (
     ),
 )
 REFUSED = {".pkl": _PICKLE, ".pickle": _PICKLE, ".mat": _MATLAB, ".pt": _TORCH, ".pth": _TORCH}
-"""Endings of files that are not read: why, the ending of the converted file, and lines of Python that write it.
+"""Endings of files that are not read, each with the reason, the ending of the converted file, and lines that write it.
 
 ``format`` fills in ``{path}`` and ``{out}``, so other braces are written twice.
 """
@@ -149,7 +150,7 @@ _OF_CLIENT = re.compile(r"examples/(.+)/([^/]+)")
 
 
 def clients_of(names: Sequence[str]) -> dict[str, dict[str, str]]:
-    """For each client the datasets by column, of an HDF5 file of TensorFlow Federated; empty for another file."""
+    """The datasets of an HDF5 file of TensorFlow Federated: client -> column -> name; empty for another file."""
     found: dict[str, dict[str, str]] = {}
     for name in names:
         match = _OF_CLIENT.fullmatch(name)
@@ -182,12 +183,11 @@ def refuse_client_images(path: Path, columns: Sequence[str]) -> FedcacheError | 
 
 
 def joined_clients(path: Path, columns: Mapping[str, Any]) -> dict[str, Any]:
-    """The columns of all clients end to end, with one that names the client; other files as they are."""
+    """The joined columns of all clients, with a column that names the client; other files' columns as they are."""
     clients = clients_of([*columns])
     if not clients:
         return dict(columns)
-    first = next(iter(clients.values()))
-    names = list(first)
+    names = list(next(iter(clients.values())))
     refused = refuse_client_images(path, names)
     if refused is not None:
         raise refused
@@ -201,7 +201,8 @@ def joined_clients(path: Path, columns: Mapping[str, Any]) -> dict[str, Any]:
             )
     joined: dict[str, Any] = {}
     for name in names:
-        joined[name] = end_to_end(path, name, [columns[held[name]] for held in clients.values()])
+        parts = [columns[held[name]] for held in clients.values()]
+        joined[name] = end_to_end(path, name, parts)
     counts = [_rows_of(columns[held[names[0]]]) for held in clients.values()]
     client_of = np.repeat(np.arange(len(clients), dtype=np.int32), counts)
     joined[CLIENT] = Words(client_of, tuple(clients))
@@ -210,8 +211,8 @@ def joined_clients(path: Path, columns: Mapping[str, Any]) -> dict[str, Any]:
 
 def end_to_end(path: Path, name: str, parts: Sequence[Any]) -> Any:
     """One column of all parts of a dataset. Raises UsageError for rows of different shapes."""
-    # Features and images have a shape for each row; all other columns have one value.
-    if all(not isinstance(part, Words | Unread) and part.ndim > 1 for part in parts):
+    # Features and images are matrices; all other columns have one value for each row.
+    if all(map(is_matrix, parts)):
         return joined_rows(path, name, parts)
     return joined_columns(parts, [_rows_of(part) for part in parts])
 

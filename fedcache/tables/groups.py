@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,17 @@ from numpy.typing import NDArray
 
 from fedcache.errors import UsageError
 from fedcache.parsing import SAFE, slug_of
-from fedcache.tables.words import Coded, Unread, Words, as_column, sorted_words
+from fedcache.tables.words import (
+    FLOAT_INTEGERS,
+    Coded,
+    Unread,
+    Words,
+    as_column,
+    sorted_words,
+)
 
 RESERVED = ("domain", "class", "split")
-"""Columns every store has; a group of such a name would hide them."""
+"""Columns that every store has; a group with the same name would hide them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,9 +35,9 @@ class Group(Coded):
 
     @classmethod
     def of(cls, values: Any) -> Group:
-        """A column of N words or numbers; an empty word, None and NaN are no value, and whole floats are integers.
+        """The group of a column of N words or numbers. An empty word, None and NaN are no value.
 
-        Raises UsageError for other shapes, and for numbers that are measurements: floats that are not whole.
+        Raises UsageError for other shapes, and for measurements, which are floats that are not whole.
         """
         column = values
         if not isinstance(values, Words):
@@ -42,15 +50,14 @@ class Group(Coded):
             return cls.of_words(column)
         if column.dtype.kind == "f":
             known = ~np.isnan(column)
-            if not (np.isfinite(column[known]) & (column[known] == np.rint(column[known]))).all():
-                raise UsageError(
-                    "Numbers with decimals cannot be a group.", "Give words, or integers."
-                )
-            if not (np.abs(column[known]) < 1 << 53).all():
-                raise UsageError(
-                    "Rounded numbers above 2^53 cannot be a group.", "Give words, or integers."
-                )
-            # Whole floats are integers, and a missing value is any number: it is not looked at.
+            values = column[known]
+            hint = "Give words, or integers."
+            whole = np.isfinite(values) & (values == np.rint(values))
+            if not whole.all():
+                raise UsageError("Numbers with decimals cannot be a group.", hint)
+            if not (np.abs(values) < FLOAT_INTEGERS).all():
+                raise UsageError("Rounded numbers above 2^53 cannot be a group.", hint)
+            # Whole floats become integers. A missing value may be any integer, because it is not used.
             column = np.where(known, column, 0).astype(np.int64)
         elif column.dtype.kind in "iub":
             known = np.ones(len(column), bool)
@@ -71,13 +78,13 @@ class Group(Coded):
     def of_words(cls, column: Words) -> Group:
         """A group of words; an empty word is no value, and surrounding space is removed."""
         used = np.unique(column.codes).tolist()
-        clean = [w.strip() for w in column.words]
-        words = sorted_words(clean[i] for i in used if i >= 0 and clean[i])
+        clean = [word.strip() for word in column.words]
+        words = sorted_words(clean[code] for code in used if code >= 0 and clean[code])
         return cls(column.recoded(words, clean), tuple(words))
 
     def take(self, rows: NDArray[np.int64]) -> Group:
-        """The values of some rows; -1 is a row without a value. The words stay."""
-        codes = np.append(self.codes, np.int32(-1))[rows]  # -1 picks the last
+        """The values of some rows, with the same words; row -1 has no value."""
+        codes = np.append(self.codes, np.int32(-1))[rows]  # row -1 selects the appended code
         return Group(codes, self.words)
 
     def equals(self, other: Group) -> bool:
@@ -86,40 +93,42 @@ class Group(Coded):
 
 
 def joined(parts: Sequence[Mapping[str, Group]], rows: Sequence[int]) -> dict[str, Group]:
-    """Groups of several datasets, one after another; rows of a dataset without a group have no value of it.
+    """Groups of several datasets, one after another; the rows of a dataset without a group have no value in it.
 
-    ``rows`` are the rows of each dataset.
+    ``rows`` are the numbers of rows of the datasets.
     """
-    made = {}
-    for name in dict.fromkeys(name for part in parts for name in part):
-        words = tuple(
-            dict.fromkeys(word for part in parts if name in part for word in part[name].words)
-        )
-        codes = [np.full(count, -1, np.int32) for count in rows]
-        for at, part in enumerate(parts):
+    groups = {}
+    for name in dict.fromkeys(chain(*parts)):
+        words: dict[str, None] = {}
+        for part in parts:
             if name in part:
-                codes[at] = part[name].recoded(words)
-        made[name] = Group(np.concatenate(codes), words)
-    return made
+                words |= dict.fromkeys(part[name].words)
+        codes = [np.full(count, -1, np.int32) for count in rows]
+        for place, part in enumerate(parts):
+            if name in part:
+                codes[place] = part[name].recoded(tuple(words))
+        groups[name] = Group(np.concatenate(codes), tuple(words))
+    return groups
 
 
 def differs_in_every_row(group: Group) -> bool:
-    """Whether nine of ten rows, or more, have a value of their own."""
+    """Whether there are more than nine different values for ten rows with a value."""
     known = int((group.codes >= 0).sum())
     return known > 1 and 10 * len(group.words) > 9 * known
 
 
 def usable_group_name(name: str) -> str:
-    """The name of a column as that of a group: other characters than a-z, A-Z, 0-9, '.', '_' and '-' become '_'.
+    """The name of a column as the name of a group: characters other than a-z, A-Z, 0-9, '.', '_' and '-' become '_'.
 
-    Raises UsageError for a name that is taken, and for one without such a letter or digit.
+    Raises UsageError for a reserved name, and for a name without such a letter or digit.
     """
     if not name.strip():
         raise UsageError("A column has no name.", "Give every column a name.")
     slug = slug_of(name.strip()).lstrip("_")
     if slug.lower() in RESERVED:
+        reserved = ", ".join(RESERVED)
         raise UsageError(
-            f"A group cannot be called {name!r}: {', '.join(RESERVED)} are columns of every store.",
+            f"A group cannot be called {name!r}: {reserved} are columns of every store.",
             "Rename the column.",
         )
     if not SAFE.fullmatch(slug):

@@ -1,8 +1,8 @@
 """Labels and domains: a column as class indices and class names, the same for every command that reads a table.
 
-The classes are the values that occur, whole numbers in the order of numbers and words in the order of letters. A file
-that lists its class names (``class_names``, Hugging Face's ClassLabel) declares all classes and their order. A row has
-no label where the file has no value, or one that the user says means none (``--no-label -1``).
+The classes are the values that occur. Whole numbers are in numeric order, words in alphabetical order. A file that
+lists its class names (``class_names``, Hugging Face's ClassLabel) declares all classes and their order. A row has no
+label if its value is missing, or if the user says that the value means "no label" (``--no-label -1``).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ANOTHER_COLUMN = "--label-key NAME selects another column."
 
 
 def with_names(column: Column, names: Sequence[str], where: str) -> Words:
-    """A column whose numbers index the class names of its file, or whose words are among them; -1 is no label.
+    """The words of a column whose values are class names of its file or indices into these names; -1 is no label.
 
     Raises UsageError for a number or word without a name.
     """
@@ -63,7 +63,7 @@ def with_names(column: Column, names: Sequence[str], where: str) -> Words:
 
 
 def distinct_names(names: Sequence[str]) -> tuple[str, ...]:
-    """Class names; those that occur twice get their index, as ImageNet has two classes called crane."""
+    """Distinct class names: a name that occurs twice gets its index, because ImageNet has two classes called crane."""
     times = Counter(names)
     distinct = []
     for index, name in enumerate(names):
@@ -76,30 +76,28 @@ def distinct_names(names: Sequence[str]) -> tuple[str, ...]:
 def read_labels(
     where: str, column: Any, count: int, no_label: Sequence[str]
 ) -> tuple[Group, list[str]]:
-    """The class of each of ``count`` rows, and what the user should know of it.
+    """The class of each of ``count`` rows, and notes for the user.
 
     Args:
         where: file and column, for messages.
-        column: as the file has it.
+        column: as it was read from the file.
         no_label: values that mean that no label is known.
 
     Raises UsageError for another shape, and for measurements.
     """
     column = _one_per_row(where, column, count)
     every = _coded(where, column)
+    are_words = isinstance(column, Words)
     # Numbers are compared as numbers: -1.0 names the label -1.
     no_label_words = {value.strip() for value in no_label}
-    if not isinstance(column, Words):
+    if not are_words:
         no_label_words = {_as_number(value) for value in no_label_words}
     kept = tuple(word for word in every.words if word not in no_label_words)
     coded = Group(every.recoded(kept), kept)
     notes = _unlabelled(column, every, no_label_words)
-    notes += [
-        f"No row has the label {value}." for value in sorted(no_label_words - set(every.words))
-    ]
-    if not kept and not isinstance(column, Words):
-        return coded, notes
-    if not (isinstance(column, Words) and column.declared):
+    for value in sorted(no_label_words.difference(every.words)):
+        notes.append(f"No row has the label {value}.")
+    if not are_words or not column.declared:
         notes += _likely_missing(coded)
     elif column.repeated:
         shown = some_names(column.repeated, 4)
@@ -111,14 +109,17 @@ def read_labels(
 
 def _unlabelled(column: Any, coded: Group, no_label_words: Collection[str]) -> list[str]:
     """A note on rows without a label, and how the file marks them."""
-    nothing = "empty"
+    without_value = "empty"
     if isinstance(column, Words) and column.declared:
-        nothing = "with -1 or no value"
-    counts = {nothing: int((coded.codes < 0).sum())}
+        without_value = "with -1 or no value"
+    counts = {without_value: int((coded.codes < 0).sum())}
     for code, word in enumerate(coded.words):
         if word in no_label_words:
             counts[f"with {word}"] = int((coded.codes == code).sum())
-    parts = [f"{n:,} {what}" for what, n in sorted(counts.items(), key=lambda kv: -kv[1]) if n]
+    parts = []
+    for mark in sorted(counts, key=lambda mark: -counts[mark]):
+        if counts[mark]:
+            parts.append(f"{counts[mark]:,} {mark}")
     if not parts:
         return []
     rows = sum(counts.values())
@@ -128,7 +129,7 @@ def _unlabelled(column: Any, coded: Group, no_label_words: Collection[str]) -> l
 
 
 def _as_number(word: str) -> str:
-    """A whole number as labels that are numbers are written, -1.0 as -1; other words as they are."""
+    """A whole number in the spelling of labels, -1 for -1.0; other words as they are."""
     try:
         number = float(word)
     except ValueError:
@@ -139,26 +140,29 @@ def _as_number(word: str) -> str:
 
 
 def read_domains(where: str, column: Any, count: int) -> Group:
-    """The domain of each row, -1 where it has none; errors as of ``read_labels``."""
-    hint = "--domain-key NAME selects another column."
-    return _coded(where, _one_per_row(where, column, count, hint), hint)
+    """The domain of each row, -1 for a row without one; errors as of ``read_labels``."""
+    another = "--domain-key NAME selects another column."
+    column = _one_per_row(where, column, count, another)
+    return _coded(where, column, another)
 
 
 def _one_per_row(where: str, column: Any, count: int, another: str = ANOTHER_COLUMN) -> Any:
+    """A column with one value for each of ``count`` rows. Raises UsageError for another column."""
     column = vector(column)
+    unread = isinstance(column, Unread)
+    if column.shape == (count,) and not unread:
+        return column
     hint = "Give every row one label."
     one_hot = f"{hint} If every row has exactly one 1, convert them with numpy: labels.argmax(1)"
     if len(column.shape) == 2 and column.shape[0] == count:
         hint = one_hot
-    elif isinstance(column, Unread):
+    elif unread:
         hint = another
         if column.kind == "objects":
             hint = "labels.astype(str)   converts them to words"
         elif column.why == "lists":
             hint = one_hot
         raise UsageError(f"{where} holds {column.why}, expected {count:,} integers or words.", hint)
-    elif column.shape == (count,):
-        return column
     raise UsageError(
         f"{where} is {shape_of(column)}, expected one integer or word for each of {count:,} rows.",
         hint,
@@ -166,12 +170,14 @@ def _one_per_row(where: str, column: Any, count: int, another: str = ANOTHER_COL
 
 
 def _coded(where: str, column: Any, hint: str = ANOTHER_COLUMN) -> Group:
+    """A column as a group; words that the file declares keep their order."""
     if isinstance(column, Words) and column.declared:
         return Group(column.codes, column.words)
     try:
         return Group.of(column)
     except UsageError as error:
-        held = error.message[:1].lower() + error.message[1:].removesuffix(" cannot be a group.")
+        message = error.message.removesuffix(" cannot be a group.")
+        held = message[:1].lower() + message[1:]
         rows = column.shape[0]
         raise UsageError(
             f"{where} holds {held}, expected {rows:,} integers or words.", hint
@@ -179,8 +185,7 @@ def _coded(where: str, column: Any, hint: str = ANOTHER_COLUMN) -> Group:
 
 
 def _likely_missing(coded: Group) -> list[str]:
-    """Name the classes that often mean that no label is known: -1 in addition to other numbers, and words such as
-    NA."""
+    """Notes on classes that often mean that no label is known: words such as NA, and -1 among other numbers."""
     suspects = [word for word in coded.words if word.lower() in NO_NUMBER]
     if "-1" in coded.words and coded.words != ("-1", "1"):
         suspects.append("-1")

@@ -1,9 +1,9 @@
 """Pickles of arrays, lists, texts and numbers, read without running anything they name.
 
 A pickle is a program that may call any function it names. Datasets of research code are often pickles (CIFAR's
-batches, the lists and digits of FedBN), as are columns of words in an npz, and none of them needs more than the few
-numpy helpers below, which are replaced here by functions that can do nothing else; any other name ends the reading
-before it is looked up.
+batches, the lists and digits of FedBN), and so are columns of words in an npz. They need only a few functions of
+numpy, which are replaced here by functions that can do nothing else. Reading stops at any other name, before the name
+is looked up.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _DTYPE = re.compile(r"[<>=|]?[biufSUO]\d{0,6}")
 
 
 class _PickledDtype:
-    """A dtype. numpy's own would take any state from the pickle, and believe it."""
+    """A dtype whose state is checked. numpy's own class would take any state from the pickle."""
 
     __slots__ = ("dtype",)
 
@@ -28,7 +28,7 @@ class _PickledDtype:
         self.dtype = dtype
 
     def __setstate__(self, state: Any) -> None:
-        """Takes the byte order of ``(version, byte order, None, None, None, ...)``."""
+        """Take the byte order from ``(version, byte order, None, None, None, ...)``."""
         match state:
             case (int(), "<" | ">" | "|" | "=" as order, None, None, None, *_):
                 if order not in "|=":
@@ -95,7 +95,7 @@ def _never(*words: Any) -> Any:
 
 
 class _Frozen:
-    """A function that a pickle can call and not change: plain functions would take attributes from it."""
+    """A function that a pickle can call but not modify; a pickle can set attributes of a plain function."""
 
     __slots__ = ("_function",)
 
@@ -109,21 +109,20 @@ class _Frozen:
         raise pickle.UnpicklingError("it modifies an object")
 
 
-_CORES = ("numpy.core", "numpy._core")  # before and since numpy 2
-
-
 @cache
 def _allowed() -> dict[tuple[str, str], _Frozen]:
     """Objects that a pickle may use, by module and name."""
-    return {
-        ("numpy", "ndarray"): _Frozen(_never),  # pickles name the class, and need not call it
+    allowed = {
+        ("numpy", "ndarray"): _Frozen(_never),  # pickles name the class but do not call it
         ("numpy", "dtype"): _Frozen(_dtype),
         ("_codecs", "encode"): _Frozen(_encode),
-        ("__builtin__", "bytes"): _Frozen(_no_bytes),  # how protocol 2 says b""
-        **{(f"{core}.multiarray", "_reconstruct"): _Frozen(_reconstruct) for core in _CORES},
-        **{(f"{core}.multiarray", "scalar"): _Frozen(_scalar) for core in _CORES},
-        **{(f"{core}.numeric", "_frombuffer"): _Frozen(_frombuffer) for core in _CORES},
+        ("__builtin__", "bytes"): _Frozen(_no_bytes),  # protocol 2 writes b"" as bytes()
     }
+    for core in ("numpy.core", "numpy._core"):  # before and since numpy 2
+        allowed[f"{core}.multiarray", "_reconstruct"] = _Frozen(_reconstruct)
+        allowed[f"{core}.multiarray", "scalar"] = _Frozen(_scalar)
+        allowed[f"{core}.numeric", "_frombuffer"] = _Frozen(_frombuffer)
+    return allowed
 
 
 class _Unpickler(pickle.Unpickler):
@@ -135,7 +134,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def load_plain(file: IO[bytes]) -> Any:
-    """The content of a pickle of plain data. Raises ValueError, in words, for any other."""
+    """The content of a pickle of plain data. Raises ValueError for another pickle, with the reason."""
     try:
         # Python 2 wrote CIFAR's batches: its byte strings are read as latin1 texts, as numpy expects.
         return _Unpickler(file, encoding="latin1").load()

@@ -1,7 +1,7 @@
 """Columns of a file of embeddings: npz, npy, h5, safetensors and tables; nothing that could run code is ever built.
 
 Features are read block by block in the order of their rows, as often as they are requested, so that a file larger than
-memory can be ingested; of the other columns those with one value for each row are read whole, and the rest not at all.
+memory can be ingested. Other columns are read whole if they have one value for each row, and not at all otherwise.
 Each format's library is imported by the function that needs it.
 """
 
@@ -13,6 +13,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
@@ -43,10 +44,10 @@ Found = dict[str, Any]
 
 
 def read_columns(path: Path, features: Sequence[str] = ()) -> Found:
-    """Columns by name; errors as ``embedding_files.open_embeddings``.
+    """Columns by name; errors as ``embeddings.open_embeddings``.
 
-    ``features`` are the columns that the user says are features: in a table also what the names of their dimensions
-    begin with.
+    ``features`` are the columns that the user names as features. For a table they may also be the common beginning of
+    the names of its dimensions.
     """
     with explain_damage(path):
         if path.is_dir():
@@ -60,21 +61,23 @@ UNKNOWN_NPY = "another version of numpy's format"
 
 
 def npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]] | None:
-    """Shape, whether columns follow each other, and dtype of a ``.npy`` file, read up to its first row.
+    """Shape, whether the array is in Fortran order, and dtype of a ``.npy`` file, which is read up to its first row.
 
-    None for a version of the format that is not known here. Raises ValueError for a damaged header.
+    None for an unknown version of the format. Raises ValueError for a damaged header.
     """
-    read = {
+    readers = {
         (1, 0): np.lib.format.read_array_header_1_0,
         (2, 0): np.lib.format.read_array_header_2_0,
-    }.get(np.lib.format.read_magic(file))
+    }
+    version = np.lib.format.read_magic(file)
+    read = readers.get(version)
     if read is None:
         return None
     return read(file)
 
 
 def _npy(path: Path, opened: Callable[[], AbstractContextManager[IO[bytes]]], size: int) -> Any:
-    """An array in numpy's own format, ``size`` bytes with its header; matrices of floats stay where they are."""
+    """An array in numpy's own format, ``size`` bytes with its header; matrices of floats stay in the file."""
     with opened() as file:
         header = npy_header(file)
         if header is None:
@@ -92,16 +95,24 @@ def _npy(path: Path, opened: Callable[[], AbstractContextManager[IO[bytes]]], si
         if floats and not fortran:
             return FileRows(path, shape, dtype, partial(_npy_parts, opened, start, shape, dtype))
     if len(shape) > 1 and not floats and shape[1:] != (1,):
-        # its shape alone; nothing is read
-        return as_column(np.broadcast_to(np.zeros((), dtype), shape))
+        # Only the shape is needed; no value is read.
+        without_values = np.broadcast_to(np.zeros((), dtype), shape)
+        return as_column(without_values)
     with opened() as file:
         return as_column(np.lib.format.read_array(file, allow_pickle=False))
 
 
+def _one_per_row(shape: tuple[int, ...]) -> bool:
+    """Whether an array of this shape, [N] or [N, 1], has one value for each row."""
+    return len(shape) == 1 or shape[1:] == (1,)
+
+
 def _objects(shape: tuple[int, ...], file: IO[bytes]) -> Any:
-    """A column of Python objects, which numpy keeps as a pickle; ``file`` is where that begins."""
-    if len(shape) != 1 and shape[1:] != (1,):
-        return Unread(shape, "objects", "objects" if shape else ONE_OBJECT)
+    """A column of Python objects, which numpy stores as a pickle; ``file`` is at the beginning of the pickle."""
+    if not shape:
+        return Unread(shape, "objects", ONE_OBJECT)
+    if not _one_per_row(shape):
+        return Unread(shape, "objects", "objects")
     try:
         held = load_plain(file)
     except ValueError as error:
@@ -120,14 +131,14 @@ def _npy_parts(
 ) -> Iterator[NDArray[Any]]:
     width = math.prod(shape[1:]) * dtype.itemsize
     with opened() as file:
-        file.read(start)  # not seek: a zip checks the sum of what was read from its beginning
+        # Read, not seek: a zip computes its checksum while it is read from the beginning.
+        file.read(start)
         for first in range(0, shape[0], rows):
             count = min(rows, shape[0] - first)
             raw = file.read(count * width)
-            yield np.frombuffer(raw, dtype, count * width // dtype.itemsize).reshape(
-                count, *shape[1:]
-            )
-        file.read(1)  # at its end a zip compares the sum
+            values = np.frombuffer(raw, dtype, count * width // dtype.itemsize)
+            yield values.reshape(count, *shape[1:])
+        file.read(1)  # at its end a zip compares the checksum
 
 
 @contextmanager
@@ -139,11 +150,12 @@ def _member(path: Path, name: str) -> Iterator[IO[bytes]]:
 def _read_npz(path: Path) -> Found:
     with zipfile.ZipFile(path) as archive:
         members = {info.filename: info.file_size for info in archive.infolist()}
+    magic = np.lib.format.MAGIC_PREFIX
     found = {}
     for member, size in members.items():
         name = member.removesuffix(".npy")
         with _member(path, member) as file:
-            if file.read(len(np.lib.format.MAGIC_PREFIX)) != np.lib.format.MAGIC_PREFIX:
+            if file.read(len(magic)) != magic:
                 raise UsageError(f"{path}: {name} is not an array.", "Write it with numpy.savez.")
         found[name] = _npy(path, partial(_member, path, member), size)
     pickled = [name for name, column in found.items() if getattr(column, "why", "") == ONE_OBJECT]
@@ -157,7 +169,7 @@ def _read_npy(path: Path) -> Found:
 
 
 def h5_items(path: Path, group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """(name, dataset) of an open file, at all levels; raises UsageError for what is outside of it."""
+    """(name, dataset) of an open file, at all levels. Raises UsageError for data that are in another file."""
     import h5py
 
     for name in group:
@@ -187,9 +199,8 @@ def _read_h5(path: Path) -> Found:
         for key, item in h5_items(path, file):
             # Matrices of floats may be features: they stay in the file.
             if item.dtype.kind == "f" and item.ndim in (2, 3):
-                found[key] = FileRows(
-                    path, item.shape, item.dtype, partial(_h5_parts, path, key, len(item))
-                )
+                parts = partial(_h5_parts, path, key, len(item))
+                found[key] = FileRows(path, item.shape, item.dtype, parts)
             else:
                 text = item.shape is not None and h5py.check_string_dtype(item.dtype) is not None
                 found[key] = _h5_column(item, text)
@@ -198,8 +209,8 @@ def _read_h5(path: Path) -> Found:
 
 
 def h5_class_names(path: Path, file: Any) -> Iterator[tuple[str, NDArray[Any]]]:
-    """Class names that attributes list: ``class_names`` of an open file, and ``label/class_names`` of its datasets."""
-    # Those of the labels come first: they say more than those of the whole file.
+    """Class names in attributes: ``class_names`` of an open file, and ``label/class_names`` of its datasets."""
+    # Attributes of datasets come first: they are more specific than those of the whole file.
     for key, item in (*h5_items(path, file), ("", file)):
         for name in CLASS_NAMES:
             names = np.asarray(item.attrs.get(name, ()))
@@ -208,8 +219,8 @@ def h5_class_names(path: Path, file: Any) -> Iterator[tuple[str, NDArray[Any]]]:
 
 
 def _h5_column(item: Any, text: bool) -> Any:
-    one_each = item.shape is not None and (len(item.shape) == 1 or item.shape[1:] == (1,))
-    if not one_each or (item.dtype.kind not in "iufbS" and not text):
+    readable = text or item.dtype.kind in "iufbS"
+    if item.shape is None or not _one_per_row(item.shape) or not readable:
         why = "one value"
         if item.shape:
             why = f"{item.dtype} with shape {item.shape}"
@@ -231,27 +242,30 @@ def _h5_parts(path: Path, key: str, count: int, rows: int) -> Iterator[NDArray[A
 def _read_safetensors(path: Path) -> Found:
     from safetensors import safe_open
 
+    floats = {"F16": "f2", "F32": "f4", "F64": "f8"}
     found: Found = {}
     with safe_open(path, framework="numpy") as file:
-        meta = parse_json((file.metadata() or {}).get("fedcache", "{}"))
+        head = file.metadata() or {}
+        meta = parse_json(head.get("fedcache", "{}"))
         for name in file.keys():  # noqa: SIM118  (safe_open is no mapping)
             part = file.get_slice(name)
             shape = tuple(part.get_shape())
             kind = str(part.get_dtype())
-            dtype = {"F16": "f2", "F32": "f4", "F64": "f8"}.get(kind)
+            dtype = floats.get(kind)
+            readable = dtype is not None or kind == "BOOL" or kind[0] in "IU"
             if dtype is not None and len(shape) in (2, 3):
                 parts = partial(_safetensors_parts, path, name, shape[0])
                 found[name] = FileRows(path, shape, np.dtype(dtype), parts)
-            elif (len(shape) == 1 or shape[1:] == (1,)) and (
-                dtype is not None or kind == "BOOL" or kind[0] in "IU"
-            ):
+            elif readable and _one_per_row(shape):
                 found[name] = as_column(file.get_tensor(name))
             else:
                 found[name] = Unread(shape, kind, f"{kind} with shape {shape}")
-    # Such a file has no words: those of a group are in its head, and its column holds their numbers.
+    # Safetensors hold no words: the column of a group holds codes, and the head of the file lists their words.
     for name, words in meta.get("groups", {}).items():
         found[name] = Words.coded(found[name], words)
-    found |= {k: Words.of(meta[k]) for k in ("classes", "domains") if k in meta}
+    for key in ("classes", "domains"):
+        if key in meta:
+            found[key] = Words.of(meta[key])
     if "names" in meta:
         found["name"] = Words.of(meta["names"])
     return found
@@ -269,25 +283,25 @@ def _safetensors_parts(path: Path, name: str, count: int, rows: int) -> Iterator
 def _read_folder(path: Path) -> Found:
     """A folder of clip-retrieval: ``img_emb/*.npy``, ``text_emb/*.npy`` and ``metadata/*.parquet``, part by part.
 
-    Raises UsageError for other folders, with what they hold.
+    Raises UsageError for another folder, with the names of its files.
     """
     found: Found = {}
     for name in ("img_emb", "text_emb"):
-        parts = _parts_of(path / name, ".npy")
-        if parts:
-            found[f"features/{name}"] = end_to_end(
-                path, name, [_read_npy(part)["features"] for part in parts]
-            )
+        files = _parts_of(path / name, ".npy")
+        if files:
+            parts = [_read_npy(file)["features"] for file in files]
+            found[f"features/{name}"] = end_to_end(path, name, parts)
     if not found:
         raise _no_embeddings(path)
-    # Every part has a table; columns that not all of them have are left out.
+    # Every part has a table; a column that is missing in one of them is left out.
     tables = []
-    for part in _parts_of(path / "metadata", ".parquet"):
-        table = TABLES[".parquet"](part)
-        tables.append(read_others(table, [*table.types])[0])
-    for name in dict.fromkeys(name for table in tables for name in table):
-        if all(name in table for table in tables):
-            found[name] = end_to_end(path, name, [table[name] for table in tables])
+    for file in _parts_of(path / "metadata", ".parquet"):
+        table = TABLES[".parquet"](file)
+        columns, _ = read_others(table, [*table.types])
+        tables.append(columns)
+    for name in dict.fromkeys(chain(*tables)):
+        if all(name in columns for columns in tables):
+            found[name] = end_to_end(path, name, [columns[name] for columns in tables])
     return found
 
 
@@ -302,10 +316,10 @@ def _parts_of(folder: Path, ending: str) -> list[Path]:
 
 
 def _no_embeddings(path: Path) -> FedcacheError:
-    """The error of a folder that is none of clip-retrieval, with what to give in its place."""
+    """The error of a folder that clip-retrieval did not write, with the files to give instead."""
     clients = sorted([*path.glob("train/*.npz"), *path.glob("test/*.npz"), *path.glob("*.npz")])
     if clients:
-        _read_npz(clients[0])  # which says how files of clients are converted
+        _read_npz(clients[0])  # its error says how files of clients are converted
     names = sorted(file.name for file in path.iterdir())
     readable = [name for name in names if ending_of(Path(name)) in ENDINGS]
     endings = ", ".join(ENDINGS)

@@ -72,11 +72,11 @@ LIKE_LABELS = re.compile(r"(?i).*(label|class|target|diagnos|outcome|grade)|(y|d
 LIKE_GROUPS = re.compile(
     r"(.*_)?(?i:site|hospital|cent(er|re)|patient|subject|sex|gender|age)(?![a-z])"
 )
-"""Beginnings of names of columns that say where a row is from, and seldom what it is."""
+"""Beginnings of names of columns that give the origin of a row, which is seldom its label."""
 
 DOMAINS = ("domain", "domains")
 CLASS_NAMES = ("classes", "class_names", "label_names")
-"""Usual names of columns, compared without case; the first that is there is taken."""
+"""Usual names of columns, compared without case; the first one that a file has is taken."""
 
 NAMES_SAY_IT = "the names of the files or columns give the split"
 """Why a column of splits is not used."""
@@ -85,7 +85,7 @@ GROUP = "group/"
 """Prefix of a column that is a group under any name."""
 
 ONE_DOMAIN = "all"
-"""Name of the domain of rows that have none. Not the dataset's name: that depends on where its files are."""
+"""Name of the domain of rows without one. It is not the dataset's name, which depends on the place of its files."""
 
 MOST_LETTERS = 1 << 26
 """Of all words of a group together: its file holds them."""
@@ -154,9 +154,8 @@ class ColumnChoice:
 
     def options(self) -> list[str]:
         """The same as options of ``ingest``."""
-        if self.groups is None:
-            groups = self.groups
-        else:
+        groups: str | None = None
+        if self.groups is not None:
             groups = in_a_list(self.groups)
         one_each = {
             "--features-key": ",".join(self.features) or None,
@@ -167,9 +166,12 @@ class ColumnChoice:
             "--group-key": groups,
             "--no-label": in_a_list(self.no_label) or None,
         }
-        words = [word for key, name in one_each.items() if name is not None for word in (key, name)]
+        words: list[str] = []
+        for name, value in one_each.items():
+            if value is not None:
+                words += [name, value]
         if self.unlabelled:
-            return [*words, "--unlabelled"]
+            words.append("--unlabelled")
         return words
 
 
@@ -181,15 +183,14 @@ class Roles:
     classes: tuple[str, ...]
     domains: NDArray[np.int32]  # [N], index into ``domain_names``
     domain_names: tuple[str, ...]
-    # [N]: 0 train, 1 test, 2 validation; None where nothing says it
+    # [N]: 0 train, 1 test, 2 validation; None if nothing gives the split
     splits: NDArray[np.uint8] | None
     names: Sequence[str]  # [N]
     groups: dict[str, Group]  # columns that sort the rows, by name
     unused: dict[str, str]  # columns without a role, and why
     label_key: str | None  # the column of labels
-    may_be_labels: dict[
-        str, int
-    ]  # where there is no column of labels: those that may be it, and how many values
+    # number of values of each column that may be the labels, if there is no column of labels
+    may_be_labels: dict[str, int]
     notes: list[str]  # which column has which role, as sentences
 
 
@@ -212,65 +213,65 @@ def read_roles(
     class_count: int | None = None,
     left_out: Mapping[str, Unread] | None = None,
 ) -> Roles:
-    """The roles of the columns of ``count`` rows, and what each row has of them.
+    """The role of each column of a table with ``count`` rows, and the labels, domains, splits and groups of the rows.
 
     Args:
         where: the file, for messages.
         raw: columns by name: numbers, ``Words``, ``FileRows`` of matrices, or ``Unread``.
         count: of rows.
         choice: the columns that the user names.
-        taken: columns that have a role already, and which.
-        splits: of each row, where the names of files or columns say it. They count if they say several, and the user
-            names no column.
-        names: of each row, where no column says them.
-        classes: class names, where something else than a column of the file lists them.
-        class_count: how many classes text features have, which labels that are integers index.
-        left_out: columns whose values cannot be assigned to rows, and why.
+        taken: role by name, of columns that have a role already.
+        splits: [N] split code of each row, if the names of files or columns give it. It is used if it has several
+            values and the user names no column of splits.
+        names: [N] name of each row, if no column gives it.
+        classes: class names, if they are listed elsewhere than in a column of the file.
+        class_count: number of classes of the text features; labels that are integers index these classes.
+        left_out: columns whose values cannot be assigned to rows, with the reason.
 
     Raises UsageError for columns that make no sense.
     """
     roles = dict(taken or {})
     raw = without_blanks(where, raw)
     columns = {key: values for key, values in raw.items() if key not in roles}
-    left_out = dict(left_out or {})
+    left_out = left_out or {}
+    chosen_groups = choice.groups or ()
     _refuse_named(where, left_out, raw, choice)
     label_key = _label_column(where, columns, choice, count)
-    if label_key is None and not choice.unlabelled:
+    lacks_labels = label_key is None and not choice.unlabelled
+    if lacks_labels:
         _refuse_lost_labels(where, left_out, count)
     # A column of another kind, such as measurements, is taken too, so that it is refused.
-    unread = {
+    called_domain = {
         key: values
         for key, values in columns.items()
         if values.shape == (count,) and last_level(key) == DOMAINS[0]
     }
-    places = (_of_rows(columns, count), unread)
+    places = (_of_rows(columns, count), called_domain)
     domain_key = _choose(where, columns, choice.domain, DOMAINS, places, "--domain-key")
     # Class names come from the caller, from a column that lists them, or are the indices of text features.
     class_key = _class_names_column(columns, label_key, count)
     if class_key is not None and classes is None:
         classes = words_in(columns[class_key])
-    if (
-        classes is None
-        and class_count is not None
-        and _index_classes(columns.get(label_key or ""), class_count)
-    ):
-        classes = [str(index) for index in range(class_count)]
+    if classes is None and class_count is not None:
+        labels = columns.get(label_key or "")
+        if _index_classes(labels, class_count):
+            classes = [str(index) for index in range(class_count)]
     if class_key is not None:
         roles[class_key] = "class names"
     coded, notes = _labels(where, columns, label_key, classes, count, choice)
     domains, domain_names, sentences = _domains(where, columns, domain_key, count)
-    roles |= {
-        key: "domain names" for key in columns if key.lower() == "domains" and key != domain_key
-    }
-    # The split: of a column, or of the names of files or columns.
+    for key in columns:
+        if key.lower() == "domains" and key != domain_key:
+            roles[key] = "domain names"
+    # The split is given by a column, or by the names of files or columns.
     split_key = find_column(where, columns, choice.split, SPLITS, "--split-key")
     split_keys: tuple[str, ...] = ()
-    # Names that say the same of every row tell no rows apart, and the user knows better than names.
+    # Names that put every row into one split say nothing, and a column that the user names comes before names.
     one_split = splits is not None and bool((splits == splits[0]).all())
     if splits is None or one_split or choice.split is not None:
         other_roles = {label_key, domain_key} - {choice.split}
         others = {key: values for key, values in columns.items() if key not in other_roles}
-        found = find_splits(str(where), others, choice.split, split_key, choice.groups or (), count)
+        found = find_splits(str(where), others, choice.split, split_key, chosen_groups, count)
         split_keys = found.keys
         splits = found.codes
         sentences += found.notes
@@ -280,14 +281,13 @@ def read_roles(
         reason = NAMES_SAY_IT
         if split_keys:
             reason = f"{split_keys[0]} gives the split"
-        flags = {
-            key: columns[key] for key in columns if key not in (*split_keys, *(choice.groups or ()))
-        }
+        kept = (*split_keys, *chosen_groups)
+        flags = {key: values for key, values in columns.items() if key not in kept}
         raw = {**raw, **unused_flags(flags, splits, reason, count)}
     name_key = None
     if names is None:
-        name_key, names, more = find_names(where, columns, choice.row_name, count)
-        sentences += more
+        name_key, names, name_notes = find_names(where, columns, choice.row_name, count)
+        sentences += name_notes
     for key, role in ((label_key, "class"), (domain_key, "domain"), (name_key, "name")):
         if key is not None:
             roles[key] = role
@@ -297,8 +297,9 @@ def read_roles(
     if choice.groups is None:
         unused |= {name: column.why for name, column in left_out.items()}
     may_be_labels = {}
-    if label_key is None and not choice.unlabelled:
-        declared = [*(choice.groups or ()), *(key for key in raw if key.startswith(GROUP))]
+    if lacks_labels:
+        marked_groups = [key for key in raw if key.startswith(GROUP)]
+        declared = [*chosen_groups, *marked_groups]
         may_be_labels = _may_be_labels(sorters, declared, len(coded.words))
     return Roles(
         labels=coded.codes,
@@ -324,11 +325,11 @@ def read_roles(
 def find_column(
     where: Path | str, raw: Mapping[str, Any], chosen: str | None, usual: Sequence[str], option: str
 ) -> str | None:
-    """The requested column, else the first of a usual name, in capitals or not; None if there is none.
+    """The column ``chosen`` by the user, else the first with a usual name, without regard to case; None if none fits.
 
-    Of an HDF5 file, whose names have levels, the last level is compared. Of several columns of one usual name the one
-    that is written exactly so is taken. Raises UsageError for a column that is requested by ``option`` and that the
-    file does not have, and for several columns of one name none of which is written so.
+    Names in an HDF5 file have levels: only the last level is compared. If several columns have one usual name, the one
+    that is spelled exactly like it is taken. Raises UsageError if the file lacks the column that ``option`` requested,
+    and if several columns have one usual name and no column is spelled exactly like it.
     """
     if chosen is not None:
         if chosen not in raw and chosen.strip() in raw:
@@ -336,28 +337,26 @@ def find_column(
         if chosen not in raw:
             columns = some_names(raw)
             hint = f"{Path(where).name} has the columns {columns}."
-            raise UsageError(
-                unknown("column", chosen, raw, hint=hint).message
-                + f" The name was given with {option}.",
-                hint,
-            )
+            error = unknown("column", chosen, raw, hint=hint)
+            raise UsageError(f"{error.message} The name was given with {option}.", hint)
         return chosen
-    # Keys by their name in small letters; the first usual name that is there is taken.
+    # Keys by their name in small letters; the first usual name among them is taken.
     found: dict[str, list[str]] = {}
     for key in raw:
         found.setdefault(last_level(key), []).append(key)
     name = next((name for name in usual if name in found), None)
     if name is None:
         return None
-    if len(found[name]) > 1 and name not in found[name]:
-        keys = " and ".join(found[name])
+    keys = found[name]
+    if name in keys:
+        return name
+    if len(keys) > 1:
+        listed = " and ".join(keys)
         hint = "Rename one of them."
         if option:
             hint = f"Choose one: {option} NAME"
-        raise UsageError(f"{where}: each of {keys} could be the column {name}.", hint)
-    if name in found[name]:
-        return name
-    return found[name][0]
+        raise UsageError(f"{where}: each of {listed} could be the column {name}.", hint)
+    return keys[0]
 
 
 def _choose(
@@ -378,9 +377,9 @@ def _choose(
 def need_labels(
     where: Path | str, may_be_labels: Mapping[str, int], spec: str = ""
 ) -> FedcacheError:
-    """The error of a table without a column of labels that has columns which may be it.
+    """The error of a table without a column of labels, if some of its columns ``may_be_labels``.
 
-    ``spec`` names the first of them, next to the option.
+    The hint names the first of them. ``spec`` is a dataset that selects this column; the hint shows it too.
     """
     likely = next(iter(may_be_labels))
     also = ""
@@ -398,7 +397,8 @@ def need_labels(
 
 def candidates_sentence(may_be_labels: Mapping[str, int]) -> str:
     """The columns that may be the labels, with their numbers of values."""
-    return some_names((f"{name} has {counted(n)}" for name, n in may_be_labels.items()), 6)
+    parts = [f"{name} has {counted(count)}" for name, count in may_be_labels.items()]
+    return some_names(parts, 6)
 
 
 # Labels and domains
@@ -425,8 +425,8 @@ def _label_column(
 ) -> str | None:
     """The column of labels: the requested one, or the first of a usual name with a value for each row.
 
-    Columns whose file lists their class names come first. A column of a usual name and another shape is taken where
-    there is no better one, so that its shape is refused.
+    Columns whose class names are listed in the file come first. If no other column fits, a column of a usual name with
+    another shape is taken, so that its shape is refused.
     """
     if choice.unlabelled:
         return None
@@ -438,8 +438,9 @@ def _label_column(
     places = (marked, _of_rows(columns, count), columns)
     key = _choose(where, columns, choice.label, LABELS, places, "--label-key")
     if key is None and len(marked) > 1:
+        listed = ", ".join(marked)
         raise UsageError(
-            f"{where} has several columns that could be the labels: {', '.join(marked)}.",
+            f"{where} has several columns that could be the labels: {listed}.",
             "Choose one: --label-key NAME",
         )
     return key or next(iter(marked), None)
@@ -449,13 +450,8 @@ def _refuse_named(
     where: Path | str, left_out: Mapping[str, Unread], raw: Mapping[str, Any], choice: ColumnChoice
 ) -> None:
     """Refuse a column that the user names if it belongs to no rows. Raises UsageError."""
-    for name in (
-        choice.label,
-        choice.split,
-        choice.domain,
-        choice.row_name,
-        *(choice.groups or ()),
-    ):
+    named = [choice.label, choice.split, choice.domain, choice.row_name, *(choice.groups or ())]
+    for name in named:
         if name is not None and name in left_out and name not in raw:
             why = left_out[name].why
             raise UsageError(
@@ -478,7 +474,7 @@ def _refuse_lost_labels(where: Path | str, left_out: Mapping[str, Unread], count
 
 
 def _chosen_labels(columns: Mapping[str, Any], label_key: str | None) -> list[str]:
-    """A note on which of several columns with usual names holds the labels."""
+    """A note that names the column of labels, if several columns have usual names of labels."""
     others = [key for key in columns if key != label_key and last_level(key) in LABELS]
     if label_key is None or not others:
         return []
@@ -488,7 +484,7 @@ def _chosen_labels(columns: Mapping[str, Any], label_key: str | None) -> list[st
 def _class_names_column(
     columns: Mapping[str, Any], label_key: str | None, count: int
 ) -> str | None:
-    """The column that lists the names of the classes, which has one word for each class and not for each row."""
+    """The column that lists the class names: one word for each class, not for each row."""
     for usual in CLASS_NAMES:
         for key, values in columns.items():
             # An attribute of a column of HDF5 names the values of that column alone.
@@ -505,26 +501,28 @@ def _class_names_column(
 
 
 def _fits_as_names(names: Any, labels: Any) -> bool:
-    """Whether as many words as rows are the names of classes: all are different, and labels are their numbers."""
-    if len(set(words_in(names))) < len(words_in(names)):
+    """Whether a column with a word for each row lists class names: its words are distinct, and labels index them."""
+    words = words_in(names)
+    if len(set(words)) < len(words):
         return False
     if labels is None or isinstance(vector(labels), Words | Unread):
-        return len(words_in(names)) == 1
-    return _index_classes(labels, len(words_in(names)))
+        return len(words) == 1
+    return _index_classes(labels, len(words))
 
 
 def _index_classes(labels: Any, class_count: int) -> bool:
-    """Whether labels are absent, or integers that index so many classes."""
+    """Whether labels are absent, or integers that index ``class_count`` classes."""
     if labels is None:
         return True
     column = vector(labels)
-    if isinstance(column, Words | Unread) or column.dtype.kind not in "iuf" or not len(column):
+    are_numbers = not isinstance(column, Words | Unread) and column.dtype.kind in "iuf"
+    if not are_numbers or not len(column):
         return False
     return bool(np.nanmin(column) >= -1 and np.nanmax(column) < class_count)
 
 
 def words_in(values: Any) -> list[str]:
-    """The words of a column one after another, as class names are listed."""
+    """The words of a column in order; an empty word for a row without a value."""
     if not isinstance(values, Words):
         values = np.asarray(values).ravel()
     return [word or "" for word in as_words(values)]
@@ -538,9 +536,10 @@ def _labels(
     count: int,
     choice: ColumnChoice,
 ) -> tuple[Group, list[str]]:
-    """The class of each row, and what the user should know of it."""
+    """The class of each row, and notes for the user."""
     if key is None:
-        return Group(np.full(count, -1, np.int32), distinct_names(classes or ())), []
+        no_labels = np.full(count, -1, np.int32)
+        return Group(no_labels, distinct_names(classes or ())), []
     column = vector(columns[key])
     place = f"{where}: {key}"
     if classes is not None and column.shape == (count,) and not isinstance(column, Unread):
@@ -551,9 +550,9 @@ def _labels(
 def _domains(
     where: Path | str, columns: Mapping[str, Any], key: str | None, count: int
 ) -> tuple[NDArray[np.int32], tuple[str, ...], list[str]]:
-    """The domain of each row, the names of the domains, and what the user should know of them.
+    """The domain of each row, the names of the domains, and notes for the user.
 
-    Raises UsageError for names of several domains that no column tells apart.
+    Raises UsageError if the file names several domains and no column assigns rows to them.
     """
     names_key = next((name for name in columns if name.lower() == "domains" and name != key), None)
     names = None
@@ -590,24 +589,27 @@ def _domains(
 def _may_be_labels(
     groups: Mapping[str, Group], declared: Sequence[str], class_names: int
 ) -> dict[str, int]:
-    """Columns that may be the labels, the likeliest first, and how many values each has.
+    """Number of values of each column that may be the labels, the likeliest column first.
 
-    That is a column with as many values as the file has ``class_names``, then one that is called like labels and not
-    like a site; then words before numbers, and few values before many.
+    A column with as many values as the file has ``class_names`` is the likeliest, then one whose name is like that of
+    labels, then one whose name is not like that of a site. Words come before numbers, and few values before many.
     """
-    likely: dict[str, tuple[object, ...]] = {}
+    rank: dict[str, tuple[object, ...]] = {}
     for name, group in groups.items():
-        if name in declared or len(group.words) < 2:
+        words = group.words
+        if name in declared or len(words) < 2:
             continue
-        likely[name] = (
-            len(group.words) != class_names,
+        # False is sorted before True.
+        rank[name] = (
+            len(words) != class_names,
             LIKE_LABELS.match(name) is None,
             LIKE_GROUPS.match(name) is not None,
-            all(word.lstrip("-").isdigit() for word in group.words),
-            len(group.words),
+            all(word.lstrip("-").isdigit() for word in words),
+            len(words),
             name,
         )
-    return {name: len(groups[name].words) for name in sorted(likely, key=likely.__getitem__)}
+    likeliest_first = sorted(rank, key=rank.__getitem__)
+    return {name: len(groups[name].words) for name in likeliest_first}
 
 
 # Features
@@ -616,35 +618,19 @@ def _may_be_labels(
 def features_of(
     path: Path, raw: Mapping[str, Any], chosen: Sequence[str]
 ) -> tuple[dict[str, Any], set[str]]:
-    """Features [N, V, D] by backbone, and the columns they are. Raises UsageError for none, and for what are no floats.
+    """Features [N, V, D] by backbone name, and the names of their columns.
 
-    ``chosen`` are those that the user names: columns, or what the names of a wide table's columns begin with.
+    ``chosen`` are the columns that the user names, or the common beginning of the names of a wide table's columns.
+    Raises UsageError if there are no features, or if they are not floats.
     """
-    wide = [key for key, values in raw.items() if isinstance(values, FileRows) and values.columns]
-    keys: list[str] = []
-    for word in chosen:
-        if word in raw or not wide:
-            key = word
-        else:
-            key = wide[0]
-        find_column(path, raw, key, (), "--features-key")
-        keys.append(key)
-    if not chosen:
-        matrices = [key for key, values in raw.items() if len(values.shape) > 1]
-        keys = [
-            key
-            for key in raw
-            if key.startswith("features/") or (key in matrices and is_feature(key))
-        ]
-        keys = keys or [key for key in matrices if last_level(key) == DATA_COLUMN]
-        # One number for each row is no feature, whatever it is called, and is refused if there is nothing else.
-        keys = keys or [key for key in raw if is_feature(key)]
+    keys = _feature_keys(path, raw, chosen)
     found: dict[str, Any] = {}
     for key in dict.fromkeys(keys):
         name = _backbone(path, key)
         values = raw[key]
-        floats = not isinstance(values, Words | Unread) and values.dtype.kind == "f"
-        if not floats or len(values.shape) not in (2, 3) or not all(values.shape[1:]):
+        are_floats = not isinstance(values, Words | Unread) and values.dtype.kind == "f"
+        has_shape = len(values.shape) in (2, 3) and all(values.shape[1:])
+        if not are_floats or not has_shape:
             raise UsageError(
                 f"{path}: {key} is {shape_of(values)}.",
                 "Features are floats [N, D] or [N, V, D], D at least 1; numpy: .astype('float32').",
@@ -659,32 +645,56 @@ def features_of(
         elif values.ndim == 2:
             values = values[:, None]
         found[name] = values
-    if not found and (
-        texts := [k for k, v in raw.items() if k.lower() in TEXTS and isinstance(v, Words | Unread)]
-    ):
-        raise UsageError(
-            f"{path} has no features; its column {texts[0]} holds texts, which a sentence encoder reads.",
-            f"fedcache extract --dataset texts:{shell_word(path)} --backbones hf:FOLDER",
-        )
     if not found:
-        held = some_names(sorted(raw)) or "nothing"
-        message = f"{path} has no features; it has {held}."
-        likely = _likely_features(raw)
-        if likely is not None:
-            listed = in_a_list([likely])
-            raise UsageError(
-                message, f"Choose the columns of features: --features-key {shell_word(listed)}"
-            )
-        raise UsageError(
-            message,
-            "Name them features/<backbone>, or features, embeddings or X, or choose them: --features-key "
-            "NAME. In a table they are one column of lists, or columns f0, f1, f2, ..",
-        )
+        raise _no_features(path, raw)
     return found, set(keys)
 
 
+def _feature_keys(path: Path, raw: Mapping[str, Any], chosen: Sequence[str]) -> list[str]:
+    """The columns of features: those that the user names, else those with a usual name."""
+    if chosen:
+        keys = []
+        wide = [k for k, values in raw.items() if isinstance(values, FileRows) and values.columns]
+        for key in chosen:
+            if key not in raw and wide:
+                key = wide[0]
+            find_column(path, raw, key, (), "--features-key")
+            keys.append(key)
+        return keys
+    matrices = [key for key, values in raw.items() if len(values.shape) > 1]
+    usual = {key for key in matrices if is_feature(key)}
+    keys = [key for key in raw if key in usual or key.startswith("features/")]
+    keys = keys or [key for key in matrices if last_level(key) == DATA_COLUMN]
+    # A column with one number a row is never a feature. It is returned if nothing else is, and refused later.
+    return keys or [key for key in raw if is_feature(key)]
+
+
+def _no_features(path: Path, raw: Mapping[str, Any]) -> FedcacheError:
+    """The error of a file without features; the hint depends on the columns that it has."""
+    texts = [
+        key
+        for key, values in raw.items()
+        if key.lower() in TEXTS and isinstance(values, Words | Unread)
+    ]
+    if texts:
+        return UsageError(
+            f"{path} has no features; its column {texts[0]} holds texts, which a sentence encoder reads.",
+            f"fedcache extract --dataset texts:{shell_word(path)} --backbones hf:FOLDER",
+        )
+    held = some_names(sorted(raw)) or "nothing"
+    hint = (
+        "Name them features/<backbone>, or features, embeddings or X, or choose them: --features-key "
+        "NAME. In a table they are one column of lists, or columns f0, f1, f2, .."
+    )
+    likely = _likely_features(raw)
+    if likely is not None:
+        listed = in_a_list([likely])
+        hint = f"Choose the columns of features: --features-key {shell_word(listed)}"
+    return UsageError(f"{path} has no features; it has {held}.", hint)
+
+
 def _likely_features(raw: Mapping[str, Any]) -> str | None:
-    """The only matrix of floats, or the name that those of all splits have in common; None where several may be."""
+    """The only matrix of floats, or the common name of the matrices of all splits; None if several names are left."""
     matrices = [
         name for name, values in raw.items() if isinstance(values, FileRows) and values.ndim == 2
     ]
@@ -721,10 +731,10 @@ def wide_sentence(features: Mapping[str, Any]) -> list[str]:
 def find_names(
     where: Path | str, raw: Mapping[str, Any], chosen: str | None, count: int
 ) -> tuple[str | None, Sequence[str], list[str]]:
-    """The column that names the rows, their names, and what should be said; without a column rows are numbered.
+    """The column of row names or None, the name of each row, and notes; rows are numbered if there is no such column.
 
-    A column that only sounds like names, and repeats or has empty rows, is none. Integers are filled up with zeros, so
-    that rows stay in their order. Raises UsageError for names of another shape.
+    A column with a usual name is not used if its values repeat or are empty. Integers are padded with zeros, so that
+    rows stay in their order. Raises UsageError if the column that the user names has another shape.
     """
     key = find_column(where, raw, chosen, (), "--name-key")
     if key is not None:
@@ -736,7 +746,8 @@ def find_names(
             )
         return key, _names(values), []
     sentences: list[str] = []
-    for key in (key for name in NAMES for key in raw if last_level(key) == name):
+    usual = [key for key in raw if last_level(key) in NAMES]
+    for key in sorted(usual, key=lambda key: NAMES.index(last_level(key))):
         values = vector(raw[key])
         if isinstance(values, Unread | FileRows) or values.shape != (count,):
             continue
@@ -756,7 +767,8 @@ def _names(values: Any) -> tuple[str, ...]:
     if values.dtype.kind not in "iu":
         return tuple(map(str, values.tolist()))
     width = max(len(str(values.min())), len(str(values.max())))
-    return tuple(map(f"{{:0{width}d}}".format, values.tolist()))
+    with_zeros = f"0{width}d"
+    return tuple(format(value, with_zeros) for value in values.tolist())
 
 
 # Groups
@@ -769,10 +781,10 @@ def groups_of(
     count: int,
     chosen: Sequence[str] | None,
 ) -> tuple[dict[str, Group], dict[str, str], dict[str, Group]]:
-    """Groups by name, why each column that is nothing else is none, and all columns that sort the rows, by column.
+    """Groups by name, columns that are not used with the reason, and a group for every column that sorts the rows.
 
-    ``taken`` are columns with another meaning, and the meaning. Raises UsageError for one that the user asks for, or
-    that begins with ``group/``, and that cannot be a group.
+    ``taken`` is the role of each column that has one already. Raises UsageError if a column cannot be a group and the
+    user names it or its name begins with ``group/``.
     """
     for name in chosen or ():
         find_column(where, raw, name, (), "--group-key")
@@ -786,32 +798,36 @@ def groups_of(
     left: dict[str, str] = {}
     sorters: dict[str, Group] = {}
     for key, values in raw.items():
-        if (key in taken and key not in (chosen or ())) or (
-            chosen is not None and key not in chosen
-        ):
+        if chosen is None:
+            skip = key in taken
+        else:
+            skip = key not in chosen
+        if skip:
             continue
+        requested = chosen is not None or key.startswith(GROUP)
         try:
             group = _group(vector(values), count)
-            # Sentences, paths and times sort nothing, and may say who a row is of.
-            many = chosen is None and not key.startswith(GROUP) and differs_in_every_row(group)
-            if not many:
+            # Sentences, paths and times sort nothing, and may reveal whose row it is.
+            mostly_distinct = not requested and differs_in_every_row(group)
+            if not mostly_distinct:
                 sorters[key] = group
             name = usable_group_name(key.removeprefix(GROUP))
-            if many:
+            if mostly_distinct:
                 listed = in_a_list([key])
                 words = f"{len(group.words):,} different values in {count:,} rows"
                 left[key] = f"{words}; --group-key {shell_word(listed)} keeps the column"
                 continue
-            if name in found or (
-                name != key and name in raw and name not in taken and name in (chosen or raw)
-            ):
+            # A column that is called ``name`` keeps this name if it is a group itself.
+            other_column = name != key and name in raw
+            other_group = other_column and name not in taken and name in (chosen or raw)
+            if name in found or other_group:
                 raise UsageError(
                     f"Another column is the group {name}.", "Give every column a name of its own."
                 )
             found[name] = group
         except FedcacheError as error:
             why = _short(error.message)
-            if chosen is not None or key.startswith(GROUP):
+            if requested:
                 raise UsageError(f"{where}: {key} cannot be a group: {why}.", error.hint) from error
             left[key] = why
     return found, left, sorters
@@ -819,17 +835,13 @@ def groups_of(
 
 def _renamed(sorters: Mapping[str, Group], groups: Mapping[str, Group]) -> list[str]:
     """A note on groups whose names differ from their columns."""
-    other = {
-        key.removeprefix(GROUP): group
-        for key, group in sorters.items()
-        if key.removeprefix(GROUP) not in groups
-    }
+    by_column = {key.removeprefix(GROUP): group for key, group in sorters.items()}
     lines = []
-    for key, group in other.items():
+    for column, group in by_column.items():
         name = next((name for name, kept in groups.items() if kept is group), None)
-        if name is not None:
+        if name is not None and column not in groups:
             lines.append(
-                f"{key} is the group {name}: names of groups have the characters a-z, A-Z, 0-9, '.', '_', '-'."
+                f"{column} is the group {name}: names of groups have the characters a-z, A-Z, 0-9, '.', '_', '-'."
             )
     return lines
 
@@ -855,7 +867,8 @@ def _group(values: Any, count: int) -> Group:
 
 
 def _short(message: str) -> str:
-    return re.sub(r" cannot be a group\.$|\.$", "", message[:1].lower() + message[1:])
+    in_a_sentence = message[:1].lower() + message[1:]
+    return re.sub(r" cannot be a group\.$|\.$", "", in_a_sentence)
 
 
 def groups_sentence(groups: Mapping[str, Group]) -> list[str]:
@@ -863,13 +876,15 @@ def groups_sentence(groups: Mapping[str, Group]) -> list[str]:
     parts = []
     for name, group in groups.items():
         part = counted(len(group.words))
-        none = int((group.codes < 0).sum())
-        if none:
-            part += f", {counted(none, 'row')} without"
+        without = int((group.codes < 0).sum())
+        if without:
+            rows = counted(without, "row")
+            part += f", {rows} without"
         parts.append(f"{name} ({part})")
     if not parts:
         return []
-    return [f"Groups: {', '.join(parts)}."]
+    listed = ", ".join(parts)
+    return [f"Groups: {listed}."]
 
 
 def unused_sentence(unused: Mapping[str, str]) -> list[str]:

@@ -26,29 +26,30 @@ SPLIT_WORDS = {
     **dict.fromkeys(("test", "testing", "te", "t10k"), TEST),
     **dict.fromkeys(("validation", "valid", "val", "dev", "eval", "evaluation"), VALIDATION),
 }
-"""Code of a split by what it is called, in small letters."""
+"""Code of a split by its name, in small letters."""
 
 SPLITS = ("split", "splits")
 """Usual names of the column of splits."""
 
 MAYBE_SPLITS = ("subset", "set", "fold", "partition", "phase")
-"""Names of columns that say the split if all their values are words of splits; else such a column is a group."""
+"""Names of columns that give the split if all their values are names of splits; else such a column is a group."""
 
 BARE_FLAGS = ("train", "test", "val", "validation")
-"""Names of columns of truth values, which may also hold something else, such as the name of a medical test."""
+"""Names of columns of truth values. Such a column may also hold other values, such as the name of a medical test."""
 
 BESIDE_OTHERS = ("is_valid", "val", "validation")
-"""Columns that mark the validation rows only if another column marks training or test rows: valid also means usable."""
+"""Columns that mark validation rows only if another column marks training or test rows: "valid" may mean "usable"."""
 
 CODES = {"0": TRAIN, "1": TEST, "2": VALIDATION}
+CODES_AND_WORDS = CODES | SPLIT_WORDS
 TRUTH = {
     **dict.fromkeys(("1", "true", "t", "yes", "y"), 1),
     **dict.fromkeys(("0", "false", "f", "no", "n"), 0),
 }
-"""Truth values by what is written, in small letters."""
+"""Truth values by their word, in small letters."""
 
 NO_SPLIT = "no split in its name"
-"""Why a column belongs to no rows, where the names of the others say the split."""
+"""Why a column belongs to no rows, if the names of the other columns give the split."""
 
 UNKNOWN = -1
 _FLAG = re.compile(rf"(?i:is|in)(?:[ _.-]|(?=[A-Z][a-z]))(?i:{'|'.join(SPLIT_WORDS)})")
@@ -58,13 +59,13 @@ Held = TypeVar("Held")
 
 
 def split_of_name(name: str) -> tuple[str, str]:
-    """The name of a column without the word of a split in it, and the word: ``x_train`` is x of train; "" for none."""
+    """A column's name without the word of a split, and that word: x and train for ``x_train``; "" if it has none."""
     if sounds_like_a_split(name):
         return name, ""
     for mark in ("/", "_", "-"):
         head, _, tail = name.rpartition(mark)
         first, _, rest = name.partition(mark)
-        # train_is_test is is_test of train, and x_test is x of test.
+        # train_is_test is the column is_test of train, and x_test is the column x of test.
         if head and tail.lower() in SPLIT_WORDS and not _FLAG.fullmatch(rest):
             return head, tail.lower()
         if rest and first.lower() in SPLIT_WORDS:
@@ -78,35 +79,36 @@ def by_split(
     where: str,
     hint: str,
 ) -> list[tuple[int | None, dict[str, Held]]]:
-    """The columns of each split, where the names of columns say it; else all of them, as one table of None.
+    """Tables of columns with the code of their split, if the names of columns give it; else one table with None.
 
-    ``x_train``, ``y_train``, ``x_test``, ``y_test`` are two tables with the columns x and y, in the order of the names
-    of the splits. ``x_val`` and ``x_dev`` are two tables of one split, in the order of the file. A table is one that
-    ``has_rows``: images, or features. What is left when there are splits is the last table, of None, and belongs to no
-    rows.
+    ``x_train``, ``y_train``, ``x_test``, ``y_test`` become two tables with the columns x and y, in the order of the
+    names of the splits. ``x_val`` and ``x_dev`` become two tables of one split, in the order of the file. The columns
+    of a split are a table only if they have rows, which are images or features: ``has_rows`` says so. If there are
+    splits, the last table has None and the remaining columns, which belong to no rows.
 
-    Raises UsageError, with ``hint``, where some rows have a split in their name and others have none; and where it is
-    not clear which rows a column is of.
+    Raises UsageError, with ``hint``, if some rows have a split in their name and others have none; also if it is not
+    clear to which rows a column belongs.
     """
-    whole: list[tuple[int | None, dict[str, Held]]] = [(None, dict(columns))]
     tables: dict[str, dict[str, Held]] = {}
     without: dict[str, Held] = {}
-    twice: list[str] = []
+    unclear: list[str] = []
     for name, column in columns.items():
         base, word = split_of_name(name)
         held = without
         if word:
             held = tables.setdefault(word, {})
         if word and base in held:
-            twice.append(name)
+            unclear.append(name)
         held[base] = column
     # Only a split with images or features of its own is a table.
     with_rows = [word for word, held in tables.items() if has_rows(held)]
     # A backbone may be called train: features/train alone is no split.
-    if not with_rows or (len(with_rows) == 1 and f"features/{with_rows[0]}" in columns):
-        return whole
+    is_backbone = len(with_rows) == 1 and f"features/{with_rows[0]}" in columns
+    if not with_rows or is_backbone:
+        return [(None, dict(columns))]
     for name, column in without.items():
-        if any(name in tables[word] for word in with_rows) and has_rows({name: column}):
+        in_a_split = any(name in tables[word] for word in with_rows)
+        if in_a_split and has_rows({name: column}):
             raise UsageError(
                 f"{where} has rows with a split in their name and others without.", hint
             )
@@ -114,31 +116,37 @@ def by_split(
         base, word = split_of_name(name)
         if not word or word in with_rows:
             continue
-        # y_validation goes with X_val, if that is the only array of the split.
+        # y_validation belongs to X_val, if that is the only array of the split.
         partners = [other for other in with_rows if SPLIT_WORDS[other] == SPLIT_WORDS[word]]
-        if len(partners) > 1 or (partners and base in tables[partners[0]]):
-            twice.append(name)
-        elif partners:
-            tables[partners[0]][base] = columns[name]
-        else:
+        if not partners:
             without[name] = columns[name]
-    if twice:
+            continue
+        partner = tables[partners[0]]
+        if len(partners) > 1 or base in partner:
+            unclear.append(name)
+        else:
+            partner[base] = columns[name]
+    if unclear:
+        listed = ", ".join(unclear)
         raise UsageError(
-            f"{where}: the names do not show which rows {', '.join(twice)} belongs to.",
+            f"{where}: the names do not show which rows {listed} belongs to.",
             "Name the columns of each array like it, as X_val and y_val.",
         )
-    in_order = sorted(with_rows, key=lambda word: SPLIT_NAMES[SPLIT_WORDS[word]])
-    return [*((SPLIT_WORDS[word], tables[word]) for word in in_order), (None, without)]
+    of_splits: list[tuple[int | None, dict[str, Held]]] = []
+    for word in sorted(with_rows, key=lambda word: SPLIT_NAMES[SPLIT_WORDS[word]]):
+        of_splits.append((SPLIT_WORDS[word], tables[word]))
+    return [*of_splits, (None, without)]
 
 
 def refuse_one_split(chosen: str, names: Sequence[str], where: str, option: str) -> None:
-    """Refuse rows that the user names by the column of one split, where others of ``names`` hold those of other splits.
+    """Refuse a ``chosen`` column with the rows of one split, if other columns of ``names`` hold those of other splits.
 
-    Raises UsageError with the name that all of them have in common. Backbones may be called features/train.
+    Raises UsageError with the name that these columns have in common. Backbones may be called features/train.
     """
     base, word = split_of_name(chosen)
     others = [name for name in names if name != chosen and split_of_name(name)[0] == base]
-    if word and others and base not in others and not base.startswith("features"):
+    is_part = word and others and base not in others
+    if is_part and not base.startswith("features"):
         rest = ", ".join(others)
         raise UsageError(
             f"{where}: {chosen} has the rows of only one split; those of {rest} would be left out.",
@@ -148,11 +156,11 @@ def refuse_one_split(chosen: str, names: Sequence[str], where: str, option: str)
 
 @dataclass(frozen=True)
 class FoundSplits:
-    """Splits of a table: the code of each row, the columns that say it, and notes."""
+    """Splits of a table: the code of each row, the columns that give it, and notes."""
 
-    keys: tuple[str, ...]  # columns that say it; () for none
-    codes: NDArray[np.uint8] | None  # [N], None where no column says it
-    notes: list[str]  # what the user should know
+    keys: tuple[str, ...]  # columns that give the split; () for none
+    codes: NDArray[np.uint8] | None  # [N], None if no column gives the split
+    notes: list[str]  # sentences for the user
 
 
 NO_SPLITS = FoundSplits((), None, [])
@@ -173,21 +181,21 @@ def find_splits(
         raw: columns by name, without those of labels and domains.
         chosen: column that the user names.
         usual: column with a usual name.
-        groups: columns that the user names as groups. They are no splits if they cannot be read as such.
+        groups: columns that the user names as groups. Such a column is ignored if its values are not splits.
         count: of rows.
 
-    Raises UsageError for values that say no split, in a column that is named like one.
+    Raises UsageError if a column is called like a column of splits and has values that are not splits.
     """
     if chosen is not None:
         return _splits_by_option(where, chosen, raw[chosen], count)
     if usual is not None:
-        codes = _codes_of(where, usual, raw[usual], CODES | SPLIT_WORDS, groups, count, every=True)
+        codes = _codes_of(where, usual, raw[usual], CODES_AND_WORDS, groups, count, every=True)
         if codes is not None:
             return FoundSplits((usual,), codes.astype(np.uint8), [])
     for name in MAYBE_SPLITS:
         meanings = SPLIT_WORDS
         if name == "subset":
-            meanings = CODES | SPLIT_WORDS
+            meanings = CODES_AND_WORDS
         for key in raw:
             if last_level(key) != name:
                 continue
@@ -203,17 +211,20 @@ def find_splits(
 def unused_flags(
     raw: Mapping[str, Any], splits: NDArray[np.uint8], reason: str, count: int
 ) -> dict[str, Unread]:
-    """Columns such as is_test, where ``reason`` says the split already, and why they are not used."""
+    """Columns such as is_test that are not used, because the split is known already; ``reason`` says how.
+
+    ``splits`` are the split codes [N] of the rows.
+    """
     found: dict[str, Unread] = {}
     for key, column in raw.items():
         group = _values(column, count)
-        if not _FLAG.fullmatch(key) or key.lower() in BESIDE_OTHERS or group is None:
+        is_flag = _FLAG.fullmatch(key) and key.lower() not in BESIDE_OTHERS
+        if not is_flag or group is None:
             continue
         truth = _read(group, TRUTH)
         if (truth >= 0).all():
-            agrees = np.array_equal(truth == 1, splits == _meaning_of(key))
             why = reason
-            if not agrees:
+            if not np.array_equal(truth == 1, splits == _meaning_of(key)):
                 why += ", and contradicts it"
             found[key] = Unread((count,), "", why)
     return found
@@ -222,15 +233,17 @@ def unused_flags(
 def _refuse_unused_splits(
     where: str, raw: Mapping[str, Any], groups: Sequence[str], count: int
 ) -> None:
-    """Refuse a column of another name that holds words of training and test rows alone: it would not be used."""
+    """Refuse a column that holds only names of splits and is not called like a split: it would be ignored."""
     for key, column in raw.items():
-        if key in groups or key.startswith("group/") or not isinstance(vector(column), Words):
+        is_group = key in groups or key.startswith("group/")
+        if is_group or not isinstance(vector(column), Words):
             continue
         values = _values(column, count)
         if values is None:
             continue
         codes = _read(values, SPLIT_WORDS)
-        if {TRAIN, TEST} <= set(np.unique(codes).tolist()) and UNKNOWN not in codes:
+        distinct = set(np.unique(codes).tolist())
+        if {TRAIN, TEST} <= distinct and UNKNOWN not in distinct:
             option = shell_word(key)
             listed = shell_word(in_a_list([key]))
             raise UsageError(
@@ -242,7 +255,7 @@ def _refuse_unused_splits(
 
 
 def sounds_like_a_split(name: str) -> bool:
-    """Whether a column of this name may say the split of each row."""
+    """Whether a column of this name may give the split of each row."""
     return name.lower() in (*SPLITS, *MAYBE_SPLITS) or _flag_of(name) is not None
 
 
@@ -255,7 +268,7 @@ def _flag_of(name: str) -> int | None:
 
 
 def _meaning_of(name: str) -> int | None:
-    """The only split that the words of a name say, None where they say none, several, or the opposite: not_train."""
+    """The split that the words of a name mean; None if they mean none, several, or the opposite, as in not_train."""
     words = [word.lower() for word in _BETWEEN_WORDS.split(name)]
     codes = {SPLIT_WORDS[word] for word in words if word in SPLIT_WORDS}
     if len(codes) != 1 or not {"not", "no", "non"}.isdisjoint(words):
@@ -264,7 +277,7 @@ def _meaning_of(name: str) -> int | None:
 
 
 def _values(column: Any, count: int) -> Group | None:
-    """The values of a column as words; None where it has none for each row, or measurements."""
+    """The values of a column as words; None for measurements, and for a column without one value for each row."""
     column = vector(column)
     if isinstance(column, Unread | FileRows) or column.shape != (count,):
         return None
@@ -275,7 +288,7 @@ def _values(column: Any, count: int) -> Group | None:
 
 
 def _read(group: Group, meanings: Mapping[str, int]) -> NDArray[np.int64]:
-    """The split code of each row; ``UNKNOWN`` for a value without a meaning and for none."""
+    """The code in ``meanings`` of each row's value; ``UNKNOWN`` for another value and for a row without one."""
     codes = [meanings.get(word.lower(), UNKNOWN) for word in group.words]
     return np.array([*codes, UNKNOWN], np.int64)[group.codes]
 
@@ -290,10 +303,10 @@ def _codes_of(
     *,
     every: bool,
 ) -> NDArray[np.int64] | None:
-    """The split code of each value of a column; None for a column that is empty or holds other values.
+    """The code of each row's value in ``meanings``; None for a column that is empty or holds other values.
 
-    A column of which some values have a meaning and others have none is refused, and so is one without a single value
-    that has one if ``every`` value must. Raises UsageError with the first row.
+    A column is refused if some of its values have a meaning and others have none. If ``every`` value must have a
+    meaning, a column without such a value is refused too. Raises UsageError with the first row.
     """
     group = _values(column, count)
     if group is None:
@@ -315,11 +328,14 @@ def _flags(where: str, raw: Mapping[str, Any], groups: Sequence[str], count: int
     """The splits of columns of truth values, such as is_test and is_val."""
     flags: dict[str, NDArray[np.bool_]] = {}
     meanings: dict[str, int] = {}
+    # Columns that count only next to others come last.
     for key in sorted(raw, key=lambda key: key.lower() in BESIDE_OTHERS):
+        name = key.lower()
         meaning = _flag_of(key)
-        if meaning is None or (key.lower() in BESIDE_OTHERS and not flags):
+        alone = name in BESIDE_OTHERS and not flags
+        if meaning is None or alone:
             continue
-        every = key.lower() not in BARE_FLAGS
+        every = name not in BARE_FLAGS
         codes = _codes_of(where, key, raw[key], TRUTH, groups, count, every=every)
         if codes is not None:
             flags[key] = codes == 1
@@ -332,10 +348,10 @@ def _flags(where: str, raw: Mapping[str, Any], groups: Sequence[str], count: int
 def _of_flags(
     where: str, flags: Mapping[str, NDArray[np.bool_]], meanings: Mapping[str, int], count: int
 ) -> FoundSplits:
-    """The splits where each column marks the rows of one; the other rows are of the first split that none marks.
+    """The splits of a table in which each flag column marks the rows of one split, its code in ``meanings``.
 
-    Raises UsageError for a row that several columns mark differently, and for one without a mark where all splits have
-    a column.
+    Rows without a mark belong to the first split that has no column. Raises UsageError if columns mark a row
+    differently, and if a row has no mark although every split has a column.
     """
     names = ", ".join(flags)
     # Every column writes its split into the rows that it marks; two different marks of a row are an error.
@@ -354,7 +370,6 @@ def _of_flags(
                 f"Mark every row once, or use only one column: --split-key {shell_word(one)}",
             )
         codes[truth] = code
-    # Rows without a mark belong to the first split that has no column.
     free = [code for code in (TRAIN, TEST, VALIDATION) if code not in meanings.values()]
     without = codes == UNKNOWN
     if without.any() and not free:
@@ -367,31 +382,31 @@ def _of_flags(
     if free:
         codes[without] = free[0]
     marked = ", ".join(f"{SPLIT_NAMES[code]} where {key} is true" for key, code in meanings.items())
-    return FoundSplits(
-        tuple(flags), codes.astype(np.uint8), [f"Splits: {marked}; {_rows_of_splits(codes)}."]
-    )
+    note = f"Splits: {marked}; {_rows_of_splits(codes)}."
+    return FoundSplits(tuple(flags), codes.astype(np.uint8), [note])
 
 
 def _splits_by_option(where: str, key: str, column: Any, count: int) -> FoundSplits:
-    """The splits of the column that the user names; the name says what a truth value means."""
+    """The splits of the column that the user names; its name gives the split that truth values mark."""
     group = _values(column, count)
     if group is None:
         raise _unreadable(where, key, column, count)
-    # 0 and 1 are codes of splits, or truth values if the name of the column says of what.
+    # 0 and 1 are codes of splits, or truth values if the name of the column gives a split.
     meaning = _meaning_of(key)
     truth = _read(group, TRUTH)
-    codes = _read(group, CODES | SPLIT_WORDS)
+    codes = _read(group, CODES_AND_WORDS)
     is_code = bool((codes >= 0).all())
-    if (truth >= 0).all() and meaning is not None:
+    is_truth = bool((truth >= 0).all())
+    if is_truth and meaning is not None:
         return _of_flags(where, {key: truth == 1}, {key: meaning}, count)
-    if (truth >= 0).all() and not (is_code and _is_called_split(key)):
+    if is_truth and not (is_code and _is_called_split(key)):
         shown = " and ".join(group.words)
         raise UsageError(
             f"{where}: {key} holds {shown}, but its name does not show which of them are the test rows.",
             "Call the column is_test or is_train (--split-key is_test), or write the words train and test into it.",
         )
     if not is_code:
-        raise _strange(where, key, group, codes, CODES | SPLIT_WORDS)
+        raise _strange(where, key, group, codes, CODES_AND_WORDS)
     return _found_in(key, codes)
 
 
@@ -418,7 +433,7 @@ def _rows_of_splits(codes: NDArray[np.int64]) -> str:
 def _strange(
     where: str, key: str, group: Group, codes: NDArray[np.int64], meanings: Mapping[str, int]
 ) -> FedcacheError:
-    """The error of a column of splits with a value that means none."""
+    """The error of a column of splits with a value that is not a split."""
     first = int(np.argmax(codes == UNKNOWN))
     code = int(group.codes[first])
     rows = int((group.codes == code).sum())
@@ -446,7 +461,7 @@ def _unreadable(where: str, key: str, column: Any, count: int) -> FedcacheError:
 
 
 def _otherwise(key: str) -> str:
-    """A hint for a column that is named like a split and holds none."""
+    """A hint for a column that is called like a column of splits and holds other values."""
     another = "--split-key NAME selects another column"
     if key.lower() in RESERVED:
         return f"{another}; without a split column, a fifth of the rows is held out."
@@ -455,6 +470,9 @@ def _otherwise(key: str) -> str:
 
 
 def split_named(tokens: Sequence[str]) -> int | None:
-    """The split that one of several words names, the first that does; None where none does."""
-    found = (SPLIT_WORDS.get(token.lower()) for token in tokens)
-    return next((split for split in found if split is not None), None)
+    """The split of the first word that is a name of a split; None if no word is."""
+    for token in tokens:
+        split = SPLIT_WORDS.get(token.lower())
+        if split is not None:
+            return split
+    return None

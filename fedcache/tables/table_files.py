@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any, Protocol
 
@@ -21,7 +22,7 @@ from fedcache.tables.foreign_files import conversion
 from fedcache.tables.words import Words, as_words, ending_of, named_twice, objects_of, stem_of
 
 TEXT_BLOCK = 8 << 20
-"""Bytes of a CSV that are parsed at a time; no row may have more."""
+"""Bytes of a CSV that are parsed at a time; no row may be longer."""
 
 EMPTY_CELLS = ["", "NA", "N/A", "n/a", "nan", "NaN", "NAN", "null", "NULL", "None", "<NA>", "?"]
 """Cells of a CSV that are NaN where numbers are expected."""
@@ -31,7 +32,7 @@ class Batches(Protocol):
     """Reads a table from its beginning."""
 
     def __call__(self, columns: Sequence[str], rows: int, *, floats: bool) -> Iterator[Any]:
-        """Some columns of all rows, at most so many rows at a time; those of a CSV as ``floats``, or as words."""
+        """Batches of at most ``rows`` rows with some columns; the cells of a CSV are ``floats``, or words."""
 
 
 @dataclass(frozen=True)
@@ -39,21 +40,21 @@ class Table:
     """A file of rows and named columns."""
 
     path: Path
-    types: dict[str, Any]  # arrow's, by column; of a CSV those of its first block
+    types: dict[str, Any]  # arrow's type by column; of a CSV the types of its first block
     batches: Batches
-    count: int | None  # of its rows; None where it takes reading
+    count: int | None  # number of rows; None if the file has to be read to count them
     meta: dict[str, Any] = field(default_factory=dict)  # what ``export`` wrote next to the columns
-    is_text: bool = False  # whether it is a CSV, whose columns are words until all of them are read
-    # of columns of ClassLabel of Hugging Face
+    is_text: bool = False  # whether it is a CSV, whose cells are words until the whole file is read
+    # by column that is a ClassLabel of Hugging Face
     class_names: dict[str, list[str]] = field(default_factory=dict)
-    # of a CSV, columns whose first rows hold floats that are not whole
+    # columns of a CSV whose first rows hold floats that are not whole
     measured: frozenset[str] = frozenset()
-    separator: str = ""  # of a CSV, what stands between its cells
+    separator: str = ""  # between the cells of a CSV
     encoding: str = "utf8"  # of a CSV
 
 
 def arrow() -> Any:
-    """pyarrow, with all of it that reads tables. Raises MachineError without it."""
+    """The module pyarrow, with its submodules that read tables. Raises MachineError if it is not installed."""
     need_arrow("A table (parquet, feather, Arrow or CSV)")
     import pyarrow
     import pyarrow.compute
@@ -65,32 +66,34 @@ def arrow() -> Any:
 
 
 def _checked(path: Path, schema: Any) -> dict[str, Any]:
-    """Types by column. Raises UsageError for names that repeat, and for what may name code to run when it is built."""
+    """Types by column. Raises UsageError for repeated names, and for extension types, which may name code to run."""
     pa = arrow()
-    for f in schema:
-        if isinstance(f.type, pa.BaseExtensionType) or b"ARROW:extension:name" in (
-            f.metadata or {}
-        ):
+    for column in schema:
+        metadata = column.metadata or {}
+        has_extension = b"ARROW:extension:name" in metadata
+        if has_extension or isinstance(column.type, pa.BaseExtensionType):
             raise UsageError(
-                f"{path}: column {f.name} has an extension type.",
+                f"{path}: column {column.name} has an extension type.",
                 "Write plain numbers, words and lists of numbers.",
             )
-    found: dict[str, Any] = {}
-    for f in schema:
-        if f.name in found:
-            raise named_twice(path, f.name)
-        found[f.name] = f.type
-    return found
+    types: dict[str, Any] = {}
+    for column in schema:
+        if column.name in types:
+            raise named_twice(path, column.name)
+        types[column.name] = column.type
+    return types
 
 
 def _meta_of(schema: Any) -> dict[str, Any]:
-    return dict(parse_json((schema.metadata or {}).get(b"fedcache", b"{}")))
+    metadata = schema.metadata or {}
+    return dict(parse_json(metadata.get(b"fedcache", b"{}")))
 
 
 def hugging_face_features(schema: Any) -> dict[str, dict[str, Any]]:
-    """Hugging Face's description of the columns of a file, by name; {} if there is none or it is damaged."""
+    """Hugging Face's description of each column of a file, by name; {} if there is none or it is damaged."""
+    metadata = schema.metadata or {}
     try:
-        held = parse_json((schema.metadata or {}).get(b"huggingface", b"{}"))
+        held = parse_json(metadata.get(b"huggingface", b"{}"))
     except ValueError:
         return {}
     match held:
@@ -100,7 +103,7 @@ def hugging_face_features(schema: Any) -> dict[str, dict[str, Any]]:
 
 
 def usable_features(found: Any) -> dict[str, dict[str, Any]]:
-    """Descriptions of columns as Hugging Face writes them, without class names that are no words."""
+    """Descriptions of columns as Hugging Face writes them; class names that are not words are left out."""
     if not isinstance(found, dict):
         return {}
     features = {name: feature for name, feature in found.items() if isinstance(feature, dict)}
@@ -109,8 +112,9 @@ def usable_features(found: Any) -> dict[str, dict[str, Any]]:
         inner = feature.get("feature")  # of a list of one value a row
         if isinstance(inner, dict):
             names = inner.get("names")
-        feature["names"] = names
-        if not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+        if isinstance(names, list) and all(isinstance(name, str) for name in names):
+            feature["names"] = names
+        else:
             feature.pop("names", None)
     return features
 
@@ -145,7 +149,8 @@ def _feather(path: Path) -> Table:
     pa = arrow()
 
     def batches(columns: Sequence[str], rows: int, *, floats: bool) -> Iterator[Any]:
-        options = pa.ipc.IpcReadOptions(included_fields=[names.index(c) for c in columns])
+        numbers = [names.index(column) for column in columns]
+        options = pa.ipc.IpcReadOptions(included_fields=numbers)
         with pa.OSFile(str(path)) as raw, pa.ipc.open_file(raw, options=options) as file:
             for number in range(file.num_record_batches):
                 batch = file.get_batch(number)
@@ -162,7 +167,7 @@ def _feather(path: Path) -> Table:
 
 
 def _text(path: Path) -> Table:
-    """A CSV; all that is no dimension is read as words, whose meaning is looked at when all are there."""
+    """A CSV. Dimensions of features are read as floats, other cells as words. Their type is found when all are read."""
     pa = arrow()
     csv = pa.csv
     dialect = dialect_of(path)
@@ -195,9 +200,8 @@ def _text(path: Path) -> Table:
     with opened_csv({}, None) as file:
         schema = file.schema
         first = next(iter(file), None)
-    if all(is_number(name) for name in schema.names) and not _follow(
-        sorted(schema.names, key=float)
-    ):
+    are_numbers = all(is_number(name) for name in schema.names)
+    if are_numbers and not _follow(sorted(schema.names, key=float)):
         raise UsageError(
             f"{path} begins with a row of numbers.",
             "Its first line names the columns, for example f0,f1,f2,label",
@@ -211,7 +215,8 @@ def _text(path: Path) -> Table:
             column = pa.nulls(0, kind)
         if pa.types.is_floating(kind):
             values = column.drop_null().to_numpy(zero_copy_only=False)
-            if (values[np.isfinite(values)] % 1 != 0).any():
+            fractions = values[np.isfinite(values)] % 1
+            if fractions.any():
                 measured.add(name)
         elif pa.types.is_string(kind) and is_list_text(column):
             types[name] = pa.list_(pa.float64())
@@ -236,7 +241,7 @@ def is_number(word: str) -> bool:
 
 
 def _follow(words: Sequence[str]) -> bool:
-    """Whether these are whole numbers that follow one another."""
+    """Whether the words are consecutive whole numbers in order."""
     if not all(word.isdigit() for word in words):
         return False
     first = int(words[0])
@@ -245,11 +250,12 @@ def _follow(words: Sequence[str]) -> bool:
 
 def is_list_text(column: Any) -> bool:
     """Whether the first word of a column is numbers in brackets."""
-    word = next((w for w in column.to_pylist() if w), "")
+    word = next(filter(None, column.to_pylist()), "")
     try:
         return bool(numbers_in(word))
     except ValueError:
-        return word.strip().startswith("[") and "..." in word  # which is said when it is read
+        # Lists that numpy shortened are refused when they are read.
+        return word.strip().startswith("[") and "..." in word
 
 
 def is_number_kind(kind: Any) -> bool:
@@ -259,7 +265,7 @@ def is_number_kind(kind: Any) -> bool:
 
 
 def list_kind(kind: Any) -> Any:
-    """The type of the values of a column of lists; None for another column."""
+    """The type of the values in the lists of a column; None if the column holds no lists."""
     types = arrow().types
     if types.is_fixed_size_list(kind) or types.is_list(kind) or types.is_large_list(kind):
         return kind.value_type
@@ -267,7 +273,7 @@ def list_kind(kind: Any) -> Any:
 
 
 def numbers_in(word: str) -> list[float]:
-    """Numbers in brackets, with commas as JSON has them or without as numpy shows them. Raises ValueError."""
+    """The numbers of a text in brackets, with commas (JSON) or without (numpy). Raises ValueError for another text."""
     inner = word.strip()
     if not (inner.startswith("[") and inner.endswith("]")):
         raise ValueError(f"{word[:40]!r} is not a list of numbers")
@@ -276,11 +282,11 @@ def numbers_in(word: str) -> list[float]:
         raise ValueError(
             "numpy shortened the rows when it wrote them as text; write lists: x.tolist()"
         )
-    return [math.nan if w in ("null", "None") else float(w) for w in words]
+    return [math.nan if word in ("null", "None") else float(word) for word in words]
 
 
 def is_binary(kind: Any) -> bool:
-    """Whether it holds bytes."""
+    """Whether a column of arrow's type ``kind`` holds bytes."""
     types = arrow().types
     return bool(
         types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind)
@@ -288,7 +294,7 @@ def is_binary(kind: Any) -> bool:
 
 
 def are_words(kind: Any) -> bool:
-    """Whether it holds words, or bytes, which may be some."""
+    """Whether a column of arrow's type ``kind`` holds words, or bytes, which may be words."""
     types = arrow().types
     return bool(
         types.is_string(kind)
@@ -299,7 +305,7 @@ def are_words(kind: Any) -> bool:
 
 
 def _json(path: Path) -> Table:
-    """Records: one a line, or a list of them; or LEAF's ``users`` and ``user_data``. Read whole."""
+    """Records, one a line or in a list, or LEAF's JSON with ``users`` and ``user_data``. The file is read whole."""
     with path.open("rb") as file:
         start = file.read(4096).lstrip()
     whole = None
@@ -330,30 +336,28 @@ def _whole_json(path: Path, start: bytes) -> Any:
         raise
     if isinstance(found, list) and all(isinstance(record, dict) for record in found):
         return found
-    if isinstance(found, dict) and isinstance(found.get("user_data"), dict):
-        return found
-    if isinstance(found, dict) and not any(
-        isinstance(value, dict | list) for value in found.values()
-    ):
-        return [found]
+    if isinstance(found, dict):
+        if isinstance(found.get("user_data"), dict):
+            return found
+        if not any(isinstance(value, dict | list) for value in found.values()):
+            return [found]
     out = path.with_name(f"{path.stem}.parquet")
+    lines = ["import pandas", f"pandas.read_json({str(path)!r}).to_parquet({str(out)!r})"]
     raise UsageError(
         f"{path} contains neither records (pandas: to_json(FILE, orient='records')) nor users of LEAF.",
-        conversion(
-            ["import pandas", f"pandas.read_json({str(path)!r}).to_parquet({str(out)!r})"],
-            f"fedcache ingest {shell_word(out)} --name NAME",
-        ),
+        conversion(lines, f"fedcache ingest {shell_word(out)} --name NAME"),
     )
 
 
 def _table_of_records(records: Sequence[dict[str, Any]]) -> Any:
-    """Records as a table."""
-    names = dict.fromkeys(name for record in records for name in record)
-    return _table_of_columns({name: [record.get(name) for record in records] for name in names})
+    columns: dict[str, list[Any]] = {}
+    for name in dict.fromkeys(chain.from_iterable(records)):
+        columns[name] = [record.get(name) for record in records]
+    return _table_of_columns(columns)
 
 
 def _table_of_columns(columns: Mapping[str, Sequence[Any]]) -> Any:
-    """Values of Python as a table; words and numbers, or integers that a float would round, are a column of words."""
+    """Python values as a table. A column that mixes words and numbers, or would be rounded as floats, holds words."""
     pa = arrow()
     found = {}
     for name, values in columns.items():
@@ -365,7 +369,7 @@ def _table_of_columns(columns: Mapping[str, Sequence[Any]]) -> Any:
 
 
 def _leaf_columns(path: Path, held: dict[str, Any]) -> dict[str, list[Any]]:
-    """The rows of all users of LEAF's JSON; ``x`` is called ``text`` where it is one. Raises UsageError."""
+    """The rows of all users of LEAF as columns; ``x`` is called ``text`` if it holds texts. Raises UsageError."""
     found: dict[str, list[Any]] = {"x": [], "y": [], "client": []}
     for user, rows in held["user_data"].items():
         x = rows.get("x")
@@ -396,7 +400,7 @@ TABLES: dict[str, Callable[[Path], Table]] = {
 }
 
 
-# How a CSV is written: its separator and its encoding, found in the same way wherever a CSV is read.
+# The dialect of a CSV is its separator and its encoding. Every command that reads a CSV finds them here.
 #
 # Excel writes semicolons where numbers have decimal commas, tabs in UTF-16 as "Unicode text", and on request a first
 # line ``sep=;`` that names the separator.
@@ -406,14 +410,14 @@ PIECE = 64 << 10
 """Bytes that are decoded at a time."""
 
 LOOKED_AT = 8 << 20
-"""Bytes of a file that are looked at; its first line has no more."""
+"""Bytes of a file that are decoded to find its dialect; its first line must not be longer."""
 
 SEPARATORS = (",", ";", "\t")
 MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 """First bytes of a file in UTF-16, as Excel writes it."""
 
 _CODECS = {"utf8": "utf-8-sig", "utf-16": "utf-16"}
-"""What Python calls the encodings of a CSV."""
+"""Python's names of the encodings of a CSV."""
 
 _NAMED = re.compile(r"sep=(.)\s*", re.IGNORECASE)
 _QUOTED = re.compile(r'"[^"]*"')
@@ -429,13 +433,13 @@ class Dialect:
 
 
 def dialect_of(path: Path) -> Dialect:
-    """The dialect of a CSV or TSV, .gz too. Raises UsageError for an empty file, and for one in another encoding."""
+    """The dialect of a CSV or TSV, also of .gz. Raises UsageError for an empty file and for another encoding."""
     with open_bytes(path) as file:
         return _dialect(file, path)
 
 
 def decoded(raw: bytes, path: Path) -> tuple[str, Dialect]:
-    """The text of a CSV, which is not packed, and its dialect; errors as ``dialect_of``."""
+    """The text and the dialect of a CSV that is not compressed; errors as ``dialect_of``."""
     dialect = _dialect(io.BytesIO(raw), path)
     try:
         return raw.decode(_CODECS[dialect.encoding]), dialect
@@ -454,7 +458,7 @@ def _dialect(file: IO[bytes], path: Path) -> Dialect:
         encoding = "utf-16"
     decoder = codecs.getincrementaldecoder(_CODECS[encoding])()
     head = ""
-    # All that is looked at is decoded, so that another encoding is named before the columns are.
+    # Much more than the first line is decoded, so that another encoding is refused before columns are missed.
     for _ in range(LOOKED_AT // PIECE):
         try:
             text = decoder.decode(piece)
@@ -471,14 +475,14 @@ def _dialect(file: IO[bytes], path: Path) -> Dialect:
         return Dialect(named[1], encoding, 1)
     if ending_of(path).startswith(".tsv"):
         return Dialect("\t", encoding, 0)
-    # The separator is the mark that the first line has most often outside of quotes.
+    # The separator is the most frequent one of ``SEPARATORS`` in the first line, outside of quotes.
     bare = _QUOTED.sub("", head)
-    counts = {mark: bare.count(mark) for mark in SEPARATORS}
-    return Dialect(max(counts, key=lambda mark: counts[mark]), encoding, 0)
+    separator = max(SEPARATORS, key=bare.count)
+    return Dialect(separator, encoding, 0)
 
 
 def open_bytes(path: Path) -> IO[bytes]:
-    """The bytes of a file, unpacked if it ends in .gz."""
+    """The bytes of a file, decompressed if its name ends in .gz."""
     if ending_of(path).endswith(".gz"):
         return gzip.open(path, "rb")  # type: ignore[return-value]
     return path.open("rb")
@@ -486,11 +490,11 @@ def open_bytes(path: Path) -> IO[bytes]:
 
 def other_encoding(path: Path) -> FedcacheError:
     """The error of a CSV that is neither UTF-8 nor UTF-16, with the lines that convert it."""
-    out = path.with_name(f"{stem_of(path)}-utf8{ending_of(path).removesuffix('.gz')}")
-    packed = ending_of(path).endswith(".gz")
+    ending = ending_of(path)
+    out = path.with_name(f"{stem_of(path)}-utf8{ending.removesuffix('.gz')}")
     raw = f"pathlib.Path({str(path)!r}).read_bytes()"
     modules = "pathlib"
-    if packed:
+    if ending.endswith(".gz"):
         modules = "gzip, pathlib"
         raw = f"gzip.decompress({raw})"
     lines = [

@@ -1,7 +1,7 @@
 """Columns of a table: parquet, CSV and TSV (also .gz), and feather.
 
 Features are one column of lists, one column of texts such as "[0.1, 0.2]", or one column for each dimension (f0 ..
-f511). A table is read in batches of rows, and of each column only what it is used for is kept.
+f511). A table is read in batches of rows. Only the part of each column that is used is kept.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from fedcache.tables.table_files import (
     numbers_in,
 )
 from fedcache.tables.words import (
+    FLOAT_INTEGERS,
     Column,
     FileRows,
     Unread,
@@ -53,58 +54,65 @@ LONGEST = 4096
 """Most characters of a word. A longer value is a text or a thumbnail, which cannot be a class or a group."""
 
 FLOAT_DIGITS = 15
-"""Digits of integers that a float holds in any case."""
+"""Most digits of an integer that a float always holds without rounding."""
 
 BATCH = 1 << 16
-"""Rows that are looked at at a time where only words and numbers are read."""
+"""Rows in one batch of a single column of words or numbers."""
 
 MANY_NUMBERS = 16
-"""Columns of numbers from which on a table most likely holds features, whatever they are called."""
+"""A table with at least this many columns of numbers most likely holds features, even if no name says so."""
 
 COLUMNS = 4096
 """Columns of words and numbers that are read in one pass over a table."""
 
 CELLS = 16 * BATCH
-"""Cells that are looked at at a time."""
+"""Most cells in one batch."""
 
 FIRST_ROWS = 64
 """Rows that show whether a column holds long texts or pictures."""
 
 NOT_FEATURES = ("y", "label", "labels", "target", "class", "category", "id", "index", "fold")
-"""Words that dimensions of features are never called: label0, label1 are labels."""
+"""Names that numbered dimensions of features never have: label0, label1 are labels."""
 
 
 def read_table(path: Path, features: Sequence[str]) -> dict[str, Any]:
-    """Columns by name; ``features`` as of ``embedding_readers.read_columns``. Raises UsageError."""
+    """Columns by name; ``features`` as for ``read.read_columns``. Raises UsageError."""
     table = TABLES[ending_of(path)](path)
     meta = table.meta
-    found: dict[str, Any] = {k: Words.of(meta[k]) for k in ("classes", "domains") if k in meta}
-    found |= {f"text/{name}": _matrix(entry) for name, entry in meta.get("text", {}).items()}
+    found: dict[str, Any] = {}
+    for key in ("classes", "domains"):
+        if key in meta:
+            found[key] = Words.of(meta[key])
+    for name, entry in meta.get("text", {}).items():
+        found[f"text/{name}"] = _matrix(entry)
     wide_key, wide = _family(table, features) or ("", ())
     matrices = [name for name in table.types if _is_matrix(table, name, features)]
     if not wide and not matrices:
         _refuse_almost_features(table, features)
     of_features = [*matrices, *wide]
-    others = [name for name in table.types if name not in {*of_features}]
+    distinct = {*of_features}
+    others = [name for name in table.types if name not in distinct]
     # At least one column is read, because the number of rows comes with it.
     columns, count = read_others(table, others or of_features[:1])
     if not count:
         raise UsageError(f"{path} has 0 rows.", "It needs at least 1 row.")
-    found |= {name: columns[name] for name in others}
-    found |= {name: _list_rows(table, name, count) for name in matrices}
+    for name in others:
+        found[name] = columns[name]
+    for name in matrices:
+        found[name] = _list_rows(table, name, count)
     if wide:
-        dtype = np.result_type(*(_float_of(table.types[n]) for n in wide))
+        kinds = [_float_of(table.types[name]) for name in wide]
+        dtype = np.result_type(*kinds)
         parts = partial(_wide_parts, table, wide, dtype)
         found[wide_key] = FileRows(path, (count, len(wide)), dtype, parts, wide)
     return found
 
 
 def _matrix(entry: dict[str, Any]) -> NDArray[np.float32]:
-    """Text features [C, D] from the head of a parquet file that ``export`` wrote. Raises ValueError for others."""
+    """Text features [C, D] from the head of a parquet file that ``export`` wrote. Raises ValueError for bad ones."""
     rows, width = entry["shape"]
-    return np.frombuffer(base64.b64decode(entry["float32"], validate=True), "<f4").reshape(
-        rows, width
-    )
+    raw = base64.b64decode(entry["float32"], validate=True)
+    return np.frombuffer(raw, "<f4").reshape(rows, width)
 
 
 # Which columns are features.
@@ -114,7 +122,7 @@ def _is_matrix(table: Table, name: str, features: Sequence[str]) -> bool:
     inner = list_kind(table.types[name])
     if inner is not None and arrow().types.is_floating(inner):
         return True
-    # Words such as "[0.1, 0.2]", if the name says or the user named the column.
+    # Words such as "[0.1, 0.2]", if the column has a usual name or the user named it.
     if not are_words(table.types[name]) or is_binary(table.types[name]):
         return False
     if not is_feature(name) and name not in features:
@@ -131,7 +139,7 @@ _DIMENSION = re.compile(r"(.*?)[_.\-\[ ]?(\d{1,9})\]?")
 
 
 def _numbered(names: Iterable[str]) -> dict[str, dict[int, str]]:
-    """Columns whose names are one word and then a number: by that word, the column of each number."""
+    """Columns whose names are a word and then a number, such as f0, f1: word -> number -> name of the column."""
     found: dict[str, dict[int, str]] = {}
     for name in names:
         dimension = _DIMENSION.fullmatch(name)
@@ -141,38 +149,44 @@ def _numbered(names: Iterable[str]) -> dict[str, dict[int, str]]:
 
 
 def _families(types: dict[str, Any]) -> dict[str, tuple[str, ...]]:
-    """Columns of numbers whose names are one word and then 0, 1, 2, ..: the columns in order, by that word."""
+    """Families of numeric columns whose names are a word and then 0, 1, 2, ..: word -> columns in order."""
     # Numbers without a gap are dimensions; they may begin at any number.
-    made = {}
+    families = {}
     for prefix, by_number in _numbered(types).items():
-        first = min(by_number)
-        without_gap = len(by_number) > 1 and max(by_number) - first == len(by_number) - 1
+        count = len(by_number)
+        without_gap = count > 1 and max(by_number) - min(by_number) == count - 1
         if without_gap and all(is_number_kind(types[name]) for name in by_number.values()):
-            made[prefix] = tuple(by_number[n] for n in sorted(by_number))
-    return made
+            families[prefix] = tuple(by_number[number] for number in sorted(by_number))
+    return families
 
 
 def _family(table: Table, requested: Sequence[str]) -> tuple[str, tuple[str, ...]] | None:
-    """(key, columns in order) of a table with one column per dimension. Raises UsageError where several may be."""
+    """Key and columns in order of the features of a table with one column per dimension; None for another table.
+
+    Raises UsageError if several families of columns may be the features.
+    """
     families = _families(table.types)
     key = f"features/{stem_of(table.path)}"
     for word in requested:
         for prefix, names in families.items():
-            # A column of the family, or their common prefix if that is no column itself.
+            # The word is a column of the family, or its prefix if no column is called so.
             is_prefix = word not in table.types and word.rstrip("_.- ") == prefix
             if word in names or is_prefix:
                 return key, names
-    lists = [n for n, t in table.types.items() if is_feature(n) and list_kind(t) is not None]
-    if requested or lists:
+    features = {name: kind for name, kind in table.types.items() if is_feature(name)}
+    if requested or any(list_kind(kind) is not None for kind in features.values()):
         return None
-    words = [n for n in table.types if is_feature(n) and table.types[n] == arrow().string()]
-    if any(_first_is_list(table, n) for n in words):
+    words = [name for name, kind in features.items() if kind == arrow().string()]
+    if any(_first_is_list(table, name) for name in words):
         return None
-    families = {p: names for p, names in families.items() if p.lower() not in NOT_FEATURES}
-    usual = {p: names for p, names in families.items() if _are_usual(p)}
+    for prefix in list(families):
+        if prefix.lower() in NOT_FEATURES:
+            del families[prefix]
+    usual = {prefix: names for prefix, names in families.items() if _are_usual(prefix)}
     chosen = usual or families
     if len(chosen) > 1:
-        shown = ", ".join(" .. ".join((names[0], names[-1])) for names in chosen.values())
+        ranges = [f"{names[0]} .. {names[-1]}" for names in chosen.values()]
+        shown = ", ".join(ranges)
         first = next(iter(chosen)) or "0"
         hint = f"Choose one: --features-key {shell_word(first)}"
         raise UsageError(f"{table.path}: {shown} could all be features.", hint)
@@ -182,21 +196,21 @@ def _family(table: Table, requested: Sequence[str]) -> tuple[str, tuple[str, ...
 
 
 def _are_usual(prefix: str) -> bool:
-    """Whether columns that are called so and numbered are the dimensions of features."""
+    """Whether numbered columns with this prefix are usually the dimensions of features."""
     return prefix.lower() in ("", "f", "x", "dim", "d") or is_feature(prefix)
 
 
 def _refuse_almost_features(table: Table, requested: Sequence[str]) -> None:
-    """Refuse numbered columns that would be features but for one column, which holds words or is missing.
+    """Refuse numbered columns that are no features only because one of them is missing or holds words.
 
-    Raises UsageError with this column, and the row of the first word in it.
+    Raises UsageError that names this column, and the row of its first word.
     """
     path = table.path
     types = table.types
     if not requested and any(name.lower() in TEXTS for name in types):
         return  # a table of texts, which has no features
     if all(map(arrow().types.is_null, types.values())):
-        return  # a first line and no rows, which is said elsewhere
+        return  # a first line and no rows, which is refused elsewhere
     prefixes = {word.rstrip("_.- ") for word in requested}
     for prefix, by_number in _numbered(types).items():
         if requested:
@@ -205,40 +219,38 @@ def _refuse_almost_features(table: Table, requested: Sequence[str]) -> None:
             meant = _are_usual(prefix)
         if len(by_number) < 2 or not meant:
             continue
-        names = [by_number[n] for n in sorted(by_number)]
+        names = [by_number[number] for number in sorted(by_number)]
         for name in names:
             if not is_number_kind(types[name]):
                 raise _no_numbers(table, name)
-        lacking = next(n for n in range(min(by_number), max(by_number)) if n not in by_number)
-        gone = re.sub(r"\d+(?=\]?$)", str(lacking), names[0])
+        numbers = range(min(by_number), max(by_number))
+        lacking = next(number for number in numbers if number not in by_number)
         first = names[0]
+        gone = re.sub(r"\d+(?=\]?$)", str(lacking), first)
         raise UsageError(
             f"{path}: {gone} is missing between {first} and {names[-1]}, so these columns are not used as "
             "features.",
             f"Add the column {gone}, or number the columns without a gap.",
         )
-    numbers = [
-        name for name, kind in types.items() if is_number_kind(kind) and not has_a_meaning(name)
-    ]
-    if not requested and len(numbers) >= MANY_NUMBERS:
-        raise _own_names(table, numbers)
+    numeric = [name for name, kind in types.items() if is_number_kind(kind)]
+    unnamed = [name for name in numeric if not has_a_meaning(name)]
+    if not requested and len(unnamed) >= MANY_NUMBERS:
+        raise _own_names(table, unnamed)
 
 
 def _own_names(table: Table, numbers: Sequence[str]) -> FedcacheError:
-    """The error of a table whose dimensions have names of their own, such as genes, with the lines that number them."""
+    """The error of a table whose dimensions have names of their own, such as genes, with code that numbers them."""
     path = table.path
     out = path.with_name(f"{stem_of(path)}-numbered.parquet")
-    reader = {".parquet": "parquet", ".feather": "feather", ".arrow": "feather"}.get(
-        ending_of(path), "csv"
-    )
+    readers = {".parquet": "parquet", ".feather": "feather", ".arrow": "feather"}
+    reader = readers.get(ending_of(path), "csv")
     options = ""
     if table.separator not in ("", ","):
         options += f", sep={table.separator!r}"
     if table.encoding != "utf8":
         options += f", encoding={table.encoding!r}"
-    kept = [
-        name for name, kind in table.types.items() if is_number_kind(kind) and has_a_meaning(name)
-    ]
+    numeric = [name for name, kind in table.types.items() if is_number_kind(kind)]
+    kept = [name for name in numeric if has_a_meaning(name)]
     count = len(numbers)
     return UsageError(
         f"{path} has {count:,} columns of numbers with names of their own, {some_names(numbers, 3)}: and "
@@ -257,7 +269,7 @@ def _own_names(table: Table, numbers: Sequence[str]) -> FedcacheError:
 
 
 def _no_numbers(table: Table, name: str) -> FedcacheError:
-    """The error of a dimension that holds something else than numbers, with the first row where it does."""
+    """The error of a dimension that does not hold numbers, with the row of the first word in it."""
     path = table.path
     row = 0
     if are_words(table.types[name]) and not is_binary(table.types[name]):
@@ -303,7 +315,7 @@ def _float_of(kind: Any) -> np.dtype[Any]:
 def _wide_parts(
     table: Table, names: Sequence[str], dtype: np.dtype[Any], rows: int
 ) -> Iterator[NDArray[Any]]:
-    """[n, D] of one column for each dimension; an empty value is NaN."""
+    """Blocks [n, D] of features with one column for each dimension; an empty value is NaN."""
     for batch in table.batches(names, rows, floats=True):
         out = np.empty((len(batch), len(names)), dtype)
         for number, name in enumerate(names):
@@ -319,7 +331,8 @@ def _list_rows(table: Table, name: str, count: int) -> FileRows:
         # The first list that is not empty shows the width; 0 if all are empty.
         batches = table.batches([name], 1024, floats=False)
         widths = (_first_width(batch.column(0)) for batch in batches)
-        shape = (next(filter(None, widths), 0),)
+        width = next(filter(None, widths), 0)
+        shape = (width,)
     dtype = np.dtype("f8")
     if inner is not None:
         dtype = _float_of(inner)
@@ -329,14 +342,14 @@ def _list_rows(table: Table, name: str, count: int) -> FileRows:
 
 def _first_width(column: Any) -> int:
     if list_kind(column.type) is not None:
-        return next((n for n in column.value_lengths().to_pylist() if n), 0)
-    return next((len(numbers_in(w)) for w in column.to_pylist() if w), 0)
+        return next(filter(None, column.value_lengths().to_pylist()), 0)
+    return next((len(numbers_in(word)) for word in column.to_pylist() if word), 0)
 
 
 def _list_parts(
     path: Path, batches: Batches, name: str, shape: tuple[int, ...], rows: int
 ) -> Iterator[NDArray[Any]]:
-    """[n, *shape] of a column of lists, or of texts of lists; rows and values that are empty are NaN."""
+    """Blocks [n, *shape] of a column of lists, or of texts of lists; rows and values that are empty are NaN."""
     for batch in batches([name], rows, floats=False):
         column = batch.column(0)
         if list_kind(column.type) is not None:
@@ -378,20 +391,24 @@ def _texts(path: Path, name: str, column: Any, shape: tuple[int, ...]) -> NDArra
 
 
 def _all_texts(column: Any, width: int) -> NDArray[np.float64] | None:
-    """Texts "[0.1, 0.2]" of one length as [n, width], five times as fast as one by one; None where one is another."""
+    """Texts "[0.1, 0.2]" with ``width`` numbers each, as [n, width]; None if a text is different.
+
+    This is five times as fast as reading one text after another.
+    """
     pa = arrow()
-    compute = arrow().compute
+    compute = pa.compute
     bare = compute.utf8_trim_whitespace(column)
     inner = compute.utf8_slice_codeunits(bare, 1, -1)
     framed = compute.and_(compute.starts_with(bare, "["), compute.ends_with(bare, "]"))
     parts = compute.split_pattern(inner, ",")
-    if not compute.all(
-        compute.and_(framed, compute.equal(parts.value_lengths(), width)), skip_nulls=False
-    ).as_py():
+    of_width = compute.equal(parts.value_lengths(), width)
+    regular = compute.and_(framed, of_width)
+    if not compute.all(regular, skip_nulls=False).as_py():
         return None
+    words = compute.utf8_trim_whitespace(parts.flatten())
     try:
-        values = compute.utf8_trim_whitespace(parts.flatten()).cast(pa.float64())
-    except ValueError:  # as arrow says that one is no number
+        values = words.cast(pa.float64())
+    except ValueError:  # raised by arrow for a word that is no number
         return None
     return np.asarray(values).reshape(len(column), width)
 
@@ -409,83 +426,94 @@ def _uneven(path: Path, name: str, lengths: set[int]) -> FedcacheError:
 
 @dataclass
 class GatheredColumn:
-    """One column while its batches come in: numbers, dates, or places of words."""
+    """One column while its batches are read: numbers, dates, or words as codes."""
 
-    place: dict[str, int] = field(default_factory=dict)  # of a word among those seen
-    parts: list[NDArray[Any]] = field(default_factory=list)
-    known: list[NDArray[np.bool_]] = field(default_factory=list)  # of integers, which have no NaN
+    place: dict[str, int] = field(default_factory=dict)  # code of each word, by first occurrence
+    parts: list[NDArray[Any]] = field(default_factory=list)  # values or codes of each batch
+    # where integers have a value, by batch; they have no NaN
+    known: list[NDArray[np.bool_]] = field(default_factory=list)
     rows: int = 0
     kind: str = "null"  # arrow's, for messages
-    words: bool = False
-    why: str = ""  # it is of no use, from the moment on that this is known
+    words: bool = False  # whether ``parts`` are codes of words
+    why: str = ""  # why the column is of no use; its values are not kept after this is known
 
     def add(self, column: Any) -> None:
-        """The next rows."""
+        """Add the next rows."""
         self.rows += len(column)
         if self.why:
             return
         pa = arrow()
-        self.kind = str(column.type)
-        if pa.types.is_dictionary(column.type) and not are_words(column.type.value_type):
-            column = column.dictionary_decode()
-        if pa.types.is_string_view(column.type):
-            column = column.cast(pa.string())
-        elif pa.types.is_binary_view(column.type):
-            column = column.cast(pa.binary())
-        if (
-            pa.types.is_decimal(column.type)
-            and column.type.scale == 0
-            and column.type.precision > FLOAT_DIGITS
-        ):
-            column = column.cast(pa.string())  # a float would round them
+        types = pa.types
         kind = column.type
-        if pa.types.is_dictionary(kind):
+        self.kind = str(kind)
+        if types.is_dictionary(kind) and not are_words(kind.value_type):
+            column = column.dictionary_decode()
+        if types.is_string_view(column.type):
+            column = column.cast(pa.string())
+        elif types.is_binary_view(column.type):
+            column = column.cast(pa.binary())
+        kind = column.type
+        if types.is_decimal(kind) and kind.scale == 0 and kind.precision > FLOAT_DIGITS:
+            column = column.cast(pa.string())  # a float would round these integers
+        kind = column.type
+        if types.is_dictionary(kind):
             self._add_words(column, str)
         elif are_words(kind):
             self._add_words(column.dictionary_encode(), str)
-        elif pa.types.is_boolean(kind):
-            self._add_words(column.cast(pa.string()).dictionary_encode(), str.capitalize)
-        elif pa.types.is_floating(kind) or pa.types.is_decimal(kind):
-            values = np.asarray(column.cast(pa.float64()).to_numpy(zero_copy_only=False))
-            finite = values[~np.isnan(values)]
-            if not (np.isfinite(finite).all() and (finite == np.rint(finite)).all()):
+        elif types.is_boolean(kind):
+            words = column.cast(pa.string())
+            self._add_words(words.dictionary_encode(), str.capitalize)
+        elif types.is_floating(kind) or types.is_decimal(kind):
+            floats = column.cast(pa.float64())
+            values = np.asarray(floats.to_numpy(zero_copy_only=False))
+            known = values[~np.isnan(values)]
+            whole = np.isfinite(known) & (known == np.rint(known))
+            if not whole.all():
                 self.why = "numbers with decimals"
             self.parts.append(values)
-        elif pa.types.is_integer(kind):
+        elif types.is_integer(kind):
             self.parts.append(np.asarray(column.fill_null(0)))
             self.known.append(np.asarray(column.is_valid()))
-        elif pa.types.is_date(kind) or pa.types.is_timestamp(kind):
-            self.parts.append(column.cast(pa.timestamp("us")).to_numpy(zero_copy_only=False))
+        elif types.is_date(kind) or types.is_timestamp(kind):
+            times = column.cast(pa.timestamp("us"))
+            self.parts.append(times.to_numpy(zero_copy_only=False))
         elif _are_single(column):
             self.rows -= len(column)
             self.add(column.flatten())
-        elif not pa.types.is_null(kind):
+        elif not types.is_null(kind):
             self.why = self.kind
             if list_kind(kind) is not None:
                 self.why = "lists"
 
     def _add_words(self, encoded: Any, written: Callable[[str], str]) -> None:
+        """Add the rows of a dictionary-encoded column; ``written`` gives the spelling of a word."""
         pa = arrow()
+        compute = pa.compute
         words = encoded.dictionary
         self.words = True
         if is_binary(words.type):
-            longest = pa.compute.max(pa.compute.binary_length(words)).as_py() or 0
+            longest = compute.max(compute.binary_length(words)).as_py() or 0
             try:
                 words = words.cast(pa.string())
-            except ValueError:  # as arrow says that they are no UTF-8
+            except ValueError:  # raised by arrow for bytes that are not UTF-8
                 words = None
             if words is None or longest > LONGEST:
                 self.why = "bytes"
                 return
-        if (pa.compute.max(pa.compute.utf8_length(words)).as_py() or 0) > LONGEST:
+        longest = compute.max(compute.utf8_length(words)).as_py() or 0
+        if longest > LONGEST:
             self.why = f"texts of more than {LONGEST:,} characters"
             return
-        here = [
-            -1 if w is None else self.place.setdefault(written(w), len(self.place))
-            for w in words.to_pylist()
-        ]
-        codes = np.asarray(encoded.indices.fill_null(len(here)))
-        self.parts.append(np.array([*here, -1], np.int32)[codes])
+        # The codes of a batch index its own words. They are translated to the codes of all words.
+        translated = []
+        for word in words.to_pylist():
+            code = -1
+            if word is not None:
+                code = self.place.setdefault(written(word), len(self.place))
+            translated.append(code)
+        codes = np.asarray(encoded.indices.fill_null(len(translated)))
+        translated.append(-1)  # of rows without a word
+        self.parts.append(np.array(translated, np.int32)[codes])
 
     def column(self, *, text: bool) -> Column:
         """The column of parsed cells; words of a ``text`` file may be numbers."""
@@ -493,39 +521,45 @@ class GatheredColumn:
             return Unread((self.rows,), self.kind, self.why)
         if not self.parts:
             return Words(np.full(self.rows, -1, np.int32), ())
-        # Each batch has its own numbers of words; they were translated when the batch was added.
         values = np.concatenate(self.parts)
         if self.words:
             found = Words(values, tuple(self.place))
             if text:
                 return found.typed()
             return found
-        if self.known and not (known := np.concatenate(self.known)).all():
-            # A float holds NaN for no value, and rounds large numbers, which stay words.
-            if int(np.abs(values).max()) < 1 << 53:
-                return np.where(known, values.astype(np.float64), np.nan)
-            words: list[str | None] = [str(value) for value in values.tolist()]
-            for row in np.flatnonzero(~known).tolist():
-                words[row] = None
-            return Words.of(words)
+        if self.known:
+            known = np.concatenate(self.known)
+            if not known.all():
+                return _integers_with_gaps(values, known)
         if values.dtype.kind == "M":
             return dates_of(values)
         return as_column(values)
 
 
+def _integers_with_gaps(values: NDArray[Any], known: NDArray[np.bool_]) -> Column:
+    """Integers [N], some without a value: floats with NaN, or words where a float would round a large integer."""
+    if int(np.abs(values).max()) < FLOAT_INTEGERS:
+        return np.where(known, values.astype(np.float64), np.nan)
+    words: list[str | None] = [str(value) for value in values.tolist()]
+    for row in np.flatnonzero(~known).tolist():
+        words[row] = None
+    return Words.of(words)
+
+
 def _are_single(column: Any) -> bool:
-    """Whether a column of lists is one of single values: every row has a list of one."""
+    """Whether every row of a column is a list of one value."""
     if list_kind(column.type) is None or column.null_count:
         return False
     compute = arrow().compute
-    return bool(compute.all(compute.equal(column.value_lengths(), 1)).as_py())
+    single = compute.equal(column.value_lengths(), 1)
+    return bool(compute.all(single).as_py())
 
 
 def read_others(table: Table, names: Sequence[str]) -> tuple[dict[str, Any], int]:
-    """Columns by name, and the number of rows. A CSV is read once; of other tables many columns at a time."""
-    needed = [n for n in names if n not in table.measured] or list(names)[:1]
+    """Columns by name, and the number of rows. A CSV is read once, other tables once for every ``COLUMNS`` columns."""
+    needed = [name for name in names if name not in table.measured] or list(names)[:1]
     columns = {name: GatheredColumn() for name in needed}
-    # Every pass opens the table and reads the description of all its columns, and a CSV whole.
+    # Every pass opens the table and reads the description of all its columns; a pass over a CSV reads the whole file.
     if table.is_text:
         left = needed
         width = max(1, len(left))
@@ -535,7 +569,8 @@ def read_others(table: Table, names: Sequence[str]) -> tuple[dict[str, Any], int
     count = table.count
     for start in range(0, len(left), width):
         some = left[start : start + width]
-        for batch in table.batches(some, max(1, CELLS // len(some)), floats=False):
+        rows = max(1, CELLS // len(some))
+        for batch in table.batches(some, rows, floats=False):
             for name in some:
                 columns[name].add(batch.column(name))
             if count is not None and all(columns[name].why for name in some):
@@ -555,14 +590,14 @@ def read_others(table: Table, names: Sequence[str]) -> tuple[dict[str, Any], int
 
 
 def _of_use(table: Table, columns: dict[str, GatheredColumn]) -> list[str]:
-    """The columns that may be of use, by their first rows; the others, long texts and pictures, are not read on."""
+    """The columns that may be of use, judged by their first rows. Long texts and pictures are not among them."""
     for batch in table.batches([*columns], FIRST_ROWS, floats=False):
         for name, column in columns.items():
             column.add(batch.column(name))
         break
     left = [name for name, column in columns.items() if not column.why]
     if table.count is None and not left:
-        left = [*columns][:1]  # one has to be read for the number of rows
+        left = [*columns][:1]  # one column has to be read for the number of rows
     for name in left:
         columns[name] = GatheredColumn()
     return left

@@ -1,6 +1,6 @@
 """Columns of words from any representation: strings, bytes, Python objects, dates, categories.
 
-A column of a million rows has few different words, or none twice: both are kept as the words and a number for each row.
+A column is kept as its distinct words and a code for each row. Most columns of a million rows have few distinct words.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from operator import eq
 from pathlib import Path
 from typing import Any, TypeVar, overload
@@ -19,10 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.errors import FedcacheError, UsageError
-
-# Rows of features that stay in their file, to be read block by block as often as they are asked
-# for.
-
 
 Held = TypeVar("Held")
 
@@ -43,11 +39,11 @@ FEATURES = (
 
 
 DATA = "data"
-"""A column that is features where none of ``FEATURES`` is there."""
+"""Name of a column that is features if the file has none of ``FEATURES``."""
 
 
 def last_level(name: str) -> str:
-    """The last level of a column's name, in small letters: of ``train/Labels`` in an HDF5 file ``labels``."""
+    """The last level of a column's name, in small letters: ``labels`` for ``train/Labels`` in an HDF5 file."""
     name = name.strip().lower()
     if name.startswith(("features/", "text/", "group/")):
         return name
@@ -55,15 +51,16 @@ def last_level(name: str) -> str:
 
 
 def without_blanks(where: Path | str, columns: Mapping[str, Held]) -> dict[str, Held]:
-    """Columns by their names without blanks around them, as after the commas of a CSV.
+    """Columns by their names without surrounding blanks, which follow the commas in some CSV files.
 
-    Raises UsageError for two columns that are then called the same.
+    Raises UsageError for two columns that then have the same name.
     """
     found: dict[str, Held] = {}
     for name, column in columns.items():
-        if name.strip() in found:
-            raise named_twice(where, name.strip())
-        found[name.strip()] = column
+        name = name.strip()
+        if name in found:
+            raise named_twice(where, name)
+        found[name] = column
     return found
 
 
@@ -75,12 +72,12 @@ def named_twice(where: Path | str, name: str) -> FedcacheError:
 
 
 def is_feature(name: str) -> bool:
-    """Whether a column of this name is features, if it has the shape."""
+    """Whether a column of this name is features, if its shape fits."""
     return last_level(name) in FEATURES or name.startswith("features/")
 
 
 def ending_of(path: Path) -> str:
-    """The ending that says the format, in small letters: .npz, .csv, also .csv.gz."""
+    """The ending of a file's name that gives its format, in small letters: .npz, .csv, also .csv.gz."""
     ending = path.suffix.lower()
     if ending == ".gz":
         return Path(path.stem).suffix.lower() + ending
@@ -109,7 +106,7 @@ def some_names(names: Iterable[str], most: int = 20) -> str:
 
 
 Parts = Callable[[int], Iterator[NDArray[Any]]]
-"""Rows of a column in order, in pieces of about that many."""
+"""Reads the rows of a column in order, in pieces with about the given number of rows."""
 
 
 def refuse_empty(path: Path) -> None:
@@ -120,7 +117,7 @@ def refuse_empty(path: Path) -> None:
 
 @contextmanager
 def explain_damage(path: Path) -> Iterator[None]:
-    """Turn what the formats' libraries raise for damaged files, each its own kinds, into a UsageError."""
+    """Turn the exceptions that the formats' libraries raise for damaged files into a UsageError."""
     try:
         yield
     except FedcacheError:
@@ -138,7 +135,7 @@ def explain_damage(path: Path) -> Iterator[None]:
 
 
 def blocks_of(rows: FileRows | NDArray[Any], size: int) -> Iterator[NDArray[Any]]:
-    """All rows in order, ``size`` at a time and the rest, of a file or of memory; errors as ``FileRows.blocks``."""
+    """Blocks of ``size`` rows in order, then the rest, from a file or from memory; errors as ``FileRows.blocks``."""
     if isinstance(rows, FileRows):
         return rows.blocks(size)
     return (rows[start : start + size] for start in range(0, len(rows), size))
@@ -174,7 +171,7 @@ class FileRows:
         return replace(self, shape=(self.shape[0], 1, self.shape[1]))
 
     def blocks(self, rows: int) -> Iterator[NDArray[Any]]:
-        """All rows in order, ``rows`` at a time and the rest; raises UsageError for a damaged file."""
+        """Blocks of ``rows`` rows in order, then the rest. Raises UsageError for a damaged file."""
         with explain_damage(self.path):
             found = 0
             rest = np.empty((0, *self.shape[1:]), self.dtype)
@@ -183,14 +180,15 @@ class FileRows:
                 if len(rest):
                     part = np.concatenate([rest, part])
                 rest = part
-                # Parts of any size become blocks of one size; what is left waits for the next part.
+                # Parts of any size become blocks of one size; the rest is put before the next part.
                 while len(rest) >= rows:
                     found += rows
                     yield rest[:rows]
                     rest = rest[rows:]
-            there = found + len(rest)
-            if there != len(self):
-                raise ValueError(f"{there:,} rows are there of {len(self):,}")
+            found += len(rest)
+            expected = len(self)
+            if found != expected:
+                raise ValueError(f"{found:,} rows are there of {expected:,}")
             if len(rest):
                 yield rest
 
@@ -205,7 +203,7 @@ class FileRows:
 
 
 def joined_rows(path: Path, name: str, parts: Sequence[FileRows | NDArray[Any]]) -> FileRows:
-    """Matrices of several splits, one after another, which stay in their file.
+    """Matrices of several splits, one after another. Their rows stay in the file.
 
     Raises UsageError for rows of different shapes.
     """
@@ -227,14 +225,17 @@ def joined_rows(path: Path, name: str, parts: Sequence[FileRows | NDArray[Any]])
 
 
 NO_NUMBER = frozenset({"", "na", "n/a", "nan", "null", "none", "nat", "<na>", "?"})
-"""Words, in small letters, that stand for a missing value where all other words of a text file's column are numbers.
+"""Words, in small letters, that mean a missing value in a column of a text file whose other words are all numbers.
 
-In a column of words they are words: a class may be called none, and a country NA.
+In a column of words they are ordinary words: a class may be called none, and a country NA.
 """
 
 _INTEGER = re.compile(r"0|-?[1-9]\d*")
 _SHORT = 18
-"""Digits that always fit an integer of 64 bits."""
+"""Most digits of an integer that always fits into 64 bits."""
+
+FLOAT_INTEGERS = 1 << 53
+"""A float holds every integer below this size without rounding."""
 
 _DIGITS = re.compile(r"-?\d+")
 _FLOAT = re.compile(r"[+-]?((\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?|inf)")
@@ -243,22 +244,22 @@ _LIST = re.compile(r"\[[-+.,\seE\d]*\]")
 
 @dataclass(frozen=True, eq=False)
 class Coded:
-    """A column as the different words in it and a number for each row."""
+    """A column as its distinct words and a code for each row."""
 
-    codes: NDArray[np.int32]  # [N], index into ``words``; -1 where there is nothing
+    codes: NDArray[np.int32]  # [N], index into ``words``; -1 for a row without a word
     words: tuple[str, ...]  # distinct
 
     def values(self) -> list[str | None]:
-        """The word of each row; None where there is none."""
+        """The word of each row; None for a row without one."""
         words = [*self.words, None]
         return [words[code] for code in self.codes.tolist()]
 
     def recoded(
         self, names: Sequence[str], words: Sequence[str] | None = None
     ) -> NDArray[np.int32]:
-        """The codes as indices into ``names``, -1 for a word that is none of them.
+        """The codes as indices into ``names``; -1 for a word that is not in ``names``.
 
-        ``words`` take the place of the words of the column.
+        ``words`` replace the words of the column, if they are given.
         """
         place = {name: index for index, name in enumerate(names)}
         target = [place.get(word, -1) for word in words or self.words]
@@ -267,34 +268,43 @@ class Coded:
 
 @dataclass(frozen=True, eq=False)
 class Words(Coded):
-    """One word for each row, or none; the words are in the order in which they come.
+    """One word for each row, or none; the words are in the order of their first rows.
 
     >>> Words.of(["b", None, "a", "b"]).codes.tolist()
     [0, -1, 1, 0]
     """
 
-    # whether the file itself lists the words, in this order, with those that no row has
+    # whether the file itself lists the words, in this order; it may list words that no row has
     declared: bool = False
-    # words that the file lists twice, which have their numbers behind them here
+    # words that the file lists twice; in ``words`` they end in their index
     repeated: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, values: Sequence[str | None]) -> Words:
         """A word or None for each row."""
         place: dict[str, int] = {}
-        numbers = (-1 if v is None else place.setdefault(v, len(place)) for v in values)
-        codes = np.fromiter(numbers, np.int32, len(values))
+
+        def code_of(value: str | None) -> int:
+            if value is None:
+                return -1
+            return place.setdefault(value, len(place))
+
+        codes = np.fromiter(map(code_of, values), np.int32, len(values))
         return cls(codes, tuple(place))
 
     @classmethod
     def coded(cls, codes: NDArray[Any], words: Sequence[str]) -> Words:
-        """Numbers [N] and what they stand for. Raises ValueError for those that do not fit each other."""
-        if not all(isinstance(w, str) for w in words) or len(set(words)) != len(words):
+        """Codes [N] and the words that they index. Raises ValueError if they do not fit each other."""
+        count = len(words)
+        if not all(isinstance(word, str) for word in words) or len(set(words)) != count:
             raise ValueError("a column has values that are not words, or repeated words")
         if codes.ndim != 1 or codes.dtype.kind not in "iu":
             raise ValueError("the numbers of a column of words are none")
-        if len(codes) and not (int(codes.min()) >= -1 and int(codes.max()) < len(words)):
-            raise ValueError(f"numbers {codes.min()} to {codes.max()} of {len(words)} words")
+        if len(codes):
+            least = int(codes.min())
+            most = int(codes.max())
+            if least < -1 or most >= count:
+                raise ValueError(f"numbers {least} to {most} of {count} words")
         return cls(codes.astype(np.int32), tuple(words))
 
     @property
@@ -305,48 +315,51 @@ class Words(Coded):
     def typed(self) -> Column:
         """Cells of a text file, which has no types, as numbers, lists or words.
 
-        They are numbers only if all of them are written as a program writes numbers, so that no two words become one
-        number: 1e5 next to 100000 stays a word. Floats hold NaN for rows without a value. Integers that a float or 64
-        bits would change stay words.
+        They are numbers only if all of them are written as a program writes numbers. So no two words become one number:
+        if a column has 1e5 and 100000, both stay words. Floats hold NaN for rows without a value. Integers that a float
+        or 64 bits would change stay words.
         """
         numbers: dict[str, str] = {}
         for word in self.words:
-            if word.strip().lower() not in NO_NUMBER:
-                numbers[word] = word.strip()
+            bare = word.strip()
+            if bare.lower() not in NO_NUMBER:
+                numbers[word] = bare
         if not numbers:
             return self
         if all(_LIST.fullmatch(word) for word in numbers.values()):
             return Unread(self.shape, "lists", "lists")
-        gone = len(numbers) < len(self.words) or bool((self.codes < 0).any())
+        gaps = len(numbers) < len(self.words) or bool((self.codes < 0).any())
         convert: Callable[[str], float] = float
         if all(map(is_integer, numbers.values())):
             longest = max(map(len, numbers.values()))
-            # Integers that a float, or 64 bits, would change.
-            if longest > _SHORT or (gone and max(abs(int(w)) for w in numbers.values()) >= 1 << 53):
+            if longest > _SHORT:
+                return self._only(numbers)
+            # Rows without a value make the column floats, which round large integers.
+            if gaps and max(abs(int(number)) for number in numbers.values()) >= FLOAT_INTEGERS:
                 return self._only(numbers)
             convert = int
         elif not _are_floats(set(numbers.values())):
             return self
-        # Rows whose word stands for a missing value hold NaN.
+        # Rows whose word means a missing value hold NaN.
         known = {word: convert(number) for word, number in numbers.items()}
         values = [known.get(word, math.nan) for word in self.words]
-        if gone:
+        if gaps:
             values.append(math.nan)  # the last one is the value of rows without a word
         return np.array(values)[self.codes]
 
     def _only(self, kept: Collection[str]) -> Words:
-        """The same, where rows with another word than those kept have none."""
+        """The column with only the ``kept`` words; rows with another word have none."""
         words = tuple(word for word in self.words if word in kept)
         return Words(self.recoded(words), words)
 
 
 @dataclass(frozen=True)
 class Unread:
-    """A column that is there and was not read."""
+    """A column of the file that was not read."""
 
-    shape: tuple[int, ...]  # () where it is not known
-    kind: str  # "int64", "bytes", "lists"
-    why: str  # it is of no use: "bytes", "a matrix"
+    shape: tuple[int, ...]  # () if it is not known
+    kind: str  # of its values: "int64", "bytes", "lists"
+    why: str  # why it is of no use: "bytes", "a matrix"
 
 
 Column = NDArray[Any] | Words | Unread
@@ -360,8 +373,8 @@ def is_integer(word: str) -> bool:
 def _are_floats(words: set[str]) -> bool:
     """Whether words are floats: measurements, or whole numbers that are all written in one way."""
     if all(map(_DIGITS.fullmatch, words)) or not all(map(_FLOAT.fullmatch, words)):
-        return False  # numbers of patients and postal codes with zeros before them are words
-    # Measurements are floats in any writing. Whole numbers are only if one way of writing gives all of them back.
+        return False  # numbers of patients and postal codes with leading zeros are words
+    # Measurements are floats however they are written. Whole numbers are floats only if one format writes all of them.
     values = {word: float(word) for word in words}
     finite = [value for value in values.values() if math.isfinite(value)]
     if not finite or any(value != round(value) for value in finite):
@@ -383,18 +396,16 @@ def _are_floats(words: set[str]) -> bool:
 
 
 def is_missing(value: Any) -> bool:
-    """Whether a Python value is none: None, NaN, and what pandas has in their place."""
-    return (
-        value is None
-        or type(value).__name__ in ("NAType", "NaTType")
-        or (isinstance(value, float | np.floating) and bool(value != value))
-    )
+    """Whether a Python value is missing: None, NaN, and the missing values of pandas."""
+    if value is None or type(value).__name__ in ("NAType", "NaTType"):
+        return True
+    return isinstance(value, float | np.floating) and bool(value != value)
 
 
 def as_column(values: NDArray[Any]) -> Column:
-    """An array as a column: numbers stay, what means words becomes ``Words``, and the rest is ``Unread``.
+    """An array as a column: numbers and matrices of floats stay, values that mean words become ``Words``.
 
-    [N, 1] is a column of N values; of floats it may also be a feature, and stays as it is.
+    Other arrays become ``Unread``. [N, 1] is a column of N values, unless it holds floats: then it may be a feature.
     """
     if values.ndim == 2 and values.shape[1] == 1 and values.dtype.kind != "f":
         values = values[:, 0]
@@ -419,35 +430,35 @@ def as_column(values: NDArray[Any]) -> Column:
 
 
 def objects_of(values: Sequence[Any]) -> Column:
-    """Python values of N rows: words and bytes, numbers, or words and numbers, None and NaN among them."""
+    """The Python values of N rows as a column: words, bytes, numbers, or both; None and NaN are missing values."""
     shape = (len(values),)
-    if any(isinstance(v, list | tuple) for v in values):
+    if any(isinstance(value, list | tuple) for value in values):
         # [N, 1] is read as [N].
         single: list[Any] = []
-        for v in values:
-            if isinstance(v, list | tuple) and len(v) == 1:
-                single.append(v[0])
-            elif is_missing(v):
+        for value in values:
+            if isinstance(value, list | tuple) and len(value) == 1:
+                single.append(value[0])
+            elif is_missing(value):
                 single.append(None)
             else:
                 return Unread(shape, "lists", "lists")
         return objects_of(single)
-    kinds = {type(v) for v in values if not is_missing(v)}
+    known = [value for value in values if not is_missing(value)]
+    kinds = {type(value) for value in known}
     if dict in kinds:
         return Unread(shape, "objects", "objects")
-    if kinds and all(
-        issubclass(k, int | float | np.integer | np.floating) and k is not bool for k in kinds
-    ):
-        whole = all(issubclass(k, int | np.integer) for k in kinds)
-        if not whole or all(abs(int(v)) < 1 << 53 for v in values if not is_missing(v)):
-            numbers = [math.nan if is_missing(v) else float(v) for v in values]
-            return np.array(numbers)
+    number = int | float | np.integer | np.floating
+    are_numbers = bool not in kinds and all(issubclass(kind, number) for kind in kinds)
+    if kinds and are_numbers:
+        whole = all(issubclass(kind, int | np.integer) for kind in kinds)
+        if not whole or all(abs(int(value)) < FLOAT_INTEGERS for value in known):
+            return np.array([math.nan if is_missing(value) else float(value) for value in values])
     readable = str | bytes | int | float | np.generic
-    odd = [k.__name__ for k in kinds if not issubclass(k, readable)]
-    if odd:
-        return Unread(shape, "objects", f"objects of type {min(odd)}")
+    unreadable = [kind.__name__ for kind in kinds if not issubclass(kind, readable)]
+    if unreadable:
+        return Unread(shape, "objects", f"objects of type {min(unreadable)}")
     try:
-        return Words.of([None if is_missing(v) else _word(v) for v in values])
+        return Words.of([None if is_missing(value) else _word(value) for value in values])
     except UnicodeDecodeError:
         return Unread(shape, "bytes", "bytes")
 
@@ -459,9 +470,9 @@ def _word(value: Any) -> str:
 
 
 def dates_of(values: NDArray[Any]) -> Words:
-    """Dates [N] as ISO words: days where every time is midnight, seconds where no time has a fraction."""
+    """Dates [N] as ISO words: days if every time is midnight, seconds if no time has a fraction, else finer units."""
     known = ~np.isnat(values)
-    # The coarsest unit that loses nothing.
+    # The coarsest unit that rounds no time.
     times = values[known]
     for unit in ("D", "s", "us", "ns"):
         rounded = times.astype(f"M8[{unit}]")
@@ -475,7 +486,7 @@ def dates_of(values: NDArray[Any]) -> Words:
 
 
 def sorted_words(words: Iterable[str]) -> list[str]:
-    """Different words in order: as numbers where all are whole (writer 2 before writer 10), else as letters."""
+    """Distinct words in order: as numbers if all are integers (writer 2 before writer 10), else alphabetically."""
     distinct = set(words)
     if all(map(is_integer, distinct)):
         return sorted(distinct, key=int)
@@ -483,12 +494,17 @@ def sorted_words(words: Iterable[str]) -> list[str]:
 
 
 def vector(column: Any) -> Any:
-    """A column [N, 1] as [N], which is the same column; others as they are."""
-    if isinstance(column, Words | Unread) or len(column.shape) != 2 or column.shape[1] != 1:
+    """A column [N, 1] as [N]; another column as it is."""
+    if isinstance(column, Words | Unread) or column.shape[1:] != (1,):
         return column
     if isinstance(column, FileRows):
         column = column.whole()
     return column[:, 0]
+
+
+def is_matrix(column: Any) -> bool:
+    """Whether a column holds arrays: rows of numbers with a shape of their own."""
+    return not isinstance(column, Words | Unread) and column.ndim > 1
 
 
 def shape_of(column: Any) -> str:
@@ -502,22 +518,20 @@ def shape_of(column: Any) -> str:
 
 
 def joined_columns(parts: Sequence[Column | None], lengths: Sequence[int]) -> Column:
-    """A column of several tables, one after another; a table without the column is None, and has no values.
+    """A column of several tables, one after another; None for a table without the column, whose rows have no value.
 
-    Numbers stay numbers where a number can say all of them, else they become words.
+    Numbers stay numbers if a float or an integer holds all of them without rounding, else they become words.
     """
     if len(parts) == 1 and parts[0] is not None:
         return parts[0]
+    shape = (sum(lengths),)
     for part, length in zip(parts, lengths, strict=True):
         if isinstance(part, Unread):
-            return Unread((sum(lengths),), part.kind, part.why)
+            return Unread(shape, part.kind, part.why)
         if part is not None and part.shape != (length,):
-            return Unread(
-                (sum(lengths),),
-                shape_of(part),
-                f"{part.shape[0]:,} values for {length:,} rows of a split",
-            )
-    # A column of words without a word is one without values, which numbers can be joined with.
+            why = f"{part.shape[0]:,} values for {length:,} rows of a split"
+            return Unread(shape, shape_of(part), why)
+    # A column of words without any word has no values, so that it can be joined with numbers.
     parts = [None if isinstance(part, Words) and not part.words else part for part in parts]
     numbers = [part for part in parts if isinstance(part, np.ndarray)]
     if len(numbers) == len(parts) and len({number.dtype.kind for number in numbers}) == 1:
@@ -537,13 +551,13 @@ def joined_columns(parts: Sequence[Column | None], lengths: Sequence[int]) -> Co
             words += [None] * length
         else:
             words += as_words(part)
-    # Words that every table declares stay declared; else the words that occur are the column.
-    lists = [part for part in parts if isinstance(part, Words) and part.declared]
-    if len(lists) < sum(part is not None for part in parts):
+    # The words stay declared if every table with the column declares them.
+    declared = [part for part in parts if isinstance(part, Words) and part.declared]
+    if len(declared) < sum(part is not None for part in parts):
         return Words.of(words)
-    # Each table may list other class names, or the same in another order: a row keeps the name that its own says.
-    names = tuple(dict.fromkeys(word for part in lists for word in part.words))
-    repeated = tuple(dict.fromkeys(word for part in lists for word in part.repeated))
+    # Tables may list different class names, or in another order: a row keeps the name that its own table gives.
+    names = tuple(dict.fromkeys(chain.from_iterable(part.words for part in declared)))
+    repeated = tuple(dict.fromkeys(chain.from_iterable(part.repeated for part in declared)))
     place = {word: index for index, word in enumerate(names)}
     codes = [-1 if word is None else place[word] for word in words]
     return Words(np.array(codes, np.int32), names, declared=True, repeated=repeated)
@@ -553,15 +567,13 @@ def _fits_float(column: Column) -> bool:
     """Whether a column holds numbers that a float does not round."""
     if not isinstance(column, np.ndarray) or column.dtype.kind not in "iuf":
         return False
-    return (
-        column.dtype.kind == "f"
-        or not len(column)
-        or int(np.abs(column.astype(np.float64)).max()) < 1 << 53
-    )
+    if column.dtype.kind == "f" or not len(column):
+        return True
+    return int(np.abs(column.astype(np.float64)).max()) < FLOAT_INTEGERS
 
 
 def as_words(column: Column) -> list[str | None]:
-    """The values of a column as words; None where there is none."""
+    """The values of a column as words; None for a missing value."""
     if isinstance(column, Unread):
         return [None] * column.shape[0]
     if isinstance(column, Words):
@@ -579,11 +591,11 @@ def as_words(column: Column) -> list[str | None]:
     return found
 
 
-# Many strings of one length in one text, as the names of numbered rows are.
+# Many strings of one length that are stored in one text, such as the names of numbered rows.
 
 
 class EqualStrings(Sequence[str]):
-    """Strings of one length, sliced from one text when they are requested: ten million names in a tenth of the memory.
+    """Strings of one length that are sliced from one text on request; they take a tenth of the memory of a list.
 
     >>> words = EqualStrings("0001", 2)
     >>> words[1], words[:1], list(words), words == ("00", "01")
@@ -640,7 +652,7 @@ class EqualStrings(Sequence[str]):
 
 
 def numbered(count: int) -> EqualStrings:
-    """0 to ``count`` - 1, filled up with zeros, so that they are in the order of their letters.
+    """0 to ``count`` - 1, padded with zeros, so that their alphabetical order is their numeric order.
 
     >>> numbered(11)[9:]
     ('09', '10')

@@ -1,1 +1,1 @@
-"""Trackers: hooks on the result stream that write it for TensorBoard, MLflow, Weights & Biases or trackio."""
+"""Trackers: hooks that write the rounds of runs for TensorBoard, MLflow, Weights & Biases or trackio."""

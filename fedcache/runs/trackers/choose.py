@@ -1,4 +1,4 @@
-"""``--track NAME[:PLACE]``: which tracker is meant, whether it is installed, and the end of it."""
+"""``--track NAME[:PLACE]``: find the tracker, check that it is installed, and close it at the end."""
 
 from __future__ import annotations
 
@@ -24,18 +24,15 @@ from fedcache.runs.trackers.wandb import WandB
 
 @dataclass(frozen=True)
 class TrackerKind:
-    """A tracker of fedcache's own; its extra has its name."""
+    """A tracker of fedcache itself; the extra that installs it has its name."""
 
-    packages: tuple[str, ...]  # as they are imported
-    make: Callable[[Path], Tracker]  # of a folder
-    variable: str = ""  # of the environment, that names a place
-    default: str = ""  # folder below the directory of results, where nothing names one
-    url: Callable[[str], Tracker] | None = (
-        None  # of the address of a server or a database, where it takes one
-    )
-    look: str = (
-        ""  # the command that shows what was written in ``{place}``, a path as the shell reads it
-    )
+    packages: tuple[str, ...]  # names for import
+    make: Callable[[Path], Tracker]  # makes a tracker that writes into a folder
+    variable: str = ""  # environment variable with a place
+    default: str = ""  # folder below the directory of results, if no place is given
+    # makes a tracker for the address of a server or a database, if it can write there
+    url: Callable[[str], Tracker] | None = None
+    look: str = ""  # command that shows the results in ``{place}``, a path quoted for the shell
 
 
 TRACKERS = MappingProxyType(
@@ -68,8 +65,9 @@ offer("trackers", tuple(TRACKERS))
 def tracker(spec: str, runs: Path) -> Tracker:
     """The tracker of ``--track NAME[:PLACE]``.
 
-    Without PLACE it writes where the library's environment says, else below the directory of results. Raises UsageError
-    for an unknown name; MachineError, with the line that installs it, for a missing package.
+    Without PLACE it writes to the place in the environment variable of its library, else below the directory of
+    results. Raises UsageError for an unknown name; MachineError for a missing package, with the command that installs
+    it.
     """
     name, colon, place = spec.partition(":")
     own = find("trackers", name)
@@ -87,7 +85,8 @@ def tracker(spec: str, runs: Path) -> Tracker:
             folder = Path(place).expanduser()
         return _tracker_of(own, folder)
     assert kind is not None
-    if missing := [package for package in kind.packages if find_spec(package) is None]:
+    missing = [package for package in kind.packages if find_spec(package) is None]
+    if missing:
         raise MachineError(
             f"--track {name} needs the package {missing[0]}, which is not installed.",
             f"pip install {shell_word(f'fedcache[{name}]')}",
@@ -111,25 +110,22 @@ def _folder(kind: TrackerKind, place: str, runs: Path) -> Path | None:
 
 
 def look_at(spec: str, runs: Path) -> str | None:
-    """The command that shows what ``--track`` wrote; None for a plug-in's, and where a server has it."""
+    """The command that shows the results of ``--track``; None for a plug-in, and for results on a server."""
     name, _, place = spec.partition(":")
     kind = TRACKERS.get(name)
     if kind is None or find("trackers", name) is not None:
-        folder = None
-    else:
-        folder = _folder(kind, place, runs)
-    if kind is None or folder is None:
+        return None
+    folder = _folder(kind, place, runs)
+    if folder is None:
         return None
     return kind.look.format(place=shell_word(folder.absolute()))
 
 
 def _tracker_of(own: Plugin, place: Path) -> Tracker:
     """The tracker that a plug-in makes for a folder. Raises UsageError if it cannot be loaded or is no tracker."""
-    make = own.load()
-    if callable(make):
-        made = make(place)
-    else:
-        made = make
+    made = own.load()
+    if callable(made):
+        made = made(place)
     if not callable(made) or not callable(getattr(made, "close", None)):
         kind = type(made).__name__
         raise UsageError(
@@ -144,28 +140,28 @@ def _tracker_of(own: Plugin, place: Path) -> Tracker:
 def tracking(
     specs: str | Sequence[str] | None, home: Home, runs: Path | None, observer: Observer | None
 ) -> Iterator[tuple[Tracker, ...]]:
-    """The hooks of ``--track``, one or several, none when it is not given; they are closed however the block ends.
+    """The trackers of ``--track``, none if it is not given. They are closed after the block, also after an error.
 
-    Failures to write at the end are reported to the observer: by then there is a result to keep. Raises FedcacheError,
-    as ``tracker``.
+    Errors while a tracker is closed are reported to the observer, because the results of runs exist already. Raises
+    FedcacheError, as ``tracker``.
     """
+    runs = runs or home.runs
     if isinstance(specs, str):
-        given = [specs]
-    else:
-        given = list(specs or ())
-    if len({spec.partition(":")[0] for spec in given}) < len(given):
-        raise UsageError(
-            f"--track gives a tracker twice: {', '.join(given)}.", "Leave one of them out."
-        )
-    made = [(spec, HeldBack(tracker(spec, runs or home.runs))) for spec in given]
+        specs = [specs]
+    given = list(specs or ())
+    names = {spec.partition(":")[0] for spec in given}
+    if len(names) < len(given):
+        listed = ", ".join(given)
+        raise UsageError(f"--track gives a tracker twice: {listed}.", "Leave one of them out.")
+    trackers = tuple(HeldBack(tracker(spec, runs)) for spec in given)
     with ExitStack() as opened:
-        for spec, one in made:
-            opened.callback(_close, spec, one, runs or home.runs, observer)
-        yield tuple(one for _, one in made)
+        for spec, hook in zip(given, trackers, strict=True):
+            opened.callback(_close, spec, hook, runs, observer)
+        yield trackers
 
 
 def _close(spec: str, made: Tracker, runs: Path, observer: Observer | None) -> None:
-    """Close it, and say what shows it, or what went wrong."""
+    """Close a tracker, and report the command that shows its results, or its error."""
     try:
         made.close()
         command = None

@@ -1,8 +1,8 @@
 """Delayed metrics of private runs for trackers.
 
-Tracking libraries note the time at which each round is written. The time of a round grows with the number of clients
-that took part in it, and the epsilon of a private run assumes that this stays secret. So a tracker gets all rounds
-of a private run at once, when the run has ended. ``--dp-allow participants`` tells who took part, and tracks live.
+Tracking libraries note the time at which each round is written. The time of a round grows with its number of clients,
+and the epsilon of a private run assumes that this number is secret. So a tracker gets all rounds of a private run at
+once, when the run has ended. With ``--dp-allow participants`` the participants are published and no round is delayed.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from fedcache.progress import Round
 
 
 class Tracker(Protocol):
-    """A hook on the result stream that has something to close; it may also have ``ended(path, result)``."""
+    """A hook for rounds that must be closed; it may also have a method ``ended(path, result)``."""
 
     def __call__(self, round_: Round) -> None:
         """Write one round."""
 
     def close(self) -> None:
-        """Nothing more comes."""
+        """Close the tracker after the last round."""
 
 
 class HeldBack:
-    """A tracker that gets the rounds of private runs when these have ended, and all other rounds at once.
+    """Delays the rounds of private runs until the run has ended, and passes all other rounds on immediately.
 
     Args:
-        tracker: of fedcache's own, or of a plug-in.
+        tracker: receives the rounds; of fedcache, or of a plug-in.
     """
 
     def __init__(self, tracker: Tracker) -> None:
         self.tracker = tracker
-        self.__qualname__ = type(tracker).__name__  # as warnings name the hook
+        self.__qualname__ = type(tracker).__name__  # the name of the hook in warnings
         self._rounds: dict[Path, list[Round]] = {}
 
     @property
@@ -49,7 +49,7 @@ class HeldBack:
             self.tracker(round_)
 
     def ended(self, path: Path, result: Mapping[str, Any]) -> None:
-        """A run has its result: pass on its rounds, and its end if the tracker wants to know it."""
+        """Pass on the delayed rounds of a run that has ended, and its result if the tracker has ``ended``."""
         self._release(path)
         if hasattr(self.tracker, "ended"):
             self.tracker.ended(path, result)

@@ -1,4 +1,4 @@
-"""MLflow: one run for every run and seed, in a database of the user's own or on a tracking server."""
+"""MLflow: one run for every run and seed, in a local database or on a tracking server."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ GROUP = "fedcache.group"
 FLUSH_SECONDS = 1.0
 FLUSH_METRICS = 500
 MOST_PARAMETERS = 100
-"""When figures that are gathered are written, and how many parameters one call takes."""
+"""Gathered metrics are written after this time or number. One call writes at most ``MOST_PARAMETERS`` parameters."""
 
 
 class MLflow(SeedTracker):
     """Runs of an MLflow experiment: one for every seed, nested in one for the grid or for the run of several seeds.
 
-    A run that was tracked before is gone on with, and rounds that it has are not written again; where a seed begins
-    again, the old one is deleted, as MLflow deletes: it can be restored.
+    A run that was tracked before is continued, and its rounds are not written again. If a seed is trained again, its
+    old run is deleted. MLflow can restore deleted runs.
 
     Args:
-        place: a tracking URI; or a folder, in which the database ``mlflow.db`` is.
+        place: a tracking URI; or a folder with the database ``mlflow.db``.
     """
 
     def __init__(self, place: str | Path) -> None:
@@ -57,7 +57,7 @@ class MLflow(SeedTracker):
         self._groups: dict[str, str] = {}
 
     def begin(self, round_: Round) -> MLflowRun:
-        """The run of a seed: that which is there, or a new one."""
+        """The existing run of a seed, or a new one."""
         name = name_of(round_)
         with quiet():
             found = self._find(KEY, name.key)
@@ -72,19 +72,18 @@ class MLflow(SeedTracker):
     def close(self) -> None:
         """Close the runs of groups too."""
         super().close()
-        while self._groups and not self._failed:
+        while self._groups and not self.failed:
+            _, run = self._groups.popitem()
             with quiet():
-                self._client.set_terminated(self._groups.popitem()[1])
+                self._client.set_terminated(run)
 
     def _new(self, round_: Round, name: TrackedName) -> str:
         from mlflow.entities import Param
 
-        tags = {KEY: name.key, "mlflow.source.name": "fedcache"}
+        tags = {KEY: name.key}
         if name.group:
             tags |= {GROUP: name.group, "mlflow.parentRunId": self._group(name.group)}
-        run = str(
-            self._client.create_run(self._experiment, run_name=name.name, tags=tags).info.run_id
-        )
+        run = self._create(name.name, tags)
         given = [Param(key, str(value)) for key, value in parameters_of(round_).items()]
         for start in range(0, len(given), MOST_PARAMETERS):
             self._client.log_batch(run, params=given[start : start + MOST_PARAMETERS])
@@ -92,12 +91,14 @@ class MLflow(SeedTracker):
 
     def _group(self, name: str) -> str:
         if name not in self._groups:
-            tags = {KEY: name, "mlflow.source.name": "fedcache"}
-            found = self._find(KEY, name)
-            self._groups[name] = found or str(
-                self._client.create_run(self._experiment, run_name=name, tags=tags).info.run_id
-            )
+            self._groups[name] = self._find(KEY, name) or self._create(name, {KEY: name})
         return self._groups[name]
+
+    def _create(self, name: str, tags: dict[str, str]) -> str:
+        """Create a run of the experiment, and return its id."""
+        tags = {**tags, "mlflow.source.name": "fedcache"}
+        run = self._client.create_run(self._experiment, run_name=name, tags=tags)
+        return str(run.info.run_id)
 
     def _find(self, tag: str, value: str) -> str | None:
         found = self._client.search_runs(
@@ -109,11 +110,12 @@ class MLflow(SeedTracker):
 
     @cached_property
     def _client(self) -> MlflowClient:
-        # nothing leaves that nobody requested
+        # MLflow must not send data that the user did not request.
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         from mlflow.tracking import MlflowClient
 
-        logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)  # that it makes tables
+        # This hides the messages about new tables of the database.
+        logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)
         if self._folder is not None:
             self._folder.mkdir(parents=True, exist_ok=True)
         return MlflowClient(self.uri)
@@ -131,35 +133,37 @@ class MLflow(SeedTracker):
 
 
 class MLflowRun:
-    """The run of one seed; ``logged`` are the rounds that it has."""
+    """The run of one seed; ``logged`` are the rounds that were written before."""
 
     def __init__(self, client: MlflowClient, run: str, logged: set[int]) -> None:
         self._client = client
         self._run = run
         self._logged = logged
         self._gathered: list[Any] = []
-        self._moment: int | None = None  # of all figures of a private run, in milliseconds
-        self._written = time.monotonic()
-        self._last = 0
-        self._live = not logged
+        # the time of all figures of a private run, in milliseconds since 1970
+        self._moment: int | None = None
+        self._written = time.monotonic()  # time of the last call that wrote figures
+        self._last = 0  # the last round
+        self._live = not logged  # whether MLflow shows the run as running
 
     def write(self, round_: Round) -> None:
-        """Gather the figures of a round, and write what is gathered when it is time."""
+        """Gather the figures of a round, and write gathered figures if there are many or some time has passed."""
         self._last = round_.round
         if round_.secret_times and self._moment is None:
             self._moment = int(1000 * time.time())
         if round_.round in self._logged:
             return
-        if not self._live:  # it was closed before
+        if not self._live:
             with quiet():
                 self._client.update_run(self._run, status="RUNNING")
             self._live = True
         self._gather(metrics_of(round_))
-        if len(self._gathered) >= FLUSH_METRICS or time.monotonic() - self._written > FLUSH_SECONDS:
+        waited = time.monotonic() - self._written
+        if len(self._gathered) >= FLUSH_METRICS or waited > FLUSH_SECONDS:
             self._flush()
 
     def end(self, figures: Figures | None) -> None:
-        """Write the final figures and close; of a run that was whole, nothing."""
+        """Write the final figures and close the run; nothing is written if the run was finished before."""
         with quiet():
             if not self._live and self._client.get_run(self._run).info.status == "FINISHED":
                 return
@@ -188,7 +192,7 @@ class MLflowRun:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without the warnings that the library's own dependencies give of each other."""
+    """Hide warnings of MLflow's dependencies about each other."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

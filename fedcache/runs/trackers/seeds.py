@@ -18,11 +18,11 @@ from fedcache.progress import Round
 from fedcache.runs.directory import PLACES, measured_of
 
 OPEN = 32
-"""Seeds that are written at a time: each is a file and a thread. Points of a grid beyond them are written when others
-have ended."""
+"""Most seeds that are written at the same time, because each needs a file and a thread. Rounds of other seeds wait
+until one of them has ended."""
 
 PROJECT = "fedcache"
-"""Project or experiment of tracked runs, where the library's environment names none."""
+"""Project or experiment of tracked runs, if the environment variables of the library name none."""
 
 Seed = tuple[Path, int]
 """Directory of a run, and one of its seeds."""
@@ -38,36 +38,31 @@ class SeedLog(Protocol):
         """Write one round."""
 
     def end(self, figures: Figures | None) -> None:
-        """Write what the run gave and close; None for a run that has not ended."""
+        """Write the final figures and close; they are None for a run that was stopped."""
 
 
 class SeedTracker(ABC):
     """A tracker that has one tracked run for every run and seed.
 
-    A seed is reported from its first round on, also where it continues from a checkpoint or is read from a stored
-    result, and what was tracked of it before is replaced: no round is there twice, and none is missing.
+    All rounds of a seed are passed to the tracker, even if training resumes from a checkpoint or the result is stored
+    already. A tracked run of the same seed is replaced. So no round is repeated, and none is missing.
 
     Args:
-        most_open: seeds that are written at a time; the rounds of others wait in memory.
+        most_open: most seeds that are written at the same time; the rounds of others wait in memory.
     """
 
     def __init__(self, most_open: int) -> None:
         self._most_open = most_open
         self._open: dict[Seed, SeedLog] = {}
         self._waiting: dict[Seed, list[Round]] = {}
-        self._failed = False
-
-    @property
-    def failed(self) -> bool:
-        """Whether something could not be written."""
-        return self._failed
+        self.failed = False  # whether something could not be written
 
     @abstractmethod
     def begin(self, round_: Round) -> SeedLog:
-        """Open the tracked run of a seed, of which this is the first round."""
+        """Open the tracked run of a seed; ``round_`` is its first round."""
 
     def __call__(self, round_: Round) -> None:
-        """Write one round, or have it wait."""
+        """Write one round, or keep it until another seed has ended."""
         key = (round_.path, round_.seed)
         if key not in self._open and len(self._open) >= self._most_open:
             self._waiting.setdefault(key, []).append(round_)
@@ -75,27 +70,29 @@ class SeedTracker(ABC):
         try:
             self._write(key, [*self._waiting.pop(key, []), round_])
         except Exception:
-            self._failed = True
+            self.failed = True
             raise
 
     def ended(self, path: Path, result: Mapping[str, Any]) -> None:
-        """A run has its result: write its final figures, and close its seeds."""
+        """Write the final figures of a run, and close its seeds."""
+        seeds = [key for key in (*self._open, *self._waiting) if key[0] == path]
         try:
-            for key in [key for key in (*self._open, *self._waiting) if key[0] == path]:
+            for key in seeds:
                 self._write(key, self._waiting.pop(key, []))
-                self._open.pop(key).end(final_figures(path, result, key[1]))
+                figures = final_figures(path, result, key[1])
+                self._open.pop(key).end(figures)
         except Exception:
-            self._failed = True
+            self.failed = True
             raise
 
     def close(self) -> None:
-        """Write what waits of runs that have no result, and close it; after a failure nothing more is written."""
-        while not self._failed and (self._open or self._waiting):
+        """Write the waiting rounds of runs without a result, and close all; after a failure nothing more is written."""
+        while not self.failed and (self._open or self._waiting):
             key = next(iter((*self._open, *self._waiting)))
             self._write(key, self._waiting.pop(key, []))
             self._open.pop(key).end(None)
         for log in self._open.values():
-            with suppress(Exception):  # which was told before
+            with suppress(Exception):  # the first failure was reported before
                 log.end(None)
         self._open.clear()
 
@@ -110,11 +107,9 @@ class SeedTracker(ABC):
 class TrackedName:
     """Names of a tracked run."""
 
-    key: str  # the same whenever the same seed of the same run is tracked
-    name: str  # for a person
-    group: (
-        str  # of the points of a grid, or of the seeds of a run; "" for a run alone with one seed
-    )
+    key: str  # identifies the seed of the run; equal if it is tracked again
+    name: str  # for the user
+    group: str  # of the points of a grid, or of the seeds of a run; "" for a run with one seed
 
 
 def name_of(round_: Round) -> TrackedName:
@@ -124,7 +119,7 @@ def name_of(round_: Round) -> TrackedName:
         words.insert(1, round_.point)
     run = round_.path.name
     group = round_.grid
-    # The seeds of a run are a group where no grid groups them.
+    # Without a grid, the seeds of a run are a group.
     if not group and round_.seeds > 1:
         group = f"{round_.method}-{run}"
     return TrackedName(f"{run}-seed-{round_.seed}", " ".join(words), group)
@@ -133,31 +128,30 @@ def name_of(round_: Round) -> TrackedName:
 def metrics_of(round_: Round) -> dict[str, float]:
     """The figures of a round: ``accuracy``, ``bytes/up`` and ``bytes/down`` so far, ``diagnostics/<name>``.
 
-    What was not measured is not among them.
+    Figures that were not measured are left out.
     """
-    if round_.accuracy is None:
-        known = {}
-    else:
-        known = {"accuracy": round_.accuracy}
-    sums = {"bytes/up": float(round_.sent_bytes), "bytes/down": float(round_.received_bytes)}
-    return {
-        **known,
-        **sums,
-        **{f"diagnostics/{k}": v for k, v in round_.diagnostics.items() if v is not None},
-    }
+    figures = {}
+    if round_.accuracy is not None:
+        figures["accuracy"] = round_.accuracy
+    figures["bytes/up"] = float(round_.sent_bytes)
+    figures["bytes/down"] = float(round_.received_bytes)
+    for name, value in round_.diagnostics.items():
+        if value is not None:
+            figures[f"diagnostics/{name}"] = value
+    return figures
 
 
 def parameters_of(round_: Round) -> dict[str, bool | int | float | str]:
-    """All that determines the run of a round, flat: words of its result and of its configuration, digests, versions."""
+    """Everything that determines the run of a round: its configuration and settings, digests, and versions."""
     file: Mapping[str, Any] = {}
     with suppress(OSError, ValueError, KeyError):
         file = parse_toml((round_.path / "config.toml").read_text(encoding="utf-8"))["train"]
-    from_file = {k: v for k, v in file.items() if k not in (*PLACES, "set", "seeds")}
-    names = ("fedcache", "torch", "numpy")
-    versions: dict[str, Any] = {"python": platform.python_version()}
-    for name in names:
+    left_out = (*PLACES, "set", "seeds")
+    from_file = {name: value for name, value in file.items() if name not in left_out}
+    versions = {"version.python": platform.python_version()}
+    for name in ("fedcache", "torch", "numpy"):
         with suppress(metadata.PackageNotFoundError):  # run from a folder
-            versions[name] = metadata.version(name)
+            versions[f"version.{name}"] = metadata.version(name)
     given = {
         **from_file,
         **round_.settings,
@@ -168,7 +162,7 @@ def parameters_of(round_: Round) -> dict[str, bool | int | float | str]:
         "grid": round_.grid or None,
         **round_.about,
         "run": round_.path.name,
-        **{f"version.{k}": v for k, v in versions.items()},
+        **versions,
     }
     return {key: _plain(value) for key, value in given.items() if value is not None}
 
@@ -182,20 +176,24 @@ def _plain(value: Any) -> bool | int | float | str:
 
 
 def final_figures(path: Path, result: Mapping[str, Any], seed: int) -> dict[str, float]:
-    """Final figures of a run: those of one seed, and with ``mean`` and ``std`` those over all seeds."""
-    place = [int(s) for s in result["seeds"]].index(seed)
+    """Final figures of a run: the values of one seed, and ``mean`` and ``std`` over all seeds. All are finite."""
+    place = [int(number) for number in result["seeds"]].index(seed)
     found: dict[str, Any] = {}
     for name in ("accuracy", "validation", "macro_f1"):
         figures = result.get(name) or {}
         per_seed = figures.get("per_seed") or []
         if place < len(per_seed):
             found[name] = per_seed[place]
-        found |= {f"{name}_{of}": figures.get(of) for of in ("mean", "std")}
-    found |= {f"clients/{name}": value for name, value in result.get("fairness", {}).items()}
+        found[f"{name}_mean"] = figures.get("mean")
+        found[f"{name}_std"] = figures.get("std")
+    for name, value in result.get("fairness", {}).items():
+        found[f"clients/{name}"] = value
     found["trainable_parameters"] = result.get("parameters", {}).get("trainable")
-    found["seconds"] = ((measured_of(path, result) or {}).get("seconds") or {}).get("train")
-    return {
-        f"final/{name}": float(value)
-        for name, value in found.items()
-        if isinstance(value, int | float) and math.isfinite(value)
-    }
+    measured = measured_of(path, result) or {}
+    seconds = measured.get("seconds") or {}
+    found["seconds"] = seconds.get("train")
+    finite = {}
+    for name, value in found.items():
+        if isinstance(value, int | float) and math.isfinite(value):
+            finite[f"final/{name}"] = float(value)
+    return finite

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 class TensorBoard(SeedTracker):
-    """Scalars of every run and seed as TensorBoard reads them: ``DIR/<run>/seed-<seed>``.
+    """Events of every run and seed for TensorBoard, in ``DIR/<run>/seed-<seed>``.
 
-    The figures of every round and the final ones as scalars; all parameters as text and, with the accuracy of the last
-    round, the settings as hyperparameters.
+    The figures of every round and the final figures are scalars, and all parameters are text. The settings are also
+    hyperparameters, with the accuracy of the last round.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -26,7 +26,7 @@ class TensorBoard(SeedTracker):
         self.folder = folder
 
     def begin(self, round_: Round) -> EventFile:
-        """A file that takes the place of those that are there."""
+        """A new file of events; older files of the seed are deleted."""
         place = self.folder / round_.path.name / f"seed-{round_.seed}"
         for left in place.glob("events.out.tfevents.*"):
             left.unlink()
@@ -56,19 +56,20 @@ class EventFile:
         writer.add_text("settings", f"| setting | value |\n|---|---|\n{table}")
 
     def write(self, round_: Round) -> None:
-        """One point of every scalar; the last round is given with the hyperparameters."""
+        """Write one point of every scalar, and in the last round the hyperparameters."""
         self._last = round_
         for name, value in metrics_of(round_).items():
             self._writer.add_scalar(name, value, round_.round, walltime=self._moment)
         if round_.round == round_.rounds and round_.accuracy is not None:
             given = {"method": round_.method, **round_.settings}
             plain = {
-                k: v if isinstance(v, bool | int | float) else str(v) for k, v in given.items()
+                name: value if isinstance(value, bool | int | float) else str(value)
+                for name, value in given.items()
             }
             self._writer.add_hparams(plain, {"hparam/accuracy": round_.accuracy}, run_name=".")
 
     def end(self, figures: Figures | None) -> None:
-        """The final figures, at the last round."""
+        """Write the final figures at the last round, and close the file."""
         for name, value in (figures or {}).items():
             self._writer.add_scalar(name, value, self._last.round, walltime=self._moment)
         self._writer.close()

@@ -22,7 +22,7 @@ from fedcache.runs.trackers.seeds import (
 class Trackio(SeedTracker):
     """Runs of the trackio project ``fedcache`` in ``DIR``; a run that was tracked before is replaced.
 
-    trackio writes one run at a time: the rounds of others wait in memory until it has ended.
+    trackio writes one run at a time. The rounds of other runs wait in memory until it has ended.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -30,7 +30,7 @@ class Trackio(SeedTracker):
         self.folder = folder
 
     def begin(self, round_: Round) -> TrackioRun:
-        """The run of a seed. Raises UsageError, where trackio was imported with another folder."""
+        """A new run of a seed. Raises UsageError if trackio was imported with another folder."""
         os.environ["TRACKIO_DIR"] = str(self.folder.absolute())  # read when the package is imported
         import trackio
         from trackio.utils import TRACKIO_DIR
@@ -42,10 +42,11 @@ class Trackio(SeedTracker):
                 "Use a new process for another folder.",
             )
         name = name_of(round_)
-        # it tells a story of its own, and stdout is the answer
+        # trackio prints messages, but the standard output is for the answer of the command.
         with redirect_stdout(io.StringIO()):
-            with suppress(ValueError):  # there is no such project yet
-                for old in [run for run in trackio.Api().runs(PROJECT) if run.name == name.key]:
+            with suppress(ValueError):  # the project does not exist yet
+                runs = trackio.Api().runs(PROJECT)
+                for old in [run for run in runs if run.name == name.key]:
                     old.delete()
             run = trackio.init(
                 project=PROJECT,
@@ -67,14 +68,14 @@ class TrackioRun:
         self._last = 0
 
     def write(self, round_: Round) -> None:
-        """The figures of a round, with its number as their step."""
+        """Write the figures of a round, with its number as their step."""
         import trackio
 
         self._last = round_.round
         trackio.log(metrics_of(round_), step=round_.round)
 
     def end(self, figures: Figures | None) -> None:
-        """The final figures, at the last round."""
+        """Write the final figures at the last round, and close the run."""
         import trackio
 
         with redirect_stdout(io.StringIO()):

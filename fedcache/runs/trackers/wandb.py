@@ -1,4 +1,4 @@
-"""Weights & Biases: one run for every run and seed, on disk alone unless ``WANDB_MODE`` says otherwise."""
+"""Weights & Biases: one run for every run and seed, only on disk unless ``WANDB_MODE`` says otherwise."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ OFFLINE = "offline"
 class WandB(SeedTracker):
     """Runs of Weights & Biases in ``DIR/wandb``; points of a grid, and seeds of a run, are a group.
 
-    Offline, a run that was written before is replaced: ``wandb sync`` sends it whole. Online, the run of the same id is
-    gone on with, and rounds that it has are not sent again.
+    Offline, a run that was written before is replaced, and ``wandb sync`` sends the whole run. Online, a run with the
+    same id is continued, and its rounds are not sent again.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -78,12 +78,12 @@ class WandBRun:
         self._logged = run.step
 
     def write(self, round_: Round) -> None:
-        """The figures of a round, with its number as their step."""
+        """Write the figures of a round, with its number as their step."""
         if round_.round >= self._logged:
             self._run.log(metrics_of(round_), step=round_.round)
 
     def end(self, figures: Figures | None) -> None:
-        """The final figures in the summary."""
+        """Write the final figures into the summary, and close the run."""
         if figures is None:
             self._run.finish(exit_code=1)
             return
