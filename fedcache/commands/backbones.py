@@ -1,4 +1,4 @@
-"""``fedcache backbones``: frozen backbones, their weights, and whether they would work right now."""
+"""``fedcache backbones``: list frozen backbones, and get, import and check their weights."""
 
 from __future__ import annotations
 
@@ -42,18 +42,13 @@ def backbones_list(weights: Weights = None) -> CommandResult:
     shown = TextTable(
         "", ("backbone", "width", "pixels", "ready", "weights"), rows, right=("width", "pixels")
     )
-    # Backbones of other packages are not in `known`: fedcache has to import them to know their width.
-    others = [
-        {"name": p.name, "origin": p.origin, "place": p.place}
-        for p in plugins("backbones").values()
-    ]
+    # Backbones of other packages are not in `known`, because fedcache has to import them to know their width.
+    data = list(entries)
     lines = []
     for plugin in plugins("backbones").values():
-        place = f"module:{plugin.place}"
-        lines.append(f"Plug-in: {plugin.name} ({plugin.origin}), which is {place}")
-    return CommandResult(
-        {"backbones": [*entries, *others]}, lines, renderables=[shown], listing=True
-    )
+        data.append({"name": plugin.name, "origin": plugin.origin, "place": plugin.place})
+        lines.append(f"Plug-in: {plugin.name} ({plugin.origin}), which is module:{plugin.place}")
+    return CommandResult({"backbones": data}, lines, renderables=[shown], listing=True)
 
 
 @backbones.command("info")
@@ -66,7 +61,7 @@ def backbones_info(name: Name) -> CommandResult:
     note_named(name)
     home = Home.from_environment()
     backbone = lookup(name, home=home.root)
-    # The status is one of three: ready, to be downloaded, or missing with the command that gets it.
+    # The status is ready, to be downloaded, or missing with the command that gets the weights.
     try:
         found = locate(
             backbone, given={}, home=home.root, memory=memory_of(home), offline=home.offline
@@ -95,9 +90,9 @@ def backbones_info(name: Name) -> CommandResult:
     ]
     if backbone.licence:
         lines.append(f"licence       {backbone.licence}")
-    lines += [
-        f"{key:<14}{value}" for key, value in recipe.items() if key not in ("backbone", "weights")
-    ]
+    for key, value in recipe.items():
+        if key not in ("backbone", "weights"):
+            lines.append(f"{key:<14}{value}")
     return CommandResult(data, lines)
 
 
@@ -165,8 +160,6 @@ def backbones_verify(name: Name, weights: Weights = None) -> CommandResult:
     home = Home.from_environment()
     given = {k: Path(v).expanduser() for k, v in pairs(weights, "--weights").items()}
     data: dict[str, Any] = check_backbone(name, given, home)
-    width = data["width"]
-    origin = data["origin"]
+    features = f"{data['width']} features from {data['origin']}"
     digest = data["sha256"][:16]
-    line = f"{name}: {width} features from {origin}, sha256 {digest}; finite."
-    return CommandResult(data, [line])
+    return CommandResult(data, [f"{name}: {features}, sha256 {digest}; finite."])

@@ -1,4 +1,4 @@
-"""``fedcache datasets``: what there is, where it comes from, and whether it is here."""
+"""``fedcache datasets``: list, describe, check and download datasets."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ COLUMNS = (
     "no_label",
     "unlabelled",
 )
-"""Options that say what a column means."""
+"""Options that give columns a meaning."""
 
 Name = Annotated[str, typer.Argument(help="A name from the list.")]
 
@@ -70,7 +70,7 @@ def datasets_info(observer: TerminalObserver, name: Name, given: Given) -> Comma
     Example: fedcache datasets info paper:cifar10
     """
     home = Home.from_environment()
-    # Options that name columns become part of the spec, so that the name of the dataset says how it is read.
+    # Options that name columns become part of the spec, so the name of the dataset says how it is read.
     columns = {option_name(item): given[item.name] for item in pick(ExtractConfig, *COLUMNS)}
     if given["unlabelled"]:
         columns["--unlabelled"] = "yes"
@@ -78,9 +78,8 @@ def datasets_info(observer: TerminalObserver, name: Name, given: Given) -> Comma
     roots = roots_of(flags_of(ExtractConfig, given).get("data", {}))
     found = info(full_spec(name), roots=roots, data=home.data)
     # A dataset that is a file or a folder of the user is read and counted, not only described.
-    own = {spec.partition(":")[0] for spec in FILES} | {
-        reader.name for reader in plugins("datasets").values()
-    }
+    own = {spec.partition(":")[0] for spec in FILES}
+    own |= {reader.name for reader in plugins("datasets").values()}
     kind, separator, _ = name.partition(":")
     if separator and kind in own:
         with progress_of(observer, "reading", holds_of(name)) as progress:
@@ -95,13 +94,14 @@ def datasets_info(observer: TerminalObserver, name: Name, given: Given) -> Comma
             "domains": list(read.domains),
             "digest": read.digest,
         }
-    return CommandResult(
-        found, [line for key, value in found.items() for line in _value_lines(key, value)]
-    )
+    lines = []
+    for key, value in found.items():
+        lines += _value_lines(key, value)
+    return CommandResult(found, lines)
 
 
 def _value_lines(key: str, value: Any) -> list[str]:
-    """One line, or one for each of a list of sentences or tables."""
+    """A value in one line, or a list of sentences or tables with a line for each."""
     if not isinstance(value, list):
         return [f"{key:<12}{value}"]
     if key in ("classes", "domains", "splits"):
@@ -118,6 +118,7 @@ def _value_lines(key: str, value: Any) -> list[str]:
 
 
 def _flat(value: Any) -> str:
+    """A value of JSON in one line."""
     if isinstance(value, dict):
         return ", ".join(f"{key} {_flat(held)}" for key, held in value.items() if held)
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""``fedcache report``: runs to one HTML file."""
+"""``fedcache report``: one HTML file about runs."""
 
 from __future__ import annotations
 
