@@ -31,8 +31,8 @@ def backbones_list(weights: Weights = None) -> CommandResult:
     Example: fedcache backbones list
     """
     home = Home.from_environment()
-    given = {k: Path(v).expanduser() for k, v in pairs(weights, "--weights").items()}
-    entries = known(given=given, home=home.root, memory=memory_of(home), offline=home.offline)
+    files = _weight_files(weights)
+    entries = known(given=files, home=home.root, memory=memory_of(home), offline=home.offline)
     rows = []
     for e in entries:
         ready = "no"
@@ -49,6 +49,12 @@ def backbones_list(weights: Weights = None) -> CommandResult:
         data.append({"name": plugin.name, "origin": plugin.origin, "place": plugin.place})
         lines.append(f"Plug-in: {plugin.name} ({plugin.origin}), which is module:{plugin.place}")
     return CommandResult({"backbones": data}, lines, renderables=[shown], listing=True)
+
+
+def _weight_files(weights: list[str] | None) -> dict[str, Path]:
+    """Backbone -> local file of its weights, from ``--weights``."""
+    files = pairs(weights, "--weights")
+    return {name: Path(file).expanduser() for name, file in files.items()}
 
 
 @backbones.command("info")
@@ -158,8 +164,7 @@ def backbones_verify(name: Name, weights: Weights = None) -> CommandResult:
     """
     note_named(name)
     home = Home.from_environment()
-    given = {k: Path(v).expanduser() for k, v in pairs(weights, "--weights").items()}
-    data: dict[str, Any] = check_backbone(name, given, home)
+    data: dict[str, Any] = check_backbone(name, _weight_files(weights), home)
     features = f"{data['width']} features from {data['origin']}"
     digest = data["sha256"][:16]
     return CommandResult(data, [f"{name}: {features}, sha256 {digest}; finite."])

@@ -9,7 +9,14 @@ from typing import Annotated, Any
 
 import typer
 
-from fedcache.commands.options import Given, command, complete_runs, pick, runs_directory
+from fedcache.commands.options import (
+    Given,
+    command,
+    complete_runs,
+    need_folder,
+    pick,
+    runs_directory,
+)
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable, plain_line
 from fedcache.config import option
 from fedcache.errors import UsageError, unknown
@@ -199,8 +206,7 @@ def written_format(form: str | None, out: Path | None, as_json: bool) -> str | N
             f"Cannot write {out.name!r}: its ending is {ending!r}, expected .md or .tex.",
             f"-o {out.with_suffix('.md')}",
         )
-    if not out.parent.is_dir():
-        raise UsageError(f"The directory {out.parent} does not exist.", f"mkdir -p {out.parent}")
+    need_folder(out)
     return written
 
 

@@ -158,8 +158,8 @@ def extract(
     code = Exit.OK
     if not compute.dry_run:
         if done.part is not None:
-            join = join_command(done.path)
-            lines.append(f"This is {done.part}. When all parts are finished:  {join}")
+            following = join_command(done.path)
+            lines.append(f"This is {done.part}. When all parts are finished:  {following}")
         if partition is not None:
             count, target = write_client_stores(done, partition, given, out, observer)
             answer["shards"] = str(target)

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from fedcache import __version__
+from fedcache.commands.options import need_folder
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable, plain_line
 from fedcache.config import Home
-from fedcache.errors import MachineError, UsageError, shell_word
+from fedcache.errors import MachineError, shell_word
 from fedcache.extract.backbones import lookup
 from fedcache.process import Stop, keep_freed_memory, stop_on_signals
 from fedcache.reproduce.frozen_bench.study import NAME, BenchBackbone, Study, read_study
@@ -118,8 +119,7 @@ def run_bench(
     """Run the study and show its rankings. Raises FedcacheError, as ``run_study``."""
     from fedcache.reproduce.frozen_bench import measure, page
 
-    if out is not None and not out.parent.is_dir():
-        raise UsageError(f"The directory {out.parent} does not exist.", f"mkdir -p {out.parent}")
+    need_folder(out)
     stop = Stop()
     began = time.monotonic()
     # There are thousands of small runs, and each can use the freed memory of the last one.

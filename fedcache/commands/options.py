@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from fedcache.commands.help import COMMON, show
+from fedcache.commands.help import COMMON, declared_names, show
 from fedcache.commands.output import CommandResult, TerminalObserver, run_command
 from fedcache.config import (
     ADDRESSES,
@@ -423,12 +423,10 @@ def command(
         hints = typing.get_type_hints(function, include_extras=True)
         accepted = inspect.signature(function).parameters
         # The parameters that the function declares; this wrapper passes observer, given and as_json.
-        own = [
-            p.replace(annotation=hints[p.name], kind=inspect.Parameter.KEYWORD_ONLY)
-            for p in accepted.values()
-            if p.name not in ("observer", "given", "as_json")
-        ]
-
+        own = []
+        for p in accepted.values():
+            if p.name not in ("observer", "given", "as_json"):
+                own.append(p.replace(annotation=hints[p.name], kind=p.KEYWORD_ONLY))
         spelled = {p.name: _spelled(p) for p in (*own, *generated)}
         remote = {p.name for p in own if REMOTE in p.annotation.__metadata__}
         remote |= {item.name for item in items if item.metadata["option"].remote}
@@ -483,10 +481,10 @@ def _switch(name: str, annotation: Any) -> inspect.Parameter:
 
 def _spelled(given: inspect.Parameter) -> str:
     """A parameter as a user types it: ``--store``, or ``PATH`` for an argument."""
-    info = given.annotation.__metadata__[0]
-    # Within Annotated typer takes the first name for the default.
-    names = [str(name) for name in (info.default, *(info.param_decls or ()))]
-    return next((name for name in names if name.startswith("--")), given.name.upper())
+    for name in declared_names(given):
+        if name.startswith("--"):
+            return name
+    return given.name.upper()
 
 
 LONGEST_WORDS = 16
@@ -702,6 +700,12 @@ def runs_directory(folder: Path | None) -> Path:
     if folder is not None and not folder.is_dir():
         raise UsageError(f"There is no directory {folder}.", "See `fedcache runs list`.")
     return folder or Home.from_environment().runs
+
+
+def need_folder(out: Path | None) -> None:
+    """Check that the directory of a file to write exists, if there is one. Raises UsageError."""
+    if out is not None and not out.parent.is_dir():
+        raise UsageError(f"The directory {out.parent} does not exist.", f"mkdir -p {out.parent}")
 
 
 ENGINES = ("local", "ray")

@@ -312,7 +312,8 @@ def described(error: BaseException) -> FedcacheError:
     if short is not None:
         return short
     # What remains is a bug: the traceback goes to stderr, and the envelope stays one JSON object.
-    print(visible("".join(traceback.format_exception(error)), lines=True), end="", file=sys.stderr)
+    trace = "".join(traceback.format_exception(error))
+    print(visible(trace, lines=True), end="", file=sys.stderr)
     return InternalError(
         f"This is a bug in fedcache: {type(error).__name__}: {error}",
         "Please report it with the lines above and the output of `fedcache doctor`.",
@@ -367,7 +368,8 @@ def unwritable(error: OSError) -> Exit:
         error is then printed to stderr.
     """
     # The interpreter flushes stdout once more when it ends.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
     if isinstance(error, BrokenPipeError):
         return Exit.OK
     print(
@@ -514,7 +516,8 @@ class Stretch:
 
 def animated() -> bool:
     """Whether stderr is a terminal that can redraw a line; ``TERM=dumb`` cannot, and gets lines like a file."""
-    return sys.stderr.isatty() and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
+    terminal = os.environ.get("TERM", "").lower()
+    return sys.stderr.isatty() and terminal not in ("dumb", "unknown")
 
 
 class SignOfLife:

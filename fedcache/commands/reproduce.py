@@ -16,6 +16,7 @@ from fedcache.commands.options import (
     command,
     engine_of,
     flags_of,
+    need_folder,
     pairs,
     pick,
 )
@@ -309,8 +310,7 @@ def run_entry(
     """Run an entry and show it."""
     from fedcache.reproduce import render, runner
 
-    if out is not None and not out.parent.is_dir():
-        raise UsageError(f"The directory {out.parent} does not exist.", f"mkdir -p {out.parent}")
+    need_folder(out)
     stop = Stop()
     keep_freed_memory()
     with stop_on_signals(stop.ask, observer.note):

@@ -328,14 +328,14 @@ def runs_diff(names: RunNames, root: Root = None) -> CommandResult:
     else:
         lines.append("The settings are equal.")
     if figures:
-        two = len(entries) == 2
+        with_difference = len(entries) == 2
         columns = ["figure", *heads]
-        if two:
+        if with_difference:
             columns.append("difference")
         rows = []
         for name, values in figures.items():
             row = [name, *(_figure(name, value) for value in values)]
-            if two:
+            if with_difference:
                 row.append(_difference(name, values))
             rows.append(row)
         tables.append(TextTable("figures", columns, rows, right=columns[1:]))

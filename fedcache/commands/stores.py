@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import compress
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -207,6 +208,14 @@ def one_store(store: str | None, named: str | None) -> str | None:
     if store is not None and named is not None:
         raise UsageError(f"{store} and --store {named} are both given.", "Leave one of them out.")
     return store or named
+
+
+def _path_of(
+    store: str | None, named: str | None, dataset: str | None, observer: TerminalObserver
+) -> Path:
+    """The directory of the store that a command names, or of the only one."""
+    home = Home.from_environment()
+    return need_path(home, path=one_store(store, named), dataset=dataset, observer=observer)
 
 
 @command("inspect")
@@ -411,9 +420,7 @@ def verify(
 
     Example: fedcache verify
     """
-    path = need_path(
-        Home.from_environment(), path=one_store(store, named), dataset=dataset, observer=observer
-    )
+    path = _path_of(store, named, dataset, observer)
     report = verify_store(path)
     if report.ok:  # the report already names a damaged file
         partitions = check_partitions(Store.open(path, part=True))
@@ -440,9 +447,7 @@ def repair(
 
     Example: fedcache repair
     """
-    path = need_path(
-        Home.from_environment(), path=one_store(store, named), dataset=dataset, observer=observer
-    )
+    path = _path_of(store, named, dataset, observer)
     done = repair_store(path)
     report = verify_store(path)
     lines = [*(done or ["Nothing was repaired."]), *report.lines()]

@@ -744,11 +744,11 @@ def list_ready_grids() -> CommandResult:
     """The answer of ``grid --ready list``: every ready grid, in the order of their names."""
     grids = [presets.find_preset(name) for name in presets.preset_names()]
     rows = []
-    for grid in grids:
-        methods = ",".join(grid.methods)
-        sweep = {key: ",".join(values) for key, values in grid.sweep.items()}
+    for preset in grids:
+        methods = ",".join(preset.methods)
+        sweep = {key: ",".join(values) for key, values in preset.sweep.items()}
         words = point_words(methods, sweep)
-        rows.append((grid.name, grid.title, grid.paper, words, str(grid.points)))
+        rows.append((preset.name, preset.title, preset.paper, words, str(preset.points)))
     shown = TextTable(
         "",
         ("name", "varies", "paper", "methods and sweeps", "configurations"),

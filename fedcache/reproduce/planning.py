@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from fedcache.config import Home
 from fedcache.errors import FedcacheError, UsageError, shell_word, unknown
@@ -341,7 +342,9 @@ def _planned(paper: PaperCell, options: Options, mapping: Mapping[str, str]) -> 
             else:
                 others.append(backbone)
         cell = replace(cell, recipe=kept)
-        departures.append(f"images: as {', '.join(others)} takes them, not {_pairs(paper.recipe)}")
+        readers = ", ".join(others)
+        usual_recipe = settings_text(paper.recipe)
+        departures.append(f"images: as {readers} takes them, not {usual_recipe}")
     cell = replace(cell, backbones=left)
     recipe = {}
     for key, value in options.recipe.items():
@@ -350,7 +353,7 @@ def _planned(paper: PaperCell, options: Options, mapping: Mapping[str, str]) -> 
             recipe[key] = value
     if recipe:
         cell = replace(cell, recipe={**cell.recipe, **recipe})
-        departures.append(f"images: {_pairs(recipe)}")
+        departures.append(f"images: {settings_text(recipe)}")
     if alone and left and left != ("pixels",):
         cell, heads = _as_head(cell)
         departures.append(heads)
@@ -390,8 +393,9 @@ def _as_head(cell: PaperCell) -> tuple[PaperCell, str]:
     return changed, departure
 
 
-def _pairs(values: Mapping[str, str]) -> str:
-    return ", ".join(f"{k} {v}" for k, v in values.items())
+def settings_text(values: Mapping[str, Any]) -> str:
+    """Settings in words: ``lr 0.1, epochs 5``."""
+    return ", ".join(f"{key} {value}" for key, value in values.items())
 
 
 def match_domains(names: Sequence[str], have: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:

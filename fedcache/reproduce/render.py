@@ -78,9 +78,9 @@ def rows(report: Reproduction) -> list[tuple[str, ...]]:
         measured = report.difference(difference)
         if measured.mean is None:
             continue
-        minuend = ", ".join(difference.of)
-        subtrahend = ", ".join(difference.minus)
-        what = f"{minuend} minus {subtrahend}"
+        of = ", ".join(difference.of)
+        minus = ", ".join(difference.minus)
+        what = f"{of} minus {minus}"
         first = PLAIN
         compared = compare(difference.printed, 0, measured)
         last = show_compared(compared, difference.metric)

@@ -149,7 +149,8 @@ def _unfinished(path: Path) -> dict[str, Any]:
     records = list(itertools.chain.from_iterable(_kept(path, table).values()))
     scored = [r for r in records if r["accuracy"] is not None]
     # The last rounds say how fast the run is now.
-    times = [r["seconds"] for r in records if r.get("seconds") is not None][-LAST:]
+    timed = [r["seconds"] for r in records if r.get("seconds") is not None]
+    times = timed[-LAST:]
     total = int(table["rounds"]) * len(seeds)
     running = is_running(path)
     state = STOPPED
@@ -478,7 +479,8 @@ class GridIndex:
 
     def _grid(self, record: dict[str, Any], at_work: bool) -> dict[str, Any]:
         """State, points and progress of a grid."""
-        here = not record["runs"] or Path(record["runs"]).resolve() == self.runs.root.resolve()
+        folder = record["runs"]
+        here = not folder or Path(folder).resolve() == self.runs.root.resolve()
         points = self._points(record, here)
         _score_alike(points)
         state = "running"
@@ -499,17 +501,21 @@ class GridIndex:
             total = max(total, record.get("trials", 0))
         count = Counter(p["state"] for p in points)
         ended = count["finished"] + count["failed"] + count["pruned"]
-        parts = [p["done"] / p["total"] for p in points if p["state"] == "running" and p["total"]]
+        running = [p for p in points if p["state"] == "running" and p["total"]]
+        parts = [p["done"] / p["total"] for p in running]
         share = 1.0
         if total:
             share = (ended + sum(parts)) / total
         comparable = [p for p in points if p["choice"] is not None]
+        keys: dict[str, None] = {}
+        for point in points:
+            keys |= dict.fromkeys(point["sweep"])
         return {
             "state": state,
             "command": record["command"],
             "started": record["started"],
             "problem": problem,
-            "keys": list(dict.fromkeys(key for p in points for key in p["sweep"])),
+            "keys": list(keys),
             "methods": list(dict.fromkeys(p["method"] for p in points)),
             "points": points,
             "here": here,

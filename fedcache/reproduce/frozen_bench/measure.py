@@ -20,7 +20,7 @@ from fedcache.grids.train_grid import grid
 from fedcache.process import Stop
 from fedcache.progress import EachOnce, Observer, Silent
 from fedcache.reproduce.frozen_bench.study import BenchPartition, BenchTreatment, Study
-from fedcache.reproduce.planning import Options, RequirementCheck
+from fedcache.reproduce.planning import Options, RequirementCheck, settings_text
 from fedcache.reproduce.prepare import WarningsOnly
 from fedcache.runs.loop import prepare_run, row_source, train_run
 from fedcache.runs.partitions import columns_of
@@ -288,7 +288,7 @@ def _words(score: BenchScore) -> str:
     """A score in words: mean accuracy in % and the chosen settings, or why there is none."""
     if score.why_not:
         return f"not trained: {score.why_not}"
-    chosen = ", ".join(f"{k} {v}" for k, v in score.settings.items())
+    chosen = settings_text(score.settings)
     mean = 100 * sum(score.values) / len(score.values)
     words = f"{mean:.2f} %"
     if chosen:

@@ -14,6 +14,7 @@ from fedcache.progress import byte_size
 from fedcache.report.statistics import holm, interval, p_value, ranking
 from fedcache.reproduce.frozen_bench.measure import BenchScore, Block
 from fedcache.reproduce.frozen_bench.study import Study
+from fedcache.reproduce.planning import settings_text
 from fedcache.reproduce.render import markdown_row
 
 SCHEMA = "fedcache.frozen-bench/1"
@@ -210,7 +211,7 @@ def _value(score: Mapping[str, Any] | None) -> str:
     if len(values) > 1 and np.ptp(values):
         deviation = values.std(ddof=1)
         words += f" ({deviation:.2f})"
-    chosen = ", ".join(f"{k} {v}" for k, v in score["settings"].items())
+    chosen = settings_text(score["settings"])
     if chosen:
         words += f" [{chosen}]"
     return words
