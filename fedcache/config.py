@@ -115,7 +115,7 @@ def option_name(item: Field[Any]) -> str:
 
 
 def option_value(value: object) -> str:
-    """A value of a configuration as its option takes it."""
+    """A value of a configuration in the form that its option accepts."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list | tuple):

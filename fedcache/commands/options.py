@@ -640,7 +640,7 @@ def pairs(
         if not key or not rest:
             example = EXAMPLES.get(name, "key=value")
             raise UsageError(f"{name} {value!r} is not key=value.", f"For example {name} {example}")
-        # A repeated key is a mistake where both values would be needed.
+        # A repeated key is refused if the command needs both values.
         if once and key in out:
             hint = f"Give all values in one option: {name} {key}={out[key]},{rest}"
             if name == "--set":

@@ -328,7 +328,7 @@ def show(command: str, as_json: bool, result: CommandResult, warnings: Sequence[
             status = "ok"
         envelope(command, status, {"data": result.data}, warnings)
     elif result.listing and not sys.stdout.isatty():
-        # A listing that is piped: stdout gets the rows alone, for scripts; sentences go to stderr.
+        # stdout of a piped listing gets only the rows, for scripts; sentences go to stderr.
         for line in result.lines:
             print(visible(line, lines=True), file=sys.stderr)
         tables = "\n\n".join(table.tsv() for table in result.renderables)

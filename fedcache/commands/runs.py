@@ -365,7 +365,7 @@ def runs_rm(
     folder = runs_directory(root)
     found = {one.path: one for one in every_run(names, folder)}
     planned = [plan_removal(path) for path in found]
-    # Say what is removed and what stays before asking.
+    # Before asking for confirmation, note what is removed and what is kept.
     size = sum(one.bytes for one in planned)
     total = f"{counted(len(planned), 'run')}, {size / 1e6:,.2f} MB"
     for one in planned:

@@ -59,7 +59,7 @@ class RequirementCheck:
     """Check of what cells need; each requirement is looked up once, also when several cells need it.
 
     Args:
-        home: where weights and data are looked for.
+        home: home to search for weights and data.
         weights: ``--weights NAME=FILE``.
         data: ``--data NAME=PATH``.
     """
@@ -171,19 +171,19 @@ DEFAULT = "glyph-clip"
 
 @dataclass(frozen=True)
 class Options:
-    """Options that make an entry depart from its paper.
+    """Options that make an entry depart from its paper; a proxy has other data, backbones or preprocessing.
 
     Attributes:
         on: a dataset spec in place of the paper's; makes a proxy.
-        backbones: in place of the paper's, role by role; makes a proxy.
-        recipe: ``[BACKBONE:]KEY`` -> value, how images are read; makes a proxy.
-        rounds: of every cell.
-        seeds: of every cell.
-        limit: so many evenly spaced images of the dataset.
-        only: label -> values; cells with another value are left out.
+        backbones: backbones in place of the paper's, in the order of its roles; makes a proxy.
+        recipe: ``[BACKBONE:]KEY`` -> value, changes of the preprocessing; makes a proxy.
+        rounds: rounds of every cell; None for the paper's.
+        seeds: seeds of every cell; None for the paper's.
+        limit: number of images of the dataset, evenly spaced; makes a proxy.
+        only: label -> allowed values; cells with another value are left out.
         weights: ``--weights NAME=FILE``.
         data: ``--data NAME=PATH``.
-        device: of the extraction.
+        device: device of the extraction.
     """
 
     on: str | None = None
@@ -210,10 +210,10 @@ class PlannedCell:
     """A cell as it is run.
 
     Attributes:
-        paper: as the registry has it.
-        cell: as it is run.
+        paper: the cell in the registry.
+        cell: the cell as it is run.
         departures: a sentence for each difference between the two.
-        refused: why it cannot be run, or None.
+        refused: why the cell cannot be run, or None.
     """
 
     paper: PaperCell
@@ -242,7 +242,7 @@ def plan(entry: PaperTable, options: Options, looker: RequirementCheck) -> list[
 
 
 def chosen(entry: PaperTable, only: Mapping[str, tuple[str, ...]]) -> list[PaperCell]:
-    """The cells that have, of each label, one of these values."""
+    """The cells with one of the allowed values for each of these labels."""
     cells = list(entry.cells)
     for label, allowed in only.items():
         if label not in entry.labels:
@@ -267,10 +267,11 @@ STAND_INS = {
 
 
 def roles(entry: PaperTable, options: Options, looker: RequirementCheck) -> dict[str, str]:
-    """Paper's backbone -> the one that takes its place; roles without one are absent.
+    """Paper's backbone -> the backbone that is used for it; backbones that are left out are absent.
 
-    ``--backbones`` fill the roles in order; the word ``proxy`` means ``STAND_INS``. Without them each keeps its own
-    backbone if its weights are here; on other data, with none of them here, glyph-clip takes the first role.
+    ``--backbones`` replace the paper's backbones in order; the word ``proxy`` means ``STAND_INS``. Without them the
+    paper's backbones are used. On other data only those with available weights are used; if there are none, glyph-clip
+    takes the first role.
     """
     named = entry.roles()
     if options.backbones == (PROXY_SET,):
@@ -316,7 +317,7 @@ def _planned(paper: PaperCell, options: Options, mapping: Mapping[str, str]) -> 
     if options.limit is not None and paper.dataset:
         departures.append(f"data: {options.limit} evenly spaced images")
     alone = paper.backbones == ("pixels",)
-    # Images stay images next to an encoder, or where the method has no head to train in place of the whole network.
+    # Pixels are kept next to an encoder, and if the method has no head to train in place of the whole network.
     taken: list[str | None] = []
     for backbone in paper.backbones:
         new = mapping.get(backbone)

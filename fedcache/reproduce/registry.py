@@ -104,7 +104,7 @@ class PaperTable:
     """A table or figure.
 
     Attributes:
-        name: as ``fedcache reproduce`` takes it.
+        name: name for ``fedcache reproduce``.
         title: a few words.
         paper: the paper, and the number of the table in it.
         kind: how its cells are measured, one of ``KINDS``.

@@ -122,7 +122,7 @@ def sentences(report: Reproduction) -> list[str]:
     if report.departures:
         departures = "; ".join(report.departures)
         made.append(f"Deviations of every row: {departures}.")
-    # A departure of some rows only is said once, with these rows.
+    # A departure of only some rows is listed once, with these rows.
     for departure, where in of_rows(report).items():
         made.append(f"Deviation of {'; '.join(where)}: {departure}.")
     if report.proxy:
@@ -145,7 +145,7 @@ def sentences(report: Reproduction) -> list[str]:
 
 
 def repeated(report: Reproduction) -> list[list[tuple[str, ...]]]:
-    """Groups of rows that are one measurement in a proxy, as it replaces what they differ in; labels of each row."""
+    """Groups of rows that are the same measurement in a proxy, which replaces their differences; labels of each row."""
     groups = []
     for first in report.lines:
         if first.same_as:
@@ -460,7 +460,7 @@ def ranked_by(cell: PaperCell) -> tuple[str, float] | None:
 
 
 def _numbers(line: ReproducedCell) -> tuple[str, float, float, Measurement] | None:
-    """The metric that ranks a row, its printed number, the measured mean and the measurement; None where one lacks."""
+    """The metric that ranks a row, its printed number, the measured mean and the measurement; None if one lacks."""
     ranked = ranked_by(line.cell)
     if ranked is None or line.why_not:
         return None

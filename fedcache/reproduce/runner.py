@@ -131,7 +131,7 @@ def reproduce(
     Args:
         entry: from ``registry.entry``.
         home: where stores, runs, weights and data are.
-        options: what departs from the paper.
+        options: changes of the paper's protocol.
         runs: directory of results instead of ``home.runs``.
         observer: receives notes, warnings and progress.
         stop: set by a signal handler; honoured where no finished round is lost.

@@ -425,7 +425,7 @@ LIVE = (
 
 
 NOTHING: dict[str, Any] = {"command": "", "runs": "", "points": [], "ends": {}, "ended": 0}
-"""The record of a grid whose own record is damaged."""
+"""Substitute for a damaged record of a grid."""
 
 
 class GridIndex:
