@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedcache.commands.options import Weights, command, pairs
+from fedcache.commands.options import ListedName, Weights, command, pairs
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
 from fedcache.config import Home
 from fedcache.errors import FedcacheError, shell_word
@@ -19,8 +19,6 @@ from fedcache.plugins import HUGGING_FACE, note_named, plugins
 backbones = typer.Typer(
     name="backbones", help="Frozen backbones and their weights.", no_args_is_help=True
 )
-
-Name = Annotated[str, typer.Argument(help="A name from the list.")]
 
 
 @backbones.command("list")
@@ -59,7 +57,7 @@ def _weight_files(weights: list[str] | None) -> dict[str, Path]:
 
 @backbones.command("info")
 @command("backbones info")
-def backbones_info(name: Name) -> CommandResult:
+def backbones_info(name: ListedName) -> CommandResult:
     """Show one backbone: its native recipe and where fedcache looks for its weights.
 
     Example: fedcache backbones info clip-rn50
@@ -130,7 +128,7 @@ def backbones_import(
 
 @backbones.command("pull")
 @command("backbones pull")
-def backbones_pull(observer: TerminalObserver, name: Name) -> CommandResult:
+def backbones_pull(observer: TerminalObserver, name: ListedName) -> CommandResult:
     """Download published weights; prints size and source first.
 
     Example: fedcache backbones pull clip-rn50
@@ -157,7 +155,7 @@ def backbones_pull(observer: TerminalObserver, name: Name) -> CommandResult:
 
 @backbones.command("verify")
 @command("backbones verify")
-def backbones_verify(name: Name, weights: Weights = None) -> CommandResult:
+def backbones_verify(name: ListedName, weights: Weights = None) -> CommandResult:
     """Load a backbone and run it once, to check that weights are complete, shapes right and outputs finite.
 
     Example: fedcache backbones verify glyph-clip

@@ -11,8 +11,9 @@ import typer
 
 from fedcache.commands.options import (
     Given,
+    RunQuery,
+    RunsDirectory,
     command,
-    complete_runs,
     need_folder,
     pick,
     runs_directory,
@@ -50,20 +51,8 @@ class CompareOptions:
 def compare(
     observer: TerminalObserver,
     given: Given,
-    runs: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="RUN",
-            help="Runs: directories, names in `fedcache runs list` or their start, tag:NAME, method:NAME, "
-            "dataset:NAME or partition:NAME. Default: all runs.",
-            show_default=False,
-            autocompletion=complete_runs,
-        ),
-    ] = None,
-    folder: Annotated[
-        Path | None,
-        typer.Option("--runs", help="Directory of results, instead of $FEDCACHE_HOME/runs."),
-    ] = None,
+    runs: RunQuery = None,
+    folder: RunsDirectory = None,
     over: Annotated[
         str | None,
         typer.Option(

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedcache.commands.options import Given, bare, command, flags_of, pick
+from fedcache.commands.options import Given, ListedName, bare, command, flags_of, pick
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
 from fedcache.config import ExtractConfig, Home, option_name
 from fedcache.errors import Exit, MachineError, shell_word
@@ -35,8 +35,6 @@ COLUMNS = (
 )
 """Options that give columns a meaning."""
 
-Name = Annotated[str, typer.Argument(help="A name from the list.")]
-
 
 @datasets.command("list")
 @command("datasets list")
@@ -62,7 +60,7 @@ def datasets_list() -> CommandResult:
     bare(pick(ExtractConfig, "data")),
     bare(pick(ExtractConfig, "layout", *COLUMNS)),
 )
-def datasets_info(observer: TerminalObserver, name: Name, given: Given) -> CommandResult:
+def datasets_info(observer: TerminalObserver, name: ListedName, given: Given) -> CommandResult:
     """Show one dataset. A specification such as folder:PATH is read and counted.
 
     Columns are chosen as for `fedcache extract`.
@@ -129,7 +127,7 @@ def _flat(value: Any) -> str:
 @datasets.command("check")
 @command("datasets check")
 def datasets_check(
-    name: Name,
+    name: ListedName,
     path: Annotated[Path, typer.Argument(help="Folder into which the dataset was unpacked.")],
 ) -> CommandResult:
     """Check a copy of a paper's dataset for missing files and wrong counts (exit code 4 missing, 5 wrong).
@@ -160,7 +158,7 @@ def datasets_check(
 @command("datasets pull")
 def datasets_pull(
     observer: TerminalObserver,
-    name: Name,
+    name: ListedName,
     mirror: Annotated[
         str | None,
         typer.Option("--from", help="Address of a mirror that has the same files (paper:NAME)."),

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated
 
 import typer
 
-from fedcache.commands.options import command
+from fedcache.commands.options import ListedName, command
 from fedcache.commands.output import CommandResult, TextTable
 from fedcache.config import PRESETS, Home
 from fedcache.federate.methods import METHODS, NAMES, unknown_method
@@ -18,8 +17,6 @@ from fedcache.report.methods import current_sizes, method_entries, stored_counts
 methods = typer.Typer(
     name="methods", help="Federated methods and their hyperparameters.", no_args_is_help=True
 )
-
-Name = Annotated[str, typer.Argument(help="A name from the list.")]
 
 
 @methods.command("list")
@@ -59,7 +56,7 @@ def methods_list() -> CommandResult:
 
 @methods.command("info")
 @command("methods info")
-def methods_info(name: Name) -> CommandResult:
+def methods_info(name: ListedName) -> CommandResult:
     """Show one method: its objective, its hyperparameters in every preset, its deviations and the setting of its paper.
 
     Example: fedcache methods info fedpcl

@@ -309,31 +309,25 @@ def pick(kind: type, *names: str) -> list[Field[Any]]:
 
 def bare(items: Sequence[Field[Any]]) -> list[Field[Any]]:
     """The same fields, without a panel of the help and without words for the default."""
-    made = list(items)
-    for item in items:
-        made = worded(made, item.name, panel="", default="")
-    return made
+    return worded(items, None, panel="", default="")
 
 
 def rare(items: Sequence[Field[Any]]) -> list[Field[Any]]:
     """The same fields as options that only ``--help-all`` shows."""
-    made = list(items)
-    for item in items:
-        made = worded(made, item.name, common=False)
-    return made
+    return worded(items, None, common=False)
 
 
-def worded(items: Sequence[Field[Any]], name: str, **words: Any) -> list[Field[Any]]:
+def worded(items: Sequence[Field[Any]], name: str | None, **words: Any) -> list[Field[Any]]:
     """The same fields, with other words for the option of one of them.
 
     Args:
         items: fields of a configuration.
-        name: name of the field with other words.
+        name: name of the field with other words; None for all fields.
         words: ``meaning``, ``default``, ``panel`` or ``common`` of its ``OptionInfo``.
     """
     made = []
     for item in items:
-        if item.name == name:
+        if name in (None, item.name):
             item = copy(item)
             item.metadata = MappingProxyType({"option": replace(item.metadata["option"], **words)})
         made.append(item)
@@ -351,6 +345,21 @@ Dataset = Annotated[
     ),
     COMMON,
 ]
+RunQuery = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="RUN",
+        help="Runs: directories, names in `fedcache runs list` or their start, tag:NAME, method:NAME, "
+        "dataset:NAME or partition:NAME. Default: all runs.",
+        autocompletion=complete_runs,
+        show_default=False,
+    ),
+]
+RunsDirectory = Annotated[
+    Path | None,
+    typer.Option("--runs", help="Directory of results, instead of $FEDCACHE_HOME/runs."),
+]
+ListedName = Annotated[str, typer.Argument(help="A name from the list.")]
 REMOTE = "may be the address of a published store"
 """Mark in the annotation of a parameter that may be the address of a published store."""
 

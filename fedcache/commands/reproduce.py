@@ -13,6 +13,7 @@ from fedcache.commands.options import (
     EngineName,
     Given,
     RayAddress,
+    RunsDirectory,
     command,
     engine_of,
     flags_of,
@@ -43,10 +44,6 @@ Which = Annotated[
 ]
 Out = Annotated[
     Path | None, typer.Option("--out", "-o", help="Also write the report to a Markdown file.")
-]
-Runs = Annotated[
-    Path | None,
-    typer.Option("--runs", help="Directory of results, instead of $FEDCACHE_HOME/runs."),
 ]
 
 
@@ -114,7 +111,7 @@ def reproduce(
     name: Which = None,
     engine: EngineName = "local",
     ray_address: RayAddress = None,
-    runs: Runs = None,
+    runs: RunsDirectory = None,
     out: Out = None,
 ) -> CommandResult:
     """Reproduce a table or figure of a paper: prints the published value, the measured value and the difference.

@@ -19,7 +19,7 @@ from fedcache.extract.workers.chunk_tasks import ExtractionEngine
 from fedcache.federate.methods import METHODS
 from fedcache.federate.partition.partition import Columns, InfeasibleError, Partition, make
 from fedcache.process import Stop
-from fedcache.progress import Observer, Round, Silent, progress_of
+from fedcache.progress import EachOnce, Observer, progress_of
 from fedcache.reproduce.planning import Options, find_domain, match_domains
 from fedcache.reproduce.registry import PaperCell
 from fedcache.runs.partitions import columns_of
@@ -28,30 +28,14 @@ DOMAIN_CLIENTS = ("feature-shift", "feature-label-shift")
 """Schemes that make each domain a client, so the number of clients depends on the dataset."""
 
 
-class WarningsOnly(Silent):
+class WarningsOnly(EachOnce):
     """Observer that passes on progress and warnings (each once), but not the notes of every single run."""
 
-    def __init__(self, observer: Observer) -> None:
-        self._observer = observer
-        self._warned: set[str] = set()
+    def note(self, text: str) -> None:
+        """Leave out the note."""
 
-    def warn(self, text: str) -> None:
-        """Each warning once."""
-        if text not in self._warned:
-            self._warned.add(text)
-            self._observer.warn(text)
-
-    def start(self, what: str, total: int, unit: str) -> None:
-        self._observer.start(what, total, unit)
-
-    def round_done(self, round_: Round) -> None:
-        self._observer.round_done(round_)
-
-    def advance(self, units: int) -> None:
-        self._observer.advance(units)
-
-    def stop(self) -> None:
-        self._observer.stop()
+    def ended(self, path: Path, result: Mapping[str, Any]) -> None:
+        """Leave out the result."""
 
 
 @dataclass(frozen=True)

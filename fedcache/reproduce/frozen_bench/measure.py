@@ -18,7 +18,7 @@ from fedcache.federate.partition.partition import InfeasibleError
 from fedcache.grids.request import request_grid
 from fedcache.grids.train_grid import grid
 from fedcache.process import Stop
-from fedcache.progress import EachOnce, Observer, Silent
+from fedcache.progress import Observer, Silent
 from fedcache.reproduce.frozen_bench.study import BenchPartition, BenchTreatment, Study
 from fedcache.reproduce.planning import Options, RequirementCheck, settings_text
 from fedcache.reproduce.prepare import WarningsOnly
@@ -88,7 +88,7 @@ class BenchRun:
     halt: Stop
 
     def __post_init__(self) -> None:
-        self.quiet = EachOnce(WarningsOnly(self.observer))
+        self.quiet = WarningsOnly(self.observer)
         self._cache = InputCache()
 
     def blocks(self) -> list[tuple[Block, Store]]:
