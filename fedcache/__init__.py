@@ -1,4 +1,4 @@
-"""fedcache: run every frozen backbone once, then federate on the cached features in seconds.
+"""fedcache: run every frozen backbone once, then train federated models on the cached features in seconds.
 
     import fedcache as fc
 
@@ -7,7 +7,7 @@
     run = fc.train("fed3r", store, parts)
     run.accuracy.mean
 
-Importing it imports neither torch nor numpy; what needs either is loaded when it is first used.
+``import fedcache`` imports neither torch nor numpy; names that need them are loaded when they are first used.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-# ``extract`` and ``report`` are packages and functions. The packages are imported first, so that the functions are
-# bound over their names and stay bound: importing a package that exists already binds nothing.
+# ``extract`` and ``report`` are names of packages and of functions. The packages are imported first, so that the names
+# then mean the functions. A later import of a package that is already imported does not bind the name again.
 import fedcache.extract
 import fedcache.report  # noqa: F401
 from fedcache.api import (

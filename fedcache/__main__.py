@@ -1,7 +1,7 @@
 """The program ``fedcache``, also as ``python -m fedcache``.
 
-SIGTERM is handled before the command line is imported, so that a program that is stopped while it starts exits
-with 130 too. Until this module runs, Python itself ends the process with 143.
+SIGTERM is handled before the command line is imported, so a program that is stopped while it starts also exits with
+130. Before this module runs, Python itself ends the process with 143.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The Python API: what a notebook calls. The environment is read here as the command line reads it.
+"""The Python API: functions with the names of the commands. They read the environment as the command line does.
 
-Arguments that are None, or empty, were not given: they take the defaults of the command of the same name. The modules
-that compute are imported when a function is called, so that importing fedcache brings neither torch nor numpy.
+An argument that is None or empty takes the default of the command of the same name. The modules that compute are
+imported when a function is called, so importing fedcache imports neither torch nor numpy.
 """
 
 from __future__ import annotations
@@ -71,19 +71,31 @@ def extract(
     """Run frozen backbones over a dataset; returns at once when the store has everything.
 
     Args:
-        dataset: a spec of ``fedcache datasets list``, [(image, label)], a torch Dataset, a dict of splits; None: last.
-        name: of the dataset, by which ``Store.open`` and ``--dataset`` find it; None for that of its folder or file.
-        backbones: one name or several, or torch modules; ``store``: directory, not the one under FEDCACHE_HOME.
-        size: pixels of the side, where it is not the backbone's native one; ``recipe`` holds other departures.
-        views: of each image, others drawn by ``augment``; ``text``: class templates; limit: rows, evenly spaced.
-        device: ``auto``, ``cpu`` or ``cuda``, which never falls back; ``layout``: of folder levels.
-        dtype, batch, workers, threads, chunk_rows: how it is computed; see ``fedcache extract --help``.
-        max_bad: images that may be unreadable, ``"1%"`` or a number; weights: backbone -> file; data: name -> folder.
-        no_label: labels that mean that none is known (``"-1"``); ``unlabelled``: no column holds labels.
-        images_key, label_key, split_key, domain_key, group_key: columns of ``arrays:FILE`` and its like.
-        skip_missing: leave out backbones without weights; ``part``: ``"1/4"`` computes a part for ``join``, alone.
-        follow_links: also read what links lead to outside of the dataset's folder; ``observer``: receives progress
-            messages.
+        dataset: a spec of ``fedcache datasets list``, a list of (image, label), a torch Dataset, or a dict of splits;
+            None for the last dataset.
+        backbones: one name or several, or torch modules.
+        name: name of the dataset, by which ``Store.open`` and ``--dataset`` find it; None for the name of its folder or
+            file.
+        store: directory of the store; None for one under FEDCACHE_HOME.
+        size: side of the images in pixels; None for the backbone's native size.
+        views: number of stored views of each image; all but the first are augmented.
+        augment: augmentation policy of the views.
+        text: prompt templates for class names.
+        recipe: other changes of the preprocessing, key -> value.
+        limit: number of rows to use, evenly spaced over the dataset; None for all.
+        layout: meaning of the folder levels.
+        device: ``auto``, ``cpu`` or ``cuda``; ``cuda`` never falls back to the CPU.
+        dtype, batch, workers, threads, chunk_rows: how features are computed; see ``fedcache extract --help``.
+        max_bad: images that may be unreadable: ``"1%"`` or a number.
+        weights: backbone -> file of its weights.
+        data: name of a dataset -> its folder.
+        skip_missing: whether to leave out backbones without weights.
+        follow_links: whether to read files behind links that lead out of the dataset's folder.
+        images_key, label_key, split_key, domain_key, group_key: columns of ``arrays:FILE`` and similar datasets.
+        no_label: values of the label column that mean "no label", such as ``"-1"``.
+        unlabelled: whether to treat the dataset as unlabelled.
+        part: ``"1/4"`` computes only the first of four parts, which ``join`` assembles.
+        observer: receives progress messages.
 
     Raises FedcacheError as the command, with its exit code and hint.
     """
@@ -101,15 +113,16 @@ def join(
     max_bad: str = "1%",
     observer: Observer | None = None,
 ) -> Store:
-    """Assemble all parts of a store that ``extract(part="1/4")`` and so on made, on this or other machines.
+    """Assemble the parts of a store that ``extract(part="1/4")`` and so on made, on this or other machines.
 
     Args:
-        parts: all of them, in any order; ``store``: another place for the store than that of its dataset.
-        max_bad: images of all parts that may be unreadable, ``"1%"`` or a number; ``observer``: receives progress
-            messages.
+        parts: all parts, in any order.
+        store: directory of the store; None for the usual one of its dataset.
+        max_bad: images of all parts that may be unreadable: ``"1%"`` or a number.
+        observer: receives progress messages.
 
     Raises StoreError for parts that are missing, given twice, unfinished or of other data, recipes or weights, and
-    CorruptionError for a damaged one.
+    CorruptionError for a damaged part.
     """
     from fedcache.calls import stores
 
@@ -137,11 +150,16 @@ def ingest(
     """Bring your own embeddings (npz, npy, h5, parquet, CSV, TSV, feather, safetensors) into a store.
 
     Args:
-        file: of features and labels; ``store``: another place for it; ``replace``: drop other content of that ``name``.
+        file: file with features and labels.
+        name: name of the dataset.
+        store: directory of the store; None for one under FEDCACHE_HOME.
+        replace: whether to replace a stored dataset of the same ``name``.
+        drop_nan: whether to leave out rows with features that are not finite.
         features_key, label_key, split_key, name_key, domain_key: columns that are not found by their names.
-        no_label: labels that mean that none is known (-1, "NA"); ``unlabelled``: no column holds labels.
-        group_key: the only groups; ``drop_nan``: leave out rows that are not finite; ``observer``: receives progress
-            messages.
+        group_key: columns to keep as groups, and no others; None for every column that can be a group.
+        no_label: labels that mean "no label", such as -1 or "NA".
+        unlabelled: whether no column holds labels.
+        observer: receives progress messages.
 
     Raises UsageError, StoreError, CorruptionError.
     """
@@ -262,29 +280,44 @@ def train(
         fc.train("fedavg", store, parts, eval_every=1, on_round=lambda r: print(r.seed, r.round, r.accuracy))
 
     Args:
-        method: a name of ``fedcache methods list``, or a ``Method`` of your own from a file that can be read: the
-            digest of that file and of your files it imports is part of the run's identity.
-        store: a store or its path; None is the only one; ``parts``: a partition, name or None (the paper's).
-        seeds: one or several; ``settings``: of the method, over its ``preset`` (``paper``, ``official`` or ``tuned``).
-        dataset: whose store is meant, where ``store`` is None; ``domain``: only these domains of it.
-        backbones: of the store; () for all that the method can use; ``clients_from``: a directory of client stores.
-        rounds: None for the paper's; ``eval_every``: also score after every k-th round.
-        participation, eval_clients: a round's, and scored clients: a number, share (0.1, ``"10%"``) or ``"all"``.
+        method: a name of ``fedcache methods list``, or a ``Method`` of your own from a file that can be read. The
+            digest of that file, and of your files that it imports, is part of the run's identity.
+        store: a store or its path; None for the only one.
+        parts: a partition or the name of a saved one; None for the partition of the method's paper.
+        seeds: one seed or several.
+        settings: hyperparameters of the method; they override those of the preset.
+        preset: ``default``, ``paper``, ``official`` or ``tuned``.
+        dataset: dataset whose store is used if ``store`` is None.
+        backbones: backbones of the store; () for all that the method can use.
+        domain: domains to use; () for all.
+        clients_from: directory of client stores.
+        rounds: rounds of training; None for those of the paper.
+        participation: clients per round: a number, a share (0.1, ``"10%"``) or ``"all"``.
+        client_sampling: how clients are sampled each round: ``uniform``, ``weighted`` or ``poisson``.
+        availability: share of the time in which clients are available, or a file with a trace.
+        client_dropout: share of each round's clients that drop out.
+        client_clusters, clusters_per_round: clusters of clients, as in ``fedcache train --help``.
+        asynchronous, server_step, staleness_power, client_durations: asynchronous training, as in ``fedcache train
+            --help``.
+        eval_every: also score after every k-th round; 0 for the final model only.
+        eval_clients: clients whose personal models are scored: a number, a share or ``"all"``.
         client_prior: also score with the log class prior of each client, as in ``evaluate``.
-        client_sampling, availability, client_dropout: ``uniform``, ``weighted``, ``poisson``; share or trace; share.
-        client_clusters, clusters_per_round, asynchronous, server_step, staleness_power, client_durations: see --help.
-        execution: ``auto``, ``sequential``, ``batched`` or ``gram``: how the clients of a round are computed.
-        device: ``auto``, ``cpu`` or ``cuda``, which never falls back; ``dtype``: ``float32`` or ``float64``.
-        client_backbones, client_set: backbones, and hyperparameter -> values, with which clients take turns.
-        aggregate, attack, on_bad_update, byzantine, max_update_norm, max_rows_per_client, max_share, max_row_norm: for
-            bad uploads, as in ``fedcache train --help``.
-        dp_clip, dp_noise, dp_delta, dp_seed, dp_allow: privacy of clients, as in ``fedcache train --help``.
-        on_round: called with a ``Round`` after every round, stored ones first; when it raises the run continues
-        without.
-        observer: receives progress messages; ``track``: ``mlflow`` and others, as ``--track``; ``fresh``: run again
-            what is stored.
-        save_model: keep what was trained, for ``Run.model`` and ``fedcache predict``; ``save_clients``: the clients
-            whose own models are kept: ``"all"``, ``"none"`` or names, comma-separated; None for all up to 256 MB.
+        execution: how the clients of a round are computed: ``auto``, ``sequential``, ``batched`` or ``gram``.
+        device: ``auto``, ``cpu`` or ``cuda``; ``cuda`` never falls back to the CPU.
+        dtype: ``float32`` or ``float64``.
+        client_backbones: backbones that are assigned to clients in turn.
+        client_set: hyperparameter -> values that are assigned to clients in turn.
+        aggregate, attack, on_bad_update, byzantine, max_update_norm, max_rows_per_client, max_share, max_row_norm:
+            protection against bad uploads, as in ``fedcache train --help``.
+        dp_clip, dp_noise, dp_delta, dp_seed, dp_allow: differential privacy, as in ``fedcache train --help``.
+        observer: receives progress messages.
+        on_round: called with a ``Round`` after every round, with stored rounds first. If it raises an exception, the
+            run continues without it.
+        track: trackers such as ``mlflow``, as in ``--track``.
+        fresh: whether to train again even if the result is stored.
+        save_model: whether to keep the trained model, for ``Run.model`` and ``fedcache predict``.
+        save_clients: clients whose personal models are kept: ``"all"``, ``"none"`` or names, comma-separated; None for
+            all, up to 256 MB.
 
     Raises FedcacheError as the command, with its exit code and hint.
     """
@@ -337,16 +370,21 @@ def grid(
     """Train every combination: ``grid("fedavg", store, parts, lr=[0.1, 0.01], rounds=[5, 10])``.
 
     Args:
-        methods: names or your own; store, parts, seeds, settings, observer, on_round, track, fresh: as in ``train``.
+        methods: names of methods, or your own.
+        store, parts, seeds, settings, observer, on_round, track, fresh: as in ``train``.
+        options: other keywords of ``train``, for all points.
         sampler, trials, pruner, exact, jobs, save_models, save_clients, retrain, score: as in ``fedcache grid --help``.
-        options: other keywords of ``train``, for all points; sweeps: hyperparameters, rounds, hold_out, validation, ...
-    Raises once all other points are kept: CorruptionError for a damaged one, FederatedRunError for one not trained.
+        sweeps: values of hyperparameters, rounds, hold_out, validation, ...
+
+    Raises CorruptionError for a damaged point and FederatedRunError for a point that could not be trained, both after
+    all other points are finished and kept.
     """
     from fedcache.calls import training
 
+    config = training.train_config(store, parts, seeds, settings, options or {})
     return training.grid(
         methods,
-        training.train_config(store, parts, seeds, settings, options or {}),
+        config,
         sweeps,
         observer=observer,
         on_round=on_round,
@@ -373,14 +411,15 @@ def load_model(
     """The trained model of a finished run: ``fc.load_model("model.safetensors").predict("photos/")``.
 
     Args:
-        source: a ``Run``, the directory of one or the first letters of its digest, or a model file.
-        client: whose model, where a method trains one for each client; ``method``: one of your own that the run was of.
-        seed: one of the run's, ``"all"`` for the ensemble of all; None for the first.
-        one_for_all: the server's model, where a method trains personal ones in addition to it.
-        client_prior: the log class prior of ``client`` is added to the scores, as ``evaluate`` does.
+        source: a ``Run``, the directory of a run or the first letters of its digest, or a model file.
+        client: client whose personal model is loaded.
+        seed: a seed of the run, ``"all"`` for the ensemble of all seeds; None for the first.
+        method: the method of the run, if it is your own.
+        one_for_all: whether to load the server's model of a method that also trains personal models.
+        client_prior: add the log class prior of ``client`` to the scores, as in ``evaluate``.
 
-    Raises UsageError for a seed or client that is not there, StoreError for a run without models, CorruptionError for a
-    file that is not what was written.
+    Raises UsageError for an unknown seed or client, StoreError for a run without models, CorruptionError for a damaged
+    file.
     """
     given = dict(locals())
     from fedcache.calls import models
@@ -409,16 +448,21 @@ def evaluate(
     """Measure the model of a finished run on labelled data: ``fc.evaluate(run, "folder:photos").accuracy``.
 
     Args:
-        source, client, seed, one_for_all: whose model, as in ``load_model``; without ``client`` each client's in turn.
-        dataset: of which what the model reads is extracted; or rows of a ``store``, or a file of ``embeddings``.
-        split: of these rows: all, train, test or validation; ``temperature``: scores are divided by it, None for that
-            fitted in training.
-        client_prior: each client's own test rows are also scored with its own class counts: ``classes`` masks the
-            classes that it does not have, ``counts`` adds the log counts, ``fitted`` the log of smoothed shares,
-            ``em`` that of shares estimated from the scores of these rows. The accuracy without and with it is
-            ``found.client_prior``.
-        out: a .html, .csv or .json file of all figures; ``with_images``: the page also shows mistakes.
-        options: other keywords of ``extract``; ``observer``: receives progress messages.
+        source, seed, one_for_all: the model, as in ``load_model``.
+        dataset: dataset to evaluate on; the features that the model reads are extracted first.
+        store: store to evaluate on, in place of a dataset.
+        embeddings: file of embeddings to evaluate on, in place of a dataset.
+        split: rows to use: all, train, test or validation.
+        client: client whose personal model is evaluated; None for each client's model in turn.
+        temperature: number that scores are divided by; None for the one that was fitted in training.
+        client_prior: also score each client's own test rows with a prior from its class counts. ``classes`` masks the
+            classes that the client does not have, ``counts`` adds the log counts, ``fitted`` adds the log of smoothed
+            shares, and ``em`` adds the log of shares estimated from the scores of these rows. The accuracy without and
+            with the prior is ``found.client_prior``.
+        out: .html, .csv or .json file to write with all figures.
+        with_images: whether the page also shows images of mistakes.
+        options: other keywords of ``extract``.
+        observer: receives progress messages.
 
     Raises FedcacheError as the command, with its exit code and hint.
     """
@@ -442,13 +486,16 @@ def personalise(
     device: str | None = None,
     observer: Observer | None = None,
 ) -> Personalised:
-    """Make the model of a client that was not there: ``fc.personalise(run, "new.zarr").model().predict("cat.jpg")``.
+    """Make the model of a new client: ``fc.personalise(run, "new.zarr").model().predict("cat.jpg")``.
 
     Args:
-        source: a ``Run``, the directory of one, or a model file; ``seed``: one of the run's.
-        store: the client's rows; ``name``: the client's, None for that of the shard or store.
-        out: the model's file, None for ``NAME.safetensors``; one that is there is kept.
-        settings, rounds: in place of the run's; weights, device, observer: as in ``extract``.
+        source: a ``Run``, the directory of a run, or a model file.
+        store: store with the rows of the client.
+        out: file of the model; None for ``NAME.safetensors``. An existing file is kept.
+        name: name of the client; None for that of the shard or store.
+        settings, rounds: hyperparameters and rounds in place of the run's.
+        seed: a seed of the run; None for the first.
+        weights, device, observer: as in ``extract``.
 
     Raises FedcacheError as the command, with its exit code and hint.
     """
@@ -472,11 +519,15 @@ def compare(
     """Compare finished runs: ``fc.compare(grid)``, ``fc.compare([a, b], over="clients")``. Raises UsageError.
 
     Args:
-        runs: ``Run`` and ``Grid`` objects, directories or first letters of digests; None is all runs of the home.
-        over: unit of the tests: ``seeds``, ``clients``, or ``settings`` (datasets and partitions); None by what varies.
-        metric: accuracy, client_mean, pooled, macro_f1, ...; ``test``: ``wilcoxon`` or ``ttest``, None by ``over``.
-        against: what all are compared with: a name in the table, a method, a run; None is the best.
-        pairs: ``best``, or ``all`` pairs; ``level`` of intervals, tests decide at 1 - level; ``root`` of the runs.
+        runs: ``Run`` and ``Grid`` objects, directories or first letters of digests; None for all runs of the home.
+        over: unit of the tests: ``seeds``, ``clients`` or ``settings`` (datasets and partitions). None chooses it by
+            what differs between the runs.
+        metric: accuracy, client_mean, pooled, macro_f1, ...
+        test: ``wilcoxon`` or ``ttest``; None chooses it by ``over``.
+        against: reference that all runs are compared with: a name in the table, a method or a run; None for the best.
+        pairs: ``best`` compares all runs with the reference, ``all`` compares every pair.
+        level: confidence level of intervals; tests use the significance level 1 - ``level``.
+        root: directory of the runs; None for that of the home.
     """
     from fedcache.calls import runs as finished
 
@@ -499,8 +550,12 @@ def report(
 
     Args:
         runs: runs, grids, points, directories or first letters of digests; None for all of ``FEDCACHE_HOME``.
-        out: the file; ``title``: its heading; ``embed``: pca | tsne | umap | none; ``score``: client-mean | pooled.
-        with_images: show what runs got wrong, with images of their ``data``: dataset -> folder, where it has moved.
+        out: file to write.
+        title: title of the page.
+        embed: projection of the features: pca | tsne | umap | none.
+        score: accuracy of all runs: client-mean | pooled; None for the primary metric, if all methods share it.
+        with_images: whether to show images of the runs' mistakes.
+        data: dataset -> its folder, for images of datasets that have moved.
     """
     from fedcache.calls import runs as finished
 

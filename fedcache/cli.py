@@ -1,7 +1,7 @@
 """The command line: names, one-line help and panels of all commands; each command's code is in ``commands/``.
 
-A command's module is imported when the command is called or its own help is asked, so ``fedcache --help`` reads this
-file and ``errors`` alone, and no command pays for the imports of another.
+The module of a command is imported only when the command is called or its own help is shown. So ``fedcache --help`` is
+fast, and no command waits for the imports of another.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class CommandEntry(NamedTuple):
     """A command, or a group of commands, before its module is imported.
 
     Attributes:
-        name: as it is typed, and the name of the function or ``typer.Typer`` that has it.
-        module: where that lies, below ``fedcache.commands``.
+        name: name as it is typed; the function or ``typer.Typer`` of the command has the same name.
+        module: module of this function, below ``fedcache.commands``.
         panel: the heading in ``fedcache --help``.
-        summary: the first paragraph of its docstring; a test holds them equal.
+        summary: the first paragraph of the command's docstring; a test checks that they are equal.
     """
 
     name: str
@@ -217,19 +217,20 @@ class UnloadedCommand(TyperCommand):
         self.entry = entry
 
     def load(self) -> Any:
-        """The command itself, or its group: imports its module."""
+        """Import the module of the command; the command itself, or its group."""
         function = self.entry.name.replace("-", "_")
-        found = getattr(import_module(f"fedcache.commands.{self.entry.module}"), function)
+        module = import_module(f"fedcache.commands.{self.entry.module}")
+        found = getattr(module, function)
         if isinstance(found, typer.Typer):
             return typer.main.get_group(found)
-        alone = typer.Typer(add_completion=False, rich_markup_mode="rich")
-        alone.command(self.entry.name)(found)
-        return typer.main.get_command(alone)
+        single = typer.Typer(add_completion=False, rich_markup_mode="rich")
+        single.command(self.entry.name)(found)
+        return typer.main.get_command(single)
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any
     ) -> Any:
-        """A context of the command itself; from here on the parser sees no difference."""
+        """A context of the loaded command, which the parser uses from here on."""
         return self.load().make_context(info_name, args, parent, **extra)
 
 
@@ -242,7 +243,7 @@ class Program(TyperGroup):
             self.add_command(UnloadedCommand(entry))
 
     def load_all(self) -> dict[str, Any]:
-        """Every command with its parameters, by name, in the order of the help: for documentation and tests."""
+        """Every command with its parameters, by name, in the order of the help; for documentation and tests."""
         return {name: command.load() for name, command in self.commands.items()}  # type: ignore[attr-defined]
 
 
@@ -282,7 +283,7 @@ def root(
 
 
 def refused(error: Any, arguments: list[str]) -> Exit:
-    """Answer a command line that the parser refuses; one without a command has got the help instead."""
+    """Answer a command line that the parser refuses; the exit code. Without a command, the help is already printed."""
     if not error.format_message():
         return Exit.OK
     guesses = import_module("fedcache.commands.guesses")
@@ -294,14 +295,13 @@ def refused(error: Any, arguments: list[str]) -> Exit:
 def main(argv: list[str] | None = None) -> None:
     """Run the command line and exit.
 
-    Usage errors of the parser leave with exit 2 like all others, and with the envelope when ``--json`` was among the
-    arguments, so that a script never has to read prose.
+    Usage errors of the parser exit with 2 like all others. With ``--json`` among the arguments they also print an
+    envelope, so that scripts do not have to read prose.
     """
     replace_closed_streams()
-    if argv is None:
+    arguments = argv
+    if arguments is None:
         arguments = sys.argv[1:]
-    else:
-        arguments = argv
     code: Any
     try:
         with sigterm_interrupts():
@@ -309,15 +309,14 @@ def main(argv: list[str] | None = None) -> None:
             sys.stdout.flush()
     except KeyboardInterrupt:
         code = Exit.INTERRUPTED
-    except OSError as error:  # of help and --version; commands see to their own
+    except OSError as error:  # from printing help or the version; commands handle their own errors
         code = output.unwritable(error)
     except SystemExit as left:
-        # click and rich leave with 1 when the reader of help has enough; nothing of fedcache leaves with 1.
-        if left.code == 1:
+        # click and rich exit with 1 if the reader of the help closes the pipe; fedcache itself never exits with 1.
+        code = left.code
+        if code == 1:
             code = output.unwritable(BrokenPipeError())
-        else:
-            code = left.code
-    except Exception as error:  # the parser's errors; those of commands never get here
+    except Exception as error:  # errors of the parser; errors of commands never get here
         if not hasattr(error, "format_message"):
             raise
         code = refused(error, arguments)

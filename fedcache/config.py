@@ -1,8 +1,8 @@
-"""Configuration: what can be set, where things live (``$FEDCACHE_HOME``), and ``fedcache.toml`` under the flags.
+"""Configuration: all settings, the folders of ``$FEDCACHE_HOME``, and the reader of ``fedcache.toml``.
 
-Each field is a key of ``fedcache.toml`` and an option of the command line, declared once. Precedence: flag, then
-``fedcache.toml`` of the working directory (or ``--config FILE``), then the default. An unknown section or key is an
-error, because a misspelt hyperparameter that is silently ignored costs a day.
+Each field is a key of ``fedcache.toml`` and an option of the command line, declared once. The option overrides
+``fedcache.toml`` of the working directory (or ``--config FILE``), which overrides the default. An unknown section or
+key is an error, because ignoring a misspelt hyperparameter would waste a day of training.
 """
 
 from __future__ import annotations
@@ -53,20 +53,20 @@ class OptionInfo:
     """Metadata of a field that is an option of the command line.
 
     Attributes:
-        meaning: one sentence.
-        panel: heading under which the help of a command shows it.
-        short: its one-letter form, ``-d``.
-        name: the long option in place of the field's own name.
-        choices: the words it takes, where they are few; their check is where they are used.
-        minimum: the smallest number it takes.
-        default: in words, where the field's default does not say it.
-        path: whether it is a path, for completion.
-        remote: whether it may also be the address of a published store.
+        meaning: help text.
+        panel: heading under which the help of a command shows the option.
+        short: one-letter form, such as ``-d``.
+        name: the long option, if it is not the field's name.
+        choices: the words that the option takes, if they are few; the code that uses the value checks them.
+        minimum: the smallest number that the option takes.
+        default: the default in words, if the field's default does not say it.
+        path: whether the value is a path, for completion.
+        remote: whether the value may also be the address of a published store.
         split: whether one use of a ``key=value`` option may hold several pairs, comma-separated.
-        once: whether a key that comes twice is refused.
-        whole: whether each use is one value, commas and all.
+        once: whether a repeated key is refused.
+        whole: whether each use is one value, including its commas.
         added: whether pairs of the command line are added to those of the file; else they replace them.
-        common: whether ``-h`` shows it; ``--help-all`` shows every option.
+        common: whether ``-h`` shows the option; ``--help-all`` shows every option.
     """
 
     meaning: str
@@ -86,18 +86,21 @@ class OptionInfo:
 
 
 CLIENT_PRIORS = ("none", "classes", "counts", "fitted", "em")
-"""``none`` changes nothing; ``classes`` masks the classes that the client has no training rows of; ``counts`` adds the
-log of its class counts, which masks these classes too; ``fitted`` adds the log of its smoothed class shares; ``em``
-adds ``models.client_prior.estimate_log_prior``."""
+"""Priors that can be added to the scores of a client's test rows.
+
+``none`` changes nothing. ``classes`` masks classes without training rows of the client. ``counts`` adds the log of its
+class counts, which masks the same classes. ``fitted`` adds the log of its smoothed class shares. ``em`` adds
+``models.client_prior.estimate_log_prior``.
+"""
 
 
 def option(default: Any, meaning: str, panel: str, *, default_text: str = "", **info: Any) -> Any:
-    """A field that is an option too; ``{}`` as its default is a new dictionary.
+    """A field that is also an option; the default ``{}`` makes a new dictionary for each object.
 
     Args:
-        default: of the field.
-        meaning: as of ``OptionInfo``, like ``panel`` and ``info``.
-        said: the default in words.
+        default: default of the field.
+        meaning, panel, info: as of ``OptionInfo``.
+        default_text: the default in words.
     """
     metadata = {"option": OptionInfo(meaning, panel, default=default_text, **info)}
     if default == {}:
@@ -112,7 +115,7 @@ def option_name(item: Field[Any]) -> str:
 
 
 def option_value(value: object) -> str:
-    """A value of a configuration as its option takes it."""
+    """A value of a configuration in the form that its option accepts."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list | tuple):
@@ -341,8 +344,11 @@ class PartitionConfig:
 
 
 PRESETS = ("default", "paper", "official", "tuned")
-"""Whose hyperparameters a run takes: the paper's except where they are known to fail, the paper's, those of its
-released code, or the paper's with rates that were tuned here."""
+"""Presets of hyperparameters.
+
+``paper`` has the values of the paper, and ``default`` the same without values that are known to fail. ``official`` has
+the values of the released code, ``tuned`` the paper's with learning rates that were tuned for fedcache.
+"""
 
 
 @dataclass(frozen=True)
@@ -610,13 +616,12 @@ ADDRESSES = ("track", "mirror", "superlink", "ray_address")
 """Arguments that may hold an address with a scheme: a tracking server, a mirror of a download, a server, a cluster."""
 
 STORE_SCHEMES = ("s3", "gs", "az", "abfs", "abfss", "https", "http")
-"""Addresses under which a published store can be read; ``fedcache publish`` writes to all but the last two."""
+"""Schemes of addresses that a published store can be read from; ``fedcache publish`` writes to all but the last two."""
 
-# One letter before the colon is a drive of Windows.
+# A scheme has two letters or more, because one letter before the colon is a drive of Windows.
 _REMOTE_TEXT = re.compile(r"(?:^|[=:,])([A-Za-z][A-Za-z0-9+.-]+)://")
-_REMOTE_PATH = re.compile(
-    r"([A-Za-z][A-Za-z0-9+.-]+):(?:/|$)"
-)  # a Path has lost one or both of the slashes
+# A Path has lost one or both of the slashes.
+_REMOTE_PATH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(?:/|$)")
 _STORE_ADDRESS = re.compile(rf"(?:{'|'.join(STORE_SCHEMES)})://[^/]")
 
 
@@ -633,16 +638,16 @@ def refuse_remote(value: object, name: str, *, remote: bool = False) -> None:
     """Refuse an address such as ``s3://bucket/x``, which would be taken for a local folder named ``s3:``.
 
     Args:
-        value: a text, a path, a list or mapping of them; anything else passes.
-        name: of the option, argument or variable, for the message.
+        value: a text, a path, or a list or mapping of them; any other value is accepted.
+        name: name of the option, argument or variable, for the message.
         remote: whether the value may be the address of a published store.
 
     Raises:
-        UsageError, for an address within the text.
+        UsageError for an address within the text.
     """
     if remote and is_store_address(value):
         return
-    # Containers are looked through; other values are no address.
+    # The items of containers are checked; other values are no address.
     items = value
     if isinstance(value, Mapping):
         items = value.values()
@@ -671,7 +676,7 @@ def refuse_remote(value: object, name: str, *, remote: bool = False) -> None:
 
 @dataclass(frozen=True)
 class Home:
-    """``$FEDCACHE_HOME``: stores and results, which are data and not a cache that may vanish."""
+    """``$FEDCACHE_HOME``: stores and results. They are data, not a cache that may be deleted at any time."""
 
     root: Path
     offline: bool = False
@@ -698,8 +703,9 @@ class Home:
         return self.stores / f"{slug}-{digest[:8]}.zarr"
 
     def stores_of(self, slug: str) -> list[Path]:
-        """The places that ``store`` gives to datasets of this name, one for each content, in the order of digests."""
-        return sorted(self.stores.glob(f"{slug}-{'[0-9a-f]' * 8}.zarr"))
+        """The stores of datasets with this name, one for each content, in the order of digests."""
+        digest = "[0-9a-f]" * 8
+        return sorted(self.stores.glob(f"{slug}-{digest}.zarr"))
 
     @property
     def runs(self) -> Path:
@@ -724,12 +730,16 @@ class Home:
 
 @dataclass(frozen=True)
 class SaveModels:
-    """Trained models that are kept: of all points of a grid, the best of each method, or none; and of which clients."""
+    """Trained models to keep.
 
-    which: str = "all"  # all | best | none
-    clients: str | None = (
-        None  # all | none | names, comma-separated; None for all up to a limit in bytes
-    )
+    Attributes:
+        which: points of a grid whose models are kept: ``all``, ``best`` (of each method) or ``none``.
+        clients: clients whose personal models are kept: ``all``, ``none`` or names, comma-separated; None for all, up
+            to a limit in bytes.
+    """
+
+    which: str = "all"
+    clients: str | None = None
 
 
 C = TypeVar("C")
@@ -740,15 +750,14 @@ def read_file(
 ) -> dict[str, dict[str, Any]]:
     """The sections of a configuration file; {} when ``path`` is None and the working directory has none.
 
-    Raises UsageError, when the file is missing, is not TOML, or has an unknown section. ``say`` receives the path of a
-    file that applies without being named.
+    Raises UsageError if the file is missing, is not TOML, or has an unknown section. ``say`` receives a sentence with
+    the path of a file that is used without being named.
     """
     if path is None:
         path = Path(FILE_NAME)
         if not path.exists():
             return {}
         say(f"Using settings from {path.resolve()}; options of the command line override them.")
-    # A wrong name is refused with the nearest right one, as settings that are ignored would surprise later.
     try:
         data = parse_toml(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -772,16 +781,17 @@ def read_file(
 def resolve(
     kind: type[C], section: Mapping[str, Any], given: Mapping[str, Any], where: str = FILE_NAME
 ) -> C:
-    """A configuration from a section and the options laid over it: the one way to make one.
+    """A checked configuration, from a section that options override.
 
     Args:
         kind: the dataclass of the configuration.
-        section: of a file, or keywords of the Python API. Keys are names of fields or of options; None is left out.
-        given: options of the command line by the name of the field. None and what is empty were not given.
+        section: section of a file, or keywords of the Python API. Keys are names of fields or of options; the value
+            None means that a key was not given.
+        given: name of a field -> value of its option. None and empty values were not given.
         where: the place of the section, for messages.
 
     Raises:
-        UsageError, for an unknown key, a value of the wrong type, or one below the smallest its option takes.
+        UsageError for an unknown key, a value of the wrong type, or a value below the minimum of its option.
     """
     hints = typing.get_type_hints(kind)
     known = field_names(kind)
@@ -817,7 +827,7 @@ def resolve(
 
 
 def field_names(kind: type) -> dict[str, str]:
-    """What a field may be called in ``fedcache.toml`` and in Python -> its name; the name of its option counts."""
+    """Allowed name of a field in ``fedcache.toml`` and in Python -> the field; the option's name is also allowed."""
     found: dict[str, str] = {}
     for item in fields(kind):
         found[option_name(item).removeprefix("--").replace("-", "_")] = item.name
@@ -826,36 +836,33 @@ def field_names(kind: type) -> dict[str, str]:
 
 
 def _typed(item: Field[Any], name: str, value: Any, hint: Any, where: str) -> Any:
-    """``value`` as the field's type, or a usage error naming both."""
+    """``value`` as the field's type. Raises UsageError, with both, for a value of another type."""
     if isinstance(hint, types.UnionType):
         choices = typing.get_args(hint)
     else:
         choices = (hint,)
+    is_bool = type(value) is bool  # for Python, a bool is also an int
     for choice in choices:
         origin = typing.get_origin(choice) or choice
         if origin is tuple:
-            # A template holds commas, so where an option takes whole words a text is one of them.
+            # A value of an option with whole words may contain commas, such as a prompt template.
             if isinstance(value, str) and item.metadata["option"].whole:
                 return (value,)
             if isinstance(value, str):
-                return tuple(part.strip() for part in value.split(",") if part.strip())
+                parts = [part.strip() for part in value.split(",")]
+                return tuple(part for part in parts if part)
             if isinstance(value, list | tuple) and all(isinstance(v, str) for v in value):
                 return tuple(value)
         elif origin is Mapping and isinstance(value, Mapping):
             return dict(value)
-        elif origin in (bool, int) and type(value) is origin:  # a bool is no int here
+        elif origin in (bool, int) and type(value) is origin:
             return value
-        elif origin is float and isinstance(value, int | float) and type(value) is not bool:
+        elif origin is float and isinstance(value, int | float) and not is_bool:
             return float(value)
-        elif (
-            origin is str
-            and isinstance(value, str | int | float | Path)
-            and type(value) is not bool
-        ):
+        elif origin is str and isinstance(value, str | int | float | Path) and not is_bool:
             return str(value)
-    expected = " or ".join(
-        getattr(c, "__name__", str(c)) for c in choices if c is not types.NoneType
-    )
+    names = [getattr(c, "__name__", str(c)) for c in choices if c is not types.NoneType]
+    expected = " or ".join(names)
     raise UsageError(
         f"{name} in {where} is {value!r}; expected {expected}.",
         "See `fedcache config` for every key and its value.",

@@ -1,4 +1,4 @@
-"""The one error type a user ever sees: what was found, what was expected, and the next command.
+"""The errors that users see: each says what was found, what was expected, and the next command.
 
 The exit codes are a contract of the command line (README, "Exit codes"); 1 is never used, because a Python
 traceback exits with it.
@@ -15,8 +15,8 @@ from pathlib import PurePath
 from typing import Any, ClassVar, TypeVar
 
 T = TypeVar("T")
-_CERTAIN = 0.6  # likeness of names that need not begin alike
-_BEGINNING = 3  # letters of a name that are enough to mean the names that begin with them
+_CERTAIN = 0.6  # likeness from which on two names may have different first letters
+_BEGINNING = 3  # fewest letters that can stand for the names that begin with them
 
 
 class Exit(IntEnum):
@@ -57,7 +57,7 @@ class FedcacheError(Exception):
 
 
 class CodedError(FedcacheError):
-    """An error whose class says its exit code."""
+    """An error whose exit code is that of its class."""
 
     exit: ClassVar[Exit]
 
@@ -66,7 +66,7 @@ class CodedError(FedcacheError):
 
 
 class UsageError(CodedError):
-    """A request that makes no sense: an unknown name, a value out of range."""
+    """An invalid request: an unknown name, a value out of range."""
 
     exit = Exit.USAGE
 
@@ -78,7 +78,7 @@ class StoreError(CodedError):
 
 
 class CorruptionError(CodedError):
-    """Bytes on the disk are not those that were written, or too many inputs cannot be read."""
+    """Bytes on the disk differ from those that were written, or too many inputs cannot be read."""
 
     exit = Exit.CORRUPT
 
@@ -108,10 +108,10 @@ class InternalError(CodedError):
 
 
 def closest(name: str, known: Iterable[str], likeness: float = 0.5) -> str | None:
-    """The known name most like ``name``, or the shortest that begins with it; None when nothing is near.
+    """The known name that is most similar to ``name``, or the shortest that begins with it; None if none is similar.
 
-    ``likeness`` runs from 0 to 1, the same: at 0.5 two words of six letters are alike that share three. That is enough
-    for names with the same first letter; others take 0.6.
+    ``likeness`` is between 0 and 1, for equal names; two words of six letters that share three have 0.5. That is enough
+    for names with the same first letter; others need 0.6.
 
     >>> closest("fedpc", ["fedavg", "fedpcl", "solo"])
     'fedpcl'
@@ -133,7 +133,7 @@ def closest(name: str, known: Iterable[str], likeness: float = 0.5) -> str | Non
 
 
 def unknown(kind: str, name: str, known: Iterable[str], *, hint: str = "") -> FedcacheError:
-    """A usage error for a name that is not known, with "did you mean" when one is near."""
+    """A usage error for an unknown name, with "did you mean" if a known name is similar."""
     names = sorted(known)
     near = closest(name, names)
     guess = ""
@@ -146,24 +146,24 @@ def unknown(kind: str, name: str, known: Iterable[str], *, hint: str = "") -> Fe
 
 
 def shell_word(value: object) -> str:
-    """A value as one word of a command line that a text gives: quoted, where a shell would read it otherwise.
+    """A value as one word of a command line, in quotes if a shell needs them.
 
     >>> print("fedcache inspect", shell_word(PurePath("my stores/office.zarr")))
     fedcache inspect 'my stores/office.zarr'
     """
     if isinstance(value, PurePath) and str(value).startswith("-"):
-        return shlex.quote(f"./{value}")  # a bare one would be an option
+        return shlex.quote(f"./{value}")  # without "./" it would be read as an option
     return shlex.quote(str(value))
 
 
 def all_at_once(calls: Iterable[Callable[[], T]]) -> list[T]:
-    """Results of some calls; if several refuse, one error with all messages and hints, each hint once.
+    """Results of some calls, or one error for all calls that failed.
 
-    Raises UsageError for one, as it is, and for several.
+    Usage and store errors are collected, so that a user can fix all of them at once. Raises a single error unchanged;
+    several become one error with all messages and all different hints. Any other error is raised at once.
     """
     found = []
     refused = []
-    # Errors of use are collected, so that all of them can be fixed at once; any other error ends at once.
     for call in calls:
         try:
             found.append(call())
@@ -172,10 +172,10 @@ def all_at_once(calls: Iterable[Callable[[], T]]) -> list[T]:
                 raise
             refused.append(error)
     if len(refused) > 1:
+        first = refused[0]
+        messages = "\n".join(error.message for error in refused)
         hints = dict.fromkeys(error.hint for error in refused)
-        raise FedcacheError(
-            refused[0].code, "\n".join(e.message for e in refused), "\n".join(hints)
-        ) from refused[0]
+        raise FedcacheError(first.code, messages, "\n".join(hints)) from first
     if refused:
         raise refused[0]
     return found
@@ -183,18 +183,17 @@ def all_at_once(calls: Iterable[Callable[[], T]]) -> list[T]:
 
 def memory_error(error: BaseException) -> FedcacheError | None:
     """A failed allocation of numpy, torch or CUDA as an error with its size; None for other errors."""
-    # numpy raises MemoryError; torch and CUDA raise RuntimeError with these words.
     text = str(error)
-    refused = (
+    # torch and CUDA raise RuntimeError with one of these texts; numpy raises MemoryError.
+    texts = (
         r"DefaultCPUAllocator|not enough memory|out of memory|Storage size calculation overflowed"
     )
-    if not isinstance(error, MemoryError) and not (
-        isinstance(error, RuntimeError) and re.search(refused, text)
-    ):
+    of_torch = isinstance(error, RuntimeError) and re.search(texts, text)
+    if not of_torch and not isinstance(error, MemoryError):
         return None
     size = re.search(r"(?:Unable|tried) to allocate ([\d.]+ ?\w+)", text, re.IGNORECASE)
     shape = re.search(r"with shape (\([\d, ]+\))", text)
-    # Say what was requested, as far as the message tells it.
+    # The size and the shape of the request, if the message has them.
     parts = []
     if size:
         parts.append(size[1])

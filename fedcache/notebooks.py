@@ -10,11 +10,11 @@ from fedcache.errors import MachineError
 from fedcache.parsing import visible
 
 MOST_ROWS = 30
-"""Rows that a table of a notebook shows."""
+"""Most rows that a table in a notebook shows."""
 
 
 def html_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """A table; all cells stay text. Rows past ``MOST_ROWS`` are counted, not shown."""
+    """An HTML table of plain text. Rows after the first ``MOST_ROWS`` are counted, not shown."""
     every = list(rows)
     head = "".join(f"<th>{_cell(c)}</th>" for c in columns)
     lines = []
@@ -39,15 +39,16 @@ def _cell(value: Any) -> str:
 
 
 def html_facts(title: str, facts: Mapping[str, Any]) -> str:
-    """A table of names and values; those that are None are left out."""
-    return html_table(title, ("", ""), [(k, v) for k, v in facts.items() if v is not None])
+    """A table of names and values; values that are None are left out."""
+    known = [(name, value) for name, value in facts.items() if value is not None]
+    return html_table(title, ("", ""), known)
 
 
 def data_frame(columns: Mapping[str, Any]) -> Any:
     """Columns of equal length as a ``pandas.DataFrame``.
 
     Raises:
-        MachineError when pandas is not installed; fedcache never needs it but here.
+        MachineError if pandas is not installed; nothing else in fedcache needs it.
     """
     try:
         import pandas
@@ -59,7 +60,7 @@ def data_frame(columns: Mapping[str, Any]) -> Any:
 
 
 def percent(value: float | None) -> str | None:
-    """A fraction as per cent with its sign; None stays None."""
+    """A fraction as per cent with two decimals and a per cent sign; None for None."""
     if value is None:
         return None
     return f"{100 * value:.2f} %"

@@ -1,6 +1,6 @@
-"""Packages that single jobs need and ``pip install fedcache`` does not bring: imported where they are used.
+"""Optional packages, which ``pip install fedcache`` does not install: they are imported where they are used.
 
-What cannot be imported is refused with the command that installs it; ``doctor`` lists every extra.
+If one cannot be imported, the error has the command that installs it; ``doctor`` lists every extra.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from fedcache.errors import MachineError, shell_word
 
 
 def needed_library(package: str, what: str, extra: str) -> Any:
-    """An optional library, imported.
+    """Import an optional library.
 
-    Raises MachineError with the command that installs it, or that installs it again where it is there and damaged.
+    Raises MachineError with the command that installs the library, or that reinstalls it if it is damaged.
 
     Args:
         package: dotted name of the module.
-        what: that needs it, as a sentence begins: a file, a backbone, "Drawing".
-        extra: of fedcache, that brings it.
+        what: subject of the error's sentence "... needs PACKAGE": a file, a backbone, "Drawing".
+        extra: extra of fedcache that installs the library.
     """
     try:
         return import_module(package)
@@ -36,17 +36,17 @@ def needed_library(package: str, what: str, extra: str) -> Any:
 
 
 def need_arrow(what: str) -> None:
-    """Refuse before any work what is a table for pyarrow: parquet, Arrow, feather and CSV. Raises MachineError."""
+    """Check before any work that pyarrow is installed, for parquet, Arrow, feather and CSV. Raises MachineError."""
     needed_library("pyarrow", what, "tables")
 
 
 def need_h5py(what: str) -> None:
-    """Refuse before any work what is an HDF5 file. Raises MachineError."""
+    """Check before any work that h5py is installed, for HDF5 files. Raises MachineError."""
     needed_library("h5py", what, "h5")
 
 
 def reason(error: BaseException) -> str:
-    """An exception's type and the first line of what it says, cut to what a sentence can hold."""
+    """An exception's type and the first line of its message, at most 300 characters."""
     kind = type(error).__name__
     lines = str(error).strip().splitlines()
     if lines:

@@ -1,6 +1,6 @@
-"""JSON and TOML of any origin: every input that cannot be read is a ValueError in words.
+"""Reading and writing of small texts: JSON, TOML, lists and names of any origin, and text that is safe to show.
 
-Also the names of files that are made from words of a user.
+Input that cannot be read raises ValueError or UsageError with a sentence.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from fedcache.errors import UsageError
 # Text from elsewhere (names of files, classes, domains, runs), made safe to show on a terminal, in
 # a page or a sheet.
 #
-# A name may hold characters that are commands and not letters: to clear a terminal, to set its
-# title, to turn the order of what follows. Where text leaves fedcache for a person they are shown
-# by number; data (``--json``, stores) keep them.
+# A name may contain control characters, which clear a terminal, set its title or reverse the order
+# of the text after them. Text for a person shows their numbers instead; data (``--json``, stores)
+# keep them.
 
-# C0 but not newline and tab, DEL, C1, Arabic letter mark, the marks, embeddings, overrides and isolates of
+# C0 without newline and tab, DEL, C1, Arabic letter mark, the marks, embeddings, overrides and isolates of
 # bidirectional text, the separators of lines and paragraphs, and surrogates, which no encoding can write.
 _COMMANDS = "\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
 _HIDDEN = re.compile(f"[{_COMMANDS}]")
@@ -31,7 +31,7 @@ _FORMULA = tuple("=+-@\t\r＝＋－＠")
 
 
 def visible(text: str, *, lines: bool = False) -> str:
-    r"""The text with every character that is a command shown by its number; with ``lines``, new lines and tabs stay.
+    r"""The text with the number of every control character in its place; with ``lines``, new lines and tabs stay.
 
     >>> visible("cat\x1b[2J\u202etxt.exe")
     'cat\\x1b[2J\\u202etxt.exe'
@@ -54,7 +54,7 @@ def _number(found: re.Match[str]) -> str:
 
 
 def escape_json(text: str) -> str:
-    r"""JSON that means the same, with every character that is a command written as ``\uNNNN``.
+    r"""JSON that means the same, with every control character written as ``\uNNNN``.
 
     >>> escape_json('"cat\u202e"')
     '"cat\\u202e"'
@@ -63,7 +63,7 @@ def escape_json(text: str) -> str:
 
 
 def sheet_cell(value: object) -> object:
-    r"""A cell of a CSV: a spreadsheet shows it and does not run it as a formula. Numbers are as they were.
+    r"""A cell of a CSV file that a spreadsheet does not run as a formula. Numbers are unchanged.
 
     >>> sheet_cell("=1+1"), sheet_cell("-0.5"), sheet_cell(-0.5), sheet_cell("-")
     ("'=1+1", '-0.5', -0.5, '-')
@@ -71,7 +71,9 @@ def sheet_cell(value: object) -> object:
     if not isinstance(value, str):
         return value
     shown = visible(value)
-    if not value.lstrip(" ").startswith(_FORMULA) or value == "-" or _is_number(value):
+    if not value.lstrip(" ").startswith(_FORMULA):
+        return shown
+    if value == "-" or _is_number(value):
         return shown
     return f"'{shown}"
 
@@ -85,20 +87,20 @@ def _is_number(text: str) -> bool:
 
 
 DEEPEST = 50
-"""Tables and arrays inside one another that a TOML may have; no file of fedcache has more than 4."""
+"""Most nested tables and arrays of a TOML text; no file of fedcache has more than 4."""
 
 
 SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-"""Names that can be those of a file or folder in a store."""
+"""Names that a file or folder in a store may have."""
 
 
 def slug_of(name: str) -> str:
-    """A name as that of a folder."""
+    """A name as the name of a folder: other characters than letters, digits, ``.``, ``_`` and ``-`` become ``_``."""
     return re.sub(r"[^A-Za-z0-9._-]", "_", name)
 
 
 def listed(text: str) -> list[str]:
-    """The words of a list with commas; a word with a comma in it is written in quotes.
+    """The words of a comma-separated list; a word that contains a comma is written in quotes.
 
     >>> listed('a, "b,c"')
     ['a', 'b,c']
@@ -116,7 +118,7 @@ def listed(text: str) -> list[str]:
 
 
 def in_a_list(words: Iterable[str]) -> str:
-    """The words as ``listed`` takes them.
+    """The inverse of ``listed``: words as a comma-separated list.
 
     >>> in_a_list(["a", "b,c"])
     'a,"b,c"'
@@ -127,7 +129,7 @@ def in_a_list(words: Iterable[str]) -> str:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """``json.loads`` that knows one error: ValueError, also for nesting that Python cannot follow."""
+    """``json.loads`` that raises only ValueError, also for JSON that is nested too deeply for Python."""
     try:
         return json.loads(text)
     except RecursionError as error:
@@ -135,9 +137,9 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """``tomllib.loads`` that knows one error: ValueError, also for tables nested deeper than ``DEEPEST``.
+    """``tomllib.loads`` that raises only ValueError, also for tables nested deeper than ``DEEPEST``.
 
-    Deep tables can be read and then neither shown nor written: ``repr`` and TOML's writer follow them by recursion.
+    Deeper tables could be read but neither shown nor written, because ``repr`` and the writer of TOML are recursive.
 
     >>> parse_toml("a.b = 1")
     {'a': {'b': 1}}
@@ -150,20 +152,19 @@ def parse_toml(text: str) -> dict[str, Any]:
         table = tomllib.loads(text)
     except RecursionError as error:
         raise ValueError(too_deep) from error
+    # The containers of one level of nesting.
     level: list[Any] = [table]
     for _ in range(DEEPEST + 1):
-        level = [
-            inner for outer in level for inner in _inside(outer) if isinstance(inner, dict | list)
-        ]
+        below: list[Any] = []
+        for outer in level:
+            values = outer
+            if isinstance(outer, dict):
+                values = outer.values()
+            below += [inner for inner in values if isinstance(inner, dict | list)]
+        level = below
         if not level:
             return table
     raise ValueError(too_deep)
-
-
-def _inside(outer: dict[str, Any] | list[Any]) -> Iterable[Any]:
-    if isinstance(outer, dict):
-        return outer.values()
-    return outer
 
 
 def seeds_text(seeds: Iterable[int]) -> str:
@@ -188,21 +189,29 @@ def seeds_text(seeds: Iterable[int]) -> str:
 
 
 def as_tuples(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values of JSON or TOML with their lists as tuples."""
-    return {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+    """Values of JSON or TOML, with lists replaced by tuples."""
+    made = dict(values)
+    for key, value in values.items():
+        if isinstance(value, list):
+            made[key] = tuple(value)
+    return made
 
 
 def as_lists(values: Mapping[str, Any]) -> dict[str, Any]:
     """The inverse of ``as_tuples``."""
-    return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
+    made = dict(values)
+    for key, value in values.items():
+        if isinstance(value, tuple):
+            made[key] = list(value)
+    return made
 
 
 CODE = r"[DT]-[A-Z]?\d+"
-"""A number of the list of disagreements between papers and code, which only the documentation explains."""
+"""Code of a disagreement between paper and released code; only the documentation explains these codes."""
 
 
 def without_codes(text: str) -> str:
-    """A text without codes such as ``D-84`` in brackets; other words in the same brackets stay.
+    """A text without codes such as ``D-84`` in brackets; other words in these brackets stay.
 
     >>> without_codes("BatchNorm (D-02; table 7 of the paper), means (D-06)")
     'BatchNorm (table 7 of the paper), means'
@@ -212,7 +221,7 @@ def without_codes(text: str) -> str:
 
 
 def counted(n: int, what: str = "value") -> str:
-    """``1 value``, ``1,000 values``, ``2 classes``."""
+    """A number with its noun: ``1 value``, ``1,000 values``, ``2 classes``."""
     ending = "s"
     if what.endswith("s"):
         ending = "es"
@@ -222,10 +231,12 @@ def counted(n: int, what: str = "value") -> str:
 
 
 def size(scalars: float | None) -> str:
-    """A count with a unit of thousands."""
+    """A count with three digits and the unit k, M or G; a dash for None."""
     if scalars is None:
         return "-"
     for unit, factor in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if scalars >= 0.9995 * factor:  # what three digits round up to it
+        if (
+            scalars >= 0.9995 * factor
+        ):  # with three digits, smaller numbers do not round up to the unit
             return f"{scalars / factor:.3g} {unit}"
     return f"{scalars:.3g}"

@@ -1,7 +1,7 @@
 """Plug-ins: entry points of installed packages, and objects given to ``fc.register``.
 
-Tables of fedcache ask here for a name that is not their own, so that nothing is imported, and no installed package is
-looked at, before such a name is requested or a list is shown. A plug-in that cannot be loaded is an error only if it
+Tables of fedcache look here for a name that is not their own. So no plug-in is imported, and the installed packages are
+not searched, before such a name is requested or a list is shown. A plug-in that cannot be loaded is an error only if it
 is requested by name.
 """
 
@@ -36,14 +36,14 @@ KINDS = MappingProxyType(
 
 @dataclass(frozen=True)
 class Plugin:
-    """One thing from outside, not yet loaded where it is an entry point."""
+    """An object from an entry point, which is not loaded yet, or an object that this process registered."""
 
     kind: str  # of ``KINDS``
     name: str
-    package: str  # that brings it; "" for what this process registered
+    package: str  # with the entry point; "" for a registered object
     version: str  # of the package
     entry: EntryPoint | None = None
-    thing: Any = None  # what was registered
+    thing: Any = None  # the registered object
 
     @property
     def origin(self) -> str:
@@ -61,12 +61,12 @@ class Plugin:
         return f"{module}:{self.thing.__qualname__}"
 
     def load(self) -> Any:
-        """The thing itself. Raises UsageError with the package and its version, when it cannot be imported."""
+        """The object itself. Raises UsageError with the package and its version if it cannot be imported."""
         if self.entry is None:
             return self.thing
         try:
             return self.entry.load()
-        except Exception as error:  # whatever the code of others raises when it is imported
+        except Exception as error:  # the import runs code of others, which may raise anything
             kind = type(error).__name__
             reason = str(error)[:160]
             raise UsageError(
@@ -75,15 +75,16 @@ class Plugin:
             ) from error
 
     def loaded(self, expected: type[Any]) -> Any:
-        """The thing, where it is what it should be. Raises UsageError as ``load``, and for anything else."""
+        """The object. Raises UsageError as ``load``, and for an object of another kind or with another name."""
         # An entry point may name a class of the expected kind, or an object.
         thing = self.load()
         if isinstance(thing, type):
-            good = issubclass(thing, expected)
+            is_expected = issubclass(thing, expected)
         else:
-            good = isinstance(thing, expected)
+            is_expected = isinstance(thing, expected)
         called = getattr(thing, "name", None)
-        if not good or (isinstance(called, str) and called != self.name):
+        other_name = isinstance(called, str) and called != self.name
+        if other_name or not is_expected:
             found = f"a {type(thing).__name__}"
             if isinstance(called, str):
                 found += f" called {called!r}"
@@ -100,13 +101,13 @@ _own: dict[str, frozenset[str]] = {}
 
 
 def offer(kind: str, names: Iterator[str] | list[str] | tuple[str, ...]) -> None:
-    """Say which names of a kind are fedcache's own: no plug-in may hide them."""
+    """Declare the names of a kind that are fedcache's own, which no plug-in may hide."""
     _own[kind] = frozenset(names)
 
 
 @cache
 def _installed(kind: str) -> dict[str, Plugin]:
-    """Entry points by name; of two packages with one name the first in the order of their names."""
+    """Plug-ins of entry points by name; if two packages have the same name, the alphabetically first package counts."""
     found: dict[str, Plugin] = {}
     for entry in entry_points(group=f"fedcache.{kind}"):
         package = ""
@@ -117,82 +118,85 @@ def _installed(kind: str) -> dict[str, Plugin]:
         plugin = Plugin(kind, entry.name, package, version, entry)
         if entry.name not in found or package < found[entry.name].package:
             found[entry.name] = plugin
-    return dict(sorted(found.items(), key=lambda item: (item[1].package, item[0])))
+    in_order = sorted(found.values(), key=lambda plugin: (plugin.package, plugin.name))
+    return {plugin.name: plugin for plugin in in_order}
 
 
 def plugins(kind: str) -> dict[str, Plugin]:
     """All plug-ins of a kind, by name, without those that have a name of fedcache's own."""
-    own = _own.get(kind, frozenset())
-    return {
-        name: p for name, p in {**_installed(kind), **_registered[kind]}.items() if name not in own
-    }
+    found = {**_installed(kind), **_registered[kind]}
+    for name in _own.get(kind, frozenset()):
+        found.pop(name, None)
+    return found
 
 
 def find(kind: str, name: str) -> Plugin | None:
-    """The plug-in of that kind and name, or None; of a name of fedcache's own no package is looked at."""
+    """The plug-in of that kind and name, or None. For a name of fedcache's own, installed packages are not searched."""
     if name in _own.get(kind, frozenset()):
         return None
     return _registered[kind].get(name) or _installed(kind).get(name)
 
 
 def used(names: Mapping[str, str]) -> list[Plugin]:
-    """The plug-ins among these names, by kind."""
-    return [plugin for kind, name in names.items() if (plugin := find(kind, name)) is not None]
+    """The plug-ins among names, which are given by kind."""
+    found = [find(kind, name) for kind, name in names.items()]
+    return [plugin for plugin in found if plugin is not None]
 
 
 def register(kind: str, thing: Any, name: str | None = None) -> str:
-    """Make a thing known to this process under its name; the same name again takes its place.
+    """Make an object known to this process under its name; it replaces an earlier object of the same name.
 
     Args:
-        kind: of ``KINDS``, in the plural or the singular.
-        thing: what ``KINDS`` says of it.
-        name: None for the thing's own ``name``.
+        kind: a key of ``KINDS``, in the plural or the singular.
+        thing: the object that ``KINDS`` describes.
+        name: None for the object's own ``name``.
 
     Returns:
-        its name.
+        The name.
 
     Raises:
-        UsageError for an unknown kind, a thing without a name, and a name of fedcache's own.
+        UsageError for an unknown kind, an object without a name, and a name of fedcache's own.
     """
     # `method` and `methods` mean the same.
     if kind in KINDS:
-        many = kind
+        plural = kind
     else:
-        many = f"{kind}s"
-    if many not in KINDS:
+        plural = f"{kind}s"
+    if plural not in KINDS:
         raise unknown("kind of plug-in", kind, KINDS)
     if name is None:
         name = getattr(thing, "name", None)
     called = name
     if not isinstance(called, str) or not called.strip():
         raise UsageError(
-            f"The {many.removesuffix('s')} has no name.",
+            f"The {plural.removesuffix('s')} has no name.",
             'For example fc.register("method", METHOD, "mine")',
         )
-    # Backbones are looked up again by workers, which import them by their place.
-    if many == "backbones" and not _is_found_again(thing):
+    # Worker processes import a backbone again, by its module and name.
+    if plural == "backbones" and not _is_importable(thing):
         kind_of_thing = type(thing).__name__
         raise UsageError(
-            f"The backbone {called!r} is a {kind_of_thing}, expected {KINDS[many]}.",
+            f"The backbone {called!r} is a {kind_of_thing}, expected {KINDS[plural]}.",
             "Pass a module in memory directly: fc.extract(backbones=[fc.backbone(module, name='mine')])",
         )
-    # A name of fedcache's own always means fedcache's own.
-    if called in _own.get(many, frozenset()):
-        raise UsageError(f"{called!r} is one of fedcache's own {many}.", "Give it another name.")
-    _registered[many][called] = Plugin(many, called, "", "", None, thing)
+    # A name of fedcache's own always means fedcache's own object.
+    if called in _own.get(plural, frozenset()):
+        raise UsageError(f"{called!r} is one of fedcache's own {plural}.", "Give it another name.")
+    _registered[plural][called] = Plugin(plural, called, "", "", None, thing)
     return called
 
 
-def _is_found_again(thing: Any) -> bool:
-    """Whether another process can import it by its module and name."""
-    parts = (getattr(thing, "__module__", None), getattr(thing, "__qualname__", ""))
-    return callable(thing) and parts[0] not in (None, "__main__") and "<" not in parts[1]
+def _is_importable(thing: Any) -> bool:
+    """Whether another process can import a callable by its module and name."""
+    module = getattr(thing, "__module__", None)
+    name = getattr(thing, "__qualname__", "")
+    return callable(thing) and module not in (None, "__main__") and "<" not in name
 
 
 class PluginTable(Mapping[str, T]):
-    """A table of fedcache's own things by name, which also finds plug-ins by name.
+    """A table of fedcache's own objects by name, which also finds plug-ins by name.
 
-    It lists its own things alone. Raises UsageError where a plug-in cannot be loaded or is no ``expected``.
+    It lists only its own objects. Raises UsageError if a plug-in cannot be loaded or is not an ``expected``.
     """
 
     def __init__(self, kind: str, own: Mapping[str, T], expected: type[Any]) -> None:
@@ -211,9 +215,9 @@ class PluginTable(Mapping[str, T]):
         return thing
 
     def __contains__(self, name: object) -> bool:
-        return name in self._things or (
-            isinstance(name, str) and find(self._kind, name) is not None
-        )
+        if name in self._things:
+            return True
+        return isinstance(name, str) and find(self._kind, name) is not None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._things)
@@ -223,22 +227,21 @@ class PluginTable(Mapping[str, T]):
 
 
 def forget(kind: str, name: str) -> None:
-    """Take back a registration; nothing happens where there is none."""
+    """Remove a registration; an unknown name is ignored."""
     _registered[kind].pop(name, None)
 
 
-# Names of backbones that a user brings: a prefix, and a file, a folder or a place in the user's
-# own code.
+# Names of a user's own backbones: a prefix, and a file, a folder or a place in the user's code.
 #
-# In a store and in a recipe such a backbone has its bare name, without folders: two sites that
-# keep one model in different places have one recipe, and a store says nothing of places. A name
+# Stores and recipes name such a backbone without its folders (``bare_name``), so two sites with the
+# same model in different folders have the same recipe, and a store does not reveal folders. A name
 # that an installed package gives to a factory stands for ``module:`` and the place of that
 # factory.
 #
 # A ``module:`` name is Python code that is imported and called, so data must never choose one. It
-# counts only if the user wrote it in the command or passed it to a function in this process, or if
-# an installed package declares it as a backbone. Names in models, stores, runs and
-# ``fedcache.toml`` count for nothing.
+# is accepted only if the user wrote it in the command or passed it to a function in this process,
+# or if an installed package declares it as a backbone. Names in models, stores, runs and
+# ``fedcache.toml`` give no permission.
 
 MODULE = "module:"
 ONNX = "onnx:"
@@ -254,12 +257,14 @@ _named: set[str] = set()
 def note_named(given: Any) -> None:
     """Note the ``module:`` backbones that the user named in a command, or passed to a function of the Python API.
 
-    ``given`` is a word or a list of words, each with names of backbones: ``a,b+c``, ``a@SIZE``, ``a=PATH``. Anything
-    else names nothing. Never pass what was read from a file, nor a path: strangers choose the names of their files.
+    ``given`` is a word or a list of words, each with names of backbones: ``a,b+c``, ``a@SIZE``, ``a=PATH``. Other
+    values are ignored. Never pass a value that was read from a file, nor a path: others may have chosen these names.
     """
     if isinstance(given, str):
-        names = [re.split("[@=]", name)[0].strip() for name in re.split("[,+]", given)]
-        _named.update(name for name in names if _CODE_NAME.fullmatch(name))
+        for word in re.split("[,+]", given):
+            name = re.split("[@=]", word)[0].strip()
+            if _CODE_NAME.fullmatch(name):
+                _named.add(name)
     elif isinstance(given, list | tuple):
         for one in given:
             note_named(one)
@@ -273,9 +278,9 @@ def may_be_run(name: str) -> bool:
 
 
 def bare_name(name: str) -> str:
-    """A backbone's name as stores spell it: of a path its last part, of ``hf:`` also a repository's two parts.
+    """A backbone's name in stores: only the last part of a path, but both parts of a Hugging Face repository.
 
-    A folder named by two parts is called as a repository of that name would be, with or without a slash at the end.
+    A folder whose path has two parts has the same name as a repository with these parts, with or without a last slash.
 
     >>> [bare_name(n) for n in ("onnx:models/enc.onnx", "hf:/srv/dinov2/", "hf:facebook/dinov2-base/", "clip-rn50")]
     ['onnx:enc.onnx', 'hf:dinov2', 'hf:facebook/dinov2-base', 'clip-rn50']
@@ -293,4 +298,5 @@ def bare_name(name: str) -> str:
         org, _, model = rest.rstrip("/").partition("/")
         if org and model and "/" not in model:
             return f"{HUGGING_FACE}{org}/{model}"
-    return f"{prefix}:{PurePath(rest.replace(chr(92), '/')).name}"
+    path = PurePath(rest.replace("\\", "/"))
+    return f"{prefix}:{path.name}"

@@ -1,8 +1,8 @@
-"""The process of a long call: how signals stop it, and what the C library does with freed memory.
+"""The process of a long call: how signals stop it, and how the C library handles freed memory.
 
-glibc returns large blocks to the kernel when they are freed, and faults the next ones in page by page, zeroed: 98
-images/s instead of 166 for efficientnet-lite0 at 128 px on one core, and a third of the time of a grid of 240 points
-with 100 classes.
+glibc returns large blocks of memory to the kernel when they are freed. The kernel then provides the next blocks page by
+page, filled with zeros. This makes efficientnet-lite0 at 128 px on one core slower, 98 images/s instead of 166, and
+takes a third of the time of a grid of 240 points with 100 classes.
 """
 
 from __future__ import annotations
@@ -19,37 +19,40 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, cast
 
 GRACE = 2.0
-"""Seconds that a process has to put things in order after a request to stop at once."""
+"""Seconds that a process has to clean up after a request to stop at once."""
 
 INTERRUPTED = 130
-"""Exit code of a process that a signal ended, as shells give it; ``errors.Exit`` has the same."""
+"""Exit code of a process that a signal ended, as in shells; ``errors.Exit`` has the same number."""
 
 M_TRIM_THRESHOLD = -1
+"""Parameter of ``mallopt``: how much freed memory at the top of the heap is kept."""
+
 M_MMAP_THRESHOLD = -3
-"""``mallopt``'s names for: freed memory that is kept; the size from which a block is mapped by itself."""
+"""Parameter of ``mallopt``: the size from which a block is mapped separately."""
 
 MOST = (1 << 31) - 1
+"""Largest value of a parameter of ``mallopt``."""
 
 _open_until_the_end: list[socket.socket] = []
-"""Sockets that the system writes signals to: once collected, their numbers would be those of other files."""
+"""Sockets that the system writes signals to. If they were closed, other files could get their numbers."""
 
 
 class Stop:
-    """A request to stop, set by a signal handler, honoured at the next chunk or where no finished round is lost."""
+    """A request to stop, set by a signal handler. Work ends after the current chunk or round, so that none is lost."""
 
     def __init__(self) -> None:
         self.requested = False
 
     def ask(self) -> None:
-        """Ask to stop at the next good moment."""
+        """Request a stop."""
         self.requested = True
 
 
 @contextmanager
 def sigterm_interrupts() -> Iterator[None]:
-    """SIGTERM raises KeyboardInterrupt, as SIGINT does, so that a command ends alike by both where it handles neither.
+    """SIGTERM raises KeyboardInterrupt, as SIGINT does, so both end a command without own handlers in the same way.
 
-    Outside the main thread, where signals are not handled, nothing is changed.
+    Outside the main thread, where Python does not handle signals, nothing is changed.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -62,23 +65,23 @@ def sigterm_interrupts() -> Iterator[None]:
     try:
         yield
     finally:
-        # else the command was asked to stop and is about to end
+        # Another handler is that of a command that was stopped and is about to end; it stays.
         if signal.getsignal(signal.SIGTERM) is interrupt:
             signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager
 def stop_on_signals(request: Callable[[], None], say: Callable[[str], None]) -> Iterator[None]:
-    """Stop at SIGINT and SIGTERM: the first at the next chunk, step or round, the second at once.
+    """Stop at SIGINT and SIGTERM: after the first at the next chunk, step or round, after the second at once.
 
-    After the second a KeyboardInterrupt runs through the call, so that files are closed and locks released; whatever
-    the call is doing then (a computation that Python cannot interrupt, a write without a reader, the wait for a
-    process that will not end), ``GRACE`` seconds later its worker processes are killed and the process is ended.
-    Once a signal came the handlers outlive the block, because then the process is about to end, which may hang too.
+    The second signal raises a KeyboardInterrupt in the call, so that files are closed and locks released. The call may
+    not react to it, for example in a computation that Python cannot interrupt, in a write without a reader, or while it
+    waits for a process. So after ``GRACE`` seconds, worker processes are killed and this process is ended. After a
+    signal, the handlers stay in place beyond the block, because the end of the process may hang too.
 
     Args:
         request: called at the first signal.
-        say: receives what the next one does.
+        say: receives a sentence on the effect of the next signal.
     """
     requests = 0
     left = False
@@ -88,7 +91,7 @@ def stop_on_signals(request: Callable[[], None], say: Callable[[str], None]) -> 
         requests += 1
         if requests == 1:
             request()
-            # the signal came in the middle of a print, or nobody reads
+            # Printing fails if the signal interrupted another print, or if the reader has closed the stream.
             with suppress(RuntimeError, OSError):
                 say("Stopping after the current step; press Ctrl-C again to stop at once.")
         elif left:
@@ -97,7 +100,7 @@ def stop_on_signals(request: Callable[[], None], say: Callable[[str], None]) -> 
             _end_in_any_case()
             raise KeyboardInterrupt
 
-    # Python calls a handler between two steps of the main thread, the bytes of a wake-up descriptor come at any time.
+    # Python calls a handler only between two steps of the main thread, but writes to a wake-up descriptor at any time.
     receiver, sender = socket.socketpair()
     sender.setblocking(False)
     threading.Thread(target=_end_after_two, args=(receiver,), daemon=True).start()
@@ -127,21 +130,21 @@ def _end_after_two(receiver: socket.socket) -> None:
             requests += numbers[0] in (signal.SIGINT, signal.SIGTERM)
     _end_in_any_case()
     time.sleep(GRACE)
-    end_at_once()  # still here, perhaps in the exit of the interpreter, which waits for threads
+    end_at_once()  # the process still runs, perhaps in the exit of the interpreter, which waits for threads
 
 
 def _end_in_any_case() -> None:
-    """Let the system end this process, by SIGALRM, a second after ``_end_after_two`` should have.
+    """Let the system end this process by SIGALRM, one second after ``_end_after_two`` should have ended it.
 
-    An interpreter that takes itself apart runs no other thread any more. On a busy machine an extraction was still
-    there five seconds after the second signal, with its lock long released.
+    An interpreter that is shutting down runs no other threads. On a busy machine, an extraction still existed five
+    seconds after the second signal, although its lock was released long before.
     """
     signal.setitimer(signal.ITIMER_REAL, GRACE + 1.0)
 
 
 def end_at_once() -> None:
-    """Kill the worker processes of this process and end it, with nothing put in order: as safe as a power cut."""
-    import multiprocessing  # light commands come here too, and start no process
+    """Kill the worker processes of this process and end it without any cleanup: as safe as a power cut."""
+    import multiprocessing  # imported here, because most commands start no process
 
     for child in multiprocessing.active_children():
         child.kill()
@@ -150,9 +153,9 @@ def end_at_once() -> None:
 
 @contextmanager
 def seldom_collected() -> Iterator[None]:
-    """Look for unreachable cycles after 100,000 new objects instead of 700: a report makes millions of them."""
+    """Run the garbage collector after 100,000 new objects instead of 700, because a report makes millions of them."""
     before = gc.get_threshold()
-    # A first threshold of 0 means that nothing is collected, and stays.
+    # With a first threshold of 0 the collector is off, and stays off.
     if before[0]:
         gc.set_threshold(max(before[0], 100_000), *before[1:])
     try:
@@ -162,12 +165,13 @@ def seldom_collected() -> Iterator[None]:
 
 
 def replace_closed_streams() -> None:
-    """Read from and write to nothing where the caller has closed a standard stream (``>&-``, some daemons).
+    """Replace standard streams that the caller has closed (``>&-``, some daemons) by the null device.
 
-    No file that is opened later can then get the number of a stream, and be written into by what prints.
+    Otherwise a file that is opened later could get the number of a stream, and printed text would be written into it.
     """
-    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
-        pass
+    number = os.open(os.devnull, os.O_RDWR)
+    while number <= 2:  # these numbers are those of closed streams
+        number = os.open(os.devnull, os.O_RDWR)
     os.close(number)
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -175,31 +179,30 @@ def replace_closed_streams() -> None:
 
 
 def keep_freed_memory() -> bool:
-    """Let this process keep what it frees until it ends; values do not change.
+    """Let this process keep freed memory until it ends, which makes it faster and changes no result.
 
-    A library must not decide this for its user: workers and commands call it, ``fedcache.train`` does not.
+    Workers and commands call this function. The Python API does not, because a library must not change the memory
+    management of its user's process.
 
     Returns:
-        whether the allocator took the setting: only glibc can. Elsewhere it is slower, not wrong.
+        Whether the allocator accepted the setting, which only glibc does.
     """
     mallopt = _of_glibc("mallopt")
-    return (
-        mallopt is not None
-        and bool(mallopt(M_MMAP_THRESHOLD, MOST))
-        and bool(mallopt(M_TRIM_THRESHOLD, MOST))
-    )
+    if mallopt is None or not mallopt(M_MMAP_THRESHOLD, MOST):
+        return False
+    return bool(mallopt(M_TRIM_THRESHOLD, MOST))
 
 
 def return_freed_memory() -> None:
-    """Return freed memory of this process to the kernel; a few milliseconds. Does nothing without glibc."""
+    """Return freed memory of this process to the kernel, in a few milliseconds. Does nothing without glibc."""
     trim = _of_glibc("malloc_trim")
     if trim is not None:
         trim(0)
 
 
 def _of_glibc(name: str) -> Callable[..., int] | None:
-    """A function of the C library; None where it has no such function."""
-    import ctypes  # every command imports this module, and few call this
+    """A function of the C library; None if the library does not have it."""
+    import ctypes  # imported here, because every command imports this module and few need ctypes
 
     try:
         return cast(Callable[..., int], getattr(ctypes.CDLL(None), name))
@@ -209,15 +212,15 @@ def _of_glibc(name: str) -> Callable[..., int] | None:
 
 @contextmanager
 def usual_torch_state() -> Iterator[None]:
-    """Compute as in a fresh process, and give the caller's state back afterwards. Also works as a decorator.
+    """Compute as in a new process, and restore the caller's torch state afterwards. Also works as a decorator.
 
     A notebook may have called ``torch.set_grad_enabled(False)`` or ``torch.set_default_device("cuda")``, or may train
-    within ``torch.inference_mode()``. Methods that take gradients would fail there, and tensors would be made on
-    another device than the one that fedcache computes on. Another default dtype draws other random numbers, and another
-    precision of matrix products rounds otherwise.
+    within ``torch.inference_mode()``. Methods that take gradients would then fail, and tensors would be on another
+    device than fedcache computes on. Another default dtype draws other random numbers, and another precision of matrix
+    products rounds differently.
     """
     torch = sys.modules.get("torch")
-    if torch is None:  # then nobody has changed its state
+    if torch is None:  # without torch, its state cannot have been changed
         yield
         return
     with ExitStack() as stack:
@@ -229,7 +232,7 @@ def usual_torch_state() -> Iterator[None]:
         torch.set_default_dtype(torch.float32)
         stack.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
         torch.set_float32_matmul_precision("highest")
-        # The context of a device slows every call of torch down, so it is entered only where it changes something.
+        # The context of a device slows down every call of torch, so it is entered only if it changes the device.
         if torch.get_default_device().type != "cpu":
             stack.enter_context(torch.device("cpu"))
         yield

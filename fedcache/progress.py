@@ -1,4 +1,4 @@
-"""Progress of long calls. The library prints nothing; the command line listens."""
+"""Progress of long calls. The library prints nothing; it reports to observers, such as that of the command line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 VALIDATION_ACCURACY = "validation_accuracy"
-"""Among the diagnostics of a round that was scored: the accuracy on validation rows, where there are some."""
+"""Diagnostic of a scored round: the accuracy on validation rows, if the partition has some."""
 
 
 @dataclass(frozen=True)
@@ -19,25 +19,25 @@ class Round:
 
     Attributes:
         path: directory of the run; its name is the first 16 digits of the run's digest.
-        method: its name.
-        seed: the seed this round belongs to.
-        seed_number: its place among the run's seeds, from 1.
-        seeds: how many seeds the run has.
-        round: from 1.
-        rounds: of every seed.
-        accuracy: a fraction, the headline of the method's protocol; None for a round that was not measured.
-        diagnostics: the method's own numbers of a measured round.
-        up_bytes: that this round's clients sent, all together.
-        down_bytes: that they were sent.
-        sent_bytes: up of this seed up to and with this round.
-        received_bytes: down of this seed up to and with this round.
-        point: the swept values, ``lr=0.1 tau=0.05``; "" for a run alone.
-        points_done: points of the grid that had ended before.
-        points: of the grid; 1 for a run alone.
-        stored: whether it was computed by an earlier call, and is read from what that one kept.
+        method: name of the method.
+        seed: the seed that this round belongs to.
+        seed_number: place of the seed among the run's seeds, from 1.
+        seeds: number of seeds of the run.
+        round: number of the round, from 1.
+        rounds: number of rounds of every seed.
+        accuracy: a fraction, the primary metric of the method; None for a round that was not scored.
+        diagnostics: the method's own numbers of a scored round.
+        up_bytes: bytes that all clients of this round sent together.
+        down_bytes: bytes that were sent to them.
+        sent_bytes: sum of ``up_bytes`` over the rounds of this seed so far, this one included.
+        received_bytes: sum of ``down_bytes`` over the same rounds.
+        point: the swept values, ``lr=0.1 tau=0.05``; "" for a single run.
+        points_done: number of points of the grid that have ended before.
+        points: number of points of the grid; 1 for a single run.
+        stored: whether the round was computed by an earlier call and is read from a file.
         settings: dataset, backbones, preset and every hyperparameter of the run, by name.
         about: digests of the run, and how its rows were assigned, by name.
-        grid: the name of the grid that the run is a point of; "" for a run alone.
+        grid: name of the grid that the run is a point of; "" for a single run.
         secret_times: whether the time at which this round ended must stay secret. It grows with the number of clients
             that took part, which the epsilon of a private run assumes to be unknown.
     """
@@ -66,43 +66,43 @@ class Round:
 
 
 class Detail(str):
-    """A note on a choice that the result repeats or implies. ``train`` and ``grid`` print it only with -v."""
+    """A note on a choice that the result also shows. ``train`` and ``grid`` print it only with -v."""
 
 
 class Observer(Protocol):
-    """Listens to a long call. Every method may be called from the calling thread only."""
+    """Receiver of the progress of a long call, which calls every method from its own thread only.
+
+    An observer may also have a method ``ended(path, result)``, which is called when a run has its result.
+    """
 
     def note(self, text: str) -> None:
-        """A line of the story: a choice and why, a plan, a summary."""
+        """Receive one line: a choice and its reason, a plan or a summary."""
 
     def warn(self, text: str) -> None:
-        """A warning for the user; the call continues."""
+        """Receive a warning for the user; the call continues."""
 
     def start(self, what: str, total: int, unit: str) -> None:
-        """A measured stretch of work begins: ``total`` units of ``unit`` (``images``, ``rounds``)."""
+        """Begin a measured stretch of work: ``total`` units of ``unit`` (``images``, ``rounds``)."""
 
     def round_done(self, round_: Round) -> None:
-        """The figures of a round of training; ``advance`` counts it. Also called for rounds that were stored before.
-
-        An observer may also have ``ended(path, result)``, called when a run has its result.
-        """
+        """Receive the figures of a round of training, also of stored rounds; ``advance`` counts it."""
 
     def advance(self, units: int) -> None:
-        """So many more units are done."""
+        """Count more units as done."""
 
     def stop(self) -> None:
-        """The stretch is over."""
+        """End the stretch of work."""
 
 
 @contextmanager
 def progress_of(observer: Observer, what: str, unit: str) -> Iterator[Callable[[int, int], None]]:
-    """A context with a function that reports progress as (units done, units in all).
+    """A context with a function that reports progress as (units done, units in total).
 
-    A stretch begins with the first call, and another one where fewer units are done than before.
+    The first call begins a stretch of work. A call with fewer units than before begins another one, because work may
+    start again from 0, as for each of several files.
     """
     seen = 0
 
-    # Work may begin again from 0, as for each of several files: then the observer gets a new stretch.
     def progress(done: int, total: int) -> None:
         nonlocal seen
         if seen == 0 or done < seen:
@@ -121,7 +121,7 @@ def progress_of(observer: Observer, what: str, unit: str) -> Iterator[Callable[[
 
 
 def tell_ended(observer: Observer, path: Path, result: Mapping[str, Any]) -> None:
-    """Tell an observer that listens for it that a run has its result, the content of ``result.json``."""
+    """Call ``ended`` of an observer that has it, with the directory of a run and the content of ``result.json``."""
     ended = getattr(observer, "ended", None)
     if ended is not None:
         ended(path, result)
@@ -139,7 +139,7 @@ class Silent:
 
 
 class EachOnce(Silent):
-    """An observer that passes everything on, but a sentence that was said before: of a grid, what holds for all points.
+    """An observer that passes on each sentence only once, such as a note that is the same for all points of a grid.
 
     Args:
         observer: receives the calls.
@@ -152,16 +152,16 @@ class EachOnce(Silent):
             setattr(self, passed_on, getattr(observer, passed_on))
 
     def ended(self, path: Path, result: Mapping[str, Any]) -> None:
-        """Passed on."""
+        """Pass on the call."""
         tell_ended(self._observer, path, result)
 
     def note(self, text: str) -> None:
-        """Passed on the first time."""
+        """Pass on a note the first time."""
         if self._is_new("note", text):
             self._observer.note(text)
 
     def warn(self, text: str) -> None:
-        """Passed on the first time."""
+        """Pass on a warning the first time."""
         if self._is_new("warn", text):
             self._observer.warn(text)
 
@@ -172,7 +172,7 @@ class EachOnce(Silent):
 
 
 def byte_size(count: int) -> str:
-    """Bytes for a person: exact below 1,000."""
+    """A number of bytes with a unit: exact below 1,000 bytes, else with one decimal."""
     value = float(count)
     unit = "B"
     for unit in ("B", "kB", "MB", "GB", "TB"):
@@ -185,7 +185,7 @@ def byte_size(count: int) -> str:
 
 
 def percent(value: float | None) -> str:
-    """A fraction as percent with two decimals; a dash for none."""
+    """A fraction as per cent with two decimals and no sign; a dash for None and numbers that are not finite."""
     if value is None or not math.isfinite(value):
         return "-"
     return f"{100 * value:.2f}"

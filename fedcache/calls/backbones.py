@@ -1,4 +1,4 @@
-"""Modules of Python as backbones, as ``fc.backbone`` and ``fc.extract(backbones=[module])`` take them."""
+"""Torch modules as backbones, for ``fc.backbone`` and ``fc.extract(backbones=[module])``."""
 
 from __future__ import annotations
 
@@ -28,20 +28,23 @@ def backbone(
     """Make a torch module a backbone of this process: ``fc.extract("digits", [fc.backbone(net, "mine", size=64)])``.
 
     Args:
-        module: maps [B, 3, size, size] to [B, D]; [B, T, D] and [B, D, H, W] are averaged. What runs is a copy in
-            evaluation mode. Or ``module:PACKAGE.MODULE:FACTORY``: from now on a model or store that names this factory
-            may have it called in this process.
-        name: None for that of its class.
-        transform: from a Pillow image (RGB, already size x size) to the module's input without the batch; None scales
-            to [0, 1] and normalises by ``mean`` and ``std``.
-        size, mean, std: of its input; None for the module's attributes of these names, else 224 and ImageNet's.
-        version: for a module whose code is in no file, as in a notebook: stands for its code, its transform and all
-            that it holds besides tensors. Change it when they change. None digests source files and held objects.
+        module: maps [B, 3, size, size] to [B, D]; outputs [B, T, D] and [B, D, H, W] are averaged. fedcache runs a copy
+            in evaluation mode. Or the text ``module:PACKAGE.MODULE:FACTORY``, which permits models and stores that name
+            this factory to call it in this process.
+        name: name of the backbone; None for the name of its class.
+        transform: maps a Pillow image (RGB, already size x size) to the module's input without the batch dimension.
+            None scales to [0, 1] and normalises by ``mean`` and ``std``.
+        size, mean, std: side in pixels and normalisation of the input; None for the module's attributes of these names,
+            else 224 and the values of ImageNet.
+        version: a version that stands for the module's code, its transform and all its objects besides tensors; change
+            it when they change. Needed for code that is in no file, as in a notebook. With None, fedcache digests the
+            source files and the objects.
 
     Returns:
-        its name, ``module:NAME``, which ``extract``, ``train`` and all other functions take in this process.
+        The name ``module:NAME``, which all functions accept in this process.
 
-    Raises UsageError for what is no module, fails on two images, or holds something whose digest is not known.
+    Raises UsageError for an object that is no module, for a module that fails on two images, and for one with objects
+    that cannot be digested.
     """
     if isinstance(module, str):
         if not module.startswith(MODULE):
@@ -57,7 +60,7 @@ def backbone(
 
 
 def backbone_names(backbones: Any) -> tuple[str, ...]:
-    """Names of backbones, with modules among them made known to this process; UsageError for two of one name."""
+    """Names of backbones; modules among them are registered. Raises UsageError for two backbones with one name."""
     given = [backbones]
     if isinstance(backbones, list | tuple):
         given = list(backbones)
@@ -77,4 +80,5 @@ def backbone_names(backbones: Any) -> tuple[str, ...]:
                     "fc.backbone(module, name='another') gives one another name.",
                 )
             made[name] = one
-    return tuple(name.strip() for name in made if name.strip())
+    stripped = [name.strip() for name in made]
+    return tuple(name for name in stripped if name)

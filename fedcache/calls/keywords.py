@@ -1,4 +1,4 @@
-"""Keywords of the Python API: their names checked, those that are options of a command, and errors in their words."""
+"""Keywords of the Python API: check their names, and name keywords instead of options in errors of the commands."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OF_PARTITIONS = {
     "alpha": "scheme='dirichlet', alpha=0.1",
     "by": "by='domain'",
 }
-"""Keywords of ``fc.partition`` that are sought elsewhere -> a call that has them."""
+"""Keywords of ``fc.partition`` that users try in other functions -> an example with the keyword."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -36,9 +36,9 @@ _COMMAND = re.compile(r"\bfedcache [a-z]")
 
 
 def names_checked(function: Callable[P, R]) -> Callable[P, R]:
-    """Refuse a misspelt keyword with "did you mean".
+    """Decorate a function of the API: a misspelt keyword is refused with "did you mean".
 
-    Errors name keywords where those of the command name its options. The caller's torch state changes no result.
+    Errors name keywords in place of the options of the command. The caller's torch state does not change results.
     """
     signature = inspect.signature(function)
     known = signature.parameters
@@ -56,7 +56,7 @@ def names_checked(function: Callable[P, R]) -> Callable[P, R]:
         for name, value in bound.items():
             if name not in ADDRESSES:
                 refuse_remote(value, name, remote=name == "store")
-        # The backbones among the arguments are backbones that the user named: their code may be called.
+        # The user named the backbones among the arguments, so fedcache may call their code.
         for words in (bound, bound.get("options") or {}):
             note_named([words.get("backbones"), words.get("client_backbones")])
         try:
@@ -90,18 +90,17 @@ def _unknown_keyword(
             f"{name!r} is not a keyword argument here: it is an argument of a partition.",
             f"parts=fc.partition(store, {OF_PARTITIONS[name]})",
         )
-    return unknown(
-        "option", name, known, hint=f"{setting}   for a hyperparameter of the method\n{listed}"
-    )
+    hint = f"{setting}   for a hyperparameter of the method\n{listed}"
+    return unknown("option", name, known, hint=hint)
 
 
 def as_keywords(text: str, is_keyword: Callable[[str], bool]) -> str:
-    """A sentence about options of the command line as one about keywords; commands in it stay as they are.
+    """A sentence with options of the command line, rewritten with keywords; commands in it stay as they are.
 
     >>> as_keywords("Take some out:  --validation 0.2 --fresh", lambda name: True)
     'Take some out:  validation=0.2 fresh=True'
     """
-    # Two blanks and the end of a line are where what is to be typed begins or ends.
+    # Text to type begins and ends at two blanks or at the end of a line.
     parts = re.split(r"(\s{2,}|\n)", text)
     for i, part in enumerate(parts):
         if not _COMMAND.search(part):
@@ -110,36 +109,39 @@ def as_keywords(text: str, is_keyword: Callable[[str], bool]) -> str:
 
 
 def _one_part(text: str, is_keyword: Callable[[str], bool]) -> str:
-    typed = _OPTIONS.fullmatch(text) is not None
+    """A part of a sentence with keywords in place of options; options without a keyword stay."""
+    only_options = _OPTIONS.fullmatch(text) is not None
 
-    def written(found: re.Match[str]) -> str:
+    def as_keyword(found: re.Match[str]) -> str:
+        option = found[0]
         name = found[1].replace("-", "_")
         value = " ".join(shlex.split(found[2] or ""))
-        key, equals, of = value.partition("=")
-        if not typed:  # within a sentence the name alone
+        # Within a sentence only the name of the option is replaced.
+        if not only_options:
             if is_keyword(name):
-                return found[0].replace(f"--{found[1]}", name, 1)
-            return found[0]
+                return option.replace(f"--{found[1]}", name, 1)
+            return option
+        key, equals, of_key = value.partition("=")
         if name == "set" and equals:
             if is_keyword("settings"):
-                return f"settings={{{key!r}: {_literal(of)}}}"
-            return found[0]
+                return f"settings={{{key!r}: {_literal(of_key)}}}"
+            return option
         if name in ("sweep", "option") and equals:
             if is_keyword(key):
-                return f"{key}={_literal(of)}"
-            return found[0]
+                return f"{key}={_literal(of_key)}"
+            return option
         if is_keyword(name):
             literal = "True"
             if value:
                 literal = _literal(value)
             return f"{name}={literal}"
-        return found[0]
+        return option
 
-    return _OPTION.sub(written, text)
+    return _OPTION.sub(as_keyword, text)
 
 
 def _literal(value: str) -> str:
-    """A value as Python writes it; a word in capitals stands for one and is left."""
+    """A value as a literal of Python; a placeholder in capitals is unchanged."""
     if "," in value:
         items = ", ".join(map(_literal, value.split(",")))
         return f"[{items}]"
@@ -149,5 +151,5 @@ def _literal(value: str) -> str:
 
 
 def fields_of(config: type, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The keywords that are fields of a configuration, as a section for ``resolve``."""
+    """The given keywords that are fields of a configuration, as a section for ``resolve``."""
     return {item.name: given[item.name] for item in fields(config) if item.name in given}

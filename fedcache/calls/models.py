@@ -1,4 +1,4 @@
-"""Models of finished runs on rows, as ``evaluate`` and ``personalise`` of the Python API ask for them."""
+"""Models of finished runs, for ``load_model``, ``evaluate`` and ``personalise`` of the Python API."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ from fedcache.store.store import Store
 
 
 def place_of(source: object) -> Path:
-    """The directory of a run, which the first letters of its digest name too, or a model file. Raises UsageError."""
+    """The directory of a run, from a ``Run``, a path or the first letters of a digest; or a model file.
+
+    Raises UsageError for any other object.
+    """
     if isinstance(source, Run):
         return source.path
     if not isinstance(source, str | Path):
@@ -43,12 +46,12 @@ def place_of(source: object) -> Path:
 
 
 def load_model(source: object, **given: Any) -> Model:
-    """The model of what ``place_of`` takes; arguments and errors as of ``fedcache.load_model``."""
+    """The model of a run or a model file; arguments and errors as of ``fedcache.load_model``."""
     return predict_run.load_model(place_of(source), **given)
 
 
 def path_of(store: Store | str | Path | None) -> str | None:
-    """A store or file as an option has it. Raises UsageError for what is neither."""
+    """A store or file as the value of an option. Raises UsageError for any other object."""
     if store is not None and not isinstance(store, str | Path | Store):
         raise UsageError(
             f"Expected a store, a path or a name; found {type(store).__name__}.",
@@ -67,7 +70,7 @@ def evaluate(given: Mapping[str, Any]) -> RunEvaluation:
         raise UsageError(
             "The second argument is a dataset; found a store.", "fc.evaluate(run, store=store)"
         )
-    # Exactly one argument says which rows the model is measured on.
+    # Exactly one argument names the rows to evaluate on.
     rows = {name: path_of(given[name]) for name in ("dataset", "store", "embeddings")}
     named = [name for name, value in rows.items() if value is not None]
     if len(named) != 1:
@@ -91,15 +94,10 @@ def evaluate(given: Mapping[str, Any]) -> RunEvaluation:
         str(given["client_prior"]),
         config.weights,
     )
-    request = EvaluateOptions(
-        **rows,
-        split=given["split"],
-        with_images=with_images,
-    )
+    request = EvaluateOptions(**rows, split=given["split"], with_images=with_images)
     home = Home.from_environment()
     place = place_of(given["source"])
     observer = given["observer"] or Silent()
-    # The same call as the command's, for one run.
     (found,) = evaluate_runs([place], options, request, config, home, observer, Stop())
     if out is not None:
         images = None
@@ -121,18 +119,13 @@ def personalise(given: Mapping[str, Any]) -> Personalised:
     )
     place = place_of(given["source"])
     observer = given["observer"] or Silent()
-    return personalise_run(
-        place,
-        options,
-        request,
-        given["device"] or "auto",
-        Home.from_environment(),
-        observer,
-        Stop(),
-    )
+    device = given["device"] or "auto"
+    home = Home.from_environment()
+    return personalise_run(place, options, request, device, home, observer, Stop())
 
 
 def _word(seed: int | str | None) -> str | None:
+    """A seed as the value of an option."""
     if seed is None:
         return None
     return str(seed)

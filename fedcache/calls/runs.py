@@ -1,4 +1,4 @@
-"""Finished runs, as ``compare`` and ``report`` of the Python API read them."""
+"""Finished runs, for ``compare`` and ``report`` of the Python API."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Queries: TypeAlias = "RunQuery | Iterable[RunQuery] | None"
 
 
 def compare(runs: Queries, root: str | Path | None, **how: Any) -> Comparisons:
-    """Comparisons of runs below ``root``, or of the home; ``how`` are options of ``compare_entries``."""
+    """Comparisons of runs in ``root``, or in the home for None; ``how`` are options of ``compare_entries``."""
     folder = Home.from_environment().runs
     if root is not None:
         folder = Path(root)

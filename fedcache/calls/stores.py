@@ -1,4 +1,4 @@
-"""Stores and partitions, as ``extract``, ``ingest``, ``partition`` and ``shard`` of the Python API make them."""
+"""Stores and partitions, for ``extract``, ``ingest``, ``join``, ``partition`` and ``shard`` of the Python API."""
 
 from __future__ import annotations
 
@@ -22,32 +22,29 @@ from fedcache.tables.roles import ColumnChoice
 
 
 def opened(store: Store | str | Path | None) -> Store:
-    """A store, also by its path; None is the only one, or that of fedcache.toml."""
+    """A store, given as an object or a path; None for the store of fedcache.toml or the only one."""
     if store is not None and not isinstance(store, str | Path):
         return store
     return need_store(Home.from_environment(), path=store)
 
 
 def extract(given: Mapping[str, Any], store: str | Path | None, observer: Observer | None) -> Store:
-    """The store of an extraction; ``given`` are fields of ``ExtractConfig``, or images instead of a dataset."""
+    """The store of an extraction; ``given`` are fields of ``ExtractConfig``, but its dataset may be images."""
+    named = dict(given)
     # Modules in memory become names that this process knows.
-    if given.get("backbones"):
-        named = {**given, "backbones": backbone_names(given["backbones"])}
-    else:
-        named = dict(given)
-    # A dataset is a spec, or the images themselves.
+    if named.get("backbones"):
+        named["backbones"] = backbone_names(named["backbones"])
     refuse_remote(store, "store")
-    if isinstance(named.get("dataset"), str):
-        images = None
-    else:
+    # A dataset is a spec, or the images themselves.
+    images = None
+    if not isinstance(named.get("dataset"), str):
         images = named.pop("dataset", None)
     config = resolve(ExtractConfig, named, {}, "extract()")
     place = None
     if store:
         place = Path(store)
-    return extract_dataset(
-        config, Home.from_environment(), store=place, observer=observer, images=images
-    ).store
+    home = Home.from_environment()
+    return extract_dataset(config, home, store=place, observer=observer, images=images).store
 
 
 def ingest(
@@ -60,10 +57,12 @@ def ingest(
     drop_nan: bool,
     observer: Observer | None,
 ) -> Store:
-    """The store of embeddings from a file; ``keys`` are the columns of features, labels, split, names, domains, groups,
-    the labels that mean none, and whether there are none.
+    """The store of embeddings from a file.
 
-    Raises UsageError for columns that are no words, in addition to what ``ingest_file`` raises.
+    ``keys`` are the columns of features, labels, split, names, domains and groups, then the labels that mean "no
+    label", and whether there are no labels at all.
+
+    Raises UsageError for a column that is not given by its name, and the errors of ``ingest_file``.
     """
     if not isinstance(file, str | Path):
         raise UsageError(
@@ -77,24 +76,16 @@ def ingest(
             raise UsageError(
                 f"{key!r} is not the name of a column.", 'For example label_key="diagnosis"'
             )
+    # () means no groups; None means that fedcache chooses them.
     only = None
-    # No groups at all is a choice, and differs from leaving the choice to the file.
     if groups is not None:
         only = _names(groups)
-    if isinstance(no_label, str | int | float):
-        values = [no_label]
-    else:
+    values = [no_label]
+    if not isinstance(no_label, str | int | float):
         values = list(no_label)
-    choice = ColumnChoice(
-        _names(features),
-        label,
-        split,
-        row_name,
-        domain,
-        only,
-        tuple(str(value) for value in values),
-        unlabelled,
-    )
+    no_labels = tuple(map(str, values))
+    columns = _names(features)
+    choice = ColumnChoice(columns, label, split, row_name, domain, only, no_labels, unlabelled)
     place = None
     if store:
         place = Path(store)
@@ -116,15 +107,20 @@ def join(
     max_bad: str,
     observer: Observer | None,
 ) -> Store:
-    """The store of all parts, which are named by their folders or opened."""
+    """The store of all parts, each given as a folder or an opened store."""
     if isinstance(parts, str | Path | Store):
         parts = [parts]
-    folders = [part.path if isinstance(part, Store) else part for part in parts]
+    folders: list[str | Path] = []
+    for part in parts:
+        if isinstance(part, Store):
+            folders.append(part.path)
+        else:
+            folders.append(part)
     return join_parts(folders, store, Home.from_environment(), max_bad, observer or Silent())
 
 
 def _names(given: str | Sequence[str]) -> tuple[str, ...]:
-    """One name or several."""
+    """One name or several names, as a tuple."""
     if isinstance(given, str):
         return (given,)
     return tuple(given)
@@ -133,9 +129,9 @@ def _names(given: str | Sequence[str]) -> tuple[str, ...]:
 def partition(
     store: Store | str | Path | None, scheme: object, seed: int, name: str | None, /, **options: Any
 ) -> Partition:
-    """A partition by a scheme or of clients that are given, saved in the store unless it is published.
+    """A partition by a scheme, or with given clients; it is saved in the store unless the store is published.
 
-    ``options`` are those of the scheme.
+    ``options`` are arguments of the scheme.
     """
     made = opened(store)
     if is_given(scheme):
@@ -146,8 +142,9 @@ def partition(
 
 
 def keep_partition(home: Home, parts: Partition) -> Path:
-    """The file of a partition of a published store, which takes no partitions itself: ``partitions/`` of the home."""
-    file = home.root / "partitions" / f"{parts.default_name()}-{parts.digest[:16]}.partition"
+    """The file of a partition of a published store, in ``partitions/`` of the home; it is written if it is missing."""
+    name = f"{parts.default_name()}-{parts.digest[:16]}"
+    file = home.root / "partitions" / f"{name}.partition"
     if not file.exists():
         make_private(home.root)
         make_private(file.parent)
@@ -156,7 +153,7 @@ def keep_partition(home: Home, parts: Partition) -> Path:
 
 
 def shard(store: Store | str | Path | None, parts: Partition, out: str | Path | None) -> Path:
-    """The directory of one store per client. Raises UsageError for the name of a partition in its place."""
+    """Write one store per client; their directory. Raises UsageError for the name of a partition instead of it."""
     if isinstance(parts, str):
         raise UsageError(
             f"parts is {parts!r}, expected a partition.",

@@ -1,4 +1,4 @@
-"""Runs and grids, as ``train`` and ``grid`` of the Python API start them."""
+"""Runs and grids, for ``train`` and ``grid`` of the Python API."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from fedcache.runs.trackers.choose import tracking
 from fedcache.store.store import Store
 
 Methods = str | Method | Sequence[str | Method]
-"""Names of methods, and methods of the caller's own."""
+"""Names of methods, and the caller's own methods."""
 
 
 def train_config(
@@ -38,20 +38,21 @@ def train_config(
 ) -> TrainConfig:
     """The configuration of ``train``.
 
-    A partition that the store does not hold is saved in it, or in the home where the store is published.
+    A partition that is not in the store is saved there; for a published store, it is saved in the home.
     """
-    # Objects of Python become the words of a configuration, as the command line has them.
+    # Objects of Python become the texts of a configuration.
     if isinstance(seeds, int):
         seeds = (seeds,)
     chosen = tuple(seeds)
     if not chosen:
         raise UsageError("seeds is empty.", "For example seeds=range(3)")
-    if not (parts is None or isinstance(parts, str) or hasattr(parts, "to_payload")):
+    is_partition = hasattr(parts, "to_payload")
+    if parts is not None and not isinstance(parts, str) and not is_partition:
         raise UsageError(
             f"parts is {parts!r}, expected a partition or the name of a saved one.",
             "fc.partition(store, 'iid')",
         )
-    if not (settings is None or hasattr(settings, "items")):
+    if settings is not None and not hasattr(settings, "items"):
         raise UsageError(
             f"settings is {settings!r}, expected names and values.",
             "For example settings={'lr': 0.1}",
@@ -68,7 +69,7 @@ def train_config(
     if isinstance(parts, str):
         flags["partition"] = parts
     elif parts is not None:
-        # A partition in memory is saved under its own name, with its digest where another one has that name.
+        # A partition in memory is saved under its name and digest, unless the store has it under its name.
         held = opened(store)
         name = parts.default_name()
         if name not in held.partitions or held.partition(name).get("digest") != parts.digest:
@@ -96,13 +97,13 @@ def train(
     track: str | Sequence[str] | None,
     fresh: bool,
 ) -> Run:
-    """One run; ``given`` are fields of ``TrainConfig``, the other arguments as of ``fedcache.train``."""
+    """Train one run; ``given`` are fields of ``TrainConfig``, the other arguments are those of ``fedcache.train``."""
     if not isinstance(method, str) and not hasattr(method, "fit"):
         raise UsageError(
             f"method is {method!r}, expected the name of a method or a Method.",
             "fedcache methods list",
         )
-    # A method that comes along is meant by its name; any other object takes the place of the one that is named.
+    # A method of fedcache is used by its name; an object of the caller replaces the method of its name.
     own = None
     if isinstance(method, str):
         name = method
@@ -122,9 +123,10 @@ def train(
 
 
 def named(method: str | Method, jobs: int) -> str:
-    """The name of a method; one of the caller's own is registered under its name.
+    """The name of a method; the caller's own method is registered under its name.
 
-    Raises UsageError for what is no method, a name of fedcache's own, and processes that would not know it.
+    Raises UsageError for an object that is no method, for an own method with the name of one of fedcache, and for an
+    own method with ``jobs`` above 1.
     """
     if isinstance(method, str):
         return method
@@ -156,7 +158,7 @@ def grid(
     sampling: tuple[str, int | None, str],
     **request: Any,
 ) -> Grid:
-    """A trained grid; ``sampling`` as of ``Sampling``, ``request`` of ``request_grid``. Raises as ``fedcache.grid``."""
+    """Train a grid, with arguments of ``Sampling`` and of ``request_grid``. Raises as ``fedcache.grid``."""
     given: list[Any] = [methods]
     if isinstance(methods, list | tuple):
         given = list(methods)
@@ -165,7 +167,7 @@ def grid(
         raise UsageError(
             "No method was given.", "For example fc.grid(['fedavg', 'fedproto'], store, parts)"
         )
-    # Swept values are words, which each setting parses.
+    # Swept values are texts, which each setting parses.
     words = {}
     for key, values in sweeps.items():
         if not isinstance(values, list | tuple | range):
@@ -173,7 +175,7 @@ def grid(
         words[key] = tuple(map(str, values))
     home = Home.from_environment()
     if words.get("hold_out") == (EACH,):
-        # Each value of a column is held out in turn: the values are read from the data.
+        # Each value of a column is held out in turn; the values come from the data.
         words = {"by": ("domain",), **words}
         if len(words["by"]) != 1:
             raise UsageError(
@@ -182,9 +184,8 @@ def grid(
         least = "1"
         if len(words.get("min_rows", ())) == 1:
             least = words["min_rows"][0]
-        words["hold_out"] = every_value(
-            words["by"][0], config, home, min_rows=least, observer=observer
-        )
+        column = words["by"][0]
+        words["hold_out"] = every_value(column, config, home, min_rows=least, observer=observer)
     with tracking(track, home, None, observer) as hooks:
         every: list[OnRound] = [*hooks]
         if on_round is not None:
@@ -193,8 +194,9 @@ def grid(
             names, words, config, home, sampler=Sampling(*sampling), **request
         )
         done = train_points(points, jobs=jobs, observer=observer, hooks=every)
-    # Points that failed do not hide the others: the error comes after all have ended.
-    lost = [*done.damaged, *done.failed]
+    # An error of some points is raised after all points have ended.
     if done.code is not Exit.OK:
-        raise FedcacheError(done.code, "\n".join(p.message for p in lost), lost[0].hint)
+        lost = [*done.damaged, *done.failed]
+        messages = "\n".join(point.message for point in lost)
+        raise FedcacheError(done.code, messages, lost[0].hint)
     return done

@@ -1,4 +1,4 @@
-"""``fedcache backbones``: frozen backbones, their weights, and whether they would work right now."""
+"""``fedcache backbones``: list frozen backbones, and get, import and check their weights."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedcache.commands.options import Weights, command, pairs
+from fedcache.commands.options import ListedName, Weights, command, pairs
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
 from fedcache.config import Home
 from fedcache.errors import FedcacheError, shell_word
@@ -20,8 +20,6 @@ backbones = typer.Typer(
     name="backbones", help="Frozen backbones and their weights.", no_args_is_help=True
 )
 
-Name = Annotated[str, typer.Argument(help="A name from the list.")]
-
 
 @backbones.command("list")
 @command("backbones list")
@@ -31,8 +29,8 @@ def backbones_list(weights: Weights = None) -> CommandResult:
     Example: fedcache backbones list
     """
     home = Home.from_environment()
-    given = {k: Path(v).expanduser() for k, v in pairs(weights, "--weights").items()}
-    entries = known(given=given, home=home.root, memory=memory_of(home), offline=home.offline)
+    files = _weight_files(weights)
+    entries = known(given=files, home=home.root, memory=memory_of(home), offline=home.offline)
     rows = []
     for e in entries:
         ready = "no"
@@ -42,23 +40,24 @@ def backbones_list(weights: Weights = None) -> CommandResult:
     shown = TextTable(
         "", ("backbone", "width", "pixels", "ready", "weights"), rows, right=("width", "pixels")
     )
-    # Backbones of other packages are not in `known`: fedcache has to import them to know their width.
-    others = [
-        {"name": p.name, "origin": p.origin, "place": p.place}
-        for p in plugins("backbones").values()
-    ]
+    # Backbones of other packages are not in `known`, because fedcache has to import them to know their width.
+    data = list(entries)
     lines = []
     for plugin in plugins("backbones").values():
-        place = f"module:{plugin.place}"
-        lines.append(f"Plug-in: {plugin.name} ({plugin.origin}), which is {place}")
-    return CommandResult(
-        {"backbones": [*entries, *others]}, lines, renderables=[shown], listing=True
-    )
+        data.append({"name": plugin.name, "origin": plugin.origin, "place": plugin.place})
+        lines.append(f"Plug-in: {plugin.name} ({plugin.origin}), which is module:{plugin.place}")
+    return CommandResult({"backbones": data}, lines, renderables=[shown], listing=True)
+
+
+def _weight_files(weights: list[str] | None) -> dict[str, Path]:
+    """Backbone -> local file of its weights, from ``--weights``."""
+    files = pairs(weights, "--weights")
+    return {name: Path(file).expanduser() for name, file in files.items()}
 
 
 @backbones.command("info")
 @command("backbones info")
-def backbones_info(name: Name) -> CommandResult:
+def backbones_info(name: ListedName) -> CommandResult:
     """Show one backbone: its native recipe and where fedcache looks for its weights.
 
     Example: fedcache backbones info clip-rn50
@@ -66,7 +65,7 @@ def backbones_info(name: Name) -> CommandResult:
     note_named(name)
     home = Home.from_environment()
     backbone = lookup(name, home=home.root)
-    # The status is one of three: ready, to be downloaded, or missing with the command that gets it.
+    # The status is ready, to be downloaded, or missing with the command that gets the weights.
     try:
         found = locate(
             backbone, given={}, home=home.root, memory=memory_of(home), offline=home.offline
@@ -95,9 +94,9 @@ def backbones_info(name: Name) -> CommandResult:
     ]
     if backbone.licence:
         lines.append(f"licence       {backbone.licence}")
-    lines += [
-        f"{key:<14}{value}" for key, value in recipe.items() if key not in ("backbone", "weights")
-    ]
+    for key, value in recipe.items():
+        if key not in ("backbone", "weights"):
+            lines.append(f"{key:<14}{value}")
     return CommandResult(data, lines)
 
 
@@ -129,7 +128,7 @@ def backbones_import(
 
 @backbones.command("pull")
 @command("backbones pull")
-def backbones_pull(observer: TerminalObserver, name: Name) -> CommandResult:
+def backbones_pull(observer: TerminalObserver, name: ListedName) -> CommandResult:
     """Download published weights; prints size and source first.
 
     Example: fedcache backbones pull clip-rn50
@@ -156,17 +155,14 @@ def backbones_pull(observer: TerminalObserver, name: Name) -> CommandResult:
 
 @backbones.command("verify")
 @command("backbones verify")
-def backbones_verify(name: Name, weights: Weights = None) -> CommandResult:
+def backbones_verify(name: ListedName, weights: Weights = None) -> CommandResult:
     """Load a backbone and run it once, to check that weights are complete, shapes right and outputs finite.
 
     Example: fedcache backbones verify glyph-clip
     """
     note_named(name)
     home = Home.from_environment()
-    given = {k: Path(v).expanduser() for k, v in pairs(weights, "--weights").items()}
-    data: dict[str, Any] = check_backbone(name, given, home)
-    width = data["width"]
-    origin = data["origin"]
+    data: dict[str, Any] = check_backbone(name, _weight_files(weights), home)
+    features = f"{data['width']} features from {data['origin']}"
     digest = data["sha256"][:16]
-    line = f"{name}: {width} features from {origin}, sha256 {digest}; finite."
-    return CommandResult(data, [line])
+    return CommandResult(data, [f"{name}: {features}, sha256 {digest}; finite."])

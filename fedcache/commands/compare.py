@@ -1,4 +1,4 @@
-"""``fedcache compare``."""
+"""``fedcache compare``: finished runs, with intervals and tests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,15 @@ from typing import Annotated, Any
 
 import typer
 
-from fedcache.commands.options import Given, command, complete_runs, pick, runs_directory
+from fedcache.commands.options import (
+    Given,
+    RunQuery,
+    RunsDirectory,
+    command,
+    need_folder,
+    pick,
+    runs_directory,
+)
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable, plain_line
 from fedcache.config import option
 from fedcache.errors import UsageError, unknown
@@ -27,7 +35,7 @@ ENDINGS = {".md": "markdown", ".tex": "latex"}
 
 @dataclass(frozen=True)
 class CompareOptions:
-    """Options that say how much is compared and printed."""
+    """Options that choose which pairs are compared and how much is printed."""
 
     pairs: str | None = option(
         None,
@@ -43,20 +51,8 @@ class CompareOptions:
 def compare(
     observer: TerminalObserver,
     given: Given,
-    runs: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="RUN",
-            help="Runs: directories, names in `fedcache runs list` or their start, tag:NAME, method:NAME, "
-            "dataset:NAME or partition:NAME. Default: all runs.",
-            show_default=False,
-            autocompletion=complete_runs,
-        ),
-    ] = None,
-    folder: Annotated[
-        Path | None,
-        typer.Option("--runs", help="Directory of results, instead of $FEDCACHE_HOME/runs."),
-    ] = None,
+    runs: RunQuery = None,
+    folder: RunsDirectory = None,
     over: Annotated[
         str | None,
         typer.Option(
@@ -129,7 +125,7 @@ def compare(
     pairs = given["pairs"] or "best"
     try:
         check(over=over, metric=metric, test=test, against=against, pairs=pairs, level=level)
-    except UsageError as error:  # names are those of Python
+    except UsageError as error:  # its hint has the names of Python
         raise UsageError(error.message, error.hint.replace("_", "-")) from None
     written = written_format(form, out, observer.as_json)
     if plot is not None:
@@ -141,7 +137,7 @@ def compare(
     for left in found.left_out:
         observer.warn(f"{left.sentence} {left.hint}")
     if not runs and not found.entries and not found.left_out:
-        # As `runs list` answers: nothing is wrong with a home that is new.
+        # A new home without runs is no error; `runs list` answers the same.
         sentence = f"No result under {root} yet."
         empty: dict[str, Any] = {"comparisons": [], "sentences": [sentence], "left_out": []}
         return CommandResult(empty, [sentence, "fedcache grid --method fedavg,fed3r --seeds 0-4"])
@@ -160,7 +156,8 @@ def compare(
     shown: list[Any] = []
     last = list(made.sentences)
     if given["everything"]:
-        shown = [each for table in made.tables for each in tables_of(table)]
+        for table in made.tables:
+            shown += tables_of(table)
     elif made.tables:
         title, sheet, last = summary(made)
         shown.append(TextTable(title, sheet.columns, sheet.rows, right=sheet.columns[1:]))
@@ -171,7 +168,7 @@ def compare(
 
 
 def _as_document(made: Comparisons, form: str | None) -> str:
-    """The tables as LaTeX or, for every other format, as Markdown."""
+    """The tables as LaTeX, or as Markdown for any other format."""
     if form == "latex":
         return made.latex()
     return made.markdown()
@@ -198,22 +195,21 @@ def written_format(form: str | None, out: Path | None, as_json: bool) -> str | N
             f"Cannot write {out.name!r}: its ending is {ending!r}, expected .md or .tex.",
             f"-o {out.with_suffix('.md')}",
         )
-    if not out.parent.is_dir():
-        raise UsageError(f"The directory {out.parent} does not exist.", f"mkdir -p {out.parent}")
+    need_folder(out)
     return written
 
 
 def tables_of(c: Comparison) -> list[Any]:
-    """The table of one setting, that of differences in addition to it, and the sentences below."""
+    """The table of one setting, the table of differences if there is one, and the sentences below them."""
     main = values(c)
-    beside = differences(c)
+    of_pairs = differences(c)
     if c.chosen is None:
         word = "highest"
         named = ", ".join(c.best)
     else:
         word = "chosen"
         named = c.chosen
-    # The last column marks the best row, and with a dagger the rows that are not significantly different from it.
+    # The last column marks the best row, and with a dagger the rows that do not differ significantly from it.
     rows = []
     for i, row in enumerate(main.rows):
         mark = ""
@@ -223,13 +219,16 @@ def tables_of(c: Comparison) -> list[Any]:
             mark = "†"
         rows.append((*row, mark))
     shown = [TextTable(c.setting, (*main.columns, ""), rows, right=main.columns[1:])]
-    if beside is not None:
+    if of_pairs is not None:
         title = "pairs"
-        if beside.columns[0] == "run":
+        if of_pairs.columns[0] == "run":
             title = f"minus {c.reference}"
-        shown.append(TextTable(title, beside.columns, beside.rows, right=beside.columns[1:]))
+        columns = of_pairs.columns
+        shown.append(TextTable(title, columns, of_pairs.rows, right=columns[1:]))
     # In a document the caption explains the bold row; here it is replaced by the name of that row.
     bold = f" Bold: {c.chosen_by}."
     capital = c.chosen_by[:1].upper() + c.chosen_by[1:]
-    text = caption(c).removeprefix(f"{c.setting}: ").replace(bold, f" {capital}: {named}.")
-    return [*shown, *map(plain_line, [text, *sentences(c)]), plain_line("")]
+    text = caption(c).removeprefix(f"{c.setting}: ")
+    text = text.replace(bold, f" {capital}: {named}.")
+    below = [text, *sentences(c), ""]
+    return [*shown, *map(plain_line, below)]

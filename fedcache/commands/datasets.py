@@ -1,4 +1,4 @@
-"""``fedcache datasets``: what there is, where it comes from, and whether it is here."""
+"""``fedcache datasets``: list, describe, check and download datasets."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedcache.commands.options import Given, bare, command, flags_of, pick
+from fedcache.commands.options import Given, ListedName, bare, command, flags_of, pick
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
 from fedcache.config import ExtractConfig, Home, option_name
 from fedcache.errors import Exit, MachineError, shell_word
@@ -33,9 +33,7 @@ COLUMNS = (
     "no_label",
     "unlabelled",
 )
-"""Options that say what a column means."""
-
-Name = Annotated[str, typer.Argument(help="A name from the list.")]
+"""Options that give columns a meaning."""
 
 
 @datasets.command("list")
@@ -62,7 +60,7 @@ def datasets_list() -> CommandResult:
     bare(pick(ExtractConfig, "data")),
     bare(pick(ExtractConfig, "layout", *COLUMNS)),
 )
-def datasets_info(observer: TerminalObserver, name: Name, given: Given) -> CommandResult:
+def datasets_info(observer: TerminalObserver, name: ListedName, given: Given) -> CommandResult:
     """Show one dataset. A specification such as folder:PATH is read and counted.
 
     Columns are chosen as for `fedcache extract`.
@@ -70,7 +68,7 @@ def datasets_info(observer: TerminalObserver, name: Name, given: Given) -> Comma
     Example: fedcache datasets info paper:cifar10
     """
     home = Home.from_environment()
-    # Options that name columns become part of the spec, so that the name of the dataset says how it is read.
+    # Options that name columns become part of the spec, so the name of the dataset says how it is read.
     columns = {option_name(item): given[item.name] for item in pick(ExtractConfig, *COLUMNS)}
     if given["unlabelled"]:
         columns["--unlabelled"] = "yes"
@@ -78,9 +76,8 @@ def datasets_info(observer: TerminalObserver, name: Name, given: Given) -> Comma
     roots = roots_of(flags_of(ExtractConfig, given).get("data", {}))
     found = info(full_spec(name), roots=roots, data=home.data)
     # A dataset that is a file or a folder of the user is read and counted, not only described.
-    own = {spec.partition(":")[0] for spec in FILES} | {
-        reader.name for reader in plugins("datasets").values()
-    }
+    own = {spec.partition(":")[0] for spec in FILES}
+    own |= {reader.name for reader in plugins("datasets").values()}
     kind, separator, _ = name.partition(":")
     if separator and kind in own:
         with progress_of(observer, "reading", holds_of(name)) as progress:
@@ -95,13 +92,14 @@ def datasets_info(observer: TerminalObserver, name: Name, given: Given) -> Comma
             "domains": list(read.domains),
             "digest": read.digest,
         }
-    return CommandResult(
-        found, [line for key, value in found.items() for line in _value_lines(key, value)]
-    )
+    lines = []
+    for key, value in found.items():
+        lines += _value_lines(key, value)
+    return CommandResult(found, lines)
 
 
 def _value_lines(key: str, value: Any) -> list[str]:
-    """One line, or one for each of a list of sentences or tables."""
+    """A value in one line, or a list of sentences or tables with a line for each."""
     if not isinstance(value, list):
         return [f"{key:<12}{value}"]
     if key in ("classes", "domains", "splits"):
@@ -118,6 +116,7 @@ def _value_lines(key: str, value: Any) -> list[str]:
 
 
 def _flat(value: Any) -> str:
+    """A value of JSON in one line."""
     if isinstance(value, dict):
         return ", ".join(f"{key} {_flat(held)}" for key, held in value.items() if held)
     if isinstance(value, list):
@@ -128,7 +127,7 @@ def _flat(value: Any) -> str:
 @datasets.command("check")
 @command("datasets check")
 def datasets_check(
-    name: Name,
+    name: ListedName,
     path: Annotated[Path, typer.Argument(help="Folder into which the dataset was unpacked.")],
 ) -> CommandResult:
     """Check a copy of a paper's dataset for missing files and wrong counts (exit code 4 missing, 5 wrong).
@@ -159,7 +158,7 @@ def datasets_check(
 @command("datasets pull")
 def datasets_pull(
     observer: TerminalObserver,
-    name: Name,
+    name: ListedName,
     mirror: Annotated[
         str | None,
         typer.Option("--from", help="Address of a mirror that has the same files (paper:NAME)."),

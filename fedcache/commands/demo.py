@@ -1,4 +1,4 @@
-"""``fedcache demo``: the main job on data and weights that pip brings, through the same calls as the commands."""
+"""``fedcache demo``: extraction, partitions and training on data and weights that come with the installed packages."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 BACKBONES = ("efficientnet-lite0", "glyph-clip")
 SIZE = "96"
-"""The digits are at most 32 pixels wide: 96 keeps the features and takes a fifth of the time of 224."""
+"""Input size of efficientnet-lite0. The digits are at most 32 pixels wide, and 96 takes a fifth of the time of 224."""
 
 PARTITIONS: tuple[tuple[str, PartitionConfig], ...] = (
     ("feature-shift", PartitionConfig("feature-shift", options={"shots": 10})),
@@ -59,7 +59,7 @@ SHOWN = (
     "lp-plus-plus",
     "solo",
 )
-"""One of each kind, in a minute on two cores; the others take longer or train encoders. ``--methods`` takes any."""
+"""Default methods, one of each kind: a minute on two cores. Others take longer or train encoders."""
 
 
 @command("demo")
@@ -100,16 +100,14 @@ def demo(
         check_methods([name])
     rows: list[dict[str, Any]] = []
     made: list[Run] = []
-    # A second demo takes everything from the cache: stores, partitions and runs.
     with stop_on_signals(stop.ask, observer.note):
-        # Extract the features once; every method is then trained on both partitions.
+        # Features are extracted once; every method is then trained on both partitions.
         path = extract_features(home, observer, stop)
-        saved = make_partitions(path, observer)
+        partitions = make_partitions(path, observer)
         for name in names:
-            runs = {
-                label: train_method(name, part, path, home, rounds, observer, stop)
-                for label, part in saved.items()
-            }
+            runs = {}
+            for label, partition in partitions.items():
+                runs[label] = train_method(name, partition, path, home, rounds, observer, stop)
             rows.append(table_row(name, runs, score))
             made += runs.values()
         page = home.root / "demo.html"
@@ -136,14 +134,14 @@ def demo(
 
 
 def print_command(observer: TerminalObserver, *words: str) -> None:
-    """The command a user would type."""
+    """Note the command that a user would type."""
     observer.note(f"$ fedcache {shlex.join(words)}")
 
 
 def extract_features(home: Home, observer: TerminalObserver, stop: Stop) -> str:
-    """Features of both backbones, each image decoded once.
+    """Extract the features of both backbones, each image decoded once; the path of the store.
 
-    The digits' own template becomes the current one, whatever was extracted before: the table does not depend on it.
+    The default templates of the digits become the current ones, so the table does not depend on earlier extractions.
     """
     recipe = {f"{BACKBONES[0]}:size": SIZE}
     config = ExtractConfig(dataset="digits", backbones=BACKBONES, recipe=recipe)
@@ -155,7 +153,7 @@ def extract_features(home: Home, observer: TerminalObserver, stop: Stop) -> str:
 
 
 def make_partitions(store: str, observer: TerminalObserver) -> dict[str, str]:
-    """The two partitions, saved in the store."""
+    """Save the two partitions in the store; label -> name of the partition."""
     opened = Store.open(Path(store))
     names = {}
     for label, config in PARTITIONS:
@@ -178,13 +176,13 @@ def train_method(
     observer: TerminalObserver,
     stop: Stop,
 ) -> Run:
-    """One run; text methods take glyph-clip, the others efficientnet-lite0."""
+    """Train one run; methods that need texts use glyph-clip, the others efficientnet-lite0."""
     from fedcache.runs.loop import train
 
+    image_backbone, text_backbone = BACKBONES
+    backbone = image_backbone
     if "text" in find_method(name).needs:
-        backbone = BACKBONES[1]
-    else:
-        backbone = BACKBONES[0]
+        backbone = text_backbone
     config = TrainConfig(
         method=name,
         store=store,
@@ -199,17 +197,19 @@ def train_method(
 
 
 def central_lines(rows: list[dict[str, Any]]) -> list[str]:
-    """Sentences on global models that are above central training, with possible reasons; [] if none is."""
-    central = [row for row in rows if row["name"] == "central"]
+    """Sentences on global models that are more accurate than central training, and why that is possible."""
     lines = []
-    for bound in central:
-        alike = [r for r in rows if (r["protocol"], r["backbone"]) == ("global", bound["backbone"])]
+    for central in rows:
+        if central["name"] != "central":
+            continue
+        kind = ("global", central["backbone"])
+        comparable = [row for row in rows if (row["protocol"], row["backbone"]) == kind]
         for label, _ in PARTITIONS:
-            least = bound["accuracy"][label] or 0.0
-            above = [r["name"] for r in alike if (r["accuracy"][label] or 0.0) > least]
-            if above:
+            bound = central["accuracy"][label] or 0.0
+            better = [r["name"] for r in comparable if (r["accuracy"][label] or 0.0) > bound]
+            if better:
                 lines.append(
-                    f"Above central on {label}: {', '.join(above)}. Central minimises the training "
+                    f"Above central on {label}: {', '.join(better)}. Central minimises the training "
                     "cross-entropy of a linear head on all rows; another loss or model can classify more "
                     "test rows correctly."
                 )
@@ -217,8 +217,9 @@ def central_lines(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def table_row(name: str, runs: dict[str, Run], score: str) -> dict[str, Any]:
-    """One line of the table."""
+    """The figures of a method, from its runs by partition."""
     first = next(iter(runs.values()))
+    durations = [run.measured.get("seconds", {}) for run in runs.values()]
     return {
         "name": name,
         "backbone": first.result["backbones"][0],
@@ -226,22 +227,25 @@ def table_row(name: str, runs: dict[str, Run], score: str) -> dict[str, Any]:
         "accuracy": {label: score_of(run.result, score).mean for label, run in runs.items()},
         "zero_shot": {label: run.accuracy.get("zero_shot") for label, run in runs.items()},
         "sends": first.traffic["exact"]["per_client_round"]["up"],
-        "seconds": sum(run.measured.get("seconds", {}).get("train", 0.0) for run in runs.values()),
+        "seconds": sum(seconds.get("train", 0.0) for seconds in durations),
         "digests": {label: run.result["digest"] for label, run in runs.items()},
     }
 
 
 def demo_table(rows: list[dict[str, Any]], score: str) -> object:
-    """Accuracy on both partitions, zero-shot for methods that start from class texts, traffic, and seconds."""
+    """A table of accuracy on both partitions, zero-shot accuracy, traffic and seconds, with a row for each method."""
     labels = [label for label, _ in PARTITIONS]
     cells = []
     for row in rows:
-        line = [row["name"], row["backbone"]]
-        line += [percent(row["accuracy"][label]) for label in labels]
+        accuracies = [percent(row["accuracy"][label]) for label in labels]
+        zero_shots = []
         for label in labels:
-            untrained = row["zero_shot"][label]
             # Methods that do not start from class texts have no zero-shot accuracy.
-            line.append("" if untrained is None else percent(untrained))
+            shown = ""
+            if row["zero_shot"][label] is not None:
+                shown = percent(row["zero_shot"][label])
+            zero_shots.append(shown)
+        line = [row["name"], row["backbone"], *accuracies, *zero_shots]
         cells.append((*line, f"{row['sends']:,.0f}", f"{row['seconds']:.2f}"))
     accuracy = [f"{label} %" for label in labels]
     zero_shot = [f"zero-shot {label} %" for label in labels]

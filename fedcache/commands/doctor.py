@@ -22,9 +22,9 @@ from fedcache.extract.backbones.backbone import library_caches
 from fedcache.extract.device import cores, resolve_device
 
 ROOM = 1 << 30
-"""Free bytes below which the home is too full to work with: a store of 60,000 images is a tenth of it."""
+"""Least free bytes of the home's disk: a store of 60,000 images takes a tenth of it."""
 REQUIREMENT = re.compile(r"([\w-]+)[^;]*?>=([\d.]+)(?:.*extra == .([\w-]+))?")
-"""A line of the package's metadata: name, least version, and the extra that asks for it."""
+"""A line of the package's metadata: name, least version, and the extra that needs it."""
 OF_DEVELOPERS = {"audit", "browser", "dev", "docs", "notebooks", "release"}
 
 Row = dict[str, str]
@@ -41,16 +41,15 @@ def doctor() -> CommandResult:
     home = Home.from_environment()
     checks = [*packages(), machine(), device(), home_row(home), torch_cache(), offline(home)]
     checks += extras()
-    # A missing extra is a warning; only what fails makes the command fail.
+    # A missing extra is a warning, which does not make the command fail.
     bad = [c for c in checks if c["status"] == "fail"]
     rows = [(c["name"], c["status"], c["found"], c["hint"]) for c in checks]
     shown = TextTable("", ("what", "status", "found", "what to do"), rows)
     lines = [f"Problems found: {len(bad)}."]
     data = {"entries": checks, "problems": len(bad)}
+    code = Exit.OK
     if bad:
         code = Exit.ENVIRONMENT
-    else:
-        code = Exit.OK
     return CommandResult(data, lines, code, [shown], listing=True)
 
 
@@ -68,21 +67,26 @@ def config(observer: TerminalObserver, config: ConfigFile = None) -> CommandResu
         name: resolve(kind, sections.get(name, {}), {}) for name, kind in SECTIONS.items()
     }
     home = Home.from_environment()
-    # With --json, settings without a value are null; as TOML they would be left out.
-    shown = {
-        name: {**dict.fromkeys(f.name for f in fields(made)), **to_table(made)}
-        for name, made in merged.items()
-    }
-    lines = [line for name, made in merged.items() for line in (*to_toml(name, made), "")]
+    shown = {}
+    lines = []
+    for name, made in merged.items():
+        # With --json, settings without a value are null; as TOML they would be left out.
+        empty = dict.fromkeys(item.name for item in fields(made))
+        shown[name] = {**empty, **to_table(made)}
+        lines += [*to_toml(name, made), ""]
     observer.note(f"FEDCACHE_HOME is {home.root}.")
     return CommandResult({"home": str(home.root), "offline": home.offline, **shown}, lines[:-1])
 
 
+SHAPES: Mapping[Any, str] = {int | None: "NUMBER", str | None: '"TEXT"'}
+"""Type of a setting -> a placeholder for its value in TOML."""
+
+
 def to_toml(section: str, config: Any) -> list[str]:
-    """A configuration as lines of TOML: what has no value is commented out, with its meaning."""
+    """A configuration as lines of TOML; a setting without a value is commented out, with its meaning."""
     import tomli_w
 
-    # Values come first; settings without a value follow as comments, and tables last, as TOML wants them.
+    # Values come first; settings without a value follow as comments, and tables last, as TOML requires.
     values = to_table(config)
     plain = {k: v for k, v in values.items() if not isinstance(v, dict)}
     lines = tomli_w.dumps({section: plain}).rstrip().splitlines() or [f"[{section}]"]
@@ -91,45 +95,42 @@ def to_toml(section: str, config: Any) -> list[str]:
     for item in fields(config):
         if item.name in values:
             if item.name not in plain:
-                tables += [
-                    "",
-                    *tomli_w.dumps({section: {item.name: values[item.name]}}).rstrip().splitlines(),
-                ]
+                table = tomli_w.dumps({section: {item.name: values[item.name]}})
+                tables += ["", *table.rstrip().splitlines()]
             continue
         info: OptionInfo = item.metadata["option"]
+        meaning = info.meaning
         if info.default:
-            meaning = f"{info.meaning} Default: {info.default}."
-        else:
-            meaning = info.meaning
-        # The shape shows what may be written there.
-        if typing.get_origin(hints[item.name]) is Mapping:
+            meaning += f" Default: {info.default}."
+        hint = hints[item.name]
+        if typing.get_origin(hint) is Mapping:
             tables += ["", f"# [{section}.{item.name}]  # {meaning}"]
         else:
-            shape = {int | None: "NUMBER", str | None: '"TEXT"'}.get(
-                hints[item.name], '["TEXT", "TEXT"]'
-            )
+            shape = SHAPES.get(hint, '["TEXT", "TEXT"]')
             lines.append(f"# {item.name} = {shape}  # {meaning}")
     return [*lines, *tables]
 
 
 def check(name: str, status: str, found: str, hint: str = "") -> Row:
-    """One line: status is ``ok``, ``warn`` (works, but look) or ``fail`` (something will not work)."""
+    """A row of the table; the status is ``ok``, ``warn`` or ``fail`` (something will not work)."""
     return {"name": name, "status": status, "found": found, "hint": hint}
 
 
 def requirements() -> dict[str, dict[str, str]]:
-    """Extra ("" for the core) -> packages it needs -> least version, as the installed fedcache says."""
+    """Extra ("" for the core) -> package -> its least version, from the metadata of the installed fedcache."""
     found: dict[str, dict[str, str]] = defaultdict(dict)
     if installed("fedcache") is None:
-        return found  # it runs from a folder of its sources
+        return found  # fedcache runs from a folder of its sources
     for line in requires("fedcache") or ():
-        if match := REQUIREMENT.match(line):
-            found[match[3] or ""][match[1]] = match[2]
+        match = REQUIREMENT.match(line)
+        if match:
+            extra = match[3] or ""
+            found[extra][match[1]] = match[2]
     return found
 
 
 def installed(name: str) -> str | None:
-    """The version of a package; None without it."""
+    """The version of a package; None if it is not installed."""
     try:
         return version(name)
     except PackageNotFoundError:
@@ -137,47 +138,42 @@ def installed(name: str) -> str | None:
 
 
 def packages() -> list[Row]:
-    """Python, and the packages that fedcache cannot do without."""
-    core = requirements()[""]
-    return [
-        check("Python", "ok", sys.version.split()[0]),
-        *(package(name, low) for name, low in core.items()),
-    ]
+    """Python, and the packages that fedcache requires."""
+    rows = [check("Python", "ok", sys.version.split()[0])]
+    rows += [package(name, least) for name, least in requirements()[""].items()]
+    return rows
 
 
-def package(name: str, low: str) -> Row:
-    """A package and its least version."""
+def package(name: str, least: str) -> Row:
+    """The row of a package that needs at least this version."""
     found = installed(name)
-    if found is not None and _numbers(found) >= _numbers(low):
+    if found is not None and _numbers(found) >= _numbers(least):
         return check(name, "ok", found)
     message = "not installed"
     if found:
-        message = f"{found}, needs {low}"
-    return check(name, "fail", message, f"pip install -U {shell_word(f'{name}>={low}')}")
+        message = f"{found}, needs {least}"
+    requirement = shell_word(f"{name}>={least}")
+    return check(name, "fail", message, f"pip install -U {requirement}")
 
 
 def _numbers(version: str) -> list[int]:
-    return [int(part) for part in version.split("+")[0].split(".")[:3] if part.isdigit()]
+    """The first three numbers of a version, for comparisons."""
+    public = version.split("+")[0]
+    return [int(part) for part in public.split(".")[:3] if part.isdigit()]
 
 
 def extras() -> list[Row]:
-    """Optional extras; one that is missing is no problem."""
+    """Optional extras; a missing one is a warning."""
     rows = []
     for extra, needed in requirements().items():
-        # Extras of developers are no concern of an installation.
+        # Users do not need the extras of developers.
         if not extra or extra in OF_DEVELOPERS:
             continue
         missing = [name for name in needed if installed(name) is None]
         if missing:
             found = f"without {', '.join(missing)}"
-            rows.append(
-                check(
-                    f"extra {extra}",
-                    "warn",
-                    found,
-                    f"pip install {shell_word(f'fedcache[{extra}]')}",
-                )
-            )
+            requirement = shell_word(f"fedcache[{extra}]")
+            rows.append(check(f"extra {extra}", "warn", found, f"pip install {requirement}"))
         else:
             rows.append(check(f"extra {extra}", "ok", ", ".join(needed)))
     return rows
@@ -190,9 +186,9 @@ def machine() -> Row:
 
 
 def device() -> Row:
-    """The device of ``--device auto``, with the reason. A broken torch must not end the other checks."""
+    """The device of ``--device auto``, with the reason. A broken torch does not end the other checks."""
     try:
-        import torchvision  # noqa: F401  fails where it was built for another torch
+        import torchvision  # noqa: F401  fails if it was built for another torch
 
         found = resolve_device("auto")
     except Exception as error:
@@ -214,7 +210,7 @@ def _existing(folder: Path) -> Path:
 
 
 def home_row(home: Home) -> Row:
-    """The home directory: writable, and with room."""
+    """The home directory: whether it is writable, and its free space."""
     folder = _existing(home.root)
     free = shutil.disk_usage(folder).free
     found = f"{home.root}, {free / 1e9:,.1f} GB free"

@@ -1,4 +1,4 @@
-"""``fedcache evaluate``."""
+"""``fedcache evaluate``: trained models on labelled data."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ MODEL = worded(
     meaning="Also score each client's own test rows with a prior from the client's class shares.",
 )
 SHOWN = 12
-"""Classes and domains that are printed; -o writes all of them."""
+"""Number of classes and domains that are printed; -o writes all of them."""
 
 RunNames = Annotated[
     list[str],
@@ -68,7 +68,7 @@ def evaluate(observer: TerminalObserver, given: Given, run: RunNames) -> Command
     model = configured(ModelOptions, given)
     request = configured(EvaluateOptions, given)
     config = replace(configured(ExtractConfig, given), dataset=request.dataset)
-    # Exactly one option says which rows the models are measured on.
+    # Exactly one option names the rows to evaluate on.
     rows = {
         "--dataset": request.dataset,
         "--store": request.store,
@@ -100,7 +100,7 @@ def evaluate(observer: TerminalObserver, given: Given, run: RunNames) -> Command
 
 
 def evaluation_answer(found: list[RunEvaluation], out: Path | None) -> CommandResult:
-    """Evaluations for a person: a table of all runs, and of a single one its classes and domains."""
+    """The answer: a table of all runs, and for a single run also its classes and domains."""
     lines = list(dict.fromkeys(f"On {e.rows}." for e in found))
     columns = (
         "run",
@@ -116,7 +116,7 @@ def evaluation_answer(found: list[RunEvaluation], out: Path | None) -> CommandRe
     )
     right = ("rows", *columns[4:])
     tables = [TextTable("", columns, [_cells(e) for e in found], right)]
-    # Sentences name their run where there are several.
+    # Sentences name their run if there are several.
     for e in found:
         prefix = ""
         if len(found) > 1:
@@ -124,19 +124,19 @@ def evaluation_answer(found: list[RunEvaluation], out: Path | None) -> CommandRe
         lines += [prefix + sentence for sentence in e.sentences()]
     if len(found) == 1:
         tables += details(found[0])
-    if out is not None:
-        lines.append(str(out))
     written = None
     if out is not None:
         written = str(out)
+        lines.append(written)
     data: dict[str, Any] = {"runs": [e.to_dict() for e in found], "out": written}
     return CommandResult(data, lines, Exit.OK, tables)
 
 
 def _cells(e: RunEvaluation) -> list[Any]:
+    """The row of a run in the table."""
     m = e.measures
     interval = ""
-    # Of clients' own models the spread over clients is shown, of one model the interval over test rows.
+    # Personal models have a spread over clients, one global model has an interval over test rows.
     if e.clients is not None:
         if e.clients.std is not None:
             interval = f"std {100 * e.clients.std:.2f}"
@@ -160,21 +160,19 @@ def _cells(e: RunEvaluation) -> list[Any]:
 
 
 def details(e: RunEvaluation) -> list[TextTable]:
-    """Domains, the classes that are right least often, and the most frequent mistakes."""
+    """Tables of the domains, and of the classes with the lowest accuracy."""
     made = []
     if len(e.measures.by_domain) > 1:
-        domains = [
-            (n, f"{d.rows:,}", percent(d.accuracy))
-            for n, d in list(e.measures.by_domain.items())[:SHOWN]
-        ]
-        made.append(
-            TextTable("", ("domain", "rows", "accuracy %"), domains, ("rows", "accuracy %"))
-        )
+        domains = []
+        for name, domain in list(e.measures.by_domain.items())[:SHOWN]:
+            domains.append((name, f"{domain.rows:,}", percent(domain.accuracy)))
+        columns: tuple[str, ...] = ("domain", "rows", "accuracy %")
+        made.append(TextTable("", columns, domains, columns[1:]))
     worst = sorted(e.measures.by_class, key=lambda c: c.recall or 0.0)[:SHOWN]
-    rows = [
-        (c.name, f"{c.rows:,}", percent(c.recall), percent(c.precision), percent(c.f1))
-        for c in worst
-    ]
+    rows = []
+    for c in worst:
+        scores = map(percent, (c.recall, c.precision, c.f1))
+        rows.append((c.name, f"{c.rows:,}", *scores))
     columns = ("class", "rows", "accuracy %", "precision %", "F1 %")
     title = ""
     if len(e.measures.by_class) > SHOWN:

@@ -1,4 +1,4 @@
-"""Features to and from other programs and people: ``ingest``, ``export`` and ``publish``."""
+"""Commands that exchange features with other programs and people: ``ingest``, ``export`` and ``publish``."""
 
 from __future__ import annotations
 
@@ -76,7 +76,6 @@ def ingest(
     """
     home = Home.from_environment()
     choice = configured(ColumnChoice, given)
-    # The columns are read and checked first; the store appears whole or not at all.
     done = ingest_file(
         home,
         file,
@@ -135,10 +134,8 @@ def export(
     keys = chosen_arrays(opened, split_list(backbones))
     out = files[0]
     rows = write_file(opened, out, keys)
-    arrays = ", ".join(keys)
-    return CommandResult(
-        {"path": str(out), "rows": rows, "arrays": keys}, [f"{rows:,} rows of {arrays}: {out}"]
-    )
+    line = f"{rows:,} rows of {', '.join(keys)}: {out}"
+    return CommandResult({"path": str(out), "rows": rows, "arrays": keys}, [line])
 
 
 @command("publish")

@@ -1,4 +1,4 @@
-"""``fedcache export-model``."""
+"""``fedcache export-model``: trained models for other programs."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def export_model(observer: TerminalObserver, given: Given, run: RunName) -> Comm
         backbones = ", ".join(one["backbones"]) or "no known backbone"
         lines.append(f"  reads {one['name']} {shape} ({backbones})")
     if "difference" in done.written:
-        # How far the exported program is from the model that was trained, measured on random rows.
+        # Largest difference between the exported program and the trained model, measured on random rows.
         gap = done.written["difference"]
         scores = f"{gap['scores']:.1g}"
         probabilities = f"{gap['probabilities']:.1g}"

@@ -1,4 +1,4 @@
-"""``fedcache extract``."""
+"""``fedcache extract`` and ``fedcache join``."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ from fedcache.runs.partitions import make_partition, write_shards
 from fedcache.store.manifest import QUARANTINE, join_command
 
 SHOWN = 10
-"""Unreadable images that are named on the terminal; quarantine.jsonl names all."""
+"""Number of unreadable images that are named on the terminal; quarantine.jsonl names all."""
 
 
 @dataclass(frozen=True)
 class ComputeOptions:
-    """What ``extract`` takes besides the configuration: whether to compute, and what to reuse."""
+    """Options of ``extract`` outside of the configuration: whether to compute, and what to reuse."""
 
     dry_run: bool = option(
         False, "Print the plan, the bytes and the time; compute nothing.", RESULTS, common=True
@@ -125,10 +125,11 @@ def extract(
 
     Example: fedcache extract --dataset folder:photos.zip --backbones efficientnet-lite0 --size 128
     """
-    keep_freed_memory()  # for what is computed in this process
+    keep_freed_memory()  # for extraction in this process
     given = {**given, "dataset": dataset_of(named, given["dataset"])}
     compute = configured(ComputeOptions, given)
-    resolved = configured(ExtractConfig, given, read_file(config, observer.note).get("extract"))
+    section = read_file(config, observer.note).get("extract")
+    resolved = configured(ExtractConfig, given, section)
     if partition is None:
         refuse_scheme_options(given, out)
     elif resolved.part is not None:
@@ -154,21 +155,22 @@ def extract(
     answer = done.to_dict()
     lines = [describe_line(done), *growth_lines(done), *text_lines(done), *cut_lines(done)]
     lines += bad_lines(done.bad, done.path, done.holds)
-    if done.part is not None and not compute.dry_run:
-        lines.append(
-            f"This is {done.part}. When all parts are finished:  {join_command(done.path)}"
-        )
-    if partition is not None and not compute.dry_run:
-        count, target = write_client_stores(done, partition, given, out, observer)
-        answer["shards"] = str(target)
-        lines.append(f"{count} client stores: {target}")
     code = Exit.OK
-    if done.images > done.ok and not compute.dry_run:
-        code = Exit.QUARANTINED
-    if done.skipped and not compute.dry_run:
-        skipped = ", ".join(done.skipped)
-        lines.append(f"Skipped for missing weights: {skipped}")
-    return CommandResult(answer, [*lines, str(done.path)], code, [arrays_table(done)])
+    if not compute.dry_run:
+        if done.part is not None:
+            following = join_command(done.path)
+            lines.append(f"This is {done.part}. When all parts are finished:  {following}")
+        if partition is not None:
+            count, target = write_client_stores(done, partition, given, out, observer)
+            answer["shards"] = str(target)
+            lines.append(f"{count} client stores: {target}")
+        if done.images > done.ok:
+            code = Exit.QUARANTINED
+        if done.skipped:
+            skipped = ", ".join(done.skipped)
+            lines.append(f"Skipped for missing weights: {skipped}")
+    lines.append(str(done.path))
+    return CommandResult(answer, lines, code, [arrays_table(done)])
 
 
 @command("join")
@@ -212,13 +214,16 @@ def join(
     code = Exit.OK
     if store.rows_ok < store.rows:
         code = Exit.QUARANTINED
-    joined = f"{counted(len(parts), 'part')} joined: {', '.join(sorted(store.arrays))} of {store.rows_ok:,} rows."
-    lines = [joined, *bad_lines(store.quarantined(), store.path)]
-    return CommandResult(data, [*lines, str(store.path)], code)
+    joined = counted(len(parts), "part")
+    arrays = ", ".join(sorted(store.arrays))
+    lines = [f"{joined} joined: {arrays} of {store.rows_ok:,} rows."]
+    lines += bad_lines(store.quarantined(), store.path)
+    lines.append(str(store.path))
+    return CommandResult(data, lines, code)
 
 
 def dataset_of(named: str | None, spec: str | None) -> str | None:
-    """The dataset that was named as an argument, or by ``--dataset``. Raises UsageError for two different ones."""
+    """The dataset that was named as an argument or by ``--dataset``. Raises UsageError if they differ."""
     if named is None:
         return spec
     if spec is not None and spec != named:
@@ -227,9 +232,12 @@ def dataset_of(named: str | None, spec: str | None) -> str | None:
 
 
 def refuse_scheme_options(given: Given, out: str | None) -> None:
-    """Refuse options of a scheme where there is no ``--partition``. Raises UsageError."""
-    names = ("clients", "options", "seed", *(item.name for item in fields(SchemeArguments)))
-    if any(value is not None for value in (*(given[name] for name in names), out)):
+    """Refuse options of a scheme without ``--partition``. Raises UsageError."""
+    names = ["clients", "options", "seed"]
+    names += [item.name for item in fields(SchemeArguments)]
+    values = [given[name] for name in names]
+    values.append(out)
+    if any(value is not None for value in values):
         raise UsageError(
             "Options of a partition scheme were given without --partition, which writes one store per "
             "client.",
@@ -240,19 +248,17 @@ def refuse_scheme_options(given: Given, out: str | None) -> None:
 def write_client_stores(
     done: Extraction, scheme: str, given: Given, out: str | None, observer: TerminalObserver
 ) -> tuple[int, Path]:
-    """One store per client by a scheme; how many, and the directory of them."""
-    if given["clients"] is None:
-        clients = {}
-    else:
-        clients = {"clients": given["clients"]}
-    made = make_partition(
-        done.store, scheme, seed=given["seed"] or 0, **clients, **scheme_arguments(given)
-    )
+    """Write one store per client by a scheme; return their number and their directory."""
+    clients = {}
+    if given["clients"] is not None:
+        clients["clients"] = given["clients"]
+    arguments = scheme_arguments(given)
+    made = make_partition(done.store, scheme, seed=given["seed"] or 0, **clients, **arguments)
     return len(made.clients), write_shards(done.store, made, out, observer)
 
 
 def describe_line(done: Extraction) -> str:
-    """One sentence on what was computed."""
+    """A sentence on the computed features, or on the plan of a dry run."""
     holds = done.holds
     quarantined = ""
     if done.images > done.ok and done.ok:
@@ -285,7 +291,7 @@ def describe_line(done: Extraction) -> str:
 
 
 def growth_lines(done: Extraction) -> list[str]:
-    """What was taken over from an earlier state of the dataset."""
+    """A sentence on the rows of an earlier state of the dataset; [] if there are none."""
     if done.growth is not None:
         return [f"Since the store it grows from: {describe_growth(done.growth, done.holds)}."]
     if done.vanished:
@@ -297,21 +303,22 @@ def growth_lines(done: Extraction) -> list[str]:
 
 
 def text_lines(done: Extraction) -> list[str]:
-    """What became of the prompt templates; nothing where they were current before."""
+    """A line for each backbone with new prompt templates; none for templates that were current before."""
     words = {
         "computed": "computed and current from now on",
         "made current": "current again, as stored",
         "to compute": "to be computed",
     }
-    return [
-        f"Text of {t['backbone']}: {quoted(t['templates'])}, {words[t['state']]}."
-        for t in done.text
-        if t["state"] in words
-    ]
+    lines = []
+    for text in done.text:
+        state = words.get(text["state"])
+        if state is not None:
+            lines.append(f"Text of {text['backbone']}: {quoted(text['templates'])}, {state}.")
+    return lines
 
 
 def cut_lines(done: Extraction) -> list[str]:
-    """How many texts or sounds a model reads only a part of."""
+    """A line for each backbone that reads only a part of some texts or sounds, with their number."""
     recipes = {a["backbone"]: a["recipe"] for a in done.arrays}
     one = one_of(done.holds)
     lines = []
@@ -324,11 +331,11 @@ def cut_lines(done: Extraction) -> list[str]:
 
 
 def bad_lines(bad: Sequence[Mapping[str, Any]], store: Path, holds: str = IMAGES) -> list[str]:
-    """The images that could not be read, by name and reason: the first ten, then where the others are."""
+    """Names of the first ``SHOWN`` unreadable images, with reasons, and the file with all of them; [] for none."""
     if not bad:
         return []
-    what = counted(len(bad), one_of(holds))
-    lines = [f"{what} could not be read; training, scoring and export skip unreadable rows:"]
+    images = counted(len(bad), one_of(holds))
+    lines = [f"{images} could not be read; training, scoring and export skip unreadable rows:"]
     lines += [f"  {visible(entry['name'])}: {entry['reason']}" for entry in bad[:SHOWN]]
     more = ""
     if len(bad) > SHOWN:
@@ -337,18 +344,13 @@ def bad_lines(bad: Sequence[Mapping[str, Any]], store: Path, holds: str = IMAGES
 
 
 def arrays_table(done: Extraction) -> object:
-    """The arrays of an extraction."""
-    rows = [
-        (
-            a["key"],
-            f"{a['backbone']}@{a['recipe']['size']}",
-            "x".join(map(str, a["shape"])),
-            a["dtype"],
-            a["state"],
-            a.get("forward_batches", ""),
-        )
-        for a in done.arrays
-    ]
+    """A table of the arrays of an extraction."""
+    rows = []
+    for a in done.arrays:
+        backbone = f"{a['backbone']}@{a['recipe']['size']}"
+        shape = "x".join(map(str, a["shape"]))
+        batches = a.get("forward_batches", "")
+        rows.append((a["key"], backbone, shape, a["dtype"], a["state"], batches))
     return TextTable(
         "",
         ("array", "backbone", "shape", "dtype", "before this run", "forward batches"),

@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
-from fedcache.commands.options import command, runs_directory
+from fedcache.commands.options import RunQuery, RunsDirectory, command, runs_directory
 from fedcache.commands.output import CommandResult, TerminalObserver
-from fedcache.commands.report import Root, RunQuery
 from fedcache.report.figure_file import LISTED, write_figure
 
 
@@ -43,7 +42,7 @@ def figure(
     embed: Annotated[
         str, typer.Option("--embed", help="Projection of the figure `features`: pca | tsne | umap.")
     ] = "pca",
-    root: Root = None,
+    root: RunsDirectory = None,
 ) -> CommandResult:
     """Draw one figure of runs for a paper, with embedded fonts.
 

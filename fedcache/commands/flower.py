@@ -16,9 +16,9 @@ from fedcache.commands.options import (
     RunOptions,
     check_methods,
     command,
-    pairs,
     pick,
     split_list,
+    sweep_lists,
     train_config,
 )
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
@@ -28,6 +28,7 @@ from fedcache.errors import Exit, FedcacheError, UsageError, shell_word
 from fedcache.federate.engines.flower.network import Address, run_app
 from fedcache.federate.engines.flower.processes import make_keys, need_flower, read_keys
 from fedcache.federate.engines.flower.site_names import names_of
+from fedcache.grids.result import point_words
 from fedcache.process import stop_on_signals
 
 flower = typer.Typer(
@@ -58,7 +59,7 @@ RUN_FIELDS = [
     ),
     *pick(RunOptions, "runs", "fresh"),
 ]
-"""What of a run can be chosen where each client is a site; ``federate.engines.flower.plan`` says why no more."""
+"""Options of a run that apply where each client is a site; ``federate.engines.flower.plan`` explains the others."""
 
 Sweep = Annotated[
     list[str] | None,
@@ -117,15 +118,12 @@ SuperLink = Annotated[str, typer.Option("--superlink", help="Address of the serv
 
 
 def plan_of(given: Given, sweep: Sequence[str] | None, **terms: Any) -> Any:
-    """The plan of a federation: its run from the options, the points of a sweep, and the terms of its sites."""
+    """The plan of a federation: the options of its run, the points of a sweep, and the settings for its sites."""
     if given["method"]:
         check_methods([given["method"]])
     # Sites compute on their CPU, one client each, so the options of a simulation do not apply.
     train = train_config({}, {**given, "execution": "sequential", "device": "cpu"})
-    swept = {
-        key: tuple(value.strip() for value in values.split(",") if value.strip())
-        for key, values in pairs(sweep, "--sweep", once=True).items()
-    }
+    swept = sweep_lists(sweep)
     runs = ""
     if given["runs"]:
         runs = str(Path(given["runs"]).expanduser().resolve())
@@ -197,12 +195,14 @@ def keys(
     names = split_list(sites, "--sites")
     hosts = split_list(host, "--host")
     made = make_keys(out, names, hosts)
-    lines = [f"{made.path}", f"fedcache flower server --keys {shell_word(made.path)} --port 8000"]
-    lines += [
-        f"Give {made.site(name)} to {name}, and nothing else of the folder." for name in made.nodes
-    ]
-    known = {name: str(made.site(name)) for name in made.nodes}
-    return CommandResult({"path": str(made.path), "ca": str(made.ca), "sites": known}, lines)
+    path = str(made.path)
+    lines = [path, f"fedcache flower server --keys {shell_word(made.path)} --port 8000"]
+    folders = {}
+    for name in made.nodes:
+        folder = str(made.site(name))
+        lines.append(f"Give {folder} to {name}, and nothing else of the folder.")
+        folders[name] = folder
+    return CommandResult({"path": path, "ca": str(made.ca), "sites": folders}, lines)
 
 
 @flower.command()
@@ -350,8 +350,8 @@ def run(
         ca = read_keys(keys).ca
     address = Address.parse(superlink, ca)
     address.need_loopback("Take --keys KEYS, the folder that the server was started with.")
-    with _taking_all_along():
-        return _ended(run_app(known.path, address, _telling(observer)))
+    with _ending_on_sigterm():
+        return _ended(run_app(known.path, address, _notifier(observer)))
 
 
 @flower.command()
@@ -390,23 +390,17 @@ def up(
         "secure": secure,
         "secure_bound": secure_bound,
     }
-    # A site for each client store; an empty folder is refused by `up`, with what makes the stores.
-    plan = plan_of(given, sweep, sites=len(list(shards.glob("*.zarr"))) or 100_000, **terms)
-    with _taking_all_along():
-        return _ended(
-            start(
-                plan,
-                shards,
-                Home.from_environment(),
-                _telling(observer),
-                tls=tls,
-                port=port,
-                keep=logs,
-            )
-        )
+    # A site for each client store. `up` refuses an empty folder, with the command that makes the stores.
+    stores = list(shards.glob("*.zarr"))
+    plan = plan_of(given, sweep, sites=len(stores) or 100_000, **terms)
+    home = Home.from_environment()
+    with _ending_on_sigterm():
+        last = start(plan, shards, home, _notifier(observer), tls=tls, port=port, keep=logs)
+        return _ended(last)
 
 
 def _one_of(keys: Path | None, insecure: bool) -> None:
+    """Refuse both or none of ``--keys`` and ``--insecure``. Raises UsageError."""
     if (keys is None) != insecure:
         problem = "Neither --keys nor --insecure is given."
         if insecure:
@@ -417,7 +411,9 @@ def _one_of(keys: Path | None, insecure: bool) -> None:
         )
 
 
-def _telling(observer: TerminalObserver) -> Callable[[dict[str, Any]], None]:
+def _notifier(observer: TerminalObserver) -> Callable[[dict[str, Any]], None]:
+    """A function that passes the warnings and notes of a federation to an observer."""
+
     def notify(words: dict[str, Any]) -> None:
         if "warn" in words:
             observer.warn(str(words["warn"]))
@@ -428,36 +424,36 @@ def _telling(observer: TerminalObserver) -> Callable[[dict[str, Any]], None]:
 
 
 def _ended(last: dict[str, Any]) -> CommandResult:
-    """The answer of a run's last words. Raises the error that ended it."""
+    """The answer to the last message of an app, which holds its results. Raises the error that ended the app."""
     if "error" in last:
         e = last["error"]
         raise FedcacheError(Exit(int(e["code"])), str(e["message"]), str(e["hint"]))
-    # A run that was stored already is said to be, as nothing was trained.
     lines = []
     for run in last["done"]:
         mean = run["result"]["accuracy"]["mean"]
         shown = "not scored"
         if mean is not None:
             shown = f"{100 * mean:.2f} % as reported by the sites"
-        what = " ".join([run["result"]["method"], *(f"{k}={v}" for k, v in run["sweep"].items())])
+        # Nothing was trained for a run that was stored already.
         if run["reused"]:
             shown += " (stored)"
-        lines.append(f"{what}: {shown}  {run['path']}")
+        words = point_words(run["result"]["method"], run["sweep"])
+        lines.append(f"{words}: {shown}  {run['path']}")
         lines += model_lines(Path(run["path"]), run["result"])
     return CommandResult({"runs": last["done"]}, lines)
 
 
 @contextmanager
 def _until_stopped(observer: TerminalObserver) -> Iterator[threading.Event]:
-    """SIGINT and SIGTERM set the event."""
+    """An event that SIGINT and SIGTERM set."""
     stopping = threading.Event()
     with stop_on_signals(stopping.set, observer.note):
         yield stopping
 
 
 @contextmanager
-def _taking_all_along() -> Iterator[None]:
-    """SIGTERM ends the call as SIGINT does, so that what it has started ends with it."""
+def _ending_on_sigterm() -> Iterator[None]:
+    """SIGTERM ends the call as SIGINT does, so that the processes it has started end with it."""
 
     def handle(_number: int, _frame: Any) -> None:
         raise KeyboardInterrupt

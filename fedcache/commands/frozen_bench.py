@@ -1,4 +1,4 @@
-"""``fedcache reproduce frozen-bench``: all methods on frozen features, tuned alike, ranked."""
+"""``fedcache reproduce frozen-bench``: a ranking of all methods on frozen features, tuned in the same way."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from fedcache import __version__
+from fedcache.commands.options import need_folder
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable, plain_line
 from fedcache.config import Home
-from fedcache.errors import MachineError, UsageError, shell_word
+from fedcache.errors import MachineError, shell_word
 from fedcache.extract.backbones import lookup
 from fedcache.process import Stop, keep_freed_memory, stop_on_signals
 from fedcache.reproduce.frozen_bench.study import NAME, BenchBackbone, Study, read_study
@@ -22,28 +23,29 @@ COMMAND = f"fedcache reproduce {NAME}"
 
 
 def chosen_study(on: Sequence[str], only: Mapping[str, Sequence[str]], options: Options) -> Study:
-    """The study with what a user changed of it. Raises UsageError for a word that is none of it."""
+    """The study with the changes of a user. Raises UsageError for an unknown backbone, label or value."""
     study = read_study().with_data(on)
     for name in options.backbones:
         lookup(name, home=Home.from_environment().root)
-    if options.backbones:  # who names a backbone wants it on all data
+    if options.backbones:  # a named backbone is used on all data
         study = replace(study, backbones={name: BenchBackbone() for name in options.backbones})
-    changed: dict[str, Any] = {
-        "rounds": options.rounds,
-        "seeds": options.seeds,
-        "limit": options.limit,
-    }
-    return replace(study, **{k: v for k, v in changed.items() if v is not None}).only(only)
+    if options.rounds is not None:
+        study = replace(study, rounds=options.rounds)
+    if options.seeds is not None:
+        study = replace(study, seeds=options.seeds)
+    if options.limit is not None:
+        study = replace(study, limit=options.limit)
+    return study.only(only)
 
 
 def list_sentence() -> str:
-    """The line on this study in ``reproduce list``."""
+    """The line on this study in the answer of ``reproduce list``."""
     study = read_study()
     looker = RequirementCheck(Home.from_environment())
-    here = [name for name in study.backbones if looker.weights(name) is None]
+    available = [name for name in study.backbones if looker.weights(name) is None]
     treatments = len(study.treatments)
     backbones = len(study.backbones)
-    ready = ", ".join(here) or "none"
+    ready = ", ".join(available) or "none"
     return (
         f"In addition to the papers, all methods on frozen features ({treatments} treatments; {ready} of "
         f"{backbones} backbones available):  {COMMAND}"
@@ -51,7 +53,7 @@ def list_sentence() -> str:
 
 
 def describe_bench() -> CommandResult:
-    """Protocol, and the settings that are tried."""
+    """The answer of ``reproduce info frozen-bench``: the protocol, the treatments and the partitions."""
     study = read_study()
     treatments = len(study.treatments)
     partitions = len(study.partitions)
@@ -64,27 +66,31 @@ def describe_bench() -> CommandResult:
     ]
     rows = []
     for label, t in study.treatments.items():
-        searched = "; ".join(f"{k} {', '.join(v)}" for k, v in t.search.items())
-        rows.append((label, t.method, t.family, _pairs(t.set), searched))
-    deals = [(k, d.scheme, d.clients or "", _pairs(d.options)) for k, d in study.partitions.items()]
+        searched = [f"{key} {', '.join(values)}" for key, values in t.search.items()]
+        rows.append((label, t.method, t.family, _pairs(t.set), "; ".join(searched)))
+    partition_rows = []
+    for label, deal in study.partitions.items():
+        partition_rows.append((label, deal.scheme, deal.clients or "", _pairs(deal.options)))
     shown = [
         TextTable("Treatments", ("treatment", "method", "family", "set", "chosen among"), rows),
-        TextTable("Partitions", ("partition", "scheme", "clients", "arguments"), deals),
+        TextTable("Partitions", ("partition", "scheme", "clients", "arguments"), partition_rows),
     ]
     data = {
         "name": NAME,
         "title": study.title,
-        "treatments": {r[0]: r[1] for r in rows},
+        "treatments": {label: t.method for label, t in study.treatments.items()},
         "partitions": list(study.partitions),
     }
     return CommandResult(data, lines, renderables=shown)
 
 
 def _command(study: Study) -> str:
-    """The command without paths, which differ from machine to machine."""
+    """The command of a study, without paths, which differ between machines."""
     usual = read_study()
-    words = [COMMAND, *(f"--on {label}=..." for label in study.data if study.data != usual.data)]
-    # Backbones of the user's choice are named all; a part of the study's own backbones is chosen by label.
+    words = [COMMAND]
+    if study.data != usual.data:
+        words += [f"--on {label}=..." for label in study.data]
+    # Other backbones than the study's are all named; a part of the study's own backbones is chosen by label.
     if any(usual.backbones.get(label) != backbone for label, backbone in study.backbones.items()):
         backbones = shell_word(",".join(study.backbones))
         words.append(f"--backbones {backbones}")
@@ -98,7 +104,7 @@ def _command(study: Study) -> str:
 
 
 def _pairs(values: Mapping[str, Any]) -> str:
-    """``key value`` of each, with true and false as TOML spells them."""
+    """Keys and values as text, with true and false as TOML spells them."""
     words = []
     for key, value in values.items():
         if isinstance(value, bool):
@@ -113,38 +119,33 @@ def run_bench(
     """Run the study and show its rankings. Raises FedcacheError, as ``run_study``."""
     from fedcache.reproduce.frozen_bench import measure, page
 
-    if out is not None and not out.parent.is_dir():
-        raise UsageError(f"The directory {out.parent} does not exist.", f"mkdir -p {out.parent}")
+    need_folder(out)
     stop = Stop()
     began = time.monotonic()
+    # There are thousands of small runs, and each can use the freed memory of the last one.
     keep_freed_memory()
-    # Thousands of small runs: memory that is freed is kept for the next one.
     with stop_on_signals(stop.ask, observer.note):
         scores = measure.run_study(
             study, Home.from_environment(), options, runs=runs, observer=observer, stop=stop
         )
-    # A study without any score is an error, with the reason of the first.
+    # A study without any score is an error, which gives the reason of the first.
     if not any(s.values for s in scores):
-        why = next(
-            (s.why_not for s in scores),
-            "no combination of data, backbone and partition is available",
-        )
+        why = "no combination of data, backbone and partition is available"
+        if scores:
+            why = scores[0].why_not
         raise MachineError(f"Nothing was compared: {why}", f"fedcache reproduce info {NAME}")
     seconds = sum((s.seconds or 0.0) * len(s.runs) for s in scores)
     facts = {"command": _command(study), "version": __version__, "runs_seconds": seconds}
     data = page.study_data(study, scores, facts)
-    # The JSON next to the page has what the page rounds, and the digests of the runs.
+    # The JSON file next to the page has unrounded numbers, and the digests of the runs.
     if out is not None:
         write_output(out, page.markdown(data).encode())
         write_output(out.with_suffix(".json"), page.as_json(data).encode())
     shown = []
     for ranked in data["rankings"]:
         shown += [plain_line(text) for text in page.sentences(ranked)]
-        shown.append(
-            TextTable(
-                ranked["title"], page.SUMMARY, page.summary_rows(ranked), right=page.SUMMARY[2:]
-            )
-        )
+        rows = page.summary_rows(ranked)
+        shown.append(TextTable(ranked["title"], page.SUMMARY, rows, right=page.SUMMARY[2:]))
     elapsed = time.monotonic() - began
     observer.note(f"{len(scores)} comparisons in {elapsed:,.0f} s")
     lines = []

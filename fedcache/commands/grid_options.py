@@ -1,4 +1,4 @@
-"""The options of ``fedcache grid`` besides those of ``train``."""
+"""The options of ``fedcache grid`` that ``fedcache train`` does not have."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedcache.grids.sampling import PRUNERS, TRIALS
 
 @dataclass(frozen=True)
 class GridOptions:
-    """What ``grid`` takes besides what ``train`` does."""
+    """Options that ``grid`` has in addition to those of ``train``."""
 
     retrain: bool = option(
         False,

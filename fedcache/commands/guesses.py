@@ -1,6 +1,6 @@
 """Answers to command lines that the parser refuses: the command that is probably meant.
 
-The module is imported when a command line was refused, so it may look at all groups of commands and at methods.
+The module is imported only after a command line was refused, so it may import all groups of commands and methods.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from fedcache.errors import UsageError, closest, shell_word
 from fedcache.federate.methods import METHODS
 
 RENAMED = {"--lift": "--execution", "--metric": "--score", "--seed": "--partition-seed"}
-"""Options that releases before 0.3 had -> their names now."""
+"""Options of releases before 0.3 -> their names now."""
 
 HYPERPARAMETERS = {
     "learning_rate": "lr",
@@ -24,7 +24,7 @@ HYPERPARAMETERS = {
     "optimizer": "opt",
     "lambda": "lam",
 }
-"""Names of hyperparameters elsewhere -> their usual names here."""
+"""Names of hyperparameters in other libraries -> their names in fedcache."""
 
 VERBS = {
     "status": "list",
@@ -36,24 +36,24 @@ VERBS = {
     "remove": "rm",
     "delete": "rm",
 }
-"""Words for what some commands do -> the word that most groups of commands have for it."""
+"""Other words for commands -> the word that most groups of commands use."""
 
 OF_STORES = {"list": "ls", "show": "inspect", "rm": "gc"}
-"""The same for stores, whose commands are in no group."""
+"""Command of a group -> the command for stores, which are in no group."""
 
 LIKE = 0.7
-"""Likeness from which on an option is a misspelt one; the scale is that of ``closest``."""
+"""Least likeness, as of ``closest``, at which an option counts as a misspelling of another."""
 
 GROUPS = ("runs", "methods", "backbones", "datasets")
-"""Groups of commands that list and show things, by the name of these things."""
+"""Groups with commands that list and show, named after what they list."""
 
 
 def answer(error: Any, arguments: Sequence[str]) -> UsageError:
-    """An error of the parser with the command that is probably meant, as exactly as it can be known.
+    """An error of the parser, with the command that is probably meant.
 
     Args:
-        error: of click, which typer carries with it.
-        arguments: of the command line.
+        error: an error of the click library that typer contains.
+        arguments: arguments of the command line.
     """
     message = error.format_message()
     context = getattr(error, "ctx", None)
@@ -73,7 +73,9 @@ def answer(error: Any, arguments: Sequence[str]) -> UsageError:
 
 def unknown_option(option: str, message: str, context: Any, arguments: Sequence[str]) -> UsageError:
     """The answer to an option that a command does not have."""
-    known = [name for parameter in context.command.params for name in parameter.opts]
+    known: list[str] = []
+    for parameter in context.command.params:
+        known += parameter.opts
     path = context.command_path
     renamed = RENAMED.get(option)
     if renamed in known:
@@ -82,17 +84,20 @@ def unknown_option(option: str, message: str, context: Any, arguments: Sequence[
         found = hyperparameter(option, path, known, arguments)
         if found is not None:
             return found
-    full = next((name for name in ("--help-all", "--help") if name in known), "--help")
+    full = "--help"
+    if "--help-all" in known:
+        full = "--help-all"
     return UsageError(message, f"See `{path} {full}`.")
 
 
 def hyperparameter(
     option: str, path: str, known: Sequence[str], arguments: Sequence[str]
 ) -> UsageError | None:
-    """The answer to an option that is a hyperparameter of a method; None where another option is meant."""
+    """The answer to an option that is a hyperparameter of a method; None if it is a misspelt option."""
     word = option.removeprefix("--").replace("-", "_")
     key = HYPERPARAMETERS.get(word, word)
-    parts = [part for one in arguments for part in one.replace("=", ",").split(",")]
+    # Methods may be named as arguments, as values of options (--method=a) and in lists (a,b).
+    parts = ",".join(arguments).replace("=", ",").split(",")
     methods = [part for part in parts if part in METHODS]
     for name in methods:
         names = [h.name for h in METHODS[name].hparams]
@@ -103,7 +108,8 @@ def hyperparameter(
                     f"{option} is not an option of {path}: {found} is a hyperparameter of {name}.",
                     line,
                 )
-    if closest(word, [name.strip("-").replace("-", "_") for name in known], LIKE) is not None:
+    options = [name.strip("-").replace("-", "_") for name in known]
+    if closest(word, options, LIKE) is not None:
         return None
     if methods:
         return UsageError(
@@ -117,7 +123,7 @@ def hyperparameter(
 
 
 def _as_setting(option: str, key: str, arguments: Sequence[str]) -> list[str]:
-    """The words of a command line with ``--set key=value`` for an option; ``--sweep`` for several values."""
+    """The arguments with ``--set key=value`` in place of an option, or ``--sweep`` for several values of a grid."""
     words = list(arguments)
     place = next(i for i, word in enumerate(words) if word.partition("=")[0] == option)
     _, equals, value = words[place].partition("=")
@@ -139,10 +145,13 @@ def unknown_command(words: Sequence[str], path: str, commands: Mapping[str, Any]
     verb = VERBS.get(word, word)
     if path != "fedcache":
         shows = next((name for name in ("info", "show") if name in commands), None)
-        if shows is not None and (verb in OF_STORES or closest(word, commands) is None):
-            # The word is a verb of other groups, or the name of what is to be shown.
-            names = rest if verb in OF_STORES else words
-            return UsageError(message, shlex.join([*path.split(), shows, *(names or ["NAME"])]))
+        # The word is a verb of other groups, or the name of something to show.
+        is_verb = verb in OF_STORES
+        if shows is not None and (is_verb or closest(word, commands) is None):
+            names = list(words)
+            if is_verb:
+                names = rest or ["NAME"]
+            return UsageError(message, shlex.join([*path.split(), shows, *names]))
     elif word == "help":
         named = [part for part in rest if not part.startswith("-")]
         return UsageError(message, shlex.join(["fedcache", *named, "--help"]))
@@ -157,7 +166,7 @@ def unknown_command(words: Sequence[str], path: str, commands: Mapping[str, Any]
 
 
 def _of_groups(verb: str, commands: Mapping[str, Any]) -> str:
-    """A sentence with the command of each group that has this verb."""
+    """A sentence with the command for stores, and that of each group with this verb."""
     found = [f"for stores `fedcache {OF_STORES[verb]}`"]
     for group in GROUPS:
         below = commands[group].load().commands

@@ -1,4 +1,4 @@
-"""The help of a command: ``-h`` shows the options that people use, ``--help-all`` all of them; examples come first."""
+"""The help of a command: ``-h`` shows the common options, ``--help-all`` all of them; examples come first."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ from typer.models import ArgumentInfo
 from fedcache.config import PANELS
 
 COMMON = "shown by -h"
-"""In the annotation of a parameter that ``-h`` shows; a configuration's field has ``common`` in its declaration."""
+"""Mark in the annotation of a parameter that ``-h`` shows; the field of a configuration has ``common`` instead."""
 
 FEW = 12
-"""Options of a command up to which ``-h`` shows all of them."""
+"""If a command has no more options than this, ``-h`` shows all of them."""
 
 LINES = 2
-"""Lines that ``-h`` gives to an option; one where the help would be longer than ``PAGE``."""
+"""Most lines of an option in ``-h``; one line if the help would be longer than ``PAGE``."""
 
 PAGE = 40
-"""Lines of the help of ``-h``."""
+"""Most lines of the help of ``-h``."""
 
 CLAUSE = re.compile(r"[,;:.](?= )| (?=\()")
-"""Places where a text that is too long for its lines is cut."""
+"""Places where a text that is too long for its lines may be cut."""
 
 WIDEST = 100
-"""Columns of the help on a wide terminal."""
+"""Most characters of a line of the help."""
 
 LABEL = 27
-"""Columns of the names of options; the text of a longer name begins on the next line."""
+"""Characters of the names of options; after a longer name, the text begins on the next line."""
 
 LONG_DEFAULT = 16
-"""Letters of a default from which on it is left out where an option has one line."""
+"""Most characters of a default in brackets that an option with one line shows."""
 
 OTHERS = "Options"
-"""The panel of options that name none. It comes last."""
+"""The panel of options without a panel. It comes last."""
 
 KINDS = {int: "N", float: "NUMBER", Path: "PATH"}
 """Type of an option -> the word that stands for its value."""
@@ -60,14 +60,16 @@ class Row:
     common: bool
 
     def lines(self, width: int, most: int | None) -> list[str]:
-        """The option in lines of a terminal's width; at most so many, or all of its text for None."""
+        """The option in lines of ``width`` characters: at most ``most`` lines, or its whole text for None."""
         text = self.text
         end = ""
-        if self.default and not (most and self.default == "default: none"):
+        says_none = most and self.default == "default: none"
+        if self.default and not says_none:
             end = f" [{self.default}]"
         if most == 1 and len(end) > LONG_DEFAULT:
             end = ""
         room = width - LABEL - 2
+        # The short help has only the first sentence, and cuts it where it is still too long.
         if most is not None:
             text = re.split(r"\.\s+(?=[A-Z])", text)[0]
         wrapped = textwrap.wrap(text + end, room, break_on_hyphens=False)
@@ -103,11 +105,11 @@ def help_lines(
     """The help of a command in lines.
 
     Args:
-        function: of the command, with its options in its signature.
-        command: its name, as it is typed.
+        function: function of the command, with the options in its signature.
+        command: name of the command, as it is typed.
         usage: the line on its arguments.
-        width: columns of the terminal.
-        everything: whether all options are shown in full, or the common ones in short.
+        width: characters of a line.
+        everything: whether to show all options in full, or the common ones in short.
     """
     rows = sorted(rows_of(function), key=_rank)
     options = sum(bool(row.panel) for row in rows)
@@ -116,8 +118,10 @@ def help_lines(
         shown = [row for row in rows if row.common or not row.panel]
     text, examples = described(function.__doc__ or "")
     paragraphs = text.split("\n\n")
+    if not everything:
+        paragraphs = paragraphs[:1]
     lines: list[str] = []
-    for paragraph in paragraphs if everything else paragraphs[:1]:
+    for paragraph in paragraphs:
         lines += [*textwrap.wrap(paragraph, width, break_on_hyphens=False), ""]
     if examples:
         lines += [*(f"  {example}" for example in examples), ""]
@@ -137,13 +141,14 @@ def help_lines(
             if everything or not panel:
                 lines.append("")
             panel = row.panel
-            lines += [typer.style(panel, bold=True)] if panel else []
+            if panel:
+                lines.append(typer.style(panel, bold=True))
         lines += block
     return [*lines, "", last]
 
 
 def _fitted(rows: Sequence[Row], width: int, room: int) -> list[list[str]]:
-    """The lines of each option: ``LINES`` at most. Options with short second lines get one line until all fit."""
+    """The lines of each option, at most ``LINES``. Options with short last lines get one line until all fit."""
     blocks = [row.lines(width, LINES) for row in rows]
     longer = [number for number, block in enumerate(blocks) if len(block) > 1]
     for number in sorted(longer, key=lambda number: len(blocks[number][-1])):
@@ -160,21 +165,26 @@ def described(documentation: str) -> tuple[str, list[str]]:
 
 
 def rows_of(function: Any) -> list[Row]:
-    """The arguments and options of a command that are not hidden, and not ``--json``, which every command has."""
-    signature = inspect.signature(function)
-    return [
-        _row(parameter)
-        for name, parameter in signature.parameters.items()
-        if name != "json" and not parameter.annotation.__metadata__[0].hidden
-    ]
+    """The arguments and options of a command, without hidden ones and ``--json``, which every command has."""
+    rows = []
+    for name, parameter in inspect.signature(function).parameters.items():
+        info = parameter.annotation.__metadata__[0]
+        if name != "json" and not info.hidden:
+            rows.append(_row(parameter))
+    return rows
+
+
+def declared_names(parameter: inspect.Parameter) -> list[str]:
+    """The names in the declaration of a parameter, such as ``--store``; others than options have no dash."""
+    info = parameter.annotation.__metadata__[0]
+    # Within Annotated typer takes the first name for the default.
+    return [str(name) for name in (info.default, *(info.param_decls or ()))]
 
 
 def names_of(parameter: inspect.Parameter) -> list[str]:
     """The names of an option as they are typed, ``["--store"]``; [] for an argument."""
     info = parameter.annotation.__metadata__[0]
-    # Within Annotated typer takes the first name for the default.
-    names = [str(name) for name in (info.default, *(info.param_decls or ()))]
-    typed = [name for name in names if name.startswith("-")]
+    typed = [name for name in declared_names(parameter) if name.startswith("-")]
     if typed or isinstance(info, ArgumentInfo):
         return typed
     word = parameter.name.replace("_", "-")
@@ -196,7 +206,7 @@ def _row(parameter: inspect.Parameter) -> Row:
 
 
 def _value_word(parameter: inspect.Parameter, names: Sequence[str]) -> str:
-    """The word that stands for the value of an option."""
+    """The placeholder for the value of an option."""
     info = parameter.annotation.__metadata__[0]
     if info.metavar:
         return str(info.metavar).replace("<word>", "WORD")
@@ -205,9 +215,10 @@ def _value_word(parameter: inspect.Parameter, names: Sequence[str]) -> str:
         kind = typing.get_args(kind)[0]
     if kind in KINDS:
         return KINDS[kind]
-    # Names are completed, so these options take names.
+    # An option with completion takes a name; the placeholder is the option's own name.
     if info.autocompletion is not None:
-        return next(name for name in names if name.startswith("--")).strip("-").upper()
+        long_name = next(name for name in names if name.startswith("--"))
+        return long_name.strip("-").upper()
     return "TEXT"
 
 
@@ -219,13 +230,15 @@ def _default(parameter: inspect.Parameter) -> str:
         return "required"
     if isinstance(words, str):
         return f"default: {words}"
-    if words and isinstance(value, str | int | float | Path) and value is not False and value != "":
+    is_plain = isinstance(value, str | int | float | Path)
+    is_empty = value is False or value == ""
+    if words and is_plain and not is_empty:
         return f"default: {value}"
     return ""
 
 
 def _rank(row: Row) -> int:
-    """The place of an option's panel; options of one panel stay in the order of their declarations."""
+    """Sort key of an option: the place of its panel, so options of one panel keep the order of their declarations."""
     if not row.panel:
         return -1
     if row.panel in PANELS:

@@ -1,13 +1,12 @@
-"""``fedcache methods``: every method, what it sends, and which side of each disagreement it is on."""
+"""``fedcache methods``: list all methods, and describe one with its hyperparameters, deviations and traffic."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated
 
 import typer
 
-from fedcache.commands.options import command
+from fedcache.commands.options import ListedName, command
 from fedcache.commands.output import CommandResult, TextTable
 from fedcache.config import PRESETS, Home
 from fedcache.federate.methods import METHODS, NAMES, unknown_method
@@ -18,8 +17,6 @@ from fedcache.report.methods import current_sizes, method_entries, stored_counts
 methods = typer.Typer(
     name="methods", help="Federated methods and their hyperparameters.", no_args_is_help=True
 )
-
-Name = Annotated[str, typer.Argument(help="A name from the list.")]
 
 
 @methods.command("list")
@@ -39,32 +36,27 @@ def methods_list() -> CommandResult:
 
         counted = every_method(sizes)
     entries = method_entries(counted, sizes)
-    rows = [
-        (
-            e["name"],
-            e["summary"],
-            ", ".join(e["needs"]) or "features",
-            f"{e['sends']['scalars']:,}",
-            f"{e['sends']['bytes']:,}",
-            e["fidelity"],
-            e["paper"],
-        )
-        for e in entries
-    ]
-    names = ("method", "description", "clients read", "sends", "bytes", "fidelity", "paper")
-    shown = TextTable("", names, rows, right=("sends", "bytes"))
+    rows = []
+    for e in entries:
+        needs = ", ".join(e["needs"]) or "features"
+        scalars = f"{e['sends']['scalars']:,}"
+        size = f"{e['sends']['bytes']:,}"
+        rows.append((e["name"], e["summary"], needs, scalars, size, e["fidelity"], e["paper"]))
+    data = list(entries)
     lines = [f"Scalars and bytes that one client sends per round, with {sizes.source}."]
-    others = [{"name": p.name, "origin": p.origin} for p in plugins("methods").values()]
-    # What a method of another package sends is not counted: the catalogue was written without it.
+    # The catalogue does not count the traffic of methods of other packages.
     for plugin in plugins("methods").values():
+        data.append({"name": plugin.name, "origin": plugin.origin})
         rows.append((plugin.name, f"plug-in: {plugin.origin}", "", "", "", "", ""))
         lines.append(f"Plug-in: {plugin.name} ({plugin.origin})")
-    return CommandResult({"methods": [*entries, *others]}, lines, renderables=[shown], listing=True)
+    names = ("method", "description", "clients read", "sends", "bytes", "fidelity", "paper")
+    shown = TextTable("", names, rows, right=("sends", "bytes"))
+    return CommandResult({"methods": data}, lines, renderables=[shown], listing=True)
 
 
 @methods.command("info")
 @command("methods info")
-def methods_info(name: Name) -> CommandResult:
+def methods_info(name: ListedName) -> CommandResult:
     """Show one method: its objective, its hyperparameters in every preset, its deviations and the setting of its paper.
 
     Example: fedcache methods info fedpcl
@@ -74,16 +66,11 @@ def methods_info(name: Name) -> CommandResult:
     from fedcache.report.methods import facts
 
     m = METHODS[name]
-    entries = [
-        {
-            "name": h.name,
-            **{preset: h.show_preset(preset) for preset in PRESETS},
-            "legal": h.legal(),
-            "help": h.help,
-        }
-        for h in m.hparams
-    ]
-    # A method of another package may be a copy of one of fedcache's, with its page.
+    entries = []
+    for h in m.hparams:
+        values = {preset: h.show_preset(preset) for preset in PRESETS}
+        entries.append({"name": h.name, **values, "legal": h.legal(), "help": h.help})
+    # A plug-in may be a copy of a method of fedcache and still have the page of that method.
     when = ""
     family = ""
     if name in NAMES and m.page is not None:
@@ -152,28 +139,24 @@ def methods_info(name: Name) -> CommandResult:
     if when:
         lines += [f"When to use it: {when}", ""]
     lines.append(without_codes(facts.objective(m.name)))
-    # A column for the default where it is not the paper's, and for values that were tuned, where some were.
+    # Defaults that differ from the paper, and tuned values, have their own columns.
     presets = ["paper", "official"]
     if m.usual:
         presets.insert(0, "default")
     if m.tuned:
         presets.append("tuned")
-    rows = [
-        (e["name"], *(e[p] for p in presets), e["legal"], without_codes(e["help"])) for e in entries
-    ]
+    rows = []
+    for e in entries:
+        values_shown = [e[preset] for preset in presets]
+        rows.append((e["name"], *values_shown, e["legal"], without_codes(e["help"])))
     columns = ("key", *presets, "legal", "meaning")
     shown = []
     if rows:
         shown.append(TextTable("--set key=value", columns, rows))
     if sides:
+        title = "where the paper and the released code differ"
         decided = [(s["switch"], s["paper"], s["official"]) for s in sides]
-        shown.append(
-            TextTable(
-                "where the paper and the released code differ",
-                ("switch", "paper", "official"),
-                decided,
-            )
-        )
+        shown.append(TextTable(title, ("switch", "paper", "official"), decided))
     if parts:
         columns = ("tensors", "dtype", "meaning", "what the server can learn", "with --dp-noise")
         shown.append(TextTable("what leaves a client in a round", columns, facts.cells(parts)))

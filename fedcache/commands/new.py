@@ -1,4 +1,4 @@
-"""``fedcache new``: a package of one's own that fedcache knows by name, ready to be installed and tested."""
+"""``fedcache new``: a package with a method, backbone or dataset of the user, ready to be installed and tested."""
 
 from __future__ import annotations
 
@@ -29,6 +29,17 @@ new = typer.Typer(
 
 TEMPLATES = Path(__file__).parent / "templates"
 LONGEST = 60
+"""Most characters of a name."""
+
+PLACES = {"method": "method:METHOD", "backbone": "encoder:build", "dataset": "reader"}
+"""Kind -> module of the package with its object, as the entry point names them."""
+
+DESCRIPTIONS = {
+    "method": "A federated method for fedcache: FedAvg whose server moves a part of the way to the average.",
+    "backbone": "A frozen backbone for fedcache: two layers of fixed random filters.",
+    "dataset": "A reader of datasets for fedcache: images listed in a file of JSON lines.",
+}
+"""Kind -> description of the package."""
 
 Name = Annotated[
     str,
@@ -87,10 +98,10 @@ def new_dataset(name: Name, out: Out = None) -> CommandResult:
 
 
 def write_package(kind: str, name: str, out: Path | None, taken: Mapping[str, object]) -> Path:
-    """Write the package of a kind under a name that is legal and free, whole or not at all. Returns its folder.
+    """Write the package of a kind under a valid and free name, whole or not at all. Returns its folder.
 
-    Raises UsageError for a name that cannot be one, StoreError for a folder that exists, MachineError for one that
-    cannot be written.
+    Raises UsageError for an invalid name, StoreError for a folder that exists, MachineError for a folder that cannot
+    be written.
     """
     package = package_of(kind, name, taken)
     folder = (out or Path(name)).expanduser().absolute()
@@ -99,22 +110,16 @@ def write_package(kind: str, name: str, out: Path | None, taken: Mapping[str, ob
             f"{folder} exists already. Nothing was written.",
             f"Name another folder: --out {shell_word(name)}-2",
         )
-    # The words that the templates contain in braces.
+    # Values for the ${words} of the templates.
     words = {
         "name": name,
         "package": package,
         "kind": kind,
         "title": name.replace("-", " ").capitalize(),
-        "place": {"method": "method:METHOD", "backbone": "encoder:build", "dataset": "reader"}[
-            kind
-        ],
-        "description": {
-            "method": "A federated method for fedcache: FedAvg whose server moves a part of the way to the average.",
-            "backbone": "A frozen backbone for fedcache: two layers of fixed random filters.",
-            "dataset": "A reader of datasets for fedcache: images listed in a file of JSON lines.",
-        }[kind],
+        "place": PLACES[kind],
+        "description": DESCRIPTIONS[kind],
     }
-    code = words["place"].partition(":")[0]
+    code = PLACES[kind].partition(":")[0]
     # File of the package -> its template in commands/templates.
     files = {
         "pyproject.toml": "pyproject.toml",
@@ -123,15 +128,15 @@ def write_package(kind: str, name: str, out: Path | None, taken: Mapping[str, ob
         f"{package}/{code}.py": f"{kind}/{code}.py",
         f"tests/test_{package}.py": f"{kind}/test_laws.py",
     }
-    # The package is written next to its place and moved there, so that an interrupted command leaves no half of
-    # it.
+    # The package is written to a temporary folder and then moved, so an interrupted command leaves no part of it.
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{name}-") as made:
             whole = Path(made) / "package"
             for place, template in files.items():
-                (whole / place).parent.mkdir(parents=True, exist_ok=True)
-                (whole / place).write_text(rendered(template, words), encoding="utf-8")
+                file = whole / place
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_text(rendered(template, words), encoding="utf-8")
             shutil.move(whole, folder)
     except OSError as error:
         raise MachineError(
@@ -142,14 +147,12 @@ def write_package(kind: str, name: str, out: Path | None, taken: Mapping[str, ob
 
 
 def package_of(kind: str, name: str, taken: Mapping[str, object]) -> str:
-    """The Python package of a name. Raises UsageError, with one that works, for a name that cannot be one."""
+    """The Python package of a name. Raises UsageError for a name that is invalid or taken, with one that works."""
     package = name.replace("-", "_")
     if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", name) or len(name) > LONGEST:
-        # Propose the nearest name that would be accepted.
-        likely = (
-            re.sub("[^a-z0-9]+", "-", name.lower()).strip("-").lstrip("0123456789-")[:LONGEST]
-            or f"my-{kind}"
-        )
+        # Propose the nearest valid name.
+        likely = re.sub("[^a-z0-9]+", "-", name.lower()).strip("-")
+        likely = likely.lstrip("0123456789-")[:LONGEST] or f"my-{kind}"
         raise UsageError(
             f"{name!r} is not a valid name: names begin with a lower-case letter and contain lower-case "
             f"letters, digits and single hyphens, at most {LONGEST} characters.",
@@ -159,12 +162,9 @@ def package_of(kind: str, name: str, taken: Mapping[str, object]) -> str:
         raise UsageError(
             f"fedcache has a {kind} called {name}.", f"fedcache new {kind} my-{shell_word(name)}"
         )
-    # The package is imported by its name, which must not take the place of another one.
-    if (
-        keyword.iskeyword(package)
-        or package in sys.stdlib_module_names
-        or package in ("fedcache", "torch", "tests")
-    ):
+    # The package is imported by its name, which must not hide another package.
+    reserved = {*keyword.kwlist, *sys.stdlib_module_names, "fedcache", "torch", "tests"}
+    if package in reserved:
         raise UsageError(
             f"A package called {package} would hide a package of Python or another one that is installed.",
             f"fedcache new {kind} my-{shell_word(name)}",
@@ -173,16 +173,20 @@ def package_of(kind: str, name: str, taken: Mapping[str, object]) -> str:
 
 
 def rendered(template: str, words: Mapping[str, str]) -> str:
-    """A template with its words, ``${name}``, filled in; each of them must be known."""
-    return Template((TEMPLATES / f"{template}.txt").read_text(encoding="utf-8")).substitute(words)
+    """A template with its ``${words}`` filled in; each of them must be known."""
+    text = (TEMPLATES / f"{template}.txt").read_text(encoding="utf-8")
+    return Template(text).substitute(words)
 
 
 def written(kind: str, name: str, folder: Path, first: str) -> CommandResult:
     """The answer: the files that were written, and the next commands."""
     files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
     data = {"kind": kind, "name": name, "folder": str(folder), "files": files}
-    lines = [f"{folder}:", *(f"  {file}" for file in files), "", "Next:"]
+    lines = [f"{folder}:"]
+    lines += [f"  {file}" for file in files]
     lines += [
+        "",
+        "Next:",
         f"  pip install -e {shell_word(folder)}",
         f"  python -m pytest {shell_word(folder)}",
         f"  {first}",

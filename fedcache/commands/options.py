@@ -1,8 +1,9 @@
-"""Options of the command line: those of the fields of the configuration, and the few that several commands share."""
+"""Options of the command line: those made from fields of a configuration, and those that several commands share."""
 
 from __future__ import annotations
 
 import inspect
+import itertools
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from fedcache.commands.help import COMMON, show
+from fedcache.commands.help import COMMON, declared_names, show
 from fedcache.commands.output import CommandResult, TerminalObserver, run_command
 from fedcache.config import (
     ADDRESSES,
@@ -43,29 +44,28 @@ if TYPE_CHECKING:
 
 # Shell completion of option values: names of methods, backbones, datasets, stores and runs.
 #
-# Each source is imported when its own values are requested, and none imports torch: an answer has
-# to come while somebody types. What cannot be read offers nothing.
+# Each source is imported when its own values are requested, and none imports torch, because the
+# user waits while typing. A source that cannot be read proposes nothing.
 
 Names = Callable[[str], list[str]]
 
 
 def _completer(names: Callable[[Home], Iterable[str]], *, several: bool = False) -> Names:
-    """A completer of one name; with ``several``, of the last one of a comma-separated list."""
+    """A completer of one name; with ``several``, of the last name of a comma-separated list."""
 
     def complete(incomplete: str) -> list[str]:
-        # Of several names between commas the last is completed, and the others are not proposed again.
+        # The last of several names is completed, and the names before it are not proposed again.
+        before = comma = ""
+        last = incomplete
         if several:
-            before = incomplete.rpartition(",")
-        else:
-            before = ("", "", incomplete)
-        head = "".join(before[:2])
-        given = set(before[0].split(","))
+            before, comma, last = incomplete.rpartition(",")
+        given = set(before.split(","))
         try:
             found = [name for name in names(Home.from_environment()) if name not in given]
-        # The shell waits for an answer: nothing to propose is better than an error.
+        # The shell waits for an answer: no proposals are better than an error.
         except (FedcacheError, OSError):
             return []
-        return [f"{head}{name}" for name in found if name.startswith(before[2])]
+        return [f"{before}{comma}{name}" for name in found if name.startswith(last)]
 
     return complete
 
@@ -82,9 +82,8 @@ def _backbones(home: Home) -> list[str]:
 def _datasets(home: Home) -> list[str]:
     listing: Any = import_module("fedcache.extract.datasets.listing")
     catalog: Any = import_module("fedcache.store.catalog")
-    return [entry["name"] for entry in listing.known(data=home.data)] + list(
-        catalog.ingested_stores(home)
-    )
+    names = [entry["name"] for entry in listing.known(data=home.data)]
+    return [*names, *catalog.ingested_stores(home)]
 
 
 def _schemes(_home: Home) -> list[str]:
@@ -97,7 +96,10 @@ def _stores(home: Home) -> list[str]:
 
 def _partitions(home: Home) -> list[str]:
     catalog: Any = import_module("fedcache.store.catalog")
-    return sorted({name for store in catalog.finished_stores(home) for name in store.partitions})
+    names: set[str] = set()
+    for store in catalog.finished_stores(home):
+        names.update(store.partitions)
+    return sorted(names)
 
 
 def _runs(home: Home) -> list[str]:
@@ -124,7 +126,7 @@ OF_FIELDS: dict[str, Names] = {
     "store": _completer(_stores),
     "partition": _completer(_partitions),
 }
-"""What completes an option, by the field of a configuration that it is."""
+"""Field of a configuration -> the completer of its option."""
 
 
 def complete_words(words: Iterable[str]) -> Names:
@@ -135,13 +137,13 @@ def complete_words(words: Iterable[str]) -> Names:
 C = TypeVar("C")
 
 BACKBONE_OPTIONS = frozenset({"backbone", "backbones", "client_backbones", "weights"})
-"""Parameters of commands that name backbones. Words elsewhere are paths among other things, and name no code."""
+"""Parameters of commands that name backbones, and with them modules of the user; other parameters name no code."""
 
 POINTS = "Points"
-"""The panel of the options of ``grid`` that say which points there are."""
+"""The panel of the options of ``grid`` that choose its points."""
 
 Given = Mapping[str, Any]
-"""What was given of the options that fields became, by the name of the field; None, [] or False was not given."""
+"""Name of a field -> the value of its option; None, [] or False if it was not given."""
 
 
 @dataclass(frozen=True)
@@ -209,7 +211,7 @@ class SchemeArguments:
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What ``train`` and ``grid`` take besides the configuration: where results go, and whether to compute at all."""
+    """Options of ``train`` and ``grid`` outside of the configuration: the directory of results, and what to compute."""
 
     repartition: bool = option(False, "Draw a new partition for every seed.", CLIENTS)
     runs: str | None = option(
@@ -294,44 +296,38 @@ ConfigFile = Annotated[
 
 
 def help_of(kind: type, name: str) -> str:
-    """The help of a field's option, for commands that have the same one in their own place."""
+    """The help of a field's option, for commands that declare the same option themselves."""
     (item,) = pick(kind, name)
     meaning: str = item.metadata["option"].meaning
     return meaning
 
 
 def pick(kind: type, *names: str) -> list[Field[Any]]:
-    """The fields of a configuration that a command has options for; all of them without names."""
+    """The named fields of a configuration, as options for a command; all fields without names."""
     return [item for item in fields(kind) if not names or item.name in names]
 
 
 def bare(items: Sequence[Field[Any]]) -> list[Field[Any]]:
-    """The same fields as options among those of the command itself: in no panel, and without the words of a default."""
-    made = list(items)
-    for item in items:
-        made = worded(made, item.name, panel="", default="")
-    return made
+    """The same fields, without a panel of the help and without words for the default."""
+    return worded(items, None, panel="", default="")
 
 
 def rare(items: Sequence[Field[Any]]) -> list[Field[Any]]:
     """The same fields as options that only ``--help-all`` shows."""
-    made = list(items)
-    for item in items:
-        made = worded(made, item.name, common=False)
-    return made
+    return worded(items, None, common=False)
 
 
-def worded(items: Sequence[Field[Any]], name: str, **words: Any) -> list[Field[Any]]:
-    """The same fields, where the option of one says something else.
+def worded(items: Sequence[Field[Any]], name: str | None, **words: Any) -> list[Field[Any]]:
+    """The same fields, with other words for the option of one of them.
 
     Args:
         items: fields of a configuration.
-        name: of the one.
-        words: ``meaning``, ``default``, ``panel`` or ``common``, as of ``OptionInfo``.
+        name: name of the field with other words; None for all fields.
+        words: ``meaning``, ``default``, ``panel`` or ``common`` of its ``OptionInfo``.
     """
     made = []
     for item in items:
-        if item.name == name:
+        if name in (None, item.name):
             item = copy(item)
             item.metadata = MappingProxyType({"option": replace(item.metadata["option"], **words)})
         made.append(item)
@@ -349,8 +345,23 @@ Dataset = Annotated[
     ),
     COMMON,
 ]
+RunQuery = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="RUN",
+        help="Runs: directories, names in `fedcache runs list` or their start, tag:NAME, method:NAME, "
+        "dataset:NAME or partition:NAME. Default: all runs.",
+        autocompletion=complete_runs,
+        show_default=False,
+    ),
+]
+RunsDirectory = Annotated[
+    Path | None,
+    typer.Option("--runs", help="Directory of results, instead of $FEDCACHE_HOME/runs."),
+]
+ListedName = Annotated[str, typer.Argument(help="A name from the list.")]
 REMOTE = "may be the address of a published store"
-"""In the annotation of a parameter of a command that reads a store."""
+"""Mark in the annotation of a parameter that may be the address of a published store."""
 
 StoreDir = Annotated[
     Path | None,
@@ -405,14 +416,14 @@ def command(
     """Make a command of a function that returns its answer.
 
     The command has the parameters of the function, ``--json``, and an option for every field of the groups. The
-    function may ask for ``observer``, which tells the story, and for ``given``: a mapping from the names of the fields
-    to what was given.
+    function may have the parameters ``observer``, which receives notes and progress, ``given``, the values of the
+    fields by their names, and ``as_json``.
 
     Args:
-        name: of the command, for the envelope, or a function of the parameters that says it.
+        name: name of the command for the envelope, or a function that returns it for the values of the parameters.
         groups: fields of configurations.
     """
-    items = [item for group in groups for item in group]
+    items = list(itertools.chain.from_iterable(groups))
     generated = [parameter(item) for item in items]
     json = _switch("json", Json)
     helps = [_switch("help", Help), _switch("help_all", HelpAll)]
@@ -420,13 +431,11 @@ def command(
     def decorate(function: Callable[..., CommandResult]) -> Callable[..., None]:
         hints = typing.get_type_hints(function, include_extras=True)
         accepted = inspect.signature(function).parameters
-        # The options that the function spells out itself; observer, given and as_json are passed by this wrapper.
-        own = [
-            p.replace(annotation=hints[p.name], kind=inspect.Parameter.KEYWORD_ONLY)
-            for p in accepted.values()
-            if p.name not in ("observer", "given", "as_json")
-        ]
-
+        # The parameters that the function declares; this wrapper passes observer, given and as_json.
+        own = []
+        for p in accepted.values():
+            if p.name not in ("observer", "given", "as_json"):
+                own.append(p.replace(annotation=hints[p.name], kind=p.KEYWORD_ONLY))
         spelled = {p.name: _spelled(p) for p in (*own, *generated)}
         remote = {p.name for p in own if REMOTE in p.annotation.__metadata__}
         remote |= {item.name for item in items if item.metadata["option"].remote}
@@ -436,12 +445,11 @@ def command(
             as_json = values.pop("json")
             for shown in helps:
                 values.pop(shown.name, None)
-            note_named(
-                [value for key, value in {**values, **given}.items() if key in BACKBONE_OPTIONS]
-            )
+            every_value = {**values, **given}
+            note_named([every_value[key] for key in every_value if key in BACKBONE_OPTIONS])
 
             def call(observer: TerminalObserver) -> CommandResult:
-                for key, value in {**values, **given}.items():
+                for key, value in every_value.items():
                     if key not in ADDRESSES:
                         refuse_remote(value, spelled[key], remote=key in remote)
                 known = {**values, "given": given, "observer": observer, "as_json": as_json}
@@ -456,13 +464,16 @@ def command(
         called.__name__ = function.__name__
         called.__doc__ = function.__doc__
         called.__module__ = __name__
-        # Options on computing come last in the help, whether the function or a field names them.
-        last = [
-            p
-            for p in own
-            if getattr(p.annotation.__metadata__[0], "rich_help_panel", None) == COMPUTING
-        ]
-        every = [*(p for p in own if p not in last), *generated, *last, json, *helps]
+        # Options on computing come last in the help, also those that the function declares.
+        first = []
+        last = []
+        for p in own:
+            panel = getattr(p.annotation.__metadata__[0], "rich_help_panel", None)
+            if panel == COMPUTING:
+                last.append(p)
+            else:
+                first.append(p)
+        every = [*first, *generated, *last, json, *helps]
         called.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined]
         called.__annotations__ = {p.name: p.annotation for p in every}
         return called
@@ -479,14 +490,14 @@ def _switch(name: str, annotation: Any) -> inspect.Parameter:
 
 def _spelled(given: inspect.Parameter) -> str:
     """A parameter as a user types it: ``--store``, or ``PATH`` for an argument."""
-    info = given.annotation.__metadata__[0]
-    # Within Annotated typer takes the first name for the default.
-    names = [str(name) for name in (info.default, *(info.param_decls or ()))]
-    return next((name for name in names if name.startswith("--")), given.name.upper())
+    for name in declared_names(given):
+        if name.startswith("--"):
+            return name
+    return given.name.upper()
 
 
 LONGEST_WORDS = 16
-"""Characters of the words that an option takes, shown in place of its type."""
+"""Most characters of the list of an option's words that the help shows in place of its type."""
 
 
 def parameter(item: Field[Any]) -> inspect.Parameter:
@@ -498,7 +509,7 @@ def parameter(item: Field[Any]) -> inspect.Parameter:
     is_flag = item.default is False
     if is_flag or not shown:
         shown = False
-    # Words that do not fit the narrow column of a small terminal stand in the text, where they wrap between words.
+    # A list of words that does not fit the narrow column of a small terminal is moved to the text, which wraps.
     words = "|".join(info.choices)
     meaning = info.meaning
     if len(words) > LONGEST_WORDS:
@@ -538,6 +549,9 @@ def parameter(item: Field[Any]) -> inspect.Parameter:
     )
 
 
+VALUE_TYPES: Mapping[str, Any] = {"int": int | None, "float": float | None, "str": str | None}
+
+
 def value_type(item: Field[Any]) -> Any:
     """The type that typer reads for a field: a list of texts for a tuple or a mapping."""
     declared = str(item.type).removesuffix(" | None")
@@ -546,18 +560,16 @@ def value_type(item: Field[Any]) -> Any:
         return Path | None
     if declared == "bool":
         return bool
-    return {"int": int | None, "float": float | None, "str": str | None}.get(
-        declared, list[str] | None
-    )
+    return VALUE_TYPES.get(declared, list[str] | None)
 
 
 def flags_of(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a configuration that were given. None, False and what is empty were not given.
+    """The options of a configuration that were given; an option that was not given is None or False.
 
-    Words that a repeatable option collected become the pairs or the list that they stand for.
+    The words of a repeatable option become a dict of pairs or a tuple of values.
 
     Raises:
-        UsageError, for a list that names nothing and a pair that is none.
+        UsageError for an empty list, and for a word that is no pair.
     """
     found: dict[str, Any] = {}
     for item in fields(kind):
@@ -580,24 +592,38 @@ def split_list(values: Sequence[str] | None, name: str = "--backbones") -> tuple
     """Repeated and comma-separated values as one tuple.
 
     Args:
-        values: as given; None or none at all is an option that was left out.
-        name: of the option, for the message.
+        values: as given; None or an empty sequence if the option was left out.
+        name: name of the option, for the message.
 
     Raises:
-        UsageError, for an option that was given and names nothing, as ``,``.
+        UsageError for an option with an empty list, such as ``,``.
     """
-    found = tuple(part for value in values or () for part in listed(value))
+    found: list[str] = []
+    for value in values or ():
+        found += listed(value)
     if values and not found:
         words = ",".join(values)
         raise UsageError(
             f"{name} {words!r} is an empty list.", f"{name} NAME,NAME, or leave {name} out"
         )
-    return found
+    return tuple(found)
+
+
+def sweep_lists(sweep: Sequence[str] | None) -> dict[str, tuple[str, ...]]:
+    """Each key of ``--sweep`` options and its comma-separated values. Raises the errors of ``pairs``."""
+    swept = {}
+    for key, text in pairs(sweep, "--sweep", once=True).items():
+        values = [value.strip() for value in text.split(",")]
+        swept[key] = tuple(value for value in values if value)
+    return swept
 
 
 def configured(kind: type[C], given: Given, section: Mapping[str, Any] | None = None) -> C:
-    """A configuration from the options of a command, over a section of a file. Raises as ``resolve``."""
+    """A configuration from the options of a command, which override a section of a file. Raises as ``resolve``."""
     return resolve(kind, section or {}, flags_of(kind, given))
+
+
+EXAMPLES = {"--sweep": "lr=0.1,0.01", "--set": "lr=0.1"}
 
 
 def pairs(
@@ -607,12 +633,12 @@ def pairs(
 
     Args:
         values: as given.
-        name: of the option, for the message.
+        name: name of the option, for the message.
         split: whether one value may hold several pairs, comma-separated.
-        once: whether a key that comes twice is refused; else the last one holds.
+        once: whether a repeated key is refused; else its last value counts.
 
     Raises:
-        UsageError, for a pair without ``=``, or a repeated key under ``once``.
+        UsageError for a pair without ``=``, and for a repeated key under ``once``.
     """
     out: dict[str, str] = {}
     given: Sequence[str] = values or ()
@@ -621,9 +647,9 @@ def pairs(
     for value in given:
         key, _, rest = (part.strip() for part in value.partition("="))
         if not key or not rest:
-            example = {"--sweep": "lr=0.1,0.01", "--set": "lr=0.1"}.get(name, "key=value")
+            example = EXAMPLES.get(name, "key=value")
             raise UsageError(f"{name} {value!r} is not key=value.", f"For example {name} {example}")
-        # A repeated key is a mistake where both values would be needed.
+        # A repeated key is refused if the command needs both values.
         if once and key in out:
             hint = f"Give all values in one option: {name} {key}={out[key]},{rest}"
             if name == "--set":
@@ -634,7 +660,7 @@ def pairs(
 
 
 def train_config(file: Mapping[str, Mapping[str, Any]], given: Given) -> TrainConfig:
-    """``[train]`` of a file under the options; an option that names stores replaces those of the file."""
+    """Section ``[train]`` of a file, overridden by options; an option that names data replaces the file's."""
     section = dict(file.get("train", {}))
     if given.get("store") or given.get("dataset") or given.get("clients_from"):
         section.pop("store", None)
@@ -643,19 +669,21 @@ def train_config(file: Mapping[str, Mapping[str, Any]], given: Given) -> TrainCo
 
 
 def partition_config(file: Mapping[str, Mapping[str, Any]], given: Given) -> PartitionConfig:
-    """``[partition]`` of a file under the options; the arguments of the scheme are among them."""
+    """Section ``[partition]`` of a file, overridden by options, which include the arguments of the scheme."""
     options = {**given, "options": scheme_arguments(given)}
     return configured(PartitionConfig, options, file.get("partition"))
 
 
 def scheme_arguments(given: Given) -> dict[str, Any]:
     """The arguments of the scheme that were given: those with an option of their own, and those of ``--option``."""
-    named = {item.name: given.get(item.name) for item in fields(SchemeArguments)}
-    others = pairs(given.get("options"), "--option")
-    return {
-        **{k: v for k, v in named.items() if v is not None},
-        **{k.replace("-", "_"): v for k, v in others.items()},
-    }
+    found = {}
+    for item in fields(SchemeArguments):
+        value = given.get(item.name)
+        if value is not None:
+            found[item.name] = value
+    for key, text in pairs(given.get("options"), "--option").items():
+        found[key.replace("-", "_")] = text
+    return found
 
 
 def check_methods(names: Sequence[str]) -> None:
@@ -674,13 +702,19 @@ def check_methods(names: Sequence[str]) -> None:
 
 
 def runs_directory(folder: Path | None) -> Path:
-    """The directory of results: the one that was named, else that of ``FEDCACHE_HOME``.
+    """The directory of results: the named one, else that of ``FEDCACHE_HOME``.
 
-    Raises UsageError, when the one that was named is not there.
+    Raises UsageError if the named directory does not exist.
     """
     if folder is not None and not folder.is_dir():
         raise UsageError(f"There is no directory {folder}.", "See `fedcache runs list`.")
     return folder or Home.from_environment().runs
+
+
+def need_folder(out: Path | None) -> None:
+    """Check that the directory of a file to write exists, if there is one. Raises UsageError."""
+    if out is not None and not out.parent.is_dir():
+        raise UsageError(f"The directory {out.parent} does not exist.", f"mkdir -p {out.parent}")
 
 
 ENGINES = ("local", "ray")

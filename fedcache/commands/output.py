@@ -1,6 +1,6 @@
-"""stdout is the answer, stderr is the observer.
+"""Output of commands: stdout has the answer, stderr notes and progress.
 
-Envelopes, tables, progress, and the one place that turns errors into exits.
+Also JSON envelopes, tables, and the one place that turns errors into exit codes.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ SCHEMA = 1
 LINE_EVERY = 10.0
 """Seconds between progress lines when stderr is not a terminal."""
 BETWEEN = 3
-"""Columns that a table takes between two of its own."""
+"""Characters between two columns of a table."""
 PIPED = 160
-"""Columns of a table that goes to no terminal, and of more where its words need them."""
+"""Least width, in characters, of a table that does not go to a terminal."""
 
 
 class TerminalObserver:
-    """An observer that tells the story on stderr: a live bar on a terminal, its words in a line per 10 s elsewhere."""
+    """Observer that writes to stderr: notes, warnings, and progress, a live bar or else one line every 10 s."""
 
     def __init__(self, *, quiet: bool = False, as_json: bool = False) -> None:
         self.quiet = quiet
         self.as_json = as_json
-        # A command with -v clears it unless -v is given.
+        # A command that has the option -v sets this to its value.
         self.verbose = True
         self.warnings: list[str] = []
         self.notes: list[str] = []
@@ -63,13 +63,13 @@ class TerminalObserver:
             self._life = SignOfLife()
 
     def note(self, text: str) -> None:
-        """One line."""
+        """Write one line; a ``Detail`` only if ``verbose``."""
         self.notes.append(text)
         if self.verbose or not isinstance(text, Detail):
             self._say(text)
 
     def warn(self, text: str) -> None:
-        """One line, kept for the envelope."""
+        """Write one line and keep it for the envelope."""
         self.warnings.append(text)
         self._say(f"warning: {text}")
 
@@ -88,7 +88,7 @@ class TerminalObserver:
             self._life.spoken(held=self._bar is not None)
 
     def start(self, what: str, total: int, unit: str) -> None:
-        """Begin a bar or a stretch of lines."""
+        """Begin a measured stretch of work, with a bar on a terminal."""
         self._stretch = Stretch(visible(what), total, unit)
         self._said = self._stretch.begun
         if not self.quiet and animated():
@@ -97,18 +97,19 @@ class TerminalObserver:
             self._bar.start()
 
     def round_done(self, round_: Round) -> None:
-        """Kept for the words; rounds of a result that exists already are no stretch of work."""
+        """Keep a round for the words of the progress; without a stretch of work it is ignored."""
         if self._stretch is not None:
             self._stretch.take(round_)
 
     def advance(self, units: int) -> None:
-        """Move on."""
+        """Count finished units of work."""
         if self._stretch is None:
             return
         now = time.monotonic()
         self._stretch.advance(units, now)
-        # Without a terminal there is no bar: a line now and then shows that the work continues.
-        if self._bar is None and not self.quiet and now - self._said >= LINE_EVERY:
+        # Without a terminal there is no bar, so a line now and then shows that the work continues.
+        silent = now - self._said >= LINE_EVERY
+        if silent and self._bar is None and not self.quiet:
             self._said = now
             words = visible(self._stretch.words(now))
             print(f"{self._stretch.what}: {words}", file=sys.stderr, flush=True)
@@ -121,7 +122,7 @@ class TerminalObserver:
         self._spoken()
 
     def close(self) -> None:
-        """The command has ended: a bar and the sign of life are gone."""
+        """Remove the bar and the sign of life, because the command has ended."""
         self.stop()
         if self._life is not None:
             self._life.end()
@@ -129,14 +130,14 @@ class TerminalObserver:
 
 @dataclass(frozen=True)
 class TextTable:
-    """A table of text, never markup, as wide as the terminal allows; no cell is cut and no word folded.
+    """A table of text without markup, as wide as the terminal allows; no cell is cut and no word is broken.
 
-    Columns where words fit into them, else one block of lines per row.
+    If the words do not fit into columns, each row is a block of lines.
 
     Args:
-        title: above it, or "".
-        columns: their names.
-        rows: their cells; None is empty.
+        title: line above the table, or "".
+        columns: names of the columns.
+        rows: cells of each row; None is empty.
         right: names of the columns that are aligned to the right.
     """
 
@@ -148,7 +149,8 @@ class TextTable:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         from rich.text import Text
 
-        if (widths := self.widths(options.max_width)) is not None:
+        widths = self.widths(options.max_width)
+        if widths is not None:
             yield self.table(widths)
             return
         for row in self.rows:
@@ -162,33 +164,30 @@ class TextTable:
         """For every column, the width of its longest word and of its longest line."""
         from rich.cells import cell_len
 
-        # Widths are those of cells on a terminal: a Chinese letter takes two.
-        columns = [
-            [name, *map(_cell, cells)]
-            for name, *cells in zip(self.columns, *self.rows, strict=True)
-        ]
-        words = [
-            max(cell_len(word) for text in column for word in text.split() or [""])
-            for column in columns
-        ]
-        lines = [
-            max(cell_len(line) for text in column for line in text.split("\n"))
-            for column in columns
-        ]
-        return words, lines
+        longest_words = []
+        longest_lines = []
+        for name, *cells in zip(self.columns, *self.rows, strict=True):
+            texts = [name, *map(_cell, cells)]
+            words = " ".join(texts).split()
+            lines = "\n".join(texts).split("\n")
+            # cell_len counts columns of a terminal: a Chinese letter takes two.
+            longest_words.append(max(map(cell_len, words), default=0))
+            longest_lines.append(max(map(cell_len, lines)))
+        return longest_words, longest_lines
 
     def widths(self, most: int) -> list[int] | None:
-        """The width of every column in a table of at most so many; None where the words do not fit.
+        """The width of every column in a table of at most ``most`` characters; None if the words do not fit.
 
-        What the cells need in one line, the widest of them narrowed alike until they fit, none below its longest word.
+        A column is as wide as its longest line. If the table is too wide, the widest columns are narrowed to an equal
+        width, but none below its longest word.
         """
         words, lines = self.needs()
         room = most + 1 - BETWEEN * len(words)
         widest = max(lines)
         if sum(words) > room:
             return None
-        # The widest column gives up one character at a time; no column is narrower than its longest word.
         made = lines
+        # Lower the limit of all columns by one character at a time.
         while sum(made) > room:
             made = [max(w, min(n, widest)) for w, n in zip(words, lines, strict=True)]
             widest -= 1
@@ -209,15 +208,19 @@ class TextTable:
             if column in self.right:
                 side = "right"
             made.add_column(column, justify=side, overflow="fold", width=width)
-        # Texts are no markup: square brackets in a name stay as they are.
+        # A Text is not read as markup, so square brackets in a name stay as they are.
         for row in self.rows:
             made.add_row(*(Text(_cell(cell)) for cell in row))
         return made
 
     def tsv(self) -> str:
-        """The names of the columns and the rows, a line each, cells between tabs."""
-        lines = [self.columns, *([_cell(cell) for cell in row] for row in self.rows)]
-        return "\n".join("\t".join(" ".join(cell.split()) for cell in line) for line in lines)
+        """The table as tab-separated values: a line of column names, then a line for each row."""
+        rows = [list(map(_cell, row)) for row in self.rows]
+        lines = []
+        for row in (self.columns, *rows):
+            cells = [" ".join(cell.split()) for cell in row]
+            lines.append("\t".join(cells))
+        return "\n".join(lines)
 
 
 def _cell(cell: Any) -> str:
@@ -228,7 +231,7 @@ def _cell(cell: Any) -> str:
 
 
 def plain_line(text: str) -> Any:
-    """A line among tables, which rich does not read as markup."""
+    """A line of text between tables, which rich does not read as markup."""
     from rich.text import Text
 
     return Text(visible(text, lines=True))
@@ -240,11 +243,11 @@ class CommandResult:
 
     Attributes:
         data: the ``data`` of the envelope, plain JSON values.
-        lines: the same for a person, on stdout.
-        code: OK, QUARANTINED, or CORRUPT for a check that found something.
+        lines: text for a person, on stdout.
+        code: OK, QUARANTINED, or CORRUPT for a check that found damaged files.
         renderables: tables, after the lines.
         last: lines after the tables, such as the next command.
-        listing: whether it is a list: its tables go into a pipe as tab-separated values, its lines to stderr.
+        listing: whether the answer is a list; its tables go into a pipe as tab-separated values, its lines to stderr.
     """
 
     data: dict[str, Any]
@@ -260,7 +263,7 @@ def run_command(
 ) -> None:
     """Run a command's call and leave with its exit code.
 
-    A reader that has enough (``| head -1``) changes nothing but what is printed: the exit code stays the command's own.
+    If the reader of stdout closes it early (``| head -1``), the exit code is the same; only less is printed.
 
     Raises typer.Exit always.
     """
@@ -309,7 +312,8 @@ def described(error: BaseException) -> FedcacheError:
     if short is not None:
         return short
     # What remains is a bug: the traceback goes to stderr, and the envelope stays one JSON object.
-    print(visible("".join(traceback.format_exception(error)), lines=True), end="", file=sys.stderr)
+    trace = "".join(traceback.format_exception(error))
+    print(visible(trace, lines=True), end="", file=sys.stderr)
     return InternalError(
         f"This is a bug in fedcache: {type(error).__name__}: {error}",
         "Please report it with the lines above and the output of `fedcache doctor`.",
@@ -324,7 +328,7 @@ def show(command: str, as_json: bool, result: CommandResult, warnings: Sequence[
             status = "ok"
         envelope(command, status, {"data": result.data}, warnings)
     elif result.listing and not sys.stdout.isatty():
-        # A listing that is piped: stdout gets the rows alone, for scripts; sentences go to stderr.
+        # stdout of a piped listing gets only the rows, for scripts; sentences go to stderr.
         for line in result.lines:
             print(visible(line, lines=True), file=sys.stderr)
         tables = "\n\n".join(table.tsv() for table in result.renderables)
@@ -340,13 +344,14 @@ def show(command: str, as_json: bool, result: CommandResult, warnings: Sequence[
                 def on_broken_pipe(self) -> None:
                     raise BrokenPipeError  # and not exit 1, as rich does
 
-            # A table that is piped is as wide as its cells; on a terminal rich takes the window's width.
+            # A piped table is wide enough for its words; on a terminal rich takes the window's width.
             width = None
             if not sys.stdout.isatty():
-                words = [
-                    item.needs()[0] for item in result.renderables if isinstance(item, TextTable)
-                ]
-                width = max([PIPED, *(sum(needed) + BETWEEN * len(needed) for needed in words)])
+                width = PIPED
+                for item in result.renderables:
+                    if isinstance(item, TextTable):
+                        words, _ = item.needs()
+                        width = max(width, sum(words) + BETWEEN * len(words))
             console = StrictConsole(width=width)
             for item in result.renderables:
                 console.print(item)
@@ -356,13 +361,15 @@ def show(command: str, as_json: bool, result: CommandResult, warnings: Sequence[
 
 
 def unwritable(error: OSError) -> Exit:
-    """The exit code when stdout cannot be written; output that is left is dropped.
+    """The exit code when stdout cannot be written; the rest of the output is dropped.
 
     Returns:
-        OK for a pipe closed by its reader, which is no error; ENVIRONMENT for all else (a full device), said on stderr.
+        OK for a pipe that its reader has closed, which is no error. Else ENVIRONMENT, such as for a full device; the
+        error is then printed to stderr.
     """
-    # the interpreter flushes once more when it ends
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    # The interpreter flushes stdout once more when it ends.
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
     if isinstance(error, BrokenPipeError):
         return Exit.OK
     print(
@@ -411,25 +418,24 @@ def _plain(value: Any) -> Any:
     return value
 
 
-# The live view: how far a stretch of work is, as a bar on a terminal and in words everywhere.
+# The live view: the progress of a stretch of work, as a bar on a terminal and in words everywhere.
 #
-# Where nothing is said or measured for two seconds, a line on the terminal says that the command
-# is at work.
+# If a command prints nothing for two seconds, a line on the terminal says that it is working.
 
 WINDOW = 30.0
-"""Seconds from which rate and time left are taken."""
+"""Length in seconds of the window that gives the rate and the remaining time."""
 
 SILENCE = 1.5
-"""Seconds without a word after which a terminal says that the command is at work; nothing is silent for two."""
+"""Seconds without output after which a terminal shows that the command is working."""
 
 
 class Stretch:
-    """A measured stretch of work: what is done of it, and what its rounds said.
+    """A measured stretch of work: the units that are done, and the figures of its rounds.
 
     Args:
-        what: the work, ``training fedavg``.
-        total: of the units.
-        unit: ``images``, ``rounds``.
+        what: the work, such as ``training fedavg``.
+        total: number of units.
+        unit: ``images`` or ``rounds``.
     """
 
     def __init__(self, what: str, total: int, unit: str) -> None:
@@ -444,7 +450,7 @@ class Stretch:
         self._up = self._down = 0
 
     def take(self, round_: Round) -> None:
-        """A round has ended."""
+        """Keep the figures of a round that has ended."""
         self._last = round_
         self._up += round_.up_bytes
         self._down += round_.down_bytes
@@ -452,10 +458,10 @@ class Stretch:
             self._measured = round_
 
     def advance(self, units: int, now: float) -> None:
-        """So many more units are done."""
+        """Count more units as done."""
         self.done += units
         if self._last is not None and self._last.stored:
-            self._window.clear()  # read and not computed: they would make the rest look fast
+            self._window.clear()  # stored rounds are only read, so their rate says nothing about the others
         self._window.append((now, self.done))
         while len(self._window) > 2 and now - self._window[0][0] > WINDOW:
             self._window.popleft()
@@ -464,24 +470,25 @@ class Stretch:
         """Progress in words: rounds, last accuracy, bytes sent, pace and remaining time; unknown parts are left out."""
         last = self._last
         if last is None:
-            units = f"{self.total:,} {self.unit}"
-            return ", ".join([f"{self.done:,}/{units}", *self._pace(now)])
+            done = f"{self.done:,}/{self.total:,} {self.unit}"
+            return ", ".join([done, *self._pace(now)])
         parts = [f"round {last.round} of {last.rounds}"]
         if last.seeds > 1:
             parts.append(f"seed {last.seed_number} of {last.seeds}")
         if last.points > 1:
             parts.append(f"{last.points_done} of {last.points} configurations done")
-        if (m := self._measured) is not None:
-            # The last accuracy may be older than the last round: it is measured every few rounds.
+        measured = self._measured
+        if measured is not None:
+            # Accuracy is measured every few rounds, so the last one may be of an earlier round.
             earlier = ""
-            if (m.seed, m.round) != (last.seed, last.round):
-                earlier = f" in round {m.round}"
-            if m.seed != last.seed:
-                earlier += f" of seed {m.seed_number}"
+            if (measured.seed, measured.round) != (last.seed, last.round):
+                earlier = f" in round {measured.round}"
+            if measured.seed != last.seed:
+                earlier += f" of seed {measured.seed_number}"
             where = ""
-            if m.point:
-                where = f" with {m.point}"
-            accuracy = 100 * (m.accuracy or 0)
+            if measured.point:
+                where = f" with {measured.point}"
+            accuracy = 100 * (measured.accuracy or 0)
             parts.append(f"accuracy {accuracy:.2f} %{where}{earlier}")
         up = byte_size(self._up)
         down = byte_size(self._down)
@@ -489,14 +496,16 @@ class Stretch:
         return ", ".join([*parts, *self._pace(now)])
 
     def _pace(self, now: float) -> list[str]:
+        """The rate and the remaining time in words; [] while they are unknown."""
         last = self._last
+        # Points that are trained together end a round at once, so a part of them gives no rate.
         if last is not None and not last.points_done and self.done < last.points:
-            return []  # points that are trained together end a round at once: the first of them took no such time alone
+            return []
         then, before = self._window[0]
         rate = (self.done - before) / max(now - then, 1e-9)
         if not rate:
             return []
-        # the clock's last bits add no second
+        # The small number keeps rounding errors of the clock from adding a second.
         left = math.ceil((self.total - self.done) / rate - 1e-6)
         if rate >= 0.1:
             fast = f"{rate:,.1f} {self.unit}/s"
@@ -506,15 +515,16 @@ class Stretch:
 
 
 def animated() -> bool:
-    """Whether stderr is a terminal that can be drawn on; ``TERM=dumb`` cannot, and gets lines like a file."""
-    return sys.stderr.isatty() and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
+    """Whether stderr is a terminal that can redraw a line; ``TERM=dumb`` cannot, and gets lines like a file."""
+    terminal = os.environ.get("TERM", "").lower()
+    return sys.stderr.isatty() and terminal not in ("dumb", "unknown")
 
 
 class SignOfLife:
-    """A last line on a terminal, "at work for 4 s", while a command says nothing; what is said takes its place.
+    """A last line on a terminal, "working for 4 s", while a command prints nothing; other output replaces it.
 
-    A thread writes it, so that it also comes while a library is imported or a model is read. Nothing is written to
-    what is no terminal.
+    A thread writes the line, so it also appears while a library is imported or a model is read. It is written only to
+    a terminal.
     """
 
     def __init__(self) -> None:
@@ -527,23 +537,24 @@ class SignOfLife:
             threading.Thread(target=self._watch, name="heartbeat", daemon=True).start()
 
     def spoken(self, *, held: bool = False) -> None:
-        """Something is about to be said, or with ``held`` a bar is drawn until this is called again."""
+        """Remove the line before other output; with ``held`` it stays away until this is called again."""
         with self._lock:
             self._clear()
             self._since = time.monotonic()
             self._held = held
 
     def end(self) -> None:
-        """Nothing is written from here on."""
+        """Remove the line and write nothing more."""
         self._ended.set()
         self.spoken(held=True)
 
     def _watch(self) -> None:
         while not self._ended.wait(0.25):
             with self._lock:
-                silent = time.monotonic() - self._since
-                words = f"working for {silent:.0f} s"
-                if not self._held and silent >= SILENCE and words != self._shown:
+                seconds = time.monotonic() - self._since
+                words = f"working for {seconds:.0f} s"
+                is_silent = seconds >= SILENCE and not self._held
+                if is_silent and words != self._shown:
                     self._shown = words
                     sys.stderr.write(f"\r\x1b[K{words}")
                     sys.stderr.flush()
@@ -556,15 +567,15 @@ class SignOfLife:
 
 
 def bar(stretch: Stretch) -> Progress:
-    """A bar with the words below it, which break between words where the terminal is narrow.
+    """A bar with the words of the progress below it, which wrap on a narrow terminal.
 
-    Words are made when the terminal is drawn, ten times a second, and not when a round ends.
+    The words are made when the terminal is drawn, ten times a second, and not when a round ends.
     """
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
     from rich.text import Text
 
-    # The words are a line of their own, as a column of the bar would be cut on a narrow terminal.
+    # The words have their own line, because a column of the bar would be cut on a narrow terminal.
     class WithWords(Progress):
         def get_renderables(self) -> Iterable[RenderableType]:
             for task in self.tasks:

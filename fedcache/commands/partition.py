@@ -38,18 +38,13 @@ from fedcache.runs.partitions import (
 from fedcache.runs.store_choice import train_example
 
 LISTED = 100_000
-SHOWN = 24
-"""Clients that are described: with ``--json``, and for a person."""
+"""Most clients that are described with ``--json``."""
 
+SHOWN = 24
+"""Most clients that are all described for a person."""
 
 MANY_ROWS = 1_000_000
-"""Rows from which on assigning them takes seconds."""
-
-
-def say_if_many(rows: int, observer: TerminalObserver) -> None:
-    """Note that rows are being assigned, where this takes a while."""
-    if rows >= MANY_ROWS:
-        observer.note(f"Assigning {rows:,} rows to clients ...")
+"""Number of rows that takes seconds to assign."""
 
 
 @command("partition", pick(PartitionConfig), pick(SchemeArguments), pick(TrainConfig, "domain"))
@@ -104,7 +99,8 @@ def partition(
     """
     resolved = partition_config(read_file(config, observer.note), given)
     arguments = dict(resolved.options)
-    if domains := split_list(given["domain"], "--domain"):
+    domains = split_list(given["domain"], "--domain")
+    if domains:
         arguments["domain"] = domains
     if resolved.clients is not None:
         arguments["clients"] = resolved.clients
@@ -118,13 +114,15 @@ def partition(
             f"{opened.address} is a published store, in which no partition can be saved.",
             "Save it to a file:  -o FILE.partition",
         )
-    say_if_many(opened.rows, observer)
-    how: dict[str, Any] = {"seed": resolved.seed, "name": name, "replace": replace, **arguments}
+    if opened.rows >= MANY_ROWS:
+        observer.note(f"Assigning {opened.rows:,} rows to clients ...")
+    options: dict[str, Any] = {"seed": resolved.seed, "name": name, "replace": replace}
+    options |= arguments
     with hints_name_the_store(dataset=dataset, store=store):
         if clients_csv is not None:
-            made = given_partition(opened, clients_csv, **how)
+            made = given_partition(opened, clients_csv, **options)
         else:
-            made = make_partition(opened, resolved.scheme, **how)
+            made = make_partition(opened, resolved.scheme, **options)
     saved = name or made.default_name()
     if opened.address is not None:
         saved = str(out)
@@ -173,7 +171,7 @@ def partition(
     lines = [made.summary(), f"Saved as {saved}:  {following}"]
     if plot is not None:
         lines.append(str(plot))
-    # A table of some dozens of clients is read; of more, the first show what they are like.
+    # Of many clients, the first ones are shown as examples.
     few = rows
     if clients > SHOWN:
         few = rows[:20]
@@ -232,6 +230,5 @@ def shard(
             f"Training on client stores needs features, but these stores have none. First run {more}, then "
             "shard again."
         )
-    return CommandResult(
-        {"path": str(target), "stores": made}, [f"{len(made)} client stores in {target}", following]
-    )
+    lines = [f"{len(made)} client stores in {target}", following]
+    return CommandResult({"path": str(target), "stores": made}, lines)

@@ -1,4 +1,4 @@
-"""``fedcache personalise``."""
+"""``fedcache personalise``: the personal model of a new client."""
 
 from __future__ import annotations
 
@@ -34,12 +34,11 @@ def personalise(observer: TerminalObserver, given: Given, run: RunName) -> Comma
     place = find_model(run, model, observer)
     from fedcache.runs.predict_run import personalise_run
 
+    device = given.get("device") or "auto"
     home = Home.from_environment()
     stop = Stop()
     with stop_on_signals(stop.ask, observer.note):
-        found = personalise_run(
-            place, model, request, given.get("device") or "auto", home, observer, stop
-        )
+        found = personalise_run(place, model, request, device, home, observer, stop)
     trained = ""
     if found.rounds:
         trained = f" in {found.rounds} rounds"

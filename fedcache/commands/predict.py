@@ -1,4 +1,4 @@
-"""``fedcache predict``."""
+"""``fedcache predict``: classes of new images, texts or embeddings."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ COMPUTED = worded(
     default=BATCH_OF_THE_RUN,
 )
 SHOWN = 20
-"""Rows that are printed; -o writes all of them."""
+"""Number of rows that are printed; -o writes all of them."""
 UNCALIBRATED = (
     "These scores are not probabilities of being right: no temperature was fitted when the model was "
     "trained. `fedcache evaluate` fits one on labelled rows; `--temperature` applies it."
@@ -82,7 +82,6 @@ def predict(
     out = None
     if rows.out is not None:
         out = Path(rows.out)
-    if out is not None:
         check_out(out)
     place = find_model(run, model, observer)
     check_apart(out, place, model, [*(images or ()), rows.embeddings])
@@ -99,7 +98,7 @@ def predict(
         found = answer.with_progress(predictions)
         if out is not None:
             write_predictions(out, found, rows.top)
-        deque(found, maxlen=0)  # without a file nobody has requested them yet
+        deque(found, maxlen=0)  # compute the rows, which only a file has requested so far
     return predictions_answer(answer, rows.top, out, calibrated=predictor.calibrated)
 
 
@@ -109,13 +108,13 @@ class Answer:
 
     keep_all: bool
     rows: int = 0
-    lost: int = 0  # that could not be read
+    lost: int = 0  # rows that could not be read
     first_lost: Prediction | None = None
-    # the first ``SHOWN``; with ``keep_all`` all
+    # the first ``SHOWN`` rows; with ``keep_all`` all
     shown: list[Prediction] = field(default_factory=list)
 
     def with_progress(self, rows: Iterable[Prediction]) -> Iterator[Prediction]:
-        """The rows as they are, each counted."""
+        """Yield the rows unchanged, and count each of them."""
         for row in rows:
             self.rows += 1
             if row.reason:
@@ -127,7 +126,7 @@ class Answer:
 
 
 def check_one_named(places: Mapping[str, object], what: str, example: str) -> None:
-    """Refuse none and several of the options that name the rows. Raises UsageError."""
+    """Check that exactly one of the options that name the rows is given. Raises UsageError."""
     given = [name for name, value in places.items() if value]
     if len(given) != 1:
         *others, last = places
@@ -158,46 +157,54 @@ def find_model(run: str, model: ModelOptions, observer: TerminalObserver) -> Pat
 def check_apart(
     out: Path | None, place: Path, model: ModelOptions, files: Iterable[str | Path | None] = ()
 ) -> None:
-    """Refuse to write over what a command reads, and over files of any run or store. Raises UsageError.
+    """Refuse to overwrite inputs of a command, and files of any run or store. Raises UsageError.
 
-    In addition to them a new file takes nothing away, nor does one that these commands wrote there before.
+    A new file in the directory of a run or store is allowed, and so is a file that such a command wrote there before.
 
     Args:
-        out: where the result goes; None where nothing is written.
+        out: the file of the result; None if nothing is written.
         place: the directory of a run, or a model file.
-        model: whose local weights are read too.
-        files: others that are read; None for one that was not named.
+        model: options of the model, which name local weights.
+        files: other files that are read; None for one that was not named.
     """
     if out is None:
         return
     target = out.resolve()
+    owned = target.is_file() and _is_owned(target)
     files_read = [*model.weights.values(), *files]
     read = [place, *(Path(path).expanduser() for path in files_read if path is not None)]
-    # A file inside a store, or one of the files that fedcache itself wrote into a run's directory.
-    owned = target.is_file() and any(
-        was_store(above) or (is_of_run(target.name) and (above / "result.json").is_file())
-        for above in target.parents
-    )
-    named = target in [path.resolve() for path in read]
-    if owned or named:
+    if target in [path.resolve() for path in read]:
+        what = "an input of this command"
+    elif owned:
         what = "a file of a run or of a store"
-        if named:
-            what = "an input of this command"
-        raise UsageError(f"-o {out} would overwrite {what}.", "Choose another -o.")
+    else:
+        return
+    raise UsageError(f"-o {out} would overwrite {what}.", "Choose another -o.")
+
+
+def _is_owned(file: Path) -> bool:
+    """Whether a file is inside a store, or one of the files that fedcache wrote into the directory of a run."""
+    name_of_run = is_of_run(file.name)
+    for above in file.parents:
+        if was_store(above):
+            return True
+        if name_of_run and (above / "result.json").is_file():
+            return True
+    return False
 
 
 def predictions_answer(
     answer: Answer, top: int, out: Path | None, *, calibrated: bool
 ) -> CommandResult:
-    """Predictions for a person: the first of them, and how many there are.
+    """The answer: a table of the first predictions, and the number of rows.
 
-    Raises CorruptionError, when none of the rows could be read.
+    Raises CorruptionError if none of the rows could be read.
 
     Args:
-        answer: what was said of the rows.
-        top: classes that are named for a row.
+        answer: the counted rows.
+        top: number of classes that are named for a row.
         out: the file that holds all rows; None for none.
-        calibrated: whether the softmax of a class is called its probability, or else its score.
+        calibrated: whether the softmax of a class is called a probability; else it is called a score.
     """
     first = answer.first_lost
     lost = answer.lost
@@ -221,10 +228,14 @@ def predictions_answer(
         if top > 1:
             column = f"class {rank + 1}"
         ranks += [column, word]
-    # Reasons are long, and most tables have none.
-    why = ("reason",) * any(row.reason for row in rows)
-    cells = [(*_cells(row, top), *(row.reason for _ in why)) for row in rows]
-    shown = TextTable("", ("name", *ranks, *why), cells)
+    columns = ["name", *ranks]
+    cells = [_cells(row, top) for row in rows]
+    # Most tables have no reasons, so their column is left out.
+    if any(row.reason for row in rows):
+        columns.append("reason")
+        for row, cell in zip(rows, cells, strict=True):
+            cell.append(row.reason)
+    shown = TextTable("", columns, cells)
     counts = f"{answer.rows - lost:,} classified"
     if lost:
         counts += f", {lost:,} could not be read"
@@ -253,12 +264,12 @@ def predictions_answer(
 
 
 def _cells(row: Prediction, top: int) -> list[Any]:
-    """A row for a person, without its reason."""
+    """The cells of a row without its reason: its name, then ``top`` classes and probabilities, padded with ""."""
+    cells = []
     if row.reason:
-        return [row.name, "-", *[""] * (2 * top - 1)]
-    cells = [
-        c
-        for name, p in zip(row.classes, row.probabilities, strict=True)
-        for c in (name, f"{p:.3f}")
-    ]
-    return [row.name, *cells, *[""] * (2 * top - len(cells))]
+        cells.append("-")
+    else:
+        for name, probability in zip(row.classes, row.probabilities, strict=True):
+            cells += [name, f"{probability:.3f}"]
+    padding = [""] * (2 * top - len(cells))
+    return [row.name, *cells, *padding]

@@ -1,4 +1,4 @@
-"""``fedcache report``: runs to one HTML file."""
+"""``fedcache report``: one HTML file about runs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,14 @@ from typing import Annotated
 
 import typer
 
-from fedcache.commands.options import Data, command, complete_runs, pairs, runs_directory
+from fedcache.commands.options import (
+    Data,
+    RunQuery,
+    RunsDirectory,
+    command,
+    pairs,
+    runs_directory,
+)
 from fedcache.commands.output import CommandResult, TerminalObserver
 from fedcache.config import Home
 from fedcache.errors import Exit
@@ -15,21 +22,6 @@ from fedcache.extract.planning.find_images import ImagePlaces
 from fedcache.parsing import counted
 from fedcache.process import seldom_collected
 from fedcache.report.page import write_report
-
-RunQuery = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="RUN",
-        help="Runs: directories, names in `fedcache runs list` or their start, tag:NAME, method:NAME, "
-        "dataset:NAME or partition:NAME. Default: all runs.",
-        autocompletion=complete_runs,
-        show_default=False,
-    ),
-]
-Root = Annotated[
-    Path | None,
-    typer.Option("--runs", help="Directory of results, instead of $FEDCACHE_HOME/runs."),
-]
 
 
 @command("report")
@@ -62,7 +54,7 @@ def report(
         typer.Option("--with-images", help="Also show the images of the most confident mistakes."),
     ] = False,
     data: Data = None,
-    root: Root = None,
+    root: RunsDirectory = None,
 ) -> CommandResult:
     """Write one self-contained HTML file of runs: tables, curves, clients, costs, grids, confusions, features.
 

@@ -1,4 +1,4 @@
-"""``fedcache reproduce``: printed tables and figures next to measured ones."""
+"""``fedcache reproduce``: published tables and figures next to measured values."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from fedcache.commands.options import (
     EngineName,
     Given,
     RayAddress,
+    RunsDirectory,
     command,
     engine_of,
     flags_of,
+    need_folder,
     pairs,
     pick,
 )
@@ -43,15 +45,11 @@ Which = Annotated[
 Out = Annotated[
     Path | None, typer.Option("--out", "-o", help="Also write the report to a Markdown file.")
 ]
-Runs = Annotated[
-    Path | None,
-    typer.Option("--runs", help="Directory of results, instead of $FEDCACHE_HOME/runs."),
-]
 
 
 @dataclass(frozen=True)
 class DepartureOptions:
-    """What a run of a printed table may do differently than the paper."""
+    """Options that make the run of a table differ from the paper."""
 
     on: tuple[str, ...] = option(
         (),
@@ -99,6 +97,7 @@ class DepartureOptions:
 
 
 def _name(what: str, **_others: Any) -> str:
+    """The name of the command in the envelope."""
     if what in ("list", "info"):
         return f"reproduce {what}"
     return "reproduce"
@@ -112,7 +111,7 @@ def reproduce(
     name: Which = None,
     engine: EngineName = "local",
     ray_address: RayAddress = None,
-    runs: Runs = None,
+    runs: RunsDirectory = None,
     out: Out = None,
 ) -> CommandResult:
     """Reproduce a table or figure of a paper: prints the published value, the measured value and the difference.
@@ -123,12 +122,11 @@ def reproduce(
 
     Example: fedcache reproduce fedpcl-table5 --on digits --backbones glyph-clip
     """
-    # `list` and `info` run nothing, so options of a run would be ignored: they are refused.
     if what in ("list", "info"):
-        others = {"engine": engine, "ray_address": ray_address, "runs": runs}
-        if engine == "local":
-            del others["engine"]
-        refuse_options(what, {**given, **others, "out": out})
+        others = {"ray_address": ray_address, "runs": runs, "out": out}
+        if engine != "local":
+            others = {"engine": engine, **others}
+        refuse_options(what, {**given, **others})
     if what == "list":
         if name is not None:
             raise UsageError(
@@ -152,13 +150,15 @@ def reproduce(
     flags = {**flags_of(DepartureOptions, given), **flags_of(ExtractConfig, given)}
     on = flags.pop("on", ())
     only = only_labels(given["only"])
+    device = given["device"] or "auto"
     # The study of frozen features has options of its own and its own page.
     if what == FROZEN_BENCH:
         if engine != "local":
             raise UsageError(
                 f"{what} trains in this process, not on {engine}.", "Leave --engine out."
             )
-        options = Options(**{**flags, "only": {}, "device": given["device"] or "auto"})
+        flags |= {"only": {}, "device": device}
+        options = Options(**flags)
         study = frozen_bench.chosen_study(on, only, options)
         return frozen_bench.run_bench(study, options, runs, out, observer)
     if len(on) > 1:
@@ -171,24 +171,28 @@ def reproduce(
     proxy = None
     if on:
         proxy = on[0]
-    device = given["device"] or "auto"
-    chosen = Options(**{**flags, "on": proxy, "only": only, "device": device})
-    return run_entry(what, chosen, runs, out, observer, engine_of(engine, ray_address))
+    flags |= {"on": proxy, "only": only, "device": device}
+    cluster = engine_of(engine, ray_address)
+    return run_entry(what, Options(**flags), runs, out, observer, cluster)
 
 
 def refuse_options(what: str, given: dict[str, Any]) -> None:
-    """``list`` and ``info`` run nothing, so an option of a run would be ignored."""
-    named = [name.replace("_", "-") for name, value in given.items() if value not in (None, [])]
-    if named:
-        options = ", ".join(f"--{option}" for option in named)
+    """Refuse options of a run for ``list`` and ``info``, which would ignore them. Raises UsageError."""
+    options = []
+    for name, value in given.items():
+        if value not in (None, []):
+            option = name.replace("_", "-")
+            options.append(f"--{option}")
+    if options:
+        named = ", ".join(options)
         raise UsageError(
-            f"{what} does not take {options}, because it runs nothing.",
+            f"{what} does not take {named}, because it runs nothing.",
             "Leave it out. Options belong to a run:  fedcache reproduce NAME",
         )
 
 
 def only_labels(values: list[str] | None) -> dict[str, tuple[str, ...]]:
-    """``--only`` as label -> its allowed values."""
+    """Label of ``--only`` -> its allowed values."""
     found: dict[str, tuple[str, ...]] = {}
     for value in values or ():
         for label, listed in pairs([value], "--only").items():
@@ -197,7 +201,7 @@ def only_labels(values: list[str] | None) -> dict[str, tuple[str, ...]]:
 
 
 def list_entries() -> CommandResult:
-    """Every entry, and what it lacks here."""
+    """The answer of ``reproduce list``: every entry, and what it lacks on this machine."""
     looker = RequirementCheck(Home.from_environment())
     found = []
     rows = []
@@ -212,14 +216,17 @@ def list_entries() -> CommandResult:
             status = f"missing {kinds}"
         if missing and ready:
             status = f"{ready} of {len(per_cell)} rows ready, {status}"
-        # Entries may lack the same thing; the second table names each once. Details come after a marker.
-        commands |= {
-            (n.kind, n.name): (n.why.split(" Looked at:")[0], n.command.split(" Ready now:")[0])
-            for n in missing
-        }
+        # Entries may lack the same requirement; the second table names each once, without the details.
+        for need in missing:
+            why = need.why.split(" Looked at:")[0]
+            command = need.command.split(" Ready now:")[0]
+            commands[need.kind, need.name] = (why, command)
         found.append(
             {
-                **{key: getattr(entry, key) for key in ("name", "title", "paper", "kind")},
+                "name": entry.name,
+                "title": entry.title,
+                "paper": entry.paper,
+                "kind": entry.kind,
                 "ready": not missing,
                 "status": status,
                 "cells": len(per_cell),
@@ -228,20 +235,13 @@ def list_entries() -> CommandResult:
                 "command": f"fedcache reproduce {shell_word(entry.name)}",
             }
         )
-        rows.append(
-            (
-                entry.name,
-                entry.title,
-                f"{ready}/{len(per_cell)}",
-                status,
-                ", ".join(n.name for n in missing),
-            )
-        )
+        lacking = ", ".join(n.name for n in missing)
+        rows.append((entry.name, entry.title, f"{ready}/{len(per_cell)}", status, lacking))
     shown = [
         TextTable("", ("name", "description", "rows", "status", "missing"), rows, right=("rows",))
     ]
     if commands:
-        lines = [(kind, thing, why, command) for (kind, thing), (why, command) in commands.items()]
+        lines = [(*requirement, *answer) for requirement, answer in commands.items()]
         shown.append(TextTable("How to get it", ("", "missing", "found", "command"), lines))
     last = "Without the paper's data or weights:  fedcache reproduce fedpcl-table5 --on digits --backbones glyph-clip"
     return CommandResult(
@@ -250,12 +250,13 @@ def list_entries() -> CommandResult:
 
 
 def describe_entry(name: str) -> CommandResult:
-    """The protocol, the switches and every printed number of an entry."""
+    """The answer of ``reproduce info``: the protocol, the settings and every printed number of an entry."""
     from fedcache.reproduce import metrics, render
 
     entry = registry.entry(name)
     missing = RequirementCheck(Home.from_environment()).all_missing(entry)
-    data: dict[str, Any] = {**render.entry_data(entry), "missing": [n.to_dict() for n in missing]}
+    data = render.entry_data(entry)
+    data["missing"] = [n.to_dict() for n in missing]
     lines = [f"{entry.name}: {entry.title}", entry.paper, entry.setting]
     if entry.roles():
         roles = ", ".join(entry.roles())
@@ -268,25 +269,26 @@ def describe_entry(name: str) -> CommandResult:
     if not missing:
         lines.append("All data and weights are available.")
     # One row for each printed number, and one for the protocol of each cell.
-    printed = [
-        (*cell.at, metrics.name(m), metrics.show_printed(p, m))
-        for cell in entry.cells
-        for m, p in zip(cell.metrics, cell.printed, strict=True)
-    ]
-    switches = [
-        (*cell.at, "  ".join(f"{k}={_plain(v)}" for k, v in render.cell_data(cell).items()))
-        for cell in entry.cells
-    ]
+    printed = []
+    protocols = []
+    for cell in entry.cells:
+        for metric, value in zip(cell.metrics, cell.printed, strict=True):
+            shown_value = metrics.show_printed(value, metric)
+            printed.append((*cell.at, metrics.name(metric), shown_value))
+        settings = [f"{key}={_plain(held)}" for key, held in render.cell_data(cell).items()]
+        protocols.append((*cell.at, "  ".join(settings)))
     shown = [
         TextTable("Printed", (*entry.labels, "metric", "printed"), printed, right=("printed",)),
-        TextTable("Protocol of each row", (*entry.labels, "complete settings"), switches),
+        TextTable("Protocol of each row", (*entry.labels, "complete settings"), protocols),
     ]
     return CommandResult(data, lines, renderables=shown)
 
 
 def _plain(value: Any) -> str:
+    """A setting as text, with true and false as TOML spells them."""
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{k} {_plain(v)}" for k, v in value.items()) + "}"
+        inner = ", ".join(f"{key} {_plain(held)}" for key, held in value.items())
+        return "{" + inner + "}"
     if isinstance(value, list):
         return ",".join(map(str, value))
     if value is True:
@@ -305,11 +307,9 @@ def run_entry(
     """Run an entry and show it."""
     from fedcache.reproduce import render, runner
 
-    if out is not None and not out.parent.is_dir():
-        raise UsageError(f"The directory {out.parent} does not exist.", f"mkdir -p {out.parent}")
+    need_folder(out)
     stop = Stop()
     keep_freed_memory()
-    # A cell that was run before is read from its stored run.
     with stop_on_signals(stop.ask, observer.note):
         report = runner.reproduce(
             registry.entry(name),
@@ -323,10 +323,9 @@ def run_entry(
     if out is not None:
         write_output(out, render.markdown(report).encode())
     columns = render.columns(report)
-    shown = TextTable(
-        render.title(report), columns, render.rows(report), right=columns[columns.index("got") :]
-    )
+    right = columns[columns.index("got") :]
+    shown = TextTable(render.title(report), columns, render.rows(report), right=right)
     below = [without_codes(sentence) for sentence in render.sentences(report)]
     if out is not None:
-        below = [*below, str(out)]
+        below.append(str(out))
     return CommandResult(render.report_data(report), renderables=[shown, *map(plain_line, below)])

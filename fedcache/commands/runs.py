@@ -1,4 +1,4 @@
-"""``fedcache runs``: the stored results; which there are, one of them, what differs, their tags and their removal."""
+"""``fedcache runs``: list and show stored results, show what differs, tag and remove runs."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ SHARES = (
     "macro-F1",
     "worst 10 %",
 )
-"""Figures that are fractions, shown in per cent."""
+"""Figures that are fractions; they are shown in per cent."""
 TOTALS = ("bytes up", "bytes down", "seconds")
 """Figures that are sums over the seeds."""
 
@@ -147,10 +147,13 @@ def list_answer(
     for lost in found.tags_lost:
         observer.warn(lost)
     entries = found.entries
-    claimed = []
+    metrics = []
     sizes = []
     for e in entries:
-        claimed.append("reported by sites" if e["claimed"] else "measured")
+        metric = "measured"
+        if e["claimed"]:
+            metric = "reported by sites"
+        metrics.append(metric)
         megabytes = None
         if e["model_bytes"] is not None:
             megabytes = f"{e['model_bytes'] / 1e6:,.2f}"
@@ -166,14 +169,16 @@ def list_answer(
         "rounds": [e["rounds"] for e in entries],
         "seeds": [len(e["seeds"]) or None for e in entries],
         "accuracy %": [percent(e["accuracy"]) for e in entries],
-        "metric": claimed,
+        "metric": metrics,
         "model MB": sizes,
         "tags": [" ".join(e["tags"]) for e in entries],
     }
-    # Columns that say the same of all runs are left out for a person; a script finds the same ones every time.
-    usual = {"state": "finished", "differs in": "", "metric": "measured", "tags": ""}
+    # On a terminal, columns with only the usual value are left out; a script always gets the same columns.
     if sys.stdout.isatty():
-        columns = {k: cells for k, cells in columns.items() if set(cells) != {usual.get(k)}}
+        usual = {"state": "finished", "differs in": "", "metric": "measured", "tags": ""}
+        for name in list(columns):
+            if set(columns[name]) == {usual.get(name)}:
+                del columns[name]
     right = ("rounds", "seeds", "accuracy %", "model MB")
     shown = []
     lines = []
@@ -195,7 +200,7 @@ def list_answer(
 
 
 def _partition_cell(entry: dict[str, Any]) -> str | None:
-    """The partition of a run with the values that it holds out."""
+    """The partition of a run, with its held-out values if there are any."""
     held = ",".join(entry["hold_out"])
     if held:
         return f"{entry['partition']}, hold_out={held}"
@@ -205,10 +210,10 @@ def _partition_cell(entry: dict[str, Any]) -> str | None:
 
 def _means(group: HeldOutGroup) -> dict[str, Any]:
     """A group of leave-one-out runs as plain JSON values; accuracies are fractions."""
-    rows = [
-        {"name": name, "accuracy": accuracy, "mean": mean_over_values(accuracy)}
-        for name, accuracy in group.accuracies().items()
-    ]
+    rows = []
+    for name, accuracy in group.accuracies().items():
+        mean = mean_over_values(accuracy)
+        rows.append({"name": name, "accuracy": accuracy, "mean": mean})
     return {
         "title": group.title,
         "column": group.column,
@@ -219,10 +224,10 @@ def _means(group: HeldOutGroup) -> dict[str, Any]:
 
 def _means_table(group: HeldOutGroup) -> TextTable:
     """Accuracy of each method on each held-out value, and its mean over them."""
-    rows = [
-        (name, *map(percent, accuracy.values()), percent(mean_over_values(accuracy)))
-        for name, accuracy in group.accuracies().items()
-    ]
+    rows = []
+    for name, accuracy in group.accuracies().items():
+        mean = percent(mean_over_values(accuracy))
+        rows.append((name, *map(percent, accuracy.values()), mean))
     columns = ("run", *group.values, "mean")
     return TextTable(f"{group.title}: accuracy %", columns, rows, right=columns[1:])
 
@@ -234,10 +239,9 @@ def runs_show(name: RunName, root: Root = None) -> CommandResult:
 
     Example: fedcache runs show 3f9c
     """
-    # The facts are shown in this order; --json has them under the same names.
     entry = finished_run(name, runs_directory(root))
     r = entry.result
-    apart = set_apart(entry)
+    changed = set_apart(entry)
     figures = figures_of(entry)
     files = files_of(entry.path)
     tags = tags_of(entry.path)
@@ -248,6 +252,7 @@ def runs_show(name: RunName, root: Root = None) -> CommandResult:
     fidelity = r["fidelity"]
     rounds = r["rounds"]
     execution = f"{r['execution']}, {r['dtype']}"
+    # The facts are shown in this order; --json has them under the same names.
     facts = {
         "run": entry.digest,
         "state": state_of(entry),
@@ -267,24 +272,23 @@ def runs_show(name: RunName, root: Root = None) -> CommandResult:
         **facts,
         "path": str(entry.path),
         "tags": list(tags),
-        "settings": apart,
+        "settings": changed,
         "figures": figures,
         "files": [{"name": name, "bytes": size} for name, size in files],
     }
     lines = [f"{name:<11} {value}" for name, value in facts.items()]
-    # Settings that are the method's own or the default are left out: what remains says how this run differs.
+    # Settings that are the method's own or the default are not shown.
     tables = []
-    if apart:
-        cells = [tuple(a.values()) for a in apart]
+    if changed:
+        cells = [tuple(setting.values()) for setting in changed]
         tables.append(TextTable("changed settings", ("setting", "value", "default"), cells))
     else:
         lines.append("settings    all at the defaults of the method")
     # Figures that the run does not have are left out.
-    known = [
-        (_over(name, r["seeds"]), _figure(name, value))
-        for name, value in figures.items()
-        if value is not None
-    ]
+    known = []
+    for name, value in figures.items():
+        if value is not None:
+            known.append((_over(name, r["seeds"]), _figure(name, value)))
     tables.append(TextTable("figures", ("figure", "value"), known, right=("value",)))
     sizes = [(name, f"{size:,}") for name, size in files]
     tables.append(TextTable("files", ("file", "bytes"), sizes, right=("bytes",)))
@@ -299,7 +303,10 @@ def runs_diff(names: RunNames, root: Root = None) -> CommandResult:
     Example: fedcache runs diff 3f9c 81ab
     """
     folder = runs_directory(root)
-    paths = {one.path.resolve(): one.path for name in names for one in every_run([name], folder)}
+    paths = {}
+    for name in names:
+        for one in every_run([name], folder):
+            paths[one.path.resolve()] = one.path
     if len(paths) < 2:
         raise UsageError(
             f"{' '.join(names)} names one run, but a comparison needs two.",
@@ -312,10 +319,7 @@ def runs_diff(names: RunNames, root: Root = None) -> CommandResult:
     data: dict[str, Any] = {"runs": digests}
     for what, found in (("settings", settings), ("figures", figures)):
         data[what] = {k: dict(zip(digests, values, strict=True)) for k, values in found.items()}
-    heads = []
-    for e in entries:
-        short = e.digest[:8]
-        heads.append(f"{short} {e.method}")
+    heads = [f"{e.digest[:8]} {e.method}" for e in entries]
     tables = []
     lines = []
     if settings:
@@ -324,12 +328,16 @@ def runs_diff(names: RunNames, root: Root = None) -> CommandResult:
     else:
         lines.append("The settings are equal.")
     if figures:
+        with_difference = len(entries) == 2
         columns = ["figure", *heads]
-        rows = [[name, *(_figure(name, v) for v in values)] for name, values in figures.items()]
-        if len(entries) == 2:
+        if with_difference:
             columns.append("difference")
-            for row, (name, values) in zip(rows, figures.items(), strict=True):
+        rows = []
+        for name, values in figures.items():
+            row = [name, *(_figure(name, value) for value in values)]
+            if with_difference:
                 row.append(_difference(name, values))
+            rows.append(row)
         tables.append(TextTable("figures", columns, rows, right=columns[1:]))
     else:
         lines.append("The results are equal.")
@@ -357,11 +365,9 @@ def runs_rm(
     folder = runs_directory(root)
     found = {one.path: one for one in every_run(names, folder)}
     planned = [plan_removal(path) for path in found]
-    # Say what is removed and what stays before asking.
+    # Before asking for confirmation, note what is removed and what is kept.
     size = sum(one.bytes for one in planned)
-    megabytes = size / 1e6
-    runs = counted(len(planned), "run")
-    what = f"{runs}, {megabytes:,.2f} MB"
+    total = f"{counted(len(planned), 'run')}, {size / 1e6:,.2f} MB"
     for one in planned:
         entry = found[one.path]
         name = one.path.name
@@ -374,21 +380,21 @@ def runs_rm(
         if one.kept:
             kept = ", ".join(one.kept)
             observer.warn(f"{name}: {kept} is not a file of the run and is kept.")
-        if users := partitions_named(one.path, found):
+        users = ", ".join(partitions_named(one.path, found))
+        if users:
             observer.warn(
-                f"{', '.join(users)} cannot be trained again from config.toml, which names a partition of "
-                f"{name}."
+                f"{users} cannot be trained again from config.toml, which names a partition of {name}."
             )
         if isinstance(entry, StoredRun) and entry.private:
             observer.note(
                 f"The privacy that {name} spent stays in the ledger (fedcache ls --privacy)."
             )
     data = {"removed": [str(one.path) for one in planned], "bytes": size}
-    # Without --yes a person has to answer; a script that forgot --yes removes nothing.
-    if not yes and not _confirmed(f"Remove {what}? [y/N] ", names, as_json):
+    # Without --yes a person has to answer; a script without --yes removes nothing.
+    if not yes and not _confirmed(f"Remove {total}? [y/N] ", names, as_json):
         return CommandResult({"removed": [], "bytes": 0}, ["Nothing was removed."])
     remove_runs(planned)
-    return CommandResult(data, [f"Removed {what}."])
+    return CommandResult(data, [f"Removed {total}."])
 
 
 def _confirmed(question: str, names: list[str], as_json: bool) -> bool:
@@ -434,7 +440,7 @@ def runs_tag(
         raise UsageError(
             f"No run was given for the tag {tag}.", f"fedcache runs tag {shell_word(tag)} RUN"
         )
-    # With --remove and without names, the runs that have the tag.
+    # --remove without names applies to all runs that have the tag.
     paths = [one.path for one in every_run(names or [f"tag:{tag}"], folder)]
     for path in paths:
         tags = {*tags_of(path), tag}
@@ -450,16 +456,15 @@ def runs_tag(
 
 
 def _tags_answer(folder: Path) -> CommandResult:
-    """Every tag and its runs."""
+    """The answer of ``runs tag`` without a tag: every tag and its runs."""
     found: dict[str, list[str]] = {}
-    # Tags are stored with the runs, so every run is looked at.
+    # Tags are stored with the runs, so every run is read.
     for one in every_run([], folder):
         for tag in tags_of(one.path):
             found.setdefault(tag, []).append(one.path.name)
-    rows = [
-        (tag, len(names), " ".join(name[:8] for name in names))
-        for tag, names in sorted(found.items())
-    ]
+    rows = []
+    for tag, names in sorted(found.items()):
+        rows.append((tag, len(names), " ".join(name[:8] for name in names)))
     if not rows:
         return CommandResult(
             {"tags": found}, ["No run has a tag.", "fedcache runs tag baseline RUN"], listing=True
@@ -469,14 +474,14 @@ def _tags_answer(folder: Path) -> CommandResult:
 
 
 def _over(name: str, seeds: Sequence[int]) -> str:
-    """A figure's name, with the seeds that it is a sum of where there are several."""
+    """A figure's name, with the number of seeds if it is a sum over several."""
     if name in TOTALS and len(seeds) > 1:
         return f"{name}, {len(seeds)} seeds"
     return name
 
 
 def _figure(name: str, value: Any) -> str:
-    """A figure for a person; per cent for what is a fraction."""
+    """A figure as text; a fraction is shown in per cent."""
     if value is None:
         return "-"
     if name in SHARES:
@@ -487,7 +492,7 @@ def _figure(name: str, value: Any) -> str:
 
 
 def _difference(name: str, values: list[Any]) -> str:
-    """The second minus the first, with its sign; points for fractions."""
+    """The second value minus the first, with its sign; the difference of fractions is in points."""
     first, second = values
     if first is None or second is None:
         return "-"

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import compress
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -115,11 +116,12 @@ def ls(
         return CommandResult(
             {"entries": []}, [f"No store under {home.stores} yet.", hint], listing=True
         )
+    # Without any group or partition, their columns are left out.
     columns = ["store", "rows", "arrays", "groups", "partitions", "size"]
-    used = [
-        name not in ("groups", "partitions") or any(row[i] for row in rows)
-        for i, name in enumerate(columns)
-    ]
+    used = []
+    for i, name in enumerate(columns):
+        is_empty = not any(row[i] for row in rows)
+        used.append(not is_empty or name not in ("groups", "partitions"))
     columns = list(compress(columns, used))
     rows = [tuple(compress(row, used)) for row in rows]
     shown = TextTable("", columns, rows, right=("rows", "size"))
@@ -146,7 +148,8 @@ def list_privacy(observer: TerminalObserver) -> CommandResult:
         cost = entry.result.get("trust", {}).get("privacy", {})
         run = entry.result["digest"][:16]
         made = {(run, seed) for seed in entry.result["seeds"]}
-        if cost.get("noise") and not cost.get("simulation", True) and not made <= known:
+        is_private = cost.get("noise") and not cost.get("simulation", True)
+        if is_private and not made <= known:
             observer.warn(
                 f"The run {run} drew noise that is not in the ledger: lines are missing, or the run was "
                 "trained under another FEDCACHE_HOME. More privacy was spent than is shown."
@@ -160,7 +163,8 @@ def list_privacy(observer: TerminalObserver) -> CommandResult:
     rows = []
     for t, partition, clients in named:
         counts = [f"{count:,}" for count in (t.runs, t.releases, t.rounds)]
-        rows.append((t.dataset, partition, clients, *counts, f"{t.delta:g}", epsilon_words(t)))
+        delta = f"{t.delta:g}"
+        rows.append((t.dataset, partition, clients, *counts, delta, epsilon_words(t)))
     if several:
         observer.note(
             "A row `all` bounds the privacy loss of any single row over all partitions of a dataset "
@@ -168,10 +172,11 @@ def list_privacy(observer: TerminalObserver) -> CommandResult:
             "partition, as with and without --validation."
         )
     names = ("dataset", "partition", "clients", "runs", "seeds", "rounds", "delta", "epsilon")
-    shown = [TextTable("", names, rows, right=names[2:])]
+    shown = []
     lines = []
-    if not rows:
-        shown = []
+    if rows:
+        shown.append(TextTable("", names, rows, right=names[2:]))
+    else:
         lines = [
             "There is no private run in this fedcache home.",
             "fedcache train --method fedavg --dp-clip 1 --dp-noise 1 --dp-allow evaluation",
@@ -185,7 +190,7 @@ def list_privacy(observer: TerminalObserver) -> CommandResult:
 
 
 FIRST = 20
-"""Rows without features that ``inspect`` shows one by one; the file it names and ``--json`` have all."""
+"""Most unreadable rows that ``inspect`` shows one by one; the file it names and ``--json`` have all."""
 
 Where = Annotated[
     str | None,
@@ -199,10 +204,18 @@ Where = Annotated[
 
 
 def one_store(store: str | None, named: str | None) -> str | None:
-    """The store that was given as an argument, or by ``--store`` as of other commands. Raises UsageError for both."""
+    """The store that was given as an argument or by ``--store``. Raises UsageError if both are given."""
     if store is not None and named is not None:
         raise UsageError(f"{store} and --store {named} are both given.", "Leave one of them out.")
     return store or named
+
+
+def _path_of(
+    store: str | None, named: str | None, dataset: str | None, observer: TerminalObserver
+) -> Path:
+    """The directory of the store that a command names, or of the only one."""
+    home = Home.from_environment()
+    return need_path(home, path=one_store(store, named), dataset=dataset, observer=observer)
 
 
 @command("inspect")
@@ -226,29 +239,31 @@ def inspect(
     part = part_of(opened.dataset)
     infos = finished_arrays(opened)
     samples = opened.samples
-    # Rows that can be read, by split. Rows that vanished from the dataset keep their number, and are not rows any more.
-    codes = enumerate(("train", "test", "validation"))
-    splits = {
-        name: int(((samples.split == code) & (samples.ok == 1)).sum()) for code, name in codes
-    }
+    # Readable rows of each split.
+    splits = {}
+    for code, name in enumerate(("train", "test", "validation")):
+        readable = (samples.split == code) & (samples.ok == 1)
+        splits[name] = int(readable.sum())
+    # Rows that vanished from the dataset keep their number, but are not counted.
     listed = opened.quarantined()
     if part is not None:
         covered, listed = rows_of_part(opened)
     bad = [entry for entry in listed if entry["reason"] != VANISHED]
     vanished = len(listed) - len(bad)
-    arrays: list[dict[str, Any]] = [
-        {
-            "name": key,
-            "backbone": info.recipe.get("backbone"),
-            "shape": list(info.shape),
-            "dtype": info.dtype,
-            "chunk_rows": info.chunk_rows,
-            "chunks": len(info.chunks),
-            "recipe": info.recipe,
-            "how": info.how,
-        }
-        for key, info in infos.items()
-    ]
+    arrays: list[dict[str, Any]] = []
+    for key, info in infos.items():
+        arrays.append(
+            {
+                "name": key,
+                "backbone": info.recipe.get("backbone"),
+                "shape": list(info.shape),
+                "dtype": info.dtype,
+                "chunk_rows": info.chunk_rows,
+                "chunks": len(info.chunks),
+                "recipe": info.recipe,
+                "how": info.how,
+            }
+        )
     unfinished = [u for u in opened.unfinished() if u["name"] not in infos]
     counts = _group_counts(opened, observer)
     data = {
@@ -329,41 +344,47 @@ def _value_counts(groups: Mapping[str, int]) -> str:
 
 
 def table_of_arrays(arrays: Sequence[Mapping[str, Any]]) -> Any:
-    """A table of a store's arrays: what they are, and how they were computed."""
+    """A table of a store's arrays: shape, dtype, preprocessing, weights, and how they were computed."""
     rows = []
     for a in arrays:
         recipe = a["recipe"]
-        side = recipe.get("size")
-        # Embeddings were prepared elsewhere; images, texts, sounds and rows have different steps.
-        if side is None:
-            prepared = "as given"
-        elif (kind := held_by([recipe])) == IMAGES:
-            resize = recipe.get("resize")
-            interpolation = recipe.get("interpolation")
-            activation = recipe.get("activation")
-            prepared = f"{resize} {side}, {interpolation}, {activation}" + views_of(recipe)
-        else:
-            prepared = f"{kind} as they are"
-            if side:
-                pooling = recipe.get("pooling")
-                prepared = f"{kind}, {part_read(recipe)}, {pooling}"
-            if rate := recipe.get("rate"):
-                prepared += f", {rate:,} Hz"
-            if prompt := recipe.get("prompt"):
-                prepared += f", prompt {visible(prompt)}"
-            prepared += views_of(recipe)
         computed = ", ".join(f"{k} {v}" for k, v in sorted(a["how"].items()))
         shape = "x".join(map(str, a["shape"]))
         weights = str(recipe.get("weights", ""))[:12]
+        prepared = preprocessing_of(recipe)
         rows.append((a["name"], shape, a["dtype"], prepared, weights, computed))
     return TextTable(
         "", ("array", "shape", "dtype", "preprocessing", "weights", "how it was computed"), rows
     )
 
 
+def preprocessing_of(recipe: Mapping[str, Any]) -> str:
+    """The preprocessing of a recipe in words; its steps differ for images, texts, sounds and rows."""
+    side = recipe.get("size")
+    if side is None:  # embeddings, which were prepared elsewhere
+        return "as given"
+    kind = held_by([recipe])
+    if kind == IMAGES:
+        resize = recipe.get("resize")
+        interpolation = recipe.get("interpolation")
+        activation = recipe.get("activation")
+        return f"{resize} {side}, {interpolation}, {activation}" + views_of(recipe)
+    words = f"{kind} as they are"
+    if side:
+        pooling = recipe.get("pooling")
+        words = f"{kind}, {part_read(recipe)}, {pooling}"
+    rate = recipe.get("rate")
+    if rate:
+        words += f", {rate:,} Hz"
+    prompt = recipe.get("prompt")
+    if prompt:
+        words += f", prompt {visible(prompt)}"
+    return words + views_of(recipe)
+
+
 def views_of(recipe: Mapping[str, Any]) -> str:
-    """The number of an array's views and the augmentation, as the end of a phrase; "" for the plain image alone."""
-    # Embeddings that were ingested have no decoder, and no views that fedcache drew.
+    """The number of an array's views and their augmentation, as the end of a phrase; "" if there is only the image."""
+    # Ingested embeddings have no decoder; fedcache drew no views of them.
     if recipe.get("views", 1) == 1 or "decoder" not in recipe:
         return ""
     augmentation = described(str(recipe.get("augment", "")))
@@ -375,15 +396,16 @@ def text_of(store: Store) -> list[str]:
     lines = []
     for name, entries in sorted(store.texts.items()):
         # The last templates are the current ones; the others are kept, so that they need not be computed again.
-        current = quoted(entries[-1]["templates"]) or "from the ingested file"
+        templates = entries[-1]["templates"]
+        current = quoted(templates) or "from the ingested file"
+        change = ""
+        if templates:
+            change = " (change with fedcache extract --text TEMPLATE)"
         others = len(entries) - 1
         more = ""
         if others:
             more = f"; {others} more stored"
-        chooses = ""
-        if entries[-1]["templates"]:
-            chooses = " (change with fedcache extract --text TEMPLATE)"
-        lines.append(f"text        {name}: {current}{chooses}{more}")
+        lines.append(f"text        {name}: {current}{change}{more}")
     return lines
 
 
@@ -398,15 +420,13 @@ def verify(
 
     Example: fedcache verify
     """
-    path = need_path(
-        Home.from_environment(), path=one_store(store, named), dataset=dataset, observer=observer
-    )
+    path = _path_of(store, named, dataset, observer)
     report = verify_store(path)
-    if report.ok:  # a damaged file has been named already
-        for file, what in check_partitions(Store.open(path, part=True)).items():
-            report.add(file, what)
-    data = report.to_dict()
-    return CommandResult(data, report.lines(), _exit_of(report))
+    if report.ok:  # the report already names a damaged file
+        partitions = check_partitions(Store.open(path, part=True))
+        for file, problem in partitions.items():
+            report.add(file, problem)
+    return CommandResult(report.to_dict(), report.lines(), _exit_of(report))
 
 
 def _exit_of(report: VerifyReport) -> Exit:
@@ -427,9 +447,7 @@ def repair(
 
     Example: fedcache repair
     """
-    path = need_path(
-        Home.from_environment(), path=one_store(store, named), dataset=dataset, observer=observer
-    )
+    path = _path_of(store, named, dataset, observer)
     done = repair_store(path)
     report = verify_store(path)
     lines = [*(done or ["Nothing was repaired."]), *report.lines()]
@@ -475,26 +493,22 @@ def gc(
         if name not in KINDS:
             raise unknown("--kind", name, KINDS)
     found = find_garbage(Home.from_environment(), chosen, idle_days=days)
-    total = sum(g.bytes for g in found)
-    things = counted(len(found), "thing")
-    data = {"garbage": [g.to_dict() for g in found], "bytes": total, "deleted": delete}
-    shown = TextTable(
-        "",
-        ("path", "kind", "why", "MB"),
-        [(str(g.path), g.kind, g.why, f"{g.bytes / 1e6:,.1f}") for g in found],
-        right=("MB",),
-    )
     if not found:
-        return CommandResult(data, [f"Nothing to delete among {', '.join(chosen)}."])
+        line = f"Nothing to delete among {', '.join(chosen)}."
+        return CommandResult({"garbage": [], "bytes": 0, "deleted": delete}, [line])
+    total = sum(g.bytes for g in found)
+    size = f"{counted(len(found), 'thing')}, {total / 1e6:,.1f} MB"
+    data = {"garbage": [g.to_dict() for g in found], "bytes": total, "deleted": delete}
+    rows = [(str(g.path), g.kind, g.why, f"{g.bytes / 1e6:,.1f}") for g in found]
+    shown = TextTable("", ("path", "kind", "why", "MB"), rows, right=("MB",))
     if delete:
         remove(found)
-        return CommandResult(
-            data, [f"Deleted {things}, {total / 1e6:,.1f} MB."], renderables=[shown]
-        )
-    # The command that deletes exactly what is listed.
+        return CommandResult(data, [f"Deleted {size}."], renderables=[shown])
+    # The command that deletes exactly the listed files.
     words = ["fedcache", "gc"]
     if tuple(chosen) != tuple(DEFAULT):
         words += ["--kind", ",".join(chosen)]
     command = shlex.join([*words, "--delete"])
-    lines = [f"{things}, {total / 1e6:,.1f} MB. Delete them:  {command}"]
-    return CommandResult(data, lines, renderables=[shown], listing=True)
+    return CommandResult(
+        data, [f"{size}. Delete them:  {command}"], renderables=[shown], listing=True
+    )

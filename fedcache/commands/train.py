@@ -1,4 +1,4 @@
-"""``fedcache train`` and ``grid``: from options to runs."""
+"""``fedcache train`` and ``fedcache grid``: the options, and the answers with the results."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ from fedcache.commands.options import (
     partition_config,
     pick,
     split_list,
+    sweep_lists,
     train_config,
 )
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
@@ -44,7 +45,7 @@ from fedcache.extract.recipe import IMAGES, ROWS, SOUNDS, TEXTS
 from fedcache.federate.methods import METHODS
 from fedcache.grids import presets
 from fedcache.grids.hold_out import EACH, every_value
-from fedcache.grids.result import Grid, HeldOut, Point
+from fedcache.grids.result import Grid, HeldOut, Point, point_words
 from fedcache.grids.sampling import Sampling
 from fedcache.parsing import counted, seeds_text
 from fedcache.process import Stop, keep_freed_memory, stop_on_signals
@@ -68,7 +69,7 @@ from fedcache.runs.directory import (
 from fedcache.runs.events import OnRound
 from fedcache.runs.result_files import is_private
 from fedcache.runs.run import Run, is_claimed
-from fedcache.runs.score import LEVEL, SCORES, check_score, score_of, unlike_tests
+from fedcache.runs.score import LEVEL, check_score, score_of, unlike_tests
 from fedcache.runs.trackers.choose import tracking
 
 if TYPE_CHECKING:
@@ -98,11 +99,11 @@ PROTOCOLS = {
 }
 
 TAILS = {"worst10": "worst 10 %", "worst40": "worst 40 %", "best10": "best 10 %"}
-"""Means over the worst or best share of clients; a run with few clients lacks some."""
+"""Keys of means over the worst or best share of clients -> their names; a run with few clients lacks some."""
 
 
 def answer_lines(done: Run, *, verbose: bool = False) -> list[str]:
-    """What a run was trained on, its accuracy, its cost, its place and the next command; cautions where they apply.
+    """The answer of a run in lines: data and settings, accuracy, cautions, cost, directory and the next command.
 
     With ``verbose`` all other figures follow the cost.
     """
@@ -119,22 +120,25 @@ def answer_lines(done: Run, *, verbose: bool = False) -> list[str]:
     features = " + ".join(map(str, result["backbones"]))
     clients = counted(result["partition"]["clients"], "client")
     seeds = counted(len(result["seeds"]), "seed")
-    what = f"{features}, {clients}, {length}, {seeds}"
-    lines = [f"{name} on {setting_name(run)}: {what}", f"  {accuracy_words(run)}"]
+    trained_on = f"{features}, {clients}, {length}, {seeds}"
+    lines = [f"{name} on {setting_name(run)}: {trained_on}", f"  {accuracy_words(run)}"]
     notes = caution_lines(result)
     if result["accuracy"]["mean"] is None:
         notes.append(
             "No accuracy: a model gives scores that are not finite, or no client has test rows."
         )
-    if (drawn := drawn_clients(result)) is not None:
+    drawn = drawn_clients(result)
+    if drawn is not None:
         notes.append(f"{drawn[0]}.")
-    if (prior := result["accuracy"].get("client_prior")) is not None:
+    prior = result["accuracy"].get("client_prior")
+    if prior is not None:
         figures = {name: percent(value) for name, value in prior.items()}
         own = "own test rows {own_rows} % without, {own_rows_with_prior} % with it"
         whole = "all test rows {all_rows} and {all_rows_with_prior} %"
         notes.append(f"Client prior: {own}; {whole}.".format(**figures))
     notes += describe_trust(result.get("trust", {}))
-    lines += [f"  {line}" for line in (*notes, cost_words(run))]
+    notes.append(cost_words(run))
+    lines += [f"  {note}" for note in notes]
     if verbose:
         lines += [f"  {line}" for line in detail_lines(result, run.measured)]
     following = model_lines(run.path, result) or [compare_line(run.path.parent)]
@@ -146,20 +150,22 @@ def accuracy_words(run: StoredRun) -> str:
     accuracy = run.result["accuracy"]
     mean = percent(accuracy["mean"])
     words = f"accuracy {mean} %"
-    if (found := uncertainty(run, "own")) is not None:
+    interval = uncertainty(run, "own")
+    if interval is not None:
         level = 100 * LEVEL
-        bounds = " to ".join((percent(found.low), percent(found.high)))
-        words += f" ({level:g} % interval {bounds} over {found.over})"
-    if (protocol := run.result["protocol"]) != "global":
-        kind = PROTOCOLS[protocol]
-        words += f", {kind}"
-    if (held := run.result.get("validation")) is not None:
-        chosen_by = percent(held["mean"])
-        rows = held["rows"]
+        bounds = " to ".join((percent(interval.low), percent(interval.high)))
+        words += f" ({level:g} % interval {bounds} over {interval.over})"
+    protocol = run.result["protocol"]
+    if protocol != "global":
+        words += f", {PROTOCOLS[protocol]}"
+    validation = run.result.get("validation")
+    if validation is not None:
+        chosen_by = percent(validation["mean"])
+        rows = validation["rows"]
         words += f"; {chosen_by} % on {rows:,} validation rows"
-    if (zero := accuracy.get("zero_shot")) is not None:
-        untrained = percent(zero)
-        words += f"; zero-shot (no training) {untrained} %"
+    zero_shot = accuracy.get("zero_shot")
+    if zero_shot is not None:
+        words += f"; zero-shot (no training) {percent(zero_shot)} %"
     return words
 
 
@@ -168,15 +174,17 @@ def detail_lines(result: Mapping[str, Any], measured: Mapping[str, Any]) -> list
     share = result["participation"]
     execution = result["execution"]
     lines = [f"{share} clients per round, {execution}"]
-    if (deviation := result["accuracy"]["std"]) is not None:
-        spread = percent(deviation)
-        lines.append(f"standard deviation over seeds {spread} points")
+    deviation = result["accuracy"]["std"]
+    if deviation is not None:
+        lines.append(f"standard deviation over seeds {percent(deviation)} points")
     lines += score_lines(result)
     owned = result["classes_owned"]
-    each = owned.get("per_client") or [owned["least"], owned["most"]]
-    span = f"{max(each):g}"
-    if min(each) < max(each):
-        span = f"{min(each):g} to {span}"
+    per_client = owned.get("per_client") or [owned["least"], owned["most"]]
+    least = min(per_client)
+    most = max(per_client)
+    span = f"{most:g}"
+    if least < most:
+        span = f"{least:g} to {span}"
     size = result["parameters"]
     trained = f"{size['trainable']:,} parameters trained"
     if size["fixed"] is not None:
@@ -193,13 +201,12 @@ def detail_lines(result: Mapping[str, Any], measured: Mapping[str, Any]) -> list
     paper = result["traffic"]["paper"]["per_client_round"]
     sent = f"{exact['up']:,.0f} scalars per client per round"
     lines.append(f"sends {sent} (paper counts {paper['up']:,.0f}), receives {exact['down']:,.0f}")
-    watched = [
-        f"{key} {value:.4g}"
-        for key, value in result.get("diagnostics", {}).items()
-        if value is not None and key != VALIDATION_ACCURACY
-    ]
-    if watched:
-        lines.append("diagnostics " + ", ".join(watched))
+    diagnostics = []
+    for key, value in result.get("diagnostics", {}).items():
+        if value is not None and key != VALIDATION_ACCURACY:
+            diagnostics.append(f"{key} {value:.4g}")
+    if diagnostics:
+        lines.append("diagnostics " + ", ".join(diagnostics))
     seconds = measured.get("seconds", {})
     if seconds:
         lines.append(", ".join(f"{key} {value:,.2f} s" for key, value in seconds.items()))
@@ -208,49 +215,49 @@ def detail_lines(result: Mapping[str, Any], measured: Mapping[str, Any]) -> list
 
 def _fairness_lines(result: Mapping[str, Any]) -> list[str]:
     """Spread over clients; [] where one model has the same test rows for all clients."""
-    fair = result["fairness"]
-    differs = fair.get("std_pp")
-    if differs is None or (result["protocol"] == "global" and differs < 1e-9):
+    fairness = result["fairness"]
+    deviation = fairness.get("std_pp")
+    if deviation is None:
         return []
-    mean = percent(fair["mean"])
-    parts = [f"mean {mean}", f"std {differs:.2f} points"]
+    if result["protocol"] == "global" and deviation < 1e-9:
+        return []
+    parts = [f"mean {percent(fairness['mean'])}", f"std {deviation:.2f} points"]
     for key, name in TAILS.items():
-        if fair[key] is not None:
-            tail = percent(fair[key])
-            parts.append(f"{name} {tail}")
+        if fairness[key] is not None:
+            parts.append(f"{name} {percent(fairness[key])}")
     return ["over clients " + ", ".join(parts)]
 
 
 def score_lines(result: Mapping[str, Any]) -> list[str]:
-    """The two scores that every method has, unless they equal the accuracy."""
-    mean, pooled = (score_of(result, name).mean for name in SCORES)
-    if mean is None or pooled is None:
+    """The two scores that every method has, unless both equal the accuracy."""
+    client_mean = score_of(result, "client-mean").mean
+    pooled = score_of(result, "pooled").mean
+    if client_mean is None or pooled is None:
         return []
     shown = result["accuracy"]["mean"] or 0.0
-    if all(math.isclose(score, shown, abs_tol=1e-12) for score in (mean, pooled)):
+    if all(math.isclose(score, shown, abs_tol=1e-12) for score in (client_mean, pooled)):
         return []
-    of_clients = percent(mean)
-    of_rows = percent(pooled)
-    return [f"client mean {of_clients} %, pooled over test rows {of_rows} %"]
+    return [f"client mean {percent(client_mean)} %, pooled over test rows {percent(pooled)} %"]
 
 
 WHAT_PREDICT_TAKES = {TEXTS: "TEXTS.csv", ROWS: "--store STORE", SOUNDS: "SOUNDS"}
-"""Of a model of texts, rows or sounds."""
+"""Contents of a dataset, other than images -> the input of ``fedcache predict`` for a model of them."""
 
 
 def model_lines(path: Path, result: Mapping[str, Any]) -> list[str]:
     """The command that uses the models of a run; [] for a run without models."""
     if bytes_of_models(path) is None:
         return []
-    what = WHAT_PREDICT_TAKES.get(result.get("dataset", {}).get("holds", IMAGES))
-    if what is None:
-        what = "IMAGES"
+    holds = result.get("dataset", {}).get("holds", IMAGES)
+    rows = WHAT_PREDICT_TAKES.get(holds)
+    if rows is None:
+        rows = "IMAGES"
         if reads_embeddings(path):
-            what = "--embeddings FILE"
-    named = str(path)
+            rows = "--embeddings FILE"
+    run = str(path)
     if in_home(path.parent):
-        named = path.name[:8]
-    predict = f"  Next:  fedcache predict {shell_word(named)} {what}"
+        run = path.name[:8]
+    predict = f"  Next:  fedcache predict {shell_word(run)} {rows}"
     if result["protocol"] == "global":
         return [predict]
     if is_claimed(result):
@@ -258,16 +265,16 @@ def model_lines(path: Path, result: Mapping[str, Any]) -> list[str]:
             "  each site keeps its own model, in flower/ of its FEDCACHE_HOME:  fedcache predict FILE "
             "IMAGES"
         ]
-    if not is_private(result) and not has_client_models(path):
-        return [f"  No personal model was saved. To save them:  {command_saving(path, 'all')}"]
     # Clients' own parts of private runs are not saved.
     if is_private(result):
         return [f"{predict} --global"]
+    if not has_client_models(path):
+        return [f"  No personal model was saved. To save them:  {command_saving(path, 'all')}"]
     return [f"{predict} --client NAME"]
 
 
 def in_home(runs: Path) -> bool:
-    """Whether a directory of runs is that of the fedcache home, where the first letters of a name are enough."""
+    """Whether a directory is the one with the runs of the fedcache home, where the start of a name is enough."""
     return runs.resolve() == Home.from_environment().runs.resolve()
 
 
@@ -279,53 +286,54 @@ def compare_line(runs: Path) -> str:
 
 
 FEW_ROWS = 20
-"""Test rows below which the accuracy of a held-out value says little."""
+"""A held-out value with fewer test rows has an accuracy that says little."""
 
 
 def held_out_answer(done: Grid, rows: Sequence[HeldOut], *, verbose: bool = False) -> CommandResult:
-    """A grid that holds values out in turn: one row per setting, one column per value, and the mean."""
-    values = list(rows[0].accuracy)
-    # A column for each swept setting, then one for each held-out value.
-    sweeps = list(dict.fromkeys(key for row in rows for key in row.sweep))
-    cells = [
-        (
-            row.method,
-            *(row.sweep.get(k) for k in sweeps),
-            *(percent(row.accuracy[v]) for v in values),
-            percent(row.mean),
-        )
-        for row in rows
-    ]
+    """The answer of a grid that holds values out in turn: one row per setting, one column per value, and the mean."""
+    best = rows[0]
+    values = list(best.accuracy)
+    swept: dict[str, None] = {}
+    for row in rows:
+        swept |= dict.fromkeys(row.sweep)
+    # Values differ in size, so the heading of a value says how many rows it has.
     counts: dict[str, int | None] = {}
-    # Values differ in size: the heading says how many rows each has.
     headings = []
     for value in values:
         known = [row.rows[value] for row in rows if row.rows[value] is not None]
-        counts[value] = next(iter(known), None)
-        headings.append(" ".join([value, *(f"({count:,})" for count in known[:1])]))
-    columns = ("method", *sweeps, *headings, "mean")
-    if done.by_validation:
-        columns = (*columns, "validation")
-        cells = [(*line, percent(row.validation)) for line, row in zip(cells, rows, strict=True)]
+        counts[value] = None
+        heading = value
+        if known:
+            counts[value] = known[0]
+            heading = f"{value} ({known[0]:,})"
+        headings.append(heading)
     trained_again = _retrained(done)
+    columns = ["method", *swept, *headings, "mean"]
+    if done.by_validation:
+        columns.append("validation")
     if trained_again:
-        columns = (*columns, RETRAINED)
-        cells = [
-            (*line, trained_again.get(row.words, "")) for line, row in zip(cells, rows, strict=True)
-        ]
+        columns.append(RETRAINED)
+    cells = []
+    for row in rows:
+        settings = [row.sweep.get(key) for key in swept]
+        accuracies = [percent(row.accuracy[value]) for value in values]
+        line = [row.method, *settings, *accuracies, percent(row.mean)]
+        if done.by_validation:
+            line.append(percent(row.validation))
+        if trained_again:
+            line.append(trained_again.get(row.words, ""))
+        cells.append(line)
     shown = TextTable("accuracy % on each held-out value (rows)", columns, cells, right=columns[1:])
     lines = [points_line(done)]
-    if rows[0].mean is not None:
+    if best.mean is not None:
         what = "Best by mean test accuracy (no validation split)"
         if done.by_validation:
             what = "Best by mean validation accuracy"
-        count = len(values)
-        best = rows[0].words
-        mean = percent(rows[0].mean)
         again = ""
         if trained_again:
-            again = f", trained again on all rows {trained_again[best]} %"
-        lines.append(f"{what} over {count} held-out values: {best}  {mean} %{again}")
+            again = f", trained again on all rows {trained_again[best.words]} %"
+        figures = f"{percent(best.mean)} %{again}"
+        lines.append(f"{what} over {len(values)} held-out values: {best.words}  {figures}")
         if done.tie:
             lines.append(done.tie)
         lines += weight_lines(counts)
@@ -336,7 +344,7 @@ def _grid_result(
     done: Grid, lines: Sequence[str], table: TextTable, *, verbose: bool
 ) -> CommandResult:
     """The answer of a grid: its table, sentences on it, and the next command; with ``verbose`` every retrained run."""
-    last = [*lines]
+    last = list(lines)
     if verbose:
         for again in done.retrained:
             last.append(f"Trained again on all training rows: {again.words}")
@@ -346,7 +354,7 @@ def _grid_result(
     if done.retrained:
         best = done.retrained[0]
     following = model_lines(best.run.path, best.run.result)
-    # One model of several held-out values is not the answer.
+    # With several held-out values there is no single best model to predict with.
     if done.held_out() or not following:
         following = [compare_line(best.run.path.parent)]
     return CommandResult(done.to_dict(), [], done.code, [table], [*last, *following])
@@ -357,13 +365,16 @@ RETRAINED = "trained again %"
 
 
 def _retrained(done: Grid) -> dict[str, str]:
-    """The accuracy of each setting that was trained again in percent, by method and swept values."""
+    """Method and swept values of each setting that was trained again -> its accuracy in percent."""
     return {words: percent(score) for words, score in done.retrained_scores().items()}
 
 
 def weight_lines(counts: Mapping[str, int | None]) -> list[str]:
-    """A note that held-out values with few rows count as much in a mean as all others; [] if there are none."""
-    few = [f"{value} {n:,}" for value, n in counts.items() if n is not None and n < FEW_ROWS]
+    """A note that held-out values with few rows weigh as much in the mean as all others; [] if there are none."""
+    few = []
+    for value, count in counts.items():
+        if count is not None and count < FEW_ROWS:
+            few.append(f"{value} {count:,}")
     if not few:
         return []
     names = ", ".join(few)
@@ -378,15 +389,16 @@ def lost_lines(done: Grid) -> list[str]:
     """Points of a grid that failed, with hints."""
     lines = []
     for word, lost in (("Damaged, left out", done.damaged), ("Failed", done.failed)):
-        for one in lost:
-            point = " ".join([one.method, *(f"{k}={v}" for k, v in one.sweep.items())])
-            lines += [f"{word}: {point}. {one.message}", f"  {one.hint}"]
+        for point in lost:
+            words = point_words(point.method, point.sweep)
+            lines += [f"{word}: {words}. {point.message}", f"  {point.hint}"]
     return lines
 
 
 def search_lines(done: Grid) -> list[str]:
     """Counts of a search's trials; [] for a grid that is no search."""
-    if (search := done.search) is None:
+    search = done.search
+    if search is None:
         return []
     sampler = search["sampler"]
     how = f"{sampler}, seed {search['seed']}"
@@ -410,7 +422,7 @@ def _unlike_seeds(done: Grid) -> str | None:
 
 
 def points_line(done: Grid) -> str:
-    """Number of points, and how many of them were stored before."""
+    """A sentence with the number of points, and how many of them were stored before."""
     points = counted(len(done.points), "configuration")
     verb = "were"
     if done.reused == 1:
@@ -419,78 +431,70 @@ def points_line(done: Grid) -> str:
 
 
 def grid_answer(done: Grid, sweeps: Sequence[str], *, verbose: bool = False) -> CommandResult:
-    """A grid for a person: a table of every configuration, the chosen or best one, and what was lost.
+    """The answer of a grid: a table of every configuration, the chosen or best one, and failed or damaged points.
 
     A grid that holds values out has one row per setting.
     """
-    if held_out := done.held_out():
+    held_out = done.held_out()
+    if held_out:
         return held_out_answer(done, held_out, verbose=verbose)
     best = done.best()
-    # Columns that say nothing new are left out.
-    worst = ("worst 10 %",) * any(map(_differing_tail, done.points))
-    validation = ("validation %",) * done.by_validation
     trained_again = _retrained(done)
-    again = (RETRAINED,) * bool(trained_again)
+    # The column is left out if it only repeats the accuracy.
+    with_worst = any(map(_differing_tail, done.points))
     by = ""
     if done.scored_by != "own":
         by = f" ({done.scored_by})"
-    columns = (
-        "method",
-        *sweeps,
-        *validation,
-        f"accuracy %{by}",
-        *again,
-        "std",
-        *worst,
-        "sends per round",
-        "seconds",
-    )
+    columns = ["method", *sweeps]
+    if done.by_validation:
+        columns.append("validation %")
+    columns.append(f"accuracy %{by}")
+    if trained_again:
+        columns.append(RETRAINED)
+    columns.append("std")
+    if with_worst:
+        columns.append("worst 10 %")
+    columns += ["sends per round", "seconds"]
     rows = []
-    for p in done.ranked():
-        sends = p.run.traffic["exact"]["per_client_round"]["up"]
+    for point in done.ranked():
+        row = [point.method, *(point.sweep.get(key) for key in sweeps)]
+        if done.by_validation:
+            row.append(percent(done.figure(point)))
+        row.append(percent(done.score_of(point).mean))
+        if trained_again:
+            row.append(trained_again.get(point.words, ""))
+        row.append(percent(done.std_of(point)))
+        if with_worst:
+            row.append(percent(point.run.fairness.get("worst10")))
+        sends = point.run.traffic["exact"]["per_client_round"]["up"]
         seconds = "-"
-        if p.run.measured:
-            trained = p.run.measured["seconds"]["train"]
+        if point.run.measured:
+            trained = point.run.measured["seconds"]["train"]
             seconds = f"{trained:.2f}"
-        rows.append(
-            (
-                p.method,
-                *(p.sweep.get(k) for k in sweeps),
-                *(percent(done.figure(p)) for _ in validation),
-                percent(done.score_of(p).mean),
-                *(trained_again.get(p.words, "") for _ in again),
-                percent(done.std_of(p)),
-                *(percent(p.run.fairness.get("worst10")) for _ in worst),
-                f"{sends:,.0f}",
-                seconds,
-            )
-        )
+        rows.append([*row, f"{sends:,.0f}", seconds])
     # Points that failed are listed too, without figures.
-    blank = ("",) * (len(columns) - len(sweeps) - 2)
-    lost_rows = [
-        (f.method, *(f.sweep.get(k) for k in sweeps), "failed", *blank) for f in done.failed
-    ]
-    shown = TextTable("", columns, [*rows, *lost_rows], right=columns[1:])
-    values = " ".join(f"{k}={v}" for k, v in best.sweep.items())
-    accuracy = percent(done.score_of(best).mean)
-    figures = f"{accuracy} %{by}"
+    blank = [""] * (len(columns) - len(sweeps) - 2)
+    for lost in done.failed:
+        settings = [lost.sweep.get(key) for key in sweeps]
+        rows.append([lost.method, *settings, "failed", *blank])
+    shown = TextTable("", columns, rows, right=columns[1:])
+    values = " ".join(f"{key}={value}" for key, value in best.sweep.items())
+    figures = f"{percent(done.score_of(best).mean)} %{by}"
     if done.by_validation:
         chosen_on = percent(done.figure(best))
         figures = f"{chosen_on} %, on test rows {figures}"
     if trained_again:
         figures += f", trained again on all rows {trained_again[best.words]} %"
     chosen_by = done.chosen_by[:1].upper() + done.chosen_by[1:]
-    lines = [
-        points_line(done),
-        *search_lines(done),
-        f"{chosen_by}: {best.method} {values}  {figures}",
-    ]
-    # What makes the choice less certain: ties, different kinds of models, different seeds.
-    results = [p.run.result for p in done.points]
+    lines = [points_line(done), *search_lines(done)]
+    lines.append(f"{chosen_by}: {best.method} {values}  {figures}")
+    # Facts that make the choice less certain: ties, different kinds of models, different seeds.
+    results = [point.run.result for point in done.points]
     unlike = unlike_tests(results)
     if unlike is None and len(results) > 1:
         unlike = few_validation_classes(results)
-    lines += [sentence for sentence in (done.tie, unlike, _unlike_seeds(done)) if sentence]
+    cautions = (done.tie, unlike, _unlike_seeds(done))
+    lines += [sentence for sentence in cautions if sentence]
     lines += [
         f"{key} has no effect here: configurations that differ only in it give equal results."
         for key in done.unchanging
@@ -500,15 +504,20 @@ def grid_answer(done: Grid, sweeps: Sequence[str], *, verbose: bool = False) -> 
 
 
 def _differing_tail(point: Point) -> bool:
-    """Whether the worst tenth of the clients is known and differs from the mean, as it does not for one test set."""
+    """Whether the accuracy of the worst tenth of the clients is known and differs from the mean.
+
+    They are equal where one model has the same test rows for all clients.
+    """
     tail = point.run.fairness.get("worst10")
     mean = point.run.result["accuracy"]["mean"]
-    return tail is not None and mean is not None and not math.isclose(tail, mean, abs_tol=1e-9)
+    if tail is None or mean is None:
+        return False
+    return not math.isclose(tail, mean, abs_tol=1e-9)
 
 
 def _privacy_line(spent: Mapping[str, Any]) -> str:
-    """Total privacy cost of a grid, of ``Grid.privacy``."""
-    # The tighter accountant has no bound for some noise; the other one then may.
+    """A sentence on the total privacy cost of a grid, from an entry of ``Grid.privacy``."""
+    # Where the tighter accountant has no bound, the other one may have one.
     bounds = [spent[key] for key in ("epsilon_pld", "epsilon_rdp") if spent[key] is not None]
     epsilon = "no bound"
     if bounds:
@@ -576,7 +585,7 @@ def train(
 
 
 def one_of(name: str | None, option: str | None) -> str | None:
-    """The method that was named, as an argument or by its option. Raises UsageError for two different ones."""
+    """The method that was named, as an argument or by its option. Raises UsageError if they differ."""
     if name is not None and option is not None and name != option:
         raise UsageError(f"{name} and --method {option} are both given.", "Leave one of them out.")
     return name or option
@@ -590,7 +599,7 @@ def train_run(
     observer: TerminalObserver,
     cluster: RayEngine | None,
 ) -> Run:
-    """Train a run, or return its stored result. Raises as ``runs.loop.train``."""
+    """Train a run, or return its stored result. Raises the errors of ``runs.loop.train``."""
     from fedcache.runs.loop import train as run
 
     stop = Stop()
@@ -600,11 +609,10 @@ def train_run(
         models = "none"
     keep_freed_memory()
     with ExitStack() as opened:
-        # On a cluster, clients are computed by workers; everything else happens in this process.
+        # On a cluster, workers compute the clients; everything else happens in this process.
         if cluster is not None:
-            opened.enter_context(
-                cluster.training(config, partition, home, given["repartition"], observer)
-            )
+            training = cluster.training(config, partition, home, given["repartition"], observer)
+            opened.enter_context(training)
         opened.enter_context(stop_on_signals(stop.ask, observer.note))
         hooks: Sequence[OnRound] = ()
         if given["track"]:
@@ -733,19 +741,14 @@ def grid(
 
 
 def list_ready_grids() -> CommandResult:
-    """Every ready grid."""
-    # Ready grids are files of the package, in the order of their names.
+    """The answer of ``grid --ready list``: every ready grid, in the order of their names."""
     grids = [presets.find_preset(name) for name in presets.preset_names()]
-    rows = [
-        (
-            g.name,
-            g.title,
-            g.paper,
-            " ".join([",".join(g.methods), *(f"{k}={','.join(v)}" for k, v in g.sweep.items())]),
-            str(g.points),
-        )
-        for g in grids
-    ]
+    rows = []
+    for preset in grids:
+        methods = ",".join(preset.methods)
+        sweep = {key: ",".join(values) for key, values in preset.sweep.items()}
+        words = point_words(methods, sweep)
+        rows.append((preset.name, preset.title, preset.paper, words, str(preset.points)))
     shown = TextTable(
         "",
         ("name", "varies", "paper", "methods and sweeps", "configurations"),
@@ -775,7 +778,8 @@ def note_preset(
     preset: presets.GridPreset, schemes: Sequence[str], observer: TerminalObserver
 ) -> None:
     """Note a ready grid's title, and arguments of its schemes that the requested schemes do not have."""
-    if left_out := preset.unused_arguments(schemes):
+    left_out = preset.unused_arguments(schemes)
+    if left_out:
         own = " or ".join(s for s in preset.schemes if s not in schemes)
         observer.note(
             f"Left out because the scheme {own} of the predefined grid is not used: {', '.join(left_out)}."
@@ -791,9 +795,9 @@ def hold_out_each(
     home: Home,
     observer: TerminalObserver,
 ) -> tuple[dict[str, tuple[str, ...]], PartitionConfig]:
-    """One point for each value of the column that is held out in turn: the sweep of them, and the partition without it.
+    """Replace ``--hold-out each`` by a sweep over the values of its column; the new sweeps and partition.
 
-    Raises UsageError for a column with one value, and for a sweep of the same; StoreError where nothing is extracted.
+    Raises UsageError for a column with one value, and if hold_out is also swept; StoreError where nothing is extracted.
     """
     by = str(partition.options.get("by", "domain"))
     if "hold_out" in sweeps:
@@ -802,21 +806,19 @@ def hold_out_each(
         )
     least = partition.options.get("min_rows", 1)
     words = every_value(by, resolved, home, min_rows=least, observer=observer)
-    options = {key: value for key, value in partition.options.items() if key != "hold_out"}
-    return {**sweeps, "hold_out": words}, replace(partition, options={**options, "by": by})
+    options = {**partition.options, "by": by}
+    options.pop("hold_out", None)
+    return {**sweeps, "hold_out": words}, replace(partition, options=options)
 
 
 def swept_values(
     sweep: Sequence[str] | None, given: Given, preset: presets.GridPreset | None
 ) -> dict[str, tuple[str, ...]]:
-    """Each swept key and its values: those of a ready grid under those of ``--sweep``.
+    """Each swept key and its values; values of ``--sweep`` replace those of a ready grid.
 
-    Raises UsageError, for a key that ``--set`` fixes too.
+    Raises UsageError for a key that is also in ``--set``.
     """
-    swept = {
-        key: tuple(part.strip() for part in values.split(",") if part.strip())
-        for key, values in pairs(sweep, "--sweep", once=True).items()
-    }
+    swept = sweep_lists(sweep)
     # A hyperparameter may be swept as lr or as set.lr.
     names = {key.removeprefix("set.") for key in swept}
     both = sorted(names & pairs(given["set"], "--set", once=True).keys())

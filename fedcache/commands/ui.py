@@ -1,4 +1,4 @@
-"""``fedcache ui``."""
+"""``fedcache ui``: stores, runs and grids in the browser."""
 
 from __future__ import annotations
 
@@ -62,12 +62,12 @@ def ui(
             f"There is no directory {shown.root}.",
             "--home takes a directory that FEDCACHE_HOME can name.",
         )
-    # it imports the extra, which was not known to be there before
+    # The module imports packages of the extra, which are known to be installed only now.
     serve = import_module("fedcache.ui.server").serve
 
     def say(address: str) -> None:
         observer.note(f"Showing {shown.root}. Press Ctrl-C to stop.")
-        observer.close()  # what comes now is silence, and no sign of trouble
+        observer.close()  # the server prints nothing from here on, so no line says that it is working
         # With --json, stdout is for the answer at the end.
         stream = sys.stdout
         if observer.as_json:

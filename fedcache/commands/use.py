@@ -1,4 +1,4 @@
-"""``fedcache use``: the store that commands in a folder take without ``--dataset`` and ``--store``."""
+"""``fedcache use``: choose the store that commands in a folder use without ``--dataset`` and ``--store``."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def use(
 
 
 def pin_of(store: Store, home: Home) -> tuple[str, str]:
-    """The key and value of fedcache.toml that mean a store: its dataset's name where that finds it."""
+    """The key and value of fedcache.toml for a store: the name of its dataset if it finds the store, else its path."""
     slug = str(store.dataset["slug"])
     with suppress(FedcacheError):
         found = locate_store(home, dataset=slug)
@@ -88,8 +88,9 @@ def with_pin(text: str, key: str, name: str) -> str:
     lines = text.splitlines()
     header = f"[{SECTION}]"
     if header not in lines:
-        space = [""] if lines else []
-        return "\n".join([*lines, *space, header, line, ""])
+        if lines:
+            lines.append("")
+        return "\n".join([*lines, header, line, ""])
     first = lines.index(header) + 1
     last = first
     while last < len(lines) and not lines[last].startswith("["):
@@ -99,4 +100,5 @@ def with_pin(text: str, key: str, name: str) -> str:
 
 
 def _names_a_store(line: str) -> bool:
-    return line.partition("=")[0].strip() in ("dataset", "store")
+    key = line.partition("=")[0].strip()
+    return key in ("dataset", "store")

@@ -1,4 +1,4 @@
-"""Cells that are not measured by a run: one thin function for each kind."""
+"""Measurement of cells whose values do not come from stored runs: one function for each kind."""
 
 from __future__ import annotations
 
@@ -45,26 +45,26 @@ Measured = tuple[dict[str, Value | None], list[str]]
 
 
 def model(cell: PaperCell, _bench: Workbench) -> Measured:
-    """A trained layer in words, from the tensors that the head really makes."""
+    """Description of a trained layer, from the tensors that the head creates."""
     widths = [lookup(name).width for name in cell.backbones]
     head = head_of(METHODS[cell.method].resolve(cell.preset, cell.set))
     made = head.init(torch.zeros, sum(widths), int(cell.options["classes"]))
     # Row 1 of the table is the projection, row 2 the classifier behind it.
     if cell.at == ("1",):
-        out, into = made["P.W"].shape
-        inputs = str(into)
-        if len(set(widths)) == 1 and sum(widths) == into:
+        outputs, inputs = made["P.W"].shape
+        words = str(inputs)
+        if len(set(widths)) == 1 and sum(widths) == inputs:
             count = len(widths)
-            inputs = f"{widths[0]} x {count}"
-        parts = [f"FC({inputs}, {out})", "ReLU"]
+            words = f"{widths[0]} x {count}"
+        parts = [f"FC({words}, {outputs})", "ReLU"]
         if head.bn:
             features = len(made["P.gain"])
             parts.append(f"BN({features})")
         if head.z_norm:
             parts.append("L2")
         return {"details": ", ".join(parts)}, []
-    out, into = made["Q.W"].shape
-    return {"details": f"FC({into}, {out})"}, []
+    outputs, inputs = made["Q.W"].shape
+    return {"details": f"FC({inputs}, {outputs})"}, []
 
 
 def partition(cell: PaperCell, workbench: Workbench) -> Measured:
@@ -78,11 +78,14 @@ def partition(cell: PaperCell, workbench: Workbench) -> Measured:
     if "domain_of" in cell.options:
         name = find_domain(str(cell.options["domain_of"]), columns.domains)
         rows = [r for r in rows if r.client == name]
-    # How many rows of a class a client has: one number where all have as many, else the range.
-    owned = sorted({c for r in rows for c in r.counts if c})
     classes = None
     if rows:
         classes = float(rows[0].classes)
+    # Rows that a client has of one of its classes: a number if it is the same everywhere, else the range.
+    counts: set[int] = set()
+    for row in rows:
+        counts.update(row.counts)
+    owned = sorted(counts - {0})
     per_class: Value | None = None
     if len(owned) == 1:
         per_class = float(owned[0])
@@ -96,7 +99,7 @@ def partition(cell: PaperCell, workbench: Workbench) -> Measured:
         "sizes": ", ".join(str(r.train) for r in rows),
         "total": float(sum(r.train for r in rows)),
     }
-    # The picture is drawn only where the entry asks for it.
+    # The picture is drawn only if it is one of the cell's metrics.
     if "dots" in cell.metrics:
         path = _picture(cell, workbench)
         draw(dealt.partition, columns, path)
@@ -108,24 +111,27 @@ def entropy(cell: PaperCell, workbench: Workbench) -> Measured:
     """Entropy in bits of softmax(I.T) over random training rows: mean, smallest, and the bound log2 C."""
     found = workbench.features(cell)
     store = Store.open(found.path)
-    pool = np.flatnonzero((found.columns.split == 0) & (found.columns.ok == 1))
+    readable_training = (found.columns.split == 0) & (found.columns.ok == 1)
+    pool = np.flatnonzero(readable_training)
     expected = int(cell.options["rows"])
     rng = np.random.default_rng(parse_seeds(cell.seeds)[0])
     rows = np.sort(rng.choice(pool, min(expected, len(pool)), replace=False))
     # float64 is not needed: entropies are shown with three decimals.
     features = np.array(store.reader(found.keys[0]).rows(rows), np.float32)
     images = torch.from_numpy(features)[:, 0]
-    if (entry := text_of_array(store.manifest, found.keys[0])) is None:
+    entry = text_of_array(store.manifest, found.keys[0])
+    if entry is None:
         raise StoreError(
             f"{cell.backbones[0]} has no text features.",
             "Name one that has, for example glyph-clip.",
         )
-    text = torch.from_numpy(np.array(read_text(store.path, cell.backbones[0], entry), np.float32))
-    bits = entropy_bits(torch.softmax(normalize(images, dim=-1) @ text.T, -1))
+    text_features = np.array(read_text(store.path, cell.backbones[0], entry), np.float32)
+    text = torch.from_numpy(text_features)
+    similarity = normalize(images, dim=-1) @ text.T
+    bits = entropy_bits(torch.softmax(similarity, -1))
+    departures = []
     if len(rows) < expected:
-        departures = [f"rows: {len(rows)} instead of {expected}"]
-    else:
-        departures = []
+        departures.append(f"rows: {len(rows)} instead of {expected}")
     return {
         "entropy_bound": float(np.log2(len(text))),
         "entropy_mean": float(bits.mean()),
@@ -142,10 +148,12 @@ def noise(cell: PaperCell, workbench: Workbench) -> Measured:
     if name not in data.classes:
         departures.append(f"class: {data.classes[0]} instead of {name}")
         name = data.classes[0]
-    rows = np.flatnonzero((data.label == data.classes.index(name)) & (data.split == 0))
+    of_class = data.label == data.classes.index(name)
+    rows = np.flatnonzero(of_class & (data.split == 0))
     if not len(rows):
         raise UsageError(f"{cell.dataset} has no training image of {name}.", "Try --on.")
-    x = np.asarray(decode(data.source.read(int(rows[0]))), np.float64) / 255
+    image = decode(data.source.read(int(rows[0])))
+    x = np.asarray(image, np.float64) / 255
     rng = np.random.default_rng(parse_seeds(cell.seeds)[0])
     p = float(cell.set["p"])
     s = float(cell.set["s"])
@@ -155,27 +163,28 @@ def noise(cell: PaperCell, workbench: Workbench) -> Measured:
         e = rng.standard_normal(x.shape)
     noisy = np.clip((1 - p) * x + s * e, 0, 1)
     path = _picture(cell, workbench)
-    Image.fromarray(np.round(noisy * 255).astype(np.uint8)).save(path)
+    pixels = np.round(noisy * 255).astype(np.uint8)
+    Image.fromarray(pixels).save(path)
     return {"picture": str(path)}, departures
 
 
 def formula(cell: PaperCell, _bench: Workbench) -> Measured:
     """A formula at the numbers of a cell.
 
-    FedPCL's theorem 4.1 as printed, with McDiarmid's constants corrected, and the term both share; or FLESD's equation
-    11: what each way sends up, and whether representations cost less.
+    Either FedPCL's theorem 4.1: the bound as printed, the bound with McDiarmid's constants corrected, and the term that
+    both share. Or FLESD's equation 11: the scalars that clients upload as representations and as averaged weights, and
+    whether representations cost less.
     """
-    o = cell.options
+    options = cell.options
     if "bound_printed" in cell.metrics:
-        # The bound needs all options; the exchange of FLESD has names of its own for them.
-        found = diagnostics.generalisation_bound(**o)
-        return {f"bound_{key}": float(value) for key, value in found.__dict__.items()}, []
+        bound = diagnostics.generalisation_bound(**options)
+        return {f"bound_{key}": float(value) for key, value in bound.__dict__.items()}, []
     cost = diagnostics.flesd_exchange(
-        public=o["public_rows"],
-        width=o["width"],
-        weights=o["weights"],
-        rounds=o["rounds"],
-        average_rounds=o["averaging_rounds"],
+        public=options["public_rows"],
+        width=options["width"],
+        weights=options["weights"],
+        rounds=options["rounds"],
+        average_rounds=options["averaging_rounds"],
     )
     cheaper = "no"
     if cost.cheaper:
@@ -188,39 +197,42 @@ def formula(cell: PaperCell, _bench: Workbench) -> Measured:
 
 
 def heatmap(cell: PaperCell, workbench: Workbench) -> Measured:
-    """FedPCL on each backbone alone and on all: s_ki of figure 3, and linear CKA of the same projections.
+    """Similarity of FedPCL's models on single backbones to its model on all: s_ki of figure 3, and linear CKA.
 
-    These models are trained here and not kept: a stored result holds no weights.
+    The models are trained here and not kept, because a stored result holds no weights.
     """
     found = workbench.features(cell)
-    dealt = partition_cell(
-        cell, found.columns, parse_seeds(cell.seeds)[0], proxy=workbench.options.proxy
-    )
+    seed = parse_seeds(cell.seeds)[0]
+    proxy = workbench.options.proxy
+    dealt = partition_cell(cell, found.columns, seed, proxy=proxy)
     # One model for each backbone, and at the end one that reads all.
     models = [trained(cell, workbench, (name,), dealt) for name in found.names]
     models.append(trained(cell, workbench, found.names, dealt))
     clients = dealt.partition.clients
     by_model = []
     for states, _ in models:
-        by_model.append(torch.stack([s["proto"] for s in states]))
+        by_model.append(torch.stack([state["proto"] for state in states]))
     # Prototypes of all clients by each model: [K, M, C, D].
     proto = torch.stack(by_model)
-    owned = torch.stack([s["count"] > 0 for s in models[-1][0]])
+    states_of_all, _ = models[-1]
+    owned = torch.stack([state["count"] > 0 for state in states_of_all])
     s = diagnostics.fusion_similarity(proto[:-1], proto[-1], owned)
-    projected = []
-    for states, of in models:
-        head = head_of(of.settings, "projection")
-        x = of.data.x
-        projected.append(
-            [embed(head, state, x[c.train, 0])[0] for state, c in zip(states, clients, strict=True)]
-        )
-    *alone, of_all = projected
+    # Projections of each client's training rows by each model.
+    projections = []
+    for states, inputs in models:
+        head = head_of(inputs.settings, "projection")
+        x = inputs.data.x
+        of_clients = []
+        for state, client in zip(states, clients, strict=True):
+            of_clients.append(embed(head, state, x[client.train, 0])[0])
+        projections.append(of_clients)
+    *single, of_all = projections
     cka = []
-    for one in alone:
-        pairs = zip(one, of_all, strict=True)
+    for of_clients in single:
+        pairs = zip(of_clients, of_all, strict=True)
         cka.append([linear_cka(a.double().numpy(), b.double().numpy()) for a, b in pairs])
-    names = [c.name for c in clients]
-    short = short_batches(cell, dealt.partition, proxy=workbench.options.proxy)[1]
+    names = [client.name for client in clients]
+    _, short = short_batches(cell, dealt.partition, proxy=proxy)
     departures = [*dealt.departures, *short]
     if len(found.names) == 1:
         departures.append("one backbone: there is nothing to compare")
@@ -236,17 +248,18 @@ def trained(
     """The clients' final states of a run on some of the backbones, and its inputs."""
     found = workbench.features(cell)
     seed = parse_seeds(cell.seeds)[0]
+    settings, _ = short_batches(cell, dealt.partition, proxy=workbench.options.proxy)
     config = TrainConfig(
         method=cell.method,
         preset=cell.preset,
         store=str(found.path),
         backbones=names,
         seeds=str(seed),
-        set=short_batches(cell, dealt.partition, proxy=workbench.options.proxy)[0],
+        set=settings,
     )
     part = PartitionConfig(cell.scheme, None, seed, dealt.args)
     preparation = Preparation(workbench.home, workbench.quiet, workbench.halt, extract=False)
-    # The models are needed and not only their scores, so the engine is called without a run's directory.
+    # The heatmap needs the models and not only their scores, so the engine is called without a run's directory.
     inputs = prepare_run(config, row_source(config, part, preparation))
     spec = TrainingRun(
         inputs.method,
@@ -261,7 +274,7 @@ def trained(
 
 
 def _matrix(backbones: tuple[str, ...], clients: list[str], values: list[list[float]]) -> str:
-    """A row for each backbone, a number for each client."""
+    """A matrix as text: a row for each backbone, a number for each client."""
     rows = []
     for backbone, row in zip(backbones, values, strict=True):
         numbers = " ".join(f"{v:.3f}" for v in row)
@@ -271,7 +284,7 @@ def _matrix(backbones: tuple[str, ...], clients: list[str], values: list[list[fl
 
 
 def _picture(cell: PaperCell, workbench: Workbench) -> Path:
-    """The path of a cell's picture."""
+    """The path of a cell's picture, in a folder that is created if it is missing."""
     for folder in (workbench.home.root, workbench.pictures.parent, workbench.pictures):
         make_private(folder)
     name = slug("-".join(cell.at))

@@ -30,8 +30,8 @@ class Measurement:
 
     Attributes:
         mean: None for a text, a curve, or nothing.
-        std: over seeds, ddof 1; None with one seed.
-        n: seeds.
+        std: standard deviation over seeds, ddof 1; None with one seed.
+        n: number of seeds.
         text: a text or the path of a picture.
         curve: one number per round, mean over seeds.
     """
@@ -50,7 +50,7 @@ class AgainstPrinted:
     Attributes:
         difference: in the metric's unit; None unless both are numbers.
         errors: the difference in standard errors; None where no spread is known.
-        spread: whose std the standard error is of: ``both`` | ``printed`` | ``measured``; "" for none.
+        spread: the std that the standard error uses: ``both`` | ``printed`` | ``got``; "" for none.
         same: whether two texts are equal; None unless both are texts.
     """
 
@@ -61,9 +61,9 @@ class AgainstPrinted:
 
 
 def over_seeds(values: Sequence[Value | None]) -> Measurement:
-    """One value per seed as one of all; nothing when any seed lacks it."""
+    """Combine one value per seed into one measurement; it is empty when any seed lacks the value."""
     known = [v for v in values if v is not None]
-    # With a seed missing, a mean would be of another set of runs than the paper's.
+    # With a seed missing, the mean would cover fewer runs than the paper's.
     if not known or len(known) < len(values):
         return Measurement(n=len(values))
     first = known[0]
@@ -71,9 +71,9 @@ def over_seeds(values: Sequence[Value | None]) -> Measurement:
         return Measurement(text=first, n=len(known))
     # Curves are averaged round by round.
     if isinstance(first, list):
-        return Measurement(
-            curve=tuple(np.mean(np.array(known, np.float64), axis=0).tolist()), n=len(known)
-        )
+        curves = np.array(known, np.float64)
+        mean_curve = np.mean(curves, axis=0)
+        return Measurement(curve=tuple(mean_curve.tolist()), n=len(known))
     numbers = np.array(known, np.float64)
     deviation = None
     if len(numbers) > 1:
@@ -112,7 +112,7 @@ def compare(printed: Printed | None, printed_seeds: int, measured: Measurement) 
 
 
 def subtract(a: Measurement, b: Measurement) -> Measurement:
-    """The difference of two measured means; variances add, as of independent runs."""
+    """The difference of two measured means; their variances add, as the runs are independent."""
     if a.mean is None or b.mean is None:
         return Measurement(n=min(a.n, b.n))
     if a.std is None or b.std is None:
@@ -165,15 +165,15 @@ def _at(*keys: str, scale: float = 1.0) -> Callable[[Run, str], Value | None]:
 def _client_min(run: Run, _rest: str) -> Value | None:
     known = run.clients.scored
     if len(known):
-        return _percent(float(known.min()))
+        return _percent(known.min())
     return None
 
 
 def _client(run: Run, rest: str) -> Value | None:
     values = run.clients.accuracy
-    known = int(rest) < len(values) and not np.isnan(values[int(rest)])
-    if known:
-        return _percent(float(values[int(rest)]))
+    client = int(rest)
+    if client < len(values) and not np.isnan(values[client]):
+        return _percent(values[client])
     return None
 
 
@@ -190,17 +190,20 @@ def _params(run: Run, _rest: str) -> Value | None:
 
 
 def _head_params(run: Run, _rest: str) -> Value | None:
-    """Weights of P and Q without biases, on the features of this run; all that is trained of a whole encoder."""
-    if "encoder" in run.result["hyperparameters"]:
+    """Weights of P and Q without biases, for the features of this run; with an encoder, all trainable parameters."""
+    hyperparameters = run.result["hyperparameters"]
+    if "encoder" in hyperparameters:
         return float(run.result["parameters"]["trainable"])
-    hp = {"dim": run.result["hyperparameters"].get("dim", 256)}
-    return float(head_of(hp, "mlp").paper_weights(sum(run.result["widths"]), run.result["classes"]))
+    head = head_of({"dim": hyperparameters.get("dim", 256)}, "mlp")
+    width = sum(run.result["widths"])
+    return float(head.paper_weights(width, run.result["classes"]))
 
 
 def _seconds(run: Run, _rest: str) -> Value | None:
-    rounds = [
-        s for seed in run.measured.get("per_seed", {}).values() for s in seed.get("rounds", ())
-    ]
+    """Mean seconds of a round over all rounds of all seeds."""
+    rounds: list[float] = []
+    for seed in run.measured.get("per_seed", {}).values():
+        rounds += seed.get("rounds", ())
     if rounds:
         return float(np.mean(rounds))
     return None
@@ -211,7 +214,8 @@ def _curve(run: Run, rest: str) -> Value | None:
     values = []
     for record in rounds_of(run.path):
         if rest:
-            value = record.get(rest, (record.get("diagnostics") or {}).get(rest))
+            diagnostics = record.get("diagnostics") or {}
+            value = record.get(rest, diagnostics.get(rest))
         else:
             value = _percent(record.get("accuracy"))
         if value is None:
@@ -225,7 +229,8 @@ def _near_best(run: Run, rest: str) -> Value | None:
     curve = _curve(run, rest)
     if not isinstance(curve, list):
         return None
-    return float(next(i for i, a in enumerate(curve, 1) if a >= max(curve) - NEAR))
+    enough = max(curve) - NEAR
+    return float(next(i for i, accuracy in enumerate(curve, 1) if accuracy >= enough))
 
 
 METRICS: Mapping[str, Callable[[Run, str], Value | None]] = {
@@ -247,7 +252,7 @@ METRICS: Mapping[str, Callable[[Run, str], Value | None]] = {
     "curve": _curve,
     "near_best": _near_best,
 }
-"""What ``kind = "runs"`` can measure."""
+"""Metrics that entries with ``kind = "runs"`` can measure."""
 
 UNITS: Mapping[str, str] = {
     **dict.fromkeys(
@@ -283,10 +288,10 @@ def name(metric: str) -> str:
 
 
 def show_number(value: float, metric: str) -> str:
-    """Two decimals for what has a unit, whole numbers for what is counted, five decimals for a bound."""
+    """A number as text: 3 decimals for bits, 2 for other units; without a unit none for whole numbers, 5 for bounds."""
+    if unit(metric) == "bits":
+        return f"{value:.3f}"
     if unit(metric):
-        if unit(metric) == "bits":
-            return f"{value:.3f}"
         return f"{value:.2f}"
     if float(value).is_integer():
         return f"{value:,.0f}"
@@ -297,7 +302,7 @@ def show_number(value: float, metric: str) -> str:
 
 
 def show_printed(printed: Printed | None, metric: str) -> str:
-    """As the paper has it: mean (std)."""
+    """A printed value as the paper shows it: mean (std), or its text."""
     if printed is None:
         return "-"
     if printed.mean is None:
@@ -330,7 +335,7 @@ def show_measured(measured: Measurement, metric: str) -> str:
 
 
 def show_compared(compared: AgainstPrinted, metric: str) -> tuple[str, str]:
-    """The difference, and its standard errors with whose spread they are of."""
+    """The difference, and its standard errors with a note if only one std is known."""
     # A text is equal or differs; it has no standard error.
     if compared.same is not None:
         words = "differs"

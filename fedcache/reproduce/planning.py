@@ -1,6 +1,6 @@
 """Planning of a paper's cells: what each needs, what is substituted, and a sentence for each change.
 
-What a cell needs is asked of the code that extracts and trains: nothing is declared ready by hand.
+The code that extracts and trains says what a cell needs: nothing is declared ready by hand.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from fedcache.config import Home
 from fedcache.errors import FedcacheError, UsageError, shell_word, unknown
@@ -38,9 +39,9 @@ class Requirement:
     Attributes:
         kind: weights | data | method | setting | scheme.
         name: of the backbone, dataset, method, ...
-        why: what was found.
-        command: what would get it.
-        fetched: ``extract`` would download it by itself.
+        why: the reason why it counts as missing.
+        command: the command that gets it.
+        fetched: whether ``extract`` downloads it by itself.
     """
 
     kind: str
@@ -55,10 +56,10 @@ class Requirement:
 
 
 class RequirementCheck:
-    """Asks once for each thing, however many cells need it.
+    """Check of what cells need; each requirement is looked up once, also when several cells need it.
 
     Args:
-        home: where weights and data are looked for.
+        home: home to search for weights and data.
         weights: ``--weights NAME=FILE``.
         data: ``--data NAME=PATH``.
     """
@@ -91,9 +92,10 @@ class RequirementCheck:
 
     def all_missing(self, entry: PaperTable) -> list[Requirement]:
         """Requirements that any cell lacks, each once."""
-        return list(
-            dict.fromkeys(need for cell in entry.cells for need in self.missing(entry, cell))
-        )
+        requirements = []
+        for cell in entry.cells:
+            requirements += self.missing(entry, cell)
+        return list(dict.fromkeys(requirements))
 
     def weights(self, name: str) -> Requirement | None:
         """The missing requirement of a backbone; None if it is available."""
@@ -120,9 +122,8 @@ class RequirementCheck:
             return Requirement("weights", name, error.message, error.hint)
         if found.download is not None:
             why = f"not available locally; published {found.download}"
-            return Requirement(
-                "weights", name, why, f"fedcache backbones pull {shell_word(name)}", fetched=True
-            )
+            command = f"fedcache backbones pull {shell_word(name)}"
+            return Requirement("weights", name, why, command, fetched=True)
         return None
 
     def _data(self, spec: str) -> Requirement | None:
@@ -137,18 +138,16 @@ class RequirementCheck:
 
 
 def _method(cell: PaperCell) -> Requirement | None:
-    """A method that is not there, or lacks a switch or a value of it."""
+    """The missing method of a cell, or the setting that the method does not know; None if it has both."""
     name = cell.method
     if name not in METHODS:
-        return Requirement(
-            "method", name, f"this fedcache has no method {name}", "fedcache methods list"
-        )
+        why = f"this fedcache has no method {name}"
+        return Requirement("method", name, why, "fedcache methods list")
     try:
         METHODS[name].resolve(cell.preset, cell.set)
     except FedcacheError as error:
-        return Requirement(
-            "setting", name, error.message, f"fedcache methods info {shell_word(name)}"
-        )
+        command = f"fedcache methods info {shell_word(name)}"
+        return Requirement("setting", name, error.message, command)
     return None
 
 
@@ -167,24 +166,24 @@ def _scheme(cell: PaperCell) -> Requirement | None:
 
 
 DEFAULT = "glyph-clip"
-"""The backbone that ships with the package and has both towers: what a proxy takes when none is named."""
+"""The backbone of a proxy when none is named: it ships with the package and has an image and a text tower."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """Options that make an entry depart from its paper.
+    """Options that make an entry depart from its paper; a proxy has other data, backbones or preprocessing.
 
     Attributes:
         on: a dataset spec in place of the paper's; makes a proxy.
-        backbones: in place of the paper's, role by role; makes a proxy.
-        recipe: ``[BACKBONE:]KEY`` -> value, how images are read; makes a proxy.
-        rounds: of every cell.
-        seeds: of every cell.
-        limit: so many evenly spaced images of the dataset.
-        only: label -> values; cells with another value are left out.
+        backbones: backbones in place of the paper's, in the order of its roles; makes a proxy.
+        recipe: ``[BACKBONE:]KEY`` -> value, changes of the preprocessing; makes a proxy.
+        rounds: rounds of every cell; None for the paper's.
+        seeds: seeds of every cell; None for the paper's.
+        limit: number of images of the dataset, evenly spaced; makes a proxy.
+        only: label -> allowed values; cells with another value are left out.
         weights: ``--weights NAME=FILE``.
         data: ``--data NAME=PATH``.
-        device: of the extraction.
+        device: device of the extraction.
     """
 
     on: str | None = None
@@ -200,8 +199,10 @@ class Options:
 
     @property
     def proxy(self) -> bool:
-        """Whether what is run is not the paper's own data and backbones, read as the paper reads them."""
-        return self.on is not None or bool(self.backbones or self.recipe) or self.limit is not None
+        """Whether the data, the backbones or how images are read differ from the paper's."""
+        other_images = self.on is not None or self.limit is not None
+        other_features = bool(self.backbones or self.recipe)
+        return other_images or other_features
 
 
 @dataclass(frozen=True)
@@ -209,10 +210,10 @@ class PlannedCell:
     """A cell as it is run.
 
     Attributes:
-        paper: as the registry has it.
-        cell: as it is run.
+        paper: the cell in the registry.
+        cell: the cell as it is run.
         departures: a sentence for each difference between the two.
-        refused: why it cannot be run, or None.
+        refused: why the cell cannot be run, or None.
     """
 
     paper: PaperCell
@@ -225,8 +226,8 @@ def plan(entry: PaperTable, options: Options, looker: RequirementCheck) -> list[
     """Every chosen cell as it will be run.
 
     Raises:
-        UsageError for a label or value that is not there, for ``--backbones`` where none play a role, and for
-            a recipe of a backbone that plays none.
+        UsageError for an unknown label or value, for ``--backbones`` where the entry has no roles, and for the recipe
+            of a backbone without a role.
     """
     mapping = roles(entry, options, looker)
     for key in options.recipe:
@@ -241,7 +242,7 @@ def plan(entry: PaperTable, options: Options, looker: RequirementCheck) -> list[
 
 
 def chosen(entry: PaperTable, only: Mapping[str, tuple[str, ...]]) -> list[PaperCell]:
-    """The cells that have, of each label, one of these values."""
+    """The cells with one of the allowed values for each of these labels."""
     cells = list(entry.cells)
     for label, allowed in only.items():
         if label not in entry.labels:
@@ -255,21 +256,22 @@ def chosen(entry: PaperTable, only: Mapping[str, tuple[str, ...]]) -> list[Paper
 
 
 PROXY_SET = "proxy"
-"""Word of ``--backbones`` for backbones whose weights are in files that anybody may have, in place of the paper's."""
+"""Word of ``--backbones`` for substitutes of the paper's backbones whose weights are publicly available."""
 
 STAND_INS = {
     "resnet18-quickdraw-maxpool": "mobilenetv2-imagenet",
     "resnet18-aircraft-maxpool": "mobilenetv2-insects",
     "resnet18-birds-maxpool": "mobilenetv2-birds",
 }
-"""FedPCL's backbone, trained on one kind of images -> one of another architecture, trained on another kind."""
+"""FedPCL's backbone -> its substitute, of another architecture and trained on other images."""
 
 
 def roles(entry: PaperTable, options: Options, looker: RequirementCheck) -> dict[str, str]:
-    """Paper's backbone -> the one that takes its place; roles without one are absent.
+    """Paper's backbone -> the backbone that is used for it; backbones that are left out are absent.
 
-    ``--backbones`` fill the roles in order; the word ``proxy`` means ``STAND_INS``. Without them each keeps its own
-    backbone if its weights are here; on other data, with none of them here, glyph-clip takes the first role.
+    ``--backbones`` replace the paper's backbones in order; the word ``proxy`` means ``STAND_INS``. Without them the
+    paper's backbones are used. On other data only those with available weights are used; if there are none, glyph-clip
+    takes the first role.
     """
     named = entry.roles()
     if options.backbones == (PROXY_SET,):
@@ -308,14 +310,14 @@ def roles(entry: PaperTable, options: Options, looker: RequirementCheck) -> dict
 def _planned(paper: PaperCell, options: Options, mapping: Mapping[str, str]) -> PlannedCell:
     """One cell with the options applied."""
     cell = paper
-    departures = []
+    departures: list[str] = []
     if options.on is not None and paper.dataset:
         cell = replace(cell, dataset=options.on)
         departures.append(f"data: {options.on} instead of {paper.dataset}")
     if options.limit is not None and paper.dataset:
         departures.append(f"data: {options.limit} evenly spaced images")
     alone = paper.backbones == ("pixels",)
-    # Images stay images next to an encoder, or where the method has no head to train in place of the whole network.
+    # Pixels are kept next to an encoder, and if the method has no head to train in place of the whole network.
     taken: list[str | None] = []
     for backbone in paper.backbones:
         new = mapping.get(backbone)
@@ -323,35 +325,44 @@ def _planned(paper: PaperCell, options: Options, mapping: Mapping[str, str]) -> 
             new = backbone
         taken.append(new)
     left = tuple(dict.fromkeys(b for b in taken if b is not None))
-    pairs = list(zip(paper.backbones, taken, strict=True))
-    departures += [
-        f"backbone: {new} instead of {old}" for old, new in pairs if new is not None and new != old
-    ]
-    gone = [old for old, new in pairs if new is None]
+    gone = []
+    for old, new in zip(paper.backbones, taken, strict=True):
+        if new is None:
+            gone.append(old)
+        elif new != old:
+            departures.append(f"backbone: {new} instead of {old}")
     if gone:
         departures.append(f"backbones: none instead of {', '.join(gone)}")
-    changed = left != paper.backbones
-    if changed and paper.recipe:
-        kept = {
-            f"{b}:{k}": v for b in left if b in paper.backbones for k, v in paper.recipe.items()
-        }
+    if left != paper.backbones and paper.recipe:
+        # The paper's recipe stays with its own backbones; the others read images in their own way.
+        kept: dict[str, str] = {}
+        others = []
+        for backbone in left:
+            if backbone in paper.backbones:
+                kept |= {f"{backbone}:{key}": value for key, value in paper.recipe.items()}
+            else:
+                others.append(backbone)
         cell = replace(cell, recipe=kept)
-        others = ", ".join(b for b in left if b not in paper.backbones)
-        departures.append(f"images: as {others} takes them, not {_pairs(paper.recipe)}")
+        readers = ", ".join(others)
+        usual_recipe = settings_text(paper.recipe)
+        departures.append(f"images: as {readers} takes them, not {usual_recipe}")
     cell = replace(cell, backbones=left)
-    recipe = {
-        k: v for k, v in options.recipe.items() if left and k.rpartition(":")[0] in ("", *left)
-    }
+    recipe = {}
+    for key, value in options.recipe.items():
+        backbone = key.rpartition(":")[0]
+        if left and backbone in ("", *left):
+            recipe[key] = value
     if recipe:
         cell = replace(cell, recipe={**cell.recipe, **recipe})
-        departures.append(f"images: {_pairs(recipe)}")
+        departures.append(f"images: {settings_text(recipe)}")
     if alone and left and left != ("pixels",):
         cell, heads = _as_head(cell)
         departures.append(heads)
     method = METHODS.get(paper.method)
+    other_rounds = options.rounds is not None and options.rounds != paper.rounds
     if method is not None and method.one_shot:
         cell = replace(cell, rounds=None)
-    elif options.rounds is not None and options.rounds != paper.rounds and paper.method:
+    elif other_rounds and paper.method:
         cell = replace(cell, rounds=options.rounds)
         usual: object = "the method's own"
         if method is not None:
@@ -367,46 +378,48 @@ def _planned(paper: PaperCell, options: Options, mapping: Mapping[str, str]) -> 
 
 
 VIEWS = 8
-"""Stored views of an image where a head on features takes the place of an encoder on images; it wants four or more."""
+"""Stored views of an image where a head on features replaces an encoder on images; the head needs four or more."""
 
 
 def _as_head(cell: PaperCell) -> tuple[PaperCell, str]:
-    """A cell that trains an encoder on images, as a head on cached views; and the sentence that says so."""
+    """Replace the encoder that a cell trains on images by a head on cached views; the cell and the departure."""
     method = HEADS.get(cell.method, cell.method)
-    made = replace(cell, method=method, set={**cell.set, "encoder": "mlp"}, views=VIEWS)
+    changed = replace(cell, method=method, set={**cell.set, "encoder": "mlp"}, views=VIEWS)
     network = "ResNet-18"
     if cell.set.get("encoder") == "resnet50":
         network = "ResNet-50"
-    return (
-        made,
-        f"encoder: {method} trains a head on {VIEWS} cached views instead of a {network} on images",
+    departure = (
+        f"encoder: {method} trains a head on {VIEWS} cached views instead of a {network} on images"
     )
+    return changed, departure
 
 
-def _pairs(values: Mapping[str, str]) -> str:
-    return ", ".join(f"{k} {v}" for k, v in values.items())
+def settings_text(values: Mapping[str, Any]) -> str:
+    """Settings in words: ``lr 0.1, epochs 5``."""
+    return ", ".join(f"{key} {value}" for key, value in values.items())
 
 
 def match_domains(names: Sequence[str], have: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
-    """The dataset's domains that are meant, ``MNIST-M`` being ``mnistm``; the first one where none is meant.
+    """Match names of domains with the dataset's; ``MNIST-M`` matches ``mnistm``.
 
     Returns:
-        names of the dataset, and a sentence for each that has another name.
+        The dataset's names, and a sentence for each name without a match, which the first domain replaces.
     """
     found = []
     departures = []
     for name in names:
-        same = find_domain(name, have)
-        if same is None:
-            same = have[0]
-            departures.append(f"domain: {same} instead of {name}")
-        found.append(same)
+        match = find_domain(name, have)
+        if match is None:
+            match = have[0]
+            departures.append(f"domain: {match} instead of {name}")
+        found.append(match)
     return tuple(dict.fromkeys(found)), departures
 
 
 def find_domain(name: str, have: Sequence[str]) -> str | None:
     """The domain whose letters and digits are those of ``name``, or None."""
-    return next((h for h in have if _letters(h) == _letters(name)), None)
+    letters = _letters(name)
+    return next((domain for domain in have if _letters(domain) == letters), None)
 
 
 def _letters(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Data of a cell: the store with its features, or the images alone, and the partition."""
+"""Data of a cell: the store with its features, or only the images, and the partition."""
 
 from __future__ import annotations
 
@@ -19,39 +19,23 @@ from fedcache.extract.workers.chunk_tasks import ExtractionEngine
 from fedcache.federate.methods import METHODS
 from fedcache.federate.partition.partition import Columns, InfeasibleError, Partition, make
 from fedcache.process import Stop
-from fedcache.progress import Observer, Round, Silent, progress_of
+from fedcache.progress import EachOnce, Observer, progress_of
 from fedcache.reproduce.planning import Options, find_domain, match_domains
 from fedcache.reproduce.registry import PaperCell
 from fedcache.runs.partitions import columns_of
 
 DOMAIN_CLIENTS = ("feature-shift", "feature-label-shift")
-"""Schemes that make each domain a client, so that other data have another number of them."""
+"""Schemes that make each domain a client, so the number of clients depends on the dataset."""
 
 
-class WarningsOnly(Silent):
-    """Passes on warnings (each once) and progress, but not the choices of every single run."""
+class WarningsOnly(EachOnce):
+    """Observer that passes on progress and warnings (each once), but not the notes of every single run."""
 
-    def __init__(self, observer: Observer) -> None:
-        self._observer = observer
-        self._warned: set[str] = set()
+    def note(self, text: str) -> None:
+        """Leave out the note."""
 
-    def warn(self, text: str) -> None:
-        """Each warning once."""
-        if text not in self._warned:
-            self._warned.add(text)
-            self._observer.warn(text)
-
-    def start(self, what: str, total: int, unit: str) -> None:
-        self._observer.start(what, total, unit)
-
-    def round_done(self, round_: Round) -> None:
-        self._observer.round_done(round_)
-
-    def advance(self, units: int) -> None:
-        self._observer.advance(units)
-
-    def stop(self) -> None:
-        self._observer.stop()
+    def ended(self, path: Path, result: Mapping[str, Any]) -> None:
+        """Leave out the result."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +49,7 @@ class Features:
 
 
 class ReproductionEngine(ExtractionEngine, Protocol):
-    """Another place to extract features and train runs than this process: ``--engine``."""
+    """Cluster that extracts features and trains runs in place of this process: ``--engine``."""
 
     def run_configurations(
         self,
@@ -75,7 +59,7 @@ class ReproductionEngine(ExtractionEngine, Protocol):
         observer: Observer,
         stop: Stop,
     ) -> set[Path]:
-        """Train and store runs; the directories of those that were not there before."""
+        """Train and store runs; return the directories of the new ones."""
 
 
 @dataclass
@@ -84,13 +68,13 @@ class Workbench:
 
     Attributes:
         home: stores, runs, weights and data.
-        options: of the call.
+        options: options of the call.
         observer: receives notes, warnings and progress.
         halt: set by a signal handler.
-        pictures: folder for what is drawn.
+        pictures: folder for pictures that are drawn.
         runs: directory of results.
         engine: a cluster that extracts, or None.
-        made: runs that were trained ahead, on the cluster.
+        made: directories of runs that the cluster trained ahead.
     """
 
     home: Home
@@ -108,18 +92,13 @@ class Workbench:
         self.quiet = WarningsOnly(self.observer)
 
     def features(self, cell: PaperCell) -> Features:
-        """The store with every backbone of a cell, extracted first where it lacks one.
+        """The store with every backbone of a cell; missing features are extracted first.
 
         Raises:
             FedcacheError: as ``extract``.
         """
-        key = (
-            cell.dataset,
-            cell.backbones,
-            tuple(sorted(cell.recipe.items())),
-            cell.views,
-            cell.augment,
-        )
+        recipe = tuple(sorted(cell.recipe.items()))
+        key = (cell.dataset, cell.backbones, recipe, cell.views, cell.augment)
         if key not in self._features:
             config = ExtractConfig(
                 dataset=cell.dataset,
@@ -138,15 +117,12 @@ class Workbench:
             store = done.store
             keys = tuple(a["key"] for a in done.arrays)
             held = [str(a.recipe.get("backbone")) for a in store.arrays.values()]
-            # An array is named by its key if the store has two of its backbone. ``pixels`` next to an encoder are left
-            # out, because training finds them.
-            both = [
-                (b, k)
-                for b, k in zip(cell.backbones, keys, strict=True)
-                if b != "pixels" or len(keys) == 1
-            ]
             names = []
-            for backbone, array in both:
+            for backbone, array in zip(cell.backbones, keys, strict=True):
+                # Training finds the pixels next to an encoder by itself.
+                if backbone == "pixels" and len(keys) > 1:
+                    continue
+                # An array is named by its key if the store has several of its backbone.
                 if held.count(backbone) == 1:
                     names.append(backbone)
                 else:
@@ -190,17 +166,17 @@ def pixels_recipe(cell: PaperCell, home: Home) -> dict[str, str]:
         return {}
     plain = lookup("pixels").recipe
     recipe = lookup(encoders[0], home=home.root).recipe
-    keys = ("size", "resize", "interpolation", "crop_pct")
-    return {
-        f"pixels:{k}": str(getattr(recipe, k))
-        for k in keys
-        if getattr(recipe, k) != getattr(plain, k)
-    }
+    options = {}
+    for key in ("size", "resize", "interpolation", "crop_pct"):
+        value = getattr(recipe, key)
+        if value != getattr(plain, key):
+            options[f"pixels:{key}"] = str(value)
+    return options
 
 
 @dataclass(frozen=True)
 class CellPartition:
-    """A partition, the arguments that made it, and their differences from the cell's."""
+    """A partition, the arguments of its scheme, and sentences about their differences from the cell's."""
 
     partition: Partition
     args: Mapping[str, Any]
@@ -228,10 +204,10 @@ def with_known_domains(
 
 
 def partition_cell(cell: PaperCell, columns: Columns, seed: int, *, proxy: bool) -> CellPartition:
-    """The cell's partition. With ``proxy`` it is scaled down if the dataset has too few rows, with a note.
+    """The cell's partition. With ``proxy`` it is scaled down, with a note, if the dataset has too few rows.
 
     Raises:
-        UsageError, for too few rows without ``proxy``, or too few for every scale that is tried.
+        UsageError for too few rows: without ``proxy`` at once, with it when no scaled-down partition fits.
     """
     args = dict(cell.args)
     domain = {}
@@ -255,9 +231,8 @@ def partition_cell(cell: PaperCell, columns: Columns, seed: int, *, proxy: bool)
         if proxy and cell.scheme in DOMAIN_CLIENTS:
             clients = len(made.clients)
             departures.append(f"clients: {clients}, the domains of {cell.dataset}")
-        return CellPartition(
-            made, args, (*departures, *(f"partition: {note}" for note in made.notes))
-        )
+        departures += [f"partition: {note}" for note in made.notes]
+        return CellPartition(made, args, tuple(departures))
     raise UsageError(
         f"{cell.scheme} does not fit these rows at any scale that was tried.",
         "Give more data with --on.",
@@ -267,29 +242,33 @@ def partition_cell(cell: PaperCell, columns: Columns, seed: int, *, proxy: bool)
 def short_batches(
     cell: PaperCell, partition: Partition, *, proxy: bool
 ) -> tuple[dict[str, Any], list[str]]:
-    """The settings of a cell, and their differences from the paper.
+    """The settings of a cell, adapted to a small dataset, and their differences from the paper.
 
-    With ``proxy`` short batches are trained on if the smallest client has fewer rows than a batch, and FLESD's queue of
-    keys is replaced if the public rows cannot fill it.
+    With ``proxy`` fedcache trains on short batches too if the smallest client has fewer rows than a batch, and replaces
+    FLESD's queue of keys if the public rows cannot fill it.
     """
     hp = METHODS[cell.method].resolve(cell.preset, cell.set)
+    settings = dict(cell.set)
+    departures: list[str] = []
+    if not proxy:
+        return settings, departures
+    # These settings leave out batches that are not full; the smallest client may have no full batch.
+    dropping = [key for key in ("drop_last", "proto_drop_last") if hp.get(key)]
     batch = hp.get("batch")
     least = min(len(c.train) for c in partition.clients)
-    # Batches that are not full are left out by some settings; a small proxy may have no full one.
-    left_out = [key for key in ("drop_last", "proto_drop_last") if hp.get(key)]
-    made = dict(cell.set)
-    departures = []
-    if proxy and left_out and isinstance(batch, int) and least < batch:
-        made |= dict.fromkeys(left_out, False)
+    no_full_batch = isinstance(batch, int) and least < batch
+    if dropping and no_full_batch:
+        settings |= dict.fromkeys(dropping, False)
         departures.append(
             f"short batches: trained on, as the smallest client has {least} rows and a batch {batch}"
         )
-    # FLESD's queue must be filled twice over to be of use.
+    # The first client holds FLESD's public rows; they must fill the queue twice.
     public = len(partition.clients[0].train)
     queue = hp.get("queue")
-    if proxy and hp.get("anchors") == "queue" and isinstance(queue, int) and public < 2 * queue:
-        made |= {"anchors": "all", "esd_drop_last": False}
+    too_few_keys = isinstance(queue, int) and public < 2 * queue
+    if hp.get("anchors") == "queue" and too_few_keys:
+        settings |= {"anchors": "all", "esd_drop_last": False}
         departures.append(
             f"anchors: all {public} public rows, which are too few for a queue of {queue}"
         )
-    return made, departures
+    return settings, departures

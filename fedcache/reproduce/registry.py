@@ -1,7 +1,8 @@
 """The registry: one TOML file for each table or figure, read into plain values and checked.
 
-A cell is what one run measures: labels, everything that determines the run, and what the paper prints for it. What the
-cells of a file share is written once, in ``[protocol]`` and ``[axes]``; later wins, and mappings are merged.
+A cell describes one run: its labels, all settings that determine the run, and the values that the paper prints for it.
+``[protocol]`` and ``[axes]`` hold settings that cells of a file share. A later setting overrides an earlier one, and
+mappings are merged.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Printed:
 
 @dataclass(frozen=True)
 class PaperCell:
-    """One run of a table: its labels, what determines it, and what is printed.
+    """One run of a table: its labels, its settings and its printed values.
 
     Attributes:
         labels: name of the column -> value.
@@ -49,17 +50,17 @@ class PaperCell:
         recipe: departures from the backbones' native recipes.
         dataset: a spec.
         domain: domains that are assigned; () for all.
-        scheme: of the partition; "" where nothing is assigned.
-        args: its arguments.
+        scheme: partition scheme; "" where nothing is assigned.
+        args: arguments of the scheme.
         rounds: None for the method's own.
         participation: clients a round, None for the method's own.
-        seeds: of the runs; each draws its own partition.
+        seeds: seeds of the runs; each draws its own partition.
         eval_every: rounds between scores, for curves.
         views: stored augmentations of each image, the plain one included.
-        augment: policy by which they are drawn; None for the default.
-        metrics: what is measured.
-        printed: one per metric; None where nothing is printed.
-        options: what kinds other than ``runs`` read.
+        augment: policy by which the views are drawn; None for the default.
+        metrics: names of the metrics to measure.
+        printed: one value per metric; None where nothing is printed.
+        options: settings of kinds other than ``runs``.
     """
 
     labels: Mapping[str, str]
@@ -103,16 +104,16 @@ class PaperTable:
     """A table or figure.
 
     Attributes:
-        name: as ``fedcache reproduce`` takes it.
+        name: name for ``fedcache reproduce``.
         title: a few words.
-        paper: and the number of the table in it.
+        paper: the paper, and the number of the table in it.
         kind: how its cells are measured, one of ``KINDS``.
         setting: the protocol in words.
         labels: columns that tell rows apart.
         metrics: columns of numbers.
         printed_seeds: runs behind a printed mean; 0 where that makes no sense.
-        not_given: what the paper does not say, and what is taken instead.
-        notes: what it contradicts itself in, and what to know.
+        not_given: details that the paper omits, and the values used instead.
+        notes: contradictions in the paper, and other remarks.
         cells: the rows.
         differences: statements about two rows.
     """
@@ -131,35 +132,39 @@ class PaperTable:
     differences: tuple[Difference, ...]
 
     def roles(self) -> tuple[str, ...]:
-        """The backbones it names, in order of appearance.
+        """The backbones that may be replaced, in order of appearance.
 
-        ``pixels`` plays a role only where it stands alone, and where what trains on it has a version on features.
+        ``pixels`` is one only if it is the cell's only backbone and its method can also train on features.
         """
-        named = [
-            b for cell in self.cells for b in cell.backbones if b != "pixels" or replaceable(cell)
-        ]
+        named = []
+        for cell in self.cells:
+            for backbone in cell.backbones:
+                if backbone != "pixels" or replaceable(cell):
+                    named.append(backbone)
         return tuple(dict.fromkeys(named))
 
 
 HEADS = {"flesd": "flesd-head"}
-"""Methods that train an encoder on images -> their version on features, where that has a name of its own."""
+"""Methods that train an encoder on images -> their version on features, if it has a name of its own."""
 
 
 def replaceable(cell: PaperCell) -> bool:
     """Whether features may take the place of a cell's images."""
     if cell.backbones != ("pixels",):
         return False
-    if cell.method in METHODS:
-        switch = [h for h in METHODS[cell.method].hparams if h.name == "encoder"]
-    else:
-        switch = []
-    return cell.method in HEADS or not switch or "mlp" in switch[0].choices
+    if cell.method in HEADS or cell.method not in METHODS:
+        return True
+    encoders = [h for h in METHODS[cell.method].hparams if h.name == "encoder"]
+    return not encoders or "mlp" in encoders[0].choices
 
 
 @cache
 def names() -> tuple[str, ...]:
     """The names of all entries, papers together and numbers in order."""
-    found = [f.name.removesuffix(".toml") for f in _folder().iterdir() if f.name.endswith(".toml")]
+    found = []
+    for file in _folder().iterdir():
+        if file.name.endswith(".toml"):
+            found.append(file.name.removesuffix(".toml"))
     return tuple(sorted(found, key=_place))
 
 
@@ -167,7 +172,7 @@ def entry(name: str) -> PaperTable:
     """The entry of that name.
 
     Raises:
-        UsageError with "did you mean" when there is none; InternalError when its file is wrong.
+        UsageError with "did you mean" for an unknown name; InternalError when the file of the entry is wrong.
     """
     if name not in names():
         raise unknown("table or figure", name, names(), hint="fedcache reproduce list   shows all")
@@ -196,7 +201,7 @@ def parse(text: str, where: str) -> PaperTable:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise _wrong(where, str(error)) from error
-    # The protocol holds for all cells; an axis adds the settings of each of its labels.
+    # The protocol applies to all cells; an axis adds the settings of each of its labels.
     protocol = data.pop("protocol", {})
     axes = data.pop("axes", {})
     known = {f.name for f in fields(PaperTable)}
@@ -226,7 +231,7 @@ def _cell(
     axes: Mapping[str, Any],
     where: str,
 ) -> PaperCell:
-    """A cell with everything that holds for it, merged."""
+    """A cell with its own settings and those it shares, merged."""
     at = own.get("at", [])
     expected = len(data["labels"])
     if len(at) != expected:
@@ -250,8 +255,8 @@ def _cell(
                 value = {**values.get(key, {}), **value}
             values[key] = value
     # A cell without printed numbers is one that the paper leaves out.
-    printed = own.get("printed", ["-"] * len(values["metrics"]))
     metrics = len(values["metrics"])
+    printed = own.get("printed", ["-"] * metrics)
     if len(printed) != metrics:
         raise _wrong(where, f"cell {at} prints {len(printed)} values for {metrics} metrics")
     labels = dict(zip(data["labels"], at, strict=True))
@@ -260,7 +265,7 @@ def _cell(
 
 
 def _printed(value: Any, where: str) -> Printed | None:
-    """``[mean, std]``, a number, a text, or ``-``."""
+    """A printed value from the file: ``[mean, std]``, a number, a text, or ``-`` for none."""
     match value:
         case "-":
             return None
@@ -293,11 +298,12 @@ def _folder() -> Any:
 
 
 def _place(name: str) -> tuple[str, str, int, str]:
-    """paper, table before figure, number, letter."""
-    paper, _, what = name.partition("-")
-    word = what.rstrip("0123456789ab")
-    number = "".join(c for c in what if c.isdigit())
-    return paper, {"table": "0", "fig": "1"}.get(word, "2"), int(number or 0), what
+    """Sort key of an entry: by paper, tables before figures, then by number and letter."""
+    paper, _, item = name.partition("-")
+    word = item.rstrip("0123456789ab")
+    kind = {"table": "0", "fig": "1"}.get(word, "2")
+    digits = "".join(c for c in item if c.isdigit())
+    return paper, kind, int(digits or 0), item
 
 
 def _wrong(where: str, what: str) -> FedcacheError:

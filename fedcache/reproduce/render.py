@@ -1,4 +1,4 @@
-"""A report for a person, as Markdown, and as plain JSON values. A proxy is called so in the title and in every row."""
+"""The report of a reproduction as Markdown and as plain JSON values. Its title and each row say if it is a proxy."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PLAIN = "reproduced"
 
 
 def title(report: Reproduction) -> str:
-    """One line that says what this is."""
+    """The title of the report, in one line."""
     entry = report.entry
     if report.proxy:
         where = entry.name
@@ -40,7 +40,7 @@ def title(report: Reproduction) -> str:
 
 
 def columns(report: Reproduction) -> tuple[str, ...]:
-    """The columns of ``rows``. On other data a difference from a printed number says nothing, a rank may."""
+    """The columns of ``rows``; a proxy has ranks, because its differences from printed numbers mean nothing."""
     last: tuple[str, ...] = ("difference", "standard errors")
     if report.proxy:
         last = ()
@@ -50,17 +50,16 @@ def columns(report: Reproduction) -> tuple[str, ...]:
 
 
 def rows(report: Reproduction) -> list[tuple[str, ...]]:
-    """One row per cell and metric; what was not run has no number."""
+    """One row per cell and metric; a cell that was not run has no number."""
     made: list[tuple[str, ...]] = []
     # A proxy is compared by the order of its rows, and has ranks instead of differences.
     ranks = {}
-    for one in orders(report):
-        for place in one.places:
-            of = len(one.places)
-            ranks[place.line.cell.at, place.metric] = (
-                f"{place.rank_printed} of {of}",
-                f"{place.rank_got} of {of}",
-            )
+    for ranking in orders(report):
+        count = len(ranking.places)
+        for place in ranking.places:
+            printed_rank = f"{place.rank_printed} of {count}"
+            got_rank = f"{place.rank_got} of {count}"
+            ranks[place.line.cell.at, place.metric] = (printed_rank, got_rank)
     for line in report.lines:
         first = label(report, line)
         if line.why_not:
@@ -79,9 +78,12 @@ def rows(report: Reproduction) -> list[tuple[str, ...]]:
         measured = report.difference(difference)
         if measured.mean is None:
             continue
-        what = " minus ".join((", ".join(difference.of), ", ".join(difference.minus)))
+        of = ", ".join(difference.of)
+        minus = ", ".join(difference.minus)
+        what = f"{of} minus {minus}"
         first = PLAIN
-        last = show_compared(compare(difference.printed, 0, measured), difference.metric)
+        compared = compare(difference.printed, 0, measured)
+        last = show_compared(compared, difference.metric)
         if report.proxy:
             first = SUBSTITUTE
             last = ("", "")
@@ -108,7 +110,7 @@ def label(report: Reproduction, line: ReproducedCell) -> str:
 
 
 def sentences(report: Reproduction) -> list[str]:
-    """Sentences to read with the numbers: departures, how differences are counted, what the paper does not give."""
+    """Sentences below the table: departures, how differences are computed, and what the paper does not give."""
     made = []
     if report.proxy:
         made.append(
@@ -116,16 +118,17 @@ def sentences(report: Reproduction) -> list[str]:
             "number would say nothing about the paper, so it is not shown. The order of rows can still "
             "be compared."
         )
-        made += [one.sentence() for one in orders(report)]
+        made += [ranking.sentence() for ranking in orders(report)]
     if report.departures:
         departures = "; ".join(report.departures)
         made.append(f"Deviations of every row: {departures}.")
-    # A departure of some rows only is said once, with these rows.
+    # A departure of only some rows is listed once, with these rows.
     for departure, where in of_rows(report).items():
         made.append(f"Deviation of {'; '.join(where)}: {departure}.")
     if report.proxy:
         for same in repeated(report):
-            labels = "; ".join(", ".join(at) for at in same)
+            cells = [", ".join(at) for at in same]
+            labels = "; ".join(cells)
             made.append(f"The same measurement: {labels}.")
     elif report.entry.printed_seeds:
         made.append(
@@ -134,18 +137,24 @@ def sentences(report: Reproduction) -> list[str]:
             "the other one and marks the row."
         )
     else:
-        # What the paper does not give, and what was decided about it.
         made.append("Difference: got - printed.")
+    # Details that the paper does not give, and what fedcache uses instead.
     made += [f"Not given: {text}." for text in report.entry.not_given]
     made += [f"Note: {text}" for text in report.entry.notes]
     return made
 
 
 def repeated(report: Reproduction) -> list[list[tuple[str, ...]]]:
-    """Labels of the rows that a proxy cannot tell apart, together: what made them differ was replaced."""
-    first = [line.cell.at for line in report.lines if not line.same_as]
-    groups = [[at, *(ln.cell.at for ln in report.lines if ln.same_as == at)] for at in first]
-    return [group for group in groups if len(group) > 1]
+    """Groups of rows that are the same measurement in a proxy, which replaces their differences; labels of each row."""
+    groups = []
+    for first in report.lines:
+        if first.same_as:
+            continue
+        at = first.cell.at
+        same = [line.cell.at for line in report.lines if line.same_as == at]
+        if same:
+            groups.append([at, *same])
+    return groups
 
 
 def of_rows(report: Reproduction) -> dict[str, list[str]]:
@@ -161,22 +170,28 @@ def of_rows(report: Reproduction) -> dict[str, list[str]]:
 
 def markdown(report: Reproduction) -> str:
     """The report as a Markdown page."""
+    header = columns(report)
     lines = [f"# {title(report)}", "", report.entry.paper, "", report.entry.setting, ""]
-    lines += [markdown_row(columns(report)), markdown_row(["---"] * len(columns(report)))]
+    lines += [markdown_row(header), markdown_row(["---"] * len(header))]
     lines += [markdown_row(row) for row in rows(report)]
-    return "\n".join([*lines, "", *(f"- {text}" for text in sentences(report)), ""])
+    lines.append("")
+    lines += [f"- {text}" for text in sentences(report)]
+    lines.append("")
+    return "\n".join(lines)
 
 
 def markdown_row(cells: Sequence[str]) -> str:
     """A row of a Markdown table."""
-    return "| " + " | ".join(c.replace("|", "\\|").replace("\n", " ") for c in cells) + " |"
+    escaped = [cell.replace("|", "\\|").replace("\n", " ") for cell in cells]
+    row = " | ".join(escaped)
+    return f"| {row} |"
 
 
 def report_data(report: Reproduction) -> dict[str, Any]:
     """The ``data`` of the envelope."""
     ranked = {}
     if report.proxy:
-        ranked = {"orders": [one.to_dict() for one in orders(report)]}
+        ranked = {"orders": [ranking.to_dict() for ranking in orders(report)]}
     differences = []
     for difference in report.entry.differences:
         got = report.difference(difference).__dict__
@@ -242,8 +257,12 @@ def _line_data(report: Reproduction, line: ReproducedCell) -> dict[str, Any]:
 
 def cell_data(cell: PaperCell) -> dict[str, Any]:
     """All settings that determine a cell's runs."""
-    found = {k: v for k, v in cell.__dict__.items() if k not in ("labels", "metrics", "printed")}
-    return as_lists({k: v for k, v in found.items() if v not in ("", (), {}, None, 0)})
+    found = {}
+    for key, value in cell.__dict__.items():
+        is_set = value not in ("", (), {}, None, 0)
+        if is_set and key not in ("labels", "metrics", "printed"):
+            found[key] = value
+    return as_lists(found)
 
 
 def _plain(value: Printed | Measurement | None) -> dict[str, Any] | None:
@@ -261,7 +280,11 @@ def entry_data(entry: PaperTable) -> dict[str, Any]:
         labels = dict(cell.labels)
         cells.append({"labels": labels, "printed": printed, "protocol": cell_data(cell)})
     return {
-        **{key: getattr(entry, key) for key in ("name", "title", "paper", "kind", "setting")},
+        "name": entry.name,
+        "title": entry.title,
+        "paper": entry.paper,
+        "kind": entry.kind,
+        "setting": entry.setting,
         "labels": list(entry.labels),
         "roles": list(entry.roles()),
         "printed_seeds": entry.printed_seeds,
@@ -281,16 +304,16 @@ Pair = tuple[str, str]
 
 @dataclass(frozen=True)
 class RankedRow:
-    """A row of a group that has a printed number and one that was got.
+    """A row of a group that has both a printed and a measured number.
 
     Attributes:
         line: the row.
-        metric: what it is ranked by.
+        metric: the metric that ranks it.
         printed: the number printed.
         got: the mean that was measured.
-        measured: it with its spread.
-        rank_printed: 1 for the largest of the group; equals share the smallest rank.
-        rank_got: likewise.
+        measured: this mean with its spread.
+        rank_printed: 1 for the largest printed number of the group; equal numbers share the smallest rank.
+        rank_got: the same for the measured means.
     """
 
     line: ReproducedCell
@@ -309,16 +332,16 @@ class RankedRow:
 
 @dataclass(frozen=True)
 class RowRanking:
-    """Two orders of one group.
+    """The printed and the measured order of one group of rows.
 
     Attributes:
-        at: the labels its rows share, in the order of the entry's.
-        places: two rows or more, as the registry has them.
-        tau: Kendall's tau-b of the numbers printed and got; None where one side is all equal.
-        agree: pairs ordered as printed, by one standard error of the difference or more.
-        reverse: pairs the other way round, likewise.
-        undecided: pairs got within one standard error, or equal.
-        tied: pairs that are printed equal, of which there is nothing to say.
+        at: the labels that its rows share, in the order of the entry's labels.
+        places: two rows or more, in the order of the registry.
+        tau: Kendall's tau-b of printed and measured numbers; None where all numbers of one side are equal.
+        agree: pairs measured in the printed order, at least one standard error of the difference apart.
+        reverse: pairs measured in the opposite order, as far apart.
+        undecided: pairs measured less than one standard error apart, or equal.
+        tied: pairs that are printed equal, so there is no order to compare.
     """
 
     at: tuple[str, ...]
@@ -333,9 +356,9 @@ class RowRanking:
         """Agreement and disagreement with the order of the paper, in words."""
         metrics = dict.fromkeys(name(p.metric) for p in self.places)
         where = ", ".join((*self.at, " and ".join(metrics)))
-        counted = len(self.agree) + len(self.reverse) + len(self.undecided)
         # Pairs that the paper prints as equal have no order to agree with.
         agree = len(self.agree)
+        counted = agree + len(self.reverse) + len(self.undecided)
         parts = [f"{agree} of {counted} pairs as printed{_pairs(self.agree)}"]
         if self.reverse:
             pairs = _pairs(self.reverse, "printed above")
@@ -348,9 +371,8 @@ class RowRanking:
         if self.tied:
             pairs = _pairs(self.tied, "and")
             parts.append(f"{len(self.tied)} printed equal{pairs}")
-        single = all(p.measured.std is None for p in self.places)
         alone = ""
-        if single:
+        if all(p.measured.std is None for p in self.places):
             alone = " There is only one seed and no standard error, so every difference counts."
         tau = ""
         if self.tau is not None:
@@ -360,20 +382,22 @@ class RowRanking:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
+        places = []
+        for place in self.places:
+            places.append(
+                {
+                    "row": place.label,
+                    "metric": place.metric,
+                    "rank_printed": place.rank_printed,
+                    "rank_got": place.rank_got,
+                    "printed": place.printed,
+                    "got": place.got,
+                }
+            )
         return {
             "proxy": True,
             "at": list(self.at),
-            "rows": [
-                {
-                    "row": p.label,
-                    "metric": p.metric,
-                    "rank_printed": p.rank_printed,
-                    "rank_got": p.rank_got,
-                    "printed": p.printed,
-                    "got": p.got,
-                }
-                for p in self.places
-            ],
+            "rows": places,
             "tau_b": self.tau,
             "as_printed": [list(pair) for pair in self.agree],
             "reversed": [list(pair) for pair in self.reverse],
@@ -395,38 +419,48 @@ def orders(report: Reproduction) -> list[RowRanking]:
 
 
 def order(at: tuple[str, ...], lines: Sequence[ReproducedCell]) -> RowRanking | None:
-    """Both orders of a group's rows; None with fewer than two that have both numbers."""
-    found = [(line, *known) for line in lines if (known := _numbers(line)) is not None]
-    # Ranks are among the rows that have both numbers.
+    """The printed and the measured order of a group's rows; None if fewer than two rows have both numbers."""
+    found = []
+    for line in lines:
+        numbers = _numbers(line)
+        if numbers is not None:
+            found.append((line, *numbers))
     if len(found) < 2:
         return None
-    prints = [f[2] for f in found]
-    means = [f[3] for f in found]
-    places = tuple(
-        RankedRow(*f, rank_printed=_rank(f[2], prints), rank_got=_rank(mean, means))
-        for f, mean in zip(found, means, strict=True)
-    )
-    sorts: dict[str, list[Pair]] = {"agree": [], "reverse": [], "undecided": [], "tied": []}
+    # Ranks are among the rows that have both numbers.
+    prints = [printed for _, _, printed, _, _ in found]
+    means = [mean for _, _, _, mean, _ in found]
+    places = []
+    for line, metric, printed, mean, measured in found:
+        printed_rank = _rank(printed, prints)
+        got_rank = _rank(mean, means)
+        places.append(RankedRow(line, metric, printed, mean, measured, printed_rank, got_rank))
+    by_verdict: dict[str, list[Pair]] = {"agree": [], "reverse": [], "undecided": [], "tied": []}
     # Each pair in the order of the paper: the row that is printed higher comes first.
     for above, below in itertools.combinations(places, 2):
         if above.printed < below.printed:
             above, below = below, above
-        sorts[_verdict(above, below)].append((above.label, below.label))
-    return RowRanking(at, places, _tau(prints, means), **{k: tuple(v) for k, v in sorts.items()})
+        by_verdict[_verdict(above, below)].append((above.label, below.label))
+    pairs = {verdict: tuple(found_pairs) for verdict, found_pairs in by_verdict.items()}
+    return RowRanking(at, tuple(places), _tau(prints, means), **pairs)
 
 
 def ranked_by(cell: PaperCell) -> tuple[str, float] | None:
-    """The metric a row is ranked by and the number printed of it, or None where no number is printed."""
-    every = zip(cell.metrics, cell.printed, strict=True)
-    printed = {metric: p.mean for metric, p in every if p is not None and p.mean is not None}
-    metric = next((m for m in printed if m in LEADING), next(iter(printed), None))
-    if metric is None:
+    """The metric that ranks a row and its printed number; None where no number is printed."""
+    printed = {}
+    for metric, value in zip(cell.metrics, cell.printed, strict=True):
+        if value is not None and value.mean is not None:
+            printed[metric] = value.mean
+    leading = [metric for metric in printed if metric in LEADING]
+    candidates = leading or list(printed)
+    if not candidates:
         return None
-    return (metric, printed[metric])
+    first = candidates[0]
+    return first, printed[first]
 
 
 def _numbers(line: ReproducedCell) -> tuple[str, float, float, Measurement] | None:
-    """What a row is ranked by, the number printed, the mean got, and all of what was; None where one is missing."""
+    """The metric that ranks a row, its printed number, the measured mean and the measurement; None if one lacks."""
     ranked = ranked_by(line.cell)
     if ranked is None or line.why_not:
         return None
@@ -434,7 +468,7 @@ def _numbers(line: ReproducedCell) -> tuple[str, float, float, Measurement] | No
     measured = line.measured[metric]
     if measured.mean is None:
         return None
-    return (metric, printed, measured.mean, measured)
+    return metric, printed, measured.mean, measured
 
 
 def _rank(value: float, values: Sequence[float]) -> int:
@@ -445,9 +479,11 @@ def _verdict(above: RankedRow, below: RankedRow) -> str:
     if above.printed == below.printed:
         return "tied"
     apart = above.got - below.got
-    error = math.sqrt(
-        sum(p.measured.std**2 / p.measured.n for p in (above, below) if p.measured.std is not None)
-    )
+    variances = []
+    for measured in (above.measured, below.measured):
+        if measured.std is not None:
+            variances.append(measured.std**2 / measured.n)
+    error = math.sqrt(sum(variances))
     if apart == 0.0 or abs(apart) < error:
         return "undecided"
     if apart > 0:
@@ -470,5 +506,5 @@ def _pairs(pairs: Sequence[Pair], word: str = "above") -> str:
     lower: dict[str, list[str]] = {}
     for above, below in pairs:
         lower.setdefault(above, []).append(below)
-    listed = "; ".join(" ".join((above, word, ", ".join(below))) for above, below in lower.items())
-    return f" ({listed})"
+    groups = [f"{above} {word} {', '.join(below)}" for above, below in lower.items()]
+    return f" ({'; '.join(groups)})"

@@ -1,11 +1,12 @@
 """Measure the cells of an entry and set the results next to the printed values.
 
-Each cell and seed is one ordinary run under ``$FEDCACHE_HOME/runs``: a second call reads what is stored, a killed one
-continues, and every metric has a std over seeds. What was not run is never shown with a number.
+Each cell and seed is one ordinary run under ``$FEDCACHE_HOME/runs``: a second call reads stored runs, a killed call
+continues, and every metric has a std over seeds. A cell that was not run is never shown with a number.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -55,15 +56,14 @@ class ReproducedCell:
 
     Attributes:
         planned: the cell of the paper and the one that was run.
-        got: metric -> what was measured; empty when it was not run.
+        measured: metric -> its measurement; empty when the cell was not run.
         departures: sentences.
         why_not: why it was not run; "" when it was.
         runs: directories of its runs, one per seed.
-        reused: how many of them were stored already.
+        reused: how many of these runs were stored already.
         fidelity: exact | cached_views | approx, "" where nothing is trained.
-        same_as: labels of the earlier row of a proxy that is the same measurement, since the difference between them
-            was
-            replaced; () for none.
+        same_as: labels of the earlier row of a proxy that is the same measurement; () for none. Two rows become the
+            same if the proxy replaces what they differ in.
     """
 
     planned: PlannedCell
@@ -88,9 +88,9 @@ class Reproduction:
     Attributes:
         entry: of the registry.
         proxy: whether data or backbones are not the paper's.
-        on: the dataset spec that took its place, or None.
+        on: the dataset spec that replaces the paper's, or None.
         lines: one per cell, in the registry's order.
-        departures: sentences that hold for every line.
+        departures: sentences that are true of every line.
     """
 
     entry: PaperTable
@@ -131,7 +131,7 @@ def reproduce(
     Args:
         entry: from ``registry.entry``.
         home: where stores, runs, weights and data are.
-        options: what departs from the paper.
+        options: changes of the paper's protocol.
         runs: directory of results instead of ``home.runs``.
         observer: receives notes, warnings and progress.
         stop: set by a signal handler; honoured where no finished round is lost.
@@ -139,7 +139,7 @@ def reproduce(
 
     Raises:
         UsageError for options that do not fit; MachineError when no cell can be run, naming what is missing;
-            StoppedError after a stop, resumable; and what the only cell raised.
+            StoppedError after a stop, resumable; and the first cell's error if every cell failed.
     """
     options = options or Options()
     observer = observer or Silent()
@@ -154,42 +154,31 @@ def reproduce(
             lack = [n for n in lack if n.kind != "data"]
         lacks.append(lack)
     if options.on is not None:  # a word that is no dataset is refused at once
-        datasets.peek(options.on, datasets.Context(memory_of(home), looker.roots, home.data))
-    if all(lack or p.refused for p, lack in zip(planned, lacks, strict=True)):
+        context = datasets.Context(memory_of(home), looker.roots, home.data)
+        datasets.peek(options.on, context)
+    ready = [p for p, lack in zip(planned, lacks, strict=True) if not p.refused and not lack]
+    if not ready:
         raise _nothing_can_run(entry, lacks, planned)
-    workbench = Workbench(
-        home,
-        options,
-        observer,
-        stop,
-        home.root / "reproduce" / entry.name,
-        runs or home.runs,
-        engine,
-    )
+    pictures = home.root / "reproduce" / entry.name
+    workbench = Workbench(home, options, observer, stop, pictures, runs or home.runs, engine)
     if engine is not None and entry.kind == "runs":
-        _train_on_cluster(
-            [p for p, lack in zip(planned, lacks, strict=True) if not p.refused and not lack],
-            workbench,
-            engine,
-        )
-    lines = []
+        _train_on_cluster(ready, workbench, engine)
+    lines: list[ReproducedCell] = []
     errors = []
     for number, (p, lack) in enumerate(zip(planned, lacks, strict=True), 1):
         labels = ", ".join(p.paper.at)
         where = f"{number} of {len(planned)}: {labels}"
         if p.refused or lack:
-            why = p.refused or "missing " + ", ".join(f"{n.kind} {n.name}" for n in lack)
+            missing = ", ".join(f"{n.kind} {n.name}" for n in lack)
+            why = p.refused or f"missing {missing}"
             lines.append(ReproducedCell(p, why_not=why))
             observer.note(f"{where}: not run, {why}")
             continue
         try:
             # A proxy may make several cells the same measurement; it is made once.
             twin = None
-            for earlier in lines:
-                same = _same(earlier.planned.cell, p.cell)
-                if options.proxy and same and not earlier.why_not:
-                    twin = earlier
-                    break
+            if options.proxy:
+                twin = _earlier_twin(lines, p.cell)
             line = _measure_cell(entry, p, workbench, twin)
         except FedcacheError as error:
             if error.code in (Exit.INTERRUPTED, Exit.BUG, Exit.CORRUPT):
@@ -214,13 +203,17 @@ def reproduce(
 def _nothing_can_run(
     entry: PaperTable, lacks: Sequence[Sequence[Requirement]], planned: Sequence[PlannedCell]
 ) -> FedcacheError:
-    """The error of an entry none of whose cells can be run."""
-    # Each thing that is missing is named once, and with it the command that gets it.
-    needs = list(dict.fromkeys(n for lack in lacks for n in lack))
-    missing = "; ".join(f"{n.kind} {n.name}" for n in needs) or next(
-        p.refused or "" for p in planned
-    )
-    commands = list(dict.fromkeys(n.command.split(" Ready now:")[0] for n in needs if n.command))
+    """The error of an entry without a cell that can be run."""
+    # Each missing requirement is named once, and with it the command that gets it.
+    needs = list(dict.fromkeys(itertools.chain.from_iterable(lacks)))
+    missing = "; ".join(f"{n.kind} {n.name}" for n in needs)
+    if not missing:
+        missing = next(p.refused or "" for p in planned)
+    commands: list[str] = []
+    for need in needs:
+        command = need.command.split(" Ready now:")[0]
+        if need.command and command not in commands:
+            commands.append(command)
     # Where only weights or data are missing, the same protocol can be tried on offline data.
     kinds = [{n.kind for n in lack} for lack in lacks if lack]
     if any(of_cell <= {"weights", "data"} for of_cell in kinds):
@@ -237,27 +230,31 @@ def _nothing_can_run(
     )
 
 
-def _same(one: PaperCell, other: PaperCell) -> bool:
-    """Whether two cells are the same measurement."""
-    return replace(one, labels={}, printed=()) == replace(other, labels={}, printed=())
+def _earlier_twin(lines: Sequence[ReproducedCell], cell: PaperCell) -> ReproducedCell | None:
+    """The first row that was run and is the same measurement as ``cell``: only labels and printed values differ."""
+    measurement = replace(cell, labels={}, printed=())
+    for line in lines:
+        of_line = replace(line.planned.cell, labels={}, printed=())
+        if of_line == measurement and not line.why_not:
+            return line
+    return None
 
 
 def _measure_cell(
     entry: PaperTable, planned: PlannedCell, workbench: Workbench, twin: ReproducedCell | None
 ) -> ReproducedCell:
-    """Measure one cell, unless ``twin`` is the same measurement: runs are read again, all else is not made again."""
+    """Measure one cell. If ``twin`` is the same measurement, stored runs are read again and other values copied."""
     line = ReproducedCell(planned, departures=list(planned.departures))
     if twin is not None:
         line.same_as = twin.cell.at
-    # Two cells of a proxy may be the same measurement: what needs no run of its own is taken over.
-    if twin is not None and "data" in READS[entry.kind] and entry.kind != "runs":
-        line.departures += [d for d in twin.departures if d not in twin.planned.departures]
-        line.measured = dict(twin.measured)
-        return line
     if entry.kind == "runs":
         _train(line, workbench)
         return line
-
+    # Values that do not come from runs are copied from the twin.
+    if twin is not None and "data" in READS[entry.kind]:
+        line.departures += [d for d in twin.departures if d not in twin.planned.departures]
+        line.measured = dict(twin.measured)
+        return line
     values, departures = MEASURES[entry.kind](planned.cell, workbench)
     line.departures += departures
     line.measured = {m: over_seeds([values.get(m)]) for m in planned.cell.metrics}
@@ -269,7 +266,7 @@ RunRequest = tuple[TrainConfig, PartitionConfig]
 
 
 def _requests_of(planned: PlannedCell, workbench: Workbench) -> tuple[list[RunRequest], list[str]]:
-    """The runs of a cell, and departures."""
+    """The runs of a cell, and the departures that preparing them showed."""
     proxy = workbench.options.proxy
     found = workbench.features(planned.cell)
     cell, departures = with_known_domains(planned.cell, found.columns, proxy=proxy)
@@ -294,10 +291,9 @@ def _requests_of(planned: PlannedCell, workbench: Workbench) -> tuple[list[RunRe
             eval_every=cell.eval_every,
             set=settings,
         )
-        requests.append(
-            (config, PartitionConfig(cell.scheme, options.pop("clients", None), seed, options))
-        )
-    # The partition takes the number of clients as a field of its own.
+        # The partition takes the number of clients as a field of its own.
+        clients = options.pop("clients", None)
+        requests.append((config, PartitionConfig(cell.scheme, clients, seed, options)))
     return requests, departures
 
 
@@ -308,7 +304,8 @@ def _train_on_cluster(
     requests: list[RunRequest] = []
     for one in planned:
         try:
-            requests += [a for a in _requests_of(one, workbench)[0] if a not in requests]
+            of_cell, _ = _requests_of(one, workbench)
+            requests += [request for request in of_cell if request not in requests]
         except FedcacheError as error:
             if error.code in (Exit.INTERRUPTED, Exit.BUG, Exit.CORRUPT):
                 raise
@@ -344,28 +341,33 @@ def _train(line: ReproducedCell, workbench: Workbench) -> None:
 
 
 def _participation(cell: PaperCell, clients: int, proxy: bool) -> tuple[str | None, list[str]]:
-    """Clients per round, at most as many as a scaled-down proxy has."""
+    """Clients per round, ``all`` if a scaled-down proxy has fewer; and the departure."""
     requested = cell.participation
-    if proxy and requested is not None and requested.isdigit() and int(requested) > clients:
+    if not proxy or requested is None or not requested.isdigit():
+        return requested, []
+    if int(requested) > clients:
         return "all", [f"participation: all {clients} clients instead of {requested}"]
     return requested, []
 
 
 def _feat_post(paper: PaperCell, result: dict[str, Any]) -> list[str]:
-    """The released FedPCL turns its ResNets' features into signs (D-01); other backbones do not get that."""
+    """The departure if features are no signs: the released FedPCL turns its ResNets' features into signs (D-01)."""
     done = result["hyperparameters"].get("feat_post")
-    signs = paper.preset == "official" and all(b.startswith("resnet18-") for b in paper.backbones)
-    if signs and done not in ("sign", None):
+    only_resnets = all(b.startswith("resnet18-") for b in paper.backbones)
+    if paper.preset == "official" and only_resnets and done not in ("sign", None):
         return [f"features: {done} instead of sign"]
     return []
 
 
 def _take_out_shared(lines: Sequence[ReproducedCell]) -> list[str]:
-    """Departures of every line that was run, taken out of the lines."""
+    """Move the departures that every measured line has out of the lines, and return them."""
     run = [line for line in lines if not line.why_not]
     if not run:
         return []
-    common = [d for d in run[0].departures if all(d in line.departures for line in run)]
+    common = []
+    for departure in run[0].departures:
+        if all(departure in line.departures for line in run):
+            common.append(departure)
     for line in run:
         line.departures = [d for d in line.departures if d not in common]
     return common

@@ -1,11 +1,12 @@
-"""One run's directory as the page shows it: what ``runs list`` knows of it, and how far it is where it is at work.
+"""Runs and grids as the page shows them: the facts that ``runs list`` knows, and the progress of running ones.
 
-A run at work is read from what it keeps for itself: finished seeds, and the head of its last checkpoint, whose tensors
-are left alone. So watching costs a training nothing. Nothing here imports torch.
+The progress of a run is read from files that it writes anyway: its finished seeds and the header of its last
+checkpoint, without the tensors. So watching does not slow down training. Nothing here imports torch.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import threading
@@ -40,28 +41,28 @@ from fedcache.store.files import LONGEST_HEADER, SEAL, at_once, parse_signed, re
 from fedcache.store.lock import still_runs
 
 LAST = 20
-"""Rounds from whose duration the time left is taken."""
+"""Number of last rounds whose mean duration gives the remaining time."""
 
 SEARCHED = ("name", "state", "method", "dataset", "backbones", "partition", "hold_out", "tags")
-"""What of a run is searched for words, with its settings."""
+"""Facts of a run that a search looks at, together with its settings."""
 
 RUNNING = "running"
 STOPPED = "stopped"
-"""What the page calls a run without a result: its process is there, or it is not."""
+"""States of a run without a result: its process is running, or it has ended."""
 
 WRONG = (OSError, ValueError, KeyError, TypeError, AttributeError)
-"""What reading raises of a file that holds something else than fedcache wrote."""
+"""Errors of reading a file that fedcache did not write."""
 
 
 def read_run(path: Path) -> dict[str, Any] | None:
     """A run's line in a table: ``entry_of`` and, of a finished run, ``figures_of``; None if there is no run.
 
-    ``state`` is finished, running, stopped or damaged; a damaged one has ``problem`` and ``hint``. ``changed`` are
-    seconds since 1970, and ``settings`` what was set, in words.
+    ``state`` is finished, running, stopped or damaged; a damaged run has ``problem`` and ``hint``. ``changed`` is in
+    seconds since 1970. ``settings`` are the run's settings in words.
     """
     if not is_run(path):
         return None
-    # Whatever is in the directory, the list shows a line for it.
+    # The list also shows a line for a directory with files that no run wrote.
     try:
         one = open_run(path)
         line = {**entry_of(one), "changed": _changed(path)}
@@ -84,11 +85,11 @@ def read_run(path: Path) -> dict[str, Any] | None:
 def read_details(path: Path) -> dict[str, Any]:
     """Details of a run's page: a drawing, settings, its command, and the score of each seed.
 
-    Raises FedcacheError for a damaged run, and where there is nothing to draw with.
+    Raises FedcacheError for a damaged run, and if matplotlib is missing.
     """
     need_matplotlib()
     one = open_run(path)
-    # A finished run is drawn from its result; of others, the rounds that ended seeds and checkpoints hold.
+    # A finished run is drawn from its result, another from its finished seeds and checkpoints.
     if isinstance(one, StoredRun):
         scores = zip(one.result["seeds"], one.result["accuracy"]["per_seed"], strict=False)
         store = store_behind(path, one.result)
@@ -108,7 +109,9 @@ def read_details(path: Path) -> dict[str, Any]:
     table = train_table(path)
     if not table:
         raise FedcacheError(one.exit, one.sentence, one.hint)
-    records = [{**r, "seed": seed} for seed, kept in _kept(path, table).items() for r in kept]
+    records = []
+    for seed, kept in _kept(path, table).items():
+        records += [{**record, "seed": seed} for record in kept]
     return {
         "drawing": _draw(records),
         "settings": _words(table),
@@ -118,13 +121,16 @@ def read_details(path: Path) -> dict[str, Any]:
 
 
 def _finished(run: StoredRun) -> dict[str, Any]:
-    facts = {k.removeprefix("set."): v for k, v in run.facts.items()}
+    """Settings and scores of a finished run."""
+    settings = {k.removeprefix("set."): v for k, v in run.facts.items()}
+    settings.pop("method", None)
+    settings.pop("backbones", None)
     return {
         **figures_of(run),
         "state": FINISHED,
         "partition": name_without_hold_out(run.result),
         "group": group_key(run),
-        "settings": {k: v for k, v in facts.items() if k not in ("method", "backbones")},
+        "settings": settings,
         "choice": choice_value(run.result),
         "protocol": run.result.get("protocol"),
         "client_mean": {
@@ -137,13 +143,15 @@ def _finished(run: StoredRun) -> dict[str, Any]:
 
 
 def _unfinished(path: Path) -> dict[str, Any]:
-    """Progress of a run, from the seeds that ended and the checkpoints of running ones."""
+    """Progress of a run, from its finished seeds and the checkpoints of its other seeds."""
     table = train_table(path)
-    records = [r for kept in _kept(path, table).values() for r in kept]
-    # The last rounds say how fast it is now.
+    seeds = _seeds(table)
+    records = list(itertools.chain.from_iterable(_kept(path, table).values()))
     scored = [r for r in records if r["accuracy"] is not None]
-    times = [r["seconds"] for r in records if r.get("seconds") is not None][-LAST:]
-    total = int(table["rounds"]) * len(_seeds(table))
+    # The last rounds say how fast the run is now.
+    timed = [r["seconds"] for r in records if r.get("seconds") is not None]
+    times = timed[-LAST:]
+    total = int(table["rounds"]) * len(seeds)
     running = is_running(path)
     state = STOPPED
     if running:
@@ -151,7 +159,7 @@ def _unfinished(path: Path) -> dict[str, Any]:
     made = {
         "state": state,
         "rounds": int(table["rounds"]),
-        "seeds": _seeds(table),
+        "seeds": seeds,
         "done": len(records),
         "total": total,
         "bytes up": sum(r["traffic"]["up_bytes"] for r in records),
@@ -160,18 +168,19 @@ def _unfinished(path: Path) -> dict[str, Any]:
         "begun": _changed(path / WRITTEN),
         "settings": _words(table),
     }
-    # Rounds that are left, at the mean time of the last ones.
+    # Seconds of the remaining rounds, at the mean time of the last ones.
     if running and times:
         made["left"] = sum(times) / len(times) * (total - len(records))
     if scored:
-        made["accuracy"] = scored[-1]["accuracy"]
-        made["at_round"] = scored[-1]["round"]
-        made["validation"] = _validation(scored[-1])
+        last = scored[-1]
+        made["accuracy"] = last["accuracy"]
+        made["at_round"] = last["round"]
+        made["validation"] = _validation(last)
     return made
 
 
 def _kept(path: Path, table: Mapping[str, Any]) -> dict[int, list[dict[str, Any]]]:
-    """The rounds of each seed of a run that is not finished, as far as they were kept."""
+    """The stored rounds of each seed of a run that is not finished."""
     found = {}
     for seed in _seeds(table):
         for file in (path / f"seed-{seed}.json", path / f"checkpoint-{seed}.safetensors"):
@@ -185,36 +194,44 @@ def _kept(path: Path, table: Mapping[str, Any]) -> dict[int, list[dict[str, Any]
 
 @lru_cache(maxsize=1024)
 def _records(file: str, _changed_at: int) -> list[dict[str, Any]]:
-    """The rounds that a finished seed or a checkpoint holds."""
+    """The rounds in the file of a finished seed, or in a checkpoint; they are cached until the file changes."""
+    records: list[dict[str, Any]] = []
     if file.endswith(".json"):
         content = parse_signed(read_whole(Path(file)))["content"]
         times = content.get("measured", {}).get("rounds", [])
-        kept: list[dict[str, Any]] = content["rounds"]
-        return [{**r, "seconds": times[i] if i < len(times) else None} for i, r in enumerate(kept)]
+        for i, record in enumerate(content["rounds"]):
+            seconds = None
+            if i < len(times):
+                seconds = times[i]
+            records.append({**record, "seconds": seconds})
+        return records
     with open(file, "rb", opener=at_once) as opened:
         length = int.from_bytes(opened.read(8), "little")
         if length > LONGEST_HEADER:
             raise ValueError("no header")
         seal = json.loads(opened.read(length))["__metadata__"][SEAL]
-    found: list[dict[str, Any]] = json.loads(parse_signed(seal.encode())["content"])["records"]
-    return [
-        {**r, "accuracy": None if r["accuracy"] != r["accuracy"] else r["accuracy"]} for r in found
-    ]
+    content = json.loads(parse_signed(seal.encode())["content"])
+    for record in content["records"]:
+        accuracy = record["accuracy"]
+        if accuracy != accuracy:  # NaN stands for a round that was not scored
+            accuracy = None
+        records.append({**record, "accuracy": accuracy})
+    return records
 
 
 def _draw(records: Sequence[Mapping[str, Any]]) -> str:
-    """The report's curves, a line for each seed and one for its validation rows; "" where no line has two rounds."""
+    """The report's curves as SVG: a line for each seed and its validation rows; "" where no line has two rounds."""
     lines: dict[str, list[dict[str, Any]]] = {}
     for record in records:
         scores = {"": record["accuracy"], ", validation": _validation(record)}
-        for of, score in scores.items():
+        for rows, score in scores.items():
             if score is not None:
-                line = lines.setdefault(f"seed {record['seed']}{of}", [])
+                line = lines.setdefault(f"seed {record['seed']}{rows}", [])
                 line.append({**record, "accuracy": score})
-    # The figure asks a run for its rounds and a key, which a seed has too.
-    seeds: list[tuple[str, Any]] = [
-        (name, SimpleNamespace(rounds=line, key=name)) for name, line in lines.items()
-    ]
+    # The figure reads only the rounds and the key of a run, so each line can stand for one.
+    seeds: list[tuple[str, Any]] = []
+    for name, line in lines.items():
+        seeds.append((name, SimpleNamespace(rounds=line, key=name)))
     plot = curves("curve", seeds)
     if plot is None:
         return ""
@@ -222,7 +239,7 @@ def _draw(records: Sequence[Mapping[str, Any]]) -> str:
 
 
 def matches(run: Mapping[str, Any], words: str) -> bool:
-    """Whether each of some words is part of what is known of a run: its name, method, data, state, settings."""
+    """Whether every word is part of a fact of a run: its name, method, data, state or settings."""
     texts = [str(run.get(name)) for name in SEARCHED]
     texts += [f"{key}={value}" for key, value in run["settings"].items()]
     text = "\n".join(texts).lower()
@@ -230,21 +247,19 @@ def matches(run: Mapping[str, Any], words: str) -> bool:
 
 
 def differing(runs: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Name of each run -> the settings, four at most, that are not the same in all runs of its method."""
+    """Name of each run -> in words, at most four settings that differ between the runs of its method."""
     values: dict[object, set[str]] = defaultdict(set)
     for run in runs:
         for key, value in run["settings"].items():
             values[run.get("method"), key].add(value)
-    return {
-        run["name"]: " ".join(
-            [
-                f"{k}={v}"
-                for k, v in run["settings"].items()
-                if len(values[run.get("method"), k]) > 1
-            ][:4]
-        )
-        for run in runs
-    }
+    found = {}
+    for run in runs:
+        words = []
+        for key, value in run["settings"].items():
+            if len(values[run.get("method"), key]) > 1:
+                words.append(f"{key}={value}")
+        found[run["name"]] = " ".join(words[:4])
+    return found
 
 
 def _validation(record: Mapping[str, Any]) -> float | None:
@@ -253,13 +268,13 @@ def _validation(record: Mapping[str, Any]) -> float | None:
 
 
 def _words(table: Mapping[str, Any]) -> dict[str, str]:
-    """A configuration's settings in words, those of the method next to the others."""
+    """A configuration's settings in words, with the method's own settings at the same level."""
     table = {**table, **table.get("set", {})}
     return {k: value_words(v) for k, v in table.items() if k != "set"}
 
 
 def _seeds(table: Mapping[str, Any]) -> list[int]:
-    """The seeds of a configuration that fedcache wrote. Raises ValueError for another's words."""
+    """The seeds of a configuration that fedcache wrote. Raises ValueError for any other text."""
     seeds: dict[int, None] = {}
     for part in str(table.get("seeds", "0")).split(","):
         first, _, last = part.partition("-")
@@ -276,23 +291,23 @@ def _changed(path: Path) -> float:
 
 
 BUDGET = 0.2
-"""Seconds that a look spends on reading at most, once it has read one run; the next look continues."""
+"""Most seconds that a look spends on reading after its first run; the next look continues."""
 SHARE = 30
-"""Looks in which every finished run is timed once."""
+"""Number of looks after which the modification time of every finished run was checked once."""
 RECENT = 2_000_000_000
-"""Nanoseconds within which a time may stand for several changes: the clocks of file systems are coarse."""
+"""Nanoseconds within which files may change without a new modification time: clocks of file systems are coarse."""
 
 
 class RunIndex:
     """The runs of a folder.
 
     Args:
-        root: the folder; it may come later.
+        root: the folder; it may be created later.
 
     Attributes:
         version: grows by one with every change.
-        reads: runs that were read so far.
-        stats: times that were requested so far.
+        reads: number of runs that were read so far.
+        stats: number of modification times that were requested so far.
     """
 
     def __init__(self, root: Path) -> None:
@@ -300,7 +315,7 @@ class RunIndex:
         self.version = 0
         self.reads = 0
         self.stats = 0
-        # Name of a directory -> what was read, None where it is no run (yet), and the directory's time then.
+        # Name of a directory -> the facts of its run, None if it holds none (yet), and its modification time then.
         self._known: dict[str, tuple[dict[str, Any] | None, int]] = {}
         self._waiting: dict[str, None] = {}
         self._listed: int | None = None
@@ -317,12 +332,12 @@ class RunIndex:
         return self._known.get(name, (None,))[0]
 
     def every(self) -> list[dict[str, Any]]:
-        """All that were read."""
+        """The facts of all runs that were read."""
         with self._lock:
             return [facts for facts, _ in self._known.values() if facts is not None]
 
     def look(self) -> None:
-        """Read what was written since the last look, as far as the budget goes."""
+        """Read runs that were written since the last look, until ``BUDGET`` is spent."""
         with self._lock:
             self._list()
             self._turn += 1
@@ -331,9 +346,11 @@ class RunIndex:
                 if settled and (number + self._turn) % SHARE:
                     continue
                 now = self._stamp(self.root / name)
-                # No file says that the process of a run was killed.
-                killed = facts is not None and facts["state"] == RUNNING
-                if now != stamp or _recent(now) or (killed and not is_running(self.root / name)):
+                changed = now != stamp or _recent(now)
+                # A killed process changes no file.
+                running = facts is not None and facts["state"] == RUNNING
+                killed = not changed and running and not is_running(self.root / name)
+                if changed or killed:
                     self._waiting[name] = None
             end = time.monotonic() + BUDGET
             while self._waiting:
@@ -344,7 +361,7 @@ class RunIndex:
                     break
 
     def _list(self) -> None:
-        """Names that are new or gone, where the folder's time says that there may be some."""
+        """Add new names and remove deleted ones, if the folder's modification time says that it changed."""
         stamp = self._stamp(self.root)
         if stamp == self._listed and not _recent(stamp):
             return
@@ -355,11 +372,12 @@ class RunIndex:
                 times = {e.name: e.stat().st_mtime_ns for e in there}
         except OSError:
             times = {}
-        for name in [n for n in (*self._known, *self._waiting) if n not in times]:
+        gone = [name for name in (*self._known, *self._waiting) if name not in times]
+        for name in gone:
             self._waiting.pop(name, None)
             self._put(name, None)
             self._known.pop(name, None)
-        # The newest first: what a person looks for.
+        # The newest runs are read first.
         for name in sorted(times, key=lambda n: -times[n]):
             if name not in self._known:
                 self._waiting[name] = None
@@ -373,7 +391,7 @@ class RunIndex:
     def _put(self, name: str, facts: dict[str, Any] | None, stamp: int = 0) -> None:
         before = self.facts(name)
         if before == facts:
-            facts = before  # the same object, by which a page tells that nothing changed
+            facts = before  # a page recognises unchanged facts by the same object
         else:
             self.version += 1
         self._known[name] = facts, stamp
@@ -403,19 +421,19 @@ LIVE = (
     "total",
     "left",
 )
-"""What a point shows of its run."""
+"""Facts of its run that a point shows."""
 
 
 NOTHING: dict[str, Any] = {"command": "", "runs": "", "points": [], "ends": {}, "ended": 0}
-"""What is known of a grid whose record is damaged."""
+"""Substitute for a damaged record of a grid."""
 
 
 class GridIndex:
     """The records of grids in a folder, each read again when its file changed.
 
     Args:
-        folder: of the records; it may come later.
-        runs: of the home.
+        folder: folder of the records; it may be created later.
+        runs: the runs of the home.
     """
 
     def __init__(self, folder: Path, runs: RunIndex) -> None:
@@ -425,10 +443,10 @@ class GridIndex:
         self._lines: dict[Path, tuple[object, dict[str, Any]]] = {}
 
     def lines(self) -> list[dict[str, Any]]:
-        """Every grid with its points, the newest first; made again where its record or a run changed.
+        """Every grid with its points, the newest first; a line is made again when its record or a run changed.
 
-        A point is waiting, running, stopped, finished, failed, pruned, or gone where its run was removed since. Of a
-        search, ``of`` counts the trials that are still to be drawn too.
+        A point is waiting, running, stopped, finished, failed, pruned, or gone if its run was removed since. ``of`` is
+        the number of points; for a search it includes trials that are still to be drawn.
         """
         found = []
         for path in self.folder.glob("*.jsonl"):
@@ -437,7 +455,7 @@ class GridIndex:
         return sorted(found, key=lambda g: -g["started"])
 
     def grid(self, name: str) -> dict[str, Any] | None:
-        """A grid by its name; None for a name that is none."""
+        """A grid by its name; None for an unknown name."""
         return next((g for g in self.lines() if g["name"] == name), None)
 
     def _line(self, path: Path) -> dict[str, Any]:
@@ -460,7 +478,9 @@ class GridIndex:
         return self._lines[path][1]
 
     def _grid(self, record: dict[str, Any], at_work: bool) -> dict[str, Any]:
-        here = not record["runs"] or Path(record["runs"]).resolve() == self.runs.root.resolve()
+        """State, points and progress of a grid."""
+        folder = record["runs"]
+        here = not folder or Path(folder).resolve() == self.runs.root.resolve()
         points = self._points(record, here)
         _score_alike(points)
         state = "running"
@@ -481,17 +501,21 @@ class GridIndex:
             total = max(total, record.get("trials", 0))
         count = Counter(p["state"] for p in points)
         ended = count["finished"] + count["failed"] + count["pruned"]
-        parts = [p["done"] / p["total"] for p in points if p["state"] == "running" and p["total"]]
+        running = [p for p in points if p["state"] == "running" and p["total"]]
+        parts = [p["done"] / p["total"] for p in running]
         share = 1.0
         if total:
             share = (ended + sum(parts)) / total
-        chosen = [p for p in points if p["choice"] is not None]
+        comparable = [p for p in points if p["choice"] is not None]
+        keys: dict[str, None] = {}
+        for point in points:
+            keys |= dict.fromkeys(point["sweep"])
         return {
             "state": state,
             "command": record["command"],
             "started": record["started"],
             "problem": problem,
-            "keys": list(dict.fromkeys(key for p in points for key in p["sweep"])),
+            "keys": list(keys),
             "methods": list(dict.fromkeys(p["method"] for p in points)),
             "points": points,
             "here": here,
@@ -499,15 +523,15 @@ class GridIndex:
             "count": count,
             "done": count["finished"],
             "share": share,
-            "best": max(chosen, key=lambda p: p["choice"], default=None),
+            "best": max(comparable, key=lambda p: p["choice"], default=None),
             "left": _left(points, count["waiting"] + total - len(points)),
         }
 
     def _points(self, record: dict[str, Any], here: bool) -> list[dict[str, Any]]:
-        """The points in their order, each with what is known of its run."""
+        """The points in their order, each with the facts of its run."""
         unfinished = [r for r in self.runs.every() if r["state"] in ("running", "stopped")]
         points = []
-        # What the record says of a point comes first; a point that is being trained is found by its settings.
+        # The record names the runs of finished points; the run of a point in training is found by its settings.
         for number, (method, sweep) in enumerate(record["points"]):
             end = record["ends"].get(number, {})
             run = None
@@ -515,7 +539,6 @@ class GridIndex:
             if "error" in end:
                 state = "failed"
             elif end.get("run"):
-                run = None
                 if here:
                     run = self.runs.facts(end["run"])
                 state = "gone"
@@ -528,16 +551,17 @@ class GridIndex:
                 unfinished = [other for other in unfinished if other is not run]
             # Points without a run still have all columns, empty.
             facts = dict.fromkeys(LIVE)
-            ident = end.get("run")
+            run_name = end.get("run")
             if run is not None:
-                facts = {k: run.get(k) for k in LIVE}
-                ident = run["name"]
+                facts = {key: run.get(key) for key in LIVE}
+                run_name = run["name"]
+            settings = [f"{key}={value}" for key, value in sweep.items()]
             point = {
                 **facts,
                 "method": method,
                 "sweep": sweep,
-                "words": " ".join([method, *(f"{k}={v}" for k, v in sweep.items())]),
-                "run": ident,
+                "words": " ".join([method, *settings]),
+                "run": run_name,
                 "state": state,
                 "problem": end.get("error"),
             }
@@ -548,26 +572,30 @@ class GridIndex:
 
 
 def _score_alike(points: Sequence[dict[str, Any]]) -> None:
-    """One score for all points: the mean over clients where some have one model for all and others one for each."""
+    """Score all points by the mean over clients if some have one model for all clients and others one for each."""
     kinds = {p["protocol"] for p in points if p["protocol"] is not None}
+    if len(kinds) < 2:
+        return
     for point in points:
-        alike = point["client_mean"]
-        if alike is not None and len(kinds) > 1:
-            point |= {
-                key: value
-                for key, value in alike.items()
-                if key != "choice" or point["choice"] is not None
-            }
+        for key, value in (point["client_mean"] or {}).items():
+            # A point without a choice, such as a pruned one, gets none.
+            if key != "choice" or point["choice"] is not None:
+                point[key] = value
 
 
 def _left(points: Sequence[Mapping[str, Any]], waiting: int) -> float | None:
-    """Seconds until the last point ends: those at work, which end together, and then the others one after another."""
+    """Seconds until the last point ends: running points end together, waiting ones follow one after another."""
     running = [p for p in points if p["state"] == "running" and p["left"] is not None]
     if not running:
         return None
-    whole = [p["seconds"] for p in points if p["seconds"] is not None]
-    whole = whole or [p["left"] * p["total"] / max(1, p["total"] - p["done"]) for p in running]
-    return float(max(p["left"] for p in running) + waiting * sum(whole) / len(whole))
+    # Seconds of whole points: measured, or estimated from the running ones.
+    seconds = [p["seconds"] for p in points if p["seconds"] is not None]
+    if not seconds:
+        for point in running:
+            rounds_left = max(1, point["total"] - point["done"])
+            seconds.append(point["left"] * point["total"] / rounds_left)
+    slowest = max(p["left"] for p in running)
+    return float(slowest + waiting * sum(seconds) / len(seconds))
 
 
 def _run_of(
@@ -575,22 +603,26 @@ def _run_of(
 ) -> dict[str, Any] | None:
     """The unfinished run of a point that has not ended: begun by this grid, with its method and swept values.
 
-    What is swept of the partition is in no configuration, so among points that differ in it alone the first is taken.
+    Configurations do not hold settings of the partition. For points that differ only in these, the first run is taken.
     """
     for run in runs:
-        if run["method"] == method and run["begun"] >= started - 1:
-            given = run["settings"]
-            matching = [
-                (given[k], v)
-                for key, v in sweep.items()
-                if (k := key.rpartition(".")[2].replace("-", "_")) in given
-            ]
-            if all(_same(a, b) for a, b in matching):
-                return run
+        may_be_of_grid = run["method"] == method and run["begun"] >= started - 1
+        if may_be_of_grid and _agrees(run["settings"], sweep):
+            return run
     return None
 
 
+def _agrees(settings: Mapping[str, str], sweep: Mapping[str, str]) -> bool:
+    """Whether settings have the swept values; names that are no setting are ignored."""
+    for key, value in sweep.items():
+        name = key.rpartition(".")[2].replace("-", "_")
+        if name in settings and not _same(settings[name], value):
+            return False
+    return True
+
+
 def _same(one: str, other: str) -> bool:
+    """Whether two words are the same number or the same text."""
     try:
         return float(one) == float(other)
     except ValueError:

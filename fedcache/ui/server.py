@@ -1,9 +1,8 @@
 """Server of the page: a token before every path, loopback host names, GET only, no foreign requests.
 
-The token stands in the path, so links that are relative keep it and nothing needs a cookie; anyone who does not know it
-learns nothing, not even which paths there are. A name that resolves to this machine (DNS rebinding) is refused by its
-``Host``. Headers forbid the browser to load anything from anywhere else, to tell no other page where it came from, and
-to keep nothing.
+The token is part of the path, so relative links keep it and no cookie is needed. Requests without the token learn
+nothing, not even which paths exist. Another host name that resolves to this machine (DNS rebinding) is refused by the
+``Host`` header. Response headers forbid the browser to load anything from elsewhere, to send a referrer and to cache.
 """
 
 from __future__ import annotations
@@ -53,11 +52,11 @@ from fedcache.ui.index import GridIndex, RunIndex, differing, matches, read_deta
 from fedcache.ui.stores import PAGE, StoreIndex
 
 HOSTS = ("127.0.0.1", "localhost", "[::1]")
-"""As which a browser on this machine, or at the end of an ssh tunnel to it, calls the server; any port."""
+"""Host names of the server for a browser on this machine, or at the end of an ssh tunnel to it; any port."""
 MOST_ANSWERED = 200
-"""Runs, the newest first, of which the overview shows the settings."""
+"""Number of newest runs whose results the overview shows."""
 OFTEN = 0.3
-"""Seconds between looks at the home, however many windows ask."""
+"""Fewest seconds between two looks at the home, for any number of open windows."""
 
 OWN_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
@@ -67,7 +66,10 @@ REPORT_POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; font-src data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'self'; sandbox allow-scripts allow-downloads"
 )
-"""A report is one file with its script inside, which its own policy names by digest; it may not ask this server."""
+"""A report is one file with its script inside, and its own policy names the script by digest.
+
+A report may send no requests to this server.
+"""
 HEADERS = {
     "content-security-policy": OWN_POLICY,
     "referrer-policy": "no-referrer",
@@ -76,7 +78,7 @@ HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cache-control": "no-store",
 }
-"""Of every answer that does not say another."""
+"""Headers of every response that does not set its own."""
 
 PAGES = (
     "overview",
@@ -90,15 +92,15 @@ PAGES = (
     "compare",
     "report",
 )
-"""Templates of the same name; the first is at the root."""
+"""Pages and their templates of the same name; the first page is at the root."""
 
 
 class Guard:
-    """A guard that passes on the requests of a page with the token, and refuses all others alike.
+    """Application that passes on requests of its own pages with the token, and refuses all others.
 
     Args:
-        app: is handed the request, with the path after the token.
-        token: of the address.
+        app: receives the request, with the path after the token.
+        token: token of the address.
     """
 
     def __init__(self, app: ASGIApp, token: str) -> None:
@@ -106,22 +108,24 @@ class Guard:
         self.token = token
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
-        if scope["type"] != "http":  # no websocket, and no part in the server's life
+        """Answer one request."""
+        if scope["type"] != "http":  # websockets and lifespan events are ignored
             return
 
         async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                named = {name.decode(): value for name, value in message["headers"]}
-                kept = {k: v.encode() for k, v in HEADERS.items()} | named
-                message = {**message, "headers": [(k.encode(), v) for k, v in kept.items()]}
+                headers = {name.encode(): value.encode() for name, value in HEADERS.items()}
+                headers |= dict(message["headers"])
+                message = {**message, "headers": list(headers.items())}
             await send(message)
 
         path = scope["path"].removeprefix(f"/{self.token}")
         inside = {**scope, "path": path, "raw_path": path.encode()}
-        await (self._refused(scope) or self.app)(inside, receive, with_headers)
+        answer = self._refused(scope) or self.app
+        await answer(inside, receive, with_headers)
 
     def _refused(self, scope: Scope) -> Response | None:
+        """The response to a request that is refused; None for one that is passed on."""
         headers = dict(scope["headers"])
         name, _, port = headers.get(b"host", b"").decode("latin-1").rpartition(":")
         if not port.isdigit():
@@ -144,15 +148,15 @@ class Guard:
 
 
 class Pages:
-    """The answers of the server, and what the templates ask for.
+    """The pages of the server, and the functions that their templates call.
 
     Args:
-        home: that is shown; nothing in it is changed.
-        folder: for the reports that are requested.
+        home: the home that is shown; nothing in it is changed.
+        folder: folder for the reports that are requested.
 
     Attributes:
-        version: grows by one when a look at the home finds another than the one before.
-        ended: whether the server is to end, and streams of events with it.
+        version: grows by one when a look at the home finds a change.
+        ended: whether the server is about to end; streams of events then end too.
     """
 
     def __init__(self, home: Home, folder: Path) -> None:
@@ -202,10 +206,10 @@ class Pages:
         return Guard(Starlette(routes=routes), token)
 
     def look(self) -> None:
-        """Read the home, unless that was done just now."""
+        """Read the home, unless it was read less than ``OFTEN`` seconds ago and no run is waiting to be read."""
         with self._looking:
-            # Many pages may ask at once; the home is read at most every so often.
-            if not self.runs.waiting and time.monotonic() - self._looked < OFTEN:
+            just_read = time.monotonic() - self._looked < OFTEN
+            if just_read and not self.runs.waiting:
                 return
             self.runs.look()
             state = (
@@ -218,14 +222,13 @@ class Pages:
             if state != self._state:
                 self._state = state
                 self.version += 1
-                # Pages that wait for a change compare this number.
             self._looked = time.monotonic()
 
     def page(self, name: str, request: Request) -> Response:
-        """A page of the home as it is now, or of the problem that was met on the way."""
+        """A page of the home as it is now, or a page that describes the problem."""
         self.look()
         every = sorted(self.runs.every(), key=lambda r: r["changed"], reverse=True)
-        # What every page may show; the templates choose.
+        # All facts that a page may show; its template uses some of them.
         facts = {
             "page": name,
             "words": dict(request.query_params),
@@ -236,11 +239,10 @@ class Pages:
             "stores": self.stores.lines(),
         }
         code = 200
-        # Damaged files and names that no longer exist are shown as a page with what helps.
+        # For damaged files and names that no longer exist, a page shows the problem and a hint.
         try:
             text = self._templates.get_template(f"{name}.html.j2").render(facts)
         except (FedcacheError, OSError) as error:
-            code = 200
             if isinstance(error, UsageError):
                 code = 404
             problem = getattr(error, "message", str(error))
@@ -249,7 +251,7 @@ class Pages:
         return Response(text, code, media_type="text/html; charset=utf-8")
 
     def events(self, request: Request) -> Response:
-        """The number of the home's version, at once and after every change, for as long as the page is open."""
+        """Events with the version of the home: one at once, and one after every change while the page is open."""
 
         async def versions() -> AsyncIterator[str]:
             sent = 0
@@ -258,19 +260,22 @@ class Pages:
                 if sent != self.version:
                     sent = self.version
                     yield f"data: {sent}\n\n"
-                await asyncio.sleep(0.1 if self.runs.waiting else 0.5)
+                pause = 0.5
+                if self.runs.waiting:
+                    pause = 0.1
+                await asyncio.sleep(pause)
 
         return StreamingResponse(versions(), media_type="text/event-stream")
 
     def report_file(self, request: Request) -> Response:
-        """A report that is ready."""
+        """The file of a finished report."""
         path = self.reports.file(request.path_params["ident"])
         if path is None:
             return PlainTextResponse("There is no such report.\n", 404)
         return FileResponse(path, headers={"content-security-policy": REPORT_POLICY})
 
     def answers(self, finished: Sequence[Mapping[str, Any]]) -> list[Section]:
-        """The answers of the settings that were trained last, the newest first.
+        """The results of the benchmark settings that were trained last, the newest first.
 
         Args:
             finished: runs, the newest first.
@@ -295,7 +300,7 @@ class Pages:
         return found
 
     def find(self, words: Mapping[str, str]) -> list[dict[str, Any]]:
-        """The runs that have some words (``filter``) and a ``state``, by ``sort`` in an ``order``, up or down.
+        """The runs that match the words of ``filter`` and the ``state``, sorted by ``sort`` with ``order`` up or down.
 
         Raises UsageError for facts that have no order.
         """
@@ -308,7 +313,7 @@ class Pages:
             known.sort(key=lambda r: r[key], reverse=words["order"] == "down")
         except TypeError:
             raise UsageError(f"Runs cannot be sorted by {key}.", "") from None
-        return [*known, *(r for r in found if r.get(key) is None)]
+        return known + [r for r in found if r.get(key) is None]
 
     def run(self, name: str) -> tuple[dict[str, Any], dict[str, Any]] | None:
         """The facts and details of a run. Raises FedcacheError for a damaged one."""
@@ -322,9 +327,10 @@ class Pages:
         return facts, self._details[1]
 
     def chosen(self, words: str) -> list[Path]:
-        """The directories of runs whose names stand between commas. Raises UsageError for names that are no run."""
+        """The directories of runs, from their names with commas between. Raises UsageError for unknown names."""
         names = words.split(",")
-        if lost := [name for name in names if self.runs.facts(name) is None]:
+        lost = [name for name in names if self.runs.facts(name) is None]
+        if lost:
             names_of_lost = some_names(lost, 5) or "Nothing"
             problem = f"{names_of_lost} is no longer a run of this fedcache home."
             raise UsageError(problem, "Choose again.")
@@ -362,7 +368,7 @@ LOOPBACK = "127.0.0.1"
 
 
 def open_socket(port: int) -> socket.socket:
-    """A listening socket of loopback; port 0 takes a free one. Raises MachineError for a port that cannot be had."""
+    """A socket bound to a port of loopback; port 0 takes a free one. Raises MachineError if the port cannot be used."""
     made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -380,13 +386,13 @@ def serve(home: Home, port: int, *, show: bool, say: Callable[[str], None]) -> s
     """Serve the page of a home until SIGINT or SIGTERM.
 
     Args:
-        home: that is shown.
-        port: of loopback; 0 takes a free one.
-        show: whether to open it in the browser of this machine.
+        home: the home that is shown.
+        port: port of loopback; 0 takes a free one.
+        show: whether to open the page in the browser of this machine.
         say: receives the address, once it can be opened.
 
     Returns:
-        the address it had.
+        The address of the page.
     """
     with open_socket(port) as sock, TemporaryDirectory(prefix="fedcache-ui-") as folder:
         token = secrets.token_urlsafe(24)
@@ -415,10 +421,10 @@ def serve(home: Home, port: int, *, show: bool, say: Callable[[str], None]) -> s
 
 
 def open_in_browser(address: str, folder: Path) -> bool:
-    """Open an address in the browser; whether there is one.
+    """Open an address in the browser, and return whether a browser was started.
 
-    The browser is given a file that only this user can read and that leads to the address: the arguments of a process
-    are there for every user of the machine to read, and the token would be among them.
+    The browser gets a file that only this user can read and that redirects to the address. Every user of the machine
+    can read the arguments of a process, so the address with its token must not be one.
     """
     page = folder / "open.html"
     page.touch(mode=0o600)
@@ -433,26 +439,26 @@ def open_in_browser(address: str, folder: Path) -> bool:
 
 
 def comparison(paths: Sequence[Path], over: str, metric: str) -> dict[str, Any]:
-    """The comparison of some runs with its command, or the ``trouble`` with them."""
+    """The comparison of some runs (``made``) with its command, or the ``trouble`` with them and a ``hint``."""
     score = metric.replace("_", "-")
-    words = ["fedcache", "compare", *(p.name for p in paths), "--over", over, "--score", score]
-    found = {"made": None, "command": shlex.join(words)}
+    names = [path.name for path in paths]
+    command = shlex.join(["fedcache", "compare", *names, "--over", over, "--score", score])
     try:
         made = compare_entries(gather(list(paths), Path()), over=over, metric=metric)
-        return {**found, "made": made}
+        return {"made": made, "command": command}
     except FedcacheError as error:
-        return {**found, "trouble": error.message, "hint": error.hint}
+        return {"made": None, "command": command, "trouble": error.message, "hint": error.hint}
 
 
 class ReportShelf:
-    """Reports of chosen runs, written one at a time next to the server.
+    """Reports of chosen runs, written one at a time by threads of the server.
 
     Args:
         root: directory of the runs.
-        folder: where the reports are written.
+        folder: directory of the reports.
 
     Attributes:
-        ready: how many were written, or could not be.
+        ready: number of reports that were written or failed.
     """
 
     def __init__(self, root: Path, folder: Path) -> None:
@@ -464,21 +470,25 @@ class ReportShelf:
         self._lock = threading.Lock()
 
     def request(self, paths: Sequence[Path]) -> dict[str, Any]:
-        """The report of these runs, which the first call for it begins.
+        """The report of these runs; the first call starts to write it.
 
-        ``path`` is the file once it is written; what failed has ``problem`` and ``hint``. Runs that were written again
-        since have another report.
+        ``path`` is its file once it is written. A failed report has ``problem`` and ``hint``. If a run was written
+        again since, it is another report.
         """
         ident = digest_of([[p.name, p.stat().st_mtime_ns] for p in paths])[:16]
-        command = shlex.join(["fedcache", "report", *(p.name for p in paths), "-o", "report.html"])
+        names = [path.name for path in paths]
+        command = shlex.join(["fedcache", "report", *names, "-o", "report.html"])
         with self._lock:
             if ident not in self._reports:
                 self._reports[ident] = {"id": ident, "command": command}
-                threading.Thread(target=self._write, args=(ident, list(paths)), daemon=True).start()
+                writer = threading.Thread(
+                    target=self._write, args=(ident, list(paths)), daemon=True
+                )
+                writer.start()
             return self._reports[ident]
 
     def file(self, ident: str) -> Path | None:
-        """The file of a report that is ready; None for every other name."""
+        """The file of a finished report; None for any other name."""
         path = self._reports.get(ident, {}).get("path")
         if path is None:
             return None
@@ -491,7 +501,7 @@ class ReportShelf:
             found = made.to_dict()
         except FedcacheError as error:
             found = {"problem": error.message, "hint": error.hint}
-        except Exception as error:  # nobody waits for a thread, and the page would wait for ever
+        except Exception as error:  # an error that ends the thread would leave the page waiting
             problem = f"This is a bug in fedcache: {type(error).__name__}: {error}"
             hint = "Please report it, with the output of `fedcache report` for the same runs."
             found = {"problem": problem, "hint": hint}

@@ -19,14 +19,14 @@ from fedcache.store.samples import SPLITS
 from fedcache.store.store import Store
 
 PAGE = 24
-"""Thumbnails at a time."""
+"""Number of thumbnails on one page."""
 
 
 class StoreIndex:
     """The stores of a home, each opened again when its manifest changed.
 
     Args:
-        home: where they are, and what remembers where their datasets lie.
+        home: the home with the stores; it also remembers where the files of their datasets are.
     """
 
     def __init__(self, home: Home) -> None:
@@ -35,7 +35,7 @@ class StoreIndex:
         self._places = ImagePlaces(home)
 
     def lines(self) -> list[dict[str, Any]]:
-        """Every store as a line: what ``fedcache ls`` knows; a damaged one has its ``problem``."""
+        """A line for every store with the facts of ``fedcache ls``; a damaged store has a ``problem``."""
         paths = self._paths()
         for name, path in paths.items():
             stamp = _stamp(path)
@@ -53,25 +53,32 @@ class StoreIndex:
             return None
         store = Store.open(path)
         samples = store.samples
-        # Counts are of rows that can be read; unlabelled rows belong to no class.
-        splits = samples.split[samples.ok == 1]
-        labels = samples.label[(samples.ok == 1) & (samples.label >= 0)]
+        # Only readable rows are counted; unlabelled rows belong to no class.
+        readable = samples.ok == 1
+        split_of_row = samples.split[readable]
+        splits = []
+        for code, split in enumerate(SPLITS):
+            splits.append((split, int((split_of_row == code).sum())))
+        labels = samples.label[readable & (samples.label >= 0)]
         counts = np.bincount(labels, minlength=len(samples.classes)).tolist()
-        groups = {one: len(store.group(one).words) for one in store.groups}
+        groups = []
+        for column in store.groups:
+            count = len(store.group(column).words)
+            groups.append(f"{column} ({count})")
         return {
             **_line(name, path),
             "holds": held_by(a.recipe for a in store.arrays.values()),
             "lost": store.quarantined(),
-            "splits": [(name, int((splits == code).sum())) for code, name in enumerate(SPLITS)],
+            "splits": splits,
             "classes": list(zip(samples.classes, counts, strict=True)),
-            "groups": [f"{one} ({count})" for one, count in groups.items()],
+            "groups": groups,
             "command": extract_command(store, self.home),
         }
 
     def images(self, name: str, start: int) -> dict[str, Any] | None:
-        """``PAGE`` readable images of a store from number ``start`` on, as thumbnails; None for a name that is none.
+        """Thumbnails of ``PAGE`` readable images of a store, from number ``start`` on; None for an unknown name.
 
-        Raises StoreError where the images are not available, UsageError for rows that are no images.
+        Raises StoreError if the images are not available, UsageError for rows that are no images.
         """
         path = self._paths().get(name)
         if path is None:
@@ -91,7 +98,7 @@ class StoreIndex:
 
 
 def _stamp(path: Path) -> tuple[int, ...]:
-    """Times of what says that a store changed: its manifest, and the journals of arrays under way."""
+    """Modification times that show a change of a store: of its directory, its manifest and its journals."""
     stamps = []
     for place in (path, path / "manifest.json", *sorted(path.glob("journal-*.jsonl"))):
         try:
@@ -102,6 +109,7 @@ def _stamp(path: Path) -> tuple[int, ...]:
 
 
 def _line(name: str, path: Path) -> dict[str, Any]:
+    """A store's line: the opened store, its unfinished arrays and its size, or the problem of a damaged one."""
     try:
         store = Store.open(path)
         return {

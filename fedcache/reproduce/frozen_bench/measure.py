@@ -1,12 +1,11 @@
-"""Train every treatment of a study in every block: settings chosen on validation rows, then runs that are compared.
+"""Train every treatment of a study in every block: choose its settings on validation rows, then train the final runs.
 
-Every number is an ordinary run under ``$FEDCACHE_HOME/runs``: a second call reads what is stored, a killed one
+Every number comes from ordinary runs under ``$FEDCACHE_HOME/runs``: a second call reads stored runs, a killed call
 continues.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,9 +18,9 @@ from fedcache.federate.partition.partition import InfeasibleError
 from fedcache.grids.request import request_grid
 from fedcache.grids.train_grid import grid
 from fedcache.process import Stop
-from fedcache.progress import EachOnce, Observer, Silent
+from fedcache.progress import Observer, Silent
 from fedcache.reproduce.frozen_bench.study import BenchPartition, BenchTreatment, Study
-from fedcache.reproduce.planning import Options, RequirementCheck
+from fedcache.reproduce.planning import Options, RequirementCheck, settings_text
 from fedcache.reproduce.prepare import WarningsOnly
 from fedcache.runs.loop import prepare_run, row_source, train_run
 from fedcache.runs.partitions import columns_of
@@ -34,7 +33,7 @@ from fedcache.store.store import Store
 
 @dataclass(frozen=True)
 class Block:
-    """A block, in which treatments are compared: labels of its data, backbone and partition."""
+    """Data, backbone and partition on which treatments are compared, by their labels."""
 
     data: str
     backbone: str
@@ -49,13 +48,13 @@ class BenchScore:
     """Result of one treatment in one block.
 
     Attributes:
-        block: where.
-        treatment: its label.
+        block: the block.
+        treatment: label of the treatment.
         values: accuracy of every seed, mean over clients, each on its own test rows; fractions. () where it failed.
         pooled: accuracy over the test rows of all clients together, mean over seeds.
-        settings: what validation chose.
-        points: combinations it was chosen from.
-        bytes_up: what the clients sent in all rounds, per client, mean over seeds.
+        settings: the settings that validation chose.
+        points: number of combinations they were chosen from.
+        bytes_up: bytes that one client uploads in all rounds, mean over clients and seeds.
         seconds: of training, mean over seeds, as measured when the runs were made.
         runs: digests of the runs that are compared, one for each seed.
         why_not: why there is no value; "" where there is one.
@@ -89,14 +88,14 @@ class BenchRun:
     halt: Stop
 
     def __post_init__(self) -> None:
-        self.quiet = EachOnce(WarningsOnly(self.observer))
+        self.quiet = WarningsOnly(self.observer)
         self._cache = InputCache()
 
     def blocks(self) -> list[tuple[Block, Store]]:
-        """Every block that can be, with the store of its features, extracted where they are missing.
+        """Every block that is possible here, with the store of its features; missing features are extracted.
 
         Raises:
-            MachineError when no backbone is here, or not one that was named; FedcacheError, as ``extract``.
+            MachineError when no backbone is available, or a named one is not; FedcacheError, as ``extract``.
         """
         looker = RequirementCheck(self.home, self.options.weights, self.options.data)
         here = []
@@ -116,11 +115,11 @@ class BenchRun:
             )
         made = []
         for label, source in self.study.data.items():
-            names = [
-                n
-                for n in here
-                if not self.study.backbones[n].data or label in self.study.backbones[n].data
-            ]
+            names = []
+            for name in here:
+                only_for = self.study.backbones[name].data
+                if not only_for or label in only_for:
+                    names.append(name)
             if not names:
                 self.observer.note(f"Without {label}: none of {', '.join(here)} is for it.")
                 continue
@@ -145,18 +144,18 @@ class BenchRun:
         return made
 
     def score(self, block: Block, store: Store, label: str) -> BenchScore:
-        """Train a treatment in a block.
+        """Train a treatment in a block. If training fails, the score says why.
 
         Raises:
-            StoppedError after a stop; what else is not of this treatment, such as CorruptionError for a damaged store.
+            StoppedError after a stop; other errors without relation to the treatment, such as CorruptionError for a
+                damaged store.
         """
         treatment = self.study.treatments[label]
+        runs = []
         try:
             settings = self._choose(block, store, treatment)
-            runs = [
-                self._train(block, store, treatment, settings, seed)
-                for seed in parse_seeds(self.study.seeds)
-            ]
+            for seed in parse_seeds(self.study.seeds):
+                runs.append(self._train(block, store, treatment, settings, seed))
         except FedcacheError as error:
             if error.code is not Exit.FEDERATED and not isinstance(error, InfeasibleError):
                 raise
@@ -166,11 +165,13 @@ class BenchRun:
         clients = results[0]["partition"]["clients"]
         pooled = sum(float(r["accuracy"]["pooled"]) for r in results)
         bytes_up = sum(float(r["traffic"]["exact"]["up_bytes"]) for r in results)
-        seconds = sum(float(run.measured.get("seconds", {}).get("train", 0.0)) for run in runs)
+        durations = [run.measured.get("seconds", {}) for run in runs]
+        seconds = sum(float(d.get("train", 0.0)) for d in durations)
+        values = [float(r["accuracy"]["client_mean"]) for r in results]
         return BenchScore(
             block,
             label,
-            values=tuple(float(r["accuracy"]["client_mean"]) for r in results),
+            values=tuple(values),
             pooled=pooled / count,
             settings=settings,
             points=treatment.points,
@@ -199,19 +200,20 @@ class BenchRun:
         return PartitionConfig(deal.scheme, deal.clients, seed, {**deal.options, **options})
 
     def _choose(self, block: Block, store: Store, treatment: BenchTreatment) -> dict[str, str]:
-        """The settings with the highest accuracy on validation rows; what there is no choice of is not trained."""
+        """The settings with the highest accuracy on validation rows; a single combination is not trained."""
         if treatment.points == 1:
             return {key: values[0] for key, values in treatment.search.items()}
         deal = self.study.partitions[block.partition]
         seeds = self.study.search_seeds
-        # As set.alpha: alpha alone would be an argument of the scheme.
+        # Without the prefix ``set.``, alpha would be an argument of the scheme.
         sweeps = {f"set.{key}": values for key, values in treatment.search.items()}
         first_seed = parse_seeds(seeds)[0]
         partition = self._partition(deal, first_seed, validation=self.study.validation)
+        config = self._config(block, store, treatment, seeds)
         request = request_grid(
             [treatment.method],
             sweeps,
-            self._config(block, store, treatment, seeds),
+            config,
             self.home,
             partition=partition,
             runs=self.runs,
@@ -229,10 +231,11 @@ class BenchRun:
         settings: dict[str, str],
         seed: int,
     ) -> Run:
-        """One run on all training rows; every treatment has the same partition of a seed."""
+        """One run on all training rows; all treatments of a seed share its partition."""
         plain = self._config(block, store, treatment, str(seed))
         config = replace(plain, set={**plain.set, **settings})
-        partition = self._partition(self.study.partitions[block.partition], seed)
+        deal = self.study.partitions[block.partition]
+        partition = self._partition(deal, seed)
         preparation = Preparation(
             self.home, self.quiet, self.halt, extract=False, cache=self._cache
         )
@@ -257,36 +260,35 @@ def run_study(
     observer: Observer | None = None,
     stop: Stop | None = None,
 ) -> list[BenchScore]:
-    """Every treatment in every block; those that read class texts where the backbone has a text tower.
+    """Score every treatment in every block; treatments that read class texts need a backbone with a text tower.
 
     Raises:
-        MachineError when no backbone is here; StoppedError after a stop, resumable; FedcacheError, as ``extract``.
+        MachineError when no backbone is available; StoppedError after a stop, resumable; FedcacheError, as
+            ``extract``.
     """
+    options = options or Options()
     observer = observer or Silent()
-    bench = BenchRun(study, home, options or Options(), runs or home.runs, observer, stop or Stop())
-    blocks = bench.blocks()
-    todo = [(b, store, label) for b, store in blocks for label in _fitting(study, b, store)]
+    bench = BenchRun(study, home, options, runs or home.runs, observer, stop or Stop())
+    todo = []
+    for block, store in bench.blocks():
+        has_texts = store.has_text(block.backbone)
+        for label, treatment in study.treatments.items():
+            if has_texts or not treatment.reads_texts:
+                todo.append((block, store, label))
     scores = []
     count = len(todo)
     for number, (block, store, label) in enumerate(todo, 1):
-        scores.append(bench.score(block, store, label))
-        words = _words(scores[-1])
-        observer.note(f"{number} of {count}: {block}, {label}  {words}")
+        score = bench.score(block, store, label)
+        scores.append(score)
+        observer.note(f"{number} of {count}: {block}, {label}  {_words(score)}")
     return scores
 
 
-def _fitting(study: Study, block: Block, store: Store) -> Sequence[str]:
-    """Labels of the treatments that a block has all for."""
-    texts = store.has_text(block.backbone)
-    return [
-        label for label, treatment in study.treatments.items() if texts or not treatment.reads_texts
-    ]
-
-
 def _words(score: BenchScore) -> str:
+    """A score in words: mean accuracy in % and the chosen settings, or why there is none."""
     if score.why_not:
         return f"not trained: {score.why_not}"
-    chosen = ", ".join(f"{k} {v}" for k, v in score.settings.items())
+    chosen = settings_text(score.settings)
     mean = 100 * sum(score.values) / len(score.values)
     words = f"{mean:.2f} %"
     if chosen:

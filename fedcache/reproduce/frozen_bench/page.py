@@ -1,4 +1,4 @@
-"""The study as plain JSON values, and the page made of them. Every number is of stored runs, listed by digest."""
+"""The study as plain JSON values, and its page in Markdown. Every number comes from stored runs, listed by digest."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from fedcache.parsing import counted
+from fedcache.parsing import as_lists, counted
 from fedcache.progress import byte_size
-from fedcache.report.statistics import Ranking, holm, interval, p_value, ranking
+from fedcache.report.statistics import holm, interval, p_value, ranking
 from fedcache.reproduce.frozen_bench.measure import BenchScore, Block
 from fedcache.reproduce.frozen_bench.study import Study
+from fedcache.reproduce.planning import settings_text
 from fedcache.reproduce.render import markdown_row
 
 SCHEMA = "fedcache.frozen-bench/1"
 SHARED = ("rounds", "participation", "seeds", "search_seeds", "validation", "limit")
-"""Fields of a study that hold for all its runs."""
+"""Fields of a study that apply to all its runs."""
 
 
 def study_data(
@@ -27,44 +28,44 @@ def study_data(
     """All data of the study: protocol, scores with the digests of their runs, rankings.
 
     Args:
-        study: what was compared.
+        study: the study.
         scores: of every treatment in every block.
         facts: of the call: command, version, seconds.
     """
+    partitions = {}
+    for label, deal in study.partitions.items():
+        partitions[label] = {"scheme": deal.scheme, "clients": deal.clients, **deal.options}
+    treatments = {}
+    for label, treatment in study.treatments.items():
+        treatments[label] = {
+            "method": treatment.method,
+            "family": treatment.family,
+            "set": dict(treatment.set),
+            "search": as_lists(treatment.search),
+        }
+    protocol = {
+        "title": study.title,
+        **{field: getattr(study, field) for field in SHARED},
+        "data": {label: source.dataset for label, source in study.data.items()},
+        "partitions": partitions,
+        "treatments": treatments,
+    }
     return {
         "schema": SCHEMA,
         **facts,
-        "protocol": {
-            "title": study.title,
-            **{
-                k: getattr(study, k)
-                for k in ("rounds", "participation", "seeds", "search_seeds", "validation", "limit")
-            },
-            "data": {k: v.dataset for k, v in study.data.items()},
-            "partitions": {
-                k: {"scheme": v.scheme, "clients": v.clients, **v.options}
-                for k, v in study.partitions.items()
-            },
-            "treatments": {
-                k: {
-                    "method": v.method,
-                    "family": v.family,
-                    "set": dict(v.set),
-                    "search": {name: list(values) for name, values in v.search.items()},
-                }
-                for k, v in study.treatments.items()
-            },
-        },
-        "rankings": [one.to_dict() for one in rankings(study, scores)],
-        "scores": [s.to_dict() for s in scores],
+        "protocol": protocol,
+        "rankings": [ranked.to_dict() for ranked in rankings(study, scores)],
+        "scores": [score.to_dict() for score in scores],
     }
 
 
 def as_json(data: Mapping[str, Any]) -> str:
-    """The values as text, one score on a line."""
-    rest = json.dumps({k: v for k, v in data.items() if k != "scores"}, indent=1)
+    """The data as JSON text, one score on a line."""
+    others = {key: value for key, value in data.items() if key != "scores"}
+    # Without its last two characters, a line break and a brace, the text can be continued.
+    start = json.dumps(others, indent=1)[:-2]
     rows = ",\n".join(f"  {json.dumps(score)}" for score in data["scores"])
-    return f'{rest[:-2]},\n "scores": [\n{rows}\n ]\n}}\n'
+    return f'{start},\n "scores": [\n{rows}\n ]\n}}\n'
 
 
 def summary_rows(ranked: Mapping[str, Any]) -> list[tuple[str, ...]]:
@@ -72,7 +73,7 @@ def summary_rows(ranked: Mapping[str, Any]) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for place, s in enumerate(ranked["standings"]):
         difference = ""
-        # The first is what the others are compared with.
+        # All others are compared with the first, which has no difference itself.
         if place > 0:
             difference = f"{100 * s['difference']:+.2f}" + _interval(s["interval"])
         p = ""
@@ -112,7 +113,7 @@ SUMMARY = (
 
 
 def sentences(ranked: Mapping[str, Any]) -> list[str]:
-    """Sentences to read with a ranking."""
+    """Sentences above the table of a ranking."""
     count = len(ranked["standings"])
     blocks = counted(len(ranked["blocks"]), "block")
     lines = [f"{count} treatments, {blocks} of data, backbone and partition."]
@@ -128,18 +129,19 @@ def sentences(ranked: Mapping[str, Any]) -> list[str]:
 
 
 def markdown(data: Mapping[str, Any]) -> str:
-    """The page."""
+    """The page in Markdown, from the values of ``study_data``."""
     p = data["protocol"]
-    count = len(data["scores"])
-    runs = sum(len(s["runs"]) for s in data["scores"])
+    scores = data["scores"]
+    count = len(scores)
+    runs = sum(len(s["runs"]) for s in scores)
     seconds = data["runs_seconds"]
     command = data["command"]
     images = p["limit"] or "all"
     participation = p["participation"]
     validation = p["validation"]
     search_seed = p["search_seeds"]
-    datasets = "; ".join(dict.fromkeys(str(s["block"]["data"]) for s in data["scores"]))
-    backbones = ", ".join(dict.fromkeys(s["block"]["backbone"] for s in data["scores"]))
+    datasets = "; ".join(dict.fromkeys(str(s["block"]["data"]) for s in scores))
+    backbones = ", ".join(dict.fromkeys(s["block"]["backbone"] for s in scores))
     lines = [
         f"# {p['title']}",
         "",
@@ -167,8 +169,8 @@ def markdown(data: Mapping[str, Any]) -> str:
         "Accuracy in %, standard deviation over seeds (none where all give the same), and the chosen settings.",
         "",
     ]
-    lines += _blocks(data["scores"])
-    return "\n".join([*lines, ""])
+    lines += [*_blocks(scores), ""]
+    return "\n".join(lines)
 
 
 def _blocks(scores: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -176,26 +178,29 @@ def _blocks(scores: Sequence[Mapping[str, Any]]) -> list[str]:
     lines: list[str] = []
     places = dict.fromkeys((s["block"]["data"], s["block"]["backbone"]) for s in scores)
     for data, backbone in places:
-        part = [
-            s for s in scores if (s["block"]["data"], s["block"]["backbone"]) == (data, backbone)
-        ]
-        deals = list(dict.fromkeys(s["block"]["partition"] for s in part))
-        found = {(s["treatment"], s["block"]["partition"]): s for s in part}
+        partitions: dict[str, None] = {}
+        by_treatment: dict[str, dict[str, Mapping[str, Any]]] = {}
+        for s in scores:
+            block = s["block"]
+            if block["data"] == data and block["backbone"] == backbone:
+                partitions[block["partition"]] = None
+                by_treatment.setdefault(s["treatment"], {})[block["partition"]] = s
         rows = []
-        for label in dict.fromkeys(s["treatment"] for s in part):
-            rows.append((label, *(_value(found.get((label, deal))) for deal in deals)))
-        lines += [f"### {data}, {backbone}", "", *_table(("treatment", *deals), rows), ""]
+        for treatment, found in by_treatment.items():
+            values = [_value(found.get(partition)) for partition in partitions]
+            rows.append((treatment, *values))
+        lines += [f"### {data}, {backbone}", "", *_table(("treatment", *partitions), rows), ""]
     failed = [s for s in scores if s["why_not"]]
     if failed:
         lines += ["### Not trained", ""]
         for s in failed:
-            block = ", ".join(s["block"].values())
-            treatment = s["treatment"]
-            lines.append(f"- {block}, {treatment}: {s['why_not']}")
+            where = ", ".join((*s["block"].values(), s["treatment"]))
+            lines.append(f"- {where}: {s['why_not']}")
     return lines
 
 
 def _value(score: Mapping[str, Any] | None) -> str:
+    """A cell of a table: mean accuracy in %, its standard deviation over seeds, and the chosen settings."""
     if score is None:
         return ""
     if not score["values"]:
@@ -206,7 +211,7 @@ def _value(score: Mapping[str, Any] | None) -> str:
     if len(values) > 1 and np.ptp(values):
         deviation = values.std(ddof=1)
         words += f" ({deviation:.2f})"
-    chosen = ", ".join(f"{k} {v}" for k, v in score["settings"].items())
+    chosen = settings_text(score["settings"])
     if chosen:
         words += f" [{chosen}]"
     return words
@@ -233,12 +238,12 @@ class Standing:
 
     Attributes:
         treatment: its label.
-        family: of it.
+        family: its family.
         rank: mean rank over the blocks; 1 is best.
         mean: accuracy, mean over the blocks in which it was trained; a fraction.
-        pooled: over the test rows of all clients together, mean over the same blocks.
+        pooled: accuracy over the test rows of all clients together, mean over the same blocks.
         worst: its lowest accuracy in a block.
-        difference: its accuracy minus that of the first of the ranking, mean over the blocks that both have.
+        difference: its accuracy minus that of the first treatment, mean over the blocks that both have.
         interval: of that difference over blocks, as ``statistics.interval``; None with fewer than three.
         p: of Wilcoxon's signed-rank test of these differences, corrected for all treatments (Holm); None for the first.
         bytes_up: per client, mean over the blocks.
@@ -265,13 +270,13 @@ class BenchRanking:
     """Treatments by mean rank over the blocks that all of them have.
 
     Attributes:
-        title: what is ranked.
-        blocks: where.
+        title: the selection of treatments and blocks, in words.
+        blocks: the blocks of the ranking.
         standings: the best rank first.
-        statistic: Friedman's chi-squared, and its p.
-        p: its p.
+        statistic: Friedman's chi-squared.
+        p: p value of the statistic.
         cd: Nemenyi's critical difference of mean ranks; None with fewer than three treatments or two blocks.
-        alike: labels that the critical difference does not tell from the first.
+        alike: labels of treatments whose mean rank is within the critical difference of the first.
     """
 
     title: str
@@ -288,34 +293,35 @@ class BenchRanking:
 
 
 def rankings(study: Study, scores: Sequence[BenchScore]) -> list[BenchRanking]:
-    """Everything that reads features and labels alone, over all blocks; and with class texts, where there are some."""
+    """Rankings of treatments that need no class texts, over all blocks and per partition; and of all treatments."""
     reading = {label for label, t in study.treatments.items() if t.reads_texts}
-    texts = {s.block for s in scores if s.treatment in reading}
-    made = [
-        _ranked(
-            study,
-            "all data, from features and labels",
-            [s for s in scores if s.treatment not in reading],
-        )
-    ]
-    for deal in study.partitions:
-        part = [s for s in scores if s.treatment not in reading and s.block.partition == deal]
-        made.append(_ranked(study, f"partition {deal}", part))
-    if texts:
-        made.append(
-            _ranked(study, "where there are class texts", [s for s in scores if s.block in texts])
-        )
-    return [one for one in made if one is not None]
+    plain = [s for s in scores if s.treatment not in reading]
+    made = [_ranked(study, "all data, from features and labels", plain)]
+    for partition in study.partitions:
+        part = [s for s in plain if s.block.partition == partition]
+        made.append(_ranked(study, f"partition {partition}", part))
+    blocks_with_texts = {s.block for s in scores if s.treatment in reading}
+    if blocks_with_texts:
+        with_texts = [s for s in scores if s.block in blocks_with_texts]
+        made.append(_ranked(study, "where there are class texts", with_texts))
+    return [ranked for ranked in made if ranked is not None]
 
 
 def _ranked(study: Study, title: str, scores: Sequence[BenchScore]) -> BenchRanking | None:
+    """The ranking of the treatments of these scores; None without a block or a trained treatment."""
     blocks = tuple(dict.fromkeys(s.block for s in scores))
     labels = list(dict.fromkeys(s.treatment for s in scores if s.values))
     if not blocks or not labels:
         return None
     found = {(s.treatment, s.block): s for s in scores}
-    of_label = {t: [found.get((t, b)) for b in blocks] for t in labels}
-    values = np.array([list(map(_mean, of_label[t])) for t in labels])
+    scores_of = {}
+    means = []
+    for label in labels:
+        of_label = [found.get((label, block)) for block in blocks]
+        scores_of[label] = of_label
+        means.append([_mean(score) for score in of_label])
+    # Accuracy of each treatment (row) in each block (column).
+    values = np.array(means)
     # A treatment that was not trained in a block ranks below all that were.
     ranked = ranking(np.nan_to_num(values, nan=-1.0), LEVEL)
     if ranked is not None:
@@ -325,27 +331,28 @@ def _ranked(study: Study, title: str, scores: Sequence[BenchScore]) -> BenchRank
     order = sorted(range(len(labels)), key=lambda i: (ranks[i], labels[i]))
     first = values[order[0]]
     # Differences from the first, in the blocks where both were trained.
-    both = []
+    differences = []
     tests: list[float | None] = []
     for place, i in enumerate(order):
-        difference = (values[i] - first)[np.isfinite(values[i]) & np.isfinite(first)]
+        both_trained = np.isfinite(values[i]) & np.isfinite(first)
+        difference = (values[i] - first)[both_trained]
         p = None
         if place > 0 and len(difference) > 1:
             p = p_value("wilcoxon", difference)
-        both.append(difference)
+        differences.append(difference)
         tests.append(p)
     standings = []
-    for i, difference, p in zip(order, both, holm(tests), strict=True):
+    for i, difference, p in zip(order, differences, holm(tests), strict=True):
         label = labels[i]
         standings.append(
-            _standing(study, label, ranks[i], values[i], of_label[label], difference, p)
+            _standing(study, label, ranks[i], values[i], scores_of[label], difference, p)
         )
+    if ranked is None:
+        return BenchRanking(title, blocks, tuple(standings), None, None, None, ())
+    best = ranks[order[0]]
+    alike = tuple(labels[i] for i in order if ranks[i] - best <= ranked.cd)
     return BenchRanking(
-        title,
-        blocks,
-        tuple(standings),
-        *_friedman(ranked),
-        _alike(ranked, [labels[i] for i in order], ranks),
+        title, blocks, tuple(standings), ranked.statistic, ranked.p, ranked.cd, alike
     )
 
 
@@ -353,23 +360,6 @@ def _mean(score: BenchScore | None) -> float:
     if score is None or not score.values:
         return np.nan
     return float(np.mean(score.values))
-
-
-def _friedman(ranked: Ranking | None) -> tuple[float | None, float | None, float | None]:
-    if ranked is None:
-        return (None, None, None)
-    return (ranked.statistic, ranked.p, ranked.cd)
-
-
-def _alike(
-    ranked: Ranking | None, labels: Sequence[str], ranks: Sequence[float]
-) -> tuple[str, ...]:
-    if ranked is None:
-        return ()
-    best = sorted(ranks)
-    return tuple(
-        label for label, rank in zip(labels, best, strict=True) if rank - best[0] <= ranked.cd
-    )
 
 
 def _standing(

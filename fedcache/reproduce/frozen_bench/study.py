@@ -16,9 +16,9 @@ from fedcache.federate.partition.partition import SCHEMES
 
 NAME = "frozen-bench"
 AXES = ("data", "backbone", "partition", "treatment")
-"""What ``--only`` may name."""
+"""Labels that ``--only`` accepts."""
 TEXTS = frozenset({"text", "text tower"})
-"""Needs that only backbones with a text tower meet."""
+"""Inputs of a method that only backbones with a text tower provide."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class BenchBackbone:
     """One frozen backbone.
 
     Attributes:
-        data: labels of the data it is for; () for all.
+        data: labels of the data that it is used for; () for all.
     """
 
     data: tuple[str, ...] = ()
@@ -48,10 +48,10 @@ class BenchPartition:
     """A scheme that assigns rows to clients.
 
     Attributes:
-        scheme: of the partition.
-        clients: how many; None where the data say.
+        scheme: name of the partition scheme.
+        clients: number of clients; None where the data determine it.
         options: arguments of the scheme.
-        domains: how many domains the data must have.
+        domains: smallest number of domains that the data must have.
     """
 
     scheme: str
@@ -65,10 +65,10 @@ class BenchTreatment:
     """A method with settings.
 
     Attributes:
-        method: its name.
-        family: treatments that are of a kind.
-        set: hyperparameters, the same everywhere.
-        search: hyperparameter -> the values of which validation rows choose one, in every block.
+        method: name of the method.
+        family: name of a group of similar treatments.
+        set: hyperparameters, the same in every block.
+        search: hyperparameter -> its candidates; in every block, validation rows choose one.
     """
 
     method: str
@@ -78,14 +78,15 @@ class BenchTreatment:
 
     @property
     def points(self) -> int:
-        """Combinations that are tried."""
+        """Number of combinations that are tried."""
         return math.prod(len(values) for values in self.search.values())
 
     @property
     def reads_texts(self) -> bool:
         """Whether it needs a backbone with a text tower."""
-        hp = METHODS[self.method].resolve("paper", self.set)
-        return bool(METHODS[self.method].reads(hp) & TEXTS) or hp.get("init") == "text"
+        method = METHODS[self.method]
+        hp = method.resolve("paper", self.set)
+        return bool(method.reads(hp) & TEXTS) or hp.get("init") == "text"
 
 
 @dataclass(frozen=True)
@@ -96,10 +97,10 @@ class Study:
         title: the question.
         rounds: of every treatment that has rounds.
         participation: clients a round.
-        seeds: of the runs that are compared; each draws its own partition, the same for every treatment.
-        search_seeds: of the runs on validation rows.
-        validation: share of every client's training validation rows.
-        limit: so many images of each data set, evenly spaced.
+        seeds: seeds of the runs that are compared; each draws its own partition, the same for every treatment.
+        search_seeds: seeds of the runs that are scored on validation rows.
+        validation: share of every client's training rows that is held out for validation.
+        limit: number of images of each data set, evenly spaced.
         data: label -> images.
         backbones: by name.
         partitions: label -> how rows are assigned.
@@ -119,19 +120,19 @@ class Study:
     treatments: Mapping[str, BenchTreatment]
 
     def only(self, labels: Mapping[str, Sequence[str]]) -> Study:
-        """The part with these values of these axes.
+        """The part of the study with these values of these axes.
 
         Raises:
-            UsageError with "did you mean" for an axis or value that is not there.
+            UsageError with "did you mean" for an unknown axis or value.
         """
         changed: dict[str, Any] = {}
         for axis, values in labels.items():
             if axis not in AXES:
                 raise unknown(f"label of {NAME}", axis, AXES)
+            # The fields are called data, backbones, partitions and treatments.
+            name = f"{axis}s"
             if axis == "data":
                 name = axis
-            else:
-                name = f"{axis}s"
             have: Mapping[str, Any] = getattr(self, name)
             for value in values:
                 if value not in have:
@@ -143,12 +144,12 @@ class Study:
         """The study on these data sets: each a spec, or ``LABEL=SPEC``.
 
         Raises:
-            UsageError for two of one label.
+            UsageError for two data sets with the same label.
         """
         found: dict[str, BenchData] = {}
         for text in specs:
             label, equals, spec = text.partition("=")
-            # ``a=SPEC,b=SPEC`` is one data set of two domains: it needs a label too
+            # ``a=SPEC,b=SPEC``, one data set of two domains, needs a label too: ``LABEL=a=SPEC,b=SPEC``.
             if not equals or ":" in label:
                 label = label_of(text)
                 spec = text
@@ -164,17 +165,17 @@ class Study:
 
 def label_of(spec: str) -> str:
     """A short name of a dataset: the last part of its spec, without the ending of a file."""
-    last = spec.rstrip("/").rsplit("/", 1)[-1].rsplit(":", 1)[-1]
-    if last.rsplit(".", 1)[0]:
-        return last.rsplit(".", 1)[0]
-    return last
+    last = spec.rstrip("/").rsplit("/", 1)[-1]
+    last = last.rsplit(":", 1)[-1]
+    stem = last.rsplit(".", 1)[0]
+    return stem or last
 
 
 @cache
 def read_study() -> Study:
     """The study of the package. Raises InternalError, naming what is wrong in its file."""
-    text = (files("fedcache.reproduce.frozen_bench") / f"{NAME}.toml").read_text(encoding="utf-8")
-    return parse_study(tomllib.loads(text))
+    file = files("fedcache.reproduce.frozen_bench") / f"{NAME}.toml"
+    return parse_study(tomllib.loads(file.read_text(encoding="utf-8")))
 
 
 def parse_study(data: Mapping[str, Any]) -> Study:
@@ -183,17 +184,18 @@ def parse_study(data: Mapping[str, Any]) -> Study:
     Raises:
         InternalError for an unknown key, scheme, method or setting.
     """
-    plain = {f.name for f in fields(Study)}
-    for key in plain ^ set(data):
+    names = {f.name for f in fields(Study)}
+    for key in names ^ set(data):
         if key in data:
             raise _wrong(f"unknown key {key}")
         raise _wrong(f"missing {key}")
+    backbones = {}
+    for name, options in data["backbones"].items():
+        backbones[name] = BenchBackbone(tuple(options.get("data", ())))
     made = {
         **data,
         "data": {k: BenchData(**v) for k, v in data["data"].items()},
-        "backbones": {
-            k: BenchBackbone(tuple(v.get("data", ()))) for k, v in data["backbones"].items()
-        },
+        "backbones": backbones,
         "partitions": {k: BenchPartition(**v) for k, v in data["partitions"].items()},
         "treatments": {k: _treatment(k, v) for k, v in data["treatments"].items()},
     }
@@ -210,14 +212,11 @@ def _treatment(label: str, data: Mapping[str, Any]) -> BenchTreatment:
     name = data.get("method", label)
     if name not in METHODS:
         raise _wrong(f"treatment {label}: no method {name}")
-    made = BenchTreatment(
-        name,
-        data["family"],
-        data.get("set", {}),
-        {k: tuple(v) for k, v in data.get("search", {}).items()},
-    )
+    search = {key: tuple(values) for key, values in data.get("search", {}).items()}
+    made = BenchTreatment(name, data["family"], data.get("set", {}), search)
+    # The method refuses unknown hyperparameters and values.
     METHODS[name].resolve("paper", made.set)
-    for key, values in made.search.items():
+    for key, values in search.items():
         for value in values:
             METHODS[name].hparam(key).parse(value)
     return made

@@ -53,7 +53,7 @@ async function refresh() {
   }
 }
 
-// A window that nobody sees needs no events, and a browser opens only six streams to one server.
+// A hidden window needs no events, and a browser opens at most six streams to one server.
 let events = null;
 function listen() {
   events?.close();
