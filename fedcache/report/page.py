@@ -682,7 +682,6 @@ def table_of(
         chosen: the best run.
     """
     results = [e.result for e in entries]
-    known_facts = list(map(facts, entries))
     columns: list[Column] = []
     cells_of_columns: list[list[HtmlCell]] = []
 
@@ -710,7 +709,7 @@ def table_of(
         put_fractions("validation %", [validation_value(r, score) for r in results])
     differ = [n for n in names if n != "method"]
     for place, name in enumerate(differ):
-        cells = [HtmlCell(f.get(name, "-"), f.get(name, "")) for f in known_facts]
+        cells = [HtmlCell(f.get(name, "-"), f.get(name, "")) for f in map(facts, entries)]
         put(name.removeprefix("set."), cells, numbers=False, shown=place < MOST_SHOWN)
     put("sent per client", [_sent(e) for e in entries])
     put("seconds per seed", [_seconds(seconds_of(e)) for e in entries])
