@@ -35,7 +35,6 @@ from fedcache.progress import (
 )
 from fedcache.runs.directory import mark_pruned
 from fedcache.runs.events import OnRound, with_hooks
-from fedcache.runs.loop import train_run
 from fedcache.runs.run import Run
 from fedcache.runs.score import choice_value
 from fedcache.store.files import (
@@ -424,7 +423,8 @@ class SearchRun(GridRun):
         facts = trial.user_attrs
         words = self.request.words_of(number)
         if trial.state.name == "COMPLETE":
-            run = self._train(number, PassedOn(self.observer), self.stop)
+            inputs = self.prepare(number)
+            run = self.train_alone(number, inputs, PassedOn(self.observer), self.stop)
             if run.path.name != facts.get("run"):
                 return False
             self._ended(number, run)
@@ -448,7 +448,7 @@ class SearchRun(GridRun):
         self.observer.note(Detail(f"Trial {number + 1} of {self.search.trials}: {words}"))
         watch = Watched(self.observer, trial, EitherStop(self.stop))
         try:
-            run = self._train(number, watch, watch.halt)
+            run = self.train_alone(number, self.prepare(number), watch, watch.halt)
         except FedcacheError as error:
             # The pruner and the user stop a run in the same way. Here the cause is found.
             by_pruner = watch.halt.own and not self.stop.requested
@@ -464,20 +464,6 @@ class SearchRun(GridRun):
         value = choice_value(run.result, self.score)
         trials.end(trial, value, run=run.path.name)
         self._ended(number, run)
-
-    def _train(self, number: int, observer: Observer, stop: Stop) -> Run:
-        """The run of a trial, trained now or stored."""
-        config = self.request.config_of(number)
-        return train_run(
-            self.prepare(number),
-            config,
-            self.request.runs,
-            fresh=self.request.fresh,
-            observer=observer,
-            stop=stop,
-            position=self.position_of(number),
-            kept=self._kept,
-        )
 
     def _ended(self, number: int, run: Run) -> None:
         """Keep a trial that has finished."""

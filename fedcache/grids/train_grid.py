@@ -300,22 +300,28 @@ class GridRun:
             return
         for n, config in zip(group, configs, strict=True):
             try:
-                run = train_run(
-                    first.with_settings_of(config),
-                    config,
-                    request.runs,
-                    fresh=request.fresh,
-                    observer=self.observer,
-                    stop=self.stop,
-                    position=self.position_of(n),
-                    kept=self._kept,
-                )
+                inputs = first.with_settings_of(config)
+                run = self.train_alone(n, inputs, self.observer, self.stop)
             except FedcacheError as error:
                 if not ends_one_point(error):
                     raise
                 self.end_point(n, error)
             else:
                 self.end_point(n, run)
+
+    def train_alone(self, number: int, inputs: RunInputs, observer: Observer, stop: Stop) -> Run:
+        """The run of one point: trained alone, or stored. Raises FedcacheError, as ``train``."""
+        request = self.request
+        return train_run(
+            inputs,
+            request.config_of(number),
+            request.runs,
+            fresh=request.fresh,
+            observer=observer,
+            stop=stop,
+            position=self.position_of(number),
+            kept=self._kept,
+        )
 
     def _sharing(self, inputs: RunInputs, configs: Sequence[TrainConfig]) -> str:
         """How points share work with each other or with earlier points, in words; "" if each is computed alone."""

@@ -64,6 +64,8 @@ USUAL_TEST = {"seeds": "ttest", "clients": "wilcoxon", "settings": "wilcoxon", H
 """With five seeds, Wilcoxon's p is never below 0.06. An accuracy is a mean over many test rows, so its differences over
 seeds are nearly normal, as the t-test needs. Differences over clients and settings have unlike sizes, and Wilcoxon's
 test uses only their ranks."""
+METRIC_OF_SCORE = {"own": "accuracy", "client-mean": "client_mean", "pooled": "pooled"}
+"""Score of a report -> the metric of comparisons."""
 SCORE_WORDS = {name.replace("-", "_"): f"accuracy ({name}: {WORDS[name]})" for name in SCORES}
 
 
@@ -634,10 +636,7 @@ def scored_by(entries: Sequence[StoredRun], metric: str, over: str) -> str:
     """
     if metric != "accuracy" or over == "clients":
         return metric
-    chosen = score_for(e.result for e in entries)
-    if chosen == "own":
-        return "accuracy"
-    return chosen.replace("-", "_")
+    return METRIC_OF_SCORE[score_for(e.result for e in entries)]
 
 
 def within(

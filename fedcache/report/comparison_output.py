@@ -18,7 +18,7 @@ from typing import Any
 from fedcache.errors import UsageError
 from fedcache.parsing import visible
 from fedcache.report.comparison import ROW_TESTS, SCORE_WORDS, Comparison, Treatment, compact
-from fedcache.report.drawing import plain, write_drawing
+from fedcache.report.drawing import short, write_drawing
 from fedcache.report.run_groups import HELD_OUT
 from fedcache.report.statistics import Ranking, constant, interval_words
 
@@ -448,7 +448,7 @@ def draw_ranks(c: Comparison, path: Path) -> None:
     description = f"{c.metric} over {c.ranking.blocks} {c.over}; Friedman p {p}"
     if c.ranking.p >= alpha:
         description += f": no difference at {alpha:.2g}"
-    title = plain(c.setting, 80)
+    title = short(c.setting, 80)
 
     def fill(axes: Any) -> None:
         fill_ranks(axes, c)
@@ -512,7 +512,7 @@ def _scale(axes: Any, count: int, cd: float, ink: str) -> None:
 def _rank_labels(c: Comparison, longest: int) -> list[str]:
     labels = []
     for t in c.treatments:
-        name = plain(t.name, longest)
+        name = short(t.name, longest)
         labels.append(f"{name}  {t.rank:.2f}")
     return labels
 

@@ -320,8 +320,11 @@ def _middle(name: str, longest: int) -> str:
 
 
 def short(name: object, longest: int = LONGEST) -> str:
-    """A name from a dataset or a run as a label: ``visible``, and not too long."""
-    return plain(str(name), longest)
+    """A name from a dataset or a run as a label: ``visible``, and at most ``longest`` letters."""
+    text = visible(str(name))
+    if len(text) <= longest:
+        return text
+    return text[: longest - 3] + "..."
 
 
 def legend_below(
@@ -351,11 +354,13 @@ def legend_below(
             marks(text, (), run)
 
 
-def name_places(set_ticks: Any, names: Sequence[str], **style: Any) -> None:
-    """Name the places 0, 1, ... of an axis; of more than ``MOST_TICKS`` names every n-th."""
-    step = max(1, -(-len(names) // MOST_TICKS))
+def name_places(
+    set_ticks: Any, names: Sequence[str], most: int = MOST_TICKS, longest: int = 18, **style: Any
+) -> None:
+    """Name the places 0, 1, ... of an axis; of more than ``most`` names every n-th."""
+    step = max(1, -(-len(names) // most))
     places = range(0, len(names), step)
-    set_ticks(list(places), [short(names[i], 18) for i in places], **style)
+    set_ticks(list(places), [short(names[i], longest) for i in places], **style)
 
 
 FORMATS = ("png", "svg", "pdf")
@@ -513,14 +518,6 @@ def _recolour(figure: Any) -> None:
                 put([light(c) for c in colour])
             else:
                 put(light(colour))
-
-
-def plain(name: str, longest: int = 24) -> str:
-    """A name from a dataset or a run as a label: ``visible``, and not too long."""
-    text = visible(name)
-    if len(text) <= longest:
-        return text
-    return text[: longest - 3] + "..."
 
 
 def bars(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ from fedcache.report.drawing import (
     Plot,
     legend_below,
     name_places,
-    plain,
     short,
     write_drawing,
 )
@@ -468,6 +467,7 @@ WIDEST = 14.0
 """Most inches of a figure; with more clients or classes the dots are smaller."""
 MOST_NAMES = 40
 """Most names that can be read on an axis."""
+LONGEST_NAME = 24
 
 
 def draw(partition: Partition, columns: Columns, path: Path) -> None:
@@ -505,17 +505,19 @@ def _fill(axes: Any, partition: Partition, columns: Columns, counts: np.ndarray)
         name = None
         if domain is not None:
             colour = f"C{domain % 10}"
-            name = plain(columns.domains[domain])
+            name = short(columns.domains[domain], LONGEST_NAME)
         x = client[chosen]
         y = label[chosen]
         area = counts[x, y] * scale
         axes.scatter(x, y, s=area, color=colour, label=name, linewidths=0, alpha=0.85)
-    _set_names(axes.set_xticks, [c.name for c in partition.clients], rotation=90)
-    _set_names(axes.set_yticks, columns.classes)
+    names = [c.name for c in partition.clients]
+    style = {"most": MOST_NAMES, "longest": LONGEST_NAME, "parse_math": False}
+    name_places(axes.set_xticks, names, rotation=90, **style)
+    name_places(axes.set_yticks, columns.classes, **style)
     axes.set(
         xlim=(-0.6, clients - 0.4), ylim=(-0.6, classes - 0.4), xlabel="client", ylabel="class"
     )
-    axes.set_title(plain(partition.default_name(), 80), parse_math=False)
+    axes.set_title(short(partition.default_name(), 80), parse_math=False)
     axes.grid(visible=True, linewidth=0.3, alpha=0.5)
     axes.set_axisbelow(True)
     if len(domains) > 1 and None not in of_client:
@@ -543,10 +545,3 @@ def client_domains(partition: Partition, columns: Columns) -> list[int | None]:
             domain = int(domains[0])
         found.append(domain)
     return found
-
-
-def _set_names(set_ticks: Any, names: Sequence[str], **style: Any) -> None:
-    """Name the places 0, 1, ... of an axis; of more than ``MOST_NAMES`` names every n-th."""
-    step = -(-len(names) // MOST_NAMES)
-    places = range(0, len(names), step)
-    set_ticks(list(places), [plain(names[i]) for i in places], parse_math=False, **style)

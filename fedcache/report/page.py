@@ -20,7 +20,14 @@ from fedcache.federate.trust.accounting import short_privacy
 from fedcache.parsing import counted, size
 from fedcache.progress import Observer, Silent, percent
 from fedcache.report import figure_data, figure_grids, figure_runs
-from fedcache.report.comparison import Comparison, compared, merged_notes, over_held_out, within
+from fedcache.report.comparison import (
+    METRIC_OF_SCORE,
+    Comparison,
+    compared,
+    merged_notes,
+    over_held_out,
+    within,
+)
 from fedcache.report.comparison_output import caption, differences, sentences
 from fedcache.report.drawing import Plot, need_matplotlib, short
 from fedcache.report.figure_grids import hyperparameters
@@ -510,7 +517,7 @@ def comparison_of(title: str, named: figure_runs.Named, score: str) -> Compariso
     if len(entries) < 2:
         return None
     over = "seeds"
-    metric = _metric(score)
+    metric = METRIC_OF_SCORE[score]
     testable = all(len(e.result["seeds"]) >= LEAST_BLOCKS or e.test_rows for e in entries)
     if not testable:
         # A run has too few seeds for a test, and no test rows. Clients are the blocks if each has its own score.
@@ -531,13 +538,6 @@ def comparison_of(title: str, named: figure_runs.Named, score: str) -> Compariso
     if any(p.interval or p.p is not None or p.rows for p in found.pairs):
         return found
     return None
-
-
-def _metric(score: str) -> str:
-    """The name of a score among the metrics of a comparison."""
-    if score == "own":
-        return "accuracy"
-    return score.replace("-", "_")
 
 
 def _tests_table(c: Comparison) -> tuple[str, str, Sequence[str], Sequence[Sequence[str]]]:
@@ -821,7 +821,7 @@ def held_out_section(ident: str, group: HeldOutGroup, score: str | None) -> Sect
     used = score or group.score
     accuracies = group.accuracies(used)
     means = {name: mean_over_values(accuracy) for name, accuracy in accuracies.items()}
-    metric = _metric(used)
+    metric = METRIC_OF_SCORE[used]
     # There are no tests if no two methods have a run for every value.
     found = None
     with suppress(UsageError):

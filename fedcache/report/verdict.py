@@ -14,6 +14,7 @@ from fedcache.errors import FedcacheError, shell_word
 from fedcache.parsing import size
 from fedcache.progress import percent
 from fedcache.report.comparison import (
+    METRIC_OF_SCORE,
     common_seeds,
     compact,
     differences_of_seeds,
@@ -47,7 +48,6 @@ from fedcache.tables.words import some_names
 
 MOST_NAMED = 4
 MOST_LETTERS = 90
-METRIC = {"own": "accuracy", "client-mean": "client_mean", "pooled": "pooled"}
 Named = Sequence[tuple[str, StoredRun]]
 
 
@@ -142,7 +142,7 @@ def uncertainty(entry: StoredRun, score: str, level: float = LEVEL) -> Estimate 
     if math.isclose(found.mean, entry.result["accuracy"]["mean"], abs_tol=10.0**-DIGITS):
         rows = rows_interval(entry.result, level)
     if rows is None:
-        rows = rows_of_run(entry, METRIC[score], level)
+        rows = rows_of_run(entry, METRIC_OF_SCORE[score], level)
         if rows is not None and not rows[1] <= found.mean <= rows[2]:
             rows = None
     if rows is not None:
@@ -185,7 +185,7 @@ def lead(one: StoredRun, other: StoredRun, score: str, level: float = LEVEL) -> 
         return _student(paired, level, "seeds")
     # Second choice: the test rows that both runs have, if their difference is that of the shared seeds.
     if len(paired):
-        found = row_difference(one, other, METRIC[score], level)
+        found = row_difference(one, other, METRIC_OF_SCORE[score], level)
         if (
             found is not None
             and found.interval is not None
