@@ -1,4 +1,4 @@
-"""Short form of comparisons for a terminal: one table, the answer with its certainty, and what is left out."""
+"""Short form of comparisons for a terminal: one table, the answer with its certainty, and the parts left out."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedcache.report.comparison_output import Sheet, sheets, show_p
 from fedcache.tables.words import some_names
 
 MOST_ROWS = 15
-"""Rows of a short table; with wrapped names, notes and the answer it stays below forty lines."""
+"""Rows of a short table, so that the output has fewer than forty lines with wrapped names, notes and the answer."""
 MOST_NOTES = 3
 MOST_NAMED = 3
 
@@ -30,7 +30,7 @@ def summary(made: Comparisons) -> tuple[str, Sheet, list[str]]:
         mean = percent(best.mean)
         sure = certainty(only)[1]
         lines = [f"{best.name}, with {mean} % on the test rows, is {only.chosen_by}. {sure}"]
-        # The answer says it already where a test cannot reach significance.
+        # The answer already contains the note on a test that cannot reach significance.
         notes = [note for note in (*only.notes, *notes) if note not in lines[0]]
     else:
         title = "best run of each setting"
@@ -72,7 +72,7 @@ def certainty(c: Comparison) -> tuple[str, str]:
             if other == best:
                 other = pair.other
                 lead = pair.difference
-            # A run that is significantly better than the chosen one leaves the choice open, too.
+            # If another run is significantly better than the chosen one, the choice is not sure either.
             if lead <= 0:
                 p = 1.0
             tested[other] = p
@@ -105,15 +105,13 @@ def _runs(c: Comparison) -> Sheet:
     """The runs of one setting: mean, interval, and difference from the reference with its corrected p."""
     long = sheets(c)[0]
     dropped = ("rank", c.over, f"over {c.over}", "p")
-    columns = [
-        (name, [row[place] for row in long.rows])
-        for place, name in enumerate(long.columns)
-        # Of two intervals the first one is of the mean.
-        if name not in dropped
-        and not name.endswith("over rows")
-        and long.columns.index(name) == place
-    ]
-    return Sheet.of(columns)
+    columns: dict[str, list[str]] = {}
+    for place, name in enumerate(long.columns):
+        if name in dropped or name.endswith("over rows"):
+            continue
+        # The first of two intervals is that of the mean.
+        columns.setdefault(name, [row[place] for row in long.rows])
+    return Sheet.of(list(columns.items()))
 
 
 def _row(c: Comparison) -> tuple[str, ...]:
