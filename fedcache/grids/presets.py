@@ -50,9 +50,9 @@ class GridPreset:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
         return {
-            **{f.name: getattr(self, f.name) for f in fields(self)},
+            **vars(self),
             "methods": list(self.methods),
-            "sweep": {k: list(v) for k, v in self.sweep.items()},
+            "sweep": {key: list(values) for key, values in self.sweep.items()},
             "notes": list(self.notes),
             "points": self.points,
             "command": f"fedcache grid --ready {shell_word(self.name)}",

@@ -129,7 +129,8 @@ def compare_entries(
     entries = found.entries
     if len(entries) < 2:
         what = "no run was found"
-        for only in entries:
+        if entries:
+            only = entries[0]
             what = f"only one was found ({only.method}, {only.digest})"
             if isinstance(only, MergedRun):
                 members = len(only.members)

@@ -484,14 +484,25 @@ def too_few_words(c: Comparison) -> str:
     )
 
 
+_MORE_BLOCKS = {
+    "seeds": "For both, use more seeds (--seeds 0-4) or --over clients.",
+    "clients": "For both, use more clients or --over seeds.",
+    "settings": "For both, use more datasets or partitions.",
+    HELD_OUT: "For both, use more held-out values.",
+}
+"""How to get an interval and a test where there is one block."""
+_SAME_VALUE = {
+    "seeds": "does not depend on the seed",
+    "clients": "is the same for every client, as where all are scored on the same rows",
+    "settings": "is the same in every setting",
+    HELD_OUT: "is the same for every held-out value",
+}
+"""Reasons for which a treatment has the same value in all blocks."""
+
+
 def _one_block(c: Comparison) -> str:
     """A note that one block gives no interval and no test, and which options would give both."""
-    more = {
-        "seeds": "For both, use more seeds (--seeds 0-4) or --over clients.",
-        "clients": "For both, use more clients or --over seeds.",
-        "settings": "For both, use more datasets or partitions.",
-        HELD_OUT: "For both, use more held-out values.",
-    }[c.over]
+    more = _MORE_BLOCKS[c.over]
     lacks = "no interval"
     if any(t.test_rows is not None for t in c.treatments):
         more = f"Intervals are over test rows: Wilson's of one model, normal of clients' models. {more}"
@@ -505,12 +516,7 @@ def _one_block(c: Comparison) -> str:
 
 def _spreadless(c: Comparison) -> list[str]:
     """Sentences on treatments and differences that do not vary, and therefore have no interval and no test."""
-    why = {
-        "seeds": "does not depend on the seed",
-        "clients": "is the same for every client, as where all are scored on the same rows",
-        "settings": "is the same in every setting",
-        HELD_OUT: "is the same for every held-out value",
-    }[c.over]
+    why = _SAME_VALUE[c.over]
     notes = []
     same: list[str] = []
     by_rows: dict[str, int] = {}

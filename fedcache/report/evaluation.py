@@ -29,7 +29,16 @@ from fedcache.report.drawing import (
     short,
 )
 from fedcache.report.figure_runs import confusion_matrix
-from fedcache.report.render import Column, Gallery, HtmlCell, Section, gallery, lost_of, render_page
+from fedcache.report.render import (
+    Column,
+    Gallery,
+    HtmlCell,
+    Section,
+    gallery,
+    lost_of,
+    number_cell,
+    render_page,
+)
 from fedcache.store.lock import write_output
 
 ENDINGS = (".html", ".csv", ".json")
@@ -251,26 +260,19 @@ def _cells(found: Sequence[RunEvaluation]) -> tuple[list[Column], list[list[Html
         elif m.all.interval is not None:
             interval = " to ".join(map(percent, m.all.interval))
         cells = [HtmlCell(w, w) for w in (e.method, e.short_run, e.model, e.trained_on)]
-        cells.append(_number(m.all.rows, f"{m.all.rows:,}"))
+        cells.append(number_cell(m.all.rows, f"{m.all.rows:,}"))
         for fraction in (e.accuracy, m.macro_f1, m.ece):
-            cells.append(_number(fraction, percent(fraction)))
-        cells.append(_number(m.nll, f"{m.nll:.4f}"))
+            cells.append(number_cell(fraction, percent(fraction)))
+        cells.append(number_cell(m.nll, f"{m.nll:.4f}"))
         # The temperature that would fit best, and the loss with it.
         if m.temperature is None:
-            cells += [_number(None, "-")] * 2
+            cells += [number_cell(None, "-")] * 2
         else:
-            cells.append(_number(m.temperature.value, f"{m.temperature.value:.4g}"))
-            cells.append(_number(m.temperature.nll, f"{m.temperature.nll:.4f}"))
+            cells.append(number_cell(m.temperature.value, f"{m.temperature.value:.4g}"))
+            cells.append(number_cell(m.temperature.nll, f"{m.temperature.nll:.4f}"))
         cells.append(HtmlCell(interval, ""))
         rows.append(cells)
     return columns, rows
-
-
-def _number(value: float | None, words: str) -> HtmlCell:
-    """A cell that is sorted by its number."""
-    if value is None:
-        return HtmlCell(words, "")
-    return HtmlCell(words, repr(value))
 
 
 def reliability(ident: str, found: Sequence[RunEvaluation]) -> Plot:

@@ -48,11 +48,6 @@ class FigureInput:
         return comparison_of(self.title, self.named, self.score)
 
     @property
-    def keys(self) -> dict[str, str]:
-        """Label -> key of the run."""
-        return {n: e.key for n, e in self.named}
-
-    @property
     def source(self) -> RunStore:
         """The store of the runs. Raises UsageError if it is not available or must not be shown."""
         found: RunStore | str = PRIVATE
@@ -104,7 +99,8 @@ def _differences(i: FigureInput) -> Plot | None:
     tests = i.tests
     if tests is None:
         return None
-    return figure_runs.differences("figure", tests, i.keys)
+    keys = {label: e.key for label, e in i.named}
+    return figure_runs.differences("figure", tests, keys)
 
 
 def _importance(i: FigureInput) -> Plot | None:

@@ -231,8 +231,12 @@ def confusion(ident: str, label: str, entry: StoredRun) -> Plot | None:
     if not counts:
         return None
     table = np.array(counts, np.int64)
-    names = entry.result.get("class_names") or [str(i) for i in range(len(table))]
-    return confusion_matrix(ident, label, table, names)
+    return confusion_matrix(ident, label, table, _class_names(entry, len(table)))
+
+
+def _class_names(entry: StoredRun, count: int) -> Sequence[str]:
+    """Names of the classes of a run; their numbers for a result without names."""
+    return entry.result.get("class_names") or list(map(str, range(count)))
 
 
 def confusion_matrix(
@@ -379,7 +383,7 @@ def confusion_difference(ident: str, one: Labelled, other: Labelled) -> Plot | N
     most = float(np.abs(gap).max())
     if not most:
         return None
-    names = one[1].result.get("class_names") or [str(i) for i in range(len(gap))]
+    names = _class_names(one[1], len(gap))
     label = one[0]
     title = f"Confusion of {label} minus {other[0]}"
     differ = [(i, j, float(gap[i, j])) for i, j in np.argwhere(gap).tolist()]

@@ -172,16 +172,19 @@ def _words(value: object) -> str:
     return str(value)
 
 
+_SCORED_ON = {
+    "global": "one model on the global test rows",
+    "personalised": "each client's model on its own test rows",
+    "everywhere": "each client's model on all test rows",
+}
+
+
 def accuracy_lines(
     result: Mapping[str, Any], client: str | None = None, clients: ClientColumns | None = None
 ) -> list[str]:
     """Accuracy of every seed, with a Wilson interval for one model with a known number of test rows."""
     a = result["accuracy"]
-    over = {
-        "global": "one model on the global test rows",
-        "personalised": "each client's model on its own test rows",
-        "everywhere": "each client's model on all test rows",
-    }[result["protocol"]]
+    over = _SCORED_ON[result["protocol"]]
     lines = []
     # The number of test rows is known for one model only. The number of correct rows must be a whole number.
     rows = test_rows(result)

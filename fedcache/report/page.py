@@ -46,7 +46,16 @@ from fedcache.report.find_runs import (
     setting_name,
     setting_names,
 )
-from fedcache.report.render import Column, Gallery, HtmlCell, Section, gallery, lost_of, render_page
+from fedcache.report.render import (
+    Column,
+    Gallery,
+    HtmlCell,
+    Section,
+    gallery,
+    lost_of,
+    number_cell,
+    render_page,
+)
 from fedcache.report.run_groups import (
     HELD_OUT,
     HeldOutGroup,
@@ -794,9 +803,7 @@ def _word(value: object) -> HtmlCell:
 
 def _number(value: float | None) -> HtmlCell:
     """A fraction in percent; a dash for None."""
-    if value is None:
-        return HtmlCell(percent(None), "")
-    return HtmlCell(percent(value), repr(value))
+    return number_cell(value, percent(value))
 
 
 def _marked(cells: list[HtmlCell], chosen: Sequence[bool] | None) -> list[HtmlCell]:

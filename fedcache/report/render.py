@@ -44,6 +44,13 @@ class HtmlCell:
     note: str = ""
 
 
+def number_cell(value: float | None, text: str) -> HtmlCell:
+    """A cell that is sorted by its number."""
+    if value is None:
+        return HtmlCell(text, "")
+    return HtmlCell(text, repr(value))
+
+
 class Column(NamedTuple):
     """A column of a table: its name, whether it holds numbers, and whether it is shown at first."""
 

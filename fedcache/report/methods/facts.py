@@ -110,12 +110,10 @@ def _fewest_passes(method: Method) -> dict[str, int]:
 def _rows(method: Method, sizes: Sizes, clients: int) -> Data:
     """Rows of every class for every client: random numbers, because traffic does not depend on the values."""
     need = method.reads(method.resolve())
-    frozen = None
+    frozen: FrozenEncoders | None = None
     width = sizes.width
     if wants_encoders(method):
-        towers = _towers()
-        frozen = towers.towers
-        width = towers.width
+        frozen, width = _towers()
     elif "text" in need:
         width = sizes.text_width
     count = clients * PER_CLASS * sizes.classes
@@ -149,18 +147,12 @@ def _rows(method: Method, sizes: Sizes, clients: int) -> Data:
     )
 
 
-@dataclass(frozen=True)
-class _Tower:
-    towers: FrozenEncoders
-    width: int
-
-
-def _towers() -> _Tower:
-    """The towers of glyph-clip, which are part of the package."""
+def _towers() -> tuple[FrozenEncoders, int]:
+    """The towers of glyph-clip, which are part of the package, and their width."""
     row = backbones.lookup("glyph-clip")
     home = Home.from_environment()
     weights = backbones.locate(row, given={}, home=home.root, memory=memory_of(home), offline=True)
-    return _Tower(load_towers(row, weights, row.recipe, row.template or "{}"), row.width)
+    return load_towers(row, weights, row.recipe, row.template or "{}"), row.width
 
 
 def why_it_waits(method: Method) -> str | None:
