@@ -216,8 +216,13 @@ class Comparison:
             "chosen_by": self.chosen_by,
         }
 
+    @property
+    def first(self) -> Treatment:
+        """The treatment that validation chose, else the one with the highest mean."""
+        return next((t for t in self.treatments if t.name == self.chosen), self.treatments[0])
+
     def __repr__(self) -> str:
-        first = next((t for t in self.treatments if t.name == self.chosen), self.treatments[0])
+        first = self.first
         blocks = len(self.blocks)
         treatments = len(self.treatments)
         what = f"{treatments} treatments over {blocks} {self.over}"
@@ -361,7 +366,9 @@ def _with_rows(
     for number, pair in enumerate(pairs):
         if pair.one not in found.runs or pair.other not in found.runs:
             continue
-        made = row_difference(found.runs[pair.one][0], found.runs[pair.other][0], metric, level)
+        one = found.runs[pair.one][0]
+        other = found.runs[pair.other][0]
+        made = row_difference(one, other, metric, level)
         if made is not None and abs(made.difference - pair.difference) < 1e-9:
             over_rows[number] = made
     corrected = holm([rows.p for rows in over_rows.values()])
@@ -919,7 +926,8 @@ def complete(cells: Cells, blocks: Sequence[str]) -> tuple[list[str], list[str]]
     names = list(cells)
     left = list(blocks)
     while names and left:
-        missing = np.array([[cells[n].get(b) is None for b in left] for n in names])
+        # [T, B]: whether each treatment lacks a value for each block.
+        missing = np.array([[cells[name].get(block) is None for block in left] for name in names])
         if not missing.any():
             break
         by_name = missing.mean(1)
@@ -1001,7 +1009,8 @@ def _not_alike(runs: Mapping[str, Sequence[StoredRun]], metric: str) -> list[str
         others = _PROTOCOL.get(usual, usual)
         scored = "; ".join(parts)
         notes.append(f"{head}. {scored}; all others: {others}.")
-    notes += _drawn_apart({name: row[0].result["accuracy"] for name, row in runs.items()})
+    accuracies = {name: row[0].result["accuracy"] for name, row in runs.items()}
+    notes += _drawn_apart(accuracies)
     unlike = unlike_tests(e.result for e in every)
     if unlike is not None:
         notes.append(unlike)
@@ -1227,19 +1236,22 @@ def _tested(seeds: list[Rows], level: float) -> RowDifference:
     difference = float(adds.sum())
     gained = int((adds > 0).sum())
     lost = int((adds < 0).sum())
-    if count < 2:
-        return RowDifference(count, gained, lost, difference, None, 1.0, "mcnemar")
-    half = _half(adds, weights, level)
-    reach = (difference - half, difference + half)
-    sizes = np.abs(adds[adds != 0])
-    if not len(sizes) or np.ptp(sizes) <= 1e-9 * sizes.max():
-        p = sign_test(gained, lost)
-        return RowDifference(count, gained, lost, difference, reach, p, "mcnemar")
-    p = 0.0
-    spread = _spread(adds, weights)
-    if spread > 0:
-        p = math.erfc(abs(difference) / spread / math.sqrt(2.0))
-    return RowDifference(count, gained, lost, difference, reach, p, "z")
+    reach = None
+    p = 1.0
+    test = "mcnemar"
+    if count > 1:
+        half = _half(adds, weights, level)
+        reach = (difference - half, difference + half)
+        sizes = np.abs(adds[adds != 0])
+        if not len(sizes) or np.ptp(sizes) <= 1e-9 * sizes.max():
+            p = sign_test(gained, lost)
+        else:
+            test = "z"
+            spread = _spread(adds, weights)
+            p = 0.0
+            if spread > 0:
+                p = math.erfc(abs(difference) / spread / math.sqrt(2.0))
+    return RowDifference(count, gained, lost, difference, reach, p, test)
 
 
 MOST_SEEDS = 10
@@ -1258,7 +1270,8 @@ def paired_seeds(one: StoredRun, other: StoredRun) -> list[tuple[int, int]]:
     theirs = list(map(int, other.result["seeds"]))
     here = _partition_of_seed(one)
     there = _partition_of_seed(other)
-    pairs = [(seed, seed) for seed in ours if seed in theirs and here.get(seed) == there.get(seed)]
+    common = [seed for seed in ours if seed in theirs]
+    pairs = [(seed, seed) for seed in common if here.get(seed) == there.get(seed)]
     if same_partition(one, other):
         if not depends_on_seed(one):
             pairs += [(ours[0], seed) for seed in theirs if seed not in ours]

@@ -7,7 +7,7 @@ from collections import Counter
 from fedcache.parsing import counted
 from fedcache.progress import percent
 from fedcache.report.compare import Comparisons
-from fedcache.report.comparison import Comparison, Pair, Treatment, too_few_words
+from fedcache.report.comparison import Comparison, Pair, too_few_words
 from fedcache.report.comparison_output import Sheet, sheets, show_p
 from fedcache.tables.words import some_names
 
@@ -26,7 +26,7 @@ def summary(made: Comparisons) -> tuple[str, Sheet, list[str]]:
         (only,) = tables
         title = only.setting
         sheet = _runs(only)
-        best = best_of(only)
+        best = only.first
         mean = percent(best.mean)
         sure = certainty(only)[1]
         lines = [f"{best.name}, with {mean} % on the test rows, is {only.chosen_by}. {sure}"]
@@ -52,15 +52,10 @@ def summary(made: Comparisons) -> tuple[str, Sheet, list[str]]:
     return title, Sheet(sheet.columns, sheet.rows[:MOST_ROWS]), lines
 
 
-def best_of(c: Comparison) -> Treatment:
-    """The treatment that validation chose, else the one with the highest mean."""
-    return next((t for t in c.treatments if t.name == c.chosen), c.treatments[0])
-
-
 def certainty(c: Comparison) -> tuple[str, str]:
     """How sure the first place is: sure | not sure | not known, and a sentence."""
     alpha = 1.0 - c.level
-    best = best_of(c).name
+    best = c.first.name
     if c.too_few:
         return "not known", f"How sure: not known. {too_few_words(c)}"
     tested = {}
@@ -116,5 +111,5 @@ def _runs(c: Comparison) -> Sheet:
 
 def _row(c: Comparison) -> tuple[str, ...]:
     """The best run of one of several settings."""
-    best = best_of(c)
+    best = c.first
     return c.setting, best.name, percent(best.mean), certainty(c)[0]

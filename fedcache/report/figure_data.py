@@ -22,7 +22,7 @@ from fedcache.report.drawing import (
     short,
     write_drawing,
 )
-from fedcache.report.figure_grids import squares
+from fedcache.report.figure_grids import fit, squares
 from fedcache.report.run_origin import RunStore
 from fedcache.store.chunks import array_bytes
 from fedcache.store.manifest import read_text, text_of_array
@@ -320,7 +320,8 @@ def _project(x: NDArray[np.float32], how: str) -> NDArray[np.float64]:
 
 def _unit_rows(x: NDArray[Any]) -> NDArray[Any]:
     """[N, D] rows of length 1; a row of zeros stays one."""
-    unit: NDArray[Any] = x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
+    lengths = np.linalg.norm(x, axis=1, keepdims=True)
+    unit: NDArray[Any] = x / np.maximum(lengths, 1e-12)
     return unit
 
 
@@ -360,7 +361,9 @@ def _entropy_bits(
     scores -= scores.max(1, keepdims=True)
     p = np.exp(scores)
     p /= p.sum(1, keepdims=True)
-    bits: NDArray[np.float64] = -(p * np.log2(np.maximum(p, np.finfo(float).tiny))).sum(1)
+    # 0 log 0 is 0, but log 0 is not finite.
+    logarithms = np.log2(np.maximum(p, np.finfo(float).tiny))
+    bits: NDArray[np.float64] = -(p * logarithms).sum(1)
     return bits
 
 
@@ -373,16 +376,15 @@ def agreement(ident: str, source: RunStore) -> Plot | None:
     cells: list[tuple[int, int, float, str]] = []
     for i, client in enumerate(clients):
         rows = client.train[:MOST_POINTS]
-        parts = [source.features(k, rows) for k in source.fused]
-        good = np.isfinite(np.concatenate(parts, 1)).all(1)
-        if good.sum() < 3:
+        parts = [source.features(key, rows) for key in source.fused]
+        readable = np.isfinite(np.concatenate(parts, 1)).all(1)
+        if readable.sum() < 3:
             continue
-        unit = [_unit_rows(p[good].astype(np.float64)) for p in parts]
+        unit = [_unit_rows(part[readable].astype(np.float64)) for part in parts]
         whole = np.concatenate(unit, 1)
-        for k, part in enumerate(unit):
+        for k, (name, part) in enumerate(zip(names, unit, strict=True)):
             value = linear_cka(part, whole)
             if np.isfinite(value):
-                name = names[k]
                 cells.append((i, k, value, f"{name}, {client.name}: {value:.3f}"))
     if not cells:
         return None
@@ -401,7 +403,7 @@ def agreement(ident: str, source: RunStore) -> Plot | None:
             rotation = 90
         name_places(axes.set_xticks, [c.name for c in clients], rotation=rotation)
         name_places(axes.set_yticks, names)
-        axes.set(xlim=(-0.5, len(clients) - 0.5), ylim=(len(names) - 0.5, -0.5))
+        fit(axes, len(clients), len(names))
 
     data: list[list[Cell]] = []
     for i, k, value, _ in cells:

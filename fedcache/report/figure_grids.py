@@ -150,9 +150,14 @@ def _heat(names: Sequence[str], across: Sequence[str], down: Sequence[str], best
         axes.set_xticks(range(len(across)), words, **turned)
         axes.set_yticks(range(len(down)), [short(v, 12) for v in down])
         axes.set(xlabel=names[0], ylabel=names[1])
-        axes.set(xlim=(-0.5, len(across) - 0.5), ylim=(len(down) - 0.5, -0.5))
+        fit(axes, len(across), len(down))
 
     return fill
+
+
+def fit(axes: Any, columns: int, rows: int) -> None:
+    """Set the limits of the axes of unit squares, the first row on top."""
+    axes.set(xlim=(-0.5, columns - 0.5), ylim=(rows - 0.5, -0.5))
 
 
 def squares(
@@ -271,7 +276,7 @@ def matrix(
         words_below = ["\n".join(lines) for lines in parts]
         axes.set_xticks(range(len(settings)), words_below, rotation=rotation)
         axes.set_yticks(range(len(names)), shortened(names, 18))
-        axes.set(xlim=(-0.5, len(settings) - 0.5), ylim=(len(names) - 0.5, -0.5))
+        fit(axes, len(settings), len(names))
 
     rows: list[list[Cell]] = []
     for name, setting in itertools.product(names, settings):

@@ -32,7 +32,7 @@ from fedcache.report.drawing import (
     short,
     shortened,
 )
-from fedcache.report.figure_grids import squares, tiles
+from fedcache.report.figure_grids import fit, squares, tiles
 from fedcache.report.find_runs import StoredRun
 from fedcache.report.verdict import seconds_of
 from fedcache.runs.result_files import ClientColumns
@@ -329,8 +329,8 @@ def _class_axes(axes: Any, names: Sequence[str]) -> None:
         rotation = 90
     name_places(axes.set_xticks, names, rotation=rotation)
     name_places(axes.set_yticks, names)
-    end = len(names) - 0.5
-    axes.set(xlabel="predicted", ylabel="true class", xlim=(-0.5, end), ylim=(end, -0.5))
+    axes.set(xlabel="predicted", ylabel="true class")
+    fit(axes, len(names), len(names))
 
 
 def _diagnostic(ident: str, name: str, rows: list[list[Cell]], keys: dict[str, str]) -> Plot:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
@@ -615,10 +615,15 @@ def partition_name(result: Mapping[str, Any]) -> str:
     return scheme.default_name(part["args"], part["seed"])
 
 
+def without(table: Mapping[str, Any], names: Container[str]) -> dict[str, Any]:
+    """The entries of a table, without those of some names."""
+    return {name: value for name, value in table.items() if name not in names}
+
+
 def name_without_hold_out(result: Mapping[str, Any]) -> str:
     """The name of a saved partition, or the default name of the scheme without the held-out value."""
     part = result["partition"]
-    args = {name: value for name, value in part.get("args", {}).items() if name != "hold_out"}
+    args = without(part.get("args", {}), ("hold_out",))
     return partition_name({**result, "partition": {**part, "args": args}})
 
 
@@ -786,9 +791,6 @@ def _within(entries: Sequence[StoredRun]) -> list[str]:
         return made
     known = []
     for entry in entries:
-        options = {}
-        for name, value in train_table(entry.path).items():
-            if name != "set" and name not in PLACES:
-                options[name] = value_words(value)
-        known.append(options)
+        options = without(train_table(entry.path), (*PLACES, "set"))
+        known.append({name: value_words(value) for name, value in options.items()})
     return distinguished(made, known, [e.digest[:8] for e in entries])

@@ -587,7 +587,8 @@ def _detail_plots(
     """Figures of confusions, the methods' diagnostics, the partition and the features; and notes on the figures."""
     entries = [e for _, e in named]
     notes: list[str] = []
-    if all(len(e.result["accuracy"].get("per_round") or ()) < 2 for e in entries):
+    scored_rounds = [e.result["accuracy"].get("per_round") or () for e in entries]
+    if all(len(rounds) < 2 for rounds in scored_rounds):
         notes.append(
             "No run measured its accuracy in more than one round. For curves, train with `--eval-every "
             "1`."
@@ -775,7 +776,8 @@ def _interval(found: Estimate | None) -> HtmlCell:
     """The interval and what was sampled for it; sorted by its lower end."""
     if found is None:
         return HtmlCell("", "")
-    return HtmlCell(found.ends, repr(found.low), note=found.over.replace(" test rows", " rows"))
+    over = found.over.replace(" test rows", " rows")
+    return HtmlCell(found.ends, repr(found.low), note=over)
 
 
 def _sent(entry: StoredRun) -> HtmlCell:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -26,6 +26,7 @@ from fedcache.report.find_runs import (
     differing,
     label_of,
     name_without_hold_out,
+    without,
 )
 from fedcache.runs.directory import PLACES, train_table
 from fedcache.runs.result_files import ClientColumns, TestRows
@@ -69,10 +70,8 @@ class MergedRun(StoredRun):
     @property
     def exact(self) -> bool:
         """Whether figures of clients, classes and costs are exactly those of the seeds."""
-        return all(
-            len(new) == len(run.result["seeds"])
-            for run, new in zip(self.members, self.added, strict=True)
-        )
+        seeds = [run.result["seeds"] for run in self.members]
+        return list(map(len, seeds)) == list(map(len, self.added))
 
     @cached_property
     def clients(self) -> ClientColumns:
@@ -124,9 +123,9 @@ def settings_key(run: StoredRun) -> str:
     never merged, because its epsilon is that of its own seeds.
     """
     result = run.result
-    facts = _without(run.facts, ("preset", "trust.rejected"))
-    settings = _without(train_table(run.path), NO_SETTING)
-    timing = _without(result.get("timing") or {}, OUTCOMES)
+    facts = without(run.facts, ("preset", "trust.rejected"))
+    settings = without(train_table(run.path), NO_SETTING)
+    timing = without(result.get("timing") or {}, OUTCOMES)
     participants = result.get("participants")
     kinds = [result.get(name) for name in ("features", "code", "device", "protocol")]
     private = ""
@@ -134,11 +133,6 @@ def settings_key(run: StoredRun) -> str:
         private = run.digest
     key = [run.setting, facts, settings, timing, participants, kinds, private]
     return json.dumps(key, default=str)
-
-
-def _without(table: Mapping[str, Any], names: Container[str]) -> dict[str, Any]:
-    """The entries of a table, without those of some names."""
-    return {name: value for name, value in table.items() if name not in names}
 
 
 def merged(runs: Sequence[StoredRun]) -> StoredRun:
@@ -389,7 +383,7 @@ def group_key(entry: StoredRun) -> str:
         return json.dumps(entry.setting)
     dataset = entry.result["dataset"]["digest"]
     part = entry.result["partition"]
-    args = _without(part["args"], ("hold_out",))
+    args = without(part["args"], ("hold_out",))
     seed = "redrawn"
     if len(set(part["digests"])) == 1:
         seed = part["seed"]

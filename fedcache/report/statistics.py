@@ -67,7 +67,8 @@ def interval(values: Floats, level: float) -> tuple[float, float] | None:
 def student_half(values: Floats, level: float) -> float:
     """Half of Student's interval of the mean of [B] values, t s / sqrt(B)."""
     count = len(values)
-    return student_quantile(level, count - 1) * float(values.std(ddof=1)) / math.sqrt(count)
+    deviation = float(values.std(ddof=1))
+    return student_quantile(level, count - 1) * deviation / math.sqrt(count)
 
 
 @lru_cache(maxsize=256)

@@ -141,14 +141,16 @@ def uncertainty(entry: StoredRun, score: str, level: float = LEVEL) -> Estimate 
         return _student(known, level, "seeds")
     # If all clients are tested on the same rows, the mean over clients is the accuracy on these rows.
     rows = None
-    if math.isclose(found.mean, entry.result["accuracy"]["mean"], abs_tol=10.0**-DIGITS):
+    own_accuracy = entry.result["accuracy"]["mean"]
+    if math.isclose(found.mean, own_accuracy, abs_tol=10.0**-DIGITS):
         rows = rows_interval(entry.result, level)
     if rows is None:
         rows = rows_of_run(entry, METRIC_OF_SCORE[score], level)
         if rows is not None and not rows[1] <= found.mean <= rows[2]:
             rows = None
     if rows is not None:
-        return Estimate(found.mean, rows[1], rows[2], f"{rows[0]:,} test rows")
+        count, low, high = rows
+        return Estimate(found.mean, low, high, f"{count:,} test rows")
     values = _client_scores(entry, found.mean)
     if values is None:
         return None
