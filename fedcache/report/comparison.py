@@ -1322,7 +1322,9 @@ def depends_on_seed(run: StoredRun) -> bool:
 
 
 def _partitions(run: StoredRun) -> set[str]:
-    return set(map(str, run.result.get("partition", {}).get("digests", ())))
+    """Digests of the partitions of a run."""
+    digests = run.result.get("partition", {}).get("digests", ())
+    return set(map(str, digests))
 
 
 def _partition_of_seed(run: StoredRun) -> dict[int, str]:

@@ -374,24 +374,24 @@ def confusion_difference(ident: str, one: Labelled, other: Labelled) -> Plot | N
 
     With more than ``MOST_DRAWN`` classes the figure shows the pairs of classes that differ most as bars.
     """
-    first, second = (
-        np.array(entry.result.get("confusion") or [], np.float64) for _, entry in (one, other)
-    )
-    if not first.size or first.shape != second.shape:
+    label, run = one
+    other_label, other_run = other
+    table = np.array(run.result.get("confusion") or [], np.float64)
+    other_table = np.array(other_run.result.get("confusion") or [], np.float64)
+    if not table.size or table.shape != other_table.shape:
         return None
-    gap = _percent_of_class(first) - _percent_of_class(second)
+    gap = _percent_of_class(table) - _percent_of_class(other_table)
     most = float(np.abs(gap).max())
     if not most:
         return None
-    names = _class_names(one[1], len(gap))
-    label = one[0]
-    title = f"Confusion of {label} minus {other[0]}"
+    names = _class_names(run, len(gap))
+    title = f"Confusion of {label} minus {other_label}"
     differ = [(i, j, float(gap[i, j])) for i, j in np.argwhere(gap).tolist()]
     rows: list[list[Cell]] = [[names[i], names[j], v] for i, j, v in differ]
     columns = ("true", "predicted", "difference in points")
     description = (
         f"Points of a true class (a row) that {label} classifies as each class (a column) more often "
-        f"(blue) or less often (orange) than {other[0]}; on the diagonal blue is better, elsewhere orange."
+        f"(blue) or less often (orange) than {other_label}; on the diagonal blue is better, elsewhere orange."
     )
 
     def words_of(i: int, j: int) -> str:
@@ -651,8 +651,9 @@ class _Box(NamedTuple):
 
     def overlaps(self, other: _Box) -> bool:
         """Whether two boxes have an area in common."""
-        beside = abs(self.x - other.x) < self.half_width + other.half_width
-        return beside and abs(self.y - other.y) < self.half_height + other.half_height
+        overlap_x = abs(self.x - other.x) < self.half_width + other.half_width
+        overlap_y = abs(self.y - other.y) < self.half_height + other.half_height
+        return overlap_x and overlap_y
 
 
 def _places(
