@@ -322,8 +322,8 @@ def accuracy_of_classes(ident: str, e: RunEvaluation) -> Plot:
     def fill(axes: Any, marks: Marks) -> None:
         words = []
         for c in shown:
-            f1 = percent(c.f1)
-            words.append(f"{c.name}: {c.right:,} of {c.rows:,} right, F1 {f1} %")
+            right = f"{c.right:,} of {c.rows:,} right"
+            words.append(f"{c.name}: {right}, F1 {percent(c.f1)} %")
         shares = [100 * (c.recall or 0.0) for c in shown]
         bars(axes, marks, shares, words, [short(c.name, 18) for c in shown])
         axes.set(xlabel="% right", xlim=(0, 100))

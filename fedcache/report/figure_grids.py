@@ -177,7 +177,7 @@ def squares(
     if span > 0:
         depth = 0.06 + 0.86 * (values - low) / span
     # Dark digits on pale squares and light ones on dark squares; a dark page swaps the two.
-    inks = [PAPER if a > 0.6 else INK for a in depth]
+    inks = np.where(depth > 0.6, PAPER, INK).tolist()
     numbers = [""] * len(cells)
     if not small:
         numbers = [form.format(v) for v in values]
