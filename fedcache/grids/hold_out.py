@@ -42,7 +42,7 @@ def every_value(
             "left to train.",
             "Another column:  --by COLUMN   (`fedcache inspect` shows them)",
         )
-    # The partition refuses a ``min_rows`` that is no whole number.
+    # A ``min_rows`` that is not a whole number is rejected later, by the partition.
     least = 0
     if str(min_rows).isdigit():
         least = int(str(min_rows))
@@ -66,8 +66,9 @@ def every_value(
                 names += f" and {len(small) - NAMED:,} more"
             observer.note(f"Not held out, because they have fewer than {least:,} rows: {names}.")
     if len(words) > MOST:
-        some = ",".join([word for word in words if "," not in word][:2]) or "VALUE,VALUE"
-        swept = shell_word(f"hold_out={some}")
+        without_comma = [word for word in words if "," not in word]
+        examples = ",".join(without_comma[:2]) or "VALUE,VALUE"
+        swept = shell_word(f"hold_out={examples}")
         raise UsageError(
             f"--hold-out each: the column {by} has {len(words):,} values, which needs one run per value. "
             f"For more than {MOST} values, list them.",

@@ -16,6 +16,7 @@ import numpy as np
 from fedcache.config import PartitionConfig, TrainConfig, field_names
 from fedcache.errors import UsageError, unknown
 from fedcache.extract.backbones.table import lookup
+from fedcache.federate.engine.method import Method
 from fedcache.federate.methods import find_method
 from fedcache.federate.partition.partition import SCHEMES
 from fedcache.federate.trust.attacks import parse_attack
@@ -59,7 +60,8 @@ WHOLE_NUMBERS = ("rounds", "max_rows_per_client", "dp_seed", "asynchronous")
 def split_key(key: str) -> tuple[str, str]:
     """The place of a key (run | partition | set) and its name there.
 
-    ``set.alpha`` is a hyperparameter and ``partition.alpha`` an argument of the scheme, for names that both have.
+    If a method and a scheme have the same name, ``set.alpha`` is the hyperparameter and ``partition.alpha`` the
+    argument of the scheme.
     """
     place, dot, name = key.partition(".")
     if dot and place in ("set", "partition"):
@@ -74,9 +76,12 @@ def split_key(key: str) -> tuple[str, str]:
 
 def values_of_place(sweep: Mapping[str, str], place: str) -> dict[str, str]:
     """The swept values of one place, by their names there."""
-    return {
-        name: v for key, v in sweep.items() for where, name in (split_key(key),) if where == place
-    }
+    values = {}
+    for key, value in sweep.items():
+        place_of_key, name = split_key(key)
+        if place_of_key == place:
+            values[name] = value
+    return values
 
 
 def check_sweeps(methods: Sequence[str], sweeps: Mapping[str, Sequence[str]]) -> None:
@@ -92,23 +97,25 @@ def check_sweeps(methods: Sequence[str], sweeps: Mapping[str, Sequence[str]]) ->
             raise UsageError(f"--sweep {key} has no values.", f"For example --sweep {key}=a,b")
     seen: dict[tuple[str, str], str] = {}
     for key, values in sweeps.items():
-        where = split_key(key)
+        place_and_name = split_key(key)
         option = field_names(TrainConfig).get(key.replace("-", "_"))
-        if where[0] == "set" and option is not None:
+        if place_and_name[0] == "set" and option is not None:
             flag = option.replace("_", "-")
             raise UsageError(
                 f"--sweep {key}: {option} must be the same for all configurations.",
                 f"--{flag} VALUE next to the sweeps; in Python  options={{{option!r}: VALUE}}",
             )
-        if where in seen:
+        if place_and_name in seen:
+            earlier = seen[place_and_name]
             raise UsageError(
-                f"--sweep {seen[where]} and --sweep {key} are the same.", "Leave one of them out."
+                f"--sweep {earlier} and --sweep {key} are the same.", "Leave one of them out."
             )
-        seen[where] = key
+        seen[place_and_name] = key
         # 0.1 and 1e-1 are two spellings of one value.
         spellings: dict[Any, list[str]] = {}
         for value in values:
-            spellings.setdefault(tuple(_parsed_by(methods, key, value)), []).append(value)
+            parsed = tuple(_parsed_by(methods, key, value))
+            spellings.setdefault(parsed, []).append(value)
         for words in spellings.values():
             if len(words) > 1:
                 which = "."
@@ -121,24 +128,33 @@ def check_sweeps(methods: Sequence[str], sweeps: Mapping[str, Sequence[str]]) ->
 
 
 def _parsed_by(methods: Sequence[str], key: str, value: str) -> list[tuple[str, Any]]:
-    """A value as each method parses it, or as the run does. Raises UsageError for an illegal value."""
+    """(method, value) as each method parses it, or ("", value) as the run parses it.
+
+    Raises UsageError for an illegal value.
+    """
     place, name = split_key(key)
     if place == "run":
         return [("", _run_value(name, value))]
     if place == "partition":
         for method in map(find_method, methods):
-            if name == key and any(h.name == name for h in method.hparams):
+            if name == key and _has_hyperparameter(method, name):
                 raise UsageError(
                     f"--sweep {key}: {method.name} has a hyperparameter of the same name.",
                     f"--sweep partition.{key}=... for the scheme, or --sweep set.{key}=... for the method",
                 )
         return [("", _partition_value(name, value))]
     known = list(map(find_method, methods))
-    reading = [method for method in known if any(h.name == name for h in method.hparams)]
-    return [(method.name, method.hparam(name).parse(value)) for method in reading or known]
+    # If no method has the hyperparameter, ``hparam`` of the first one raises the error.
+    reading = [method for method in known if _has_hyperparameter(method, name)] or known
+    return [(method.name, method.hparam(name).parse(value)) for method in reading]
+
+
+def _has_hyperparameter(method: Method, name: str) -> bool:
+    return any(h.name == name for h in method.hparams)
 
 
 def _number(key: str, value: str, kind: type, legal: str, low: float) -> Any:
+    """A swept number; ``legal`` says what is allowed. Raises UsageError below ``low`` and for other words."""
     try:
         made = kind(value)
     except ValueError:
@@ -189,20 +205,21 @@ def _partition_value(name: str, value: str) -> Any:
 
 
 def typed_sweep_values(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Words of a sweep as the types of ``TrainConfig``.
+    """The numbers among the words of a sweep, as the types of ``TrainConfig``.
 
-    Raises UsageError for a word that is no number where one is needed.
+    Raises UsageError for a word that is not a number.
     """
-    numbers = {**dict.fromkeys(WHOLE_NUMBERS, int), **dict.fromkeys(NUMBERS, float)}
     made: dict[str, Any] = {}
     for key, value in values.items():
-        if key in numbers:
-            try:
-                made[key] = numbers[key](value)
-            except ValueError:
-                raise UsageError(
-                    f"--sweep {key}: {value!r} is not a number.", f"For example --sweep {key}=1,2"
-                ) from None
+        try:
+            if key in WHOLE_NUMBERS:
+                made[key] = int(value)
+            elif key in NUMBERS:
+                made[key] = float(value)
+        except ValueError:
+            raise UsageError(
+                f"--sweep {key}: {value!r} is not a number.", f"For example --sweep {key}=1,2"
+            ) from None
     return made
 
 
@@ -231,15 +248,17 @@ def combinations(
     sweeps: Mapping[str, Sequence[str]],
     lacking: Mapping[str, Sequence[str]] | None = None,
 ) -> list[tuple[str, dict[str, str]]]:
-    """Every (method, swept values), after ``check_sweeps``, whose UsageError it raises.
+    """Every (method, swept values). Raises UsageError as ``check_sweeps``.
 
     ``lacking`` maps a key to the methods that do not have it; their points are without that key.
     """
-    check_sweeps(list(dict.fromkeys(methods)), sweeps)
+    distinct = list(dict.fromkeys(methods))
+    check_sweeps(distinct, sweeps)
     made = []
-    for method in dict.fromkeys(methods):
+    for method in distinct:
         keys = [key for key in sweeps if method not in (lacking or {}).get(key, ())]
-        for values in itertools.product(*(sweeps[key] for key in keys)):
+        values_of_keys = [sweeps[key] for key in keys]
+        for values in itertools.product(*values_of_keys):
             made.append((method, dict(zip(keys, values, strict=True))))
     return made
 
@@ -249,15 +268,22 @@ def point_groups(todo: Sequence[tuple[str, dict[str, str]]]) -> list[list[int]]:
     groups: dict[Any, list[int]] = {}
     for number, (name, sweep) in enumerate(todo):
         floats = {("set", h.name) for h in find_method(name).hparams if h.kind == "float"}
-        rest = {k: v for k, v in sweep.items() if split_key(k) not in floats or v == "auto"}
-        groups.setdefault((name, *sorted(rest.items())), []).append(number)
+        others = []
+        for key, value in sweep.items():
+            if value == "auto" or split_key(key) not in floats:
+                others.append((key, value))
+        groups.setdefault((name, *sorted(others)), []).append(number)
     return list(groups.values())
 
 
 def swept_schemes(points: Sequence[tuple[str, Mapping[str, str]]]) -> tuple[str, ...]:
     """The swept partition schemes; () if the scheme is not swept."""
-    named = (values_of_place(sweep, "partition").get("scheme") for _, sweep in points)
-    return tuple(dict.fromkeys(scheme for scheme in named if scheme is not None))
+    schemes: dict[str, None] = {}
+    for _, sweep in points:
+        values = values_of_place(sweep, "partition")
+        if "scheme" in values:
+            schemes[values["scheme"]] = None
+    return tuple(schemes)
 
 
 def partition_of_point(
@@ -265,18 +291,18 @@ def partition_of_point(
 ) -> PartitionConfig:
     """The partition of a point: the base with the swept scheme, clients and arguments.
 
-    If ``schemes`` are swept, an argument of the base goes only to the schemes that declare it. An argument that none of
-    them declares stays, so that the scheme refuses it.
+    If ``schemes`` are swept, an argument of the base goes only to the schemes that declare it. An argument that no
+    scheme declares stays, so that the scheme of the point refuses it.
     """
-    mine: dict[str, Any] = {**values_of_place(sweep, "partition")}
-    scheme = mine.pop("scheme", base.scheme)
+    swept: dict[str, Any] = {**values_of_place(sweep, "partition")}
+    scheme = swept.pop("scheme", base.scheme)
     clients = base.clients
-    if "clients" in mine:
-        clients = int(mine.pop("clients"))
+    if "clients" in swept:
+        clients = int(swept.pop("clients"))
     # A tuple of one value, because a word would be split at its commas.
-    if "hold_out" in mine:
-        mine["hold_out"] = (mine["hold_out"],)
+    if "hold_out" in swept:
+        swept["hold_out"] = (swept["hold_out"],)
     declared = {name: {a.name for a in SCHEMES[name].arguments} for name in schemes}
-    elsewhere = set().union(*declared.values()) - declared.get(scheme, set())
-    kept = {k: v for k, v in base.options.items() if k not in elsewhere}
-    return PartitionConfig(scheme, clients, base.seed, {**kept, **mine})
+    of_other_schemes = set().union(*declared.values()) - declared.get(scheme, set())
+    kept = {key: value for key, value in base.options.items() if key not in of_other_schemes}
+    return PartitionConfig(scheme, clients, base.seed, {**kept, **swept})

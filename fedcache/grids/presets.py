@@ -6,6 +6,7 @@ A file has ``title``, ``paper``, ``methods``, ``sweep`` (key -> values, as ``--s
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -19,32 +20,39 @@ from fedcache.federate.partition.partition import SCHEMES
 
 @dataclass(frozen=True)
 class GridPreset:
-    """A ready-made grid."""
+    """A ready-made grid.
 
-    name: str  # after ``--ready``
-    title: str  # the varied settings in words
-    paper: str  # paper and place of the ablation
-    methods: tuple[str, ...]  # names
-    # hyperparameter, or argument of the run or partition -> values
+    Attributes:
+        name: after ``--ready``.
+        title: the varied settings in words.
+        paper: paper and place of the ablation.
+        methods: names.
+        sweep: hyperparameter, or argument of the run or partition -> values.
+        notes: shown before it runs.
+        train: ``[train]`` of fedcache.toml.
+        partition: ``[partition]`` of fedcache.toml.
+    """
+
+    name: str
+    title: str
+    paper: str
+    methods: tuple[str, ...]
     sweep: Mapping[str, tuple[str, ...]]
-    notes: tuple[str, ...] = ()  # shown before it runs
-    train: Mapping[str, Any] = field(default_factory=dict)  # ``[train]`` of fedcache.toml
-    partition: Mapping[str, Any] = field(default_factory=dict)  # ``[partition]`` of fedcache.toml
+    notes: tuple[str, ...] = ()
+    train: Mapping[str, Any] = field(default_factory=dict)
+    partition: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def points(self) -> int:
         """Runs of the product, each over all seeds."""
-        count = len(self.methods)
-        for values in self.sweep.values():
-            count *= len(values)
-        return count
+        return len(self.methods) * math.prod(map(len, self.sweep.values()))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
         return {
-            **{f.name: getattr(self, f.name) for f in fields(self)},
+            **vars(self),
             "methods": list(self.methods),
-            "sweep": {k: list(v) for k, v in self.sweep.items()},
+            "sweep": {key: list(values) for key, values in self.sweep.items()},
             "notes": list(self.notes),
             "points": self.points,
             "command": f"fedcache grid --ready {shell_word(self.name)}",
@@ -61,12 +69,14 @@ class GridPreset:
         """Arguments of this grid's partition that do not apply to the ``schemes`` that a user requests instead."""
         if not schemes or not self.schemes:
             return ()
-        known = {
-            a.name for scheme in schemes if scheme in SCHEMES for a in SCHEMES[scheme].arguments
-        }
+        known: set[str] = set()
+        for scheme in schemes:
+            if scheme in SCHEMES:
+                known.update(argument.name for argument in SCHEMES[scheme].arguments)
+        unused = list(self.partition.get("options", {}))
         # Options of another scheme do not apply, even if an option of the requested one has the same name.
-        other = not set(schemes) & set(self.schemes)
-        unused = [o for o in self.partition.get("options", {}) if other or o not in known]
+        if not set(schemes).isdisjoint(self.schemes):
+            unused = [option for option in unused if option not in known]
         if "clients" in self.partition and "clients" not in known:
             unused.append("clients")
         return tuple(unused)
@@ -74,30 +84,35 @@ class GridPreset:
     def merged_with(
         self, file: Mapping[str, Mapping[str, Any]], schemes: Sequence[str] = ()
     ) -> dict[str, dict[str, Any]]:
-        """The sections of a configuration file over those of this grid; ``set`` and ``options`` are merged.
+        """The sections of a configuration file merged with those of this grid; values of the file take precedence.
 
         Args:
             file: sections.
-            schemes: schemes that a user requests; without one of this grid's, the arguments of its partition are
+            schemes: schemes that a user requests. If this grid uses none of them, the arguments of its partition are
                 dropped.
         """
+        unused = self.unused_arguments(schemes or of_file(file))
+        options = dict(self.partition.get("options", {}))
+        partition = {**self.partition, "options": options}
+        for name in unused:
+            options.pop(name, None)
+            partition.pop(name, None)
         merged = {name: dict(section) for name, section in file.items()}
-        gone = self.unused_arguments(schemes or of_file(file))
-        options = {k: v for k, v in self.partition.get("options", {}).items() if k not in gone}
-        partition = {k: v for k, v in self.partition.items() if k not in gone}
-        partition["options"] = options
-        for name, inner, mine in (
-            ("train", "set", self.train),
-            ("partition", "options", partition),
-        ):
-            theirs = file.get(name, {})
-            # The file takes precedence, key by key.
-            merged[name] = {**mine, **theirs}
-            both = {**mine.get(inner, {}), **theirs.get(inner, {})}
-            merged[name].pop(inner, None)
-            if both:
-                merged[name][inner] = both
+        merged["train"] = _merged_section(self.train, file.get("train", {}), "set")
+        merged["partition"] = _merged_section(partition, file.get("partition", {}), "options")
         return merged
+
+
+def _merged_section(
+    mine: Mapping[str, Any], theirs: Mapping[str, Any], table: str
+) -> dict[str, Any]:
+    """Two sections as one, where ``theirs`` takes precedence key by key; so it does in the nested ``table``."""
+    merged = {**mine, **theirs}
+    merged.pop(table, None)
+    nested = {**mine.get(table, {}), **theirs.get(table, {})}
+    if nested:
+        merged[table] = nested
+    return merged
 
 
 def of_file(file: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
@@ -111,11 +126,8 @@ def of_file(file: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
 @cache
 def preset_names() -> tuple[str, ...]:
     """The names of all ready grids."""
-    return tuple(
-        sorted(
-            f.name.removesuffix(".toml") for f in _folder().iterdir() if f.name.endswith(".toml")
-        )
-    )
+    names = [file.name for file in _folder().iterdir()]
+    return tuple(sorted(name.removesuffix(".toml") for name in names if name.endswith(".toml")))
 
 
 def find_preset(name: str) -> GridPreset:
@@ -124,15 +136,14 @@ def find_preset(name: str) -> GridPreset:
     Raises UsageError with "did you mean" for an unknown name; InternalError for a wrong file.
     """
     if name not in preset_names():
-        raise unknown(
-            "ready grid",
-            name,
-            [*preset_names(), "list"],
-            hint="fedcache grid --ready list   shows all",
-        )
-    data = tomllib.loads((_folder() / f"{name}.toml").read_text(encoding="utf-8"))
+        names = [*preset_names(), "list"]
+        hint = "fedcache grid --ready list   shows all"
+        raise unknown("ready grid", name, names, hint=hint)
+    file = _folder() / f"{name}.toml"
+    data = tomllib.loads(file.read_text(encoding="utf-8"))
     known = {f.name for f in fields(GridPreset)} - {"name"}
-    if wrong := sorted(set(data) - known):
+    wrong = sorted(set(data) - known)
+    if wrong:
         raise InternalError(
             f"The ready grid {name}.toml has an unknown key {wrong[0]!r}.", "Please report it."
         )

@@ -1,8 +1,8 @@
 """Record of a grid: its command, its points and how each ended, as a file in the fedcache home.
 
-One file of lines per grid under ``grids/`` of the home. Its name is a digest of the request, so that the same grid
-overwrites its earlier record. No result depends on it: a grid continues if its record cannot be written. The points of
-a search are added as they are drawn.
+Each grid has one file of lines under ``grids/`` of the home. The name of the file is a digest of the request, so the
+same grid overwrites its earlier record. No result depends on a record, so a grid continues if its record cannot be
+written. The points of a search are added as they are drawn.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FOLDER = "grids"
 
 
 class GridRecord:
-    """Writer of the record of a running grid: a line at its start, one for each point that ends, one at its end.
+    """Writer of the record of a running grid: a line at its start, for each point that ends, and at its end.
 
     Args:
         request: the grid.
@@ -75,7 +75,8 @@ class GridRecord:
     def point_ended(self, number: int, **how: str | int) -> None:
         """Record the end of a point.
 
-        ``how`` is ``run``, the name of its directory, for a pruned one with ``pruned``, its last round; or ``error``.
+        ``how`` is ``run`` (the name of its directory), and for a pruned run also ``pruned`` (its last round); or it is
+        ``error``.
         """
         self._append({"point": number, **how})
 
@@ -99,8 +100,8 @@ class GridRecord:
 def read_record(path: Path) -> dict[str, Any] | None:
     """A record as one object; None without a record. Raises CorruptionError for a damaged one.
 
-    The object holds the facts of the first line, ``points`` (for a search those drawn so far, of ``trials``), ``ends``
-    (point -> its line), and for a grid that is over ``ended`` and ``error``. An incomplete last line is ignored.
+    The object holds the values of the first line, ``points`` (for a search the points drawn so far), ``ends`` (point ->
+    its line), and for a grid that has ended ``ended`` and ``error``. An incomplete last line is ignored.
     """
     if not path.exists():
         return None
@@ -116,16 +117,17 @@ def read_record(path: Path) -> dict[str, Any] | None:
     start = lines[0]
     points = [(str(method), dict(sweep)) for method, sweep in start["points"]]
     ends: dict[int, dict[str, Any]] = {}
-    # Later lines replace earlier ones, as a resumed grid appends to the same record.
-    over: dict[str, Any] = {}
+    # Later lines replace earlier ones, because a resumed grid appends to the same record.
+    end: dict[str, Any] = {}
     for line in lines[1:]:
         if "drawn" in line:
-            points[int(line["drawn"]) :] = [(str(line["method"]), dict(line["sweep"]))]
+            point = (str(line["method"]), dict(line["sweep"]))
+            points[int(line["drawn"]) :] = [point]
         elif "point" in line:
             ends[int(line["point"])] = line
         else:
-            over = {key: line[key] for key in ("ended", "error") if key in line}
-    return {**start, "points": points, "ends": ends, **over}
+            end = {key: line[key] for key in ("ended", "error") if key in line}
+    return {**start, "points": points, "ends": ends, **end}
 
 
 def damage_of(error: Exception) -> str:
@@ -144,16 +146,17 @@ def command_of_grid(request: GridRequest) -> str:
     """One line for a shell: the methods, the sweeps, and every option that is not at its default."""
     words = ["fedcache", "grid", "--method", ",".join(request.methods)]
     for key, values in request.sweeps.items():
-        words += ["--sweep", key + "=" + ",".join(values)]
+        listed = ",".join(values)
+        words += ["--sweep", f"{key}={listed}"]
     sampling = request.sampling
-    words += _changed(
-        {
-            "--sampler": (sampling.sampler, "grid"),
-            "--trials": (sampling.trials, None),
-            "--pruner": (sampling.pruner, "none"),
-        }
-    )
-    words += option_words(request.config, without=("method",)) + option_words(request.partition)
+    search = {
+        "--sampler": (sampling.sampler, "grid"),
+        "--trials": (sampling.trials, None),
+        "--pruner": (sampling.pruner, "none"),
+    }
+    words += _changed(search)
+    words += option_words(request.config, without=("method",))
+    words += option_words(request.partition)
     others = {
         "--repartition": (request.repartition, False),
         "--no-extract": (not request.extract, False),
@@ -164,11 +167,12 @@ def command_of_grid(request: GridRequest) -> str:
         "--save-clients": (request.save.clients, None),
         "--runs": (request.runs, request.home.runs),
     }
-    return shlex.join([*words, *_changed(others)])
+    words += _changed(others)
+    return shlex.join(words)
 
 
 def _changed(options: Mapping[str, tuple[object, object]]) -> list[str]:
-    """The words of the options that are not at their default; ``options`` gives (value, default) of each."""
+    """Command-line words of the options that are not at their default; ``options`` is option -> (value, default)."""
     words = []
     for option, (value, default) in options.items():
         if value != default:
@@ -179,7 +183,7 @@ def _changed(options: Mapping[str, tuple[object, object]]) -> list[str]:
 
 
 def option_words(config: Any, without: Sequence[str] = ()) -> list[str]:
-    """The words of a command line that make a configuration; options at their defaults are left out."""
+    """The command-line words of a configuration; options at their defaults are left out."""
     words: list[str] = []
     for item in fields(config):
         value = getattr(config, item.name)

@@ -35,28 +35,45 @@ from fedcache.runs.spec import (
 
 @dataclass(frozen=True)
 class GridRequest:
-    """A requested grid."""
+    """A requested grid.
+
+    Attributes:
+        methods: names.
+        sweeps: key -> values, as the user wrote them.
+        sampling: how points are drawn.
+        points: method and swept values of every point.
+        config: of all points.
+        partition: of all points, without its swept arguments.
+        home: with the stores.
+        runs: directory of results.
+        repartition: whether every seed draws its own partition.
+        extract: whether to run the extraction that is missing.
+        fresh: whether to train again although a result is stored.
+        exact: whether every point is computed alone, with the bits of its single run.
+        save: points whose models are kept.
+        retrain: whether to train the points chosen by validation again, on all training rows.
+        search: how points are drawn one after another; ``points`` are then corners of its space. None for a grid.
+        score: client-mean | pooled, by which points are ranked; None as ``runs.score.score_for``.
+        notes: sentences to show before anything is trained.
+    """
 
     methods: tuple[str, ...]
-    sweeps: Mapping[str, Sequence[str]]  # key -> values, as the user wrote them
+    sweeps: Mapping[str, Sequence[str]]
     sampling: Sampling
-    points: tuple[tuple[str, dict[str, str]], ...]  # method and swept values of every point
-    config: TrainConfig  # of all points
-    partition: PartitionConfig  # of all points, without its swept arguments
-    home: Home  # with the stores
-    runs: Path  # directory of results
-    repartition: bool = False  # every seed draws its own partition
-    extract: bool = True  # whether to run the extraction that is missing
-    fresh: bool = False  # train again although a result is stored
-    exact: bool = False  # whether every point is computed alone, with the bits of its single run
-    # points whose models are kept
+    points: tuple[tuple[str, dict[str, str]], ...]
+    config: TrainConfig
+    partition: PartitionConfig
+    home: Home
+    runs: Path
+    repartition: bool = False
+    extract: bool = True
+    fresh: bool = False
+    exact: bool = False
     save: SaveModels = field(default_factory=lambda: SaveModels("best"))
-    retrain: bool = False  # train the points chosen by validation again, on all training rows
-    # how points are drawn one after another; ``points`` are then corners of its space
+    retrain: bool = False
     search: SearchPlan | None = None
-    # points are ranked by client-mean or pooled accuracy; None as ``runs.score.score_for``
     score: str | None = None
-    notes: tuple[str, ...] = ()  # sentences to show before anything is trained
+    notes: tuple[str, ...] = ()
 
     def config_of(self, number: int) -> TrainConfig:
         """The configuration with which ``train`` trains a point alone."""
@@ -66,17 +83,14 @@ class GridRequest:
         for key in ("backbones", "domain"):
             if key in values:
                 values[key] = tuple(values[key].split("+"))
-        settings = {
-            **settings_for(name, self.methods, self.config.set),
-            **values_of_place(sweep, "set"),
-        }
+        settings = settings_for(name, self.methods, self.config.set)
+        settings |= values_of_place(sweep, "set")
         return replace(self.config, method=name, set=settings, **values)
 
     def partition_of(self, number: int) -> PartitionConfig:
         """The partition of a point."""
-        return partition_of_point(
-            self.partition, self.points[number][1], swept_schemes(self.points)
-        )
+        _, sweep = self.points[number]
+        return partition_of_point(self.partition, sweep, swept_schemes(self.points))
 
     def words_of(self, number: int) -> str:
         """Method and swept values of a point: ``fedavg lr=0.1``."""
@@ -86,12 +100,14 @@ class GridRequest:
         """The one score of all points: the requested one, else as ``runs.score.score_for`` of their results."""
         if self.score is not None:
             return self.score
-        kinds = set()
+        protocols = set()
         for number, (name, _) in enumerate(self.points):
-            with suppress(FedcacheError):  # reported when that point is trained
+            # An error is reported when that point is trained.
+            with suppress(FedcacheError):
                 method = find_method(name)
-                kinds.add(method.protocol(hyperparameters(method, self.config_of(number))))
-        if len(kinds) < 2:
+                hp = hyperparameters(method, self.config_of(number))
+                protocols.add(method.protocol(hp))
+        if len(protocols) < 2:
             return "own"
         return "client-mean"
 
@@ -145,7 +161,7 @@ def request_grid(
         points = sampled(sampling.sampler, every)
     else:
         points = search.corners()
-        # If all corners fit in, they hold every value of a list, so a key that none of them reads is never read.
+        # With fewer corners, they contain every value of each list. A key that no corner reads is then never read.
         if len(points) < MOST_CHECKED:
             drop_unread(points, config)
     request = GridRequest(
@@ -164,6 +180,7 @@ def request_grid(
         notes=notes,
         **fields,
     )
-    KeptModels(request.save)  # checks the options of saved models
+    # The constructor checks the options of saved models.
+    KeptModels(request.save)
     request.check()
     return request

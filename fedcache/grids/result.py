@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -29,7 +30,9 @@ from fedcache.runs.score import (
 
 def point_words(method: str, sweep: Mapping[str, str]) -> str:
     """Method and swept values of a point: ``fedavg lr=0.1``."""
-    return " ".join([method, *(f"{k}={v}" for k, v in sweep.items())])
+    words = [method]
+    words += [f"{key}={value}" for key, value in sweep.items()]
+    return " ".join(words)
 
 
 @dataclass
@@ -74,14 +77,23 @@ def _mean(figures: Sequence[float | None], count: int) -> float | None:
 
 @dataclass
 class HeldOut:
-    """One row of a table of held-out values: a setting, its accuracy on each value in turn, and their mean."""
+    """One row of a table of held-out values: a setting, its accuracy on each value in turn, and their mean.
+
+    Attributes:
+        method: its name.
+        sweep: swept values, without ``hold_out``.
+        accuracy: held-out value -> test accuracy, mean over the seeds.
+        mean: of the accuracies over the values; None if one is missing.
+        validation: mean over the values of the validation accuracy; None if one is missing.
+        rows: held-out value -> number of its test rows.
+    """
 
     method: str
-    sweep: dict[str, str]  # without ``hold_out``
-    accuracy: dict[str, float | None]  # by the value that was held out; mean over the seeds
-    mean: float | None  # over the values; None if one has no accuracy
-    validation: float | None = None  # mean over the values of the validation accuracy
-    rows: dict[str, int | None] = field(default_factory=dict)  # held-out value -> its test rows
+    sweep: dict[str, str]
+    accuracy: dict[str, float | None]
+    mean: float | None
+    validation: float | None = None
+    rows: dict[str, int | None] = field(default_factory=dict)
 
     @property
     def words(self) -> str:
@@ -91,24 +103,33 @@ class HeldOut:
 
 @dataclass
 class LostPoint:
-    """A point without a result, because its stored run is damaged or its training failed."""
+    """A point without a result, because its stored run is damaged or its training failed; with that error."""
 
     method: str
     sweep: dict[str, str]
-    message: str  # of the error
-    hint: str  # of the error
+    message: str
+    hint: str
 
 
 @dataclass
 class PrunedPoint:
-    """A trial of a search that the pruner stopped early; it is not ranked."""
+    """A trial of a search that the pruner stopped early; it is not ranked.
+
+    Attributes:
+        method: its name.
+        sweep: swept values.
+        round: its last round.
+        rounds: rounds of a whole trial.
+        validation: validation accuracy at its last round.
+        path: directory of its run, which ``fedcache train`` can continue.
+    """
 
     method: str
     sweep: dict[str, str]
-    round: int  # its last one
-    rounds: int  # of a whole trial
-    validation: float | None  # validation accuracy at its last round
-    path: str  # of its run, which ``fedcache train`` can continue
+    round: int
+    rounds: int
+    validation: float | None
+    path: str
 
     @property
     def sentence(self) -> str:
@@ -121,11 +142,17 @@ class PrunedPoint:
 
 @dataclass(frozen=True)
 class Spending:
-    """The privacy cost of one run of a grid."""
+    """The privacy cost of one run of a grid.
 
-    dataset: str  # digest
-    partitions: tuple[str, ...]  # digests, one for each seed
-    cost: Mapping[str, Any]  # as ``trust.privacy`` of a result
+    Attributes:
+        dataset: digest.
+        partitions: digests, one for each seed.
+        cost: as ``trust.privacy`` of a result.
+    """
+
+    dataset: str
+    partitions: tuple[str, ...]
+    cost: Mapping[str, Any]
 
     @property
     def kind(self) -> tuple[str, bool]:
@@ -139,36 +166,43 @@ class Spending:
         if cost is None or not cost["noise"]:
             return None
         partition = result["partition"]
-        return cls(
-            result["dataset"]["digest"],
-            tuple(partition.get("digests", [partition["digest"]])),
-            cost,
-        )
+        partitions = tuple(partition.get("digests", [partition["digest"]]))
+        return cls(result["dataset"]["digest"], partitions, cost)
 
 
 def _spent_by(points: Sequence[Point]) -> list[Spending]:
     """The privacy cost of each point; points without noise are left out."""
-    found = (Spending.of_result(point.run.result) for point in points)
-    return [spending for spending in found if spending is not None]
+    found = []
+    for point in points:
+        spending = Spending.of_result(point.run.result)
+        if spending is not None:
+            found.append(spending)
+    return found
 
 
 @dataclass
 class Grid:
-    """All points of a grid, in the order of the product; damaged and failed points are separate."""
+    """All points of a grid, in the order of the product; damaged and failed points are separate.
 
-    points: list[Point]  # with a result
-    damaged: list[LostPoint] = field(default_factory=list)  # their stored run is damaged
-    failed: list[LostPoint] = field(default_factory=list)  # their training failed
-    # with ``--retrain``: the chosen point of each method, trained again on all training rows; one for each held-out
-    # value
+    Attributes:
+        points: those with a result.
+        damaged: points whose stored run is damaged.
+        failed: points whose training failed.
+        retrained: with ``--retrain``, the chosen point of each method, trained again on all training rows; one for each
+            held-out value.
+        pruned: trials of a search that were stopped early.
+        search: sampler, seed, pruner, counts of trials, and the path of the study of a search; None for a grid.
+        score: client-mean | pooled, by which points are ranked and shown; None as ``scored_by``.
+        without_result: privacy cost of points that were pruned, failed or are damaged.
+    """
+
+    points: list[Point]
+    damaged: list[LostPoint] = field(default_factory=list)
+    failed: list[LostPoint] = field(default_factory=list)
     retrained: list[Point] = field(default_factory=list)
-    # trials of a search that were stopped early
     pruned: list[PrunedPoint] = field(default_factory=list)
-    # of a search: sampler, seed, pruner, counts of trials, and the path of its study
     search: dict[str, Any] | None = None
-    # points are ranked and shown by it: client-mean | pooled; None as ``scored_by``
     score: str | None = None
-    # privacy cost of points that were pruned, failed or are damaged
     without_result: list[Spending] = field(default_factory=list)
 
     @property
@@ -187,7 +221,8 @@ class Grid:
         """Raise the errors of the lost points if no point has a result: CorruptionError or FederatedRunError."""
         lost = [*self.damaged, *self.failed]
         if lost and not self.points:
-            raise FedcacheError(self.code, "\n".join(p.message for p in lost), lost[0].hint)
+            messages = "\n".join(point.message for point in lost)
+            raise FedcacheError(self.code, messages, lost[0].hint)
 
     @property
     def reused(self) -> int:
@@ -277,22 +312,21 @@ class Grid:
         """The points to train again: of each method the best one, or those of its best row of held-out values."""
         found: dict[str, list[Point]] = {}
         for row in self.held_out():
-            points = [
-                p
-                for p in self.points
-                if (p.method, without_hold_out(p.sweep)) == (row.method, row.sweep)
-            ]
-            found.setdefault(row.method, points)
+            if row.method not in found:
+                of_method = [p for p in self.points if p.method == row.method]
+                found[row.method] = [p for p in of_method if without_hold_out(p.sweep) == row.sweep]
         if not found:
             for point in self.ranked():
                 found.setdefault(point.method, [point])
-        return [point for points in found.values() for point in points]
+        return list(itertools.chain(*found.values()))
 
     def retrained_scores(self) -> dict[str, float | None]:
         """The test accuracy of each setting that was trained again, mean over held-out values, by ``words``."""
         again = Grid(self.retrained, score=self.scored_by)
-        held_out = {row.words: row.mean for row in again.held_out()}
-        return held_out or {p.words: self.score_of(p).mean for p in self.retrained}
+        rows = again.held_out()
+        if rows:
+            return {row.words: row.mean for row in rows}
+        return {p.words: self.score_of(p).mean for p in self.retrained}
 
     def _held_out_figure(self, row: HeldOut) -> float | None:
         if self.by_validation:
@@ -306,8 +340,9 @@ class Grid:
         accuracies ranks the rows.
         """
         # Values with a result come first, in the order of the sweep.
-        sweeps = [p.sweep for p in self.points] + [p.sweep for p in self.damaged + self.failed]
-        values = dict.fromkeys(sweep["hold_out"] for sweep in sweeps if "hold_out" in sweep)
+        sweeps = [p.sweep for p in self.points]
+        sweeps += [p.sweep for p in self.damaged + self.failed]
+        values = list(dict.fromkeys(sweep["hold_out"] for sweep in sweeps if "hold_out" in sweep))
         if not values:
             return []
         rows: dict[str, HeldOut] = {}
@@ -316,12 +351,11 @@ class Grid:
             value = point.sweep["hold_out"]
             rest = without_hold_out(point.sweep)
             key = point_words(point.method, rest)
-            row = rows.setdefault(
-                key,
-                HeldOut(
-                    point.method, rest, dict.fromkeys(values), None, None, dict.fromkeys(values)
-                ),
-            )
+            if key not in rows:
+                accuracy: dict[str, float | None] = dict.fromkeys(values)
+                rows[key] = HeldOut(point.method, rest, accuracy, None)
+                rows[key].rows = dict.fromkeys(values)
+            row = rows[key]
             row.accuracy[value] = self.score_of(point).mean
             row.rows[value] = point.run.result["partition"].get("test_rows")
             if self.by_validation:
@@ -350,7 +384,7 @@ class Grid:
             points have one partition: training again adds validation rows to the same clients. It is ``row`` if the
             partition differs between points or seeds, because each partition gives a row to another client.
         """
-        of_points = [*_spent_by(self.points), *self.without_result]
+        of_points = _spent_by(self.points) + self.without_result
         retrained = _spent_by(self.retrained)
         made = []
         # Releases of one dataset add up; those of different datasets do not.
@@ -358,12 +392,13 @@ class Grid:
             dataset, simulation = kind
             first = [s for s in of_points if s.kind == kind]
             again = [s for s in retrained if s.kind == kind]
-            costs = [s.cost for s in (*first, *again)]
+            costs = [s.cost for s in first + again]
             spent = [Spent(c["noise"], counted_share(c), c["rounds"] * c["seeds"]) for c in costs]
-            # Epsilons are composed at one delta, the strictest of all.
+            # Epsilons are composed at one delta, the smallest of all.
             delta = min(c["delta"] for c in costs)
+            partitions = set(itertools.chain(*(s.partitions for s in first)))
             unit = "row"
-            if len({digest for s in first for digest in s.partitions}) == 1:
+            if len(partitions) == 1:
                 unit = "client"
             facts = {
                 "dataset": dataset,
@@ -398,14 +433,16 @@ class Grid:
             "score": self.scored_by,
         }
         # Fields that only some grids have.
-        more = {
+        optional = {
             "unchanging": self.unchanging,
             "retrained": [p.to_dict() for p in self.retrained],
             "privacy": self.privacy(),
             "held_out": [asdict(row) for row in self.held_out()],
             "search": self.search,
         }
-        data |= {name: value for name, value in more.items() if value}
+        for name, value in optional.items():
+            if value:
+                data[name] = value
         if self.search:
             data["pruned"] = [asdict(p) for p in self.pruned]
         return data
@@ -417,25 +454,22 @@ class Grid:
 
         Raises MachineError without pandas.
         """
-        swept = self._swept()
         results = [p.run.result for p in self.points]
-        validation = {}
+        exact = [result["traffic"]["exact"] for result in results]
+        columns: dict[str, Any] = {"method": [p.method for p in self.points]}
+        for key in self._swept():
+            columns[key] = values_of([p.sweep.get(key) for p in self.points])
         if self.by_validation:
-            validation["validation"] = [self.figure(p) for p in self.points]
-        return data_frame(
-            {
-                "method": [p.method for p in self.points],
-                **{k: values_of([p.sweep.get(k) for p in self.points]) for k in swept},
-                **validation,
-                "accuracy": [self.score_of(p).mean for p in self.points],
-                "accuracy_std": [self._raw_std(p) for p in self.points],
-                "worst10": [r["fairness"].get("worst10") for r in results],
-                "bytes_up": [r["traffic"]["exact"]["up_bytes"] for r in results],
-                "bytes_down": [r["traffic"]["exact"]["down_bytes"] for r in results],
-                "seconds": [p.run.measured.get("seconds", {}).get("train") for p in self.points],
-                "path": [str(p.run.path) for p in self.points],
-            }
-        )
+            columns["validation"] = [self.figure(p) for p in self.points]
+        columns["accuracy"] = [self.score_of(p).mean for p in self.points]
+        columns["accuracy_std"] = [self._raw_std(p) for p in self.points]
+        columns["worst10"] = [result["fairness"].get("worst10") for result in results]
+        columns["bytes_up"] = [each["up_bytes"] for each in exact]
+        columns["bytes_down"] = [each["down_bytes"] for each in exact]
+        measured = [p.run.measured.get("seconds", {}) for p in self.points]
+        columns["seconds"] = [seconds.get("train") for seconds in measured]
+        columns["path"] = [str(p.run.path) for p in self.points]
+        return data_frame(columns)
 
     def __repr__(self) -> str:
         lost = len(self.damaged) + len(self.failed)
@@ -458,19 +492,23 @@ class Grid:
 
     def _swept(self) -> list[str]:
         """The swept keys of all points with a result."""
-        return list(dict.fromkeys(key for p in self.points for key in p.sweep))
+        return list(dict.fromkeys(itertools.chain(*(p.sweep for p in self.points))))
 
     def _repr_html_(self) -> str:
         swept = self._swept()
         heads = ["method", *swept, "validation", "accuracy", "std", "bytes up"]
         rows: list[list[Any]] = []
         for p in self.ranked():
-            figures = (self.figure(p), self.score_of(p).mean, self.std_of(p))
             values = [p.sweep.get(key) for key in swept]
-            rows.append([p.method, *values, *map(percent, figures), f"{p.run.traffic.bytes_up:,}"])
+            validation = percent(self.figure(p))
+            accuracy = percent(self.score_of(p).mean)
+            std = percent(self.std_of(p))
+            sent = f"{p.run.traffic.bytes_up:,}"
+            rows.append([p.method, *values, validation, accuracy, std, sent])
         for lost in self.damaged + self.failed:
             values = [lost.sweep.get(key) for key in swept]
             rows.append([lost.method, *values, None, "no result", None, None])
+        # Without validation rows, the column is left out.
         if not self.by_validation:
             for row in (heads, *rows):
                 del row[1 + len(swept)]
@@ -484,20 +522,21 @@ def without_effect(points: Sequence[tuple[str, Mapping[str, str], Mapping[str, A
         points: method, swept values and result of each.
     """
     found = []
-    for key in dict.fromkeys(key for _, sweep, _ in points for key in sweep):
+    for key in dict.fromkeys(itertools.chain(*(sweep for _, sweep, _ in points))):
+        # Figures of points that differ only in this key.
         groups: dict[tuple[Any, ...], list[Any]] = {}
         for name, sweep, result in points:
             if key in sweep:
-                rest = tuple((k, v) for k, v in sweep.items() if k != key)
-                groups.setdefault((name, *rest), []).append(_figures(result))
+                others = [(other, value) for other, value in sweep.items() if other != key]
+                groups.setdefault((name, *others), []).append(_figures(result))
         several = [figures for figures in groups.values() if len(figures) > 1]
-        if several and all(f == figures[0] for figures in several for f in figures):
+        equal = [figures.count(figures[0]) == len(figures) for figures in several]
+        if several and all(equal):
             found.append(key)
     return found
 
 
-def _figures(result: Mapping[str, Any]) -> tuple[Any, ...]:
-    return tuple(
-        result.get(k)
-        for k in ("accuracy", "macro_f1", "confusion", "traffic", "diagnostics", "partition")
-    )
+def _figures(result: Mapping[str, Any]) -> list[Any]:
+    """The parts of a result that are compared."""
+    parts = ("accuracy", "macro_f1", "confusion", "traffic", "diagnostics", "partition")
+    return [result.get(part) for part in parts]

@@ -35,7 +35,6 @@ from fedcache.progress import (
 )
 from fedcache.runs.directory import mark_pruned
 from fedcache.runs.events import OnRound, with_hooks
-from fedcache.runs.loop import train_run
 from fedcache.runs.run import Run
 from fedcache.runs.score import choice_value
 from fedcache.store.files import (
@@ -54,9 +53,9 @@ if TYPE_CHECKING:
 
 # The trials of a search: sealed lines on disk, from which an Optuna study is built.
 #
-# Each point is drawn by a new sampler from all earlier trials. Its seed is made of the search's seed
-# and the number of the trial. So a resumed search draws the points that the killed one would have
-# drawn.
+# Each point is drawn by a new sampler from all earlier trials. The seed of the sampler depends only on the
+# seed of the search and the number of the trial. A resumed search therefore draws the same points as a search
+# that was not interrupted.
 
 
 NAME = "fedcache"
@@ -66,7 +65,7 @@ TRIALS = "trials.jsonl"
 JOURNAL = "study.journal"
 """File of a search with the same trials for Optuna's own tools. Every search rewrites it; fedcache never reads it."""
 ATTEMPTS = 20
-"""Draws of a trial before untried points are listed; a draw that repeats an earlier point is discarded."""
+"""Draws of a trial before untried points are listed; a draw of an earlier point is discarded."""
 
 REDUCTION = 3
 """ASHA: one of this many trials continues after each rung."""
@@ -113,23 +112,25 @@ class Trials:
         """The next trial; None if every point of the space was tried."""
         import optuna
 
-        taken = {self.point_of(t.params) for t in self.ended}
+        tried = {self.point_of(trial.params) for trial in self.ended}
         number = len(self.ended)
-        if len(taken) >= self.search.size:
+        if len(tried) >= self.search.size:
             return None
         with quiet():
             for attempt in range(ATTEMPTS):
-                trial = self._new_study(self._sampler(number, attempt)).ask(self._distributions)
-                if self.point_of(trial.params) not in taken:
+                study = self._new_study(self._sampler(number, attempt))
+                trial = study.ask(self._distributions)
+                if self.point_of(trial.params) not in tried:
                     return trial
             seed = self._seed(number, ATTEMPTS)
             study = self._new_study(optuna.samplers.RandomSampler(seed=seed))
-            # Few untried points are left: take one of them.
+            # Few untried points are left, so one of them is chosen.
             if self.search.size <= MOST_LISTED:
-                left = [point for point in self.search.every_point() if point not in taken]
-                method, values = left[seed % len(left)]
-                drawn: dict[str, Any] = {k: self._drawn(k, word) for k, word in values}
-                study.enqueue_trial({**drawn, METHOD: method})
+                untried = [point for point in self.search.every_point() if point not in tried]
+                method, values = untried[seed % len(untried)]
+                params: dict[str, Any] = {key: self._drawn(key, word) for key, word in values}
+                params[METHOD] = method
+                study.enqueue_trial(params)
             return study.ask(self._distributions)
 
     def end(self, trial: Trial, value: float | None, *, pruned: bool = False, **facts: Any) -> None:
@@ -147,15 +148,15 @@ class Trials:
             for key, fact in facts.items():
                 trial.set_user_attr(key, fact)
             frozen = trial.study.tell(trial, value, state=state)
+            scores = {str(number): score for number, score in frozen.intermediate_values.items()}
+            # The system attributes hold the rungs that the trial reached, which ASHA compares.
             line = {
                 "state": state.name,
                 "value": frozen.value,
                 "params": frozen.params,
                 "facts": frozen.user_attrs,
-                "optuna": frozen.system_attrs,  # ASHA compares the rungs that trials reached
-                "scores": {
-                    str(round_): score for round_, score in frozen.intermediate_values.items()
-                },
+                "optuna": frozen.system_attrs,
+                "scores": scores,
             }
             self._lines.append(line)
             self._kept.append(line)
@@ -175,6 +176,7 @@ class Trials:
         import optuna
         from optuna.trial import TrialState
 
+        scores = {int(number): score for number, score in line["scores"].items()}
         return optuna.create_trial(
             state=TrialState[line["state"]],
             value=line["value"],
@@ -182,15 +184,17 @@ class Trials:
             distributions=self._distributions,
             user_attrs=line["facts"],
             system_attrs=line["optuna"],
-            intermediate_values={int(round_): score for round_, score in line["scores"].items()},
+            intermediate_values=scores,
         )
 
     def point_of(self, params: dict[str, Any]) -> PointKey:
         """The point of a trial, in the order of the space."""
         values = tuple((key, self._word(key, params[key])) for key in self.search.space)
-        return str(params.get(METHOD, self.search.methods[0])), values
+        method = str(params.get(METHOD, self.search.methods[0]))
+        return method, values
 
     def _word(self, key: str, drawn: Any) -> str:
+        """The swept value of a parameter as drawn by Optuna; for ordered values Optuna draws their place."""
         kind = self.search.space[key]
         ordered = self.search.ordered(key)
         if isinstance(kind, Range):
@@ -209,6 +213,7 @@ class Trials:
         return ordered.index(word)
 
     def _dimensions(self) -> Iterator[tuple[str, BaseDistribution]]:
+        """The parameters that Optuna draws, with their distributions."""
         from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
         if len(self.search.methods) > 1:
@@ -225,7 +230,9 @@ class Trials:
                 yield key, FloatDistribution(kind.low, kind.high, log=kind.log)
 
     def _seed(self, number: int, attempt: int) -> int:
-        return int(np.random.SeedSequence([self.search.seed, number, attempt]).generate_state(1)[0])
+        """The seed of a draw of a trial."""
+        sequence = np.random.SeedSequence([self.search.seed, number, attempt])
+        return int(sequence.generate_state(1)[0])
 
     def _sampler(self, number: int, attempt: int) -> BaseSampler:
         from optuna import samplers
@@ -306,7 +313,8 @@ def train_points(
             "--sampler optuna trains one trial after another: each trial depends on the earlier ones.",
             "Leave out --jobs and --engine; --sampler random:N trains several at once.",
         )
-    run = SearchRun(request, request.search, EachOnce(with_hooks(observer, hooks)), stop or Stop())
+    once = EachOnce(with_hooks(observer, hooks))
+    run = SearchRun(request, request.search, once, stop or Stop())
     check_validation(run, "--sampler optuna selects on validation accuracy")
     if request.search.pruner != "none" and not request.config.eval_every:
         raise UsageError(
@@ -383,13 +391,13 @@ class SearchRun(GridRun):
                 break
             self._make(trial, trials)
         done = self.done
-        had = trials.ended[: self.search.trials]
+        ended = trials.ended[: self.search.trials]
         done.search = {
             "sampler": self.search.sampler,
             "seed": self.search.seed,
             "pruner": self.search.pruner,
-            "trials": len(had),
-            **counts(had),
+            "trials": len(ended),
+            **counts(ended),
             "study": str(trials.path),
         }
         done.need_points()
@@ -402,8 +410,9 @@ class SearchRun(GridRun):
         """Append the point of a trial; returns its number, method and swept values."""
         method, values = trials.point_of(dict(params))
         sweep = dict(values)
-        number = len(self.request.points)
-        self.request = replace(self.request, points=(*self.request.points, (method, sweep)))
+        points = self.request.points
+        number = len(points)
+        self.request = replace(self.request, points=(*points, (method, sweep)))
         if self.record is not None:
             self.record.point_drawn(number, method, sweep)
         return number, method, sweep
@@ -414,22 +423,22 @@ class SearchRun(GridRun):
         facts = trial.user_attrs
         words = self.request.words_of(number)
         if trial.state.name == "COMPLETE":
-            run = self._train(number, PassedOn(self.observer), self.stop)
+            inputs = self.prepare(number)
+            run = self.train_alone(number, inputs, PassedOn(self.observer), self.stop)
             if run.path.name != facts.get("run"):
                 return False
             self._ended(number, run)
         elif trial.state.name == "PRUNED":
             path = self.request.runs / str(facts["run"])
-            self._recorded(number, run=path.name, pruned=facts["round"])
-            self.done.pruned.append(
-                PrunedPoint(method, sweep, facts["round"], facts["rounds"], trial.value, str(path))
-            )
+            last = facts["round"]
+            self._recorded(number, run=path.name, pruned=last)
+            pruned = PrunedPoint(method, sweep, last, facts["rounds"], trial.value, str(path))
+            self.done.pruned.append(pruned)
         else:
-            self.done.failed.append(
-                LostPoint(method, sweep, str(facts["message"]), str(facts["hint"]))
-            )
-            self._recorded(number, error=str(facts["message"]))
-            self.observer.warn(f"{words} failed before: {facts['message']}")
+            message = str(facts["message"])
+            self.done.failed.append(LostPoint(method, sweep, message, str(facts["hint"])))
+            self._recorded(number, error=message)
+            self.observer.warn(f"{words} failed before: {message}")
         return True
 
     def _make(self, trial: Trial, trials: Trials) -> None:
@@ -439,10 +448,11 @@ class SearchRun(GridRun):
         self.observer.note(Detail(f"Trial {number + 1} of {self.search.trials}: {words}"))
         watch = Watched(self.observer, trial, EitherStop(self.stop))
         try:
-            run = self._train(number, watch, watch.halt)
+            run = self.train_alone(number, self.prepare(number), watch, watch.halt)
         except FedcacheError as error:
-            # The pruner stops a run in the same way as the user does, so the two are told apart here.
-            if watch.pruned is not None and watch.halt.own and not self.stop.requested:
+            # The pruner and the user stop a run in the same way. Here the cause is found.
+            by_pruner = watch.halt.own and not self.stop.requested
+            if watch.pruned is not None and by_pruner:
                 self._pruned(number, watch.pruned, trial, trials)
             elif ends_one_point(error):
                 self.end_point(number, error)
@@ -451,25 +461,15 @@ class SearchRun(GridRun):
             else:
                 raise
             return
-        trials.end(trial, choice_value(run.result, self.score), run=run.path.name)
+        value = choice_value(run.result, self.score)
+        trials.end(trial, value, run=run.path.name)
         self._ended(number, run)
 
-    def _train(self, number: int, observer: Observer, stop: Stop) -> Run:
-        config = self.request.config_of(number)
-        return train_run(
-            self.prepare(number),
-            config,
-            self.request.runs,
-            fresh=self.request.fresh,
-            observer=observer,
-            stop=stop,
-            position=self.position_of(number),
-            kept=self._kept,
-        )
-
     def _ended(self, number: int, run: Run) -> None:
+        """Keep a trial that has finished."""
         self.end_point(number, run)
-        self.done.points.append(Point(*self.request.points[number], run))
+        method, sweep = self.request.points[number]
+        self.done.points.append(Point(method, sweep, run))
 
     def _recorded(self, number: int, **how: str | int) -> None:
         """Write the end of a trial without a result into the record, if there is one."""
@@ -477,15 +477,12 @@ class SearchRun(GridRun):
             self.record.point_ended(number, **how)
 
     def _pruned(self, number: int, last: Round, trial: Trial, trials: Trials) -> None:
+        """Keep a trial that the pruner stopped after round ``last``."""
         method, sweep = self.request.points[number]
         value = last.diagnostics[VALIDATION_ACCURACY]
-        trials.end(
-            trial, None, pruned=True, run=last.path.name, round=last.round, rounds=last.rounds
-        )
-        mark_pruned(
-            last.path,
-            {"round": last.round, "rounds": last.rounds, "validation": value, "search": self.name},
-        )
+        rounds = {"round": last.round, "rounds": last.rounds}
+        trials.end(trial, None, pruned=True, run=last.path.name, **rounds)
+        mark_pruned(last.path, {**rounds, "validation": value, "search": self.name})
         point = PrunedPoint(method, sweep, last.round, last.rounds, value, str(last.path))
         self.done.pruned.append(point)
         self._recorded(number, run=last.path.name, pruned=last.round)

@@ -15,7 +15,7 @@ from fedcache.grids.points import NUMBERS, WHOLE_NUMBERS, check_sweeps, split_ke
 from fedcache.grids.sampling import PRUNERS, SAMPLERS, TRIALS, Sampling
 
 PointKey = tuple[str, tuple[tuple[str, str], ...]]
-"""A method and its swept values, which tell points apart."""
+"""A method and its swept values; equal for equal points."""
 
 DIGITS = 4
 """Significant digits of a drawn number."""
@@ -38,7 +38,9 @@ class Range:
         """A number of the range as a swept value: whole, or with four digits, so that a person can type it."""
         if self.whole:
             return str(int(value))
-        return repr(min(max(float(f"{value:.{DIGITS}g}"), self.low), self.high))
+        rounded = float(f"{value:.{DIGITS}g}")
+        # Rounding may leave the range.
+        return repr(min(max(rounded, self.low), self.high))
 
     @property
     def ends(self) -> tuple[str, ...]:
@@ -96,7 +98,8 @@ class SearchPlan:
         lists: list[Sequence[str]] = []
         for values in self.space.values():
             if isinstance(values, Range):
-                lists.append([str(n) for n in range(int(values.low), int(values.high) + 1)])
+                numbers = range(int(values.low), int(values.high) + 1)
+                lists.append(list(map(str, numbers)))
             else:
                 lists.append(values)
         for method, *words in itertools.product(self.methods, *lists):
@@ -105,15 +108,20 @@ class SearchPlan:
     @property
     def listed(self) -> dict[str, tuple[str, ...]]:
         """Swept key -> values that stand for the key in checks: the ends of a range, all values of a list."""
-        return {k: v.ends if isinstance(v, Range) else v for k, v in self.space.items()}
+        listed = {}
+        for key, values in self.space.items():
+            if isinstance(values, Range):
+                values = values.ends
+            listed[key] = values
+        return listed
 
     def corners(self) -> list[tuple[str, dict[str, str]]]:
         """At most ``MOST_CHECKED`` points that stand for the space in the checks before the search."""
         every = itertools.product(self.methods, *self.listed.values())
-        return [
-            (method, dict(zip(self.space, words, strict=True)))
-            for method, *words in itertools.islice(every, MOST_CHECKED)
-        ]
+        points = []
+        for method, *words in itertools.islice(every, MOST_CHECKED):
+            points.append((method, dict(zip(self.space, words, strict=True))))
+        return points
 
 
 def search_of(
@@ -126,12 +134,15 @@ def search_of(
     sampler = sampling.sampler
     # Without a search, options and ranges of a search are mistakes.
     if not sampler.startswith("optuna"):
-        options = {"--trials": sampling.trials is not None, "--pruner": sampling.pruner != "none"}
-        for option, is_set in options.items():
-            if is_set:
-                raise UsageError(
-                    f"{option} needs a search, but the sampler is {sampler}.", "--sampler optuna"
-                )
+        option = ""
+        if sampling.trials is not None:
+            option = "--trials"
+        elif sampling.pruner != "none":
+            option = "--pruner"
+        if option:
+            raise UsageError(
+                f"{option} needs a search, but the sampler is {sampler}.", "--sampler optuna"
+            )
         for key, values in sweeps.items():
             if any(_ends_of(value) for value in values):
                 words = ",".join(values)
@@ -149,9 +160,8 @@ def search_of(
             "For example --sampler optuna:tpe:1",
         )
     if sampling.pruner not in PRUNERS:
-        raise UsageError(
-            f"--pruner {sampling.pruner} is not known.", f"--pruner {' | '.join(PRUNERS)}"
-        )
+        pruners = " | ".join(PRUNERS)
+        raise UsageError(f"--pruner {sampling.pruner} is not known.", f"--pruner {pruners}")
     if sampling.trials is not None and sampling.trials < 1:
         raise UsageError(
             f"--trials is {sampling.trials}, expected at least 1.", f"For example --trials {TRIALS}"
@@ -179,6 +189,7 @@ def search_of(
 def _dimension(
     methods: Sequence[str], key: str, values: tuple[str, ...]
 ) -> tuple[str, ...] | Range:
+    """The values of a swept key, or its range of numbers. Raises UsageError."""
     place, name = split_key(key)
     if place == "partition":
         raise UsageError(
@@ -230,11 +241,13 @@ def _dimension(
 
 
 def _ends_of(value: str) -> tuple[bool, float, float] | None:
-    """Whether a range is logarithmic, and its ends; None for a value that is no range."""
+    """Whether a range is logarithmic, and its ends; None for a value that is not a range."""
     match = re.fullmatch(r"(log:)?([^:]+?)\.\.([^:]+)", value)
+    if match is None:
+        return None
     try:
-        if match is None:
-            return None
-        return (match[1] is not None, float(match[2]), float(match[3]))
+        low = float(match[2])
+        high = float(match[3])
     except ValueError:
         return None
+    return match[1] is not None, low, high

@@ -121,9 +121,10 @@ def grid(
 
     Args:
         request: from ``request_grid``.
-        jobs: processes, each of which trains one point at a time; hooks then get the rounds of a point when it ends.
+        jobs: number of processes. Each process trains one point at a time, and hooks get the rounds of a point when it
+            ends.
         engine: computes the same points on a cluster, with the same bits.
-        observer: gets the messages; a sentence that holds for several points is passed on once.
+        observer: gets the messages; a sentence about several points is passed on once.
         hooks: as in ``train``.
         stop: checked between rounds; finished points are kept.
     """
@@ -153,8 +154,9 @@ def grid_plan(request: GridRequest, observer: Observer | None = None) -> dict[st
     Nothing is extracted or trained.
     """
     points = request.points
+    # The trials of a search have similar costs, so one of them is enough.
     if request.search is not None:
-        points = points[:1]  # the trials of a search have similar costs
+        points = points[:1]
     request = replace(request, points=points, extract=False, fresh=False)
     run = GridRun(request, EachOnce(observer or Silent()), Stop())
     run.note_points()
@@ -173,9 +175,11 @@ class GridRun:
     """A running grid.
 
     Attributes:
-        ended: point -> its run or the error that ended it.
-        name: made of a digest of the request; "" for one point.
+        ended: number of a point -> its run or the error that ended it.
+        name: contains a digest of the request; "" for one point.
         total: number of points when the grid has ended.
+        score: the one score of all points.
+        record: the record of the grid in the fedcache home; None for a plan.
     """
 
     def __init__(self, request: GridRequest, observer: Observer, stop: Stop) -> None:
@@ -197,7 +201,7 @@ class GridRun:
             identity = (request.points, request.config, request.partition, request.repartition)
             digest = sha256_hex(repr(identity).encode())
             self.name = f"grid-{digest[:12]}"
-        self.record: GridRecord | None = None  # a plan has none
+        self.record: GridRecord | None = None
 
     def note_points(self) -> None:
         """Pass the notes of the request to the observer."""
@@ -209,8 +213,8 @@ class GridRun:
         points = self.request.points
         name, sweep = points[number]
         words = point_words(name, sweep)
-        # Without the method if all points have the same one.
-        if sweep and len({method for method, _ in points}) == 1:
+        methods = {method for method, _ in points}
+        if sweep and len(methods) == 1:
             words = words.removeprefix(f"{name} ")
         return GridPosition(words, len(self.ended), self.total, self.name)
 
@@ -244,9 +248,8 @@ class GridRun:
             self._inputs,
             whole,
         )
-        return prepare_run(
-            config, row_source(config, partition, preparation), ledger=request.home.root / LEDGER
-        )
+        source = row_source(config, partition, preparation)
+        return prepare_run(config, source, ledger=request.home.root / LEDGER)
 
     def train(self, group: Sequence[int]) -> None:
         """Train the points of a group that have not ended."""
@@ -280,10 +283,10 @@ class GridRun:
         # Points that share work are trained together; the others one after another.
         if sharing:
             self.observer.note(Detail(f"{sharing} (--exact trains one by one)."))
-            points = [
-                PreparedPoint(first.with_settings_of(config), config, self.position_of(n))
-                for n, config in zip(group, configs, strict=True)
-            ]
+            points = []
+            for n, config in zip(group, configs, strict=True):
+                inputs = first.with_settings_of(config)
+                points.append(PreparedPoint(inputs, config, self.position_of(n)))
             train_together(
                 points,
                 request.runs,
@@ -297,22 +300,28 @@ class GridRun:
             return
         for n, config in zip(group, configs, strict=True):
             try:
-                run = train_run(
-                    first.with_settings_of(config),
-                    config,
-                    request.runs,
-                    fresh=request.fresh,
-                    observer=self.observer,
-                    stop=self.stop,
-                    position=self.position_of(n),
-                    kept=self._kept,
-                )
+                inputs = first.with_settings_of(config)
+                run = self.train_alone(n, inputs, self.observer, self.stop)
             except FedcacheError as error:
                 if not ends_one_point(error):
                     raise
                 self.end_point(n, error)
             else:
                 self.end_point(n, run)
+
+    def train_alone(self, number: int, inputs: RunInputs, observer: Observer, stop: Stop) -> Run:
+        """The run of one point: trained alone, or stored. Raises FedcacheError, as ``train``."""
+        request = self.request
+        return train_run(
+            inputs,
+            request.config_of(number),
+            request.runs,
+            fresh=request.fresh,
+            observer=observer,
+            stop=stop,
+            position=self.position_of(number),
+            kept=self._kept,
+        )
 
     def _sharing(self, inputs: RunInputs, configs: Sequence[TrainConfig]) -> str:
         """How points share work with each other or with earlier points, in words; "" if each is computed alone."""
@@ -325,9 +334,8 @@ class GridRun:
                 return "Clients' statistics are computed once"
         if len(configs) == 1:
             return ""
-        execution, _ = forecast_run(
-            inputs, inputs.resolve(configs[0]), len(configs), place=self.request.runs
-        )
+        spec = inputs.resolve(configs[0])
+        execution, _ = forecast_run(inputs, spec, len(configs), place=self.request.runs)
         if execution.points == 1 or not find_executor(execution.name).joins_points:
             return ""
         size = f"{execution.points} configurations and {execution.chunk} clients at once"
@@ -344,10 +352,12 @@ class GridRun:
         if self.record is not None:
             self.record.point_ended(number, run=out.path.name)
         self._kept.ended(out.path, out.result)
-        mean = choice_value(out.result, self.score)
+        _, sweep = self.request.points[number]
         # Accuracies on different held-out values are not comparable, because their test rows differ.
-        comparable = "hold_out" not in self.request.points[number][1]
-        if mean is not None and mean > self._best and self.total > 1 and comparable:
+        if self.total < 2 or "hold_out" in sweep:
+            return
+        mean = choice_value(out.result, self.score)
+        if mean is not None and mean > self._best:
             self._best = mean
             words = self.request.words_of(number)
             what = "test"
@@ -365,10 +375,11 @@ class GridRun:
             config = self.request.config_of(number)
             if not config.dp_noise or isinstance(self.ended.get(number), Run):
                 continue
+            # A point that cannot be prepared ended before any noise was drawn.
             try:
                 inputs = self.prepare(number)
                 spec = inputs.resolve(config)
-            except FedcacheError:  # refused before any noise was drawn
+            except FedcacheError:
                 continue
             partitions = tuple(inputs.partitions[seed].digest for seed in spec.seeds)
             cost = spec.privacy_cost(len(inputs.clients))
@@ -420,15 +431,15 @@ def train_in_processes(grid: GridRun, jobs: int) -> None:
                         "Run the same command again to resume.",
                     )
                 for future in done:
+                    number = futures[future]
                     out = future.result()
                     if isinstance(out, FedcacheError) and not ends_one_point(out):
                         pool.shutdown(wait=False, cancel_futures=True)
                         raise out
                     if isinstance(out, Run):
-                        replay_stored(
-                            grid.observer, out.path, out.result, grid.position_of(futures[future])
-                        )
-                    grid.end_point(futures[future], out)
+                        position = grid.position_of(number)
+                        replay_stored(grid.observer, out.path, out.result, position)
+                    grid.end_point(number, out)
                     grid.observer.advance(1)
     finally:
         grid.observer.stop()
@@ -441,6 +452,7 @@ def _set_up_process(threads: int) -> None:
 
 
 def _train_point(request: GridRequest, number: int) -> Run | FedcacheError:
+    """Train one point in a worker; an error is returned, so that its parent can handle it."""
     try:
         return train(
             request.config_of(number),

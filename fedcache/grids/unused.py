@@ -1,4 +1,4 @@
-"""Swept values without effect: keys that a method does not have, and switches that others turn off."""
+"""Swept values without effect: hyperparameters that a method lacks, and those that another one switches off."""
 
 from __future__ import annotations
 
@@ -17,16 +17,20 @@ GridPoint = tuple[str, dict[str, str]]
 def methods_without(methods: Sequence[str], keys: Sequence[str]) -> dict[str, list[str]]:
     """Hyperparameter -> the methods that do not have it, and are trained without it.
 
-    Keys that no method has are left out here; the method refuses them by name.
+    Keys that no method has are left out here. They are rejected by name when a method resolves them.
     """
     found = {}
     for key in keys:
         place, name = split_key(key)
         if place != "set":
             continue
-        lack = [m for m in methods if all(h.name != name for h in find_method(m).hparams)]
-        if lack and len(lack) < len(methods):
-            found[key] = lack
+        lacking = []
+        for method in methods:
+            declared = [h.name for h in find_method(method).hparams]
+            if name not in declared:
+                lacking.append(method)
+        if lacking and len(lacking) < len(methods):
+            found[key] = lacking
     return found
 
 
@@ -45,15 +49,15 @@ def points_that_differ(
 
     Raises UsageError for illegal sweeps, and for a swept key that no point reads.
     """
+    notes = []
     lacking = methods_without(methods, [*sweeps, *config.set])
-    notes = [
-        f"{', '.join(names)}: no hyperparameter {key}; trained without it."
-        for key, names in lacking.items()
-    ]
+    for key, names in lacking.items():
+        listed = ", ".join(names)
+        notes.append(f"{listed}: no hyperparameter {key}; trained without it.")
     points, unread = drop_unread(combinations(methods, sweeps, lacking), config)
-    notes += [
-        f"{key} has no effect with {why}: trained once without it." for key, why in unread.items()
-    ]
+    for key, why in unread.items():
+        notes.append(f"{key} has no effect with {why}: trained once without it.")
+    # Without these values, several points may be the same.
     distinct = dict.fromkeys((name, tuple(sweep.items())) for name, sweep in points)
     return [(name, dict(sweep)) for name, sweep in distinct], tuple(notes)
 
@@ -61,26 +65,31 @@ def points_that_differ(
 def drop_unread(
     points: Sequence[GridPoint], config: TrainConfig
 ) -> tuple[list[GridPoint], dict[str, str]]:
-    """Every point without the swept values that it does not read, and key -> the setting under which it is not read.
+    """Every point without the swept values that it does not read, and key -> the setting that switches it off.
 
     Raises UsageError for a key that no point reads.
     """
     unread: dict[str, str] = {}
+    read: set[str] = set()
     kept: list[GridPoint] = []
     for name, sweep in points:
         method = find_method(name)
         settings = {**config.set, **values_of_place(sweep, "set")}
         # Unknown hyperparameters are refused by name when the point is prepared.
         declared = {h.name for h in method.hparams}
-        hp = method.resolve(config.preset, {k: v for k, v in settings.items() if k in declared})
+        known = {key: value for key, value in settings.items() if key in declared}
+        hp = method.resolve(config.preset, known)
         left = dict(sweep)
         for key in sweep:
             place, hparam = split_key(key)
-            if place == "set" and (why := why_unread(hparam, hp)):
+            if place != "set":
+                continue
+            why = why_unread(hparam, hp)
+            if why:
                 unread[key] = why
                 del left[key]
         kept.append((name, left))
-    read = {key for _, sweep in kept for key in sweep}
+        read.update(left)
     for key, why in unread.items():
         if key not in read:
             hparam = split_key(key)[1]

@@ -1,4 +1,4 @@
-"""Runs to comparisons: one for each dataset and partition, or one over all of them. What ``fc.compare`` returns."""
+"""Comparisons of runs, as ``fc.compare`` returns them: one for each dataset and partition, or one over all of them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from fedcache.runs.run import Run
 
 PAIRS = ("best", "all")
 ENOUGH = 6
-"""Blocks from which on Wilcoxon's test can reach p < 0.05: its lowest p is 2^(1 - blocks)."""
+"""Fewest blocks with which Wilcoxon's test can reach p < 0.05: its lowest p is 2^(1 - blocks)."""
 LOWEST = 0.5
 HIGHEST = 0.999
 
@@ -52,8 +52,8 @@ class Comparisons:
     """Comparisons of one call.
 
     Attributes:
-        tables: one for each setting with two runs or more, or one over settings.
-        said: sentences on settings that are not among them, and on several of them.
+        tables: one for each setting with at least two runs, or one over settings.
+        sentences: on settings without a table, and on all tables together.
         left_out: runs that could not be read.
     """
 
@@ -63,27 +63,24 @@ class Comparisons:
 
     def to_dict(self) -> dict[str, Any]:
         """The ``data`` of the envelope."""
+        left_out = [{"path": str(e.path), "why": e.why, "hint": e.hint} for e in self.left_out]
         return {
             "comparisons": [c.to_dict() for c in self.tables],
             "sentences": list(self.sentences),
-            "left_out": [
-                {"path": str(e.path), "why": e.why, "hint": e.hint} for e in self.left_out
-            ],
+            "left_out": left_out,
         }
 
     def markdown(self) -> str:
         """All tables as Markdown."""
-        return "\n".join(
-            [
-                *(comparison_output.markdown(c) for c in self.tables),
-                *(f"{s}\n" for s in self.sentences),
-            ]
-        )
+        parts = list(map(comparison_output.markdown, self.tables))
+        parts += [f"{sentence}\n" for sentence in self.sentences]
+        return "\n".join(parts)
 
     def latex(self) -> str:
         """All tables as LaTeX for the package booktabs."""
-        sentences = map(comparison_output.comment, self.sentences)
-        return "\n".join([*sentences, *(comparison_output.latex(c) for c in self.tables)])
+        parts = list(map(comparison_output.comment, self.sentences))
+        parts += map(comparison_output.latex, self.tables)
+        return "\n".join(parts)
 
     def plot(self, path: str | Path) -> None:
         """Draw the critical-difference diagram of the one table; the ending of the file chooses png, svg or pdf.
@@ -100,12 +97,9 @@ class Comparisons:
     def _repr_html_(self) -> str:
         from html import escape
 
-        return "".join(
-            [
-                *(f"<p>{escape(visible(s))}</p>" for s in self.sentences),
-                *(comparison_output.as_html(c) for c in self.tables),
-            ]
-        )
+        parts = [f"<p>{escape(visible(sentence))}</p>" for sentence in self.sentences]
+        parts += map(comparison_output.as_html, self.tables)
+        return "".join(parts)
 
     def __repr__(self) -> str:
         if len(self.tables) == 1:
@@ -124,7 +118,7 @@ def compare_entries(
     pairs: str = "best",
     level: float = 0.95,
 ) -> Comparisons:
-    """``compare`` of runs that are found already; None as ``over`` takes ``what_varies``."""
+    """``compare`` for runs that were already found; None as ``over`` takes ``what_varies``."""
     check(over=over, metric=metric, test=test, against=against, pairs=pairs, level=level)
     chosen = over is None
     if over is None:
@@ -135,7 +129,8 @@ def compare_entries(
     entries = found.entries
     if len(entries) < 2:
         what = "no run was found"
-        for only in entries:
+        if entries:
+            only = entries[0]
             what = f"only one was found ({only.method}, {only.digest})"
             if isinstance(only, MergedRun):
                 members = len(only.members)
@@ -148,55 +143,44 @@ def compare_entries(
             "Train another method on the same partition:  fedcache grid --method fedavg,fed3r --seeds 0-4",
         )
 
-    def one(blocks: PairedBlocks, what: str) -> Comparison:
+    def table(blocks: PairedBlocks, unit: str, score: str) -> Comparison:
         reference = None
         if against is not None:
             reference = _reference(against, blocks)
         return compared(
-            blocks, over=over, metric=what, test=test, against=reference, pairs=pairs, level=level
+            blocks, over=unit, metric=score, test=test, against=reference, pairs=pairs, level=level
         )
 
     if over == "settings":
-        what = scored_by(entries, metric, over)
+        score = scored_by(entries, metric, over)
+        only_table = table(across(entries, score), over, score)
         why: tuple[str, ...] = ()
         if chosen:
             why = (
                 "The tests pair settings, because there are enough of them. One table for each setting:  "
                 "--over seeds",
             )
-        return Comparisons((one(across(entries, what), what),), why, tuple(found.left_out))
+        return Comparisons((only_table,), why, tuple(found.left_out))
     tables: list[Comparison] = []
     sentences: list[str] = []
     refused: list[FedcacheError] = []
-    # Runs that hold out a value each are compared over these values first; the others setting by setting.
+    # Runs that hold out one value each are compared over these values. Other runs are compared setting by setting.
     held: list[HeldOutGroup] = []
     if over == "seeds":
         held = held_out_groups(entries)
     grouped: set[str] = set()
     for leave_one_out in held:
+        digests = {e.digest for e in leave_one_out.entries}
         try:
-            what = scored_by(leave_one_out.entries, metric, over)
-            blocks = over_held_out(leave_one_out, what)
+            score = scored_by(leave_one_out.entries, metric, over)
+            blocks = over_held_out(leave_one_out, score)
         except UsageError:
             sentences += alone_lines(leave_one_out)
             if len(leave_one_out.rows()) == 1:
-                grouped |= {e.digest for e in leave_one_out.entries}
+                grouped |= digests
             continue
-        reference = None
-        if against is not None:
-            reference = _reference(against, blocks)
-        tables.append(
-            compared(
-                blocks,
-                over=HELD_OUT,
-                metric=what,
-                test=test,
-                against=reference,
-                pairs=pairs,
-                level=level,
-            )
-        )
-        grouped |= {e.digest for e in leave_one_out.entries}
+        tables.append(table(blocks, HELD_OUT, score))
+        grouped |= digests
     groups = by_setting([e for e in entries if e.digest not in grouped])
     for where, group in zip(setting_names(groups), groups, strict=True):
         if len(group) < 2:
@@ -207,14 +191,15 @@ def compare_entries(
             )
             continue
         try:
-            what = scored_by(group, metric, over)
-            tables.append(one(within(group, where, what, over), what))
+            score = scored_by(group, metric, over)
+            blocks = within(group, where, score, over)
+            tables.append(table(blocks, over, score))
         except FedcacheError as error:
             refused.append(error)
             reason = error.message.removeprefix(f"{where}: ")
             sentences.append(f"{where}: not compared. {reason}")
     if not tables and refused:
-        # One reason for all settings is the answer; several are listed.
+        # The error is the one reason that all settings share, or else a list of the reasons.
         alike = len({error.message for error in refused}) == 1
         if alike and (len(refused) > 1 or len(groups) == 1):
             raise refused[0]
@@ -225,7 +210,7 @@ def compare_entries(
             "compared.",
             "Train another method with the same partition, or compare methods over settings:  --over settings",
         )
-    if any(table.over == HELD_OUT for table in tables):
+    if any(made.over == HELD_OUT for made in tables):
         sentences.append(
             "Runs that each hold out one value form one table over these values. To compare the runs of "
             "one value:  fedcache compare RUN RUN"
@@ -240,18 +225,19 @@ def compare_entries(
 
 
 def what_varies(found: Gathered, metric: str) -> str:
-    """The unit of the tests where none is given.
+    """The unit of the tests where none is given: settings or seeds.
 
-    Settings where enough of them have the same runs for a test to reach significance, else seeds.
+    Settings if enough of them have the same runs for a test to reach significance, else seeds.
     """
     entries = measured_alone(found).entries
     if held_out_groups(entries):
         return "seeds"
     if len(by_setting(entries)) >= ENOUGH:
         merged = merge_seeds(Gathered(entries)).entries
-        # Runs that are no blocks, such as two runs of equal settings, are compared setting by setting.
+        # Runs that cannot be compared over settings, such as two equal runs, are compared setting by setting.
         with suppress(UsageError):
-            if len(across(merged, scored_by(merged, metric, "settings")).blocks) >= ENOUGH:
+            score = scored_by(merged, metric, "settings")
+            if len(across(merged, score).blocks) >= ENOUGH:
                 return "settings"
     return "seeds"
 
@@ -308,21 +294,19 @@ def is_called(entry: StoredRun, letters: str, path: Path) -> bool:
 def _reference(against: str | Run, blocks: PairedBlocks) -> str:
     """The name of the treatment that ``against`` means: a name, a method, a run's directory or first letters.
 
-    Raises UsageError, for none and for several.
+    Raises UsageError if no treatment fits, or if several do.
     """
     if isinstance(against, Run):
         against = str(against.path)
     if against in blocks.names:
         return against
-    # A method's name first, then directories and digests of runs.
+    # The name of a method first, then directories and digests of runs.
     matching = [name for name, row in blocks.runs.items() if row[0].method == against]
     if not matching and against:
         path = Path(against).resolve()
-        matching = [
-            name
-            for name, row in blocks.runs.items()
-            if any(is_called(e, against, path) for e in row)
-        ]
+        for name, row in blocks.runs.items():
+            if any(is_called(e, against, path) for e in row):
+                matching.append(name)
     if not matching:
         raise unknown("--against", against, blocks.names)
     if len(matching) > 1:

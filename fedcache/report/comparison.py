@@ -1,7 +1,8 @@
 """Treatments compared over paired blocks: means with intervals, paired differences with corrected p values, ranks.
 
-A treatment is a run (over settings: equal runs of several settings), a block is a seed, a client or a setting. Numbers
-in, frozen dataclasses out; ``blocks.py`` finds the numbers, ``comparison_output.py`` writes them.
+A treatment is a run; over settings, it is the equal runs of several settings. A block is a seed, a client or a setting.
+``within``, ``across`` and ``over_held_out`` collect the values as ``PairedBlocks``, ``compared`` tests them, and
+``comparison_output.py`` writes the result.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from fedcache.report.find_runs import (
     labels,
     setting_names,
 )
-from fedcache.report.run_groups import HELD_OUT, HeldOutGroup, MergedRun
+from fedcache.report.run_groups import HELD_OUT, HeldOutGroup, MergedRun, mean_and_deviation
 from fedcache.report.statistics import (
     Floats,
     Ranking,
@@ -60,8 +61,11 @@ from fedcache.runs.score import (
 )
 
 USUAL_TEST = {"seeds": "ttest", "clients": "wilcoxon", "settings": "wilcoxon", HELD_OUT: "wilcoxon"}
-"""Seeds are few, and Wilcoxon's p of five is never below 0.06; an accuracy is a mean over many test rows, so its
-differences over seeds are near normal. Differences over clients and settings are of unlike sizes, which ranks bear."""
+"""With five seeds, Wilcoxon's p is never below 0.06. An accuracy is a mean over many test rows, so its differences over
+seeds are nearly normal, as the t-test needs. Differences over clients and settings have unlike sizes, and Wilcoxon's
+test uses only their ranks."""
+METRIC_OF_SCORE = {"own": "accuracy", "client-mean": "client_mean", "pooled": "pooled"}
+"""Score of a report -> the metric of comparisons."""
 SCORE_WORDS = {name.replace("-", "_"): f"accuracy ({name}: {WORDS[name]})" for name in SCORES}
 
 
@@ -70,15 +74,15 @@ class Treatment:
     """One row of a comparison.
 
     Attributes:
-        name: tells it from the others.
-        values: fractions, one a block; None where it has no value of a block.
+        name: unique in the comparison.
+        values: fractions, one for each block; None where it has no value for a block.
         mean: of all its values.
-        std: of them (ddof 1); None for one value.
+        std: of its values (ddof 1); None for one value.
         interval: of the mean, as ``statistics.interval``; None with fewer than three values.
-        rank: mean rank over the blocks of which all treatments have a value, 1 is best; None where there is none.
+        rank: mean rank over the blocks where all treatments have a value, 1 is best; None without such a block.
         validation: mean accuracy of its runs on validation rows; None where not all treatments have such rows.
-        test_rows: over seeds, of values that do not vary over them: test rows, and the interval over these; Wilson's of
-            one model, of models of clients that of ``rows_of_run``.
+        test_rows: number of test rows, and the interval over them. Only over seeds, for values that do not vary over
+            seeds. One model has Wilson's interval, models of clients that of ``rows_of_run``.
         client_prior: accuracy without and with ``--client-prior``, means over its runs; {} where a run has none.
     """
 
@@ -98,10 +102,9 @@ class Treatment:
         return np.array([value for value in self.values if value is not None])
 
     def blocks(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Names of the blocks of which it has a value."""
-        return tuple(
-            name for name, value in zip(names, self.values, strict=True) if value is not None
-        )
+        """Names of the blocks for which it has a value; ``names`` are those of all blocks."""
+        each = zip(names, self.values, strict=True)
+        return tuple(name for name, value in each if value is not None)
 
 
 @dataclass(frozen=True)
@@ -109,14 +112,14 @@ class Pair:
     """Two treatments compared.
 
     Attributes:
-        one: a name.
-        other: the name it is compared with.
-        difference: mean of one minus other over the blocks of which both have a value, a fraction.
+        one: name of a treatment.
+        other: name of the treatment that it is compared with.
+        difference: mean of one minus other over the blocks where both have a value, a fraction.
         interval: of that mean, as ``statistics.interval``.
-        p: of the paired test; None where there is nothing to test by.
+        p: of the paired test; None where no test is possible.
         holm: p corrected for all pairs of the comparison.
-        rows: over seeds, the same difference over the test rows; None where runs hold none.
-        blocks: names of these blocks.
+        rows: over seeds, the same difference over the test rows; None where runs do not hold their test rows.
+        blocks: names of the blocks where both have a value.
     """
 
     one: str
@@ -134,9 +137,9 @@ class Comparison:
     """Treatments of one setting, or over all settings.
 
     Attributes:
-        setting: words for where; of ``over`` settings, how many.
+        setting: dataset and partition in words; over settings, their number.
         over: seeds | clients | settings | held-out values.
-        metric: what the values are.
+        metric: name of the metric of the values.
         test: wilcoxon | ttest.
         level: of the intervals; tests decide at 1 - level.
         blocks: names.
@@ -144,7 +147,7 @@ class Comparison:
         reference: name of the treatment that the others are compared with.
         pairs: every other treatment with the reference, or all pairs.
         ranking: Friedman and Nemenyi; None with fewer than three treatments or two blocks, and over seeds or clients
-            where two differ and neither varies. Its numbers are places in ``treatments``.
+            where two treatments differ and neither varies. Its numbers are places in ``treatments``.
         notes: sentences that must be read with the numbers.
         chosen: name of the treatment with the highest validation accuracy; None where not all have validation rows.
     """
@@ -179,9 +182,9 @@ class Comparison:
 
     @property
     def lowest(self) -> float:
-        """The lowest p after correction that any pair could have, whatever its values; 0 without a bound."""
-        tested = [p for p in self.pairs if p.p is not None]
-        return len(tested) * min((lowest_p(self.test, len(p.blocks)) for p in tested), default=0.0)
+        """The lowest p after correction that any pair could have with this number of blocks; 0 without a bound."""
+        possible = [lowest_p(self.test, len(p.blocks)) for p in self.pairs if p.p is not None]
+        return len(possible) * min(possible, default=0.0)
 
     @property
     def too_few(self) -> bool:
@@ -190,7 +193,7 @@ class Comparison:
 
     @property
     def alike(self) -> tuple[str, ...]:
-        """Names that the test does not tell from the reference; () where it has too few blocks to tell anything."""
+        """Names that do not differ significantly from the reference; () where there are too few blocks for the test."""
         if self.too_few:
             return ()
         alpha = 1.0 - self.level
@@ -213,8 +216,13 @@ class Comparison:
             "chosen_by": self.chosen_by,
         }
 
+    @property
+    def first(self) -> Treatment:
+        """The treatment that validation chose, else the one with the highest mean."""
+        return next((t for t in self.treatments if t.name == self.chosen), self.treatments[0])
+
     def __repr__(self) -> str:
-        first = next((t for t in self.treatments if t.name == self.chosen), self.treatments[0])
+        first = self.first
         blocks = len(self.blocks)
         treatments = len(self.treatments)
         what = f"{treatments} treatments over {blocks} {self.over}"
@@ -235,11 +243,11 @@ def compared(
     """Compare treatments over their blocks.
 
     Args:
-        found: two treatments or more, one block or more.
+        found: at least two treatments and one block.
         over: seeds | clients | settings, for words and the usual test.
-        metric: what the values are.
+        metric: name of the metric of the values.
         test: wilcoxon | ttest; None takes that of ``USUAL_TEST``.
-        against: name of the reference; None is the one that validation chooses, the highest mean without.
+        against: name of the reference; None takes the one that validation chooses, else the one with the highest mean.
         pairs: ``best``, every treatment with the reference, or ``all``.
         level: of intervals; tests decide at 1 - level.
     """
@@ -248,26 +256,26 @@ def compared(
     names = [found.names[i] for i in order]
     values = found.values[order]
     known = ~np.isnan(values)
-    # Ranks are over the blocks of which all treatments have a value.
+    # Ranks are over the blocks for which all treatments have a value.
     whole = values[:, known.all(0)]
     ranks: list[float | None] = [None] * len(names)
     if whole.size:
         ranks = list(map(float, mean_ranks(whole)))
     validation: dict[str, float] = {}
-    picked = None
+    chosen = None
     if found.validation is not None:
         validation = dict(zip(found.names, found.validation, strict=True))
-        picked = found.names[_falling(found, found.validation)[0]]
+        chosen = found.names[_falling(found, found.validation)[0]]
     rows: dict[str, tuple[int, float, float]] = {}
     if over == "seeds" and metric in ("accuracy", *SCORE_WORDS):
         rows = _test_rows(found, metric, level)
-    treatments = tuple(
-        _treatment(
-            name, row, rank, level, validation.get(name), rows.get(name), found.runs.get(name, ())
+    treatments = []
+    for name, row, rank in zip(names, values, ranks, strict=True):
+        treatment = _treatment(name, row, level, found.runs.get(name, ()))
+        treatments.append(
+            replace(treatment, rank=rank, validation=validation.get(name), test_rows=rows.get(name))
         )
-        for name, row, rank in zip(names, values, ranks, strict=True)
-    )
-    reference = against or picked or names[0]
+    reference = against or chosen or names[0]
     place = names.index(reference)
     if pairs == "all":
         pairs_to_test = list(itertools.combinations(range(len(names)), 2))
@@ -287,25 +295,27 @@ def compared(
         test=test,
         level=level,
         blocks=found.blocks,
-        treatments=treatments,
+        treatments=tuple(treatments),
         reference=reference,
         pairs=made,
         ranking=ranked,
         notes=found.notes,
-        chosen=picked,
+        chosen=chosen,
     )
     notes = list(found.notes)
     for i, j in pairs_to_test:
         if (i, j) not in paired:
             one = names[i]
             notes.append(f"{one} and {names[j]} have no common seed, so they are not compared.")
-    if picked is not None:
+    if chosen is not None:
         falling = sorted(validation.values(), reverse=True)
-        tie = tie_sentence(falling, picked, "runs", "a validation accuracy of ")
+        tie = tie_sentence(falling, chosen, "runs", "a validation accuracy of ")
         if tie is not None:
             notes.append(tie)
-    chose = against is None and pairs == "best" and picked is None
-    return replace(done, notes=(*notes, *_notes(done, chose=chose)))
+    # Without another choice, the reference is the best on the values that are tested.
+    best_is_reference = against is None and pairs == "best" and chosen is None
+    notes += _notes(done, best_is_reference=best_is_reference)
+    return replace(done, notes=tuple(notes))
 
 
 def _pairs_of(
@@ -317,25 +327,26 @@ def _pairs_of(
     over: str,
     level: float,
 ) -> tuple[Pair, ...]:
-    """Pairs of treatments, each over the blocks of which both have a value."""
+    """Pairs of treatments, each over the blocks for which both have a value."""
     known = ~np.isnan(values)
-    shared = [known[i] & known[j] for i, j in chosen]
-    tested = [
-        _p(test, values[i, s], values[j, s], over) for (i, j), s in zip(chosen, shared, strict=True)
-    ]
     made = []
-    for (i, j), s, p, corrected in zip(chosen, shared, tested, holm(tested), strict=True):
-        differences = values[i, s] - values[j, s]
-        of = tuple(name for name, there in zip(blocks, s, strict=True) if there)
+    for i, j in chosen:
+        shared = known[i] & known[j]
+        one = values[i, shared]
+        other = values[j, shared]
+        differences = one - other
         mean = float(differences.mean())
-        made.append(
-            Pair(names[i], names[j], mean, interval(differences, level), p, corrected, blocks=of)
-        )
-    return tuple(made)
+        reach = interval(differences, level)
+        p = _p(test, one, other, over)
+        names_of_blocks = tuple(_names_at(blocks, shared))
+        made.append(Pair(names[i], names[j], mean, reach, p, None, blocks=names_of_blocks))
+    # Holm's correction is for all pairs together.
+    corrected = holm([pair.p for pair in made])
+    return tuple(replace(pair, holm=p) for pair, p in zip(made, corrected, strict=True))
 
 
 def _falling(found: PairedBlocks, values: Sequence[float]) -> list[int]:
-    """Numbers of the treatments by falling values; equal ones as points of a grid, then in the order of the runs."""
+    """Numbers of the treatments by falling values; equal ones in the order of a grid, then of the runs."""
 
     def place(number: int) -> tuple[float, Order, int]:
         order: Order = ()
@@ -350,12 +361,14 @@ def _falling(found: PairedBlocks, values: Sequence[float]) -> list[int]:
 def _with_rows(
     pairs: tuple[Pair, ...], found: PairedBlocks, metric: str, level: float
 ) -> tuple[Pair, ...]:
-    """The pairs with their differences over test rows, where these add up to what is compared."""
+    """The pairs with their differences over test rows, where the sum of these is the difference of the pair."""
     over_rows: dict[int, RowDifference] = {}
     for number, pair in enumerate(pairs):
         if pair.one not in found.runs or pair.other not in found.runs:
             continue
-        made = row_difference(found.runs[pair.one][0], found.runs[pair.other][0], metric, level)
+        one = found.runs[pair.one][0]
+        other = found.runs[pair.other][0]
+        made = row_difference(one, other, metric, level)
         if made is not None and abs(made.difference - pair.difference) < 1e-9:
             over_rows[number] = made
     corrected = holm([rows.p for rows in over_rows.values()])
@@ -368,7 +381,7 @@ def _with_rows(
 def _test_rows(
     found: PairedBlocks, metric: str, level: float
 ) -> dict[str, tuple[int, float, float]]:
-    """Rows and interval of the treatments that do not vary, where these are the values that are compared."""
+    """Test rows and interval of the treatments whose values do not vary over seeds."""
     made = {}
     for name, row in zip(found.names, found.values, strict=True):
         values = row[~np.isnan(row)]
@@ -377,32 +390,29 @@ def _test_rows(
         run = found.runs[name][0]
         rows = rows_interval(run.result, level)
         if rows is None or not constant(np.append(values, run.result["accuracy"]["mean"])):
+            # The interval of one model is of another accuracy than these values.
             rows = rows_of_run(run, metric, level, list(map(int, found.blocks)))
         if rows is not None:
             made[name] = rows
     return made
 
 
-def _treatment(
-    name: str,
-    row: Floats,
-    rank: float | None,
-    level: float,
-    validation: float | None,
-    rows: tuple[int, float, float] | None,
-    runs: Sequence[StoredRun],
-) -> Treatment:
+def _treatment(name: str, row: Floats, level: float, runs: Sequence[StoredRun]) -> Treatment:
+    """One row of values, NaN where there is none, with its mean and interval; the rank is not yet known."""
     priors = [run.result["accuracy"].get("client_prior", {}) for run in runs]
     prior = {}
     if priors and all(priors):
         prior = {key: float(np.mean([p[key] for p in priors])) for key in priors[0]}
     values = row[~np.isnan(row)]
+    mean = float(values.mean())
     std = None
     if len(values) > 1:
         std = float(values.std(ddof=1))
-    each = tuple(None if np.isnan(value) else float(value) for value in row)
+    each: list[float | None] = row.tolist()
+    for block in np.flatnonzero(np.isnan(row)):
+        each[block] = None
     reach = interval(values, level)
-    return Treatment(name, each, float(values.mean()), std, reach, rank, validation, rows, prior)
+    return Treatment(name, tuple(each), mean, std, reach, None, client_prior=prior)
 
 
 def _p(test: str, one: Floats, other: Floats, over: str) -> float | None:
@@ -417,16 +427,16 @@ def _p(test: str, one: Floats, other: Floats, over: str) -> float | None:
 def _repeated(values: Floats, over: str) -> bool:
     """Whether two of some [T, B] values differ, and neither varies over seeds or clients.
 
-    Each is one number then, written once for each block: the repetitions are no evidence, and Wilcoxon's and
-    Friedman's tests would count them.
+    Each of the two is then one number that is repeated for each block. Wilcoxon's and Friedman's tests would count the
+    repetitions as evidence.
     """
     if over in ("settings", HELD_OUT) or not values.size:
         return False
-    still = [row[0] for row in values if constant(row)]
-    return len(still) > 1 and not constant(np.array(still))
+    repeated = [row[0] for row in values if constant(row)]
+    return len(repeated) > 1 and not constant(np.array(repeated))
 
 
-def _notes(c: Comparison, *, chose: bool) -> list[str]:
+def _notes(c: Comparison, *, best_is_reference: bool) -> list[str]:
     """Notes on the limits of these numbers: missing intervals, missing tests and biased choices."""
     count = len(c.blocks)
     alpha = 1.0 - c.level
@@ -436,21 +446,24 @@ def _notes(c: Comparison, *, chose: bool) -> list[str]:
     if count < 3:
         notes.append(f"Only two {c.over}: an interval needs at least three.")
     notes += _spreadless(c)
-    columns = zip(*(t.values for t in c.treatments), strict=True)
-    common = sum(None not in column for column in columns)
-    if len(c.treatments) > 2 and common < 2:
-        notes.append(
-            f"Ranks are not tested, because fewer than two {c.over} are common to all runs."
-        )
-    elif c.ranking is None and len(c.treatments) > 2:
-        notes.append(f"Ranks are not tested, because some results are the same for all {c.over}.")
+    if len(c.treatments) > 2:
+        columns = zip(*(t.values for t in c.treatments), strict=True)
+        common = sum(None not in column for column in columns)
+        if common < 2:
+            notes.append(
+                f"Ranks are not tested, because fewer than two {c.over} are common to all runs."
+            )
+        elif c.ranking is None:
+            notes.append(
+                f"Ranks are not tested, because some results are the same for all {c.over}."
+            )
     if c.ranking is not None and c.ranking.blocks < count:
         blocks = c.ranking.blocks
         notes.append(f"Ranks use the {blocks} {c.over} that all runs share.")
     tested = sum(p.p is not None for p in c.pairs)
     if c.too_few:
         notes.append(too_few_words(c))
-    if chose and tested:
+    if best_is_reference and tested:
         notes.append(
             "The reference was selected as the best on these results, so its p-values are optimistic. To "
             "choose the reference beforehand: --against RUN"
@@ -464,7 +477,7 @@ def _notes(c: Comparison, *, chose: bool) -> list[str]:
 
 
 def too_few_words(c: Comparison) -> str:
-    """A sentence that the test of a comparison cannot reach significance, whatever the values."""
+    """A sentence that the test of a comparison cannot reach significance with any values."""
     tested = sum(p.p is not None for p in c.pairs)
     times = ""
     if tested > 1:
@@ -478,14 +491,25 @@ def too_few_words(c: Comparison) -> str:
     )
 
 
+_MORE_BLOCKS = {
+    "seeds": "For both, use more seeds (--seeds 0-4) or --over clients.",
+    "clients": "For both, use more clients or --over seeds.",
+    "settings": "For both, use more datasets or partitions.",
+    HELD_OUT: "For both, use more held-out values.",
+}
+"""How to get an interval and a test where there is one block."""
+_SAME_VALUE = {
+    "seeds": "does not depend on the seed",
+    "clients": "is the same for every client, as where all are scored on the same rows",
+    "settings": "is the same in every setting",
+    HELD_OUT: "is the same for every held-out value",
+}
+"""Reasons for which a treatment has the same value in all blocks."""
+
+
 def _one_block(c: Comparison) -> str:
-    """A note that one block gives no interval and no test, and what would give both."""
-    more = {
-        "seeds": "For both, use more seeds (--seeds 0-4) or --over clients.",
-        "clients": "For both, use more clients or --over seeds.",
-        "settings": "For both, use more datasets or partitions.",
-        HELD_OUT: "For both, use more held-out values.",
-    }[c.over]
+    """A note that one block gives no interval and no test, and which options would give both."""
+    more = _MORE_BLOCKS[c.over]
     lacks = "no interval"
     if any(t.test_rows is not None for t in c.treatments):
         more = f"Intervals are over test rows: Wilson's of one model, normal of clients' models. {more}"
@@ -498,13 +522,8 @@ def _one_block(c: Comparison) -> str:
 
 
 def _spreadless(c: Comparison) -> list[str]:
-    """Sentences on treatments and differences that do not vary, and so have no interval and no test."""
-    why = {
-        "seeds": "does not depend on the seed",
-        "clients": "is the same for every client, as where all are scored on the same rows",
-        "settings": "is the same in every setting",
-        HELD_OUT: "is the same for every held-out value",
-    }[c.over]
+    """Sentences on treatments and differences that do not vary, and therefore have no interval and no test."""
+    why = _SAME_VALUE[c.over]
     notes = []
     same: list[str] = []
     by_rows: dict[str, int] = {}
@@ -518,29 +537,33 @@ def _spreadless(c: Comparison) -> list[str]:
                 by_rows[t.name] = t.test_rows[0]
     without = [name for name in same if name not in by_rows]
     if without:
-        notes.append(f"No interval, because the value {why}: {', '.join(without)}.")
+        named = ", ".join(without)
+        notes.append(f"No interval, because the value {why}: {named}.")
     if by_rows:
         counts = ", ".join(dict.fromkeys(f"{rows:,}" for rows in by_rows.values()))
         named = ", ".join(by_rows)
         notes.append(f"The value {why}, and the interval is over {counts} test rows: {named}.")
-    among = []
-    others = []
+    repeated = []
+    equal_differences = []
     for pair in c.pairs:
         words = f"{pair.one} and {pair.other}"
-        both_same = {pair.one, pair.other} <= {*same}
+        both_same = pair.one in same and pair.other in same
         if len(pair.blocks) == 1:
             block = pair.blocks[0]
             notes.append(f"{words} share one of the {c.over} ({block}), too few for a test.")
-        elif pair.p is None and c.over in ("seeds", "clients") and both_same:
-            among.append(words)
-        elif pair.p is None:
-            others.append(words)
-    if among:
-        named = "; ".join(among)
+        elif pair.p is not None:
+            continue
+        elif both_same and c.over in ("seeds", "clients"):
+            repeated.append(words)
+        else:
+            equal_differences.append(words)
+    if repeated:
+        named = "; ".join(repeated)
         notes.append(f"{named} not tested: neither result varies over {c.over}.")
-    if others:
+    if equal_differences:
+        named = "; ".join(equal_differences)
         notes.append(
-            f"{'; '.join(others)} not tested: all differences are equal, so there is no spread for a test."
+            f"{named} not tested: all differences are equal, so there is no spread for a test."
         )
     return notes
 
@@ -568,13 +591,13 @@ _PER_RUN: dict[str, Callable[[Any], Any]] = {
     "macro_f1": lambda r: r["macro_f1"]["mean"],
     "client_mean": lambda r: score_of(r, "client-mean").mean,
     "pooled": lambda r: score_of(r, "pooled").mean,
-    **{
-        name: lambda r, name=name: r["fairness"][name]  # type: ignore[misc]
-        for name in ("worst10", "worst20", "worst40", "best10")
-    },
+    "worst10": lambda r: r["fairness"]["worst10"],
+    "worst20": lambda r: r["fairness"]["worst20"],
+    "worst40": lambda r: r["fairness"]["worst40"],
+    "best10": lambda r: r["fairness"]["best10"],
 }
 METRICS = {"seeds": _PER_SEED, "clients": _PER_CLIENT, "settings": _PER_RUN}
-"""What a stored result has for every block."""
+"""Metrics that a stored result has for every block of a kind, and the function that reads them."""
 
 
 @dataclass(frozen=True)
@@ -582,13 +605,13 @@ class PairedBlocks:
     """Values of treatments in blocks.
 
     Attributes:
-        setting: words for where they are from.
+        setting: dataset and partition in words; over settings, their number.
         names: of the T treatments, all different.
         blocks: names of the B blocks.
-        values: [T, B] fractions; over seeds NaN where a treatment has no value of a seed, else none is missing.
-        notes: what was left out, and what sets the treatments apart besides their names.
-        runs: the runs behind each name.
-        validation: [T] mean accuracies of their runs on validation rows; None where one has no such rows.
+        values: [T, B] fractions; over seeds NaN where a treatment has no value for a seed. Others have no NaN.
+        notes: sentences on treatments and blocks that were left out, and on other differences between the treatments.
+        runs: name of a treatment -> its runs.
+        validation: [T] mean accuracies of their runs on validation rows; None where a run has no such rows.
     """
 
     setting: str
@@ -620,16 +643,13 @@ def check_metric(metric: str, over: str) -> None:
 
 
 def scored_by(entries: Sequence[StoredRun], metric: str, over: str) -> str:
-    """The metric that stands for ``accuracy`` in the table of these runs: one for all of them.
+    """The metric that replaces ``accuracy`` in the table of these runs, so that all of them have the same one.
 
-    Over clients there is one accuracy only.
+    Over clients there is only one accuracy.
     """
     if metric != "accuracy" or over == "clients":
         return metric
-    chosen = score_for(e.result for e in entries)
-    if chosen == "own":
-        return "accuracy"
-    return chosen.replace("-", "_")
+    return METRIC_OF_SCORE[score_for(e.result for e in entries)]
 
 
 def within(
@@ -639,9 +659,9 @@ def within(
     over: str,
     names: Sequence[str] | None = None,
 ) -> PairedBlocks:
-    """Runs of one setting over seeds or clients, called by ``names`` or by what tells these apart.
+    """Runs of one setting over seeds or clients, with ``names`` or the shortest labels that tell them apart.
 
-    Raises UsageError, when fewer than two runs have values, no two runs share a seed, or no client is common to all.
+    Raises UsageError when fewer than two runs have values, no two runs share a seed, or no client is common to all.
     """
     check_metric(metric, over)
     take = METRICS[over][metric]
@@ -667,9 +687,9 @@ def within(
     if empty:
         notes.append(f"Left out, because they could not be scored: {_some(empty)}.")
     if over == "clients":
-        # Clients count where every run scored them.
-        common = known.all(0)
-        shared = common
+        # Only clients that every run scored are compared.
+        used = known.all(0)
+        shared = used
         for lack, left in _lacking([*kept], blocks, known).items():
             notes.append(
                 f"These clients are left out, because {lack} has no value for them: {_some(left)}."
@@ -677,8 +697,8 @@ def within(
         notes += _seeds_differ(kept)
     else:
         # Two runs that share a seed have a difference.
+        used = known.any(0)
         shared = known.sum(0) >= 2
-        common = known.any(0)
         notes += merged_notes(kept)
     if not shared.any():
         held = []
@@ -694,18 +714,18 @@ def within(
             "Train all of them with the same --seeds, or name runs that share some.",
         )
     return PairedBlocks(
-        where,
-        tuple(kept),
-        tuple(_names_at(blocks, common)),
-        values[:, common],
-        tuple(notes),
-        kept,
-        _validation(kept, metric, over),
+        setting=where,
+        names=tuple(kept),
+        blocks=tuple(_names_at(blocks, used)),
+        values=values[:, used],
+        notes=tuple(notes),
+        runs=kept,
+        validation=_validation(kept, metric, over),
     )
 
 
 def by_seed(run: StoredRun, values: Iterable[Any]) -> dict[int, Any]:
-    """The values of a run, which are in the order of its seeds, by the number of the seed."""
+    """Seed -> value, for values of a run in the order of its seeds."""
     return dict(zip(map(int, run.result["seeds"]), values, strict=False))
 
 
@@ -716,31 +736,38 @@ def values_of_seeds(
 
     Args:
         runs: of one setting, by name.
-        take: the values of a result by seed, in the order of its seeds.
+        take: reads the values of a result, in the order of its seeds.
     """
     of_run = {name: by_seed(run, take(run.result)) for name, run in runs.items()}
     fixed = fixed_runs(runs)
-    seeds = [seed for name, values in of_run.items() if name not in fixed for seed in values]
-    for name in fixed:
-        if seeds:
-            of_run[name] = dict.fromkeys(seeds, next(iter(of_run[name].values())))
-    return {
-        name: ([*map(str, values)], np.array(list(values.values()), float))
-        for name, values in of_run.items()
-    }
+    seeds_of_others: list[int] = []
+    for name, values in of_run.items():
+        if name not in fixed:
+            seeds_of_others += values
+    if seeds_of_others:
+        for name in fixed:
+            first = next(iter(of_run[name].values()))
+            of_run[name] = dict.fromkeys(seeds_of_others, first)
+    rows = {}
+    for name, values in of_run.items():
+        rows[name] = (list(map(str, values)), np.array(list(values.values()), float))
+    return rows
 
 
 def fixed_runs(runs: Mapping[str, StoredRun]) -> list[str]:
-    """Names of the runs that do not depend on the seed, where that makes a difference: some runs have other seeds."""
-    held = {tuple(e.result["seeds"]) for e in runs.values()}
+    """Names of the runs that do not depend on the seed; [] if all runs have the same seeds, so that it does not matter.
+
+    [] also if the runs have different partitions.
+    """
     entries = list(runs.values())
-    if len(held) < 2 or not all(same_partition(entries[0], e) for e in entries):
+    different_seeds = {tuple(e.result["seeds"]) for e in entries}
+    if len(different_seeds) < 2 or not all(same_partition(entries[0], e) for e in entries):
         return []
     return [name for name, e in runs.items() if not depends_on_seed(e)]
 
 
 def merged_notes(runs: Mapping[str, Sequence[StoredRun]]) -> list[str]:
-    """Notes on rows that merge several runs of equal settings, and on figures of them that are not exact means."""
+    """Notes on treatments that merge several runs of equal settings, and on their figures that are not exact means."""
     notes = []
     for name, row in runs.items():
         for run in row:
@@ -762,31 +789,32 @@ def merged_notes(runs: Mapping[str, Sequence[StoredRun]]) -> list[str]:
 
 
 def _aligned(rows: Sequence[tuple[Sequence[str], Floats]]) -> tuple[Sequence[str], Floats]:
-    """Names of the blocks of all runs, in the order of their first, and their values [T, B]; NaN where one has none.
+    """Names of the blocks of all runs in the order of their first appearance, and their values [T, B]; NaN for none.
 
     Args:
-        rows: names and values of each run. Of a million clients, most runs have the same names in the same order.
+        rows: names and values of each run. With many clients, most runs have the same names in the same order.
     """
     first, _ = rows[0]
     if all(names == first for names, _ in rows[1:]):
         return _distinct(first), np.stack([values for _, values in rows])
-    named = [_distinct(names) for names, _ in rows]
-    places = {
-        name: i for i, name in enumerate(dict.fromkeys(name for names in named for name in names))
-    }
-    table = np.full((len(rows), len(places)), np.nan)
-    for own, names, (_, values) in zip(table, named, rows, strict=True):
-        own[[places[name] for name in names]] = values
-    return list(places), table
+    distinct = [_distinct(names) for names, _ in rows]
+    blocks = list(dict.fromkeys(itertools.chain(*distinct)))
+    place_of = {name: i for i, name in enumerate(blocks)}
+    table = np.full((len(rows), len(blocks)), np.nan)
+    for number, (_, values) in enumerate(rows):
+        places = [place_of[name] for name in distinct[number]]
+        table[number, places] = values
+    return blocks, table
 
 
 def _lacking(
     names: Sequence[str], blocks: Sequence[str], known: NDArray[np.bool_]
 ) -> dict[str, list[str]]:
-    """The blocks that some run has no value of, by the names of these runs; ``known`` is [T, B]."""
+    """Names of runs -> the blocks for which exactly these runs have no value; ``known`` is [T, B]."""
     lost = np.flatnonzero(~known.all(0))
     if not len(lost):
         return {}
+    # Blocks that the same runs lack have equal columns.
     kinds, first, kind_of = np.unique(
         known[:, lost], axis=1, return_index=True, return_inverse=True
     )
@@ -798,9 +826,9 @@ def _lacking(
 
 
 def across(entries: Sequence[StoredRun], metric: str) -> PairedBlocks:
-    """Equal runs over settings: one value each, of the run's mean over its seeds.
+    """Equal runs over settings: one value for each run, its mean over seeds.
 
-    Raises UsageError, for fewer than two treatments or settings, and for two runs that would be one value.
+    Raises UsageError for fewer than two treatments or settings, and for two equal runs in one setting.
     """
     check_metric(metric, "settings")
     groups = by_setting(entries)
@@ -810,7 +838,8 @@ def across(entries: Sequence[StoredRun], metric: str) -> PairedBlocks:
     for where, group in zip(wheres, groups, strict=True):
         for entry in group:
             label = label_of(entry, facts)
-            before = taken.setdefault(label, {}).setdefault(where, entry)
+            row = taken.setdefault(label, {})
+            before = row.setdefault(where, entry)
             if before is not entry:
                 both = []
                 for one in (before, entry):
@@ -831,7 +860,7 @@ def across(entries: Sequence[StoredRun], metric: str) -> PairedBlocks:
             "Train the same methods on another dataset or partition, or leave --over settings out.",
         )
     kept = [e for row in runs.values() for e in row]
-    # Of those that are left, fewer facts may differ: shorter names.
+    # Fewer facts may differ between the remaining runs, so that shorter names are enough.
     facts = differing(kept)
     short = {label_of(row[0], facts): row for row in runs.values()}
     if len(short) == len(runs):
@@ -849,9 +878,9 @@ def across(entries: Sequence[StoredRun], metric: str) -> PairedBlocks:
 
 
 def over_held_out(group: HeldOutGroup, metric: str) -> PairedBlocks:
-    """Leave-one-out runs over the values that are held out: one value each, of the run's mean over its seeds.
+    """Leave-one-out runs over the held-out values: one value for each run, its mean over seeds.
 
-    Raises UsageError, for fewer than two treatments that have all of two values.
+    Raises UsageError unless two treatments have runs for the same two held-out values.
     """
     runs, values, lost = _without_holes(group.rows(), group.values, metric)
     if len(runs) < 2 or len(values) < 2:
@@ -862,7 +891,8 @@ def over_held_out(group: HeldOutGroup, metric: str) -> PairedBlocks:
     notes = _not_alike(runs, metric)
     if lost:
         notes.append(f"Left out, because some method has no run for it: {_some(lost, '; ')}.")
-    notes += _seeds_differ(runs) + merged_notes(runs)
+    notes += _seeds_differ(runs)
+    notes += merged_notes(runs)
     notes.append(
         f"Each {group.column} is a test set of its own, and their training sets overlap: p is too small."
     )
@@ -877,33 +907,37 @@ def _validation(
     if score not in SCORES and over == "clients":
         score = "client-mean"
     elif score not in SCORES:
-        score = score_for(e.result for row in runs.values() for e in row)
+        score = score_for(e.result for e in itertools.chain(*runs.values()))
     made = []
     for row in runs.values():
-        found = [value for e in row if (value := validation_value(e.result, score)) is not None]
-        if len(found) < len(row):
+        mean, _ = mean_and_deviation([validation_value(e.result, score) for e in row])
+        if mean is None:
             return None
-        made.append(float(np.mean(found)))
+        made.append(mean)
     return tuple(made)
 
 
 def complete(cells: Cells, blocks: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Treatments and blocks without a hole.
+    """Treatments and blocks without a missing value.
 
-    Whatever lacks the largest share goes first; of equals a treatment, and the last of them.
+    The treatment or block that lacks the largest share of its values is removed, until no value is missing. Of equal
+    ones the last is removed, and a treatment before a block.
     """
     names = list(cells)
     left = list(blocks)
     while names and left:
-        holes = np.array([[cells[n].get(b) is None for b in left] for n in names])
-        by_name = holes.mean(1)
-        by_block = holes.mean(0)
-        if not holes.any():
+        # [T, B]: whether each treatment lacks a value for each block.
+        missing = np.array([[cells[name].get(block) is None for block in left] for name in names])
+        if not missing.any():
             break
+        by_name = missing.mean(1)
+        by_block = missing.mean(0)
         if by_name.max() >= by_block.max():
-            del names[int(np.flatnonzero(by_name == by_name.max())[-1])]
+            worst = np.flatnonzero(by_name == by_name.max())
+            del names[worst[-1]]
         else:
-            del left[int(np.flatnonzero(by_block == by_block.max())[-1])]
+            worst = np.flatnonzero(by_block == by_block.max())
+            del left[worst[-1]]
     return names, left
 
 
@@ -911,13 +945,15 @@ def _without_holes(
     taken: Mapping[str, Mapping[str, StoredRun]], blocks: Sequence[str], metric: str
 ) -> tuple[dict[str, list[StoredRun]], list[str], list[str]]:
     """Runs [T][B] of the treatments and blocks that have all values, these blocks, and the names that are left out."""
-    cells = {
-        name: {block: _PER_RUN[metric](run.result) for block, run in row.items()}
-        for name, row in taken.items()
-    }
+    take = _PER_RUN[metric]
+    cells = {}
+    for name, row in taken.items():
+        cells[name] = {block: take(run.result) for block, run in row.items()}
     names, kept = complete(cells, blocks)
-    lost = [b for b in blocks if b not in kept] + [n for n in cells if n not in names]
-    return {name: [taken[name][block] for block in kept] for name in names}, kept, lost
+    runs = {name: [taken[name][block] for block in kept] for name in names}
+    lost = [block for block in blocks if block not in kept]
+    lost += [name for name in cells if name not in names]
+    return runs, kept, lost
 
 
 def _one_value_each(
@@ -928,14 +964,15 @@ def _one_value_each(
     notes: Sequence[str],
 ) -> PairedBlocks:
     """Runs [T][B] with the mean of each over its seeds."""
-    values = [[_PER_RUN[metric](run.result) for run in row] for row in runs.values()]
-    chosen_by = _validation(runs, metric, "settings")
+    take = _PER_RUN[metric]
+    values = [[take(run.result) for run in row] for row in runs.values()]
+    validation = _validation(runs, metric, "settings")
     table = np.array(values, np.float64)
-    return PairedBlocks(where, tuple(runs), tuple(blocks), table, tuple(notes), runs, chosen_by)
+    return PairedBlocks(where, tuple(runs), tuple(blocks), table, tuple(notes), runs, validation)
 
 
 def _distinct(names: Sequence[str]) -> list[str]:
-    """Names of clients; those that come again get a number, so that none takes the place of another."""
+    """Names of clients; a repeated name gets a number, so that all names are different."""
     seen: Counter[str] = Counter()
     made = []
     for name in names:
@@ -948,16 +985,17 @@ def _distinct(names: Sequence[str]) -> list[str]:
 
 def _not_alike(runs: Mapping[str, Sequence[StoredRun]], metric: str) -> list[str]:
     """Sentences on treatments that sites scored, that were scored in another way, or that approximate their method."""
-    every = [e for row in runs.values() for e in row]
+    every = list(itertools.chain(*runs.values()))
     notes = []
     if any(e.claimed for e in every):
         notes.append(CLAIMED)
     kinds: dict[str, list[str]] = {}
-    rough = []
+    approximations = []
     for name, row in runs.items():
-        kinds.setdefault(str(row[0].result.get("protocol")), []).append(name)
+        kind = str(row[0].result.get("protocol"))
+        kinds.setdefault(kind, []).append(name)
         if any(e.result.get("fidelity") not in (None, "exact") for e in row):
-            rough.append(name)
+            approximations.append(name)
     if len(kinds) > 1:
         usual = max(kinds, key=lambda kind: len(kinds[kind]))
         parts = []
@@ -971,12 +1009,13 @@ def _not_alike(runs: Mapping[str, Sequence[StoredRun]], metric: str) -> list[str
         others = _PROTOCOL.get(usual, usual)
         scored = "; ".join(parts)
         notes.append(f"{head}. {scored}; all others: {others}.")
-    notes += _drawn_apart({name: row[0].result["accuracy"] for name, row in runs.items()})
+    accuracies = {name: row[0].result["accuracy"] for name, row in runs.items()}
+    notes += _drawn_apart(accuracies)
     unlike = unlike_tests(e.result for e in every)
     if unlike is not None:
         notes.append(unlike)
-    if rough:
-        notes.append(f"Approximations of their method: {_some(rough)}.")
+    if approximations:
+        notes.append(f"Approximations of their method: {_some(approximations)}.")
     return notes
 
 
@@ -996,16 +1035,19 @@ def _drawn_apart(accuracies: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def _seeds_differ(runs: Mapping[str, Sequence[StoredRun]]) -> list[str]:
-    held = {tuple(e.result["seeds"]) for row in runs.values() for e in row}
-    if len(held) < 2:
+    """A note where runs have different seeds; [] where they have the same ones."""
+    different = {tuple(e.result["seeds"]) for e in itertools.chain(*runs.values())}
+    if len(different) < 2:
         return []
-    # One number where all have as many seeds.
-    counts = sorted({len(seeds) for seeds in held})
-    spread = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
-    return [f"Values are means over seeds that differ between runs ({spread} of them)."]
+    counts = sorted(map(len, different))
+    number = str(counts[0])
+    if counts[0] < counts[-1]:
+        number = f"{counts[0]} to {counts[-1]}"
+    return [f"Values are means over seeds that differ between runs ({number} of them)."]
 
 
 def _some(names: Sequence[str], between: str = ", ") -> str:
+    """The first names, and the number of the others."""
     words = between.join(names[:MOST_NAMED])
     if len(names) > MOST_NAMED:
         words += f" and {len(names) - MOST_NAMED} more"
@@ -1015,8 +1057,8 @@ def _some(names: Sequence[str], between: str = ", ") -> str:
 ROW_TESTS = {"mcnemar": "McNemar's exact test", "z": "z-test of the paired rows"}
 PERSONAL = ("personalised", "everywhere")
 MOST_EXACT = 2000
-"""Rows that differ up to which the binomial is added up in whole numbers: that takes 1 ms, and scipy's functions a
-quarter of a second to import, which scipy does when one of them is first requested."""
+"""Most rows that differ for which the binomial is summed in whole numbers. That takes 1 ms. Scipy's functions take a
+quarter of a second to import, which happens at their first use."""
 
 
 @dataclass(frozen=True)
@@ -1024,14 +1066,14 @@ class RowDifference:
     """One run minus another over test rows.
 
     Attributes:
-        rows: different test rows that both were scored on.
-        gained: rows that the first gets right more often, over clients and seeds.
-        lost: rows that the other gets right more often.
+        rows: number of distinct test rows that both runs were scored on.
+        gained: number of rows that the first run classifies correctly more often, over clients and seeds.
+        lost: number of rows that the other run classifies correctly more often.
         difference: of the accuracies, a fraction.
-        interval: of it, over test rows: difference -+ z sqrt(R / (R - 1) sum_r e_r^2), with e_r = d_r - difference w_r,
-            where row r adds d_r to the difference and has the weight w_r of all; None for one row.
-        p: two-sided. Where every row that differs counts the same, of McNemar's exact test: the binomial of ``gained``
-            among ``gained + lost``. Else of a z-test with the variance above.
+        interval: of the difference, over test rows: difference -+ z sqrt(R / (R - 1) sum_r e_r^2), with
+            e_r = d_r - difference w_r, where row r adds d_r to the difference and has weight w_r; None for one row.
+        p: two-sided. If all rows that differ have the same weight, it is McNemar's exact test: the binomial of
+            ``gained`` among ``gained + lost``. Otherwise it is a z-test with the variance above.
         test: mcnemar | z.
         holm: p corrected for all pairs of the comparison.
     """
@@ -1051,8 +1093,8 @@ def row_difference(
 ) -> RowDifference | None:
     """``one`` minus ``other``, over the pairs of ``paired_seeds``.
 
-    None where a run holds no test rows, where the two were not scored on the same ones, and for a metric that is no sum
-    over rows.
+    None where a run holds no test rows, where the two were not scored on the same rows, and for a metric that is not a
+    sum over rows.
 
     Args:
         one: a run.
@@ -1061,7 +1103,7 @@ def row_difference(
         level: of the interval.
 
     Raises:
-        DamagedRunError for test rows that are not what was written.
+        DamagedRunError for test rows that were changed.
     """
     personal = [run.result.get("protocol") in PERSONAL for run in (one, other)]
     if metric == "accuracy" and all(personal):
@@ -1086,12 +1128,15 @@ def row_difference(
 
 
 Rows = tuple[np.ndarray, Floats, Floats]
-"""Numbers of rows, what each adds to the difference, and its weight; weights have the sum 1."""
+"""Numbers of rows, the contribution of each row to a sum over rows, and its weight; the weights sum to 1."""
 
 
 def _of_seed(ours: TestRows, theirs: TestRows, metric: str) -> Rows | None:
-    alike = np.array_equal(ours.rows, theirs.rows) and np.array_equal(ours.scored, theirs.scored)
-    if not alike or not np.allclose(ours.weight, theirs.weight, rtol=1e-9, atol=0.0):
+    """The rows of one seed with their differences; None where the two runs were not scored on the same rows."""
+    same_rows = np.array_equal(ours.rows, theirs.rows)
+    if not same_rows or not np.array_equal(ours.scored, theirs.scored):
+        return None
+    if not np.allclose(ours.weight, theirs.weight, rtol=1e-9, atol=0.0):
         return None
     if metric == "client_mean":
         return ours.rows, ours.share - theirs.share, ours.weight
@@ -1099,7 +1144,8 @@ def _of_seed(ours: TestRows, theirs: TestRows, metric: str) -> Rows | None:
     if metric == "pooled":
         total = float(ours.scored.sum())
         return ours.rows, apart / total, ours.scored / total
-    count = len(ours.rows)  # of one model, which says the same to every client: each row once
+    # One model predicts the same for every client, so each row counts once.
+    count = len(ours.rows)
     return ours.rows, apart / ours.scored / count, np.full(count, 1.0 / count)
 
 
@@ -1117,7 +1163,8 @@ def _joined(seeds: list[Rows]) -> tuple[Floats, Floats]:
 def _spread(adds: Floats, weights: Floats) -> float:
     """Standard error of a sum over R rows of a sample: sqrt(R / (R - 1) sum_r e_r^2), e_r = adds_r - sum weights_r."""
     count = len(adds)
-    return float(np.sqrt(count / (count - 1) * ((adds - adds.sum() * weights) ** 2).sum()))
+    residuals = adds - adds.sum() * weights
+    return float(np.sqrt(count / (count - 1) * (residuals**2).sum()))
 
 
 def _half(adds: Floats, weights: Floats, level: float) -> float:
@@ -1128,18 +1175,19 @@ def _half(adds: Floats, weights: Floats, level: float) -> float:
 def rows_of_run(
     run: StoredRun, metric: str, level: float, seeds: Sequence[int] | None = None
 ) -> tuple[int, float, float] | None:
-    """Test rows of a run, and the interval over them of its accuracy with models of clients; None without.
+    """Number of test rows of a run with models of clients, and the interval of its accuracy over them.
 
-    accuracy -+ z sqrt(R / (R - 1) sum_r (a_r - accuracy w_r)^2). Row r has the weight w_r and adds a_r to the accuracy.
+    The interval is accuracy -+ z sqrt(R / (R - 1) sum_r (a_r - accuracy w_r)^2). Row r has weight w_r and adds a_r to
+    the accuracy. None for a run with one model, and for a run that holds no test rows.
 
     Args:
-        run: of one seed, or of several that give the same.
-        metric: accuracy or client_mean, which of models of clients are one; or pooled.
+        run: of one seed, or of several seeds with the same accuracy.
+        metric: accuracy | client_mean | pooled; for models of clients the first two are the same.
         level: of the interval.
-        seeds: of the run that count; None for all.
+        seeds: the seeds of the run that are used; None for all.
 
     Raises:
-        DamagedRunError for test rows that are not what was written.
+        DamagedRunError for test rows that were changed.
     """
     if run.result.get("protocol") not in PERSONAL:
         return None
@@ -1170,7 +1218,9 @@ def sign_test(gained: int, lost: int) -> float:
     throws = gained + lost
     if throws > MOST_EXACT:
         return min(1.0, 2.0 * float(scipy.special.bdtr(fewer, throws, 0.5)))
-    ways = tail = 1  # of choosing none; then C(n, i) = C(n, i - 1) (n - i + 1) / i
+    # C(n, 0) = 1, and C(n, i) = C(n, i - 1) (n - i + 1) / i.
+    ways = 1
+    tail = 1
     for i in range(1, fewer + 1):
         ways = ways * (throws - i + 1) // i
         tail += ways
@@ -1178,45 +1228,50 @@ def sign_test(gained: int, lost: int) -> float:
 
 
 def _tested(seeds: list[Rows], level: float) -> RowDifference:
+    """The difference over the rows of all seeds, with its interval and test."""
     adds, weights = _joined(seeds)
     count = len(adds)
-    # What rounding alone leaves of a row is no difference.
+    # A contribution that is only a rounding error counts as 0.
     adds = np.where(np.abs(adds) < 10.0**-DIGITS / count, 0.0, adds)
     difference = float(adds.sum())
     gained = int((adds > 0).sum())
     lost = int((adds < 0).sum())
-    if count < 2:
-        return RowDifference(count, gained, lost, difference, None, 1.0, "mcnemar")
-    half = _half(adds, weights, level)
-    reach = (difference - half, difference + half)
-    sizes = np.abs(adds[adds != 0])
-    if not len(sizes) or np.ptp(sizes) <= 1e-9 * sizes.max():
-        p = sign_test(gained, lost)
-        return RowDifference(count, gained, lost, difference, reach, p, "mcnemar")
-    p = 0.0
-    spread = _spread(adds, weights)
-    if spread > 0:
-        p = math.erfc(abs(difference) / spread / math.sqrt(2.0))
-    return RowDifference(count, gained, lost, difference, reach, p, "z")
+    reach = None
+    p = 1.0
+    test = "mcnemar"
+    if count > 1:
+        half = _half(adds, weights, level)
+        reach = (difference - half, difference + half)
+        sizes = np.abs(adds[adds != 0])
+        if not len(sizes) or np.ptp(sizes) <= 1e-9 * sizes.max():
+            p = sign_test(gained, lost)
+        else:
+            test = "z"
+            spread = _spread(adds, weights)
+            p = 0.0
+            if spread > 0:
+                p = math.erfc(abs(difference) / spread / math.sqrt(2.0))
+    return RowDifference(count, gained, lost, difference, reach, p, test)
 
 
 MOST_SEEDS = 10
-"""Seeds that are named one by one."""
+"""Most seeds that are named one by one."""
 FIGURES = ("own", "client-mean", "pooled")
 """Scores that are equal for all seeds of a run that does not depend on the seed."""
 
 
 def paired_seeds(one: StoredRun, other: StoredRun) -> list[tuple[int, int]]:
-    """Seeds of one run with the seeds of another that they are compared with.
+    """Pairs of a seed of one run and a seed of another that are compared.
 
-    Equal numbers belong together, where both runs trained on the same partition. The first seed of a run that does not
-    depend on the seed is paired with every seed of the other that it lacks.
+    Equal seeds are a pair if both runs trained on the same partition. If a run does not depend on the seed, its first
+    seed is also paired with every seed that only the other run has.
     """
     ours = list(map(int, one.result["seeds"]))
     theirs = list(map(int, other.result["seeds"]))
     here = _partition_of_seed(one)
     there = _partition_of_seed(other)
-    pairs = [(seed, seed) for seed in ours if seed in theirs and here.get(seed) == there.get(seed)]
+    common = [seed for seed in ours if seed in theirs]
+    pairs = [(seed, seed) for seed in common if here.get(seed) == there.get(seed)]
     if same_partition(one, other):
         if not depends_on_seed(one):
             pairs += [(ours[0], seed) for seed in theirs if seed not in ours]
@@ -1226,7 +1281,7 @@ def paired_seeds(one: StoredRun, other: StoredRun) -> list[tuple[int, int]]:
 
 
 def differences_of_seeds(one: StoredRun, other: StoredRun, score: str) -> Floats:
-    """[S] one score of a run minus that of another, of every pair of seeds; seeds without a score are left out."""
+    """[S] score of one run minus that of another, for each pair of seeds; pairs without a score are left out."""
     ours = by_seed(one, score_of(one.result, score).per_seed)
     theirs = by_seed(other, score_of(other.result, score).per_seed)
     gaps = []
@@ -1239,7 +1294,7 @@ def differences_of_seeds(one: StoredRun, other: StoredRun, score: str) -> Floats
 
 
 def common_seeds(one: StoredRun, other: StoredRun) -> list[int]:
-    """The seeds over which two runs are compared: those of the run that depends on the seed where one does not."""
+    """The seeds over which two runs are compared; if only one of them depends on the seed, the seeds of that run."""
     pairs = paired_seeds(one, other)
     ours = [mine for mine, _ in pairs]
     theirs = [its for _, its in pairs]
@@ -1256,8 +1311,8 @@ def same_partition(one: StoredRun, other: StoredRun) -> bool:
 def depends_on_seed(run: StoredRun) -> bool:
     """Whether another seed may give other figures.
 
-    Several seeds show it: where all of them gave the same figures on one partition, the run does not. One seed shows
-    nothing, so then the method says whether anything is drawn.
+    A run with several seeds does not depend on them if all gave the same figures on one partition. For a run with one
+    seed, the method says whether training draws random numbers.
     """
     if len(_partitions(run)) != 1:
         return True
@@ -1267,7 +1322,9 @@ def depends_on_seed(run: StoredRun) -> bool:
 
 
 def _partitions(run: StoredRun) -> set[str]:
-    return set(map(str, run.result.get("partition", {}).get("digests", ())))
+    """Digests of the partitions of a run."""
+    digests = run.result.get("partition", {}).get("digests", ())
+    return set(map(str, digests))
 
 
 def _partition_of_seed(run: StoredRun) -> dict[int, str]:
@@ -1279,22 +1336,23 @@ def _partition_of_seed(run: StoredRun) -> dict[int, str]:
 
 
 def _draws_nothing(result: Mapping[str, Any]) -> bool:
-    """Whether a run has all clients in its round, no liar and no noise, and its method draws nothing."""
-    usual = result.get("participation") in ("all", "100%")
-    other_draws = any(result.get(key) for key in ("participants", "timing", "trust"))
-    drawn_tests = bool(result["accuracy"].get("eval_clients"))
-    if not usual or other_draws or drawn_tests:
+    """Whether a run uses no random numbers: all clients take part and are scored, without attacks or noise."""
+    if result.get("participation") not in ("all", "100%"):
+        return False
+    if any(result.get(key) for key in ("participants", "timing", "trust")):
+        return False
+    if result["accuracy"].get("eval_clients"):
         return False
     return draws_nothing(str(result["method"]), result["hyperparameters"])
 
 
 def compact(seeds: Sequence[object]) -> str:
-    """Seeds in words: their numbers, and of many how many they are."""
+    """Seeds in words: each of them, or their number if there are more than ``MOST_SEEDS``."""
     if len(seeds) > MOST_SEEDS:
         return f"{len(seeds)} seeds"
     return ", ".join(map(str, seeds))
 
 
 def _names_at(names: Sequence[str], there: Any) -> list[str]:
-    """The names at the places that are true."""
+    """The names at the places where ``there`` is true."""
     return [names[i] for i in np.flatnonzero(there).tolist()]

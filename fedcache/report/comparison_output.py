@@ -1,13 +1,15 @@
 """A comparison as Markdown, LaTeX and HTML, and its critical-difference diagram.
 
-In tables the run that validation chose is bold, else the highest; a dagger stands where the test finds no difference.
-The diagram (Demšar, JMLR 7, 2006, figure 1) has mean ranks on a line, best left; a thick bar joins treatments that
-Nemenyi's test does not tell apart.
+In tables the run that validation chose is bold, else the run with the highest mean. A dagger marks runs that do not
+differ significantly from the reference. The diagram (Demšar, JMLR 7, 2006, figure 1) shows mean ranks on a line, the
+best on the left. A thick bar joins treatments that do not differ by Nemenyi's test.
 """
 
 from __future__ import annotations
 
 import html
+import itertools
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +18,7 @@ from typing import Any
 from fedcache.errors import UsageError
 from fedcache.parsing import visible
 from fedcache.report.comparison import ROW_TESTS, SCORE_WORDS, Comparison, Treatment, compact
-from fedcache.report.drawing import plain, write_drawing
+from fedcache.report.drawing import short, write_drawing
 from fedcache.report.run_groups import HELD_OUT
 from fedcache.report.statistics import Ranking, constant, interval_words
 
@@ -42,10 +44,10 @@ class Sheet:
     """Cells as text.
 
     Attributes:
-        columns: names; the first one holds names of runs, all others numbers.
-        rows: of as many cells.
-        best: rows that stand out: the one that validation chose, or the highest value, which is in the second column.
-        alike: rows that get a dagger there.
+        columns: names; the first column holds names of runs, all others numbers.
+        rows: cells, one for each column.
+        best: rows whose second cell is bold: the run that validation chose, or the highest values.
+        alike: rows whose second cell has a dagger.
     """
 
     columns: tuple[str, ...]
@@ -60,25 +62,29 @@ class Sheet:
         best: frozenset[int] = frozenset(),
         alike: frozenset[int] = frozenset(),
     ) -> Sheet:
-        """Named columns as a sheet; without those in which nothing stands, except for the first two."""
-        kept = [pair for place, pair in enumerate(columns) if place < 2 or any(pair[1])]
+        """Named columns as a sheet, without empty columns; the first two are always kept."""
+        kept = [*columns[:2]]
+        kept += [(name, cells) for name, cells in columns[2:] if any(cells)]
+        names = tuple(name for name, _ in kept)
         rows = tuple(zip(*(cells for _, cells in kept), strict=True))
-        return cls(tuple(name for name, _ in kept), rows, best, alike)
+        return cls(names, rows, best, alike)
 
 
 def values(c: Comparison) -> Sheet:
-    """Run, mean with deviation, interval and over what it is where that differs, mean rank."""
+    """Run, mean with deviation, interval and its unit where units differ, mean rank."""
     runs = c.treatments
     seeds = [""] * len(runs)
     if not same_blocks(c):
         seeds = [compact(t.blocks(c.blocks)) for t in runs]
-    # An interval over test rows stands in addition to intervals over seeds: then a column says which is which.
+    # If some intervals are over test rows and others over blocks, a column shows the unit of each.
     over = []
     for t in runs:
-        kind = c.over * (t.interval is not None)
+        unit = ""
         if t.test_rows is not None:
-            kind = "rows"
-        over.append(kind)
+            unit = "rows"
+        elif t.interval is not None:
+            unit = c.over
+        over.append(unit)
     if len(set(over) - {""}) < 2:
         over = [""] * len(runs)
     ranks = [""] * len(runs)
@@ -96,26 +102,26 @@ def values(c: Comparison) -> Sheet:
         ("rank", ranks),
         ("validation %", [_two(t.validation, 100) for t in runs]),
     ]
-    for key in dict.fromkeys(key for t in runs for key in t.client_prior):
+    for key in dict.fromkeys(itertools.chain(*(t.client_prior for t in runs))):
         name = key.replace("_", " ")
         columns.append((f"{name} %", [_two(t.client_prior.get(key), 100) for t in runs]))
     if c.over == HELD_OUT and len(c.blocks) <= MOST_BLOCKS:
         each = zip(*(t.values for t in runs), strict=True)
         for block, accuracies in zip(c.blocks, each, strict=True):
             columns.append((block, [_two(value, 100) for value in accuracies]))
-    stands_out = c.best
+    best = c.best
     if c.chosen is not None:
-        stands_out = (c.chosen,)
-    return Sheet.of(columns, _places(c, stands_out), _places(c, c.alike))
+        best = (c.chosen,)
+    return Sheet.of(columns, _places(c, best), _places(c, c.alike))
 
 
 def same_blocks(c: Comparison) -> bool:
-    """Whether all treatments have a value of every block."""
+    """Whether all treatments have a value for every block."""
     return all(None not in t.values for t in c.treatments)
 
 
 def _two(value: float | None, times: float = 1) -> str:
-    """A number with two decimals; nothing for none."""
+    """A number with two decimals; "" for None."""
     if value is None:
         return ""
     return f"{times * value:.2f}"
@@ -123,45 +129,52 @@ def _two(value: float | None, times: float = 1) -> str:
 
 def _mean(t: Treatment) -> str:
     """Mean in percent, with its deviation where its values differ."""
+    mean = _two(t.mean, 100)
     if t.std is None or constant(t.known):
-        return _two(t.mean, 100)
-    return " ± ".join((_two(t.mean, 100), _two(t.std, 100)))
+        return mean
+    return f"{mean} ± {_two(t.std, 100)}"
 
 
 def _reach(t: Treatment) -> tuple[float, float] | None:
-    """The interval that is shown: over test rows where there is one."""
+    """The interval that is shown: the one over test rows if there is one."""
     if t.test_rows is None:
         return t.interval
     return t.test_rows[1:]
 
 
 def differences(c: Comparison) -> Sheet | None:
-    """Pair, mean difference with interval, p; the same over test rows. None for one block without test rows."""
+    """Pair, mean difference with interval, p, and the same over test rows; None for one block without test rows."""
     if len(c.blocks) < 2 and not any(p.rows for p in c.pairs):
         return None
     # With one reference, the other run of each pair is always the same and is named in the caption.
     first = ("pair", [f"{p.one} - {p.other}" for p in c.pairs])
     if _against_one(c):
         first = ("run", [p.one for p in c.pairs])
-    # Which seeds a pair shares is said only where it differs.
+    # The shared seeds of each pair are shown only where they differ.
     over = [""] * len(c.pairs)
     if not same_blocks(c):
         over = [compact(p.blocks) for p in c.pairs]
-    rows = [p.rows for p in c.pairs]
-    intervals = [_interval(None if r is None else r.interval) for r in rows]
-    corrected = [show_p(None if r is None else r.holm) for r in rows]
-    return Sheet.of(
-        [
-            first,
-            ("difference, pp", [points(p.difference) for p in c.pairs]),
-            (f"over {c.over}", over),
-            (f"{_level(c)} interval", [_interval(p.interval) for p in c.pairs]),
-            ("p", [show_p(p.p) for p in c.pairs]),
-            ("p (Holm)", [show_p(p.holm) for p in c.pairs]),
-            (f"{_level(c)} over rows", intervals),
-            ("p over rows (Holm)", corrected),
-        ]
-    )
+    intervals_over_rows = []
+    p_over_rows = []
+    for pair in c.pairs:
+        interval = ""
+        p = ""
+        if pair.rows is not None:
+            interval = _interval(pair.rows.interval)
+            p = show_p(pair.rows.holm)
+        intervals_over_rows.append(interval)
+        p_over_rows.append(p)
+    columns = [
+        first,
+        ("difference, pp", [points(p.difference) for p in c.pairs]),
+        (f"over {c.over}", over),
+        (f"{_level(c)} interval", [_interval(p.interval) for p in c.pairs]),
+        ("p", [show_p(p.p) for p in c.pairs]),
+        ("p (Holm)", [show_p(p.holm) for p in c.pairs]),
+        (f"{_level(c)} over rows", intervals_over_rows),
+        ("p over rows (Holm)", p_over_rows),
+    ]
+    return Sheet.of(columns)
 
 
 def _against_one(c: Comparison) -> bool:
@@ -177,10 +190,11 @@ def sheets(c: Comparison) -> list[Sheet]:
         return [left]
     if not _against_one(c):
         return [left, right]
-    beside = {row[0]: row[1:] for row in right.rows}
+    differences_of_run = {row[0]: row[1:] for row in right.rows}
+    columns = left.columns + right.columns[1:]
     blank = ("",) * (len(right.columns) - 1)
-    rows = tuple((*row, *beside.get(row[0], blank)) for row in left.rows)
-    return [Sheet((*left.columns, *right.columns[1:]), rows, left.best, left.alike)]
+    rows = tuple(row + differences_of_run.get(row[0], blank) for row in left.rows)
+    return [Sheet(columns, rows, left.best, left.alike)]
 
 
 def caption(c: Comparison) -> str:
@@ -188,10 +202,10 @@ def caption(c: Comparison) -> str:
     metric = SCORE_WORDS.get(c.metric, c.metric)
     what = f"{c.setting}: {metric} in %"
     bold = f"{_rows_words(c)}. Bold: {c.chosen_by}."
-    # One block: no mean, no interval over blocks and no test to explain.
+    # With one block there is no mean, no interval over blocks and no test.
     if len(c.blocks) == 1:
-        block = c.blocks[0]
-        return f"{what}, {c.over.removesuffix('s')} {block}{bold}"
+        unit = c.over.removesuffix("s")
+        return f"{what}, {unit} {c.blocks[0]}{bold}"
     over = f"over the {c.over} that each run has"
     shared = f", over the {c.over} that both have"
     if same_blocks(c):
@@ -226,8 +240,10 @@ def _rows_words(c: Comparison) -> str:
         return ""
     used = {r.test for r in found}
     tests = " or ".join(words for name, words in ROW_TESTS.items() if name in used)
-    counts = sorted({r.rows for r in found})
-    rows = " to ".join(f"{n:,}" for n in dict.fromkeys((counts[0], counts[-1])))
+    counts = sorted(r.rows for r in found)
+    rows = f"{counts[0]:,}"
+    if counts[0] < counts[-1]:
+        rows += f" to {counts[-1]:,}"
     return f"; over rows: {tests} on {rows} test rows, p corrected for {len(found)} (Holm)"
 
 
@@ -236,18 +252,19 @@ def ranking_words(c: Comparison) -> str | None:
     if c.ranking is None:
         return None
     names = [t.name for t in c.treatments]
-    # Groups of runs between which Nemenyi's test finds no difference.
+    # Groups of runs without a difference by Nemenyi's test, each in braces.
     groups = []
     for group in c.ranking.groups:
         members = ", ".join(names[i] for i in group)
-        groups.append(f"{{{members}}}")
+        groups.append("{" + members + "}")
     blocks = c.ranking.blocks
     if c.ranking.too_few:
         result = f"{blocks} {c.over} are too few to show any difference"
     elif any(len(group) == len(names) for group in c.ranking.groups):
         result = "no two methods differ significantly"
     elif groups:
-        result = f"no significant difference within: {', '.join(groups)}"
+        listed = ", ".join(groups)
+        result = f"no significant difference within: {listed}"
     else:
         result = "all methods differ significantly"
     p = show_p(c.ranking.p)
@@ -270,36 +287,41 @@ def markdown(c: Comparison) -> str:
     """Tables and sentences as GitHub Markdown."""
     lines = [f"### {_markdown(c.setting)}", ""]
     for sheet in sheets(c):
-        head = " | ".join(_markdown(name) for name in sheet.columns)
-        # Numbers are set at the right.
-        sides = [" --- ", *[" ---: "] * (len(sheet.columns) - 1)]
-        lines += [f"| {head} |", "|" + "|".join(sides) + "|"]
+        head = " | ".join(map(_markdown, sheet.columns))
+        lines.append(f"| {head} |")
+        # Numbers are aligned to the right.
+        alignment = "| --- |" + " ---: |" * (len(sheet.columns) - 1)
+        lines.append(alignment)
         for row in _marked(sheet, _markdown, _markdown, lambda s: f"**{s}**"):
             cells = " | ".join(row)
             lines.append(f"| {cells} |")
         lines.append("")
-    lines += [_markdown(caption(c)), "", *(f"- {_markdown(sentence)}" for sentence in sentences(c))]
+    lines.append(_markdown(caption(c)))
+    lines.append("")
+    lines += [f"- {_markdown(sentence)}" for sentence in sentences(c)]
     return "\n".join(lines).rstrip() + "\n"
 
 
 def latex(c: Comparison) -> str:
-    r"""A ``table`` for the package booktabs; the sentences are comments, which are the author's to use."""
-    lines = [r"% needs \usepackage{booktabs}", *map(comment, sentences(c))]
-    lines += [r"\begin{table}", r"\centering", rf"\caption{{{_latex(caption(c))}}}"]
+    r"""A ``table`` for the package booktabs; the sentences are comments, so that the author can use them."""
+    title = _latex(caption(c))
+    lines = [r"% needs \usepackage{booktabs}"]
+    lines += map(comment, sentences(c))
+    lines += [r"\begin{table}", r"\centering", rf"\caption{{{title}}}"]
     for sheet in sheets(c):
         sides = "l" + "r" * (len(sheet.columns) - 1)
-        lines += [rf"\begin{{tabular}}{{{sides}}}", r"\toprule"]
-        lines += [" & ".join(_latex(name) for name in sheet.columns) + r" \\", r"\midrule"]
-        lines += [
-            " & ".join(row) + r" \\"
-            for row in _marked(sheet, _latex, _latex_number, lambda s: rf"\textbf{{{s}}}")
-        ]
+        head = " & ".join(map(_latex, sheet.columns))
+        lines += [rf"\begin{{tabular}}{{{sides}}}", r"\toprule", rf"{head} \\", r"\midrule"]
+        for row in _marked(sheet, _latex, _latex_number, lambda s: rf"\textbf{{{s}}}"):
+            cells = " & ".join(row)
+            lines.append(rf"{cells} \\")
         lines += [r"\bottomrule", r"\end{tabular}"]
-    return "\n".join([*lines, r"\end{table}"]) + "\n"
+    lines.append(r"\end{table}")
+    return "\n".join(lines) + "\n"
 
 
 def comment(text: str) -> str:
-    """A sentence that LaTeX does not set."""
+    """A sentence as a comment of LaTeX."""
     return f"% {visible(text)}"
 
 
@@ -308,17 +330,17 @@ def as_html(c: Comparison) -> str:
     parts = [f"<h4>{_html(c.setting)}</h4>"]
     for sheet in sheets(c):
         head = "".join(f"<th>{_html(name)}</th>" for name in sheet.columns)
-        rows = _marked(sheet, _html, _html, lambda s: f"<b>{s}</b>")
-        body = "".join(
-            "<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows
-        )
-        parts.append(f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>")
+        parts.append(f"<table><thead><tr>{head}</tr></thead><tbody>")
+        for row in _marked(sheet, _html, _html, lambda s: f"<b>{s}</b>"):
+            cells = "".join(f"<td>{cell}</td>" for cell in row)
+            parts.append(f"<tr>{cells}</tr>")
+        parts.append("</tbody></table>")
     parts += [f"<p>{_html(sentence)}</p>" for sentence in (caption(c), *sentences(c))]
     return "".join(parts)
 
 
 def show_p(p: float | None) -> str:
-    """Three digits; nothing for no test."""
+    """A p value with three digits; "" for None."""
     if p is None:
         return ""
     if p < 0.001:
@@ -369,8 +391,8 @@ def _html(text: str) -> str:
 
 
 def _markdown(text: str) -> str:
-    escaped = "".join(f"\\{c}" if c in "\\`*_[]|~#" else c for c in visible(text))
-    return escaped.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    escaped = re.sub(r"[\\`*_\[\]|~#]", r"\\\g<0>", visible(text))
+    return html.escape(escaped, quote=False)
 
 
 def _latex(text: str) -> str:
@@ -382,14 +404,12 @@ def _latex_number(text: str) -> str:
 
 
 LINE = 0.26
-"""Inches from a label to the next; y is counted in lines, downwards."""
+"""Inches from a label to the next. The unit of y is such a line, and y grows downwards."""
 LONGEST = 40
 MOST_BARS = 24
-"""Treatments up to which the diagram can be read in a page."""
+"""Most treatments with which the diagram can be read in a page."""
 LETTER = 0.062
-"""Inches of a letter."""
-
-
+"""Width of a letter in inches."""
 STEP = 0.55
 """Lines from a bar to the next."""
 
@@ -406,7 +426,7 @@ def draw_ranks(c: Comparison, path: Path) -> None:
             without matplotlib.
     """
     count = len(c.treatments)
-    # Without a ranking there is nothing to draw: say what is missing.
+    # Without a ranking there is nothing to draw.
     if c.ranking is None:
         lacks = f", and at most one run with equal results over all {c.over}"
         kind = "other"
@@ -418,22 +438,23 @@ def draw_ranks(c: Comparison, path: Path) -> None:
             f"Leave --plot out, or give {kind} runs.",
         )
     _, levels = _bars(c.ranking)
-    # Names are written on both sides, half of them each, with the bars in between.
-    lines = -(-count // 2) + STEP * levels
+    # Half of the names are on each side, below the bars.
+    lines = (count + 1) // 2 + STEP * levels
     longest = max(map(len, _rank_labels(c, LONGEST)))
     width = 3.2 + 2 * LETTER * longest + 0.12 * count
+    height = LINE * (lines + 3.2) + 0.5
     alpha = 1.0 - c.level
     p = show_p(c.ranking.p)
     description = f"{c.metric} over {c.ranking.blocks} {c.over}; Friedman p {p}"
     if c.ranking.p >= alpha:
         description += f": no difference at {alpha:.2g}"
-    title = plain(c.setting, 80)
+    title = short(c.setting, 80)
 
     def fill(axes: Any) -> None:
         fill_ranks(axes, c)
         axes.set_title(f"{title}\n{description}", parse_math=False, fontsize=8)
 
-    write_drawing(path, (width, LINE * (lines + 3.2) + 0.5), fill)
+    write_drawing(path, (width, height), fill)
 
 
 def fill_ranks(
@@ -451,12 +472,14 @@ def fill_ranks(
         axes.plot([low - 0.04, high + 0.04], [y, y], **thick)
     top = STEP * levels + 0.8
     _labels(axes, ranks, _rank_labels(c, longest), top, muted)
-    axes.set(xlim=(0.9, count + 0.1), ylim=(top + -(-count // 2) - 0.4, -2.3))
+    bottom = top + (count + 1) // 2 - 0.4
+    axes.set(xlim=(0.9, count + 0.1), ylim=(bottom, -2.3))
     axes.axis("off")
 
 
 def stacked(spans: Sequence[tuple[float, float]]) -> list[tuple[float, float, int]]:
-    """Spans (low, high) with the first level on which each meets no other."""
+    """Spans as (low, high, level); the level is the first one on which the span overlaps no other."""
+    # The end of the last span on each level.
     ends: list[float] = []
     made = []
     for low, high in sorted(spans):
@@ -469,12 +492,13 @@ def stacked(spans: Sequence[tuple[float, float]]) -> list[tuple[float, float, in
 def _scale(axes: Any, count: int, cd: float, ink: str) -> None:
     """The line of ranks with its ticks, and the critical difference above it."""
     axes.plot([1, count], [0, 0], color=ink, linewidth=0.9)
+    # At most 20 ticks have a number.
     step = -(-count // 20)
     for rank in range(1, count + 1):
         axes.plot([rank, rank], [0, -0.22], color=ink, linewidth=0.9)
         if (rank - 1) % step == 0:
             axes.text(rank, -0.32, str(rank), ha="center", va="bottom")
-    # a longer one tells nothing apart, and the words say how long it is
+    # A difference that is longer than the scale is drawn as long as the scale; the words give its length.
     shown = min(cd, count - 1.0)
     axes.plot([1, 1 + shown], [-1.35, -1.35], color=ink, linewidth=1.6)
     for end in (1.0, 1.0 + shown):
@@ -488,7 +512,7 @@ def _scale(axes: Any, count: int, cd: float, ink: str) -> None:
 def _rank_labels(c: Comparison, longest: int) -> list[str]:
     labels = []
     for t in c.treatments:
-        name = plain(t.name, longest)
+        name = short(t.name, longest)
         labels.append(f"{name}  {t.rank:.2f}")
     return labels
 
@@ -506,10 +530,10 @@ def _bars(ranking: Ranking) -> tuple[list[tuple[float, float, int]], int]:
 def _labels(
     axes: Any, ranks: Sequence[float], names: Sequence[str], top: float, muted: str
 ) -> None:
-    """Names left and right of the scale, each joined to its place; the better half is on the left."""
+    """Names left and right of the scale, each with a line to its rank; the better half is on the left."""
     count = len(ranks)
     order = sorted(range(count), key=lambda i: (ranks[i], i))
-    half = -(-count // 2)
+    half = (count + 1) // 2
     for place, i in enumerate(order):
         # The extremes come first on both sides, so that no line crosses another.
         if place < half:

@@ -1,4 +1,4 @@
-"""Short form of comparisons for a terminal: one table, the answer with its certainty, and what is left out."""
+"""Short form of comparisons for a terminal: one table, the answer with its certainty, and the parts left out."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections import Counter
 from fedcache.parsing import counted
 from fedcache.progress import percent
 from fedcache.report.compare import Comparisons
-from fedcache.report.comparison import Comparison, Pair, Treatment, too_few_words
+from fedcache.report.comparison import Comparison, Pair, too_few_words
 from fedcache.report.comparison_output import Sheet, sheets, show_p
 from fedcache.tables.words import some_names
 
 MOST_ROWS = 15
-"""Rows of a short table; with wrapped names, notes and the answer it stays below forty lines."""
+"""Rows of a short table, so that the output has fewer than forty lines with wrapped names, notes and the answer."""
 MOST_NOTES = 3
 MOST_NAMED = 3
 
@@ -26,11 +26,11 @@ def summary(made: Comparisons) -> tuple[str, Sheet, list[str]]:
         (only,) = tables
         title = only.setting
         sheet = _runs(only)
-        best = best_of(only)
+        best = only.first
         mean = percent(best.mean)
         sure = certainty(only)[1]
         lines = [f"{best.name}, with {mean} % on the test rows, is {only.chosen_by}. {sure}"]
-        # The answer says it already where a test cannot reach significance.
+        # The answer already contains the note on a test that cannot reach significance.
         notes = [note for note in (*only.notes, *notes) if note not in lines[0]]
     else:
         title = "best run of each setting"
@@ -52,15 +52,10 @@ def summary(made: Comparisons) -> tuple[str, Sheet, list[str]]:
     return title, Sheet(sheet.columns, sheet.rows[:MOST_ROWS]), lines
 
 
-def best_of(c: Comparison) -> Treatment:
-    """The treatment that validation chose, else the one with the highest mean."""
-    return next((t for t in c.treatments if t.name == c.chosen), c.treatments[0])
-
-
 def certainty(c: Comparison) -> tuple[str, str]:
     """How sure the first place is: sure | not sure | not known, and a sentence."""
     alpha = 1.0 - c.level
-    best = best_of(c).name
+    best = c.first.name
     if c.too_few:
         return "not known", f"How sure: not known. {too_few_words(c)}"
     tested = {}
@@ -72,7 +67,7 @@ def certainty(c: Comparison) -> tuple[str, str]:
             if other == best:
                 other = pair.other
                 lead = pair.difference
-            # A run that is significantly better than the chosen one leaves the choice open, too.
+            # If another run is significantly better than the chosen one, the choice is not sure either.
             if lead <= 0:
                 p = 1.0
             tested[other] = p
@@ -105,18 +100,16 @@ def _runs(c: Comparison) -> Sheet:
     """The runs of one setting: mean, interval, and difference from the reference with its corrected p."""
     long = sheets(c)[0]
     dropped = ("rank", c.over, f"over {c.over}", "p")
-    columns = [
-        (name, [row[place] for row in long.rows])
-        for place, name in enumerate(long.columns)
-        # Of two intervals the first one is of the mean.
-        if name not in dropped
-        and not name.endswith("over rows")
-        and long.columns.index(name) == place
-    ]
-    return Sheet.of(columns)
+    columns: dict[str, list[str]] = {}
+    for place, name in enumerate(long.columns):
+        if name in dropped or name.endswith("over rows"):
+            continue
+        # The first of two intervals is that of the mean.
+        columns.setdefault(name, [row[place] for row in long.rows])
+    return Sheet.of(list(columns.items()))
 
 
 def _row(c: Comparison) -> tuple[str, ...]:
     """The best run of one of several settings."""
-    best = best_of(c)
+    best = c.first
     return c.setting, best.name, percent(best.mean), certainty(c)[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime
@@ -32,7 +33,7 @@ UNFINISHED = "unfinished"
 DAMAGED = "damaged"
 STATES = (FINISHED, RUNNING, UNFINISHED, DAMAGED)
 NO_SETTING = {*PLACES, "method", "set", "backbones", "device"}
-"""Words of ``config.toml`` that are said elsewhere, or of which results do not depend."""
+"""Names in ``config.toml`` that are shown elsewhere, or on which results do not depend."""
 
 
 @dataclass(frozen=True)
@@ -50,25 +51,28 @@ class RunFilter:
                 raise unknown("--state", state, STATES)
 
     def takes(self, entry: Mapping[str, Any]) -> bool:
-        """Whether an entry of ``entry_of`` is one of them."""
-        return (
-            _fits(entry["method"], self.methods)
-            and _fits(entry["dataset"], self.datasets)
-            and (not self.tags or bool({*self.tags} & {*entry["tags"]}))
-            and (not self.states or entry["state"] in self.states)
-        )
+        """Whether the filter keeps an entry of ``entry_of``."""
+        if self.tags and not {*self.tags} & {*entry["tags"]}:
+            return False
+        if self.states and entry["state"] not in self.states:
+            return False
+        return _fits(entry["method"], self.methods) and _fits(entry["dataset"], self.datasets)
 
 
 @dataclass(frozen=True)
 class RunsListed:
-    """Entries by the time they were begun, oldest first, what is to say of those without a result, and the groups of
-    leave-one-out runs.
+    """List of runs.
+
+    Attributes:
+        entries: one ``entry_of`` a run, in the order in which the runs were begun, oldest first.
+        problems: the runs that ended without a result, with the reason.
+        groups: groups of leave-one-out runs.
+        tags_lost: for every damaged tags.json, what is wrong and what to do.
     """
 
     entries: list[dict[str, Any]]
     problems: list[LeftOut] = field(default_factory=list)
     groups: list[HeldOutGroup] = field(default_factory=list)
-    # what is wrong with damaged tags.json files, and what to do
     tags_lost: list[str] = field(default_factory=list)
 
 
@@ -78,17 +82,24 @@ def listed(names: Sequence[str], root: Path, condition: RunFilter) -> RunsListed
     Raises UsageError for a name that is no run.
     """
     found = every_run(names, root)
-    pairs = [(one, entry_of(one)) for one in found]
-    kept = [(one, entry) for one, entry in pairs if condition.takes(entry)]
+    entries = []
+    problems = []
+    finished = []
+    entries_of_finished = []
+    for run in found:
+        entry = entry_of(run)
+        if not condition.takes(entry):
+            continue
+        entries.append(entry)
+        if isinstance(run, StoredRun):
+            finished.append(run)
+            entries_of_finished.append(entry)
+        elif entry["state"] != RUNNING:
+            problems.append(run)
     # Labels say only what differs between the finished runs; the method has a column of its own.
-    finished = [(one, entry) for one, entry in kept if isinstance(one, StoredRun)]
-    for label, (one, entry) in zip(labels([one for one, _ in finished]), finished, strict=True):
-        entry["differs"] = (
-            label.removeprefix(one.method).removesuffix(f"({one.digest[:8]})").strip()
-        )
-    problems = [
-        one for one, entry in kept if isinstance(one, LeftOut) and entry["state"] != RUNNING
-    ]
+    for label, one, entry in zip(labels(finished), finished, entries_of_finished, strict=True):
+        digest = f"({one.digest[:8]})"
+        entry["differs"] = label.removeprefix(one.method).removesuffix(digest).strip()
     # Tags that cannot be read are reported, and the runs are listed all the same.
     lost = []
     for run in found:
@@ -97,8 +108,8 @@ def listed(names: Sequence[str], root: Path, condition: RunFilter) -> RunsListed
         except FedcacheError as error:
             lost.append(f"{error.message} {error.hint}")
     # Runs that hold out one value each are summarised by their mean, after seeds of equal settings are merged.
-    joined = merge_seeds(Gathered([one for one, _ in finished])).entries
-    return RunsListed([entry for _, entry in kept], problems, held_out_groups(joined), lost)
+    joined = merge_seeds(Gathered(finished)).entries
+    return RunsListed(entries, problems, held_out_groups(joined), lost)
 
 
 def state_of(one: StoredRun | LeftOut) -> str:
@@ -156,8 +167,9 @@ def entry_of(one: StoredRun | LeftOut) -> dict[str, Any]:
 
 
 def finished_run(name: str, root: Path) -> StoredRun:
-    """The one finished run of a name. Raises UsageError for none and several, as the run's own error for one that is
-    not whole.
+    """The one finished run of a name.
+
+    Raises UsageError if the name has no run or several, and the run's own error if the run is not whole.
     """
     found = every_run([name], root)
     if len(found) != 1:
@@ -171,36 +183,36 @@ def finished_run(name: str, root: Path) -> StoredRun:
 
 
 def set_apart(entry: StoredRun) -> list[dict[str, str]]:
-    """The settings of a run that are not those of its method's preset or the defaults: name, value, default."""
+    """The settings of a run that differ from its method's preset or the defaults: name, value, default."""
     method = entry.method
     preset = str(entry.result["preset"])
     made: list[tuple[str, Any, Any]] = [("preset", preset, usual_preset(method))]
     try:
         usual = usual_settings(method, preset)
         own = usual_run(method)
-    except FedcacheError:  # a method of the user that is not here: nothing to compare with
+    except FedcacheError:
+        # The method is the user's own and is not installed here, so its preset is not known.
         usual = {}
         own = {}
     config = train_table(entry.path)
     for item in fields(TrainConfig):
-        if item.name in config and item.name not in NO_SETTING and item.name != "preset":
-            default = own.get(item.name, item.default)
-            made.append((item.name, config[item.name], default))
-    made += [
-        (f"set.{key}", value, usual.get(key, "?"))
-        for key, value in entry.result["hyperparameters"].items()
-    ]
-    return [
-        {"setting": name, "value": _shown(value), "default": _shown(default)}
-        for name, value, default in made
-        if _shown(value) != _shown(default)
-    ]
+        name = item.name
+        if name in config and name != "preset" and name not in NO_SETTING:
+            made.append((name, config[name], own.get(name, item.default)))
+    for key, value in entry.result["hyperparameters"].items():
+        made.append((f"set.{key}", value, usual.get(key, "?")))
+    rows = []
+    for name, value, default in made:
+        row = {"setting": name, "value": _shown(value), "default": _shown(default)}
+        if row["value"] != row["default"]:
+            rows.append(row)
+    return rows
 
 
 def figures_of(entry: StoredRun) -> dict[str, float | None]:
     """Figures of a run by name: fractions, bytes of all clients, rounds and seeds, and seconds of training."""
     r = entry.result
-    exact = entry.result["traffic"]["exact"]
+    exact = r["traffic"]["exact"]
     scores = {name: score_of(r, name).mean for name in SCORES}
     return {
         "accuracy": r["accuracy"]["mean"],
@@ -232,36 +244,42 @@ def settings_of(entry: StoredRun) -> dict[str, str]:
     config = train_table(entry.path)
     dataset = r["dataset"]
     partition = setting_name(entry).partition(", ")[2]
-    digest = r["partition"]["digest"][:8]
-    # Digests tell datasets and partitions apart that have the same name.
+    slug = dataset["slug"]
+    # Two datasets or partitions may have the same name; their digests differ.
+    dataset_digest = dataset["digest"][:8]
+    partition_digest = r["partition"]["digest"][:8]
     made = {
-        "dataset": " ".join((dataset["slug"], dataset["digest"][:8])),
+        "dataset": f"{slug} {dataset_digest}",
         "features": " ".join(r["arrays"]),
-        "partition": f"{partition} {digest}",
+        "partition": f"{partition} {partition_digest}",
     }
-    made |= {key: _shown(value) for key, value in config.items() if key not in NO_SETTING}
-    return {
-        **made,
-        "seeds": " ".join(map(str, r["seeds"])),
-        **facts(entry),
-        "code": str(r.get("code"))[:8],
-    }
+    for key, value in config.items():
+        if key not in NO_SETTING:
+            made[key] = _shown(value)
+    made["seeds"] = " ".join(map(str, r["seeds"]))
+    made |= facts(entry)
+    made["code"] = str(r.get("code"))[:8]
+    return made
 
 
 def different(runs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """Entries that differ between mappings: name -> the value in each mapping, None where it is missing."""
-    names = dict.fromkeys(name for one in runs for name in one)
-    found = {name: [one.get(name) for one in runs] for name in names}
-    return {name: values for name, values in found.items() if any(v != values[0] for v in values)}
+    found = {}
+    for name in dict.fromkeys(itertools.chain(*runs)):
+        values = [one.get(name) for one in runs]
+        if any(value != values[0] for value in values):
+            found[name] = values
+    return found
 
 
 def files_of(folder: Path) -> list[tuple[str, int]]:
     """Every file of a run, its name below the directory and its bytes."""
-    return [
-        (str(p.relative_to(folder)), p.stat().st_size)
-        for p in sorted(folder.rglob("*"))
-        if p.is_file()
-    ]
+    found = []
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            name = str(path.relative_to(folder))
+            found.append((name, path.stat().st_size))
+    return found
 
 
 def begun(folder: Path) -> str:
@@ -269,7 +287,8 @@ def begun(folder: Path) -> str:
     config = folder / "config.toml"
     if not config.exists():
         return ""
-    return datetime.fromtimestamp(config.stat().st_mtime).astimezone().strftime("%Y-%m-%d %H:%M")
+    time = datetime.fromtimestamp(config.stat().st_mtime)
+    return time.astimezone().strftime("%Y-%m-%d %H:%M")
 
 
 def _fits(name: str, patterns: Sequence[str]) -> bool:
@@ -284,7 +303,7 @@ def _tags(folder: Path) -> list[str]:
 
 
 def _shown(value: object) -> str:
-    """A value as it is written on the command line; numbers alike however they are written."""
+    """A value as it is written on the command line; equal numbers have the same text."""
     if value is None or value == "auto":
         return "auto"
     if isinstance(value, bool):

@@ -1,9 +1,9 @@
 """Figures drawn by matplotlib: as SVG in a page, and in files of their own.
 
-In a page a figure is data first, drawn once in colours that the page names, with words behind each mark. A colour is
-written as one of the numbers of ``NAMES`` and becomes ``var(--name, fallback)``, so that one drawing serves light and
-dark and still has colours where there is no style sheet. A mark's words become the SVG's own ``<title>``. A file has an
-ending that chooses its format, and equal bytes for equal drawings.
+A page takes its colours from CSS variables. Matplotlib draws with the placeholder colours of ``NAMES``, and each
+placeholder is then replaced by ``var(--name, fallback)``. One drawing therefore serves the light and the dark theme,
+and still has colours without a style sheet. The tooltip of a mark is an SVG ``<title>``. The ending of a file chooses
+its format, and equal drawings give equal bytes.
 """
 
 from __future__ import annotations
@@ -52,20 +52,37 @@ NAMES = {
 }
 WIDTH = 4.8
 HEIGHT = 3.4
-"""Inches of 72 units. A phone of 390 px shows a drawing in 350, so one unit is a pixel there and not less elsewhere."""
+"""Inches of 72 units. A phone of 390 px shows a drawing 350 px wide, so one unit is at least one pixel everywhere."""
 LETTERS = 12.6
-"""Units of the smallest letters: twelve pixels and more on every screen."""
+"""Units of the smallest letters: at least twelve pixels on every screen."""
 LONGEST = 34
 MOST_TICKS = 24
 
 Cell = str | int | float | None
 Marks = Callable[..., None]
-"""``marks(artist, words, runs)``: words behind each mark of an artist, and the keys of the runs that they are of, one
-for each mark, or one key for all of the artist, whose words may be ()."""
+"""``marks(artist, words, runs)`` gives the marks of an artist their tooltips and the keys of their runs.
+
+There is one tooltip and one key for each mark. One key may also stand for the whole artist, and ``words`` may be ()."""
 Draw = Callable[[Any, Marks], None]
 
 _ALONE = threading.RLock()
-"""Matplotlib's settings are those of all threads: one figure is drawn at a time."""
+"""All threads share matplotlib's settings, so one figure is drawn at a time."""
+_STYLE: dict[str, Any] = {
+    "text.parse_math": False,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "legend.frameon": False,
+    "axes.formatter.use_mathtext": False,
+}
+"""Settings of matplotlib in a page and in files of the report's figures."""
+_WITHOUT_DATE: dict[str, dict[str, Any]] = {
+    "png": {},
+    "svg": {"Date": None},
+    "pdf": {"CreationDate": None},
+}
+"""Metadata of a file by its format, without the date."""
 
 ElementTree.register_namespace("", SVG)
 ElementTree.register_namespace("xlink", XLINK)
@@ -78,11 +95,11 @@ class Plot:
     Attributes:
         ident: unique in the page; names the files that are downloaded.
         title: what it shows.
-        description: a sentence for those who do not see it, and what was left out.
+        description: the text alternative, and what was left out.
         columns: names of the data.
-        rows: the data, as the CSV has them.
-        fill: what draws it on its axes.
-        height: inches of the drawing where it is ``WIDTH`` wide.
+        rows: the data, as in the CSV.
+        fill: draws the figure on its axes.
+        height: inches of the drawing, which is ``WIDTH`` wide.
     """
 
     ident: str
@@ -104,7 +121,7 @@ def draw(ident: str, fill: Draw, *, height: float = HEIGHT, description: str = "
 
     Args:
         ident: prefix of every id in it.
-        fill: draws on the axes it is given; calls ``marks(artist, words)`` for what is to tell its words.
+        fill: draws on the axes it is given; calls ``marks(artist, words)`` for every artist with tooltips.
         height: inches.
         description: the text alternative.
     """
@@ -121,25 +138,20 @@ def draw(ident: str, fill: Draw, *, height: float = HEIGHT, description: str = "
         marked[name] = list(words), runs
 
     style: Any = {
+        **_STYLE,
         "svg.fonttype": "none",
         "svg.hashsalt": ident,
         "font.size": LETTERS,
-        "text.parse_math": False,
         "text.color": INK,
         "axes.edgecolor": LINE,
         "axes.labelcolor": MUTED,
         "axes.facecolor": "none",
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.axisbelow": True,
-        "axes.grid": True,
         "grid.color": LINE,
         "grid.linewidth": 0.6,
         "xtick.color": MUTED,
         "ytick.color": MUTED,
         "xtick.labelcolor": MUTED,
         "ytick.labelcolor": MUTED,
-        "legend.frameon": False,
         "legend.fontsize": LETTERS,
         "legend.title_fontsize": LETTERS,
         "figure.facecolor": "none",
@@ -148,7 +160,6 @@ def draw(ident: str, fill: Draw, *, height: float = HEIGHT, description: str = "
         "xtick.major.size": 0,
         "ytick.major.size": 0,
         "lines.linewidth": 1.8,
-        "axes.formatter.use_mathtext": False,
         "path.simplify_threshold": 0.5,
     }
     buffer = io.BytesIO()
@@ -159,13 +170,10 @@ def draw(ident: str, fill: Draw, *, height: float = HEIGHT, description: str = "
         FigureCanvasSVG(figure)
         axes = figure.add_subplot()
         fill(axes, marks)
-        for artist in (
-            *axes.lines,
-            *axes.patches,
-            *axes.collections,
-        ):  # what is cut off at the axes needs no more room
+        # An artist that is clipped at the axes needs no room outside them.
+        for artist in (*axes.lines, *axes.patches, *axes.collections):
             artist.set_in_layout(not artist.get_clip_on())
-        # Laid out here and no more by savefig, which would draw everything once for it.
+        # The layout is computed here. savefig would draw the whole figure once more to compute it.
         cast(Any, figure.get_layout_engine()).execute(figure)
         figure.set_layout_engine(None)
         figure.savefig(
@@ -182,7 +190,7 @@ def _themed(
     marked: dict[str, tuple[list[str], str | Sequence[str]]],
     description: str,
 ) -> str:
-    """An SVG of matplotlib as part of a page: unique ids, named colours, and a text behind each mark."""
+    """An SVG of matplotlib as part of a page: unique ids, colours as CSS variables, and a tooltip for each mark."""
     root = ElementTree.fromstring(raw)  # nosec B314
     for name in ("width", "height"):
         root.attrib.pop(name, None)
@@ -195,7 +203,7 @@ def _themed(
     for element in root.iter():
         name = element.get("id", "")
         if name in marked:
-            _tell(element, *marked[name])
+            _label_marks(element, *marked[name])
         for key, value in list(element.attrib.items()):
             if key == "id":
                 element.set(key, f"{ident}-{value}")
@@ -205,11 +213,11 @@ def _themed(
             elif key in ("style", "clip-path", "fill", "stroke"):
                 element.set(key, _style(value, ident))
             elif key in ("d", "x", "y", "points", "transform"):
-                # a third of the size
-                element.set(key, re.sub(r"(\d\.\d\d)\d+", r"\1", value).replace("\n", " "))
-    return visible(
-        re.sub(r">\s+<", "><", ElementTree.tostring(root, encoding="unicode")), lines=True
-    )
+                # Two decimals are enough, and the file is a third as large.
+                rounded = re.sub(r"(\d\.\d\d)\d+", r"\1", value)
+                element.set(key, rounded.replace("\n", " "))
+    text = ElementTree.tostring(root, encoding="unicode")
+    return visible(re.sub(r">\s+<", "><", text), lines=True)
 
 
 def _style(value: str, ident: str) -> str:
@@ -218,13 +226,19 @@ def _style(value: str, ident: str) -> str:
     return re.sub(r"font: (\S+) [^;]*", r"font-size: \1", value)
 
 
-def _tell(group: ElementTree.Element, words: Sequence[str], runs: str | Sequence[str]) -> None:
-    """Give the n-th mark of a group the n-th words and run; a group of one run is named by it as a whole."""
+def _label_marks(
+    group: ElementTree.Element, words: Sequence[str], runs: str | Sequence[str]
+) -> None:
+    """Give the n-th mark of a group the n-th words and run; one run for all marks is set on the group."""
     if isinstance(runs, str) and runs:
         group.set("data-run", runs)
-    inside = {id(e) for defs in group.iter(f"{{{SVG}}}defs") for e in defs.iter()}
-    marks = [e for e in group.iter(f"{{{SVG}}}use") if id(e) not in inside]
-    marks = marks or [e for e in group.iter(f"{{{SVG}}}path") if id(e) not in inside]
+    # Elements in <defs> are templates. Marks are the <use> elements outside, or else the <path> elements.
+    templates: set[int] = set()
+    for defs in group.iter(f"{{{SVG}}}defs"):
+        templates.update(map(id, defs.iter()))
+    marks = [e for e in group.iter(f"{{{SVG}}}use") if id(e) not in templates]
+    if not marks:
+        marks = [e for e in group.iter(f"{{{SVG}}}path") if id(e) not in templates]
     for number, (mark, text) in enumerate(zip(marks, words, strict=False)):
         mark.set("class", "mark")
         if not isinstance(runs, str) and runs[number]:
@@ -235,19 +249,19 @@ def _tell(group: ElementTree.Element, words: Sequence[str], runs: str | Sequence
 def shortened(names: Sequence[str], longest: int) -> list[str]:
     """Names of at most ``longest`` letters that still differ where the names do.
 
-    Words that all names share go first, then the names of settings (``settings_of`` says them), then the middle; where
-    that makes two equal, a number is put before.
+    If a name is too long, words that all names share are removed, then the names of settings (``settings_of`` returns
+    them), then letters in the middle. If two names are then equal, each name begins with a number.
     """
     if all(len(visible(name)) <= longest for name in names):
         return [visible(name) for name in names]
     without = _without_shared(names)
     if settings_of(names, longest):
-        return [" ".join(w.partition("=")[2] for w in name.split()) for name in without]
+        return list(map(_values_only, without))
     for tried in (names, without):
         made = [_middle(name, longest) for name in tried]
         if len(set(made)) == len(set(names)):
             return made
-    # Numbers make names different whose ends are alike.
+    # Numbers tell names apart that have equal beginnings and ends.
     numbered = []
     for number, name in enumerate(without, 1):
         prefix = f"{number}: "
@@ -256,36 +270,47 @@ def shortened(names: Sequence[str], longest: int) -> list[str]:
 
 
 def settings_of(names: Sequence[str], longest: int) -> str:
-    """Names of the settings whose values ``shortened`` keeps, in their order; "" where it keeps the names."""
-    without = _without_shared(names)
-    keys_of_names = {
-        tuple(w.partition("=")[0] for w in name.split() if "=" in w) for name in without
-    }
-    alike = len(keys_of_names) == 1 and all("=" in w for name in without for w in name.split())
-    if not alike or len(names) < 2 or all(len(visible(n)) <= longest for n in names):
+    """Names of the settings where ``shortened`` keeps only their values, in their order; "" where it keeps the names.
+
+    It keeps only values where all names are the same settings (``lr=0.1 tau=2``), and the values fit and differ.
+    """
+    if len(names) < 2 or all(len(visible(name)) <= longest for name in names):
         return ""
-    values = [" ".join(w.partition("=")[2] for w in name.split()) for name in without]
-    fit = all(len(visible(v)) <= longest + 4 for v in values) and len(set(values)) == len(
-        set(names)
-    )
-    if fit:
+    without = _without_shared(names)
+    keys_of_names = set()
+    for name in without:
+        words = name.split()
+        if not all("=" in word for word in words):
+            return ""
+        keys_of_names.add(tuple(word.partition("=")[0] for word in words))
+    values = list(map(_values_only, without))
+    fit = all(len(visible(value)) <= longest + 4 for value in values)
+    different = len(set(values)) == len(set(names))
+    if fit and different and len(keys_of_names) == 1:
         return ", ".join(keys_of_names.pop())
     return ""
 
 
+def _values_only(name: str) -> str:
+    """``lr=0.1 tau=2`` as ``0.1 2``."""
+    return " ".join(word.partition("=")[2] for word in name.split())
+
+
 def _without_shared(names: Sequence[str]) -> list[str]:
-    words = [name.split() for name in names]
+    """The names without the words that all of them share; a name that would be empty is kept."""
+    shared: set[str] = set()
     if len(names) > 1:
-        shared = set.intersection(*map(set, words))
-    else:
-        shared = set()
-    return [
-        " ".join(w for w in part if w not in shared) or name
-        for part, name in zip(words, names, strict=True)
-    ]
+        shared.update(names[0].split())
+        shared.intersection_update(*(name.split() for name in names))
+    made = []
+    for name in names:
+        rest = " ".join(word for word in name.split() if word not in shared)
+        made.append(rest or name)
+    return made
 
 
 def _middle(name: str, longest: int) -> str:
+    """A name of at most ``longest`` letters: its beginning and its end, with an ellipsis between them."""
     text = visible(name)
     if len(text) <= longest:
         return text
@@ -295,8 +320,11 @@ def _middle(name: str, longest: int) -> str:
 
 
 def short(name: object, longest: int = LONGEST) -> str:
-    """A name from a dataset or a run as a label: ``visible``, and not too long."""
-    return plain(str(name), longest)
+    """A name from a dataset or a run as a label: ``visible``, and at most ``longest`` letters."""
+    text = visible(str(name))
+    if len(text) <= longest:
+        return text
+    return text[: longest - 3] + "..."
 
 
 def legend_below(
@@ -326,18 +354,20 @@ def legend_below(
             marks(text, (), run)
 
 
-def name_places(set_ticks: Any, names: Sequence[str], **style: Any) -> None:
-    """Name the places 0, 1, ... of an axis, all of them or every so many."""
-    step = max(1, -(-len(names) // MOST_TICKS))
+def name_places(
+    set_ticks: Any, names: Sequence[str], most: int = MOST_TICKS, longest: int = 18, **style: Any
+) -> None:
+    """Name the places 0, 1, ... of an axis; of more than ``most`` names every n-th."""
+    step = max(1, -(-len(names) // most))
     places = range(0, len(names), step)
-    set_ticks(list(places), [short(names[i], 18) for i in places], **style)
+    set_ticks(list(places), [short(names[i], longest) for i in places], **style)
 
 
 FORMATS = ("png", "svg", "pdf")
 
 
 def check_file(path: Path, option: str = "--plot") -> None:
-    """Refuse a file that cannot be drawn, before any work; ``option`` is the one that names it.
+    """Refuse a file that cannot be drawn, before any work; ``option`` is the option that names the file.
 
     Raises:
         FedcacheError: usage error for an ending other than .png, .svg and .pdf or a missing directory; environment
@@ -358,7 +388,7 @@ def check_file(path: Path, option: str = "--plot") -> None:
 
 
 def need_matplotlib() -> None:
-    """Refuse before any work what cannot be drawn. Raises MachineError without matplotlib."""
+    """Raise MachineError where matplotlib is not installed, before any work."""
     needed_library("matplotlib", "Drawing", "plots")
 
 
@@ -382,20 +412,18 @@ def write_drawing(
 
     kind = path.suffix.lower().removeprefix(".")
     buffer = io.BytesIO()
-    # Ids in an SVG are random, and a PDF carries the date, unless told otherwise.
-    with (
-        _ALONE,
-        warnings.catch_warnings(),
-        matplotlib.rc_context({"svg.hashsalt": "fedcache", "font.size": 8, **(style or {})}),
-    ):
-        # A script that the font lacks is drawn as boxes, which says it better than one warning for each character.
+    # Without the salt, ids in an SVG would be random.
+    settings: Any = {"svg.hashsalt": "fedcache", "font.size": 8}
+    resolution = 150
+    if style:
+        settings |= style
+        resolution = 300
+    with _ALONE, warnings.catch_warnings(), matplotlib.rc_context(settings):
+        # A script that the font lacks is drawn as boxes; a warning for each character would add nothing.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         figure = Figure(figsize=size, layout="constrained")
         fill(figure.add_subplot())
-        date: dict[str, Any] = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}[
-            kind
-        ]
-        figure.savefig(buffer, format=kind, dpi=300 if style else 150, metadata=date)
+        figure.savefig(buffer, format=kind, dpi=resolution, metadata=_WITHOUT_DATE[kind])
     write_output(path, buffer.getvalue())
 
 
@@ -406,12 +434,12 @@ _POINTS = 8.0
 
 
 def write_plot(path: Path, made: Plot, columns: int = 1) -> None:
-    """Draw a figure of the report into a file, in the colours of the page's light theme and with fonts inside.
+    """Draw a figure of the report into a file, in the colours of the page's light theme and with embedded fonts.
 
     Args:
         path: its ending chooses the format: in a PDF letters are text in an embedded font, in an SVG outlines.
         made: the figure.
-        columns: 1 | 2, of a paper.
+        columns: 1 | 2, the width in columns of a paper.
 
     Raises:
         FedcacheError: as ``check_file``.
@@ -423,12 +451,12 @@ def write_plot(path: Path, made: Plot, columns: int = 1) -> None:
     line = "#d8dee4"
     # Type 42 embeds the font, so that text in a PDF stays text; in an SVG letters become outlines.
     style = {
+        **_STYLE,
         "font.size": _POINTS,
         "legend.fontsize": _POINTS,
         "legend.title_fontsize": _POINTS,
         "pdf.fonttype": 42,
         "svg.fonttype": "path",
-        "text.parse_math": False,
         "text.color": ink,
         "axes.edgecolor": muted,
         "axes.labelcolor": ink,
@@ -436,21 +464,17 @@ def write_plot(path: Path, made: Plot, columns: int = 1) -> None:
         "ytick.labelcolor": ink,
         "xtick.color": muted,
         "ytick.color": muted,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.axisbelow": True,
-        "axes.grid": True,
         "grid.color": line,
         "grid.linewidth": 0.4,
         "axes.linewidth": 0.6,
-        "legend.frameon": False,
         "lines.linewidth": 1.2,
         "xtick.major.size": 2,
         "ytick.major.size": 2,
-        "axes.formatter.use_mathtext": False,
     }
-    # A figure over two columns of a paper is a little flatter than one of the page.
-    height = made.height * COLUMNS[1] / WIDTH * (1.0 if columns == 1 else 1.2)
+    height = made.height * COLUMNS[1] / WIDTH
+    # Two columns are twice as wide as one, but only a little higher.
+    if columns != 1:
+        height *= 1.2
 
     def draw_in_colours(axes: Any) -> None:
         fill(axes, lambda *_: None)
@@ -460,44 +484,40 @@ def write_plot(path: Path, made: Plot, columns: int = 1) -> None:
 
 
 def _recolour(figure: Any) -> None:
-    """Put the colours of the light theme instead of the numbers that a page replaces by names."""
+    """Replace the placeholder colours of ``NAMES`` by those of the light theme."""
     from matplotlib.colors import to_hex, to_rgba
 
     shown = {name: value.rpartition(", ")[2].rstrip(")") for name, value in NAMES.items()}
 
-    # Keep the opacity: only the colour changes.
-
     def light(colour: Any) -> Any:
+        """The colour of the light theme, with the same opacity."""
         known = shown.get(to_hex(colour))
         if known is None:
             return colour
         return to_rgba(known, to_rgba(colour)[3])
 
+    artists = figure.findobj()
     # Boxes behind texts are not found by findobj.
-    boxes = [
-        box
-        for t in figure.findobj()
-        if (box := getattr(t, "get_bbox_patch", lambda: None)()) is not None
-    ]
-    for artist in [*figure.findobj(), *boxes]:
+    boxes = []
+    for artist in artists:
+        if hasattr(artist, "get_bbox_patch"):
+            box = artist.get_bbox_patch()
+            if box is not None:
+                boxes.append(box)
+    for artist in [*artists, *boxes]:
         for part in ("color", "facecolor", "edgecolor", "markerfacecolor", "markeredgecolor"):
-            take, put = (getattr(artist, f"{do}_{part}", None) for do in ("get", "set"))
-            if take is None or put is None:
+            get = getattr(artist, f"get_{part}", None)
+            put = getattr(artist, f"set_{part}", None)
+            if get is None or put is None:
                 continue
-            colour = take()
+            colour = get()
             if isinstance(colour, str) and colour.lower() in ("none", "auto"):
                 continue
-            # A collection has one colour for each of its marks.
-            rows = not isinstance(colour, str) and getattr(colour, "ndim", 1) == 2
-            put([light(c) for c in colour] if rows else light(colour))
-
-
-def plain(name: str, longest: int = 24) -> str:
-    """A name from a dataset or a run as a label: ``visible``, and not too long."""
-    text = visible(name)
-    if len(text) <= longest:
-        return text
-    return text[: longest - 3] + "..."
+            # A collection has an array of colours, one for each of its marks.
+            if getattr(colour, "ndim", 1) == 2:
+                put([light(c) for c in colour])
+            else:
+                put(light(colour))
 
 
 def bars(
@@ -508,7 +528,7 @@ def bars(
     names: Sequence[str],
     colours: str | Sequence[str] = SERIES[0],
 ) -> None:
-    """Named bars, the first on top, with words behind each."""
+    """Named bars, the first on top, with a tooltip for each."""
     drawn = axes.barh(range(len(values)), values, color=colours, height=0.7)
     for bar, sentence in zip(drawn, words, strict=True):
         marks(bar, [sentence])

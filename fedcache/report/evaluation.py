@@ -29,12 +29,21 @@ from fedcache.report.drawing import (
     short,
 )
 from fedcache.report.figure_runs import confusion_matrix
-from fedcache.report.render import Column, Gallery, HtmlCell, Section, gallery, lost_of, render_page
+from fedcache.report.render import (
+    Column,
+    Gallery,
+    HtmlCell,
+    Section,
+    gallery,
+    lost_of,
+    number_cell,
+    render_page,
+)
 from fedcache.store.lock import write_output
 
 ENDINGS = (".html", ".csv", ".json")
 MOST_DRAWN = 6
-"""Runs that get figures; tables have all of them."""
+"""Runs that get figures; the table has all runs."""
 COLUMNS = (
     "run",
     "method",
@@ -59,13 +68,17 @@ def check_request(out: Path | None, *, with_images: bool) -> None:
     """Refuse a file that cannot be written, and images without a page, before any work. Raises as ``check_out``."""
     if out is not None:
         check_out(out)
-    if with_images and (out is None or out.suffix.lower() != ".html"):
-        written = f"{out} is not an HTML file"
-        if out is None:
-            written = "no HTML file is written"
-        raise UsageError(
-            f"--with-images shows images on an HTML page, but {written}.", "-o evaluation.html"
-        )
+    if not with_images:
+        return
+    if out is None:
+        problem = "no HTML file is written"
+    elif out.suffix.lower() != ".html":
+        problem = f"{out} is not an HTML file"
+    else:
+        return
+    raise UsageError(
+        f"--with-images shows images on an HTML page, but {problem}.", "-o evaluation.html"
+    )
 
 
 def check_out(path: Path) -> None:
@@ -90,24 +103,24 @@ def write_evaluations(
 
     Args:
         path: the file.
-        found: what was measured.
+        found: the evaluations.
         images: where images are, to show mistakes with them; None shows none.
         observer: warned of images that are not available.
     """
     check_out(path)
     kind = path.suffix.lower()
     if kind == ".json":
-        raw = json.dumps([_plain(e.to_dict()) for e in found], ensure_ascii=False, indent=1)
+        values = [_plain(e.to_dict()) for e in found]
+        raw = json.dumps(values, ensure_ascii=False, indent=1)
+    elif kind == ".csv":
+        raw = _table(found)
     else:
-        if kind == ".csv":
-            raw = _table(found)
-        else:
-            raw = evaluation_page(found, images, observer)
+        raw = evaluation_page(found, images, observer)
     write_output(path, raw.encode())
 
 
 def _plain(value: Any) -> Any:
-    """JSON has no infinity and no NaN."""
+    """The value with None for infinity and NaN, which JSON does not have."""
     if isinstance(value, dict):
         return {k: _plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
@@ -123,22 +136,21 @@ def _table(found: Sequence[RunEvaluation]) -> str:
     writer = csv.DictWriter(out, COLUMNS, restval="")
     writer.writeheader()
     for e in found:
+        run = {"run": e.run, "method": e.method, "model": e.model, "rows_of": e.rows}
         for line in _lines(e):
             # A name that a spreadsheet would run as a formula is quoted.
-            cells = {k: sheet_cell(v) if isinstance(v, str) else v for k, v in line.items()}
-            writer.writerow(cells)
+            cells = {**run, **line}
+            writer.writerow({column: sheet_cell(value) for column, value in cells.items()})
     return out.getvalue()
 
 
 def _lines(e: RunEvaluation) -> Iterator[dict[str, Any]]:
-    # Columns that a line does not have stay empty in the table.
-    whose = {"run": e.run, "method": e.method, "model": e.model, "rows_of": e.rows}
+    """The lines of a table, without the columns that name the run; missing columns stay empty."""
     m = e.measures
     best = None
     if m.temperature is not None:
         best = m.temperature.value
     yield {
-        **whose,
         "scope": "all",
         **_right(m.all),
         "f1": m.macro_f1,
@@ -146,30 +158,32 @@ def _lines(e: RunEvaluation) -> Iterator[dict[str, Any]]:
         "nll": m.nll,
         "best_temperature": best,
     }
-    for name, d in m.by_domain.items():
-        yield {**whose, "scope": "domain", "name": name, **_right(d)}
+    for name, of_domain in m.by_domain.items():
+        yield {"scope": "domain", "name": name, **_right(of_domain)}
     for c in m.by_class:
-        own = {
+        yield {
+            "scope": "class",
+            "name": c.name,
             "rows": c.rows,
             "right": c.right,
             "accuracy": c.recall,
             "precision": c.precision,
             "f1": c.f1,
         }
-        yield {**whose, "scope": "class", "name": c.name, **own}
     if e.client_prior is not None:
         prior = e.client_prior
-        pooled = {"no prior": prior.without, f"prior {prior.kind}": prior.with_prior}
-        for name, figures in pooled.items():
-            own = {"rows": prior.rows, "accuracy": figures["pooled"]}
-            yield {**whose, "scope": "own test rows", "name": name, **own}
+        accuracies = {"no prior": prior.without, f"prior {prior.kind}": prior.with_prior}
+        for name, by_score in accuracies.items():
+            accuracy = by_score["pooled"]
+            yield {"scope": "own test rows", "name": name, "rows": prior.rows, "accuracy": accuracy}
     if e.clients is None:
         return
     for name, accuracy in e.clients.clients.items():
-        yield {**whose, "scope": "client", "name": name, "accuracy": accuracy}
+        yield {"scope": "client", "name": name, "accuracy": accuracy}
 
 
 def _right(found: RightRows) -> dict[str, Any]:
+    """Counts, accuracy and interval of some rows, by column of the table."""
     low, high = found.interval or (None, None)
     return {
         "rows": found.rows,
@@ -185,21 +199,23 @@ def evaluation_page(
     images: ImagePlaces | None = None,
     observer: Observer | None = None,
 ) -> str:
-    """One self-contained HTML page. Raises MachineError without matplotlib; arguments as ``write_evaluations``."""
+    """One self-contained HTML page; arguments as for ``write_evaluations``. Raises MachineError without matplotlib."""
     sections = []
     observer = observer or Silent()
     description = (
         f"ECE over {BINS} bins of confidence of equal width; intervals are Wilson's at 95 %. For several "
         "personal models, values are means over clients."
     )
-    # One section for each set of rows: figures on different rows do not compare.
+    # There is one section for each set of rows, because results on different rows cannot be compared.
     for number, rows in enumerate(dict.fromkeys(e.rows for e in found)):
         mine = [e for e in found if e.rows == rows]
         ident = f"e{number}"
         plots: list[Plot | None] = [reliability(f"{ident}-reliability", mine[:MOST_DRAWN])]
         galleries: list[Gallery] = []
-        notes = [f"{e.label}: {sentence}" for e in mine for sentence in e.sentences()]
-        # Figures and images are of the first runs only; the table has all of them.
+        notes = []
+        for e in mine:
+            notes += [f"{e.label}: {sentence}" for sentence in e.sentences()]
+        # Figures and images are of the first runs only; the table has all runs.
         for i, e in enumerate(mine[:MOST_DRAWN]):
             plots.append(accuracy_of_classes(f"{ident}-classes{i}", e))
             plots.append(confusion(f"{ident}-confusion{i}", e))
@@ -219,19 +235,23 @@ def evaluation_page(
         columns, cells = _cells(mine)
         drawn = [p for p in plots if p is not None]
         title = f"On {rows}"
-        sections.append(
-            Section(ident, title, description, columns, cells, drawn, notes, galleries=galleries)
+        section = Section(
+            ident, title, description, columns, cells, drawn, notes, galleries=galleries
         )
+        sections.append(section)
     return render_page("Evaluation of models", sections, len(found))
 
 
 def _cells(found: Sequence[RunEvaluation]) -> tuple[list[Column], list[list[HtmlCell]]]:
+    """Columns and rows of the table of evaluations."""
     texts = ("method", "run", "model", "trained on")
     numbers = ("rows", "accuracy %", "macro F1 %", "ECE %", "NLL", "best temperature", "NLL there")
-    columns = [*map(Column, texts), *(Column(n, True) for n in numbers), Column("95 % interval")]
+    columns = [Column(name) for name in texts]
+    columns += [Column(name, numbers=True) for name in numbers]
+    columns.append(Column("95 % interval"))
     rows = []
     for e in found:
-        # Of several clients' models the spread over clients is shown, of one model the interval over rows.
+        # For models of several clients the table shows the spread over clients, for one model the interval over rows.
         m = e.measures
         interval = "-"
         if e.clients is not None and e.clients.std is not None:
@@ -240,47 +260,47 @@ def _cells(found: Sequence[RunEvaluation]) -> tuple[list[Column], list[list[Html
         elif m.all.interval is not None:
             interval = " to ".join(map(percent, m.all.interval))
         cells = [HtmlCell(w, w) for w in (e.method, e.short_run, e.model, e.trained_on)]
-        cells.append(HtmlCell(f"{m.all.rows:,}", repr(m.all.rows)))
+        cells.append(number_cell(m.all.rows, f"{m.all.rows:,}"))
         for fraction in (e.accuracy, m.macro_f1, m.ece):
-            cells.append(_number(fraction, percent(fraction)))
-        cells.append(_number(m.nll, f"{m.nll:.4f}"))
+            cells.append(number_cell(fraction, percent(fraction)))
+        cells.append(number_cell(m.nll, f"{m.nll:.4f}"))
         # The temperature that would fit best, and the loss with it.
         if m.temperature is None:
-            cells += [_number(None, "-")] * 2
+            cells += [number_cell(None, "-")] * 2
         else:
-            cells.append(_number(m.temperature.value, f"{m.temperature.value:.4g}"))
-            cells.append(_number(m.temperature.nll, f"{m.temperature.nll:.4f}"))
-        rows.append([*cells, HtmlCell(interval, "")])
+            cells.append(number_cell(m.temperature.value, f"{m.temperature.value:.4g}"))
+            cells.append(number_cell(m.temperature.nll, f"{m.temperature.nll:.4f}"))
+        cells.append(HtmlCell(interval, ""))
+        rows.append(cells)
     return columns, rows
 
 
-def _number(value: float | None, words: str) -> HtmlCell:
-    """A cell that is sorted by its number."""
-    if value is None:
-        return HtmlCell(words, "")
-    return HtmlCell(words, repr(value))
-
-
 def reliability(ident: str, found: Sequence[RunEvaluation]) -> Plot:
-    """Accuracy over confidence, bin by bin: on the diagonal probabilities say how often they are right."""
+    """Accuracy over confidence in each bin. On the diagonal a model is right as often as its confidence says."""
     description = (
         f"Accuracy of the rows in each of {BINS} bins of confidence. Below the diagonal a model is "
         "overconfident."
     )
-    rows: list[list[Cell]] = [[e.label, n, c, a] for e in found for n, c, a in e.measures.bins if n]
-
-    # On the dashed diagonal, a model is right as often as its confidence says.
+    rows: list[list[Cell]] = []
+    for e in found:
+        rows += [[e.label, count, *at] for count, *at in e.measures.bins if count]
 
     def fill(axes: Any, marks: Marks) -> None:
         axes.plot([0, 1], [0, 1], color=MUTED, linewidth=1, linestyle="--")
         for i, e in enumerate(found):
-            known = [one for one in e.measures.bins if one[0]]
-            confidence = [c for _, c, _ in known]
-            accuracy = [a for *_, a in known]
-            axes.plot(confidence, accuracy, color=SERIES[i], label=short(e.label))
-            dots = axes.scatter(confidence, accuracy, s=24, color=SERIES[i])
-            words = [f"{a:.3f} right at confidence {c:.3f}, {n:,} rows" for n, c, a in known]
-            marks(dots, [f"{e.label}: {w}" for w in words])
+            confidences = []
+            accuracies = []
+            words = []
+            for count, confidence, accuracy in e.measures.bins:
+                if count:
+                    confidences.append(confidence)
+                    accuracies.append(accuracy)
+                    words.append(
+                        f"{e.label}: {accuracy:.3f} right at confidence {confidence:.3f}, {count:,} rows"
+                    )
+            axes.plot(confidences, accuracies, color=SERIES[i], label=short(e.label))
+            dots = axes.scatter(confidences, accuracies, s=24, color=SERIES[i])
+            marks(dots, words)
         axes.set(xlabel="confidence", ylabel="accuracy", xlim=(0, 1.02), ylim=(0, 1.02))
         legend_below(axes)
 
@@ -292,8 +312,7 @@ MOST_BARS = 24
 
 
 def accuracy_of_classes(ident: str, e: RunEvaluation) -> Plot:
-    """A bar for each class, or for those that are right least often."""
-    # The classes that are right least often come first.
+    """A bar for each class, the lowest accuracy first; at most ``MOST_BARS`` bars."""
     ordered: list[ClassMeasures] = sorted(e.measures.by_class, key=lambda c: c.recall or 0.0)
     shown = ordered[:MOST_BARS]
     description = "Percentage of each class's rows that are classified correctly"
@@ -303,27 +322,30 @@ def accuracy_of_classes(ident: str, e: RunEvaluation) -> Plot:
     def fill(axes: Any, marks: Marks) -> None:
         words = []
         for c in shown:
-            f1 = percent(c.f1)
-            words.append(f"{c.name}: {c.right:,} of {c.rows:,} right, F1 {f1} %")
+            right = f"{c.right:,} of {c.rows:,} right"
+            words.append(f"{c.name}: {right}, F1 {percent(c.f1)} %")
         shares = [100 * (c.recall or 0.0) for c in shown]
         bars(axes, marks, shares, words, [short(c.name, 18) for c in shown])
         axes.set(xlabel="% right", xlim=(0, 100))
 
     rows: list[list[Cell]] = [[c.name, c.rows, c.right, c.predicted, c.f1] for c in ordered]
+    title = f"Classes of {e.label}"
     columns = ("class", "rows", "right", "predicted", "F1")
     height = 1.4 + 0.17 * len(shown)
-    return Plot(
-        ident, f"Classes of {e.label}", f"{description}.", columns, rows, fill, height=height
-    )
+    return Plot(ident, title, f"{description}.", columns, rows, fill, height=height)
 
 
 def confusion(ident: str, e: RunEvaluation) -> Plot | None:
     """Rows by label and predicted class."""
-    names = list(dict.fromkeys(name for i, j, _ in e.measures.confusion for name in (i, j)))
+    found: dict[str, None] = {}
+    for label, predicted, _ in e.measures.confusion:
+        found[label] = None
+        found[predicted] = None
+    # Classes in the order of the measures, then predicted classes that have no row.
     order = {c.name: k for k, c in enumerate(e.measures.by_class)}
-    names.sort(key=lambda name: order.get(name, len(order)))
+    names = sorted(found, key=lambda name: order.get(name, len(order)))
     place = {name: k for k, name in enumerate(names)}
     table = np.zeros((len(names), len(names)), np.int64)
-    for i, j, rows in e.measures.confusion:
-        table[place[i], place[j]] = rows
+    for label, predicted, rows in e.measures.confusion:
+        table[place[label], place[predicted]] = rows
     return confusion_matrix(ident, e.label, table, names)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,10 @@ from fedcache.report.drawing import (
     Plot,
     legend_below,
     name_places,
-    plain,
     short,
     write_drawing,
 )
-from fedcache.report.figure_grids import squares
+from fedcache.report.figure_grids import fit, squares
 from fedcache.report.run_origin import RunStore
 from fedcache.store.chunks import array_bytes
 from fedcache.store.manifest import read_text, text_of_array
@@ -34,26 +33,27 @@ MOST_PROTOTYPES = 12
 """Clients whose prototypes are drawn."""
 
 MOST_AVERAGED = 1 << 17
-"""Training rows of which class means are taken: of more, as many in even blocks. Of more test rows, too."""
+"""Most training rows that are all read for class means. Of more rows, evenly spread blocks with as many rows are read.
+More test rows than this are sampled in blocks, too."""
 
 ROWS_AT_ONCE = 1 << 12
 BLOCKS = 96
-"""Blocks of neighbouring rows that are read of very many, evenly spread: neighbours are in one chunk of the store."""
+"""Most blocks of a sample. A block is neighbouring rows, because neighbours are in one chunk of the store."""
 READ_BYTES = 1 << 29
-"""Of an array whose chunks are large, what is read of them for one of these samples: a chunk is verified as a whole."""
+"""Most bytes that one sample reads of an array with large chunks; a chunk is read and verified as a whole."""
 MOST_CLIENTS = 60
 MOST_CLASSES = 60
 MOST_LEGEND = 20
-"""Classes up to which a legend names their colours and shapes."""
+"""Most classes whose colours and shapes are named in a legend."""
 MOST_LISTED = 500
 """Clients whose rows are listed in the data behind a figure."""
 MARKERS = ("o", "s", "D", "P", "X", "v")
 
 
 def check_embedding(name: str) -> None:
-    """Refuse an unknown or missing way to two dimensions before any work.
+    """Refuse an unknown projection to two dimensions, or one that is not installed, before any work.
 
-    Raises UsageError; MachineError for umap when it is not installed.
+    Raises UsageError for an unknown name; MachineError for umap when it is not installed.
     """
     if name not in EMBEDDINGS:
         raise unknown("embedding", name, EMBEDDINGS)
@@ -72,14 +72,18 @@ def dots(ident: str, source: RunStore) -> Plot | None:
     label = source.columns.label
     clients = source.partition.clients[:MOST_LISTED]
     of = len(source.partition.clients)
-    names = [c.name for c in clients]
-    held = (label[c.train] for c in clients)
-    counts = np.array([np.bincount(y[y >= 0], minlength=len(classes)) for y in held])
+    names = []
+    counts_of_clients = []
+    for client in clients:
+        names.append(client.name)
+        held = label[client.train]
+        counts_of_clients.append(np.bincount(held[held >= 0], minlength=len(classes)))
+    counts = np.array(counts_of_clients)
     if not counts.size or not counts.max():
         return None
-    rows: list[list[Cell]] = [
-        [names[i], classes[j], int(counts[i, j])] for i, j in np.argwhere(counts).tolist()
-    ]
+    rows: list[list[Cell]] = []
+    for i, j in np.argwhere(counts).tolist():
+        rows.append([names[i], classes[j], int(counts[i, j])])
     shown = counts[:MOST_CLIENTS, :MOST_CLASSES]
     across, down = shown.shape
     description = "Training rows of each client and class; the area of a dot is their number."
@@ -90,15 +94,13 @@ def dots(ident: str, source: RunStore) -> Plot | None:
         description += f" The data contain {len(clients):,} clients."
 
     def fill(axes: Any, marks: Marks) -> None:
-        client, label = np.nonzero(shown)
+        x, y = np.nonzero(shown)
         # The largest dot nearly fills its cell, whose side is in points.
         cell = 72 * min(4.2 / across, 2.6 / down, 0.3)
-        area = (0.95 * cell) ** 2 * shown[client, label] / shown.max()
-        made = axes.scatter(
-            client, label, s=np.maximum(area, 1.0), color=SERIES[0], alpha=0.8, linewidths=0
-        )
+        area = (0.95 * cell) ** 2 * shown[x, y] / shown.max()
+        made = axes.scatter(x, y, s=np.maximum(area, 1.0), color=SERIES[0], alpha=0.8, linewidths=0)
         words = []
-        for i, j in zip(client, label, strict=True):
+        for i, j in zip(x, y, strict=True):
             name = classes[j]
             words.append(f"{names[i]}, {name}: {shown[i, j]} rows")
         marks(made, words)
@@ -145,25 +147,29 @@ def sampled(source: RunStore, key: str) -> NDArray[np.int64]:
 
 def few_chunks(source: RunStore, key: str, rows: NDArray[np.int64]) -> bool:
     """Whether rows are in no more chunks of an array than one sample may read."""
-    return len(np.unique(rows // source.store.arrays[key].chunk_rows)) <= most_chunks(source, key)
+    chunks = np.unique(rows // source.store.arrays[key].chunk_rows)
+    return len(chunks) <= most_chunks(source, key)
 
 
 def averaged_whole(source: RunStore, key: str, rows: NDArray[np.int64]) -> bool:
-    """Whether class means are taken of all these rows, and not of a sample."""
+    """Whether class means are over all these rows, and not over a sample."""
     return len(rows) <= MOST_AVERAGED and few_chunks(source, key, rows)
 
 
 def most_chunks(source: RunStore, key: str) -> int:
     """Chunks of an array that are read for one sample of rows."""
     array = source.store.arrays[key]
-    return max(1, READ_BYTES // array_bytes((array.chunk_rows, *array.shape[1:]), array.dtype))
+    shape = (array.chunk_rows, *array.shape[1:])
+    return max(1, READ_BYTES // array_bytes(shape, array.dtype))
 
 
 def even_blocks(rows: NDArray[np.int64], most: int, blocks: int = BLOCKS) -> NDArray[np.int64]:
     """At most ``most`` of ascending rows, as at most ``blocks`` evenly spread blocks of neighbours."""
     blocks = min(BLOCKS, most, blocks)
-    starts = np.linspace(0, len(rows) - most // blocks, blocks).astype(np.int64)
-    spread: NDArray[np.int64] = rows[(starts[:, None] + np.arange(most // blocks)).ravel()]
+    length = most // blocks
+    starts = np.linspace(0, len(rows) - length, blocks).astype(np.int64)
+    places = starts[:, None] + np.arange(length)
+    spread: NDArray[np.int64] = rows[places.ravel()]
     return spread
 
 
@@ -184,22 +190,22 @@ def plane(ident: str, source: RunStore, key: str, how: str) -> Plot | None:
     points = flat[: len(x)]
     stars = flat[len(x) : len(x) + global_count]
     small = flat[len(x) + global_count :]
-    # A legend is readable for some classes only; marks tell the class of a row anyway.
+    # A legend of many classes cannot be read; the tooltip of a mark shows the class of its row.
     label = columns.label[rows]
     there = np.unique(label)
     legend = len(there) <= MOST_LEGEND
     name = str(source.store.arrays[key].recipe.get("backbone", key))
-    way = how.upper()
+    method = how.upper()
     if how == "tsne":
-        way = "t-SNE"
-    description = f"{len(x)} test rows of {name} by {way}; colours and shapes are classes, "
-    # The means of a large store are taken over a sample of its rows.
+        method = "t-SNE"
+    # The means of a large store are over a sample of its rows.
     train = source.partition.table.train.rows
     of = f"an even sample of {len(train):,} training rows"
     if averaged_whole(source, key, train):
         of = "all clients' training rows"
-    description += (
-        f"stars the mean of each class over {of}, small triangles those of single clients."
+    description = (
+        f"{len(x)} test rows of {name} by {method}; colours and shapes are classes, stars the mean of each "
+        f"class over {of}, small triangles those of single clients."
     )
 
     def fill(axes: Any, marks: Marks) -> None:
@@ -227,45 +233,59 @@ def plane(ident: str, source: RunStore, key: str, how: str) -> Plot | None:
             ncols = max(1, 40 // (letters + 5))
             legend_below(axes, ncols=ncols, markerscale=2.2, handletextpad=0.1)
 
-    kinds = ["row"] * len(x) + ["class mean"] * global_count
+    kinds = ["row"] * len(x)
+    kinds += ["class mean"] * global_count
     kinds += ["client's class mean"] * len(small)
-    names = [*(columns.classes[c] for c in label), *words]
-    data: list[list[Cell]] = [
-        [kind, n, *at] for kind, n, at in zip(kinds, names, flat.tolist(), strict=True)
-    ]
+    names = [columns.classes[c] for c in label]
+    names += words
+    data: list[list[Cell]] = []
+    for kind, name_of_point, at in zip(kinds, names, flat.tolist(), strict=True):
+        data.append([kind, name_of_point, *at])
     title = f"Features of {name} in two dimensions"
     return Plot(ident, title, description, ("kind", "name", "x", "y"), data, fill, height=4.2)
 
 
 def _prototypes(source: RunStore, key: str) -> tuple[NDArray[np.float32], list[str], int]:
-    """Class means over all training rows, then of the first clients; their names; how many are over all."""
+    """Prototypes: class means over all training rows, then those of the first clients.
+
+    Returns the [K, D] means, their names, and how many of them are over all training rows.
+    """
     columns = source.columns
     table = source.partition.table
-    sums: dict[int, tuple[NDArray[np.float64], int]] = {}
-    own: list[tuple[str, NDArray[np.float64]]] = []
+    names_of_clients: list[str] = []
+    means_of_clients: list[NDArray[np.float64]] = []
     chunks: set[int] = set()
     for client in table[:MOST_PROTOTYPES]:
         chunks |= set((client.train // source.store.arrays[key].chunk_rows).tolist())
-        if own and len(chunks) > most_chunks(source, key):
-            break  # their rows lie all over a large store
+        # The rows of a client may be in all chunks of a large store: then fewer clients are drawn.
+        if means_of_clients and len(chunks) > most_chunks(source, key):
+            break
         for c, mine in _by_class(source, key, client.train):
             name = columns.classes[c]
-            own.append((f"{client.name}: {name}", mine.mean(0)))
+            names_of_clients.append(f"{client.name}: {name}")
+            means_of_clients.append(mine.mean(0))
     rows = table.train.rows
     if not averaged_whole(source, key, rows):
-        dealt = np.zeros(len(columns.label), bool)
-        dealt[rows] = True  # which sorts nothing
-        dealt_rows = np.flatnonzero(dealt)
-        rows = even_blocks(
-            dealt_rows, min(MOST_AVERAGED, len(dealt_rows)), most_chunks(source, key)
-        )
+        # A mask gives ascending rows without sorting them.
+        assigned = np.zeros(len(columns.label), bool)
+        assigned[rows] = True
+        ascending = np.flatnonzero(assigned)
+        count = min(MOST_AVERAGED, len(ascending))
+        rows = even_blocks(ascending, count, most_chunks(source, key))
+    # The sum and the number of rows of each class.
+    sums: dict[int, tuple[NDArray[np.float64], int]] = {}
     for start in range(0, len(rows), ROWS_AT_ONCE):
         for c, mine in _by_class(source, key, rows[start : start + ROWS_AT_ONCE]):
-            before = sums.get(c, (np.zeros(mine.shape[1]), 0))
-            sums[c] = (before[0] + mine.sum(0), before[1] + len(mine))
-    found = [(columns.classes[c], sums[c][0] / sums[c][1]) for c in sorted(sums)]
-    every = [*found, *own]
-    return np.array([p for _, p in every], np.float32), [n for n, _ in every], len(found)
+            total, count = sums.get(c, (np.zeros(mine.shape[1]), 0))
+            sums[c] = (total + mine.sum(0), count + len(mine))
+    names = []
+    means = []
+    for c in sorted(sums):
+        total, count = sums[c]
+        names.append(columns.classes[c])
+        means.append(total / count)
+    means_of_all = np.array(means + means_of_clients, np.float32)
+    return means_of_all, names + names_of_clients, len(means)
 
 
 def _by_class(
@@ -284,22 +304,24 @@ def _project(x: NDArray[np.float32], how: str) -> NDArray[np.float64]:
     unit = _unit_rows(x)
     if how == "pca":
         return _principal(unit)
-    way: Any
+    projection: Any
     if how == "tsne":
         from sklearn.manifold import TSNE
 
-        way = TSNE(2, init="pca", random_state=0, perplexity=min(30.0, (len(x) - 1) / 3))
+        perplexity = min(30.0, (len(x) - 1) / 3)
+        projection = TSNE(2, init="pca", random_state=0, perplexity=perplexity)
     else:
         import umap
 
-        way = umap.UMAP(random_state=0, n_jobs=1)
-    flat: NDArray[np.float64] = way.fit_transform(unit)
+        projection = umap.UMAP(random_state=0, n_jobs=1)
+    flat: NDArray[np.float64] = projection.fit_transform(unit)
     return flat
 
 
 def _unit_rows(x: NDArray[Any]) -> NDArray[Any]:
     """[N, D] rows of length 1; a row of zeros stays one."""
-    unit: NDArray[Any] = x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
+    lengths = np.linalg.norm(x, axis=1, keepdims=True)
+    unit: NDArray[Any] = x / np.maximum(lengths, 1e-12)
     return unit
 
 
@@ -310,9 +332,10 @@ def _principal(x: NDArray[Any]) -> NDArray[np.float64]:
     """
     left, size, axes = np.linalg.svd(x - x.mean(0), full_matrices=False)
     largest = axes[np.arange(len(axes)), np.abs(axes).argmax(1)]
-    # one axis alone where rows have one number each
+    turned = left * size * np.sign(largest)
+    # With D = 1 there is one axis only, and the second column stays 0.
     flat: NDArray[np.float64] = np.zeros((len(x), 2))
-    flat[:, : len(axes)] = (left * size * np.sign(largest))[:, :2]
+    flat[:, : len(axes)] = turned[:, :2]
     return flat
 
 
@@ -338,7 +361,9 @@ def _entropy_bits(
     scores -= scores.max(1, keepdims=True)
     p = np.exp(scores)
     p /= p.sum(1, keepdims=True)
-    bits: NDArray[np.float64] = -(p * np.log2(np.maximum(p, np.finfo(float).tiny))).sum(1)
+    # 0 log 0 is 0, but log 0 is not finite.
+    logarithms = np.log2(np.maximum(p, np.finfo(float).tiny))
+    bits: NDArray[np.float64] = -(p * logarithms).sum(1)
     return bits
 
 
@@ -351,66 +376,65 @@ def agreement(ident: str, source: RunStore) -> Plot | None:
     cells: list[tuple[int, int, float, str]] = []
     for i, client in enumerate(clients):
         rows = client.train[:MOST_POINTS]
-        parts = [source.features(k, rows) for k in source.fused]
-        good = np.isfinite(np.concatenate(parts, 1)).all(1)
-        if good.sum() < 3:
+        parts = [source.features(key, rows) for key in source.fused]
+        readable = np.isfinite(np.concatenate(parts, 1)).all(1)
+        if readable.sum() < 3:
             continue
-        unit = [_unit_rows(p[good].astype(np.float64)) for p in parts]
+        unit = [_unit_rows(part[readable].astype(np.float64)) for part in parts]
         whole = np.concatenate(unit, 1)
-        for k, part in enumerate(unit):
+        for k, (name, part) in enumerate(zip(names, unit, strict=True)):
             value = linear_cka(part, whole)
             if np.isfinite(value):
-                name = names[k]
                 cells.append((i, k, value, f"{name}, {client.name}: {value:.3f}"))
     if not cells:
         return None
     description = (
         "Linear CKA between each backbone's features and all of them together, on each client's "
-        "training rows: 1 is "
+        "training rows: 1 is the same geometry. (Cached features only; `fedcache reproduce fedpcl-figure3` "
+        "trains projections.)"
     )
-    description += "the same geometry. (Cached features only; `fedcache reproduce fedpcl-figure3` trains projections.)"
 
     def fill(axes: Any, marks: Marks) -> None:
-        squares(axes, marks, cells, small=len(clients) > 8, form="{:.2f}")
+        many = len(clients) > 8
+        squares(axes, marks, cells, small=many, form="{:.2f}")
         # Many names fit only if they are turned.
-        rotation = 90 * (len(clients) > 8)
+        rotation = 0
+        if many:
+            rotation = 90
         name_places(axes.set_xticks, [c.name for c in clients], rotation=rotation)
         name_places(axes.set_yticks, names)
-        axes.set(xlim=(-0.5, len(clients) - 0.5), ylim=(len(names) - 0.5, -0.5))
+        fit(axes, len(clients), len(names))
 
-    rows_: list[list[Cell]] = [[names[k], clients[i].name, v] for i, k, v, _ in cells]
+    data: list[list[Cell]] = []
+    for i, k, value, _ in cells:
+        data.append([names[k], clients[i].name, value])
+    title = "Fusion: contribution of each backbone"
     columns = ("backbone", "client", "CKA")
     height = 1.2 + 0.4 * len(names)
-    return Plot(
-        ident,
-        "Fusion: contribution of each backbone",
-        description,
-        columns,
-        rows_,
-        fill,
-        height=height,
-    )
+    return Plot(ident, title, description, columns, data, fill, height=height)
 
 
 def label_entropy(ident: str, source: RunStore) -> Plot | None:
     """Entropy of the zero-shot soft labels of the test rows, for the first backbone with text features."""
     # The first backbone that has text features.
     for key in source.keys:
-        backbone = str(source.store.arrays[key].recipe.get("backbone"))
-        if (entry := text_of_array(source.store.manifest, key)) is not None:
+        entry = text_of_array(source.store.manifest, key)
+        if entry is not None:
             break
     else:
         return None
+    backbone = str(source.store.arrays[key].recipe.get("backbone"))
     rows = sampled(source, key)
     x = source.features(key, rows)
     x = x[np.isfinite(x).all(1)]
     if not len(x):
         return None
     text_rows = read_text(source.store.path, backbone, entry)
-    unit, text = (_unit_rows(np.asarray(part, np.float64)) for part in (x, text_rows))
+    unit = _unit_rows(np.asarray(x, np.float64))
+    text = _unit_rows(np.asarray(text_rows, np.float64))
     # FST-CBDG sharpens by a factor of 1; CLIP multiplies similarities by 100.
-    scales = {1: "scale 1 (FST-CBDG)", 100: "scale 100 (CLIP's own)"}
-    values = {s: _entropy_bits(unit, text, float(s)) for s in scales}
+    scales = {1.0: "scale 1 (FST-CBDG)", 100.0: "scale 100 (CLIP's own)"}
+    values = {name: _entropy_bits(unit, text, scale) for scale, name in scales.items()}
     most = float(np.log2(len(text)))
     description = (
         f"Entropy in bits of the zero-shot labels of {len(x)} test rows by {backbone}; {most:.2f} means "
@@ -420,32 +444,32 @@ def label_entropy(ident: str, source: RunStore) -> Plot | None:
     def fill(axes: Any, marks: Marks) -> None:
         # The last edge is a little above the maximum, so that it has a bin.
         edges = np.linspace(0, most * 1.0001, 25)
-        for i, (s, v) in enumerate(values.items()):
-            count, _ = np.histogram(v, edges)
-            bars = axes.bar(
-                edges[:-1],
-                count,
-                width=np.diff(edges),
-                align="edge",
-                color=SERIES[i],
-                alpha=0.6,
-                label=scales[s],
-            )
-            for bar, n, a, b in zip(bars, count, edges[:-1], edges[1:], strict=True):
-                marks(bar, [f"{scales[s]}: {n} rows from {a:.2f} to {b:.2f} bits"])
+        starts = edges[:-1]
+        ends = edges[1:]
+        for i, (scale, bits) in enumerate(values.items()):
+            counts, _ = np.histogram(bits, edges)
+            style = {"width": np.diff(edges), "align": "edge", "color": SERIES[i], "alpha": 0.6}
+            bars = axes.bar(starts, counts, label=scale, **style)
+            for bar, count, start, end in zip(bars, counts, starts, ends, strict=True):
+                marks(bar, [f"{scale}: {count} rows from {start:.2f} to {end:.2f} bits"])
         axes.set(xlabel="bits", ylabel="test rows")
         axes.grid(visible=False, axis="x")
         legend_below(axes)
 
-    data: list[list[Cell]] = [[scales[s], float(e)] for s, v in values.items() for e in v]
-    return Plot(
-        ident, "Entropy of zero-shot labels", description, ("scale", "bits"), data, fill, height=3.0
-    )
+    data: list[list[Cell]] = []
+    for scale, bits in values.items():
+        data += [[scale, float(value)] for value in bits]
+    title = "Entropy of zero-shot labels"
+    return Plot(ident, title, description, ("scale", "bits"), data, fill, height=3.0)
 
 
-CELL = 0.42  # inches between two clients or classes in a small figure
-WIDEST = 14.0  # inches of a large one, whose dots shrink instead
-MOST_NAMES = 40  # more names than this on an axis cannot be read
+CELL = 0.42
+"""Inches between two clients or classes in a small figure."""
+WIDEST = 14.0
+"""Most inches of a figure; with more clients or classes the dots are smaller."""
+MOST_NAMES = 40
+"""Most names that can be read on an axis."""
+LONGEST_NAME = 24
 
 
 def draw(partition: Partition, columns: Columns, path: Path) -> None:
@@ -460,8 +484,10 @@ def draw(partition: Partition, columns: Columns, path: Path) -> None:
         FedcacheError: usage error for another ending or a missing directory; environment error without matplotlib.
     """
     counts = partition.counts(columns)
-    size = min(WIDEST, CELL * counts.shape[0]) + 2.6, min(WIDEST, CELL * counts.shape[1]) + 1.2
-    write_drawing(path, size, lambda axes: _fill(axes, partition, columns, counts))
+    clients, classes = counts.shape
+    width = min(WIDEST, CELL * clients) + 2.6
+    height = min(WIDEST, CELL * classes) + 1.2
+    write_drawing(path, (width, height), lambda axes: _fill(axes, partition, columns, counts))
 
 
 def _fill(axes: Any, partition: Partition, columns: Columns, counts: np.ndarray) -> None:
@@ -471,7 +497,7 @@ def _fill(axes: Any, partition: Partition, columns: Columns, counts: np.ndarray)
     of_client = client_domains(partition, columns)
     scale = dot_scale(counts)
     domains = sorted({d for d in of_client if d is not None})
-    # Colours tell domains apart where each client has rows of one only.
+    # Domains have colours if every client has rows of one domain only.
     coloured: list[int | None] = [*domains]
     if None in of_client:
         coloured = [None]
@@ -481,22 +507,19 @@ def _fill(axes: Any, partition: Partition, columns: Columns, counts: np.ndarray)
         name = None
         if domain is not None:
             colour = f"C{domain % 10}"
-            name = plain(columns.domains[domain])
-        axes.scatter(
-            client[chosen],
-            label[chosen],
-            s=counts[client[chosen], label[chosen]] * scale,
-            color=colour,
-            label=name,
-            linewidths=0,
-            alpha=0.85,
-        )
-    _name(axes.set_xticks, [c.name for c in partition.clients], rotation=90)
-    _name(axes.set_yticks, columns.classes)
+            name = short(columns.domains[domain], LONGEST_NAME)
+        x = client[chosen]
+        y = label[chosen]
+        area = counts[x, y] * scale
+        axes.scatter(x, y, s=area, color=colour, label=name, linewidths=0, alpha=0.85)
+    names = [c.name for c in partition.clients]
+    style = {"most": MOST_NAMES, "longest": LONGEST_NAME, "parse_math": False}
+    name_places(axes.set_xticks, names, rotation=90, **style)
+    name_places(axes.set_yticks, columns.classes, **style)
     axes.set(
         xlim=(-0.6, clients - 0.4), ylim=(-0.6, classes - 0.4), xlabel="client", ylabel="class"
     )
-    axes.set_title(plain(partition.default_name(), 80), parse_math=False)
+    axes.set_title(short(partition.default_name(), 80), parse_math=False)
     axes.grid(visible=True, linewidth=0.3, alpha=0.5)
     axes.set_axisbelow(True)
     if len(domains) > 1 and None not in of_client:
@@ -515,13 +538,12 @@ def dot_scale(counts: np.ndarray) -> float:
 
 
 def client_domains(partition: Partition, columns: Columns) -> list[int | None]:
-    """The one domain of each client's training rows, None for a client that mixes several."""
-    found = [np.unique(columns.domain[client.train]) for client in partition.clients]
-    return [int(domains[0]) if len(domains) == 1 else None for domains in found]
-
-
-def _name(set_ticks: Any, names: Sequence[str], **style: Any) -> None:
-    """Name the places of an axis, all of them or every so many."""
-    step = -(-len(names) // MOST_NAMES)
-    places = range(0, len(names), step)
-    set_ticks(list(places), [plain(names[i]) for i in places], parse_math=False, **style)
+    """The one domain of each client's training rows; None for a client with rows of several domains, or with none."""
+    found: list[int | None] = []
+    for client in partition.clients:
+        domains = np.unique(columns.domain[client.train])
+        domain = None
+        if len(domains) == 1:
+            domain = int(domains[0])
+        found.append(domain)
+    return found

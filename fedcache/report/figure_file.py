@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from fedcache.errors import UsageError, unknown
 from fedcache.report import figure_data, figure_grids, figure_runs
 from fedcache.report.comparison import Comparison
 from fedcache.report.drawing import COLUMNS, Plot, check_file, write_plot
-from fedcache.report.figure_grids import importance_bars, parallel, swept_points
+from fedcache.report.figure_grids import SweptPoints, importance_bars, parallel, swept_points
 from fedcache.report.figure_runs import confusion_difference
 from fedcache.report.find_runs import (
     RunQuery,
@@ -49,11 +48,6 @@ class FigureInput:
         return comparison_of(self.title, self.named, self.score)
 
     @property
-    def keys(self) -> dict[str, str]:
-        """Label -> key of the run."""
-        return {n: e.key for n, e in self.named}
-
-    @property
     def source(self) -> RunStore:
         """The store of the runs. Raises UsageError if it is not available or must not be shown."""
         found: RunStore | str = PRIVATE
@@ -65,52 +59,68 @@ class FigureInput:
             )
         return found
 
-    def swept(self) -> Any:
-        """Points of the first method that has enough."""
-        found = (swept_points(e, self.score) for e in figure_grids.by_method(self.entries).values())
-        return next((p for p in found if p is not None), None)
+    @property
+    def swept(self) -> SweptPoints | None:
+        """Points of the first method that has enough of them."""
+        for entries in figure_grids.by_method(self.entries).values():
+            points = swept_points(entries, self.score)
+            if points is not None:
+                return points
+        return None
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of figure: what it shows, what it takes, and what draws it."""
+    """A kind of figure: its description, the runs that it needs, and the function that draws it."""
 
     description: str
     takes: str
     made: Callable[[FigureInput], Plot | None]
 
 
-def _confusion(i: FigureInput) -> Plot | None:
-    return figure_runs.confusion("figure", *i.named[0])
-
-
 def _confusion_difference(i: FigureInput) -> Plot | None:
-    firsts = first_of_each(i.named)
-    if len(firsts) > 1:
-        pair = firsts
-    else:
-        pair = list(i.named)
-    if len(pair) > 1:
-        return confusion_difference("figure", pair[0], pair[1])
-    return None
+    """The first two methods, or the first two runs where there is one method only."""
+    runs: figure_runs.Named = first_of_each(i.named)
+    if len(runs) < 2:
+        runs = i.named
+    if len(runs) < 2:
+        return None
+    return confusion_difference("figure", runs[0], runs[1])
 
 
 def _ranks(i: FigureInput) -> Plot | None:
-    if (found := i.tests) is None:
+    tests = i.tests
+    if tests is None:
         return None
-    return figure_runs.ranks("figure", found)
+    return figure_runs.ranks("figure", tests)
 
 
 def _differences(i: FigureInput) -> Plot | None:
-    if (found := i.tests) is None:
+    tests = i.tests
+    if tests is None:
         return None
-    return figure_runs.differences("figure", found, i.keys)
+    keys = {label: e.key for label, e in i.named}
+    return figure_runs.differences("figure", tests, keys)
+
+
+def _importance(i: FigureInput) -> Plot | None:
+    points = i.swept
+    if points is None:
+        return None
+    return importance_bars("figure", points)
+
+
+def _parallel(i: FigureInput) -> Plot | None:
+    points = i.swept
+    if points is None:
+        return None
+    return parallel("figure", points)
 
 
 KINDS = {
     "bytes": Kind(
         "accuracy against bytes sent",
-        "two runs, one of which sends something",
+        "two runs, and one of them sends something",
         lambda i: figure_runs.against_bytes("figure", i.named, i.score),
     ),
     "seconds": Kind(
@@ -144,15 +154,17 @@ KINDS = {
     "importance": Kind(
         "effect of each hyperparameter of a grid",
         "eight configurations of a method in two hyperparameters",
-        lambda i: None if (p := i.swept()) is None else importance_bars("figure", p),
+        _importance,
     ),
     "parallel": Kind(
         "every configuration of a grid as a line",
         "eight configurations of a method in two hyperparameters",
-        lambda i: None if (p := i.swept()) is None else parallel("figure", p),
+        _parallel,
     ),
     "confusion": Kind(
-        "test rows by true and predicted class of the first run", "a run with a mistake", _confusion
+        "test rows by true and predicted class of the first run",
+        "a run with a mistake",
+        lambda i: figure_runs.confusion("figure", *i.named[0]),
     ),
     "confusion-difference": Kind(
         "confusion of the first run minus the second method's, or run's",
@@ -175,11 +187,10 @@ LISTED = (*KINDS, ACROSS)
 
 
 def kind_lines() -> list[str]:
-    """Every kind with what it shows."""
-    return [
-        *(f"{name}: {kind.description}" for name, kind in KINDS.items()),
-        f"{ACROSS}: methods in several settings",
-    ]
+    """Every kind with its description."""
+    lines = [f"{name}: {kind.description}" for name, kind in KINDS.items()]
+    lines.append(f"{ACROSS}: methods in several settings")
+    return lines
 
 
 def write_figure(
@@ -199,7 +210,7 @@ def write_figure(
         queries: runs as ``gather`` takes them; [] for all under ``root``.
         out: ends in .pdf, .svg or .png.
         root: where digests are looked up.
-        columns: 1 or 2, as wide as so many columns of a paper.
+        columns: 1 or 2, the width in columns of a paper.
         score: client-mean | pooled; None as ``write_report``.
         embed: pca | tsne | umap, for ``features``.
 
@@ -239,9 +250,10 @@ def write_figure(
         if kind != ACROSS:
             takes = KINDS[kind].takes
         runs = len(found.entries)
+        others = ", ".join(name for name in LISTED if name != kind)
         raise UsageError(
             f"The {runs} runs are not enough for the figure {kind}, which needs {takes}.",
-            "Other kinds: " + ", ".join(name for name in LISTED if name != kind),
+            f"Other kinds: {others}",
         )
     write_plot(out, plot, columns)
     return plot
@@ -250,7 +262,7 @@ def write_figure(
 def _across(
     settings: Sequence[Sequence[StoredRun]], titles: Sequence[str], score: str | None
 ) -> Plot | None:
-    """Methods in all settings: of each method in a setting the run that stands first."""
+    """Methods in all settings, each with its first run in a setting."""
     points = []
     for title, entries in zip(titles, settings, strict=True):
         used = score or score_for(e.result for e in entries)

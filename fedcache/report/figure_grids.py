@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,11 +26,12 @@ Cells = dict[tuple[str, ...], tuple[float, StoredRun]]
 
 def sweeps(ident: str, entries: Sequence[StoredRun], score: str = "own") -> list[Plot]:
     """A heatmap for each method with two swept values or more, a line for one; none for a method that stands alone."""
-    made = [
-        _method(f"{ident}-{i}", name, found, score)
-        for i, (name, found) in enumerate(by_method(entries).items())
-    ]
-    return [plot for plot in made if plot is not None]
+    made = []
+    for i, (name, found) in enumerate(by_method(entries).items()):
+        plot = _method(f"{ident}-{i}", name, found, score)
+        if plot is not None:
+            made.append(plot)
+    return made
 
 
 def by_method(entries: Sequence[StoredRun]) -> dict[str, list[StoredRun]]:
@@ -57,22 +59,20 @@ def _method(ident: str, name: str, entries: Sequence[StoredRun], score: str) -> 
     found = _points(entries, score)
     if not found.names:
         return None
-    values = [
-        sorted({v[i] for v in found.values}, key=order_of_value) for i in range(len(found.names))
-    ]
-    # The two settings with most values are drawn; of the rest each is at its highest.
+    # The distinct values of each setting.
+    values = [sorted(set(column), key=order_of_value) for column in zip(*found.values, strict=True)]
+    # The two settings with most values are drawn. A place shows the best run over all other settings.
     order = sorted(range(len(values)), key=lambda i: -len(values[i]))
     drawn = order[:2]
-    # Across is the one with more values, of equals the second.
+    # The setting with more values is the horizontal axis; if both have as many, it is the second.
     placed = sorted(drawn, key=lambda i: len(values[i]))[::-1]
     best: Cells = {}
-    for run, at, score_of_run in zip(found.runs, found.values, found.scores.tolist(), strict=True):
+    rows: list[list[Cell]] = []
+    for run, at, value in zip(found.runs, found.values, found.scores.tolist(), strict=True):
+        rows.append([*at, value])
         place = tuple(at[i] for i in placed)
-        if place not in best or score_of_run > best[place][0]:
-            best[place] = (score_of_run, run)
-    rows: list[list[Cell]] = [
-        [*at, value] for at, value in zip(found.values, found.scores.tolist(), strict=True)
-    ]
+        if place not in best or value > best[place][0]:
+            best[place] = (value, run)
     what = found.what
     names = [found.names[i] for i in drawn]
     rest = [n for i, n in enumerate(found.names) if i not in drawn]
@@ -121,21 +121,25 @@ def _line(name: str, values: Sequence[str], best: Cells, what: str) -> Draw:
 def _heat(names: Sequence[str], across: Sequence[str], down: Sequence[str], best: Cells) -> Draw:
     # Not every combination was run: the others stay empty.
     top = max(best, key=lambda at: best[at][0])
-    places = [
-        (x, y, (a, b)) for x, a in enumerate(across) for y, b in enumerate(down) if (a, b) in best
-    ]
+    places = []
+    for x, y in itertools.product(range(len(across)), range(len(down))):
+        at = (across[x], down[y])
+        if at in best:
+            places.append((x, y, at))
 
     def fill(axes: Any, marks: Marks) -> None:
         from matplotlib.patches import Rectangle
 
         cells = []
+        keys = []
         for x, y, at in places:
-            v = 100 * best[at][0]
-            where = ", ".join(f"{name}={value}" for name, value in zip(names, at, strict=True))
-            cells.append((x, y, v, f"{where}: {v:.2f} %"))
-        # The best point has a frame.
-        keys = [best[at][1].key for *_, at in places]
+            value, run = best[at]
+            keys.append(run.key)
+            accuracy = 100 * value
+            where = ", ".join(f"{name}={word}" for name, word in zip(names, at, strict=True))
+            cells.append((x, y, accuracy, f"{where}: {accuracy:.2f} %"))
         squares(axes, marks, cells, small=len(across) > 7, runs=keys)
+        # The best point has a frame.
         corner = (across.index(top[0]) - 0.48, down.index(top[1]) - 0.48)
         axes.add_patch(Rectangle(corner, 0.96, 0.96, fill=False, edgecolor=INK, linewidth=2))
         # Long words are turned when they would overlap.
@@ -146,9 +150,14 @@ def _heat(names: Sequence[str], across: Sequence[str], down: Sequence[str], best
         axes.set_xticks(range(len(across)), words, **turned)
         axes.set_yticks(range(len(down)), [short(v, 12) for v in down])
         axes.set(xlabel=names[0], ylabel=names[1])
-        axes.set(xlim=(-0.5, len(across) - 0.5), ylim=(len(down) - 0.5, -0.5))
+        fit(axes, len(across), len(down))
 
     return fill
+
+
+def fit(axes: Any, columns: int, rows: int) -> None:
+    """Set the limits of the axes of unit squares, the first row on top."""
+    axes.set(xlim=(-0.5, columns - 0.5), ylim=(rows - 0.5, -0.5))
 
 
 def squares(
@@ -160,15 +169,15 @@ def squares(
     form: str = "{:.1f}",
     runs: Sequence[str] = (),
 ) -> None:
-    """Squares (x, y, value, words) whose depth of one colour is the value; their numbers are written where they fit."""
+    """Squares (x, y, value, words) in one colour: the higher the value, the darker. ``small`` ones show no number."""
     values = np.array([v for *_, v, _ in cells])
     low = float(values.min())
     span = float(values.max()) - low
     depth = np.full(len(values), 0.5)
     if span > 0:
         depth = 0.06 + 0.86 * (values - low) / span
-    # Ink on pale squares and paper on deep ones; in the dark both are turned round.
-    inks = [PAPER if a > 0.6 else INK for a in depth]
+    # Dark digits on pale squares and light ones on dark squares; a dark page swaps the two.
+    inks = np.where(depth > 0.6, PAPER, INK).tolist()
     numbers = [""] * len(cells)
     if not small:
         numbers = [form.format(v) for v in values]
@@ -197,18 +206,27 @@ def tiles(
     words: Sequence[str],
     runs: Sequence[str] = (),
 ) -> None:
-    """Unit squares by their middles, each of a colour with its depth; what is written on them, "" for nothing."""
+    """Unit squares around ``middles``, each in a colour with its opacity.
+
+    Every other sequence has one entry a square: the number written on it ("" for none), the colour of that number, its
+    tooltip, and the key of its run.
+    """
     from matplotlib.collections import PolyCollection
 
-    corners = [
-        [(x - 0.5, y - 0.5), (x + 0.5, y - 0.5), (x + 0.5, y + 0.5), (x - 0.5, y + 0.5)]
-        for x, y in middles
-    ]
+    corners = []
+    for x, y in middles:
+        left = x - 0.5
+        right = x + 0.5
+        low = y - 0.5
+        high = y + 0.5
+        corners.append([(left, low), (right, low), (right, high), (left, high)])
     drawn = axes.add_collection(PolyCollection(corners, facecolors=list(colours), linewidths=0))
     marks(drawn, words, runs or "")
     for (x, y), number, ink in zip(middles, numbers, inks, strict=True):
-        if number:  # it lies inside, and needs no room
-            axes.text(x, y, number, ha="center", va="center", color=ink).set_in_layout(False)
+        if number:
+            text = axes.text(x, y, number, ha="center", va="center", color=ink)
+            # A number is inside its square, so the layout needs no room for it.
+            text.set_in_layout(False)
     axes.grid(visible=False)
 
 
@@ -232,43 +250,46 @@ def matrix(
             row[setting] = max(accuracy, row.get(setting, -1.0))
     if len(settings) < 2 or len(best) < 2:
         return None
-    names = sorted(best, key=lambda n: -max(best[n].values()))[: 2 * MOST_SIDE]
+    by_accuracy = sorted(best, key=lambda name: -max(best[name].values()))
+    names = by_accuracy[: 2 * MOST_SIDE]
     description = (
         f"Accuracy in percent of each method's run that is {NOT_A_CHOICE}; darker is higher. "
+        "Settings are not averaged."
     )
-    description += "Settings are not averaged."
-    # Names of settings are written in lines; more than three settings turn them, and the figure gets taller.
-    parts = [[short(part, 22) for part in s.split(", ")] for s in settings]
+    # The name of a setting is written on several lines. More than three names are turned, so the figure gets taller.
+    parts = [[short(part, 22) for part in setting.split(", ")] for setting in settings]
     rotation = 0
     below = 0.13 * max(map(len, parts))
     if len(settings) > 3:
         rotation = 90
-        below = 0.07 * max(len(line) for lines in parts for line in lines)
+        below = 0.07 * max(map(len, itertools.chain(*parts)))
 
     def fill(axes: Any, marks: Marks) -> None:
         cells = []
         for x, setting in enumerate(settings):
             for y, name in enumerate(names):
-                if setting in best[name]:
-                    accuracy = best[name][setting]
+                accuracy = best[name].get(setting)
+                if accuracy is not None:
                     words = f"{name} on {setting}: {percent(accuracy)} %"
                     cells.append((x, y, 100 * accuracy, words))
         squares(axes, marks, cells)
         words_below = ["\n".join(lines) for lines in parts]
         axes.set_xticks(range(len(settings)), words_below, rotation=rotation)
         axes.set_yticks(range(len(names)), shortened(names, 18))
-        axes.set(xlim=(-0.5, len(settings) - 0.5), ylim=(len(names) - 0.5, -0.5))
+        fit(axes, len(settings), len(names))
 
-    rows: list[list[Cell]] = [[n, s, best[n].get(s)] for n in names for s in settings]
+    rows: list[list[Cell]] = []
+    for name, setting in itertools.product(names, settings):
+        rows.append([name, setting, best[name].get(setting)])
     columns = ("run", "setting", "accuracy")
     height = 0.8 + 0.25 * len(names) + below
     return Plot(ident, "Methods in every setting", description, columns, rows, fill, height=height)
 
 
 LEAST_POINTS = 8
-"""Points of a method from which on there is something to say of its settings."""
+"""Fewest points of a method for which the importance of its settings is shown."""
 MOST_LEVELS = 8
-"""Values of a setting that count one by one; numbers of more stand in four groups of equal size."""
+"""Most values of a setting that are levels of their own; a setting with more numbers is split into four groups."""
 GROUPS = 4
 MOST_AXES = 7
 
@@ -280,7 +301,7 @@ class SweptPoints:
     Attributes:
         method: its name.
         what: validation accuracy, or accuracy.
-        highest: words for the point with the highest.
+        highest: words for the point with the highest score.
         runs: in the order given.
         names: of the settings that differ.
         values: of each point, a word for each setting.
@@ -298,14 +319,28 @@ class SweptPoints:
 
 def _points(entries: Sequence[StoredRun], score: str) -> SweptPoints:
     """The points of one method that have a score, with the settings that differ between them."""
-    what, highest, value = criterion(entries, score)
-    found = [(e, v) for e in entries if (v := value(e)) is not None]
-    runs = tuple(e for e, _ in found)
-    names = [n for n in differing(runs) if n != "method"]
-    values = tuple(tuple(f.get(n, "-") for n in names) for f in map(facts, runs))
-    short_names = tuple(n.removeprefix("set.") for n in names)
-    scores = np.array([v for _, v in found])
-    return SweptPoints(entries[0].method, what, highest, runs, short_names, values, scores)
+    what, highest, value_of = criterion(entries, score)
+    runs = []
+    scores = []
+    for entry in entries:
+        value = value_of(entry)
+        if value is not None:
+            runs.append(entry)
+            scores.append(value)
+    names = [name for name in differing(runs) if name != "method"]
+    values = []
+    for run in runs:
+        words = facts(run)
+        values.append(tuple(words.get(name, "-") for name in names))
+    return SweptPoints(
+        method=entries[0].method,
+        what=what,
+        highest=highest,
+        runs=tuple(runs),
+        names=tuple(name.removeprefix("set.") for name in names),
+        values=tuple(values),
+        scores=np.array(scores),
+    )
 
 
 def swept_points(entries: Sequence[StoredRun], score: str = "own") -> SweptPoints | None:
@@ -320,50 +355,50 @@ def importance(levels: Sequence[str], scores: np.ndarray) -> float:
     """The share of the variance of [P] scores that the marginal means of a setting explain, corrected for chance.
 
     Epsilon squared (Kelley, PNAS 21, 1935): (SS_between - (k - 1) MS_within) / SS_total of one setting with k values,
-    at least 0. On a full grid it is the setting's main effect in the analysis of variance; what settings do together
-    alone is in none of them.
+    at least 0. On a full grid it is the setting's main effect in the analysis of variance. Interactions between
+    settings belong to the importance of none of them.
     """
-    groups = [
-        scores[[i for i, x in enumerate(levels) if x == level]] for level in dict.fromkeys(levels)
-    ]
+    groups = []
+    for level in dict.fromkeys(levels):
+        places = [i for i, value in enumerate(levels) if value == level]
+        groups.append(scores[places])
     total = float(((scores - scores.mean()) ** 2).sum())
     free = len(scores) - len(groups)
     if total <= 0.0 or free < 1 or len(groups) < 2:
         return 0.0
     within = float(sum(((g - g.mean()) ** 2).sum() for g in groups))
-    return max(0.0, (total - within - (len(groups) - 1) * within / free) / total)
+    chance = (len(groups) - 1) * within / free
+    return max(0.0, (total - within - chance) / total)
 
 
 def levels_of(values: Sequence[str]) -> list[str]:
-    """The values of a setting as groups: each its own, of many numbers quarters of the points by size."""
+    """The level of each value of a setting: the value itself, or its quarter by size where there are many numbers."""
     known = set(values)
     if len(known) <= MOST_LEVELS or any(order_of_value(v)[0] for v in known):
         return list(values)
     numbers = np.array([float(v) for v in values])
-    place = np.searchsorted(
-        np.quantile(numbers, np.arange(1, GROUPS) / GROUPS), numbers, side="left"
-    )
-    return [f"quarter {p + 1}" for p in place]
+    limits = np.quantile(numbers, np.arange(1, GROUPS) / GROUPS)
+    places = np.searchsorted(limits, numbers)
+    return [f"quarter {place + 1}" for place in places]
 
 
 def importances(points: SweptPoints) -> list[tuple[str, float]]:
     """Settings with their importance, the largest first."""
-    found = [
-        (n, importance(levels_of([v[i] for v in points.values]), points.scores))
-        for i, n in enumerate(points.names)
-    ]
-    return sorted(found, key=lambda f: -f[1])
+    found = []
+    for i, name in enumerate(points.names):
+        levels = levels_of([values[i] for values in points.values])
+        found.append((name, importance(levels, points.scores)))
+    return sorted(found, key=lambda pair: -pair[1])
 
 
 def hyperparameters(ident: str, entries: Sequence[StoredRun], score: str = "own") -> list[Plot]:
-    """For each method with points enough: bars of importance, and parallel coordinates."""
+    """For each method with enough points: bars of importance, and parallel coordinates."""
     made = []
     for i, found in enumerate(by_method(entries).values()):
-        if (points := swept_points(found, score)) is not None:
-            made += [
-                importance_bars(f"{ident}-importance{i}", points),
-                parallel(f"{ident}-parallel{i}", points),
-            ]
+        points = swept_points(found, score)
+        if points is not None:
+            made.append(importance_bars(f"{ident}-importance{i}", points))
+            made.append(parallel(f"{ident}-parallel{i}", points))
     return made
 
 
@@ -375,10 +410,7 @@ def importance_bars(ident: str, points: SweptPoints) -> Plot:
     count = len(points.runs)
     description = (
         f"Share of the variance of the {points.what} over {count} configurations that each hyperparameter's "
-        "marginal "
-    )
-    description += (
-        f"means explain (epsilon squared); the remaining {rest:.0f} % are interactions and chance."
+        f"marginal means explain (epsilon squared); the remaining {rest:.0f} % are interactions and chance."
     )
 
     def fill(axes: Any, marks: Marks) -> None:
@@ -386,8 +418,8 @@ def importance_bars(ident: str, points: SweptPoints) -> Plot:
         for y, ((name, _), share) in enumerate(zip(found, shares, strict=True)):
             (bar,) = axes.barh([y], [share], color=SERIES[0], height=0.6)
             marks(bar, [f"{name}: {share:.1f} %"])
-            beside = {"xytext": (4, 0), "textcoords": "offset points", "va": "center"}
-            axes.annotate(f"{share:.0f}", (share, y), **beside)
+            to_the_right = {"xytext": (4, 0), "textcoords": "offset points", "va": "center"}
+            axes.annotate(f"{share:.0f}", (share, y), **to_the_right)
         axes.set_yticks(range(len(found)), [short(n, 18) for n, _ in found])
         axes.set(xlabel="% of the variance", xlim=(0, 112), ylim=(len(found) - 0.5, -0.5))
         axes.set_xticks([0, 25, 50, 75, 100])
@@ -400,7 +432,7 @@ def importance_bars(ident: str, points: SweptPoints) -> Plot:
 
 
 def parallel(ident: str, points: SweptPoints) -> Plot:
-    """Every point as a line through its values; the last axis is what points are chosen by."""
+    """Every point as a line through its values; the last axis is the score by which points are chosen."""
     names = [n for n, _ in importances(points)][:MOST_AXES]
     places = [points.names.index(n) for n in names]
     axes_values = [sorted({v[p] for v in points.values}, key=order_of_value) for p in places]
@@ -419,42 +451,43 @@ def parallel(ident: str, points: SweptPoints) -> Plot:
         from matplotlib.collections import LineCollection
 
         # The best point is drawn last, on top of the others.
-        order = [*(int(k) for k in np.argsort(points.scores, kind="stable") if k != top), top]
+        order = np.argsort(points.scores, kind="stable").tolist()
+        order.remove(top)
+        order.append(top)
         if high > low:
             share = (points.scores - low) / (high - low)
         else:
             share = np.ones(len(order))
-        # Each axis goes from 0 to 1: where each value stands on its axis.
-        height = [
-            {v: k / max(1, len(values) - 1) for k, v in enumerate(values)} for values in axes_values
-        ]
-        paths = [
-            [
-                *((x, height[x][points.values[i][p]]) for x, p in enumerate(places)),
-                (len(places), share[i]),
-            ]
-            for i in order
-        ]
+        # Each axis goes from 0 to 1. This is the height of each value on its axis.
+        height = []
+        for values in axes_values:
+            last = max(1, len(values) - 1)
+            height.append({value: k / last for k, value in enumerate(values)})
+        paths = []
+        words = []
+        for i in order:
+            point = points.values[i]
+            through = [(x, height[x][point[place]]) for x, place in enumerate(places)]
+            paths.append([*through, (len(places), share[i])])
+            score = 100 * points.scores[i]
+            words.append(f"{run_labels[i]}: {score:.2f} %")
         colours = [(SERIES[0], 0.08 + 0.6 * float(share[i]) ** 2) for i in order[:-1]]
         lines = LineCollection(
             paths, colors=[*colours, (INK, 1.0)], linewidths=[1.1] * len(colours) + [2.6]
         )
-        words = []
-        for i in order:
-            score = 100 * points.scores[i]
-            words.append(f"{run_labels[i]}: {score:.2f} %")
         marks(axes.add_collection(lines), words, [points.runs[i].key for i in order])
         ground = {"facecolor": PAPER, "alpha": 0.8, "linewidth": 0, "pad": 1.0}
-        beside = {"xytext": (4, 0), "textcoords": "offset points", "va": "center", "bbox": ground}
+        to_the_right = {"xytext": (4, 0), "textcoords": "offset points", "va": "center"}
         for x, values in enumerate(axes_values):
             axes.axvline(x, color=INK, linewidth=0.6)
             step = max(1, len(values) // 8)
-            for k in range(0, len(values), step):
-                at = (x, k / max(1, len(values) - 1))
-                axes.annotate(short(values[k], 8), at, **beside)
+            for value in values[::step]:
+                at = (x, height[x][value])
+                axes.annotate(short(value, 8), at, bbox=ground, **to_the_right)
         axes.axvline(len(places), color=INK, linewidth=0.6)
         for end, score in ((0.0, low), (1.0, high)):
-            axes.annotate(f"{100 * score:.1f}", (len(places), end), **beside)
+            at = (len(places), end)
+            axes.annotate(f"{100 * score:.1f}", at, bbox=ground, **to_the_right)
         # Every second name is a line lower, so that neighbours do not overlap.
         ticks = [short(n, 12) for n in [*names, "result"]]
         ticks[1::2] = [f"\n{n}" for n in ticks[1::2]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,8 +32,9 @@ from fedcache.report.drawing import (
     short,
     shortened,
 )
-from fedcache.report.figure_grids import squares, tiles
+from fedcache.report.figure_grids import fit, squares, tiles
 from fedcache.report.find_runs import StoredRun
+from fedcache.report.verdict import seconds_of
 from fedcache.runs.result_files import ClientColumns
 from fedcache.runs.score import BY_VALIDATION, NOT_A_CHOICE, has_validation, score_of
 from fedcache.tables.words import some_names
@@ -45,10 +46,10 @@ STRIP = 20
 """Letters of a run's name in a legend and next to a strip."""
 
 MOST_DOTS = 500
-"""Clients of a run up to which each is drawn; above, their quantiles are."""
+"""Most clients of a run that are drawn one by one; of more clients the quantiles are drawn."""
 
 Named = Sequence[tuple[str, StoredRun]]
-"""Runs with the label that tells them apart, in the order in which they are to be seen."""
+"""Runs with their labels, in the order in which they are shown."""
 
 
 def curves(ident: str, runs: Named) -> Plot | None:
@@ -60,14 +61,15 @@ def curves(ident: str, runs: Named) -> Plot | None:
         for record in entry.rounds:
             if record["accuracy"] is not None:
                 seeds.setdefault(record["seed"], {})[record["round"]] = record["accuracy"]
-        rows += [[label, s, r, a] for s, found in seeds.items() for r, a in found.items()]
+        for seed, of_seed in seeds.items():
+            rows += [[label, seed, number, accuracy] for number, accuracy in of_seed.items()]
         if not seeds:
             continue
         # A mean is over the rounds that all seeds have.
         shared = sorted(set.intersection(*map(set, seeds.values())))
         if len(shared) > 1:
-            values = 100 * np.array([[found[r] for r in shared] for found in seeds.values()])
-            drawn.append((label, entry.key, np.array(shared), values))
+            accuracies = [[of_seed[number] for number in shared] for of_seed in seeds.values()]
+            drawn.append((label, entry.key, np.array(shared), 100 * np.array(accuracies)))
     if not drawn:
         return None
     description = "Accuracy in percent after each measured round; bands reach from the lowest to the highest seed."
@@ -106,76 +108,81 @@ def curves(ident: str, runs: Named) -> Plot | None:
 def _over_rounds(
     axes: Any, marks: Marks, labels: Sequence[str], keys: Sequence[str], ylabel: str
 ) -> None:
-    """Axes of lines over rounds, and the legend of the runs that they are of."""
+    """Label the axes of lines over rounds, and add the legend of the runs."""
     axes.set(xlabel="round", ylabel=ylabel)
     axes.xaxis.get_major_locator().set_params(integer=True)
     legend_below(axes, marks, keys, title=settings_of(labels, LEGEND))
 
 
 QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
-"""Shares of the lowest client, the quartiles and the highest."""
+"""The lowest client, the quartiles and the highest client."""
 
 
 def spread(ident: str, runs: Named) -> Plot | None:
     """The accuracies of a run's clients in one strip for each run, with their mean and the mean of the worst tenth.
 
-    Every client is a dot; of more than ``MOST_DOTS`` in a run the quantiles are drawn.
+    Every client is a dot. If a run has more than ``MOST_DOTS`` clients, the quantiles of all runs are drawn instead.
+    None if no client was scored, or if the clients of each run are scored on the same rows.
     """
-    known = [(label, e, c) for label, e in runs if len((c := e.clients).scored)]
-    if all(len(c.scored) > 1 and not np.ptp(c.scored) for *_, c in known):
-        return None  # none, or all clients are scored on the same rows
-    many = any(len(columns.names) > MOST_DOTS for _, _, columns in known)
+    known = [(label, e, e.clients) for label, e in runs if len(e.clients.scored)]
+    if all(len(columns.scored) > 1 and not np.ptp(columns.scored) for *_, columns in known):
+        return None
+    many = any(len(columns.names) > MOST_DOTS for *_, columns in known)
     over = "client"
     strip = "dots are clients"
     if many:
         over = "clients"
         strip = "the line reaches from the lowest to the highest client, the box from the 25 % to the 75 % quantile"
-    found: list[tuple[str, str, float | None]] = []
-    for label, e, columns in known:
-        if many:
-            each = zip(QUANTILES, np.quantile(columns.scored, QUANTILES).tolist(), strict=True)
-            found += [(label, f"{q:.0%} quantile", a) for q, a in each]
-            found.append((label, "mean of the worst tenth", e.result["fairness"].get("worst10")))
-        else:
-            clients = zip(columns.names, columns.accuracy.tolist(), strict=True)
-            found += [(label, name, a) for name, a in clients]
     rows: list[list[Cell]] = []
-    for label, name, accuracy in found:
-        if accuracy is not None and np.isnan(accuracy):
-            accuracy = None
-        rows.append([label, name, accuracy])
+    for label, e, columns in known:
+        accuracies: list[float | None]
+        if many:
+            names = [f"{share:.0%} quantile" for share in QUANTILES]
+            names.append("mean of the worst tenth")
+            accuracies = np.quantile(columns.scored, QUANTILES).tolist()
+            accuracies.append(e.result["fairness"].get("worst10"))
+        else:
+            names = list(columns.names)
+            accuracies = columns.accuracy.tolist()
+        for name, accuracy in zip(names, accuracies, strict=True):
+            if accuracy is not None and np.isnan(accuracy):
+                accuracy = None
+            rows.append([label, name, accuracy])
     shown = known[:MOST_STRIPS]
-    description = f"Accuracy of every client, in percent: {strip}, the bar is their mean, "
-    description += "the triangle the mean of the worst tenth (ten clients and more)."
+    description = (
+        f"Accuracy of every client, in percent: {strip}, the bar is their mean, the triangle the mean of the "
+        "worst tenth (ten clients and more)."
+    )
     if len(known) > len(shown):
         description += f" {MOST_STRIPS} of {len(known)} runs, the best of each method first."
-    description += _left_behind(*known[0][::2])
+    first_label, _, first_columns = known[0]
+    description += _left_behind(first_label, first_columns)
 
     def fill(axes: Any, marks: Marks) -> None:
         for y, (label, e, columns) in enumerate(shown):
             values = 100 * columns.scored
             if many:
-                five = [100 * a for a in np.quantile(columns.scored, QUANTILES).tolist()]
-                low, left, _, right, high = five
+                quantiles = [100 * a for a in np.quantile(columns.scored, QUANTILES).tolist()]
+                low, left, _, right, high = quantiles
                 (reach,) = axes.plot([low, high], [y, y], color=SERIES[0], linewidth=1)
                 marks(reach, (), e.key)
                 (box,) = axes.plot(
                     [left, right], [y, y], color=SERIES[0], linewidth=7, solid_capstyle="butt"
                 )
-                words = ", ".join(f"{a:.2f}" for a in five)
+                words = ", ".join(f"{a:.2f}" for a in quantiles)
                 marks(box, [f"{label}: quantiles {words} %"], e.key)
             else:
-                # A fixed wobble, so that equal clients lie next to each other and not upon.
-                wobble = 0.22 * np.sin(np.arange(len(values)) * 2.399)
+                # A fixed vertical jitter, so that clients with equal accuracies do not cover each other.
+                jitter = 0.22 * np.sin(np.arange(len(values)) * 2.399)
                 dots = axes.scatter(
-                    values, y + wobble, s=16, color=SERIES[0], alpha=0.45, linewidths=0
+                    values, y + jitter, s=16, color=SERIES[0], alpha=0.45, linewidths=0
                 )
                 scored = np.flatnonzero(~np.isnan(columns.accuracy)).tolist()
-                hovers = []
+                tooltips = []
                 for i, accuracy in zip(scored, values, strict=True):
                     name = columns.names[i]
-                    hovers.append(f"{label}: {name} {accuracy:.2f} %")
-                marks(dots, hovers, e.key)
+                    tooltips.append(f"{label}: {name} {accuracy:.2f} %")
+                marks(dots, tooltips, e.key)
             mean = values.mean()
             (bar,) = axes.plot([mean], [y], marker="|", markersize=15, color=INK, markeredgewidth=2)
             marks(bar, [f"{label}: mean of clients {mean:.2f} %"], e.key)
@@ -183,9 +190,9 @@ def spread(ident: str, runs: Named) -> Plot | None:
             if worst is not None:
                 (tail,) = axes.plot([100 * worst], [y], marker="^", markersize=6, color=SERIES[1])
                 marks(tail, [f"{label}: worst tenth {percent(worst)} %"], e.key)
-        names = [label for label, _, _ in shown]
-        axes.set_yticks(range(len(shown)), shortened(names, STRIP))
-        axes.set_ylabel(settings_of(names, STRIP))
+        labels = [label for label, *_ in shown]
+        axes.set_yticks(range(len(shown)), shortened(labels, STRIP))
+        axes.set_ylabel(settings_of(labels, STRIP))
         axes.set(xlabel="accuracy % of a client", ylim=(len(shown) - 0.4, -0.6))
         axes.grid(visible=False, axis="y")
 
@@ -211,7 +218,7 @@ def _left_behind(label: str, columns: ClientColumns) -> str:
 
 
 MOST_DRAWN = 30
-"""Classes up to which a confusion matrix is drawn; above, its worst pairs are listed."""
+"""Most classes of a confusion matrix that is drawn; of more classes the most frequent mistakes are bars."""
 UNITS = {
     "entropy_bits": ("Entropy of pseudo-labels", "bits"),
     "pseudo_accuracy": ("Accuracy of pseudo-labels", "fraction of the true class"),
@@ -224,24 +231,31 @@ def confusion(ident: str, label: str, entry: StoredRun) -> Plot | None:
     if not counts:
         return None
     table = np.array(counts, np.int64)
-    names = entry.result.get("class_names") or [str(i) for i in range(len(table))]
-    return confusion_matrix(ident, label, table, names)
+    return confusion_matrix(ident, label, table, _class_names(entry, len(table)))
+
+
+def _class_names(entry: StoredRun, count: int) -> Sequence[str]:
+    """Names of the classes of a run; their numbers for a result without names."""
+    return entry.result.get("class_names") or list(map(str, range(count)))
 
 
 def confusion_matrix(
     ident: str, label: str, table: np.ndarray, names: Sequence[str]
 ) -> Plot | None:
-    """Counts [C, C] of rows by true and predicted class; of many classes the most frequent mistakes, None without."""
-    rows: list[list[Cell]] = [
-        [names[i], names[j], int(table[i, j])] for i, j in zip(*np.nonzero(table), strict=True)
-    ]
-    total = table.sum(1, keepdims=True)
-    share = 100 * table / np.maximum(total, 1)
+    """Counts [C, C] of rows by true and predicted class.
+
+    With more than ``MOST_DRAWN`` classes the figure shows the most frequent mistakes; None if there is no mistake.
+    """
+    rows: list[list[Cell]] = []
+    for i, j in np.argwhere(table).tolist():
+        rows.append([names[i], names[j], int(table[i, j])])
+    total = table.sum(1)
+    share = _percent_of_class(table)
     title = f"Confusion of {label}"
     columns = ("true", "predicted", "rows")
     if len(table) > MOST_DRAWN:
         wrong = np.where(np.eye(len(table), dtype=bool), -1, table)
-        most = [(i, j) for i, j in _largest(wrong)[:MOST_PAIRS] if wrong[i, j] > 0]
+        most = [place for place in _largest(wrong)[:MOST_PAIRS] if wrong[place] > 0]
         if not most:
             return None
         description = (
@@ -269,8 +283,7 @@ def confusion_matrix(
         cells = []
         for i, j in np.argwhere(table).tolist():
             mistake = f"{names[i]} taken for {names[j]}"
-            rows_of_class = int(total[i, 0])
-            words = f"{mistake}: {table[i, j]} of {rows_of_class}"
+            words = f"{mistake}: {table[i, j]} of {total[i]}"
             cells.append((j, i, float(share[i, j]), words))
         squares(axes, marks, cells, small=len(table) > 12, form="{:.0f}")
         _class_axes(axes, names)
@@ -278,25 +291,29 @@ def confusion_matrix(
     return Plot(ident, title, description, columns, rows, fill, height=4.6)
 
 
+def _percent_of_class(table: np.ndarray) -> np.ndarray:
+    """[C, C] percent of the rows of each true class (a row of ``table``); 0 for a class without rows."""
+    return 100 * table / np.maximum(table.sum(1, keepdims=True), 1)
+
+
 def own_numbers(ident: str, runs: Named) -> list[Plot]:
-    """A figure for each number that methods note of themselves, over rounds; entropy of pseudo-labels first."""
+    """A figure over rounds for each diagnostic that methods record; entropy and accuracy of pseudo-labels first."""
     found: dict[str, list[list[Cell]]] = {}
     for label, entry in runs:
         for record in entry.rounds:
             for name, value in record.get("diagnostics", {}).items():
                 if value is not None:
-                    found.setdefault(name, []).append(
-                        [label, record["seed"], record["round"], value]
-                    )
+                    row: list[Cell] = [label, record["seed"], record["round"], value]
+                    found.setdefault(name, []).append(row)
     # A curve needs two rounds of one run.
     curves = {}
     for name, rows in found.items():
         rounds = Counter((label, seed) for label, seed, *_ in rows)
         if max(rounds.values()) > 1:
             curves[name] = rows
-    names = sorted(curves, key=lambda n: (n not in UNITS, n))
+    names = sorted(curves, key=lambda name: (name not in UNITS, name))
     keys = {label: entry.key for label, entry in runs}
-    return [_one(f"{ident}-{i}", name, curves[name], keys) for i, name in enumerate(names)]
+    return [_diagnostic(f"{ident}-{i}", name, curves[name], keys) for i, name in enumerate(names)]
 
 
 def _largest(table: np.ndarray) -> list[tuple[int, int]]:
@@ -312,20 +329,18 @@ def _class_axes(axes: Any, names: Sequence[str]) -> None:
         rotation = 90
     name_places(axes.set_xticks, names, rotation=rotation)
     name_places(axes.set_yticks, names)
-    end = len(names) - 0.5
-    axes.set(xlabel="predicted", ylabel="true class", xlim=(-0.5, end), ylim=(end, -0.5))
+    axes.set(xlabel="predicted", ylabel="true class")
+    fit(axes, len(names), len(names))
 
 
-def _number_words(name: str) -> tuple[str, str]:
-    """Title and unit of a number that a method notes of itself."""
-    return UNITS.get(name, (name.replace("_", " "), name))
-
-
-def _one(ident: str, name: str, rows: list[list[Cell]], keys: dict[str, str]) -> Plot:
-    title, unit = _number_words(name)
+def _diagnostic(ident: str, name: str, rows: list[list[Cell]], keys: dict[str, str]) -> Plot:
+    """One line over rounds for each run; ``rows`` are label, seed, round and value, ``keys`` those of the runs."""
+    title, unit = UNITS.get(name, (name.replace("_", " "), name))
+    # Values of all seeds, by run and round.
     series: dict[str, dict[int, list[float]]] = {}
     for label, _, number, value in rows:
-        series.setdefault(str(label), {}).setdefault(int(number or 0), []).append(float(value or 0))
+        of_run = series.setdefault(str(label), {})
+        of_run.setdefault(int(number or 0), []).append(float(value or 0))
     description = f"{title} in every recorded round ({unit}); means over seeds."
     if len(series) > MOST_CURVES:
         description += f" The first {MOST_CURVES} of {len(series)} runs."
@@ -334,10 +349,12 @@ def _one(ident: str, name: str, rows: list[list[Cell]], keys: dict[str, str]) ->
     def fill(axes: Any, marks: Marks) -> None:
         names = shortened(labels, LEGEND)
         for i, label in enumerate(labels):
-            x = sorted(series[label])
-            y = [float(np.mean(series[label][r])) for r in x]
-            (line,) = axes.plot(x, y, color=SERIES[i], marker="o", markersize=4, label=names[i])
-            words = [f"{label}: {v:.4g} in round {r}" for r, v in zip(x, y, strict=True)]
+            rounds = sorted(series[label])
+            means = [float(np.mean(series[label][number])) for number in rounds]
+            style = {"color": SERIES[i], "label": names[i]}
+            (line,) = axes.plot(rounds, means, marker="o", markersize=4, **style)
+            each = zip(rounds, means, strict=True)
+            words = [f"{label}: {mean:.4g} in round {number}" for number, mean in each]
             marks(line, words, keys.get(label, ""))
         axes.margins(y=0.15)
         _over_rounds(axes, marks, labels, [keys.get(n, "") for n in labels], unit)
@@ -355,28 +372,26 @@ MOST_PAIRS = 15
 def confusion_difference(ident: str, one: Labelled, other: Labelled) -> Plot | None:
     """Percent of each true class that one run takes for each class, minus the other's; None without both matrices.
 
-    Of many classes the pairs of classes that differ most are bars.
+    With more than ``MOST_DRAWN`` classes the figure shows the pairs of classes that differ most as bars.
     """
-    tables = [np.array(e.result.get("confusion") or [], np.float64) for _, e in (one, other)]
-    if not all(t.size for t in tables) or tables[0].shape != tables[1].shape:
+    label, run = one
+    other_label, other_run = other
+    table = np.array(run.result.get("confusion") or [], np.float64)
+    other_table = np.array(other_run.result.get("confusion") or [], np.float64)
+    if not table.size or table.shape != other_table.shape:
         return None
-    left, right = (100 * t / np.maximum(t.sum(1, keepdims=True), 1) for t in tables)
-    gap = left - right
+    gap = _percent_of_class(table) - _percent_of_class(other_table)
     most = float(np.abs(gap).max())
     if not most:
         return None
-    names = one[1].result.get("class_names") or [str(i) for i in range(len(gap))]
-    label = one[0]
-    title = f"Confusion of {label} minus {other[0]}"
+    names = _class_names(run, len(gap))
+    title = f"Confusion of {label} minus {other_label}"
     differ = [(i, j, float(gap[i, j])) for i, j in np.argwhere(gap).tolist()]
     rows: list[list[Cell]] = [[names[i], names[j], v] for i, j, v in differ]
     columns = ("true", "predicted", "difference in points")
     description = (
         f"Points of a true class (a row) that {label} classifies as each class (a column) more often "
-        "(blue) or less "
-    )
-    description += (
-        f"often (orange) than {other[0]}; on the diagonal blue is better, elsewhere orange."
+        f"(blue) or less often (orange) than {other_label}; on the diagonal blue is better, elsewhere orange."
     )
 
     def words_of(i: int, j: int) -> str:
@@ -400,18 +415,20 @@ def confusion_difference(ident: str, one: Labelled, other: Labelled) -> Plot | N
         return Plot(ident, title, description, columns, rows, fill_bars, height=4.4)
 
     def fill(axes: Any, marks: Marks) -> None:
-        numbers = [""] * len(differ)
-        if len(gap) <= 10:
-            numbers = [f"{v:+.0f}" if abs(v) >= 0.5 else "" for *_, v in differ]
-        tiles(
-            axes,
-            [(j, i) for i, j, _ in differ],
-            [(colour_of(v), 0.06 + 0.8 * abs(v) / most) for *_, v in differ],
-            numbers,
-            [INK] * len(differ),
-            marks=marks,
-            words=[words_of(i, j) for i, j, _ in differ],
-        )
+        middles = []
+        colours = []
+        numbers = []
+        words = []
+        for i, j, points in differ:
+            middles.append((j, i))
+            colours.append((colour_of(points), 0.06 + 0.8 * abs(points) / most))
+            number = ""
+            if len(gap) <= 10 and abs(points) >= 0.5:
+                number = f"{points:+.0f}"
+            numbers.append(number)
+            words.append(words_of(i, j))
+        inks = [INK] * len(differ)
+        tiles(axes, middles, colours, numbers, inks, marks=marks, words=words)
         _class_axes(axes, names)
 
     return Plot(ident, title, description, columns, rows, fill, height=4.6)
@@ -420,15 +437,16 @@ def confusion_difference(ident: str, one: Labelled, other: Labelled) -> Plot | N
 ON_FRONT = 20
 """Letters of a run's name at a point."""
 MOST_NAMES = 12
-"""Points up to which each has its name in the figure."""
+"""Most points of a figure that are all named."""
 
 
 def against_bytes(ident: str, runs: Named, score: str = "own") -> Plot | None:
-    """Accuracy against all bytes that travelled in one seed's run, and the front."""
+    """Accuracy against all bytes that were sent in one seed's run, and the Pareto front."""
 
     def cost(entry: StoredRun) -> float | None:
         exact = entry.result["traffic"]["exact"]
-        return float(exact["up_bytes"] + exact["down_bytes"]) / max(1, len(entry.result["seeds"]))
+        total = float(exact["up_bytes"] + exact["down_bytes"])
+        return total / max(1, len(entry.result["seeds"]))
 
     title = "Accuracy against bytes sent"
     axis = "bytes up and down, one seed"
@@ -436,16 +454,10 @@ def against_bytes(ident: str, runs: Named, score: str = "own") -> Plot | None:
 
 
 def against_seconds(ident: str, runs: Named, score: str = "own") -> Plot | None:
-    """Accuracy against the seconds one seed's training took, and the front."""
-
-    def cost(entry: StoredRun) -> float | None:
-        if entry.seconds is None:
-            return None
-        return entry.seconds / max(1, len(entry.result["seeds"]))
-
+    """Accuracy against the seconds of one seed's training, and the Pareto front."""
     title = "Accuracy against seconds"
     axis = "seconds of training, one seed"
-    return _pareto(ident, title, axis, runs, cost, lambda v: f"{v:.3g} s", score)
+    return _pareto(ident, title, axis, runs, seconds_of, lambda v: f"{v:.3g} s", score)
 
 
 Priced = tuple[str, StoredRun, float, float]
@@ -461,15 +473,34 @@ def _pareto(
     word: Callable[[float], str],
     score: str,
 ) -> Plot | None:
-    """Runs as points of cost and accuracy; what is no federation or costs nothing as a line, at no invented cost."""
-    # Runs whose cost and accuracy are both known: label, run, cost, accuracy.
-    priced = [
-        (label, e, c, a)
-        for label, e in runs
-        if (c := cost(e)) is not None and (a := score_of(e.result, score).mean) is not None
-    ]
-    points = [p for p in priced if not p[1].pooled_rows and p[2] > 0]
-    levels = [p for p in priced if p not in points]
+    """Runs as points of cost and accuracy; a run without a cost, or with all rows in one place, is a horizontal line.
+
+    Args:
+        ident: unique in the page.
+        title: of the figure.
+        axis: words for the cost.
+        runs: with their labels.
+        cost: of a run; None where it is not known.
+        word: a cost in words.
+        score: client-mean | pooled | own.
+    """
+    # Runs whose cost and accuracy are both known.
+    priced: list[Priced] = []
+    points: list[Priced] = []
+    levels: list[Priced] = []
+    for label, entry in runs:
+        price = cost(entry)
+        if price is None:
+            continue
+        accuracy = score_of(entry.result, score).mean
+        if accuracy is None:
+            continue
+        run = (label, entry, price, accuracy)
+        priced.append(run)
+        if price > 0 and not entry.pooled_rows:
+            points.append(run)
+        else:
+            levels.append(run)
     if len(priced) < 2 or not points:
         return None
     front = _front(points)
@@ -478,23 +509,25 @@ def _pareto(
         ring_words = BY_VALIDATION
     description = (
         f"Accuracy in percent over {axis}; filled dots are on the Pareto front: no cheaper run is as "
-        "accurate. "
+        f"accurate. The ring marks {ring_words}."
     )
-    description += f"The ring marks {ring_words}."
     if levels:
         description += " Dashed lines are methods without cost here, or with all rows in one place."
     # Of many points only the front and the first run of each method are named.
     named = points
     if len(points) > MOST_NAMES:
         firsts = {e.method: e.key for _, e, *_ in reversed(points)}
-        named = [p for p in points if p[1].key in front | {*firsts.values()}]
+        kept = front.union(firsts.values())
+        named = [p for p in points if p[1].key in kept]
         description += " Names are those of the front and of the best run of each method."
     named = sorted(named, key=lambda p: (p[1].key not in front, -p[3]))
+    labels = [label for label, *_ in named]
     places = _places(named, points, levels)
-    of = settings_of([label for label, *_ in named], ON_FRONT)
+    of = settings_of(labels, ON_FRONT)
     if of:
         description += f" Labels show {of}."
-    if without := [label for label, e, *_ in named if e.key not in places]:
+    without = [label for label, e, *_ in named if e.key not in places]
+    if without:
         left = some_names(without, MOST_NAMES)
         description += f" Without a name, because names would overlap: {left}."
 
@@ -504,11 +537,11 @@ def _pareto(
         x = np.array([c for _, _, c, _ in points])
         y = np.array([100 * a for *_, a in points])
         on = np.array([e.key in front for _, e, _, _ in points])
-        hovers = []
+        tooltips = []
         for label, _, c, a in points:
             price = word(c)
-            hovers.append(f"{label}: {100 * a:.2f} %, {price}")
-        words = np.array(hovers, object)
+            tooltips.append(f"{label}: {100 * a:.2f} %, {price}")
+        words = np.array(tooltips, object)
         keys = np.array([e.key for _, e, _, _ in points], object)
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter(lambda value, _: word(value))
@@ -517,7 +550,7 @@ def _pareto(
             ticks = (1.0, 2.0, 5.0)
         axes.xaxis.set_major_locator(LogLocator(subs=ticks, numticks=5))
         axes.minorticks_off()
-        # The front as stairs: between two of its points nothing is known to be better than the cheaper one.
+        # The front as stairs: between two of its points no run is known to be better than the cheaper one.
         order = np.flatnonzero(on)[np.argsort(x[on], kind="stable")]
         stairs = {"linewidth": 1, "drawstyle": "steps-post", "alpha": 0.6}
         axes.plot(x[order], y[order], color=SERIES[0], **stairs)
@@ -525,15 +558,15 @@ def _pareto(
             other = axes.scatter(x[~on], y[~on], s=26, facecolors="none", edgecolors=SERIES[0])
             marks(other, list(words[~on]), list(keys[~on]))
         marks(axes.scatter(x[on], y[on], s=34, color=SERIES[0]), list(words[on]), list(keys[on]))
-        # The run that stands first has a ring, where it is a point.
-        if keys[0] == next(e.key for _, e in runs if not e.pooled_rows):
+        # The first federated run has a ring if it is a point.
+        first = next(e.key for _, e in runs if not e.pooled_rows)
+        if keys[0] == first:
             ring = axes.scatter(
                 x[:1], y[:1], s=120, facecolors="none", edgecolors=INK, linewidths=1.6
             )
             marks(ring, (), str(keys[0]))
         _levels(axes, marks, levels)
-        names = shortened([label for label, *_ in named], ON_FRONT)
-        for (_, e, c, a), name in zip(named, names, strict=True):
+        for (_, e, c, a), name in zip(named, shortened(labels, ON_FRONT), strict=True):
             if e.key not in places:
                 continue
             x_side, y_side = places[e.key]
@@ -542,8 +575,8 @@ def _pareto(
                 (c, 100 * a),
                 xytext=(7 * x_side, 6 * y_side),
                 textcoords="offset points",
-                ha=("center", "left", "right")[x_side],
-                va=("center", "bottom", "top")[y_side],
+                ha=HORIZONTAL[x_side],
+                va=VERTICAL[y_side],
             )
             marks(text, (), e.key)
         axes.set(xlabel=axis, ylabel="accuracy %")
@@ -563,7 +596,7 @@ def _pareto(
 
 
 def _front(points: Sequence[Priced]) -> set[str]:
-    """Keys of the runs than which nothing cheaper is as accurate."""
+    """Keys of the runs on the Pareto front: more accurate than all cheaper runs."""
     best = -1.0
     front = set()
     for _, entry, _, accuracy in sorted(points, key=lambda p: (p[2], -p[3])):
@@ -574,19 +607,21 @@ def _front(points: Sequence[Priced]) -> set[str]:
 
 
 def _levels(axes: Any, marks: Marks, levels: Sequence[Priced]) -> None:
-    """Dashed lines across, each named at its right end unless another name is there."""
+    """Dashed horizontal lines, each named at its right end unless another name is there."""
     written: list[float] = []
     for label, entry, _, accuracy in sorted(levels, key=lambda p: -p[3]):
-        line = axes.axhline(100 * accuracy, color=SERIES[1], linewidth=1.2, linestyle=(0, (4, 3)))
+        height = 100 * accuracy
+        line = axes.axhline(height, color=SERIES[1], linewidth=1.2, linestyle=(0, (4, 3)))
         what = "no cost here"
         if entry.pooled_rows:
             what = "all rows in one place"
-        marks(line, [f"{label}: {100 * accuracy:.2f} %, {what}"], entry.key)
-        if all(abs(100 * accuracy - at) > 3 for at in written):  # points; the lines of a name
-            written.append(100 * accuracy)
+        marks(line, [f"{label}: {height:.2f} %, {what}"], entry.key)
+        # A name is about three points high.
+        if all(abs(height - other) > 3 for other in written):
+            written.append(height)
             text = axes.annotate(
                 shortened([label], ON_FRONT)[0],
-                (1, 100 * accuracy),
+                (1, height),
                 xycoords=axes.get_yaxis_transform(),
                 xytext=(0, 3),
                 textcoords="offset points",
@@ -600,61 +635,76 @@ LETTER = 0.034
 LINE = 0.08
 """A letter's width and a line's height as shares of the range of the points."""
 SIDES = ((0, 1), (0, -1), (1, 0), (-1, 0), (1, 1), (-1, 1), (1, -1), (-1, -1))
-"""Where a name can stand at its point: to the right (1) or left (-1), and above (1) or below (-1)."""
+"""Sides of a point on which its name can be: right (1) or left (-1), and above (1) or below (-1)."""
+HORIZONTAL = {-1: "right", 0: "center", 1: "left"}
+VERTICAL = {-1: "top", 0: "center", 1: "bottom"}
+"""Alignment of a name on such a side."""
+
+
+class _Box(NamedTuple):
+    """The place of a name or point: its middle and half of its size, as shares of the range of the points."""
+
+    x: float
+    y: float
+    half_width: float
+    half_height: float
+
+    def overlaps(self, other: _Box) -> bool:
+        """Whether two boxes have an area in common."""
+        overlap_x = abs(self.x - other.x) < self.half_width + other.half_width
+        overlap_y = abs(self.y - other.y) < self.half_height + other.half_height
+        return overlap_x and overlap_y
 
 
 def _places(
     named: Sequence[Priced], points: Sequence[Priced], levels: Sequence[Priced]
 ) -> dict[str, tuple[int, int]]:
-    """Run -> the side of its point at which its name covers no other name or point; runs without such a side lack."""
+    """Key of a run -> the side of its point on which its name covers no other name or point.
+
+    A run is missing if there is no such side.
+    """
     costs = np.log10([c for _, _, c, _ in points])
     across = np.full(len(points), 0.5)
     if np.ptp(costs):
         across = (costs - costs.min()) / np.ptp(costs)
-    every = [100 * a for *_, a in (*points, *levels)]
-    low = min(every)
-    high = max(max(every) - low, 1e-9)
-    # Boxes that are taken: middle, and half of width and height.
-    taken = [
-        (1.1, (100 * a - low) / high, LETTER * len(label[:ON_FRONT]) / 2, LINE / 2)
-        for label, _, _, a in levels
-    ]
-    at = {}
+    percents = [100 * a for *_, a in (*points, *levels)]
+    low = min(percents)
+    reach = max(max(percents) - low, 1e-9)
+    # Boxes that are taken by the names of lines, by points and by names of points.
+    taken = []
+    for label, _, _, accuracy in levels:
+        half = LETTER * len(label[:ON_FRONT]) / 2
+        taken.append(_Box(1.1, (100 * accuracy - low) / reach, half, LINE / 2))
+    point_of = {}
     for (_, entry, _, accuracy), x in zip(points, across.tolist(), strict=True):
-        at[entry.key] = (x, (100 * accuracy - low) / high)
-        taken.append((*at[entry.key], 0.02, 0.03))
+        point = _Box(x, (100 * accuracy - low) / reach, 0.02, 0.03)
+        point_of[entry.key] = point
+        taken.append(point)
     names = shortened([label for label, *_ in named], ON_FRONT)
     found = {}
     for (_, entry, *_), name in zip(named, names, strict=True):
-        x, y = at[entry.key]
+        point = point_of[entry.key]
         half = LETTER * len(name) / 2
         for x_side, y_side in SIDES:
-            box = (x + x_side * (half + 0.03), y + y_side * 0.09, half, LINE / 2)
-            inside = abs(box[0] - 0.5) + half < 0.68 and abs(box[1] - 0.5) < 0.66
-            if inside and not any(_overlap(box, other) for other in taken):
+            x = point.x + x_side * (half + 0.03)
+            y = point.y + y_side * 0.09
+            box = _Box(x, y, half, LINE / 2)
+            inside = abs(x - 0.5) + half < 0.68 and abs(y - 0.5) < 0.66
+            if inside and not any(map(box.overlaps, taken)):
                 found[entry.key] = (x_side, y_side)
                 taken.append(box)
                 break
     return found
 
 
-Box = tuple[float, float, float, float]
-
-
-def _overlap(one: Box, other: Box) -> bool:
-    """Whether two boxes of middle and half sizes overlap."""
-    return abs(one[0] - other[0]) < one[2] + other[2] and abs(one[1] - other[1]) < one[3] + other[3]
-
-
-# Paired comparisons as figures: differences from a reference with their intervals, and ranks with
-# what they tell.
+# Paired comparisons as figures: differences from a reference with their intervals, and mean ranks.
 
 
 MOST_ROWS = 20
 MOST_NAMED = 4
 """Runs whose seeds the caption names."""
 LEAST_BLOCKS = 5
-"""Blocks from which on ranks are drawn, where the critical difference is also shorter than their scale."""
+"""Fewest blocks for which ranks are drawn."""
 
 
 def differences(
@@ -666,7 +716,7 @@ def differences(
         ident: unique in the page.
         c: pairs with one reference.
         keys: name of a treatment -> key of its run.
-        runs: that there are, where ``c`` compares the first of them.
+        runs: number of all runs, where ``c`` compares only the first of them.
     """
     pairs = [p for p in c.pairs if p.other == c.reference][:MOST_ROWS]
     shown: Sequence[tuple[Pair, tuple[float, float] | None, float | None]]
@@ -722,17 +772,26 @@ def differences(
 
         axes.axvline(0, color=MUTED, linewidth=1)
         words = [words_of(*one) for one in shown]
-        of_run = [(keys or {}).get(p.one, "") for p in pairs]
-        long = [(y, reach) for y, (_, reach, _) in enumerate(shown) if reach is not None]
-        paths = [[(100 * low, y), (100 * high, y)] for y, (low, high) in long]
-        lines = axes.add_collection(LineCollection(paths, colors=SERIES[0], linewidths=1.6))
-        marks(lines, [words[y] for y, _ in long], [of_run[y] for y, _ in long])
-        values = [100 * p.difference for p in pairs]
-        # A difference that is significant has a filled dot.
-        faces = [SERIES[0] if h is not None and h < alpha else "none" for *_, h in shown]
-        dots = axes.scatter(values, range(len(pairs)), s=34, facecolors=faces, edgecolors=SERIES[0])
-        marks(dots, words, of_run)
         names = [p.one for p in pairs]
+        run_keys = [(keys or {}).get(name, "") for name in names]
+        paths = []
+        places_of_paths = []
+        faces = []
+        for y, (_, reach, holm) in enumerate(shown):
+            if reach is not None:
+                low, high = reach
+                paths.append([(100 * low, y), (100 * high, y)])
+                places_of_paths.append(y)
+            # A significant difference has a filled dot.
+            face = "none"
+            if holm is not None and holm < alpha:
+                face = SERIES[0]
+            faces.append(face)
+        lines = axes.add_collection(LineCollection(paths, colors=SERIES[0], linewidths=1.6))
+        marks(lines, [words[y] for y in places_of_paths], [run_keys[y] for y in places_of_paths])
+        values = [100 * p.difference for p in pairs]
+        dots = axes.scatter(values, range(len(pairs)), s=34, facecolors=faces, edgecolors=SERIES[0])
+        marks(dots, words, run_keys)
         axes.set_yticks(range(len(pairs)), shortened(names, 20))
         axes.set(
             xlabel="difference in points",
@@ -742,11 +801,15 @@ def differences(
         axes.grid(visible=False, axis="y")
 
     columns = ["run", "difference", "low", "high", "p Holm"]
-    rows: list[list[Cell]] = [[p.one, p.difference, *(r or (None, None)), h] for p, r, h in shown]
     if own_seeds:
         columns.append(c.over)
-        for row, pair in zip(rows, pairs, strict=True):
+    rows: list[list[Cell]] = []
+    for pair, reach, holm in shown:
+        low, high = reach or (None, None)
+        row: list[Cell] = [pair.one, pair.difference, low, high, holm]
+        if own_seeds:
             row.append(compact(pair.blocks))
+        rows.append(row)
     height = 1.1 + 0.3 * max(3, len(pairs))
     return Plot(
         ident, f"Differences from {c.reference}", description, columns, rows, fill, height=height
@@ -754,12 +817,12 @@ def differences(
 
 
 def enough_blocks(c: Comparison) -> bool:
-    """Whether ranks can tell anything apart: blocks enough, and a critical difference shorter than the scale."""
+    """Whether ranks can be told apart: enough blocks, and a critical difference that is shorter than the scale."""
     return c.ranking is not None and c.ranking.blocks >= LEAST_BLOCKS and not c.ranking.too_few
 
 
 def ranks(ident: str, c: Comparison) -> Plot | None:
-    """The critical-difference diagram; None where blocks are too few for it to tell any two apart."""
+    """The critical-difference diagram; None where the blocks are too few to tell any two treatments apart."""
     if c.ranking is None or not enough_blocks(c) or len(c.treatments) > MOST_BARS:
         return None
     rows: list[list[Cell]] = [[t.name, t.rank] for t in c.treatments]

@@ -1,10 +1,11 @@
-"""Stored runs for reports and comparisons: found by the words of a user, checked, and labelled by their differences."""
+"""Stored runs for reports and comparisons: how they are found, checked, and labelled by their differences."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
@@ -53,17 +54,17 @@ if TYPE_CHECKING:
 RunQuery: TypeAlias = "str | Path | Run | Grid | Point"
 
 LISTED = "`fedcache runs list` lists the finished runs."
-"""What to do about a name of no run, where one has to be given."""
+"""Hint for a name that is no run, where a run must be given."""
 
 AS_CLAIMED = ", as reported by the sites"
-"""Ends the name of a setting in which sites have scored themselves."""
+"""End of the name of a setting where sites have scored themselves."""
 
 CLAIMED = (
     "Accuracy, F1 and fairness are claimed: each site scored itself on its own test rows, and the server "
     "can bound these values but not check them. They are shown separately from results that were "
     "measured here."
 )
-"""What must be read with such figures."""
+"""Note on such figures."""
 
 MOST_LISTED = 8
 """Runs that an error lists."""
@@ -83,7 +84,7 @@ _WHO = (
     "client_prior",
 )
 USUAL = {f.name: f.default for f in fields(TrainConfig) if f.name in _WHO}
-"""Who takes part and who is scored: what is said of a run where it is not this."""
+"""Defaults of the options for participating and scored clients. A run shows only values that differ from these."""
 
 
 @dataclass(frozen=True)
@@ -92,8 +93,8 @@ class StoredRun:
 
     Attributes:
         path: its directory.
-        result: what ``result.json`` holds.
-        measured: what ``measured.json`` holds, {} when it is missing.
+        result: content of ``result.json``.
+        measured: content of ``measured.json``; {} when it is missing.
     """
 
     path: Path
@@ -107,27 +108,26 @@ class StoredRun:
 
     @cached_property
     def facts(self) -> dict[str, str]:
-        """See the function ``facts``; pages ask for those of every run many times."""
+        """See the function ``facts``; cached, because a page reads the facts of every run many times."""
         r = self.result
         made = {"method": self.method, "backbones": " + ".join(map(str, r["backbones"]))}
         config = train_table(self.path)
-        made |= {
-            k: value_words(config[k])
-            for k, usual in USUAL.items()
-            if config.get(k) not in (None, usual)
-        }
-        made |= {k: str(r[k]) for k in _IDENTITY if k in r}
-        # How often a run was scored is seen in its result: a run of one round is scored at its end only.
+        for name, usual in USUAL.items():
+            if config.get(name) not in (None, usual):
+                made[name] = value_words(config[name])
+        for name in _IDENTITY:
+            if name in r:
+                made[name] = str(r[name])
+        # The scored rounds are in the result. A run of one round is scored only at its end.
         scored = [one["round"] for one in r["accuracy"].get("per_round", ())]
         made["eval_every"] = "0"
         if len(scored) > 1:
             made["eval_every"] = str(scored[0])
-        made |= {f"set.{k}": value_words(v) for k, v in r["hyperparameters"].items()}
-        made |= {
-            f"trust.{k}": value_words(v)
-            for k, v in r.get("trust", {}).items()
-            if not isinstance(v, dict | list)
-        }
+        for name, value in r["hyperparameters"].items():
+            made[f"set.{name}"] = value_words(value)
+        for name, value in r.get("trust", {}).items():
+            if not isinstance(value, dict | list):
+                made[f"trust.{name}"] = value_words(value)
         return made
 
     @property
@@ -142,16 +142,16 @@ class StoredRun:
 
     @property
     def pooled_rows(self) -> bool:
-        """Whether it is no federation: one model for all clients, and nothing travelled."""
+        """Whether it is not a federation: one model for all clients, and nothing was sent."""
+        if self.result.get("protocol") != "global":
+            return False
         exact = self.result.get("traffic", {}).get("exact", {"up_bytes": 1, "down_bytes": 0})
-        return (
-            self.result.get("protocol") == "global" and not exact["up_bytes"] + exact["down_bytes"]
-        )
+        return not exact["up_bytes"] + exact["down_bytes"]
 
     @property
     def seconds(self) -> float | None:
         """Seconds of training over all seeds; None when the measurements are lost."""
-        # of a file without a digest: anything may stand there
+        # The file of measurements has no digest, so the value may be anything.
         value = self.measured.get("seconds", {}).get("train")
         if isinstance(value, int | float) and math.isfinite(value):
             return float(value)
@@ -164,15 +164,15 @@ class StoredRun:
 
     @property
     def claimed(self) -> bool:
-        """Whether its accuracy is what sites say that they scored, which the server of a federation cannot check."""
+        """Whether its accuracy was reported by sites that scored themselves, which the server cannot check."""
         return is_claimed(self.result)
 
     @property
     def setting(self) -> tuple[str, str, bool]:
         """The setting, equal for runs that can be compared: digests of dataset and partition, and ``claimed``.
 
-        Where every seed draws a partition of its own, the digest is that of the scheme and its arguments: runs of more
-        and of fewer seeds are of one setting.
+        If every seed draws its own partition, the digest is that of the scheme and its arguments, so runs with
+        different seeds belong to one setting.
         """
         part = self.result["partition"]
         partitions = set(map(str, part["digests"]))
@@ -198,12 +198,19 @@ class StoredRun:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A named run that cannot be shown: its path, the reason, and the command that helps."""
+    """A named run that cannot be shown.
+
+    Attributes:
+        path: its directory.
+        why: the reason.
+        hint: the command that helps.
+        exit: exit code if no other run can be shown.
+    """
 
     path: Path
     why: str
     hint: str
-    exit: Exit = Exit.STORE  # where nothing else can be shown
+    exit: Exit = Exit.STORE
 
     @property
     def sentence(self) -> str:
@@ -221,15 +228,15 @@ class Gathered:
 
 
 def measured_alone(found: Gathered) -> Gathered:
-    """Without claimed figures, where there are measured ones to be averaged."""
+    """The runs without those whose figures are claimed, if there are runs with measured figures."""
     kept = [e for e in found.entries if not e.claimed]
     if not kept or len(kept) == len(found.entries):
         return found
     why = "has results claimed by its sites, which are not averaged with measured results"
     hint = "To compare runs of federations with each other, give only these runs."
-    return Gathered(
-        kept, [*found.left_out, *(LeftOut(e.path, why, hint) for e in found.entries if e.claimed)]
-    )
+    left_out = list(found.left_out)
+    left_out += [LeftOut(e.path, why, hint) for e in found.entries if e.claimed]
+    return Gathered(kept, left_out)
 
 
 def gather(queries: Sequence[RunQuery], root: Path) -> Gathered:
@@ -244,13 +251,20 @@ def gather(queries: Sequence[RunQuery], root: Path) -> Gathered:
         UsageError for a name that is no run; StoreError for a selection (``dataset:NAME``) without a run.
     """
     queries = [_with_kind(one, root) for one in queries]
-    found: dict[Path, StoredRun | LeftOut] = {}
+    entries = []
+    left_out = []
+    seen: set[Path] = set()
     for path in _paths(queries, root):
-        if path.resolve() not in found:
-            found[path.resolve()] = open_run(path)
-    entries = [e for e in found.values() if isinstance(e, StoredRun)]
-    left_out = [e for e in found.values() if isinstance(e, LeftOut)]
-    # nobody named a run
+        directory = path.resolve()
+        if directory in seen:
+            continue
+        seen.add(directory)
+        run = open_run(path)
+        if isinstance(run, StoredRun):
+            entries.append(run)
+        else:
+            left_out.append(run)
+    # If no single run was named, only the newest of equal runs are taken.
     if all(isinstance(one, str) and selector(one) is not None for one in queries):
         entries, old = _newest(entries)
         left_out += old
@@ -282,63 +296,76 @@ def need_finished(found: Gathered, root: Path) -> None:
 
 
 def _newest(entries: Sequence[StoredRun]) -> tuple[list[StoredRun], list[LeftOut]]:
-    """Runs that differ only in the code version: the newest is kept, and the others are reported.
+    """The newest of runs that differ only in the code version, and the others as left out.
 
-    A run by older code stays where it has a seed that the code that ran last has not.
+    A run by older code is kept if it has a seed that no run by the newest code has.
     """
     keys = [_identity(e) for e in entries]
-    last = {key: e.result.get("code") for key, e in zip(keys, entries, strict=True)}  # oldest first
-    seeds: dict[object, set[int]] = {}
+    # Entries are sorted, the oldest first, so the last code of a key is the newest.
+    newest_code: dict[object, object] = {}
     for key, entry in zip(keys, entries, strict=True):
-        if entry.result.get("code") == last[key]:
-            seeds.setdefault(key, set()).update(entry.result["seeds"])
-    kept = [
-        e
-        for key, e in zip(keys, entries, strict=True)
-        if e.result.get("code") == last[key] or not seeds[key].issuperset(e.result["seeds"])
-    ]
+        newest_code[key] = entry.result.get("code")
+    newest_seeds: dict[object, set[int]] = {}
+    for key, entry in zip(keys, entries, strict=True):
+        if entry.result.get("code") == newest_code[key]:
+            newest_seeds.setdefault(key, set()).update(entry.result["seeds"])
+    kept = []
+    old = []
+    why = "is the same run, made by older code"
     hint = "Give its name to show it, or remove such runs:  fedcache gc --kind old-runs"
-    names = {e.path for e in kept}
-    return kept, [
-        LeftOut(e.path, "is the same run, made by older code", hint)
-        for e in entries
-        if e.path not in names
-    ]
+    for key, entry in zip(keys, entries, strict=True):
+        by_newest_code = entry.result.get("code") == newest_code[key]
+        if by_newest_code or not newest_seeds[key].issuperset(entry.result["seeds"]):
+            kept.append(entry)
+        else:
+            old.append(LeftOut(entry.path, why, hint))
+    return kept, old
 
 
 def _identity(entry: StoredRun) -> tuple[object, ...]:
     """A key that is equal for runs that differ only in their seeds and in the code version."""
-    return entry.setting, tuple(entry.result["features"]), tuple(sorted(facts(entry).items()))
+    features = tuple(entry.result["features"])
+    return entry.setting, features, tuple(sorted(facts(entry).items()))
 
 
 def every_run(queries: Sequence[str], root: Path) -> list[StoredRun | LeftOut]:
-    """The named runs, or all of ``root`` if none is named, oldest first: finished, unfinished, damaged, and of older
-    code.
+    """The named runs, or all of ``root`` if none is named, oldest first.
+
+    They include unfinished and damaged runs, and runs by older code.
 
     Raises UsageError for a name that is no run; StoreError for a selection (``dataset:NAME``) without a run.
     """
-    if queries:
-        paths = [p for name in queries for p in _named(name, root, LISTED)]
-    else:
+    paths = []
+    for name in queries:
+        paths += _named(name, root, LISTED)
+    if not queries:
         paths = _inside(root)
-    return [open_run(path) for path in {p.resolve(): p for p in paths}.values()]
+    distinct = {path.resolve(): path for path in paths}
+    return [open_run(path) for path in distinct.values()]
 
 
 def names_in(root: Path) -> list[str]:
     """Names of the runs of a directory: their directories, and ``tag:NAME`` of each tag."""
     found = _inside(root)
-    return [
-        *(p.name for p in found),
-        *sorted({f"{OF_TAG}{tag}" for p in found for tag in tags_of(p)}),
-    ]
+    names = [path.name for path in found]
+    names += [f"{OF_TAG}{tag}" for tag in _tags_in(found)]
+    return names
+
+
+def _tags_in(paths: Iterable[Path]) -> list[str]:
+    """All tags of some runs, sorted."""
+    tags: set[str] = set()
+    for path in paths:
+        tags.update(tags_of(path))
+    return sorted(tags)
 
 
 def find_one(name: str, root: Path, observer: Observer | None = None) -> Path:
     """The directory of the one run that a path or the first letters of a digest name.
 
-    Of several finished runs that differ only in seeds or code version it takes the newest, with a note.
+    If several finished runs differ only in seeds or code version, the newest is taken, with a note.
 
-    Raises UsageError for none or several; StoreError for a selection (``dataset:NAME``) without a run.
+    Raises UsageError for no run or several runs; StoreError for a selection (``dataset:NAME``) without a run.
     """
     found = _named(name, root, LISTED)
     if len(found) == 1:
@@ -357,12 +384,12 @@ def find_one(name: str, root: Path, observer: Observer | None = None) -> Path:
                 f"{name} fits {count} runs of the same settings. The newest is used: {newest.digest[:8]}."
             )
         return newest.path
-    shown = []
-    latest = runs[-MOST_LISTED:][::-1]
-    names = differing(latest)
-    for run in latest:
-        shown.append(f"  {run.digest[:8]}  {label_of(run, names)} on {setting_name(run)}")
-    listed = "\n".join(shown)
+    lines = []
+    newest_first = runs[-MOST_LISTED:][::-1]
+    names = differing(newest_first)
+    for run in newest_first:
+        lines.append(f"  {run.digest[:8]}  {label_of(run, names)} on {setting_name(run)}")
+    listed = "\n".join(lines)
     raise UsageError(
         f"{name} fits {count} runs of different settings. The newest are:\n{listed}",
         f"Give the name of one of them, for example {newest.digest[:8]}.",
@@ -392,18 +419,22 @@ def _paths(queries: Sequence[RunQuery], root: Path) -> Iterable[Path]:
     for one in queries:
         if isinstance(one, str | Path):
             yield from _named(one, root)
-        elif (
-            points := getattr(one, "points", None)
-        ) is not None:  # a Grid; looking at its class would import torch
-            yield from (p.run.path for p in points)
-        elif (run := getattr(one, "run", None)) is not None:  # a Point
+            continue
+        # Grids have points, points have a run, and runs have a path. Importing their classes would import torch.
+        points = getattr(one, "points", None)
+        if points is not None:
+            yield from (point.run.path for point in points)
+            continue
+        run = getattr(one, "run", None)
+        if run is not None:
             yield run.path
-        elif isinstance(path := getattr(one, "path", None), Path):
-            yield path
-        else:
+            continue
+        path = getattr(one, "path", None)
+        if not isinstance(path, Path):
             raise UsageError(
                 f"{type(one).__name__} is not a run.", "Give runs, grids, directories or digests."
             )
+        yield path
 
 
 def _named(
@@ -411,19 +442,27 @@ def _named(
     root: Path,
     hint: str = "See `fedcache runs list`, or give no name: all runs are taken then.",
 ) -> list[Path]:
-    if not str(name):
+    """Directories of the runs that a tag, a selection, a path or the first letters of a name mean.
+
+    Raises UsageError and StoreError, with ``hint`` where no run has this name.
+    """
+    text = str(name)
+    if not text:
         raise UsageError("A run has an empty name.", "See `fedcache runs list`.")
-    if str(name).startswith(OF_TAG):
-        tag = str(name).removeprefix(OF_TAG)
-        if found := [p for p in _inside(root) if tag in tags_of(p)]:
+    if text.startswith(OF_TAG):
+        tag = text.removeprefix(OF_TAG)
+        found = [path for path in _inside(root) if tag in tags_of(path)]
+        if found:
             return found
-        known = ", ".join(sorted({tag for p in _inside(root) for tag in tags_of(p)}))
+        known = ", ".join(_tags_in(_inside(root))) or "no tags"
         raise StoreError(
-            f"No run under {root} has the tag {tag!r}; there are {known or 'no tags'}.",
+            f"No run under {root} has the tag {tag!r}; there are {known}.",
             f"fedcache runs tag {shell_word(check_tag(tag))} RUN   gives it",
         )
-    if (takes := selector(str(name))) is not None:
-        if found := [p for p, result in _results(root) if takes(result)]:
+    takes = selector(text)
+    if takes is not None:
+        found = [path for path, result in _results(root) if takes(result)]
+        if found:
             return found
         raise StoreError(
             f"No finished run under {root} is of {name}.",
@@ -436,28 +475,27 @@ def _named(
         return _inside(path)
     if path.name in ("result.json", "config.toml") and path.exists():
         return [path.parent]
-    matches = [p for p in _inside(root) if p.name.startswith(str(name))]
+    matches = [path for path in _inside(root) if path.name.startswith(text)]
     if len(matches) == 1:
         return matches
     if matches:
-        shown = ", ".join(p.name for p in matches[:5])
-        letters = str(name)
-        raise UsageError(f"{letters!r} fits {len(matches)} runs: {shown}.", "Give more letters.")
-    # A method, dataset or partition of that name takes a prefix.
-    kind = _kind_of(str(name), root)
+        shown = ", ".join(path.name for path in matches[:5])
+        raise UsageError(f"{text!r} fits {len(matches)} runs: {shown}.", "Give more letters.")
+    # The name of a method, dataset or partition needs a prefix.
+    kind = _kind_of(text, root)
     if kind is not None:
         hint = f"{kind}:{name}   names the runs of that {kind}"
-    elif str(name) in METHODS:
+    elif text in METHODS:
         hint = f"fedcache train {shell_word(name)}   trains one"
     raise UsageError(
-        f"There is no run {str(name)!r}: no directory has this name, and no run under {root} has a name "
+        f"There is no run {text!r}: no directory has this name, and no run under {root} has a name "
         "that begins with it.",
         hint,
     )
 
 
 def _kind_of(name: str, root: Path) -> str | None:
-    """Whether a name is that of a method, dataset or partition of a finished run; None for no such name."""
+    """method | dataset | partition: the kind of a name in some finished run; None for a name that no run has."""
     for kind, names in OF.items():
         if any(name in names(result) for _, result in _results(root)):
             return kind
@@ -465,8 +503,13 @@ def _kind_of(name: str, root: Path) -> str | None:
 
 
 def _with_kind(query: RunQuery, root: Path) -> RunQuery:
-    """``fed3r`` as ``method:fed3r``, unless it is a directory or the first letters of a run; the same for datasets."""
-    if not isinstance(query, str) or ":" in query or not query or Path(query).exists():
+    """``fed3r`` as ``method:fed3r``, unless it is a directory or the first letters of a run.
+
+    The same for datasets and partitions.
+    """
+    if not isinstance(query, str) or not query or ":" in query:
+        return query
+    if Path(query).exists():
         return query
     if any(path.name.startswith(query) for path in _inside(root)):
         return query
@@ -493,13 +536,13 @@ def _inside(folder: Path) -> list[Path]:
     """Directories of runs in a folder, oldest first."""
     if not folder.is_dir():
         return []
-    inside = [
-        p for p in folder.iterdir() if p.is_dir() and not p.name.startswith(".") and is_run(p)
-    ]
-    return sorted(inside, key=lambda p: (_begun(p), p))
+    folders = [path for path in folder.iterdir() if path.is_dir()]
+    runs = [path for path in folders if not path.name.startswith(".") and is_run(path)]
+    return sorted(runs, key=lambda path: (_begun(path), path))
 
 
 def _begun(path: Path) -> float:
+    """Seconds of the file clock at which a run was begun; 0 where that is not known."""
     config = path / "config.toml"
     if config.exists():
         return config.stat().st_mtime
@@ -508,43 +551,45 @@ def _begun(path: Path) -> float:
 
 def open_run(path: Path) -> StoredRun | LeftOut:
     """The run of a directory, or why it cannot be shown."""
-    if not (path / "result.json").exists():
-        config = path / "config.toml"
-        if not config.exists():
-            return LeftOut(
-                path,
-                "is not finished, and its config.toml is missing",
-                "Run the command that started it again.",
-            )
-        try:
-            pruned = read_pruned(path)
-        except CorruptionError as error:
-            return LeftOut(
-                path, f"is not finished: {error.message}", f"rm {shell_word(path / PRUNED)}"
-            )
-        why = "is not finished"
-        if pruned is not None:
-            rounds = pruned["rounds"]
-            why += f": a search stopped it after round {pruned['round']} of {rounds}"
-        if config_changed(path):
-            why += "; its config.toml was changed since the run started"
-        return LeftOut(
-            path,
-            why,
-            f"To resume it:  fedcache train --config {shell_word(config)}",
-        )
+    file = path / "result.json"
+    if not file.exists():
+        return _unfinished(path)
     try:
-        result = read_result(path / "result.json")
+        result = read_result(file)
         if not isinstance(result.get("accuracy"), dict) or "method" not in result:
-            raise DamagedRunError(path / "result.json", "is not the result of a run")
+            raise DamagedRunError(file, "is not the result of a run")
         check_files(path, result)
     except FedcacheError as error:
         return LeftOut(path, error.message.removeprefix(str(path)), error.hint, error.code)
     return StoredRun(path, result, measured_of(path, result) or {})
 
 
+def _unfinished(path: Path) -> LeftOut:
+    """The reason why a run has no result, and how to resume it."""
+    config = path / "config.toml"
+    if not config.exists():
+        return LeftOut(
+            path,
+            "is not finished, and its config.toml is missing",
+            "Run the command that started it again.",
+        )
+    try:
+        pruned = read_pruned(path)
+    except CorruptionError as error:
+        hint = f"rm {shell_word(path / PRUNED)}"
+        return LeftOut(path, f"is not finished: {error.message}", hint)
+    why = "is not finished"
+    if pruned is not None:
+        rounds = pruned["rounds"]
+        why += f": a search stopped it after round {pruned['round']} of {rounds}"
+    if config_changed(path):
+        why += "; its config.toml was changed since the run started"
+    hint = f"To resume it:  fedcache train --config {shell_word(config)}"
+    return LeftOut(path, why, hint)
+
+
 def facts(entry: StoredRun) -> dict[str, str]:
-    """Settings of a run in words: method, backbones, partition, every hyperparameter. Callers must not change it."""
+    """Settings of a run in words: method, backbones, every hyperparameter. Callers must not change the dictionary."""
     return entry.facts
 
 
@@ -570,10 +615,15 @@ def partition_name(result: Mapping[str, Any]) -> str:
     return scheme.default_name(part["args"], part["seed"])
 
 
+def without(table: Mapping[str, Any], names: Container[str]) -> dict[str, Any]:
+    """The entries of a table, without those of some names."""
+    return {name: value for name, value in table.items() if name not in names}
+
+
 def name_without_hold_out(result: Mapping[str, Any]) -> str:
     """The name of a saved partition, or the default name of the scheme without the held-out value."""
     part = result["partition"]
-    args = {name: value for name, value in part.get("args", {}).items() if name != "hold_out"}
+    args = without(part.get("args", {}), ("hold_out",))
     return partition_name({**result, "partition": {**part, "args": args}})
 
 
@@ -593,11 +643,11 @@ OF: Mapping[str, Callable[[Mapping[str, Any]], tuple[str, ...]]] = MappingProxyT
         "partition": lambda r: (partition_name(r), str(r["partition"]["scheme"])),
     }
 )
-"""What stands before the colon -> the names of a result that may stand behind it."""
+"""Word before the colon of a selection -> the names of a result that are compared with the pattern after it."""
 
 
 def selector(query: str) -> Callable[[Mapping[str, Any]], bool] | None:
-    """Whether a result is one of those that are meant; None for a query that is no selection."""
+    """A function that says whether a selection takes a result; None for a query that is not a selection."""
     kind, colon, pattern = query.partition(":")
     if not colon or not pattern or kind not in OF:
         return None
@@ -617,7 +667,8 @@ def by_setting(entries: Sequence[StoredRun]) -> list[list[StoredRun]]:
 
 def setting_name(entry: StoredRun) -> str:
     """Dataset and partition of an entry in words."""
-    words = ", ".join((entry.result["dataset"]["slug"], partition_words(entry.result)))
+    dataset = entry.result["dataset"]["slug"]
+    words = f"{dataset}, {partition_words(entry.result)}"
     if len(set(entry.result["partition"]["digests"])) > 1:
         words += ", redrawn for every seed"
     if entry.claimed:
@@ -656,12 +707,13 @@ def distinguished(
     made = list(names)
     for name in set(names):
         twins = [i for i, other in enumerate(names) if other == name]
-        keys = dict.fromkeys(key for i in twins for key in known[i])
-        apart = [key for key in keys if len({known[i].get(key) for i in twins}) > 1]
+        keys = dict.fromkeys(itertools.chain(*(known[i] for i in twins)))
+        differing_keys = [key for key in keys if len({known[i].get(key) for i in twins}) > 1]
         for i in twins:
-            words = [f"{key}={known[i][key]}" for key in apart if key in known[i]]
+            words = [f"{key}={known[i][key]}" for key in differing_keys if key in known[i]]
             if words:
-                made[i] = f"{name} ({', '.join(words)})"
+                listed = ", ".join(words)
+                made[i] = f"{name} ({listed})"
     counts = Counter(made)
     for i, name in enumerate(made):
         if counts[name] > 1:
@@ -672,17 +724,23 @@ def distinguished(
 def differing(entries: Sequence[StoredRun]) -> list[str]:
     """Names of the facts that are not the same in all entries that have them, method and backbones first.
 
-    Where a run says nothing of who takes part, that is as usual.
+    A fact of ``USUAL`` that an entry lacks has its default there.
     """
     known = [facts(e) for e in entries]
-    names = list(dict.fromkeys(name for f in known for name in f))
-    varied = [n for n in names if len({f.get(n) for f in known if n in f or n in USUAL}) > 1]
-    # A hyperparameter whose values differ only between methods says nothing that the method's name does not.
-    free = [n for n in varied if n in _ALWAYS or n in USUAL or _varies_within(n, known)]
-    return sorted(free, key=lambda n: (n not in _ALWAYS, n not in USUAL, names.index(n)))
+    names = list(dict.fromkeys(itertools.chain(*known)))
+    varied = []
+    for name in names:
+        values = {f.get(name) for f in known if name in f or name in USUAL}
+        if len(values) < 2:
+            continue
+        # A hyperparameter whose values differ only between methods adds nothing to the names of the methods.
+        if name in _ALWAYS or name in USUAL or _varies_within(name, known):
+            varied.append(name)
+    return sorted(varied, key=lambda name: (name not in _ALWAYS, name not in USUAL))
 
 
 def _varies_within(name: str, known: Sequence[Mapping[str, str]]) -> bool:
+    """Whether a fact has several values among the runs of one method."""
     seen: dict[str, set[str]] = {}
     for f in known:
         if name in f:
@@ -708,10 +766,9 @@ def label_of(entry: StoredRun, names: Sequence[str]) -> str:
 
 
 def labels(entries: Sequence[StoredRun]) -> list[str]:
-    """The shortest names that tell entries apart: the method, and what differs among runs of that method.
+    """The shortest names that tell entries apart: the method, and the facts that differ among runs of that method.
 
-    Equal settings that were computed in different ways (alone and in a grid) get the words of their configuration that
-    differ, and the digest where none does.
+    Runs with equal facts get the options of their configuration that differ, or the digest where none differs.
     """
     made = [""] * len(entries)
     for method in dict.fromkeys(e.method for e in entries):
@@ -722,7 +779,7 @@ def labels(entries: Sequence[StoredRun]) -> list[str]:
 
 
 def _within(entries: Sequence[StoredRun]) -> list[str]:
-    """Labels of runs of one method: facts are added while they tell more runs apart."""
+    """Labels of runs of one method; a fact is added if it tells more runs apart."""
     used: list[str] = []
     made = [label_of(e, used) for e in entries]
     for name in differing(entries):
@@ -734,6 +791,6 @@ def _within(entries: Sequence[StoredRun]) -> list[str]:
         return made
     known = []
     for entry in entries:
-        table = train_table(entry.path)
-        known.append({k: value_words(v) for k, v in table.items() if k not in (*PLACES, "set")})
+        options = without(train_table(entry.path), (*PLACES, "set"))
+        known.append({name: value_words(value) for name, value in options.items()})
     return distinguished(made, known, [e.digest[:8] for e in entries])

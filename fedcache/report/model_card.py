@@ -1,4 +1,4 @@
-"""The model card that every exported model carries: what it was trained on, how well, and at whose cost."""
+"""The model card of every exported model: its training data, its accuracy, and the data that left the clients."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from fedcache.tables.words import some_names
 
 LEVEL = 0.95
 SHOWN = 20
-"""Classes that are named."""
+"""Most classes that are named."""
 
 
 def model_card(
@@ -57,7 +57,7 @@ def model_card(
     whose = "the global model"
     if client is not None:
         whose = f"the personal model of client {client}"
-    # Accuracy and privacy are figures of the run, which a model file alone does not have.
+    # Accuracy and privacy are results of the run, which a model file alone does not contain.
     unknown_run = ["Unknown, because the run is not available."]
     accuracy = unknown_run
     privacy = unknown_run
@@ -108,7 +108,7 @@ def model_card(
 
 
 def _temperature(predictor: Predictor) -> str:
-    """Whether probabilities are calibrated, and by what."""
+    """Whether probabilities are calibrated, and how."""
     if not predictor.calibrated:
         return (
             "Outputs called probabilities are the softmax of the scores. They are not calibrated."
@@ -120,7 +120,7 @@ def _temperature(predictor: Predictor) -> str:
 
 
 def _held_rows(predictor: Predictor) -> list[str]:
-    """A warning where a client's model holds its training rows one by one."""
+    """A warning where a client's model holds each of its training rows; [] for other models."""
     method = predictor.method or METHODS.get(predictor.members[0].facts.method)
     if method is None:
         return []
@@ -138,58 +138,63 @@ def _held_rows(predictor: Predictor) -> list[str]:
 
 
 def _data(saved: SavedModel, result: Mapping[str, Any] | None) -> list[str]:
+    """Sentences on the dataset and the partition."""
     if result is None:
         return [f"Dataset {saved.facts.dataset}."]
     data = result["dataset"]
     part = result["partition"]
     lines = []
-    # What was held out is the first thing to know about the test set.
+    # Held-out values come first, because they decide what the test set is.
     held = values_held_out(result)
     if held:
         column = part["args"].get("by") or "domain"
+        listed = ", ".join(held)
         lines.append(
-            f"Held out: {column} {', '.join(held)}. Its rows were not trained on and are the test set."
+            f"Held out: {column} {listed}. Its rows were not trained on and are the test set."
         )
     holds = data.get("holds", IMAGES)
     args = ", ".join(f"{k} {_words(v)}" for k, v in part["args"].items() if v is not None)
     rows = data["ok"]
     clients = part["clients"]
     dropped = part["dropped"]
-    return [
-        *lines,
-        f"Dataset {data['slug']}, digest {data['digest']}, {rows:,} {holds}.",
+    lines.append(f"Dataset {data['slug']}, digest {data['digest']}, {rows:,} {holds}.")
+    lines.append(
         f"Partition {part['scheme']} ({args}), seed {part['seed']}: {clients:,} clients, {dropped:,} rows left out; "
-        f"digest {part['digest']}.",
-    ]
+        f"digest {part['digest']}."
+    )
+    return lines
 
 
 def _words(value: object) -> str:
-    """An argument of a partition; of several values each."""
+    """An argument of a partition as text; a list as its values."""
     if isinstance(value, list | tuple):
         return " ".join(map(str, value))
     return str(value)
 
 
+_SCORED_ON = {
+    "global": "one model on the global test rows",
+    "personalised": "each client's model on its own test rows",
+    "everywhere": "each client's model on all test rows",
+}
+
+
 def accuracy_lines(
     result: Mapping[str, Any], client: str | None = None, clients: ClientColumns | None = None
 ) -> list[str]:
-    """Accuracy of every seed, with a Wilson interval where one model met a known number of rows."""
+    """Accuracy of every seed, with a Wilson interval for one model with a known number of test rows."""
     a = result["accuracy"]
-    over = {
-        "global": "one model on the global test rows",
-        "personalised": "each client's model on its own test rows",
-        "everywhere": "each client's model on all test rows",
-    }[result["protocol"]]
+    over = _SCORED_ON[result["protocol"]]
     lines = []
-    # The number of test rows is known for one model only; the accuracy must be a whole number of them.
+    # The number of test rows is known for one model only. The number of correct rows must be a whole number.
     rows = test_rows(result)
     for seed, value in zip(result["seeds"], a["per_seed"], strict=True):
         if value is None:
             continue
         line = f"Seed {seed}: {100 * value:.2f} %, {over}"
         if rows is not None and abs(value * rows - round(value * rows)) <= 1e-6:
-            right = scipy.stats.binomtest(round(value * rows), rows)
-            ci = right.proportion_ci(LEVEL, method="wilson")
+            test = scipy.stats.binomtest(round(value * rows), rows)
+            ci = test.proportion_ci(LEVEL, method="wilson")
             low = 100 * ci.low
             high = 100 * ci.high
             line += f" ({rows:,}); 95 % Wilson interval {low:.2f} to {high:.2f} %"
@@ -248,6 +253,7 @@ def left_lines(saved: SavedModel, result: Mapping[str, Any] | None) -> list[str]
 
 
 def _privacy(result: Mapping[str, Any]) -> list[str]:
+    """Sentences on robust aggregation, attacks and the privacy cost."""
     trust = result.get("trust", {})
     lines = describe_trust(trust)
     if trust.get("privacy"):
@@ -268,31 +274,38 @@ def run_result(place: Path) -> Path | None:
 
 @dataclass(frozen=True)
 class ExportedModel:
-    """The exported file or folder."""
+    """The exported file or folder.
+
+    Attributes:
+        path: of the file or folder.
+        kind: folder | onnx | torch | safetensors | sklearn.
+        bytes: its size.
+        written: facts of the format, as plain JSON values.
+    """
 
     path: Path
-    kind: str  # folder | onnx | torch | safetensors | sklearn
+    kind: str
     bytes: int
-    written: dict[str, Any]  # of the format, plain JSON values
+    written: dict[str, Any]
 
 
 def export_model(
     place: Path, options: ModelOptions, request: ExportOptions, home: Home, observer: Observer
 ) -> ExportedModel:
-    """Write one model of a run; nothing is written where anything is refused.
+    """Write one model of a run. Nothing is written if an error is raised.
 
     Args:
         place: the directory of a run, or a model file.
         options: client, seed and temperature.
-        request: where to, and the format.
+        request: the output path, and the format.
         home: where weights are looked for.
         observer: warned of a model that other code made.
 
     Raises:
-        UsageError: no place to write to, several seeds, or a method that the format cannot hold.
-        StoreError: a run without a model, or something that would be written over.
+        UsageError: no output path, several seeds, or a method that the format cannot hold.
+        StoreError: a run without a model, or an existing file that would be overwritten.
         CorruptionError: a damaged model or result.
-        MachineError: weights or packages that are not here.
+        MachineError: missing weights or packages.
     """
     if request.out is None:
         raise UsageError(
@@ -304,19 +317,17 @@ def export_model(
     out = Path(request.out)
     kind = format_of(out, request.kind)
     check_place(out, kind, request.force)
-    # Everything that can be refused is refused before the program is made, which takes longest.
+    # All checks are done before the program is made, which takes longest.
     predictor = named(open_predictor(place, options, home, observer))
     found = run_result(place)
     program = None
     if kind in PROGRAMS:
         program = make_program(predictor, home, weights_of(options))
-    # A model file whose run is not there gets a card without the run's figures.
+    # A model file without its run gets a card without the results of the run.
     result = None
+    columns = None
     if found is not None:
         result = read_result(found)
-    if found is None or result is None:
-        columns = None
-    else:
         columns = client_columns(result, found.parent)
     card = model_card(predictor, result, home, columns)
     if program is not None and program.module.encoders:
@@ -326,7 +337,7 @@ def export_model(
 
 
 def named(predictor: Predictor) -> Predictor:
-    """With the client's name where the model of one client alone is there, so that facts and card say whose it is."""
+    """The predictor with the name of its client, if it holds the personal model of one client only."""
     saved = predictor.members[0]
     if predictor.client is None and not predictor.one_for_all and saved.facts.personal:
         return replace(predictor, client=saved.clients[0])

@@ -11,7 +11,7 @@
     paint();
   });
 
-  // Words of a mark: one tip for the mouse, for touch and for the arrow keys. Without a script they are <title>s.
+  // One tooltip shows the words of a mark, for the mouse, for touch and for the arrow keys. Without a script the words are <title>s.
   const tip = document.getElementById("tip");
   const words = new Map();
   for (const title of document.querySelectorAll(".mark > title")) {
@@ -59,7 +59,7 @@
     drawing.addEventListener("blur", hide);
   }
 
-  // Columns sort: numbers by size, words by the alphabet, what is missing last.
+  // Columns can be sorted: numbers by size, words by the alphabet, missing values last.
   for (const table of document.querySelectorAll("table.sortable")) {
     const heads = [...table.tHead.rows[0].cells];
     heads.forEach((head, place) => head.querySelector("button").addEventListener("click", () => {
@@ -81,8 +81,8 @@
     }));
   }
 
-  // A run is one thing in all figures: its row can be filtered and ticked off, and what the pointer or the arrow keys
-  // are on lights up everywhere.
+  // The marks of a run in all figures belong to its row. They are hidden if the row is filtered out or unticked, and
+  // highlighted if the pointer or the keyboard focus is on the row or on one of them.
   const parts = new Map();
   for (const part of document.querySelectorAll("svg [data-run]")) {
     const known = parts.get(part.dataset.run) ?? [];
@@ -112,14 +112,14 @@
     const heads = [...section.querySelectorAll(".sortable thead th")].map((h) => h.textContent);
     const words = section.querySelector("[data-filter]");
     const bys = [...section.querySelectorAll("select[data-by]")];
-    const told = section.querySelector("[data-count]");
+    const status = section.querySelector("[data-count]");
     const texts = new Map(rows.map((row) => [row, row.textContent.toLowerCase()]));
     const draw = () => {
-      const asked = (words?.value ?? "").toLowerCase().split(/\s+/).filter(Boolean);
+      const terms = (words?.value ?? "").toLowerCase().split(/\s+/).filter(Boolean);
       let kept = 0;
       let drawn = 0;
       for (const row of rows) {
-        const fits = asked.every((word) => texts.get(row).includes(word))
+        const fits = terms.every((term) => texts.get(row).includes(term))
           && bys.every((by) => by.value === "" || row.cells[heads.indexOf(by.dataset.by)].dataset.v === by.value);
         row.hidden = !fits;
         kept += fits;
@@ -128,13 +128,14 @@
         drawn += on;
         for (const part of parts.get(row.dataset.run) ?? []) part.classList.toggle("off", !on);
       }
-      told.textContent = kept === rows.length && drawn === rows.length ? "" : `${kept} of ${rows.length} rows, ${drawn} in figures`;
+      const all = kept === rows.length && drawn === rows.length;
+      status.textContent = all ? "" : `${kept} of ${rows.length} rows, ${drawn} in figures`;
     };
     words?.addEventListener("input", draw);
     bys.forEach((by) => by.addEventListener("change", draw));
     const ticks = rows.flatMap((row) => [...row.querySelectorAll("th input")]);
     ticks.forEach((tick, i) => {
-      tick.tabIndex = i ? -1 : 0;  // one stop for the key Tab; the arrow keys go on
+      tick.tabIndex = i ? -1 : 0;  // the key Tab stops at one box; the arrow keys move to the others
       tick.addEventListener("change", draw);
       tick.addEventListener("keydown", (event) => {
         const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
@@ -167,16 +168,16 @@
     if (event.key === "Escape") for (const open of document.querySelectorAll(".choose[open]")) open.open = false;
   });
 
-  // A drawing leaves the page with the colours it has now.
-  const standing = (figure) => {
+  // A drawing as a file of its own, with the colours of the current theme.
+  const standalone = (figure) => {
     const svg = figure.querySelector("svg").cloneNode(true);
     const before = figure.querySelectorAll(".mark");
     svg.querySelectorAll(".mark").forEach((mark, i) => {
-      const said = words.get(before[i]);
+      const tooltip = words.get(before[i]);
       mark.classList.remove("on");
-      if (said === undefined) return;
+      if (tooltip === undefined) return;
       const title = document.createElementNS("http://www.w3.org/2000/svg", "title");
-      title.textContent = said;
+      title.textContent = tooltip;
       mark.append(title);
     });
     const style = getComputedStyle(root);
@@ -195,7 +196,7 @@
     setTimeout(() => URL.revokeObjectURL(link.href), 10000);
   };
   const asPng = async (figure) => {
-    const { text, box } = standing(figure);
+    const { text, box } = standalone(figure);
     const image = new Image();
     image.src = URL.createObjectURL(new Blob([text], { type: "image/svg+xml" }));
     await image.decode();
@@ -210,7 +211,7 @@
     button.addEventListener("click", async () => {
       const figure = button.closest("figure");
       const kind = button.dataset.save;
-      const blob = kind === "svg" ? new Blob([standing(figure).text], { type: "image/svg+xml" })
+      const blob = kind === "svg" ? new Blob([standalone(figure).text], { type: "image/svg+xml" })
         : kind === "png" ? await asPng(figure)
         : new Blob([figure.querySelector("pre").textContent], { type: "text/csv" });
       save(`${figure.id}.${kind}`, blob);

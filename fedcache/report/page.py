@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import re
@@ -19,7 +20,14 @@ from fedcache.federate.trust.accounting import short_privacy
 from fedcache.parsing import counted, size
 from fedcache.progress import Observer, Silent, percent
 from fedcache.report import figure_data, figure_grids, figure_runs
-from fedcache.report.comparison import Comparison, compared, merged_notes, over_held_out, within
+from fedcache.report.comparison import (
+    METRIC_OF_SCORE,
+    Comparison,
+    compared,
+    merged_notes,
+    over_held_out,
+    within,
+)
 from fedcache.report.comparison_output import caption, differences, sentences
 from fedcache.report.drawing import Plot, need_matplotlib, short
 from fedcache.report.figure_grids import hyperparameters
@@ -38,7 +46,16 @@ from fedcache.report.find_runs import (
     setting_name,
     setting_names,
 )
-from fedcache.report.render import Column, Gallery, HtmlCell, Section, gallery, lost_of, render_page
+from fedcache.report.render import (
+    Column,
+    Gallery,
+    HtmlCell,
+    Section,
+    gallery,
+    lost_of,
+    number_cell,
+    render_page,
+)
 from fedcache.report.run_groups import (
     HELD_OUT,
     HeldOutGroup,
@@ -81,11 +98,11 @@ class Report:
 
     Attributes:
         path: the file.
-        runs: how many it shows.
-        left_out: runs that it names and cannot show.
+        runs: number of runs that it shows.
+        left_out: number of runs that it names and cannot show.
         bytes: its size.
-        images: thumbnails of the dataset that it shows.
-        mistakes: whose images it was to show.
+        images: number of thumbnails of the dataset that it shows.
+        mistakes: number of mistakes whose images were looked for.
     """
 
     path: Path
@@ -120,24 +137,24 @@ def write_report(
 
     Args:
         queries: runs as ``gather`` takes them; [] for all under ``root``.
-        out: the file; an earlier one is replaced, whole.
+        out: the file; an earlier file is replaced as a whole.
         root: where digests are looked up.
         title: heading; a general one when empty.
-        embed: how features come to two dimensions: pca | tsne | umap | none.
-        score: client-mean | pooled, what scores all runs; None takes the methods' own headline where it is one for all
-            runs of a setting, else the mean over clients.
+        embed: projection of features to two dimensions: pca | tsne | umap | none.
+        score: client-mean | pooled, the score of all runs; None takes the primary metric of the methods where all runs
+            of a setting have the same one, else the mean over clients.
         images: where images are, to show mistakes with them; None shows none.
         observer: receives the progress.
 
     Raises:
         UsageError for a name that is no run, an unknown embedding, a directory that is not there or images of a
-            private run; StoreError where there is no finished run, CorruptionError where all are damaged: an earlier
-            file stays as it is; MachineError without matplotlib.
+            private run; StoreError where there is no finished run; CorruptionError where all runs are damaged;
+            MachineError without matplotlib. An earlier file is then unchanged.
     """
     observer = observer or Silent()
     if not out.parent.is_dir():
         raise UsageError(f"The directory {out.parent} does not exist.", f"mkdir -p {out.parent}")
-    # a link stays a link
+    # The target of a link is replaced, not the link.
     if out.is_symlink():
         out = out.resolve()
     if not os.access(out.parent, os.W_OK):
@@ -158,12 +175,13 @@ def write_report(
         refuse_private(found.entries)
     merged = merge_seeds(found)
     groups = held_out_groups(merged.entries)
-    in_groups = {e.digest for group in groups for e in group.entries}
-    # A group says what its runs say together; the sections of its runs come last and are folded.
-    settings = sorted(
-        by_setting(merged.entries),
-        key=lambda entries: (entries[0].digest in in_groups, order_of_setting(entries[0])),
-    )
+    in_groups: set[str] = set()
+    for group in groups:
+        in_groups.update(e.digest for e in group.entries)
+    # A section of a group summarises its runs, so the sections of these runs come last and are folded.
+    settings = by_setting(merged.entries)
+    settings.sort(key=lambda entries: order_of_setting(entries[0]))
+    settings.sort(key=lambda entries: entries[0].digest in in_groups)
     titles = setting_names(settings)
     shown = ToShow()
     observer.start("comparing", len(settings), "settings")
@@ -173,7 +191,7 @@ def write_report(
         ]
         recipes: dict[str, str] = {}
         for number, (name, entries) in enumerate(zip(titles, settings, strict=True)):
-            # Rows of a private run are not shown, whatever other runs there are.
+            # If one run of a setting is private, no rows of that setting are shown.
             source: RunStore | str = PRIVATE
             if not any(e.private for e in entries):
                 source = store_of_run(entries)
@@ -183,7 +201,9 @@ def write_report(
             observer.advance(1)
     finally:
         observer.stop()
-    plots = [plot for section in sections for plot in (*section.plots, *section.details)]
+    plots: list[Plot] = []
+    for section in sections:
+        plots += [*section.plots, *section.details]
     observer.start("drawing", len(plots), "figures")
     try:
         for plot in plots:
@@ -200,25 +220,33 @@ def write_report(
 
 
 def recipes_of(source: RunStore | str) -> dict[str, str]:
-    """Array -> its recipe in words, of the arrays that the runs read; {} without a store."""
+    """Array -> its recipe in words, for the arrays that the runs read; {} without a store."""
     if isinstance(source, str):
         return {}
-    recipes = {key: source.store.arrays[key].recipe for key in source.keys}
-    return {
-        key: ", ".join(f"{k} {v}" for k, v in recipe.items() if not isinstance(v, dict | list))
-        for key, recipe in recipes.items()
-    }
+    recipes = {}
+    for key in source.keys:
+        words = []
+        for name, value in source.store.arrays[key].recipe.items():
+            if not isinstance(value, dict | list):
+                words.append(f"{name} {value}")
+        recipes[key] = ", ".join(words)
+    return recipes
 
 
 def _page(found: Gathered, sections: list[Section], recipes: Mapping[str, str], title: str) -> str:
+    left_out = []
+    for e in found.left_out:
+        why = short(e.why.lstrip("/"), 300)
+        left_out.append((e.path.name, why, e.hint))
+    torch_versions = {str(e.measured["torch"]) for e in found.entries if "torch" in e.measured}
     return render_page(
         title,
         sections,
         len(found.entries),
-        overview=overview_of([s for s in sections if not s.folded]),
-        left_out=[(e.path.name, short(e.why.lstrip("/"), 300), e.hint) for e in found.left_out],
+        overview=overview_of([section for section in sections if not section.folded]),
+        left_out=left_out,
         recipes=recipes,
-        trained=sorted({str(e.measured["torch"]) for e in found.entries if "torch" in e.measured}),
+        trained=sorted(torch_versions),
     )
 
 
@@ -233,21 +261,23 @@ def overview_of(sections: Sequence[Section]) -> Section | None:
     columns = [Column("setting"), Column("best run"), Column("accuracy %", numbers=True)]
     columns += [Column("how sure"), Column("95 % interval", numbers=True)]
     columns.append(Column("sent per client", numbers=True))
-    shown = [(s, s.verdict) for s in sections if s.verdict is not None]
-    methods = list(dict.fromkeys(method for s, _ in shown for method, _ in s.points))
+    shown = [(section, section.verdict) for section in sections if section.verdict is not None]
+    points = itertools.chain(*(section.points for section, _ in shown))
+    methods = list(dict.fromkeys(method for method, _ in points))
     if len(methods) > 1:
         columns += [Column(f"{method} %", numbers=True) for method in methods]
     rows = []
     winners: Counter[str] = Counter()
-    for s, v in shown:
-        winners[v.best.method] += 1
-        row = [_word(s.title), replace(_word(v.label), best=True), _number(v.accuracy)]
-        row += [_word(v.certainty), _interval(v.interval), _sent(v.best)]
+    for section, answer in shown:
+        winners[answer.best.method] += 1
+        label = replace(_word(answer.label), best=True)
+        row = [_word(section.title), label, _number(answer.accuracy)]
+        row += [_word(answer.certainty), _interval(answer.interval), _sent(answer.best)]
         if len(methods) > 1:
             # The first run of a method in a section is the one that was selected.
-            first = dict(reversed(s.points))
+            first = dict(reversed(section.points))
             for method in methods:
-                best = method == v.best.method
+                best = method == answer.best.method
                 row.append(replace(_number(first.get(method)), best=best))
         rows.append(row)
     if len(rows) < 2:
@@ -259,21 +289,21 @@ def overview_of(sections: Sequence[Section]) -> Section | None:
     )
     counts = ", ".join(f"{name} in {count}" for name, count in winners.most_common())
     title = f"Best in {len(rows)} settings: {counts}"
-    idents = [(s.ident, s.title, s.ident) for s, _ in shown]
+    idents = [(section.ident, section.title, section.ident) for section, _ in shown]
     return Section("overview", title, description, columns, rows, runs=idents)
 
 
 MOST_GALLERIES = 4
 """Runs of a section whose mistakes are shown."""
 MOST_SETTINGS = 12
-"""Settings that get figures; the others get their table."""
+"""Settings that get figures; the others get only their table."""
 MOST_PLANES = 3
 MOST_COMPARED = 20
-"""Runs that are tested against the first: a family for Holm's correction that a page can show."""
+"""Most runs that are tested. Holm's correction is for all of these tests, and a page can show that many."""
 MOST_NAMED = 4
-"""Runs of which a note says the names; of more it says how many."""
+"""Most runs that a note names; of more runs it gives the number."""
 MOST_VALUES = 24
-"""Values of a setting up to which rows can be kept by them."""
+"""Most values of a setting for which the table has a filter."""
 PRIVATE = "a run here has differential privacy, but its epsilon covers neither the partition nor the features"
 
 
@@ -290,10 +320,15 @@ def refuse_private(entries: Sequence[StoredRun]) -> None:
 
 @dataclass
 class ToShow:
-    """Counts and warnings on images, for the terminal."""
+    """Counts and warnings on images, for the terminal.
 
-    mistakes: int = 0  # of whose rows images were looked for
-    missing: list[str] = field(default_factory=list)  # sentences on those that are not there
+    Attributes:
+        mistakes: number of mistakes whose images were looked for.
+        missing: sentences on images that were not found.
+    """
+
+    mistakes: int = 0
+    missing: list[str] = field(default_factory=list)
 
 
 def galleries_of(
@@ -310,7 +345,7 @@ def galleries_of(
         named: label and run; the first ``MOST_GALLERIES`` are shown.
         source: the store of their rows, or why there is none.
         places: where images are looked for.
-        shown: is added to.
+        shown: the counts and warnings, to which this call adds its own.
     """
     if isinstance(source, str):
         shown.missing.append(f"Mistakes are not shown: {source}.")
@@ -369,6 +404,8 @@ def answer_of(ident: str, title: str, named: figure_runs.Named, score: str) -> S
     if answer is not None:
         best = answer.best
     columns, rows = table_of(entries, names, score, best)
+    # The row of the best run.
+    chosen = next((i for i, e in enumerate(entries) if e is best), None)
     return Section(
         ident,
         title,
@@ -377,16 +414,16 @@ def answer_of(ident: str, title: str, named: figure_runs.Named, score: str) -> S
         rows,
         points=[(e.method, score_of(e.result, score).mean) for e in entries],
         runs=[(e.key, label, e.digest) for label, e in named],
-        chosen=next((i for i, e in enumerate(entries) if e is best), None),
+        chosen=chosen,
         filters=_filters(entries, names),
         verdict=answer,
     )
 
 
 def answer_of_runs(paths: Sequence[Path]) -> Section | None:
-    """Answer and table of the runs of one setting or of one leave-one-out group; None where none can be read.
+    """Answer and table of the runs of one setting or of one leave-one-out group; None where no run can be read.
 
-    The section is called by the names of its runs.
+    The ident of the section is the names of its runs.
     """
     ident = ",".join(path.name for path in paths)
     entries = merge_seeds(gather(list(paths), Path())).entries
@@ -444,7 +481,8 @@ def _summary(entries: Sequence[StoredRun], score: str) -> str:
     """The text above a table: dataset, partition, score and order."""
     data_of = entries[0].result["dataset"]
     part = entries[0].result["partition"]
-    holds = data_of.get("holds", ROWS)  # features that were ingested may be of anything
+    # Ingested features may belong to something else than images.
+    holds = data_of.get("holds", ROWS)
     description = f"{data_of['ok']:,} readable {holds}, {part['clients']} clients"
     if len(set(part["digests"])) > 1:
         description += "; every seed has its own partition, and the figure shows the first"
@@ -465,31 +503,33 @@ def _summary(entries: Sequence[StoredRun], score: str) -> str:
 
 
 def _filters(entries: Sequence[StoredRun], names: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """Columns of settings with the values by which runs can be kept, in the order of a grid."""
+    """Columns of settings with the values by which the table can be filtered, in the order of a grid."""
+    known = list(map(facts, entries))
     made = []
     for name in names:
-        values = sorted(
-            {f[name] for f in map(facts, entries) if name in f}, key=figure_grids.order_of_value
-        )
+        values = {f[name] for f in known if name in f}
         if 1 < len(values) <= MOST_VALUES:
-            made.append((name.removeprefix("set."), values))
+            ordered = sorted(values, key=figure_grids.order_of_value)
+            made.append((name.removeprefix("set."), ordered))
     return made
 
 
 def comparison_of(title: str, named: figure_runs.Named, score: str) -> Comparison | None:
-    """The paired tests of the first runs with the one that stands first: over seeds and test rows, else over clients.
+    """The paired tests of the first runs against the very first: over seeds and test rows, else over clients.
 
-    None where nothing pairs them.
+    None where they have no common blocks.
     """
-    first = [pair for pair in named if not pair[1].pooled_rows][:MOST_COMPARED]
-    names = [n for n, _ in first]
-    entries = [e for _, e in first]
+    federated = [pair for pair in named if not pair[1].pooled_rows]
+    compared_runs = federated[:MOST_COMPARED]
+    names = [name for name, _ in compared_runs]
+    entries = [e for _, e in compared_runs]
     if len(entries) < 2:
         return None
-    # Too few seeds for a test, and no test rows: the clients are the blocks, where each is scored by itself.
     over = "seeds"
-    metric = _metric(score)
-    if not all(len(e.result["seeds"]) >= LEAST_BLOCKS or e.test_rows for e in entries):
+    metric = METRIC_OF_SCORE[score]
+    testable = all(len(e.result["seeds"]) >= LEAST_BLOCKS or e.test_rows for e in entries)
+    if not testable:
+        # A run has too few seeds for a test, and no test rows. Clients are the blocks if each has its own score.
         over = "clients"
         metric = "accuracy"
         if score == "pooled" or any(len(e.clients.names) < LEAST_BLOCKS for e in entries):
@@ -507,13 +547,6 @@ def comparison_of(title: str, named: figure_runs.Named, score: str) -> Compariso
     if any(p.interval or p.p is not None or p.rows for p in found.pairs):
         return found
     return None
-
-
-def _metric(score: str) -> str:
-    """The name of a score among the metrics of a comparison."""
-    if score == "own":
-        return "accuracy"
-    return score.replace("-", "_")
 
 
 def _tests_table(c: Comparison) -> tuple[str, str, Sequence[str], Sequence[Sequence[str]]]:
@@ -551,10 +584,11 @@ def _first_plots(
 def _detail_plots(
     ident: str, named: figure_runs.Named, source: RunStore | str, embed: str
 ) -> tuple[list[Plot], list[str]]:
-    """Confusions, the methods' own numbers, the partition and the features; and what there is to say of the figures."""
+    """Figures of confusions, the methods' diagnostics, the partition and the features; and notes on the figures."""
     entries = [e for _, e in named]
     notes: list[str] = []
-    if all(len(e.result["accuracy"].get("per_round") or ()) < 2 for e in entries):
+    scored_rounds = [e.result["accuracy"].get("per_round") or () for e in entries]
+    if all(len(rounds) < 2 for rounds in scored_rounds):
         notes.append(
             "No run measured its accuracy in more than one round. For curves, train with `--eval-every "
             "1`."
@@ -585,12 +619,14 @@ def _detail_plots(
 
 
 def caution_notes(named: figure_runs.Named) -> list[str]:
-    """Cautions of all runs; more than ``MOST_NAMED`` of one kind are counted, with the words on the lowest."""
+    """Cautions of all runs; more than ``MOST_NAMED`` of one kind become one note with their number and the last one."""
     kinds: dict[str, list[str]] = {}
     for label, entry in named:
-        if lines := caution_lines(entry.result):
+        lines = caution_lines(entry.result)
+        if lines:
             kind = lines[0].partition(":")[0]
-            kinds.setdefault(kind, []).append(f"{label}: {' '.join(lines)}")
+            words = " ".join(lines)
+            kinds.setdefault(kind, []).append(f"{label}: {words}")
     notes = []
     for each in kinds.values():
         if len(each) > MOST_NAMED:
@@ -601,13 +637,15 @@ def caution_notes(named: figure_runs.Named) -> list[str]:
 
 
 def drawn_notes(named: figure_runs.Named) -> list[str]:
-    """Notes on runs of which only some clients were scored, with the largest standard error of their mean."""
+    """Notes on runs that scored only some of their clients, with the range of the standard error of their mean."""
     labels_of: dict[str, list[str]] = {}
     errors_of: dict[str, list[float]] = {}
     for label, entry in named:
-        if (drawn := drawn_clients(entry.result)) is not None:
-            labels_of.setdefault(drawn[0], []).append(label)
-            errors_of.setdefault(drawn[0], []).extend(drawn[1])
+        drawn = drawn_clients(entry.result)
+        if drawn is not None:
+            who, standard_errors = drawn
+            labels_of.setdefault(who, []).append(label)
+            errors_of.setdefault(who, []).extend(standard_errors)
     notes = []
     for who, names in labels_of.items():
         words = ", ".join(names)
@@ -624,7 +662,7 @@ def drawn_notes(named: figure_runs.Named) -> list[str]:
 
 
 def first_of_each(named: figure_runs.Named) -> list[tuple[str, StoredRun]]:
-    """The run of each method that stands first: the chosen one, or the highest."""
+    """The first run of each method: the one that validation chose, or the one with the highest test accuracy."""
     best: dict[str, tuple[str, StoredRun]] = {}
     for label, entry in named:
         best.setdefault(entry.method, (label, entry))
@@ -639,7 +677,7 @@ def every_method_first(named: figure_runs.Named) -> list[tuple[str, StoredRun]]:
 
 
 MOST_SHOWN = 6
-"""Settings that differ and stand in the table from the start."""
+"""Most columns of settings that are shown from the start; the others are hidden at first."""
 
 
 def table_of(
@@ -650,25 +688,28 @@ def table_of(
     Args:
         entries: runs of one setting, in the order of the rows.
         names: of the facts that tell them apart.
-        score: what their accuracy is.
-        chosen: the run that stands first of those that can be taken.
+        score: client-mean | pooled | own.
+        chosen: the best run.
     """
     results = [e.result for e in entries]
-    made: list[tuple[Column, list[HtmlCell]]] = []
+    columns: list[Column] = []
+    cells_of_columns: list[list[HtmlCell]] = []
 
     def put(name: str, cells: list[HtmlCell], *, numbers: bool = True, shown: bool = True) -> None:
-        made.append((Column(name, numbers, shown), cells))
+        columns.append(Column(name, numbers, shown))
+        cells_of_columns.append(cells)
 
     def put_fractions(name: str, values: Iterable[float | None], *, shown: bool = True) -> None:
-        """Percent, of which the best is bold."""
+        """A column of fractions in percent; the best is bold."""
         cells = [_number(value) for value in values]
         marked = None
         if has_validation(results):
             marked = [e is chosen for e in entries]
         put(name, _marked(cells, marked), shown=shown)
 
+    # Either all runs of a setting are claimed, or none is.
     claimed = ""
-    if entries[0].claimed:  # of a setting all are, or none
+    if entries[0].claimed:
         claimed = " (claimed)"
     put("method", [_word(e.method) for e in entries], numbers=False)
     accuracies = [score_of(r, score).mean for r in results]
@@ -686,11 +727,17 @@ def table_of(
     if any(value is not None for value in worst):
         several = len({e.method for e in entries}) > 1 and len(differ) < 3
         put_fractions(f"worst 10 %{claimed}", worst, shown=several)
-    costs = [r.get("trust", {}).get("privacy") for r in results]
-    if any("privacy" in r.get("trust", {}) for r in results):
-        words = ["-" if cost is None else short_privacy(cost) for cost in costs]
-        put("privacy", [_word(w) for w in words], numbers=False)
-    # What follows is hidden at first.
+    trust = [r.get("trust", {}) for r in results]
+    if any("privacy" in section for section in trust):
+        cells = []
+        for section in trust:
+            cost = section.get("privacy")
+            words = "-"
+            if cost is not None:
+                words = short_privacy(cost)
+            cells.append(_word(words))
+        put("privacy", cells, numbers=False)
+    # The following columns are hidden at first.
     if any("zero_shot" in r["accuracy"] for r in results):
         put("zero-shot %", [_number(r["accuracy"].get("zero_shot")) for r in results], shown=False)
     stds = [score_of(r, score).std or None for r in results]
@@ -698,12 +745,12 @@ def table_of(
         put("± seeds", [_number(s) for s in stds], shown=False)
     put("seeds", [_word(len(r["seeds"])) for r in results], shown=False)
     others = {"headline": "own", "client mean": "client-mean", "pooled": "pooled"}
-    # No other accuracy where it is the same for all runs.
-    known = [accuracies]
+    # Another accuracy has a column only if it differs from those before it.
+    columns_of_means = [accuracies]
     for name, other in others.items():
         means = [score_of(r, other).mean for r in results]
-        if means not in known:
-            known.append(means)
+        if means not in columns_of_means:
+            columns_of_means.append(means)
             put_fractions(f"{name} %{claimed}", means, shown=False)
     put_fractions(f"macro F1 %{claimed}", [r["macro_f1"]["mean"] for r in results], shown=False)
     exact = [r["traffic"]["exact"] for r in results]
@@ -713,8 +760,7 @@ def table_of(
     put("MB in total", [HtmlCell(f"{m:,.2f}", str(m)) for m in megabytes], shown=False)
     put("fidelity", [_word(r["fidelity"]) for r in results], numbers=False, shown=False)
     put("run", [HtmlCell(e.digest[:8], e.digest) for e in entries], numbers=False, shown=False)
-    columns = [c for c, _ in made]
-    return columns, [list(row) for row in zip(*(cells for _, cells in made), strict=True)]
+    return columns, [list(row) for row in zip(*cells_of_columns, strict=True)]
 
 
 def _worst(entry: StoredRun) -> float | None:
@@ -730,7 +776,8 @@ def _interval(found: Estimate | None) -> HtmlCell:
     """The interval and what was sampled for it; sorted by its lower end."""
     if found is None:
         return HtmlCell("", "")
-    return HtmlCell(found.ends, repr(found.low), note=found.over.replace(" test rows", " rows"))
+    over = found.over.replace(" test rows", " rows")
+    return HtmlCell(found.ends, repr(found.low), note=over)
 
 
 def _sent(entry: StoredRun) -> HtmlCell:
@@ -757,23 +804,25 @@ def _word(value: object) -> HtmlCell:
 
 
 def _number(value: float | None) -> HtmlCell:
-    """A fraction in percent; a dash without."""
-    if value is None:
-        return HtmlCell(percent(None), "")
-    return HtmlCell(percent(value), repr(value))
+    """A fraction in percent; a dash for None."""
+    return number_cell(value, percent(value))
 
 
 def _marked(cells: list[HtmlCell], chosen: Sequence[bool] | None) -> list[HtmlCell]:
-    """Bold is what validation chose; the highest of the column where there are no validation rows."""
+    """The cells with the best in bold: those ``chosen`` by validation, or the highest where ``chosen`` is None."""
     known = [float(cell.sort) for cell in cells if cell.sort]
     if len(cells) < 2 or not known:
         return cells
-    if chosen is None:
-        chosen = [cell.sort != "" and float(cell.sort) == max(known) for cell in cells]
-    return [
-        replace(cell, best=best and cell.sort != "")
-        for cell, best in zip(cells, chosen, strict=True)
-    ]
+    highest = max(known)
+    made = []
+    for i, cell in enumerate(cells):
+        best = False
+        if cell.sort != "":
+            best = float(cell.sort) == highest
+            if chosen is not None:
+                best = chosen[i]
+        made.append(replace(cell, best=best))
+    return made
 
 
 def held_out_section(ident: str, group: HeldOutGroup, score: str | None) -> Section:
@@ -781,20 +830,22 @@ def held_out_section(ident: str, group: HeldOutGroup, score: str | None) -> Sect
     used = score or group.score
     accuracies = group.accuracies(used)
     means = {name: mean_over_values(accuracy) for name, accuracy in accuracies.items()}
-    metric = _metric(used)
-    # No tests where no two methods have all values.
+    metric = METRIC_OF_SCORE[used]
+    # There are no tests if no two methods have a run for every value.
     found = None
     with suppress(UsageError):
         found = compared(over_held_out(group, metric), over=HELD_OUT, metric=metric)
     names = sorted(means, key=lambda name: _falling(means[name]))
     validation: dict[str, float] = {}
     notes: list[str] = []
+    selected = None
     if found is not None:
         notes = sentences(found)
         validation = {t.name: t.validation for t in found.treatments if t.validation is not None}
         if found.chosen is not None:
             names.sort(key=lambda name: _falling(validation.get(name)))
             names.sort(key=lambda name: name != found.chosen)
+            selected = validation.get(names[0])
     best = names[0]
     runs = {name: list(row.values()) for name, row in group.rows().items()}
     intervals = dict.fromkeys(names)
@@ -823,24 +874,15 @@ def held_out_section(ident: str, group: HeldOutGroup, score: str | None) -> Sect
         description += f" Accuracy is {used}: {WORDS[used]}."
     if group.entries[0].claimed:
         description += f" {CLAIMED}"
-    selected = None
-    if found is not None and found.chosen is not None:
-        selected = validation.get(best)
     certainty, why = _sure(group, found)
-    lines = [
+    best_run = runs[best][0]
+    lines = (
         ("Selected by", selected_by(selected, len(names))),
         ("How sure", f"{_distance(best, means)}{why}"),
-        ("Cost", cost_of(runs[best][0], [], {}, used)),
-    ]
-    answer = Verdict(
-        best,
-        runs[best][0],
-        means[best],
-        intervals[best],
-        certainty,
-        tuple(lines),
-        f"mean test accuracy over {len(group.values)} held-out values of {group.column}",
+        ("Cost", cost_of(best_run, [], {}, used)),
     )
+    what = f"mean test accuracy over {len(group.values)} held-out values of {group.column}"
+    answer = Verdict(best, best_run, means[best], intervals[best], certainty, lines, what)
     points = [(runs[name][0].method, means[name]) for name in names]
     return Section(
         ident,
@@ -869,7 +911,8 @@ def _distance(best: str, means: Mapping[str, float | None]) -> str:
     if not others or mean is None:
         return ""
     second = max(others, key=lambda name: others[name])
-    return f"{points_above(100 * (mean - others[second]), second)}. "
+    difference = 100 * (mean - others[second])
+    return f"{points_above(difference, second)}. "
 
 
 def _sure(group: HeldOutGroup, found: Comparison | None) -> tuple[str, str]:
@@ -882,14 +925,15 @@ def _sure(group: HeldOutGroup, found: Comparison | None) -> tuple[str, str]:
             "Unknown",
             f"{count} held-out values are too few for any test.",
         )
-    open_pairs = [p.one for p in found.pairs if p.holm is None or p.holm >= 1.0 - found.level]
-    if not open_pairs:
+    alpha = 1.0 - found.level
+    undecided = [p.one for p in found.pairs if p.holm is None or p.holm >= alpha]
+    if not undecided:
         return (
             "Sure",
             f"It differs significantly from every other run over {count} held-out values (Wilcoxon's "
             "test, Holm).",
         )
-    names = some_names(open_pairs, MOST_NAMED)
+    names = some_names(undecided, MOST_NAMED)
     return (
         "Not sure",
         f"Its difference from {names} is not significant over {count} held-out values (Wilcoxon, Holm).",

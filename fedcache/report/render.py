@@ -1,4 +1,4 @@
-"""A page as one HTML file that loads nothing: tables, drawings and thumbnails in the template, everything escaped."""
+"""Rendering of a page as one HTML file that loads nothing: tables, drawings and thumbnails, with all text escaped."""
 
 from __future__ import annotations
 
@@ -44,8 +44,15 @@ class HtmlCell:
     note: str = ""
 
 
+def number_cell(value: float | None, text: str) -> HtmlCell:
+    """A cell that is sorted by its number."""
+    if value is None:
+        return HtmlCell(text, "")
+    return HtmlCell(text, repr(value))
+
+
 class Column(NamedTuple):
-    """A column of a table: its name, whether it holds numbers, whether it is shown before anybody chooses."""
+    """A column of a table: its name, whether it holds numbers, and whether it is shown at first."""
 
     name: str
     numbers: bool = False
@@ -54,22 +61,22 @@ class Column(NamedTuple):
 
 @dataclass(frozen=True)
 class Thumbnail:
-    """One mistake with its image."""
+    """One mistake with its image: a data URI, and the probability of the prediction in percent."""
 
-    uri: str  # data:image/...
+    uri: str
     mistake: Mistake
-    probability: str  # per cent
+    probability: str
 
 
 @dataclass(frozen=True)
 class Gallery:
-    """The mistakes of one run."""
+    """The mistakes of one run; ``lost`` is the number of mistakes whose images no longer exist."""
 
     ident: str
     title: str
     description: str
     images: tuple[Thumbnail, ...]
-    lost: int = 0  # mistakes whose images are not there any more
+    lost: int = 0
 
 
 @dataclass(frozen=True)
@@ -79,20 +86,20 @@ class Section:
     Attributes:
         ident: unique in the page.
         title: heading.
-        description: what the table is of.
+        description: text above the table.
         columns: of the table.
-        rows: its cells.
-        plots: what is looked at first.
+        rows: cells of the table.
+        plots: the first figures.
         notes: sentences below the figures.
         commands: (label, digest, command) of every run.
         points: (method, accuracy) of every run.
         galleries: images of mistakes.
-        runs: name of each row in figures, what it is called there, and its directory; () where rows are not runs.
-        chosen: the row that stands out.
-        details: figures that come after all others.
+        runs: (key in figures, label, directory) of each row; () where rows are not runs.
+        chosen: number of the row that is highlighted.
+        details: the last figures.
         tables: (title, caption, columns, rows) of tables below the figures.
-        filters: (column, its values) by which rows can be kept.
-        verdict: the best run, how sure that is and its cost.
+        filters: (column, its values) of filters of the table.
+        verdict: the best run, its certainty and its cost.
         folded: whether it is shown only on request.
     """
 
@@ -135,40 +142,37 @@ def render_page(
     Args:
         title: heading.
         sections: in order.
-        count: runs that are shown.
+        count: number of runs that are shown.
         overview: the table of all settings; its ``runs`` are the sections of its rows.
-        left_out: (run, why, what helps) of runs that are not shown.
+        left_out: (run, reason, hint) of runs that are not shown.
         recipes: array -> its recipe in words.
-        trained: versions of torch.
+        trained: versions of torch that trained the runs.
     """
     place = files("fedcache.report")
-    style, script = (place.joinpath(n).read_text(encoding="utf-8") for n in ("page.css", "page.js"))
-    # The page contains its style and script; the hash lets the browser run this script and no other.
-    template = html_environment().from_string(
-        place.joinpath("page.html.j2").read_text(encoding="utf-8")
-    )
+    style = place.joinpath("page.css").read_text(encoding="utf-8")
+    script = place.joinpath("page.js").read_text(encoding="utf-8")
+    source = place.joinpath("page.html.j2").read_text(encoding="utf-8")
+    # The page contains its style and script. The hash allows the browser to run only this script.
+    script_digest = hashlib.sha256(script.encode()).digest()
+    template = html_environment().from_string(source)
     return template.render(
         title=title,
         style=style,
         script=script,
-        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        script_hash=base64.b64encode(script_digest).decode(),
         sections=sections,
         overview=overview,
         left_out=left_out,
         count=count,
         images=sum(s.images for s in sections),
         recipes=sorted((recipes or {}).items()),
-        versions=[
-            ("fedcache", fedcache.__version__),
-            ("python", platform.python_version()),
-            *_versions(),
-        ],
+        versions=_versions(),
         trained=trained,
     )
 
 
 def html_environment(loader: jinja2.BaseLoader | None = None) -> jinja2.Environment:
-    """The Jinja environment of all pages: every text is escaped and visible, and a name that is not known an error."""
+    """The Jinja environment of all pages: all text is escaped and visible, and an unknown name is an error."""
     import jinja2
 
     env = jinja2.Environment(
@@ -187,7 +191,8 @@ def html_environment(loader: jinja2.BaseLoader | None = None) -> jinja2.Environm
 
 
 def _versions() -> list[tuple[str, str]]:
-    known = []
+    """(name, version) of fedcache, Python and the installed ones of ``VERSIONS``."""
+    known = [("fedcache", fedcache.__version__), ("python", platform.python_version())]
     for name in VERSIONS:
         try:
             known.append((name, metadata.version(name)))
@@ -197,14 +202,14 @@ def _versions() -> list[tuple[str, str]]:
 
 
 def _shown(value: Any) -> Any:
-    """Text of a template made ``visible``; drawings and code are markup already and stay."""
+    """Text of a template made ``visible``; drawings and code are already markup and stay unchanged."""
     if type(value) is str:
         return visible(value, lines=True)
     return value
 
 
 def _safe(svg: str) -> Any:
-    """A drawing of ``canvas.draw``: matplotlib's file, whose words were escaped when it was written."""
+    """A drawing of ``drawing.draw`` as markup; its words were escaped when it was written."""
     import markupsafe
 
     return markupsafe.Markup(svg)  # nosec B704
@@ -226,14 +231,20 @@ def _csv(plot: Plot) -> str:
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([sheet_cell(name) for name in plot.columns])
     for row in plot.rows:
-        writer.writerow([f"{v:.6g}" if isinstance(v, float) else sheet_cell(v) for v in row])
+        cells: list[object] = []
+        for value in row:
+            if isinstance(value, float):
+                cells.append(f"{value:.6g}")
+            else:
+                cells.append(sheet_cell(value))
+        writer.writerow(cells)
     return out.getvalue()
 
 
 def gallery(
     ident: str, label: str, mistakes: Mistakes, on: tuple[str, str], places: ImagePlaces
 ) -> list[Gallery]:
-    """The mistakes of one run as a gallery, none where it made none.
+    """The mistakes of one run as a gallery; [] where it made no mistake.
 
     Raises StoreError, with the dataset that is needed, where no image is available.
 
@@ -241,34 +252,36 @@ def gallery(
         ident: unique in the page.
         label: of the run.
         mistakes: of its models.
-        on: in words, the rows of all models and those of each client's.
+        on: the rows of all models in words, and those of each client's model.
         places: where images are looked for.
     """
     if not mistakes.most:
         return []
     images = read_images(Store.open(mistakes.store), [m.row for m in mistakes.most], places)
-    # Images that the dataset no longer has are counted below.
-    shown = tuple(
-        Thumbnail(thumbnail_uri(images[m.row]), m, f"{percent(m.probability)} %")
-        for m in mistakes.most
-        if m.row in images
-    )
+    # Images that are no longer in the dataset are counted below.
+    shown = []
+    for mistake in mistakes.most:
+        if mistake.row in images:
+            uri = thumbnail_uri(images[mistake.row])
+            shown.append(Thumbnail(uri, mistake, f"{percent(mistake.probability)} %"))
     rows, rows_of_client = on
     description = (
         f"The most confident of {mistakes.wrong:,} mistakes on {rows} ({mistakes.rows:,} scored), each "
         "with its class, the predicted class and the probability of the prediction."
     )
     if mistakes.clients:
-        description += f" {mistakes.clients:,} personal models were evaluated, each on "
-        description += f"{rows_of_client}; the client is named."
+        description += (
+            f" {mistakes.clients:,} personal models were evaluated, each on {rows_of_client}; the client is "
+            "named."
+        )
     lost = len(mistakes.most) - len(shown)
     if lost:
         description += f" {lost} of {len(mistakes.most)} images are no longer in the dataset."
-    return [Gallery(ident, f"Mistakes of {label}", description, shown, lost)]
+    return [Gallery(ident, f"Mistakes of {label}", description, tuple(shown), lost)]
 
 
 def lost_of(label: str, found: Sequence[Gallery]) -> list[str]:
-    """A sentence on the images that the galleries of a run lack."""
+    """Sentences on the images that the galleries of a run lack."""
     sentences = []
     for g in found:
         every = len(g.images) + g.lost
@@ -280,8 +293,8 @@ def lost_of(label: str, found: Sequence[Gallery]) -> list[str]:
 
 
 def thumbnail_uri(image: Image.Image) -> str:
-    """An RGB image as a data URI of at most ``SIDE`` pixels: PNG where it was no larger, else JPEG."""
-    # pixels alone: no profile, no words of a camera
+    """An RGB image as a data URI of at most ``SIDE`` pixels: JPEG if it was larger, else PNG."""
+    # Only the pixels are kept, without profile and camera metadata.
     small = Image.fromarray(np.array(image.convert("RGB")))
     kind = "jpeg"
     options: dict[str, Any] = {"quality": 85}

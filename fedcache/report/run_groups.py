@@ -3,13 +3,14 @@
 Earlier versions stored one result for each list of seeds. For a comparison these results are one run: one row, whose
 mean is over all seeds. If two of them hold the same seed, it is the same result.
 
-The figures of each seed are exact. A result holds figures of clients, classes and costs as a mean or a sum over its
-seeds, so these are weighted by the seeds that each result adds. That is exact too, unless a result shares some of its
-seeds with another and not all.
+The figures of each seed are exact. A result holds figures of clients, classes and costs only as a mean or a sum over
+its seeds. These are weighted by the number of seeds that each result adds. The merged figure is exact, unless a result
+shares some but not all of its seeds with another.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,6 +26,7 @@ from fedcache.report.find_runs import (
     differing,
     label_of,
     name_without_hold_out,
+    without,
 )
 from fedcache.runs.directory import PLACES, train_table
 from fedcache.runs.result_files import ClientColumns, TestRows
@@ -42,15 +44,15 @@ NO_SETTING = {
     "execution",
     "device",
 }
-"""Words of ``config.toml`` that are compared as the result holds them, or not at all: the seeds, and a preset, which is
-another name for hyperparameters."""
+"""Names in ``config.toml`` that do not count. Most of them are compared as values of the result instead. Seeds are not
+compared, and a preset is only another name for hyperparameters."""
 OUTCOMES = {"simulated_time", "updates", "staleness_mean", "staleness_max"}
-"""What a result says of simulated time in addition to the rule that was requested."""
+"""Measured values in the ``timing`` part of a result; its other values are settings."""
 
 
 @dataclass(frozen=True)
 class MergedRun(StoredRun):
-    """Runs of equal settings as one. ``path`` and all that is no figure are those of the first.
+    """Runs of equal settings as one. ``path`` and everything that is not a figure are those of the first run.
 
     Attributes:
         members: the runs that add seeds, the one with most seeds first.
@@ -68,27 +70,23 @@ class MergedRun(StoredRun):
     @property
     def exact(self) -> bool:
         """Whether figures of clients, classes and costs are exactly those of the seeds."""
-        return all(
-            len(new) == len(run.result["seeds"])
-            for run, new in zip(self.members, self.added, strict=True)
-        )
+        seeds = [run.result["seeds"] for run in self.members]
+        return list(map(len, seeds)) == list(map(len, self.added))
 
     @cached_property
     def clients(self) -> ClientColumns:
         """Name, accuracy and classes of every client, means over the seeds."""
         weights = [len(new) for new in self.added]
         columns = [run.clients for run in self.members]
+        names = columns[0].names
+        accuracy = _mean_array([c.accuracy for c in columns], weights)
+        classes_owned = _mean_array([c.classes_owned for c in columns], weights)
         held = [c.validation for c in columns if c.validation is not None]
         validation = None
         if len(held) == len(columns):
             validation = _mean_array(held, weights)
-        return ClientColumns(
-            columns[0].names,
-            _mean_array([c.accuracy for c in columns], weights),
-            _mean_array([c.classes_owned for c in columns], weights),
-            np.empty((0, len(columns[0].names))),
-            validation,
-        )
+        no_seeds = np.empty((0, len(names)))
+        return ClientColumns(names, accuracy, classes_owned, no_seeds, validation)
 
     @cached_property
     def test_rows(self) -> dict[int, TestRows] | None:
@@ -104,12 +102,10 @@ class MergedRun(StoredRun):
     @cached_property
     def rounds(self) -> list[dict[str, Any]]:
         """Its records, seed by seed."""
-        return [
-            record
-            for run, new in zip(self.members, self.added, strict=True)
-            for record in run.rounds
-            if record["seed"] in new
-        ]
+        made = []
+        for run, new in zip(self.members, self.added, strict=True):
+            made += [record for record in run.rounds if record["seed"] in new]
+        return made
 
 
 def merge_seeds(found: Gathered) -> Gathered:
@@ -123,38 +119,26 @@ def merge_seeds(found: Gathered) -> Gathered:
 def settings_key(run: StoredRun) -> str:
     """A key that is equal for runs that differ only in their seeds.
 
-    The name of a preset does not count, the hyperparameters that it stands for do. A run with noise for privacy stands
-    alone, because its epsilon is that of its own seeds.
+    The name of a preset does not count; the hyperparameters that it stands for do. A run with noise for privacy is
+    never merged, because its epsilon is that of its own seeds.
     """
     result = run.result
-    facts = {
-        name: value for name, value in run.facts.items() if name not in ("preset", "trust.rejected")
-    }
-    settings = {
-        name: value for name, value in train_table(run.path).items() if name not in NO_SETTING
-    }
-    timing = {
-        name: value for name, value in (result.get("timing") or {}).items() if name not in OUTCOMES
-    }
-    apart = ""
+    facts = without(run.facts, ("preset", "trust.rejected"))
+    settings = without(train_table(run.path), NO_SETTING)
+    timing = without(result.get("timing") or {}, OUTCOMES)
+    participants = result.get("participants")
+    kinds = [result.get(name) for name in ("features", "code", "device", "protocol")]
+    private = ""
     if result.get("trust", {}).get("privacy"):
-        apart = run.digest
-    kinds = (
-        result.get("features"),
-        result.get("code"),
-        result.get("device"),
-        result.get("protocol"),
-    )
-    return json.dumps(
-        [run.setting, facts, settings, timing, result.get("participants"), kinds, apart],
-        default=str,
-    )
+        private = run.digest
+    key = [run.setting, facts, settings, timing, participants, kinds, private]
+    return json.dumps(key, default=str)
 
 
 def merged(runs: Sequence[StoredRun]) -> StoredRun:
-    """Runs of equal settings as one; the run that has all seeds itself where there is one.
+    """Runs of equal settings as one; if one run has all seeds, that run.
 
-    Of two runs with as many seeds the later one comes first.
+    Of two runs with the same number of seeds the later one comes first.
     """
     newest_first = list(reversed(runs))
     order = sorted(newest_first, key=lambda run: -len(run.result["seeds"]))
@@ -168,20 +152,22 @@ def merged(runs: Sequence[StoredRun]) -> StoredRun:
         taken.append(run)
         added.append(new)
         seen.update(new)
+    first = taken[0]
     if len(taken) == 1:
-        return taken[0]
-    return MergedRun(
-        taken[0].path, _result(taken, added), _measured(taken, added), tuple(taken), tuple(added)
-    )
+        return first
+    result = _result(taken, added)
+    measured = _measured(taken, added)
+    return MergedRun(first.path, result, measured, tuple(taken), tuple(added))
 
 
 def _result(runs: Sequence[StoredRun], added: Sequence[Sequence[int]]) -> dict[str, Any]:
     """The result of the first run with the figures of all of them."""
     results = [run.result for run in runs]
     weights = [len(new) for new in added]
+    shares = _shares(results, added)
 
     def per_seed(part: str, name: str) -> list[Any]:
-        """The values of all seeds; [] where a result has none."""
+        """The values of all seeds; [] where a result lacks them."""
         made: list[Any] = []
         for result, new in zip(results, added, strict=True):
             values = (result.get(part) or {}).get(name)
@@ -192,7 +178,7 @@ def _result(runs: Sequence[StoredRun], added: Sequence[Sequence[int]]) -> dict[s
         return made
 
     def of_seeds(part: str) -> dict[str, Any]:
-        """Means over seeds of everything that a part of the result holds; mean and deviation of what it has by seed."""
+        """Means over seeds of all values in a part of the result. Values by seed give exact means and deviations."""
         made: dict[str, Any] = _mean_of([result[part] for result in results], weights)
         for name in results[0][part]:
             if name == "per_seed" or name.endswith("_per_seed"):
@@ -204,8 +190,9 @@ def _result(runs: Sequence[StoredRun], added: Sequence[Sequence[int]]) -> dict[s
         return made
 
     made = dict(results[0])
-    made["seeds"] = [seed for new in added for seed in new]
-    if digests := per_seed("partition", "digests"):
+    made["seeds"] = list(itertools.chain(*added))
+    digests = per_seed("partition", "digests")
+    if digests:
         made["partition"] = {**results[0]["partition"], "digests": digests}
     for part in ("accuracy", "validation", "macro_f1"):
         if all(part in result for result in results):
@@ -216,27 +203,21 @@ def _result(runs: Sequence[StoredRun], added: Sequence[Sequence[int]]) -> dict[s
         if all(part in result for result in results):
             made[part] = _mean_of([result[part] for result in results], weights)
     if all("traffic" in result for result in results):
-        made["traffic"] = _traffic(results, added)
+        made["traffic"] = _traffic(results, shares)
     if "rejected" in made.get("trust", {}):
-        rejected = _total(
-            [result["trust"].get("rejected", 0) for result in results], _shares(results, added)
-        )
+        rejected = _total([result["trust"].get("rejected", 0) for result in results], shares)
         made["trust"] = {**made["trust"], "rejected": rejected}
     if all(result.get("confusion") for result in results):
-        made["confusion"] = _total(
-            [result["confusion"] for result in results], _shares(results, added)
-        )
+        made["confusion"] = _total([result["confusion"] for result in results], shares)
     else:
         made.pop("confusion", None)
     return made
 
 
-def _traffic(
-    results: Sequence[Mapping[str, Any]], added: Sequence[Sequence[int]]
-) -> dict[str, Any]:
-    """Sums over the seeds; what a client sends in a round is that of the first run."""
+def _traffic(results: Sequence[Mapping[str, Any]], shares: Sequence[float]) -> dict[str, Any]:
+    """Sums over the seeds; numbers per client and round are those of the first run."""
     first = results[0]["traffic"]
-    made = _total([result["traffic"] for result in results], _shares(results, added))
+    made = _total([result["traffic"] for result in results], shares)
     for part in ("exact", "paper"):
         if "per_client_round" in first.get(part, {}):
             made[part]["per_client_round"] = first[part]["per_client_round"]
@@ -244,7 +225,7 @@ def _traffic(
 
 
 def _measured(runs: Sequence[StoredRun], added: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """Measurements of the first run, with the seconds of training of all seeds, where every run knows its own."""
+    """Measurements of the first run, with the seconds of training of all seeds if they are known for every run."""
     times = [run.seconds for run in runs]
     known = [time for time in times if time is not None]
     seconds = dict(runs[0].measured.get("seconds", {}))
@@ -256,12 +237,12 @@ def _measured(runs: Sequence[StoredRun], added: Sequence[Sequence[int]]) -> dict
 
 
 def _shares(results: Sequence[Mapping[str, Any]], added: Sequence[Sequence[int]]) -> list[float]:
-    """The share of all seeds that each run adds."""
+    """The share of its own seeds that each run adds."""
     return [len(new) / len(result["seeds"]) for result, new in zip(results, added, strict=True)]
 
 
 def mean_and_deviation(values: Sequence[float | None]) -> tuple[float | None, float | None]:
-    """Mean and standard deviation (ddof 1) of the values of seeds, as a run's own; None where one is missing."""
+    """Mean and standard deviation (ddof 1) of the values of seeds, as in a result; None where a value is missing."""
     known = [value for value in values if value is not None]
     if not known or len(known) < len(values):
         return None, None
@@ -272,37 +253,38 @@ def mean_and_deviation(values: Sequence[float | None]) -> tuple[float | None, fl
 
 
 def _mean_of(values: Sequence[Any], weights: Sequence[float]) -> Any:
-    """Weighted means of the numbers in equal structures; what is no number is that of the first."""
+    """Weighted means of the numbers in equal structures; other values are those of the first structure."""
     first = values[0]
     if isinstance(first, Mapping):
         means = dict(first)
         for key in first:
-            # What not all have stays as the first has it.
+            # A key that is not in all of them keeps its first value.
             if all(key in value for value in values):
                 means[key] = _mean_of([value[key] for value in values], weights)
         return means
-    if isinstance(first, list) and all(
-        isinstance(value, list) and len(value) == len(first) for value in values
-    ):
-        return [_mean_of(items, weights) for items in zip(*values, strict=True)]
+    if isinstance(first, list):
+        same_length = all(isinstance(value, list) and len(value) == len(first) for value in values)
+        if same_length:
+            return [_mean_of(items, weights) for items in zip(*values, strict=True)]
     if any(value is None for value in values):
         return None
     if isinstance(first, bool | str | list):
         return first
     if all(value == first for value in values):
         return first
-    return sum(value * weight for value, weight in zip(values, weights, strict=True)) / sum(weights)
+    total = sum(value * weight for value, weight in zip(values, weights, strict=True))
+    return total / sum(weights)
 
 
 def _total(values: Sequence[Any], shares: Sequence[float]) -> Any:
-    """Sums of the counts in equal structures, each times its share; what is no number is that of the first."""
+    """Sums of the counts in equal structures, each times its share; other values are those of the first structure."""
     first = values[0]
     if isinstance(first, Mapping):
-        return {
-            key: _total([value[key] for value in values], shares)
-            for key in first
-            if all(key in v for v in values)
-        }
+        totals = {}
+        for key in first:
+            if all(key in value for value in values):
+                totals[key] = _total([value[key] for value in values], shares)
+        return totals
     if isinstance(first, list):
         return [_total(items, shares) for items in zip(*values, strict=True)]
     if isinstance(first, bool | str) or any(value is None for value in values):
@@ -320,7 +302,7 @@ def _mean_array(columns: Sequence[np.ndarray], weights: Sequence[float]) -> np.n
 
 
 HELD_OUT = "held-out values"
-"""What the blocks of a comparison of such runs are called."""
+"""Name of the blocks in a comparison of leave-one-out runs."""
 
 
 @dataclass(frozen=True)
@@ -330,7 +312,7 @@ class HeldOutGroup:
     Attributes:
         title: words for dataset and partition.
         column: the column whose values are held out.
-        values: that are held out, in the order in which they first appear.
+        values: the held-out values, in the order in which they first appear.
         entries: the runs.
     """
 
@@ -345,11 +327,12 @@ class HeldOutGroup:
         return score_for(e.result for e in self.entries)
 
     def rows(self) -> dict[str, dict[str, StoredRun]]:
-        """The runs of each method and settings by the value that they hold out; the last one of equal runs."""
+        """Label -> held-out value -> run, for each method with its settings. Of equal runs the last one is taken."""
         names = differing(self.entries)
         made: dict[str, dict[str, StoredRun]] = {}
         for entry in self.entries:
-            made.setdefault(label_of(entry, names), {})[value_of(entry)] = entry
+            row = made.setdefault(label_of(entry, names), {})
+            row[value_of(entry)] = entry
         return made
 
     def accuracies(self, score: str | None = None) -> dict[str, dict[str, float | None]]:
@@ -370,10 +353,7 @@ def value_of(entry: StoredRun) -> str:
 
 def mean_over_values(accuracy: Mapping[str, float | None]) -> float | None:
     """The mean over held-out values; None where the accuracy on one of them is missing."""
-    known = [value for value in accuracy.values() if value is not None]
-    if known and len(known) == len(accuracy):
-        return float(np.mean(known))
-    return None
+    return mean_and_deviation(list(accuracy.values()))[0]
 
 
 def held_out_groups(entries: Sequence[StoredRun]) -> list[HeldOutGroup]:
@@ -401,11 +381,10 @@ def group_key(entry: StoredRun) -> str:
     """A key that is equal for runs of one setting, and for leave-one-out runs of one group."""
     if not values_held_out(entry.result):
         return json.dumps(entry.setting)
+    dataset = entry.result["dataset"]["digest"]
     part = entry.result["partition"]
-    args = {name: value for name, value in part["args"].items() if name != "hold_out"}
-    seeds = "redrawn"
+    args = without(part["args"], ("hold_out",))
+    seed = "redrawn"
     if len(set(part["digests"])) == 1:
-        seeds = part["seed"]
-    return json.dumps(
-        [entry.result["dataset"]["digest"], part["scheme"], args, seeds, entry.claimed], default=str
-    )
+        seed = part["seed"]
+    return json.dumps([dataset, part["scheme"], args, seed, entry.claimed], default=str)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -30,8 +31,8 @@ class RunStore:
         store: of the run's dataset.
         columns: labels, domains and names.
         partition: of the run's first seed.
-        keys: the feature arrays that any of the runs read, those that are still there.
-        fused: those of the run that read most together.
+        keys: the feature arrays that any of the runs read, if they still exist.
+        fused: the arrays of the run that read the most, if they still exist.
     """
 
     store: Store
@@ -67,14 +68,13 @@ def store_of_run(entries: Sequence[StoredRun]) -> RunStore | str:
         except (FedcacheError, OSError) as error:
             why = getattr(error, "message", str(error)).rstrip(".")
             continue
-        there = {k for k, a in store.arrays.items() if a.dtype != "uint8"}
-        keys = [
-            k
-            for k in dict.fromkeys(str(k) for e in entries for k in e.result["arrays"])
-            if k in there
-        ]
-        fused = max((list(e.result["arrays"]) for e in entries), key=len)
-        return RunStore(store, columns_of(store), partition, keys, [k for k in fused if k in there])
+        stored = {key for key, array in store.arrays.items() if array.dtype != "uint8"}
+        arrays_of_runs = [list(map(str, e.result["arrays"])) for e in entries]
+        every = dict.fromkeys(itertools.chain(*arrays_of_runs))
+        most = max(arrays_of_runs, key=len)
+        keys = [key for key in every if key in stored]
+        fused = [key for key in most if key in stored]
+        return RunStore(store, columns_of(store), partition, keys, fused)
     return why
 
 
@@ -104,11 +104,11 @@ _DEFAULTS = {f.name: f.default for f in fields(TrainConfig)}
 
 
 def command_of(entry: StoredRun, store: str) -> str:
-    """One line for a shell: every choice that differs from the defaults; stores and partitions by name, not by path.
+    """One line for a shell with every option that differs from its default; stores and partitions by name, not by path.
 
     Args:
         entry: the run.
-        store: the name of its dataset's store, "" where there is none any more.
+        store: the name of its dataset's store; "" where it no longer exists.
     """
     table = train_table(entry.path)
     if not table:
@@ -125,14 +125,15 @@ def command_of(entry: StoredRun, store: str) -> str:
             words += ["--dataset", str(table.get("dataset") or entry.result["dataset"]["slug"])]
         words += _partition(entry, str(table.get("partition") or ""))
     rounds = entry.result["rounds"]
-    # A one-shot method has one round without being told.
+    # One round is the default of a one-shot method.
     if rounds != 1 or "rounds" in table:
         words += ["--rounds", str(rounds)]
     words += ["--seeds", ",".join(map(str, entry.result["seeds"]))]
     for name, value in table.items():
-        if name in _OWN or value == _DEFAULTS.get(name) or name not in _DEFAULTS:
+        if name in _OWN or name not in _DEFAULTS or value == _DEFAULTS[name]:
             continue
-        words += ["--" + name.replace("_", "-"), option_value(value)]
+        option = name.replace("_", "-")
+        words += [f"--{option}", option_value(value)]
     for name, value in _changed(entry, table).items():
         words += ["--set", f"{name}={option_value(value)}"]
     for name, value in table.get("client_set", {}).items():
@@ -159,12 +160,20 @@ def _partition(entry: StoredRun, name: str) -> list[str]:
 
 
 def _changed(entry: StoredRun, table: Mapping[str, Any]) -> dict[str, Any]:
-    """Hyperparameters that are not those of the preset; all of them for a method that is not there any more."""
+    """Hyperparameters that differ from the preset; all of them for a method that is no longer installed."""
     hp = entry.result["hyperparameters"]
     try:
         usual = usual_settings(entry.method, str(table.get("preset", "paper")))
     except FedcacheError:
         return dict(hp)
-    # Results have auto for what the method chooses.
-    shown = {k: "auto" if v is None else v for k, v in usual.items()}
-    return {k: v for k, v in hp.items() if k not in shown or shown[k] != v}
+    changed = {}
+    for name, value in hp.items():
+        if name in usual:
+            default = usual[name]
+            # A result has auto for a hyperparameter that the method chooses itself.
+            if default is None:
+                default = "auto"
+            if default == value:
+                continue
+        changed[name] = value
+    return changed

@@ -1,10 +1,10 @@
 """Statistics of paired values: intervals, tests, correction, ranks, critical differences, as in Demšar (JMLR 7, 2006).
 
-Values of one treatment in several blocks (seeds, clients, settings) are paired by block. Nothing here depends on the
-order of the blocks: what is resampled is sorted first.
+Values of one treatment in several blocks (seeds, clients, settings) are paired by block. No result depends on the order
+of the blocks, because values are sorted before they are resampled.
 
-``scipy.stats`` takes most of a second to import, and ``scipy.special`` a quarter; scipy imports each when it is first
-requested, which few pages do.
+``scipy.stats`` takes most of a second to import, and ``scipy.special`` a quarter. Scipy imports each of them at its
+first use, which few pages need.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from numpy.typing import NDArray
 
 TESTS = ("wilcoxon", "ttest")
 LEAST_BLOCKS = 3
-"""Values that an interval needs: of two it would say next to nothing."""
+"""Fewest values of an interval; two values would give an interval that is too wide to be useful."""
 FEW_BLOCKS = 10
-"""Values from which on a bootstrap interval covers about what it says; of fewer it is Student's."""
+"""Fewest values with which a bootstrap interval has about its nominal coverage; with fewer values it is Student's."""
 RESAMPLES = 9999
 SEED = 0
 DIGITS = 12
-"""Decimals that count. Accuracies are counts over at most millions of rows, so closer numbers differ by rounding alone
-and are ties."""
+"""Decimals that are compared. Accuracies are counts over at most millions of rows, so numbers that are closer differ
+only by rounding, and are ties."""
 
 Floats = NDArray[np.float64]
 
@@ -35,11 +35,12 @@ Floats = NDArray[np.float64]
 def interval(values: Floats, level: float) -> tuple[float, float] | None:
     """Interval of the mean of [B] values: Student's of fewer than ``FEW_BLOCKS``, else the percentile bootstrap.
 
-    None with fewer than ``LEAST_BLOCKS``, and for equal values, of which it would claim a certainty that is not there.
+    None with fewer than ``LEAST_BLOCKS`` values, and for equal values, because an interval of length 0 would claim too
+    much certainty.
 
-    Of few normal values resampling is too narrow: a 95 % interval covers 76 % of the time with 3, 83 % with 5 and 91 %
-    with 10. Not BCa: its acceleration is a guess from few values, it covers no better, and it is NaN where values are
-    equal.
+    The bootstrap of few normal values is too narrow: a 95 % interval covers the mean in 76 % of cases with 3 values,
+    83 % with 5 and 91 % with 10. BCa is not used, because it estimates its acceleration from few values, covers no
+    better, and is NaN for equal values.
     """
     count = len(values)
     if count < LEAST_BLOCKS or constant(values):
@@ -49,7 +50,7 @@ def interval(values: Floats, level: float) -> tuple[float, float] | None:
         mean = float(values.mean())
         half = student_half(values, level)
         return mean - half, mean + half
-    # Sorted values and a fixed seed give the same interval, whatever order the runs came in.
+    # Sorted values and a fixed seed give the same interval for every order of the runs.
     found = scipy.stats.bootstrap(
         (np.sort(values),),
         np.mean,
@@ -58,14 +59,16 @@ def interval(values: Floats, level: float) -> tuple[float, float] | None:
         confidence_level=level,
         method="percentile",
         random_state=np.random.default_rng(SEED),
-    ).confidence_interval
-    return float(found.low), float(found.high)
+    )
+    ends = found.confidence_interval
+    return float(ends.low), float(ends.high)
 
 
 def student_half(values: Floats, level: float) -> float:
     """Half of Student's interval of the mean of [B] values, t s / sqrt(B)."""
     count = len(values)
-    return student_quantile(level, count - 1) * float(values.std(ddof=1)) / math.sqrt(count)
+    deviation = float(values.std(ddof=1))
+    return student_quantile(level, count - 1) * deviation / math.sqrt(count)
 
 
 @lru_cache(maxsize=256)
@@ -87,14 +90,14 @@ def constant(values: Floats) -> bool:
 
 
 def p_value(test: str, differences: Floats) -> float | None:
-    """Two-sided p of [B] paired differences being centred at 0.
+    """Two-sided p of the hypothesis that [B] paired differences are centred at 0.
 
     Args:
         test: ``wilcoxon`` (signed ranks; differences of 0 are dropped) or ``ttest``.
         differences: B of at least 2.
 
     Returns:
-        1 where all differences are 0; None for a t-test of equal differences, which have no spread to test by.
+        1 where all differences are 0; None for a t-test of equal differences, because they have no spread.
     """
     d = np.round(differences, DIGITS)
     if not d.any():
@@ -107,19 +110,19 @@ def p_value(test: str, differences: Floats) -> float | None:
 
 
 def lowest_p(test: str, blocks: int) -> float:
-    """The lowest two-sided p that a test of so many differences can give; 0 for a test without such a bound."""
+    """The lowest two-sided p that a test of this number of differences can give; 0 for a test without such a bound."""
     if test == "wilcoxon":
         return 2.0 ** (1 - blocks)
     return 0.0
 
 
 def holm(found: Sequence[float | None]) -> list[float | None]:
-    """p values corrected for their number (Holm 1979, step-down); None stays None and is no member of the family."""
+    """p values corrected for their number (Holm 1979, step-down); None stays None and does not count."""
     known = sorted((p, i) for i, p in enumerate(found) if p is not None)
     corrected: list[float | None] = [None] * len(found)
     highest = 0.0
     for place, (p, i) in enumerate(known):
-        # A larger p never becomes smaller than one before it.
+        # Corrected values never fall as p rises.
         highest = max(highest, min(1.0, (len(known) - place) * p))
         corrected[i] = highest
     return corrected
@@ -129,7 +132,7 @@ def mean_ranks(values: Floats) -> Floats:
     """Mean rank over blocks of [T, B] values as [T]; 1 is the highest value, equals share the mean of their ranks."""
     rounded = np.round(values, DIGITS)
     blocks = rounded.shape[1]
-    # A rank is 1, the values that are higher, and half of the others that are equal.
+    # A rank is 1, plus the number of higher values, plus half the number of other equal values.
     higher = np.array([(rounded > row).sum() for row in rounded])
     equal = np.array([(rounded == row).sum() - blocks for row in rounded])
     return np.asarray((blocks + higher + equal / 2.0) / blocks, np.float64)
@@ -138,7 +141,8 @@ def mean_ranks(values: Floats) -> Floats:
 def friedman(values: Floats) -> tuple[float, float]:
     """Friedman's chi-squared, corrected for ties, and its p for [T, B] values of T >= 3 treatments in B >= 2 blocks."""
     rounded = np.round(values, DIGITS)
-    if not np.ptp(rounded, axis=0).any():  # all tied in every block: 0/0
+    # Where all values of every block are tied, the statistic would be 0/0.
+    if not np.ptp(rounded, axis=0).any():
         return 0.0, 1.0
     found = scipy.stats.friedmanchisquare(*rounded)
     return float(found.statistic), float(found.pvalue)
@@ -155,17 +159,18 @@ def critical_difference(treatments: int, blocks: int, level: float) -> float:
 
 
 def groups(ranks: Sequence[float], apart: float) -> tuple[tuple[int, ...], ...]:
-    """The largest sets of two or more treatments whose ranks span at most ``apart``, each and all from the best on."""
+    """The largest sets of at least two treatments whose ranks span at most ``apart``.
+
+    The groups, and the treatments in each group, are sorted from the best rank to the worst.
+    """
     order = sorted(range(len(ranks)), key=lambda i: (ranks[i], i))
+    most = apart + 10.0**-DIGITS
     made: list[tuple[int, ...]] = []
     reached = 0
     for first, i in enumerate(order):
-        last = max(
-            k
-            for k in range(first, len(order))
-            if ranks[order[k]] - ranks[i] <= apart + 10.0**-DIGITS
-        )
-        if last > first and last > reached:  # else it is part of the group before
+        last = max(k for k in range(first, len(order)) if ranks[order[k]] - ranks[i] <= most)
+        # A set that ends where an earlier group ends is a part of that group.
+        if last > first and last > reached:
             made.append(tuple(order[first : last + 1]))
             reached = last
     return tuple(made)
@@ -178,9 +183,9 @@ class Ranking:
     Attributes:
         ranks: of each treatment; 1 is best.
         statistic: Friedman's chi-squared.
-        p: its p.
+        p: p of Friedman's test.
         cd: the critical difference.
-        groups: numbers of treatments that it does not tell apart.
+        groups: numbers of treatments whose ranks do not differ by more than the critical difference.
         blocks: number of blocks that were ranked.
     """
 

@@ -1,4 +1,4 @@
-"""The card of a published store: what it holds, what made it, and what its rows may tell of people."""
+"""The card of a published store: its rows and features, how they were made, and what they may reveal about people."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def store_card(store: Store, home: Home, *, anonymous_names: bool = False) -> st
 
 
 def _rows(store: Store) -> list[str]:
-    """How many rows there are, of which splits, classes and domains."""
+    """The number of rows, and their splits, classes and domains."""
     samples = store.samples
     holds = held_by(info.recipe for info in store.arrays.values())
     gone = int(store.vanished().sum())
@@ -69,14 +69,14 @@ def _rows(store: Store) -> list[str]:
     lines = [f"- {present:,} {holds}, {store.rows_ok:,} of them readable"]
     if gone:
         lines.append(f"- {gone:,} further rows: each {VANISHED}")
-    splits = [
-        f"{int((readable & (samples.split == code)).sum()):,} {split}"
-        for code, split in enumerate(SPLITS)
-    ]
-    lines.append(f"- splits: {', '.join(splits)}")
-    counts = np.bincount(
-        samples.label[readable & (samples.label >= 0)], minlength=len(samples.classes)
-    )
+    splits = []
+    for code, split in enumerate(SPLITS):
+        count = int((readable & (samples.split == code)).sum())
+        splits.append(f"{count:,} {split}")
+    listed = ", ".join(splits)
+    lines.append(f"- splits: {listed}")
+    labels = samples.label[readable & (samples.label >= 0)]
+    counts = np.bincount(labels, minlength=len(samples.classes))
     classes = [f"{word} ({count:,})" for word, count in zip(samples.classes, counts, strict=True)]
     lines.append(f"- {len(classes):,} classes: {some_names(classes, SHOWN)}")
     lines.append(f"- {len(samples.domains):,} domains: {some_names(samples.domains, SHOWN)}")
@@ -87,7 +87,7 @@ def _rows(store: Store) -> list[str]:
 
 
 def _features(store: Store, home: Home) -> list[str]:
-    """What made each array, and its shape."""
+    """The shape of each array, and how it was made."""
     recipes = [(key, info.recipe) for key, info in store.arrays.items()]
     lines = []
     described = backbone_lines(recipes, home)
@@ -98,7 +98,7 @@ def _features(store: Store, home: Home) -> list[str]:
 
 
 def _names(store: Store, *, anonymous_names: bool) -> list[str]:
-    """What the words of the store reveal."""
+    """Sentences on what the words in the store reveal."""
     if anonymous_names:
         lines = ["Names of rows were replaced by numbers (`--anonymous-names`)."]
     else:
@@ -119,13 +119,15 @@ def backbone_lines(recipes: Iterable[tuple[str, Mapping[str, Any]]], home: Home)
     """Each recipe of the named arrays on a line, with the licence of its weights."""
     lines = []
     for key, facts in recipes:
-        if "size" not in facts:  # embeddings of somebody's own
+        # Embeddings that fedcache did not compute have no recipe.
+        if "size" not in facts:
             name = facts.get("backbone", key)
             lines.append(f"Embeddings {name}, made elsewhere; licence of the weights: not known.")
             continue
         recipe = Recipe.from_dict(facts)
         licence = ""
-        with suppress(FedcacheError):  # a backbone of another installation
+        # A backbone that is not installed here is not found.
+        with suppress(FedcacheError):
             licence = lookup_recorded(recipe, home=home.root).licence
         kind = reads_of(recipe)
         side = f"{kind} as they are"
@@ -133,8 +135,10 @@ def backbone_lines(recipes: Iterable[tuple[str, Mapping[str, Any]]], home: Home)
             side = f"{recipe.size} px {recipe.resize}, {recipe.interpolation}"
         elif recipe.size:
             side = f"{recipe.size} tokens of a text"
+        weights = recipe.weights or "not known"
+        licence = licence or "not known"
         lines.append(
-            f"Backbone {recipe.backbone}, weights {recipe.weights or 'not known'}, {side}, recipe "
-            f"{recipe.digest[:16]}; licence of the weights: {licence or 'not known'}."
+            f"Backbone {recipe.backbone}, weights {weights}, {side}, recipe {recipe.digest[:16]}; licence of "
+            f"the weights: {licence}."
         )
     return lines

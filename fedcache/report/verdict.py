@@ -1,7 +1,8 @@
-"""Verdict of a setting: the best run, its lead, the certainty and the cost, in sentences; cautions on a result."""
+"""Verdict on a setting: the best run, its lead, the certainty and the cost, in sentences; cautions on a result."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from fedcache.errors import FedcacheError, shell_word
 from fedcache.parsing import size
 from fedcache.progress import percent
 from fedcache.report.comparison import (
+    METRIC_OF_SCORE,
     common_seeds,
     compact,
     differences_of_seeds,
@@ -47,13 +49,12 @@ from fedcache.tables.words import some_names
 
 MOST_NAMED = 4
 MOST_LETTERS = 90
-METRIC = {"own": "accuracy", "client-mean": "client_mean", "pooled": "pooled"}
 Named = Sequence[tuple[str, StoredRun]]
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean with its interval: fractions, and what was sampled (``5 seeds``, ``3,044 test rows``, ``20 clients``)."""
+    """A mean with its interval, as fractions, and the sample in words (``5 seeds``, ``3,044 test rows``)."""
 
     value: float
     low: float
@@ -67,7 +68,7 @@ class Estimate:
 
     @property
     def ends(self) -> str:
-        """Its ends in percent."""
+        """The ends of the interval in percent."""
         low = 100 * self.low
         high = 100 * self.high
         return f"{low:.2f} to {high:.2f}"
@@ -75,16 +76,16 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Answer of a setting: the best run, its accuracy, the certainty and the cost.
+    """Answer for a setting: the best run, its accuracy, the certainty and the cost.
 
     Attributes:
         label: name of the best run.
         best: the best run.
         accuracy: its test accuracy as a fraction.
-        interval: its accuracy with an interval; None where nothing repeats.
+        interval: its accuracy with an interval; None without repetitions.
         certainty: of its lead, in one or two words.
-        lines: (name, sentences) of how it was selected, how sure the order is, its cost and what else matters.
-        what: the words after its accuracy.
+        lines: (name, sentences) on the selection, the certainty of the order, the cost, and other notes.
+        what: name of the accuracy.
     """
 
     label: str
@@ -97,7 +98,7 @@ class Verdict:
 
 
 def sent_bytes(entry: StoredRun) -> float:
-    """Bytes that one client sends in one seed's run, the mean over clients."""
+    """Bytes that one client sends in one seed's run, mean over clients."""
     return _each_client(entry, "up_bytes")
 
 
@@ -108,14 +109,15 @@ def seconds_of(entry: StoredRun) -> float | None:
     return entry.seconds / max(1, len(entry.result["seeds"]))
 
 
-def _each_client(entry: StoredRun, what: str) -> float:
-    """Bytes of one client in one seed's run."""
-    total = float(entry.result["traffic"]["exact"][what]) / max(1, len(entry.result["seeds"]))
-    return total / max(1, int(entry.result["partition"].get("clients") or 1))
+def _each_client(entry: StoredRun, direction: str) -> float:
+    """Bytes of one client in one seed's run, ``up_bytes`` or ``down_bytes``."""
+    total = float(entry.result["traffic"]["exact"][direction])
+    of_seed = total / max(1, len(entry.result["seeds"]))
+    return of_seed / max(1, int(entry.result["partition"].get("clients") or 1))
 
 
 def ranked(entries: Sequence[StoredRun], score: str) -> list[StoredRun]:
-    """Runs by falling validation accuracy, without such rows by falling test accuracy; of equals as in a grid."""
+    """Runs by falling validation accuracy, or test accuracy without validation rows; equal runs as in a grid."""
     held = has_validation(e.result for e in entries)
 
     def place(entry: StoredRun) -> tuple[object, ...]:
@@ -130,23 +132,25 @@ def ranked(entries: Sequence[StoredRun], score: str) -> list[StoredRun]:
 
 
 def uncertainty(entry: StoredRun, score: str, level: float = LEVEL) -> Estimate | None:
-    """A run's score with an interval: over seeds where it varies with them, else over test rows, else over clients."""
+    """A run's score with an interval: over seeds if it varies over seeds, else over test rows, else over clients."""
     found = score_of(entry.result, score)
     if found.mean is None:
         return None
     known = np.array([v for v in found.per_seed if v is not None])
     if len(known) == len(found.per_seed) >= LEAST_BLOCKS and not constant(known):
         return _student(known, level, "seeds")
-    # Of clients that are all tested on the same rows the mean over clients is the model's own accuracy.
+    # If all clients are tested on the same rows, the mean over clients is the accuracy on these rows.
     rows = None
-    if math.isclose(found.mean, entry.result["accuracy"]["mean"], abs_tol=10.0**-DIGITS):
+    own_accuracy = entry.result["accuracy"]["mean"]
+    if math.isclose(found.mean, own_accuracy, abs_tol=10.0**-DIGITS):
         rows = rows_interval(entry.result, level)
     if rows is None:
-        rows = rows_of_run(entry, METRIC[score], level)
+        rows = rows_of_run(entry, METRIC_OF_SCORE[score], level)
         if rows is not None and not rows[1] <= found.mean <= rows[2]:
             rows = None
     if rows is not None:
-        return Estimate(found.mean, rows[1], rows[2], f"{rows[0]:,} test rows")
+        count, low, high = rows
+        return Estimate(found.mean, low, high, f"{count:,} test rows")
     values = _client_scores(entry, found.mean)
     if values is None:
         return None
@@ -154,7 +158,7 @@ def uncertainty(entry: StoredRun, score: str, level: float = LEVEL) -> Estimate 
 
 
 def mean_uncertainty(entries: Sequence[StoredRun], score: str) -> Estimate | None:
-    """Interval of the mean of runs that have test rows of their own each."""
+    """Interval of the mean over runs with different test rows; None where a run has no interval."""
     found = [uncertainty(e, score) for e in entries]
     known = [each for each in found if each is not None]
     if len(known) < len(entries):
@@ -164,44 +168,48 @@ def mean_uncertainty(entries: Sequence[StoredRun], score: str) -> Estimate | Non
         over = "all test rows"
     # Variances of independent estimates add up.
     value = float(np.mean([each.value for each in known]))
-    half = math.hypot(*((each.high - each.low) / 2 for each in known)) / len(known)
+    halves = [(each.high - each.low) / 2 for each in known]
+    half = math.hypot(*halves) / len(known)
     return Estimate(value, value - half, value + half, over)
 
 
 def lead(one: StoredRun, other: StoredRun, score: str, level: float = LEVEL) -> Estimate | None:
     """Difference between the scores of two runs, with an interval.
 
-    Paired over seeds (three or more) where the difference varies with them; else paired over test rows; of
-    earlier results without rows, of two models that are fixed, as of two independent samples of rows, which is
-    cautious; else paired over clients. None where nothing repeats.
+    The interval is over the first of these that is possible:
+
+    - three or more seeds, paired, if the difference varies over them
+    - test rows, paired
+    - test rows as two independent samples, for results of one model that do not hold their rows; this is cautious
+    - clients, paired
+
+    None where none is possible.
     """
     ours = score_of(one.result, score).mean
     theirs = score_of(other.result, score).mean
     if ours is None or theirs is None:
         return None
-    # First choice: seeds that both runs have. They differ only where training draws at random.
+    # First choice: seeds that both runs have. They differ only where training draws random numbers.
     paired = differences_of_seeds(one, other, score)
     if _vary(paired):
         return _student(paired, level, "seeds")
     # Second choice: the test rows that both runs have, if their difference is that of the shared seeds.
     if len(paired):
-        found = row_difference(one, other, METRIC[score], level)
-        if (
-            found is not None
-            and found.interval is not None
-            and math.isclose(found.difference, float(paired.mean()), abs_tol=1e-9)
-        ):
-            return Estimate(found.difference, *found.interval, f"{found.rows:,} test rows")
+        found = row_difference(one, other, METRIC_OF_SCORE[score], level)
+        if found is not None and found.interval is not None:
+            low, high = found.interval
+            if math.isclose(found.difference, float(paired.mean()), abs_tol=1e-9):
+                return Estimate(found.difference, low, high, f"{found.rows:,} test rows")
     # Third choice: one model on known numbers of rows, taken as independent.
     mine = rows_interval(one.result, level)
     its = rows_interval(other.result, level)
     if score == "own" and mine is not None and its is not None:
         rows = min(mine[0], its[0])
         gap = ours - theirs
-        spread = math.sqrt((ours * (1 - ours) + theirs * (1 - theirs)) / rows)
-        half = NormalDist().inv_cdf(0.5 + level / 2) * spread
+        variance = (ours * (1 - ours) + theirs * (1 - theirs)) / rows
+        half = NormalDist().inv_cdf(0.5 + level / 2) * math.sqrt(variance)
         return Estimate(gap, gap - half, gap + half, f"{rows:,} test rows")
-    # Last choice: clients that are scored by themselves, the same ones in both runs.
+    # Last choice: clients with their own scores, the same clients in both runs.
     if _client_scores(one, ours) is None or _client_scores(other, theirs) is None:
         return None
     if list(one.clients.names) != list(other.clients.names):
@@ -210,7 +218,7 @@ def lead(one: StoredRun, other: StoredRun, score: str, level: float = LEVEL) -> 
 
 
 def _client_scores(entry: StoredRun, mean: float) -> Floats | None:
-    """[M] accuracies of clients whose mean is this score; None of fewer than three, or where some are not known."""
+    """[M] accuracies of clients if their mean is this score; None for fewer than three, equal or missing ones."""
     values = np.asarray(entry.clients.accuracy, np.float64)
     if len(values) < LEAST_BLOCKS or np.isnan(values).any() or constant(values):
         return None
@@ -220,7 +228,7 @@ def _client_scores(entry: StoredRun, mean: float) -> Floats | None:
 
 
 def _student(values: Floats, level: float, over: str) -> Estimate | None:
-    """Student's interval of the mean of [B] values; None where they do not vary."""
+    """Student's interval of the mean of [B] values; None where they do not vary, or one is missing."""
     if np.isnan(values).any() or constant(values):
         return None
     mean = float(values.mean())
@@ -240,15 +248,16 @@ def verdict(named: Named, score: str) -> Verdict | None:
         named: runs with the labels that tell them apart, in any order.
         score: client-mean | pooled | own.
     """
-    label = {e.digest: n for n, e in named}
+    label = {e.digest: name for name, e in named}
     scored = [e for _, e in named if score_of(e.result, score).mean is not None]
-    # A run that needs all rows in one place is a reference, unless there is no other.
-    field = ranked([e for e in scored if not e.pooled_rows] or scored, score)
+    # A run with all rows in one place is only a reference, unless there is no other run.
+    federated = [e for e in scored if not e.pooled_rows]
+    field = ranked(federated or scored, score)
     if not field:
         return None
     best = field[0]
     equals = [e for e in field[1:] if _same_figures(e, best, score)]
-    # The same settings with other seeds are no other run to take.
+    # The same settings with other seeds are not a rival.
     rivals = [e for e in field[1:] if e not in equals and facts(e) != facts(best)]
     gap = None
     undecided: list[StoredRun] = []
@@ -272,19 +281,15 @@ def verdict(named: Named, score: str) -> Verdict | None:
         ("How sure", why),
         ("Cost", cost_of(best, undecided, label, score)),
     ]
-    if reference := _reference([e for e in scored if e not in field], best, label, score):
+    reference = _reference([e for e in scored if e not in field], best, label, score)
+    if reference:
         lines.append(("Reference", reference))
     unlike = unlike_tests(e.result for e in field)
     if held is not None and unlike is not None:
         lines.append(("Note", unlike))
-    return Verdict(
-        label[best.digest],
-        best,
-        score_of(best.result, score).mean,
-        uncertainty(best, score),
-        certainty,
-        tuple(lines),
-    )
+    accuracy = score_of(best.result, score).mean
+    interval = uncertainty(best, score)
+    return Verdict(label[best.digest], best, accuracy, interval, certainty, tuple(lines))
 
 
 def selected_by(validation: float | None, count: int) -> str:
@@ -302,13 +307,14 @@ def selected_by(validation: float | None, count: int) -> str:
 
 
 def _same_figures(one: StoredRun, other: StoredRun, score: str) -> bool:
-    """Whether two runs agree in every figure that is compared."""
-    held = [validation_value(e.result, score) for e in (one, other)]
-    return held[0] == held[1] and score_of(one.result, score) == score_of(other.result, score)
+    """Whether two runs have the same validation accuracy and the same score."""
+    if validation_value(one.result, score) != validation_value(other.result, score):
+        return False
+    return score_of(one.result, score) == score_of(other.result, score)
 
 
 def points_above(difference: float, second: str) -> str:
-    """A difference in points from the second run in words; it is negative where validation selected the best."""
+    """A difference in points from the second run in words; it may be negative if validation selected the best."""
     if abs(difference) < 0.005:
         return f"Equal to the second, {second}"
     side = "below"
@@ -326,10 +332,11 @@ def _distance(
 ) -> str:
     """How far the best run is above the second, in a sentence."""
     ours = score_of(best.result, score).mean or 0.0
-    difference = 100 * (ours - (score_of(second.result, score).mean or 0.0))
+    theirs = score_of(second.result, score).mean or 0.0
+    difference = 100 * (ours - theirs)
     words = points_above(difference, label[second.digest])
     if gap is not None:
-        # Seeds that only one of them has are in its own accuracy, and in no difference.
+        # Seeds that only one run has count for its accuracy, but not for the paired difference.
         if abs(100 * gap.value - difference) >= 0.005:
             shared = compact(common_seeds(best, second))
             words += f", {100 * gap.value:+.2f} over the seeds that both have ({shared})"
@@ -337,10 +344,6 @@ def _distance(
         high = 100 * gap.high
         words += f" (95 % interval {low:+.2f} to {high:+.2f})"
     return f"{words}."
-
-
-def _sent(entry: StoredRun) -> str:
-    return _bytes(sent_bytes(entry)) or "nothing"
 
 
 def _bytes(count: float) -> str:
@@ -384,19 +387,18 @@ def _sure(
     else:
         word = "Not sure"
         why = _chance([label[e.digest] for e in undecided or rivals[:1]], len(rivals), gap)
-    if (
-        gap is not None
-        and gap.over.endswith("seeds")
-        and len({*best.result["partition"]["digests"]}) == 1
-    ):
+    partitions = set(best.result["partition"]["digests"])
+    if gap is not None and gap.over.endswith("seeds") and len(partitions) == 1:
         why += " All seeds share one partition and its test rows."
     return word, why
 
 
 def _chance(others: Sequence[str], rivals: int, gap: Estimate) -> str:
     """A sentence that the difference from some rivals may be chance."""
+    # Long names are not all listed.
     letters = max(map(len, others))
-    names = some_names(others, max(1, min(MOST_NAMED, MOST_LETTERS // letters)))
+    most = min(MOST_NAMED, MOST_LETTERS // letters)
+    names = some_names(others, max(1, most))
     of = "the other"
     after = ""
     if rivals > 1:
@@ -406,31 +408,35 @@ def _chance(others: Sequence[str], rivals: int, gap: Estimate) -> str:
 
 
 def _undecided(best: StoredRun, rivals: Sequence[StoredRun], score: str) -> list[StoredRun]:
-    """Rivals whose distance from the best has an interval that is not above 0, corrected for their number.
+    """Rivals for which the interval of the lead of the best run is not above 0, corrected for their number.
 
-    Of few seeds a rival's own spread is hardly known, so differences over seeds take the typical one: the median
-    variance over chi-squared's. Rivals that diverge neither widen the others' nor count as good, being unknown.
+    With few seeds the variance of one rival is hardly known. All differences over seeds therefore share a typical
+    variance: the median of their variances, divided by the median of chi-squared. The median is robust against rivals
+    that diverge.
     """
     level = 1.0 - (1.0 - LEVEL) / len(rivals)
-    paired = {e.digest: differences_of_seeds(best, e, score) for e in rivals}
-    over_seeds = {digest: gaps for digest, gaps in paired.items() if _vary(gaps)}
-    freedom = sum(len(g) - 1 for g in over_seeds.values())
+    over_seeds = {}
+    for entry in rivals:
+        gaps = differences_of_seeds(best, entry, score)
+        if _vary(gaps):
+            over_seeds[entry.digest] = gaps
+    freedom = sum(len(gaps) - 1 for gaps in over_seeds.values())
     typical = 0.0
     if over_seeds:
         # The median of chi-squared over its freedom is near (1 - 2 / (9 freedom))^3.
         each = freedom / len(over_seeds)
-        median = float(np.median([g.var(ddof=1) for g in over_seeds.values()]))
+        median = float(np.median([gaps.var(ddof=1) for gaps in over_seeds.values()]))
         typical = median / (1.0 - 2.0 / (9.0 * each)) ** 3
     found = []
     for entry in rivals:
-        gaps = over_seeds.get(entry.digest)
-        if gaps is not None:
+        if entry.digest in over_seeds:
+            gaps = over_seeds[entry.digest]
             half = student_quantile(level, freedom) * math.sqrt(typical / len(gaps))
-            apart = float(gaps.mean()) > half
+            decided = float(gaps.mean()) > half
         else:
             gap = lead(best, entry, score, level)
-            apart = gap is not None and gap.above_zero
-        if not apart:
+            decided = gap is not None and gap.above_zero
+        if not decided:
             found.append(entry)
     return found
 
@@ -461,7 +467,7 @@ def cost_words(best: StoredRun) -> str:
 def cost_of(
     best: StoredRun, undecided: Sequence[StoredRun], label: dict[str, str], score: str
 ) -> str:
-    """The cost of the best run as a sentence, and which undecided run sends less."""
+    """The cost of the best run as a sentence, and the undecided run that sends least if it sends less than half."""
     words = cost_words(best)
     if best.pooled_rows:
         return words
@@ -470,14 +476,18 @@ def cost_of(
     if cheaper:
         least = min(cheaper, key=sent_bytes)
         accuracy = percent(score_of(least.result, score).mean)
-        words += f" Cheaper, without a significant difference on these rows: {label[least.digest]}, {accuracy} %, "
-        words += f"{_sent(least)} sent."
+        sent_by_least = _bytes(sent_bytes(least)) or "nothing"
+        words += (
+            f" Cheaper, without a significant difference on these rows: {label[least.digest]}, {accuracy} %, "
+            f"{sent_by_least} sent."
+        )
     return words
 
 
 def _reference(
     found: Sequence[StoredRun], best: StoredRun, label: dict[str, str], score: str
 ) -> str:
+    """A sentence on the best run with all rows in one place; "" without such a run."""
     if not found:
         return ""
     top = ranked(found, score)[0]
@@ -485,12 +495,13 @@ def _reference(
     words = f"{label[top.digest]}, with all rows in one place, reaches {accuracy} %"
     features = list(map(str, top.result["backbones"]))
     if set(features) != set(map(str, best.result["backbones"])):
-        words += f", on features of {' + '.join(features)}"
+        joined = " + ".join(features)
+        words += f", on features of {joined}"
     return f"{words}."
 
 
 HALF_A_POINT = 0.005
-"""Differences from zero-shot below this are not spoken of: they are in the figures in addition to one another."""
+"""Smallest difference from zero-shot that gets a caution. Smaller ones can be seen in the figures."""
 
 
 def caution_lines(result: Mapping[str, Any]) -> list[str]:
@@ -501,8 +512,8 @@ def caution_lines(result: Mapping[str, Any]) -> list[str]:
 def drawn_clients(result: Mapping[str, Any]) -> tuple[str, list[float]] | None:
     """How many clients were drawn and scored (``--eval-clients``), and the standard error of their mean in each seed.
 
-    ``500 of 100,000 clients were drawn and scored, 3 of which took part in some round``, by the first seed. Errors are
-    fractions; a seed with fewer than two scored clients has none. None where all clients were scored.
+    The words, ``500 of 100,000 clients were drawn and scored; 3 of these took part in some round``, are of the first
+    seed. Errors are fractions; a seed with fewer than two scored clients has none. None where all clients were scored.
     """
     drawn = result["accuracy"].get("eval_clients", ())
     if not drawn:
@@ -518,11 +529,12 @@ def drawn_clients(result: Mapping[str, Any]) -> tuple[str, list[float]] | None:
         who += "; none of these took part in any round, so the accuracy is that of untrained models"
     elif trained is not None and trained < scored:
         who += f"; {trained:,} of these took part in some round"
-    return who, [float(d["standard_error"]) for d in drawn if d["standard_error"] is not None]
+    errors = [d["standard_error"] for d in drawn]
+    return who, [float(error) for error in errors if error is not None]
 
 
 def few_validation_classes(results: Iterable[Mapping[str, Any]]) -> str | None:
-    """Why validation may rank settings of personal models in another order than test rows do; None where it may not.
+    """Why validation may rank settings of personal models in another order than test rows; None where it may not.
 
     Validation rows are rows of the client, but its model is tested on all classes.
     """
@@ -533,7 +545,7 @@ def few_validation_classes(results: Iterable[Mapping[str, Any]]) -> str | None:
         own_tests = "by" in args or args.get("test_protocol", "balanced") != "balanced"
         if result.get("protocol") != "personalised" or held is None or own_tests:
             continue
-        # A client has no more classes among its validation rows than rows.
+        # A client has at most as many classes among its validation rows as it has validation rows.
         most = min(held["rows"] / part["clients"], typical_classes(result) or math.inf)
         if most < result["classes"]:
             return (
@@ -545,7 +557,7 @@ def few_validation_classes(results: Iterable[Mapping[str, Any]]) -> str | None:
 
 
 def _below_zero_shot(result: Mapping[str, Any]) -> list[str]:
-    """A caution where class texts alone, without any training, are more accurate; [] otherwise."""
+    """A caution where the class texts alone, without training, are more accurate; [] otherwise."""
     untrained = result["accuracy"].get("zero_shot")
     trained = result["accuracy"]["mean"]
     if untrained is None or trained is None or untrained - trained < HALF_A_POINT:
@@ -558,11 +570,11 @@ def _below_zero_shot(result: Mapping[str, Any]) -> list[str]:
 
 
 LARGE_RATE = 0.1
-"""From this learning rate on a larger one is not recommended."""
+"""Learning rate from which on a larger one is not recommended."""
 
 
 def chance_lines(result: Mapping[str, Any]) -> list[str]:
-    """A caution where the accuracy is no better than a guess, and the next command; [] for a better result."""
+    """A caution where the accuracy is no better than guessing, and the next command; [] for a better result."""
     chance = at_chance(result)
     if chance is None:
         return []
@@ -578,13 +590,13 @@ def chance_lines(result: Mapping[str, Any]) -> list[str]:
 def next_step(result: Mapping[str, Any]) -> str:
     """The first thing to change in the same command.
 
-    More clients where no client sent anything, tuned values where the method has some, else a larger rate, else the
-    data.
+    More clients if no client sent anything, tuned values if the method has some, else a larger rate, else more rounds,
+    else the data.
     """
-    bytes_of = result.get("traffic", {}).get("exact", {})
-    # A method may send nothing by design; one that sends something to clients waits for their answers.
-    waits = bytes_of.get("down_bytes") or result.get("participants")
-    if result.get("protocol") == "global" and waits and not bytes_of.get("up_bytes", 1):
+    exact = result.get("traffic", {}).get("exact", {})
+    # A method may send nothing by design. But if the server sent something, it expected uploads.
+    expects_uploads = exact.get("down_bytes") or result.get("participants")
+    if result.get("protocol") == "global" and expects_uploads and not exact.get("up_bytes", 1):
         return (
             "no client sent anything in any round; use more clients per round (--participation) or fewer "
             "unavailable clients (--availability, --client-dropout)"
@@ -598,9 +610,8 @@ def next_step(result: Mapping[str, Any]) -> str:
             if isinstance(value, float):
                 value = f"{value:g}"
             words.append(f"{name}={value}")
-        return (
-            f"the same command with --preset tuned  ({' '.join(words)}, chosen on validation rows)"
-        )
+        values = " ".join(words)
+        return f"the same command with --preset tuned  ({values}, chosen on validation rows)"
     rate = hp.get("lr")
     if isinstance(rate, float) and rate < LARGE_RATE:
         return f"the same command with a larger rate, --set lr={10 * rate:g}"
@@ -611,7 +622,7 @@ def next_step(result: Mapping[str, Any]) -> str:
 
 
 def _tuned_values(method: str) -> dict[str, Any]:
-    """The hyperparameters that preset ``tuned`` sets; {} for none, and for a method that is not there any more."""
+    """The hyperparameters that preset ``tuned`` sets; {} for none, and for a method that is no longer installed."""
     try:
         usual = usual_settings(method, "paper")
         tuned = usual_settings(method, "tuned")
@@ -626,13 +637,14 @@ def describe_trust(section: Mapping[str, Any]) -> list[str]:
     if section.get("aggregate", "mean") != "mean":
         lines.append(f"Uploads combined by {section['aggregate']}.")
     if "attack" in section:
-        liars = sorted({name for names in section["attackers"] for name in names})
+        attackers = sorted(set(itertools.chain(*section["attackers"])))
         happened = "no client was malicious"
-        if liars:
-            happened = f"{len(liars)} clients were malicious ({some_names(liars, 5)})"
+        if attackers:
+            happened = f"{len(attackers)} clients were malicious ({some_names(attackers, 5)})"
         lines.append(f"Attack {section['attack']}: {happened}.")
     if section.get("rejected"):
         lines.append(f"{section['rejected']} uploads were rejected over all rounds and seeds.")
-    if cost := section.get("privacy"):
+    cost = section.get("privacy")
+    if cost:
         lines.append(describe_privacy(cost))
     return lines

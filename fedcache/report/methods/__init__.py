@@ -1,8 +1,8 @@
 """Catalogue of methods for ``fedcache methods``, read from ``catalogue.json`` without importing torch.
 
 The file is written by ``tools/make_docs.py``. Counts of scalars and bytes are kept as polynomials of the feature width
-W and the number of classes C, so that they are exact for any store. The file says from which sources it was made; where
-those have changed since, the facts are computed from the methods themselves.
+W and the number of classes C, so that they are exact for any store. The file contains a digest of the sources that it
+was made from. If these have changed, the facts are computed from the methods themselves.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fedcache.store.store import Store
 
 PATH = Path(__file__).with_name("catalogue.json")
 COUNTS = ("up", "up_bytes", "paper_up", "down", "down_bytes", "paper_down", "first_down")
-"""What is counted of one client in one round: sent and received, in scalars, in bytes, and as the paper counts."""
+"""Counts of one client in one round: sent and received, in scalars, in bytes, and as the paper counts."""
 
 SOURCES = (
     "federate/methods",
@@ -50,7 +50,7 @@ class Sizes:
         width: D, all backbones together.
         text_width: D of the backbone that methods with text features read.
         classes: C.
-        source: the store they come from, and the sizes, in words.
+        source: the store that has these sizes, and the sizes, in words.
     """
 
     width: int = 512
@@ -68,17 +68,20 @@ def current_sizes(home: Home) -> Sizes:
         store = Store.open(last[0])
     except FedcacheError:
         return Sizes()
-    arrays = {k: a for k, a in store.arrays.items() if a.dtype != "uint8"}
-    if not arrays:
+    widths = {}
+    for array in store.arrays.values():
+        if array.dtype != "uint8":
+            widths[str(array.recipe.get("backbone"))] = array.shape[2]
+    if not widths:
         return Sizes()
-    # Methods without text read all backbones; methods with text read one, chosen as training chooses it.
-    by_name = {str(a.recipe.get("backbone")): a.shape[2] for a in arrays.values()}
-    text = next((by_name[n] for n in TEXT_ORDER if n in by_name), next(iter(by_name.values())))
-    width = sum(by_name.values())
+    # Methods without text read all backbones. Methods with text read one, chosen as in training.
+    first = next(iter(widths))
+    with_text = next((name for name in TEXT_ORDER if name in widths), first)
+    width = sum(widths.values())
     classes = len(store.samples.classes)
-    backbones = " + ".join(by_name)
+    backbones = " + ".join(widths)
     source = f"{store.path.name}: {backbones}, {width} features, {classes} classes"
-    return Sizes(width, text, classes, source)
+    return Sizes(width, widths[with_text], classes, source)
 
 
 def sources_digest() -> str:
@@ -103,7 +106,8 @@ def evaluate(terms: Iterable[Term], width: int, classes: int) -> int:
     >>> evaluate([(1, 2, 2, 0), (1, 2, 1, 0), (1, 1, 1, 1)], 512, 10)  # W (W + 1) / 2 + W C
     136448
     """
-    return int(sum(Fraction(top, low) * width**w * classes**c for top, low, w, c in terms))
+    total = sum(Fraction(top, low) * width**w * classes**c for top, low, w, c in terms)
+    return int(total)
 
 
 def width_of(entry: dict[str, Any], sizes: Sizes) -> int:
@@ -116,7 +120,7 @@ def width_of(entry: dict[str, Any], sizes: Sizes) -> int:
 def stored_counts(sizes: Sizes) -> list[CountedMethod] | None:
     """The facts and counts of every method by ``catalogue.json``; None if methods were edited after it was written.
 
-    ``facts.every_method`` counts them then, which takes seconds and imports torch.
+    In that case ``facts.every_method`` counts them, which takes seconds and imports torch.
     """
     if not PATH.exists():
         return None
@@ -138,18 +142,22 @@ def method_entries(counted: Iterable[CountedMethod], sizes: Sizes) -> list[dict[
         counted: facts and counts of every method.
         sizes: the widths of these counts; a client owns every class.
     """
-    return [
-        {
-            **{key: entry[key] for key in ("name", "summary", "paper", "needs")},
-            "sends": {"scalars": n["up"], "bytes": n["up_bytes"], "paper_scalars": n["paper_up"]},
-            "receives": {
-                "scalars": n["down"],
-                "bytes": n["down_bytes"],
-                "paper_scalars": n["paper_down"],
-                "first_scalars": n["first_down"],
-            },
-            "counted_at": sizes.source,
-            **{key: entry[key] for key in ("fidelity", "one_shot")},
+    entries = []
+    for facts, count in counted:
+        made = {key: facts[key] for key in ("name", "summary", "paper", "needs")}
+        made["sends"] = {
+            "scalars": count["up"],
+            "bytes": count["up_bytes"],
+            "paper_scalars": count["paper_up"],
         }
-        for entry, n in counted
-    ]
+        made["receives"] = {
+            "scalars": count["down"],
+            "bytes": count["down_bytes"],
+            "paper_scalars": count["paper_down"],
+            "first_scalars": count["first_down"],
+        }
+        made["counted_at"] = sizes.source
+        made["fidelity"] = facts["fidelity"]
+        made["one_shot"] = facts["one_shot"]
+        entries.append(made)
+    return entries

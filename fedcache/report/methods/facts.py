@@ -38,7 +38,7 @@ CLIENTS = 3
 MOST_CLIENTS = 10
 PER_CLASS = 2
 IDLE = ("epochs", "personal_epochs", "esd_epochs", "e_h", "e_b", "K", "probe_epochs")
-"""Numbers of passes over the rows: what travels does not depend on them."""
+"""Numbers of passes over the rows; traffic does not depend on them."""
 
 
 def traffic_of(method: Method, sizes: Sizes) -> dict[str, Any]:
@@ -46,13 +46,14 @@ def traffic_of(method: Method, sizes: Sizes) -> dict[str, Any]:
 
     Returns:
         ``up``, ``down`` (scalars), ``up_bytes``, ``down_bytes``, ``paper_up``, ``paper_down`` of a round after the
-        first; ``first_down`` of the first, which brings text features and no one's uploads; ``clients``, the number
-        that the counts depend on, or 0.
+        first. ``first_down`` is of the first round, in which clients receive text features but no uploads.
+        ``clients`` is the number of clients if the counts depend on it, else 0.
     """
     return dict(_trial(method, sizes)[0])
 
 
-@lru_cache(maxsize=1)  # a page asks for the counts, then for the tensors
+# The cache is for a page, which needs the counts first and then the tensors.
+@lru_cache(maxsize=1)
 def _trial(method: Method, sizes: Sizes) -> tuple[dict[str, Any], Tree]:
     """``traffic_of``, and the tensors that a client sent in the last round."""
     sent: Tree = {}
@@ -63,35 +64,26 @@ def _trial(method: Method, sizes: Sizes) -> tuple[dict[str, Any], Tree]:
         return state, sent
 
     hp = method.resolve()
-    # everyone's uploads come back
-    depends = not method.one_shot and "stack" in method.pool(hp).values()
+    # The server sends the uploads of all clients to each client.
+    stacked = not method.one_shot and "stack" in method.pool(hp).values()
     count = CLIENTS
-    if depends:
+    if stacked:
         count = min(method.defaults.clients, MOST_CLIENTS)
     data = _rows(method, sizes, count)
     per = PER_CLASS * sizes.classes
     rows = np.arange(count * per)
     clients = [Client(f"c{i}", rows[i * per : (i + 1) * per], rows[:0]) for i in range(count)]
-    # No passes over the rows: what travels does not depend on them.
-    idle: dict[str, Any] = {
-        h.name: max(0, int(h.low or 0)) for h in method.hparams if h.name in IDLE
-    }
+    settings: dict[str, Any] = {**hp, **_fewest_passes(method)}
     if "anchors" in hp:
-        idle["anchors"] = "all"
+        settings["anchors"] = "all"
     rounds = 2
     if method.one_shot:
         rounds = 1
     watched = method
     if not method.central:
         watched = replace(method, fit=fit)
-    job = RunState(
-        watched,
-        with_schedule_rounds({**hp, **idle}, rounds),
-        data,
-        clients,
-        0,
-        torch.float32,
-    )
+    settings = with_schedule_rounds(settings, rounds)
+    job = RunState(watched, settings, data, clients, 0, torch.float32)
     job.start()
     executor = Sequential(GridBatch([job], ExecutionPlan(Sequential.name, 1)))
     for _ in range(rounds):
@@ -104,37 +96,45 @@ def _trial(method: Method, sizes: Sizes) -> tuple[dict[str, Any], Tree]:
     keys = ("up", "down", "up_bytes", "down_bytes", "paper_up", "paper_down")
     sends = {key: getattr(done, key) // served for key in keys}
     sends["first_down"] = first.down // served
-    sends["clients"] = count * depends
+    sends["clients"] = 0
+    if stacked:
+        sends["clients"] = count
     return sends, sent
 
 
+def _fewest_passes(method: Method) -> dict[str, int]:
+    """The hyperparameters of ``IDLE`` at their lowest values."""
+    return {h.name: max(0, int(h.low or 0)) for h in method.hparams if h.name in IDLE}
+
+
 def _rows(method: Method, sizes: Sizes, clients: int) -> Data:
-    """Rows of every class for every client: noise, as traffic does not depend on it."""
+    """Rows of every class for every client: random numbers, because traffic does not depend on the values."""
     need = method.reads(method.resolve())
-    frozen = None
+    frozen: FrozenEncoders | None = None
     width = sizes.width
     if wants_encoders(method):
-        towers = _towers()
-        frozen = towers.towers
-        width = towers.width
+        frozen, width = _towers()
     elif "text" in need:
         width = sizes.text_width
     count = clients * PER_CLASS * sizes.classes
     y = torch.arange(sizes.classes).repeat(clients * PER_CLASS)
-    g = torch.Generator().manual_seed(0)
-    # The size of images: nothing that travels depends on it, but towers are made for 32 pixels.
+    generator = torch.Generator().manual_seed(0)
+    # Traffic does not depend on the size of images, but the towers need 32 pixels.
     side = 32
     if frozen is None:
         side = 8
     image = None
     if "pixels" in need:
         image = (side, side)
-        x = torch.randint(0, 256, (count, 1, side * side * 3), dtype=torch.uint8, generator=g)
+        shape = (count, 1, side * side * 3)
+        x = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
     else:
-        x = torch.nn.functional.normalize(torch.randn(count, 1, width, generator=g), dim=-1)
+        x = torch.randn(count, 1, width, generator=generator)
+        x = torch.nn.functional.normalize(x, dim=-1)
     text = None
     if "text" in need:
-        text = torch.nn.functional.normalize(torch.randn(sizes.classes, width, generator=g), dim=-1)
+        text = torch.randn(sizes.classes, width, generator=generator)
+        text = torch.nn.functional.normalize(text, dim=-1)
     return Data(
         x,
         y,
@@ -147,18 +147,12 @@ def _rows(method: Method, sizes: Sizes, clients: int) -> Data:
     )
 
 
-@dataclass(frozen=True)
-class _Tower:
-    towers: FrozenEncoders
-    width: int
-
-
-def _towers() -> _Tower:
-    """glyph-clip's towers, which ship with the package."""
+def _towers() -> tuple[FrozenEncoders, int]:
+    """The towers of glyph-clip, which are part of the package, and their width."""
     row = backbones.lookup("glyph-clip")
     home = Home.from_environment()
     weights = backbones.locate(row, given={}, home=home.root, memory=memory_of(home), offline=True)
-    return _Tower(load_towers(row, weights, row.recipe, row.template or "{}"), row.width)
+    return load_towers(row, weights, row.recipe, row.template or "{}"), row.width
 
 
 def why_it_waits(method: Method) -> str | None:
@@ -179,30 +173,29 @@ def facts_in_list(method: Method) -> dict[str, Any]:
 
 
 def every_method(sizes: Sizes) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """(facts, traffic) of every method, counted now: seconds, where the catalogue takes none."""
+    """(facts, traffic) of every method, counted now, which takes seconds. The catalogue has the same numbers."""
     return [(facts_in_list(m), traffic_of(m, sizes)) for m in METHODS.values()]
 
 
 def objective(name: str) -> str:
-    """The equations of a method and where paper and code differ: the docstring of its file, or of a plug-in's."""
-    file = METHODS[name].fit.__module__
+    """The equations of a method and the differences between paper and code: the docstring of its module."""
+    module = METHODS[name].fit.__module__
     if name in NAMES:
-        file = module_of(name)
-    return (getattr(sys.modules.get(file), "__doc__", None) or "").strip()
+        module = module_of(name)
+    text = getattr(sys.modules.get(module), "__doc__", None) or ""
+    return text.strip()
 
 
 def disagreements(method: Method) -> list[dict[str, str]]:
-    """Each switch that decides a numbered disagreement, with the value on either side."""
-    return [
-        {
-            "d": ", ".join(re.findall(r"D-\d+", h.help)),
-            "switch": h.name,
-            "paper": h.show(),
-            "official": h.show_preset("official"),
-        }
-        for h in method.hparams
-        if re.search(r"D-\d+", h.help)
-    ]
+    """Each switch that decides a numbered disagreement between paper and code, with the value of each."""
+    found = []
+    for h in method.hparams:
+        numbers = re.findall(r"D-\d+", h.help)
+        if numbers:
+            switch = {"d": ", ".join(numbers), "switch": h.name, "paper": h.show()}
+            switch["official"] = h.show_preset("official")
+            found.append(switch)
+    return found
 
 
 def fidelities(method: Method) -> str:
@@ -216,7 +209,7 @@ def fidelities(method: Method) -> str:
 
 
 SHOWN = 4
-"""Most names of one kind that are listed; above it only their number is shown."""
+"""Most names of one kind that are listed; of more names the number is shown."""
 
 _ROW = "the row itself, if a class has only one"
 _WEIGHTS = (
@@ -270,35 +263,35 @@ _ROWS = ("number of its training rows", "how much data it has")
 
 
 def rows_in_models(method: Method, settings: Mapping[str, Any] | None = None) -> tuple[str, ...]:
-    """Names of the tensors of a client's saved model that hold something of each of its training rows; () for most.
+    """Names of the tensors of a client's saved model that contain data of single training rows; () for most methods.
 
-    Found by what the method's ``personal_part`` makes of clients with two, three and four rows of every class: such a
-    tensor grows with the rows, as a cache of their features does.
+    Such a tensor grows with the rows, as a cache of their features does. The method trains clients with two, three and
+    four rows of every class, and the shapes of their tensors are compared.
 
     Args:
         method: the method.
-        settings: over its defaults.
+        settings: hyperparameters that replace its defaults.
     """
     sizes = Sizes(8, 8, 3)
-    hp = {**method.resolve(), **(settings or {})}
+    hp: dict[str, Any] = {**method.resolve(), **(settings or {}), **_fewest_passes(method)}
     data = _rows(method, sizes, CLIENTS + 2)
-    data = replace(data, x=data.x[:].expand(-1, 4, -1))  # some settings read augmented views
-    edges = np.cumsum([0, *(sizes.classes * k for k in range(PER_CLASS, PER_CLASS + CLIENTS))])
+    # Some settings read several views of each row.
+    data = replace(data, x=data.x[:].expand(-1, 4, -1))
+    row_counts = [sizes.classes * each for each in range(PER_CLASS, PER_CLASS + CLIENTS)]
+    edges = np.cumsum([0, *row_counts])
     rows = np.arange(edges[-1])
     clients = [Client(f"c{i}", rows[a:b], rows[:0]) for i, (a, b) in enumerate(pairwise(edges))]
-    idle = {h.name: max(0, int(h.low or 0)) for h in method.hparams if h.name in IDLE}
-    out = run(
-        TrainingRun(method, data, clients, 1, None, 0, torch.float32),
-        with_schedule_rounds({**hp, **idle}, 1),
-    )
+    job = TrainingRun(method, data, clients, 1, None, 0, torch.float32)
+    out = run(job, with_schedule_rounds(hp, 1))
     if out.protocol == "global":
         return ()
-    models = [model.personal for i in range(CLIENTS) if (model := out.deployed(i)) is not None]
-    shapes = {
-        name: {part[name].shape for part in models if name in part}
-        for part in models
-        for name in part
-    }
+    shapes: dict[str, set[tuple[int, ...]]] = {}
+    for i in range(CLIENTS):
+        model = out.deployed(i)
+        if model is None:
+            continue
+        for name, tensor in model.personal.items():
+            shapes.setdefault(name, set()).add(tensor.shape)
     return tuple(sorted(name for name, seen in shapes.items() if len(seen) > 1))
 
 
@@ -308,11 +301,11 @@ class Part:
 
     Attributes:
         names: of the tensors.
-        shapes: theirs, in the same order.
-        dtype: theirs.
-        what: what they are made of.
-        reveals: what the server, or anyone who reads the messages, learns of the client's rows.
-        private: whether the epsilon of ``--dp-noise`` covers it.
+        shapes: of the tensors, in the same order.
+        dtype: of all of them.
+        what: the statistic or weights that they hold.
+        reveals: information on the client's rows for the server, or for anyone who reads the messages.
+        private: whether the epsilon of ``--dp-noise`` covers the tensors, in words.
     """
 
     names: tuple[str, ...]
@@ -324,7 +317,7 @@ class Part:
 
     @property
     def label(self) -> str:
-        """The names and shapes, shortened where there are many."""
+        """The names and shapes; of more than ``SHOWN`` tensors their number, and the first and last name."""
         if len(self.names) > SHOWN:
             count = len(self.names)
             first = self.names[0]
@@ -341,7 +334,7 @@ UNKNOWN = ("a tensor without a description", "unknown; it depends on the method"
 
 
 def kind_of(method: Method, name: str) -> tuple[str, str]:
-    """(what an uploaded tensor holds, what it reveals); ``UNKNOWN`` for a name without a description."""
+    """(content of an uploaded tensor, information that it reveals); ``UNKNOWN`` for a name without a description."""
     if name in method.upload_descriptions:
         return method.upload_descriptions[name]
     if name.startswith("c/"):
@@ -358,36 +351,27 @@ def leaving(method: Method, sizes: Sizes | None = None) -> list[Part]:
     if method.central:
         return [Part((), (), "", *_ALL, "refused")]
     sent = _trial(method, sizes or Sizes())[1]
-    declared = {
-        name: UploadTensor(tuple(t.shape), t.dtype, counts_rows(name)) for name, t in sent.items()
-    }
+    declared = {}
+    for name, tensor in sent.items():
+        declared[name] = UploadTensor(tuple(tensor.shape), tensor.dtype, counts_rows(name))
     noisy = method_takes_noise(method) and not without_noise(method, declared)
-    parts: dict[tuple[str, str, str, str], list[tuple[str, tuple[int, ...]]]] = {}
+    has_batchnorm_switch = any(h.name == "bn" for h in method.hparams)
     # Tensors of one kind and dtype share a row of the table.
-    for name, t in sent.items():
+    parts: dict[tuple[str, str, str, str], list[tuple[str, tuple[int, ...]]]] = {}
+    for name, tensor in sent.items():
         private = "refused"
         if noisy:
             private = covered_by_noise(method, numbers=not declared[name].without_noise)
         kind = kind_of(method, name)
-        if (
-            kind is _BATCHNORM
-            and private == "covered"
-            and any(h.name == "bn" for h in method.hparams)
-        ):
+        if has_batchnorm_switch and kind is _BATCHNORM and private == "covered":
             private = "not sent: a private run trains without BatchNorm"
-        row = (*kind, str(t.dtype).removeprefix("torch."), private)
-        parts.setdefault(row, []).append((name, tuple(t.shape)))
-    made = [
-        Part(
-            tuple(n for n, _ in tensors),
-            tuple(s for _, s in tensors),
-            dtype,
-            what,
-            reveals,
-            private,
-        )
-        for (what, reveals, dtype, private), tensors in parts.items()
-    ]
+        row = (*kind, str(tensor.dtype).removeprefix("torch."), private)
+        parts.setdefault(row, []).append((name, tuple(tensor.shape)))
+    made = []
+    for (what, reveals, dtype, private), tensors in parts.items():
+        names = tuple(name for name, _ in tensors)
+        shapes = tuple(shape for _, shape in tensors)
+        made.append(Part(names, shapes, dtype, what, reveals, private))
     # An average weighted by rows also needs the number of rows of each client.
     if made and "mean" in method.pool(method.resolve()).values():
         private = "refused"
@@ -398,10 +382,12 @@ def leaving(method: Method, sizes: Sizes | None = None) -> list[Part]:
 
 
 def method_takes_noise(method: Method) -> bool:
-    """Whether its server only adds up, or merges by class, what clients send."""
-    return not method.central and (
-        "stack" not in method.pool(method.resolve()).values() or method.merges == "classes"
-    )
+    """Whether noise for privacy can be added to the uploads: the server only sums them, or merges them by class."""
+    if method.central:
+        return False
+    if method.merges == "classes":
+        return True
+    return "stack" not in method.pool(method.resolve()).values()
 
 
 def covered_by_noise(method: Method, *, numbers: bool) -> str:
@@ -409,7 +395,7 @@ def covered_by_noise(method: Method, *, numbers: bool) -> str:
 
     Args:
         method: the method.
-        numbers: whether the tensor is one of numbers, and does not count or mark rows.
+        numbers: whether the tensor holds values, and not counts or marks of rows.
     """
     if method.merges == "classes":
         if numbers:
@@ -421,5 +407,5 @@ def covered_by_noise(method: Method, *, numbers: bool) -> str:
 
 
 def cells(parts: Iterable[Part]) -> list[tuple[str, str, str, str, str]]:
-    """(tensors, dtype, what they are, what they tell, whether epsilon covers them) for a table."""
+    """(tensors, dtype, content, revealed information, whether epsilon covers them) for a table."""
     return [(p.label, p.dtype, p.what, p.reveals, p.private) for p in parts]
