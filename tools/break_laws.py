@@ -540,8 +540,8 @@ TABLE = (
         "equal_durations_and_a_buffer_of_all_in_training_are_rounds_to_the_bit",
         "time stands still",
         TIME,
-        "self.clock + lasts, self._begun",
-        "lasts, self._begun",
+        "self.clock + duration, self._begun",
+        "duration, self._begun",
         "sequential",
     ),
     B(
