@@ -101,7 +101,7 @@ TABLE = (
         "a_grid_point_is_the_run_alone",
         "every point deploys the first one's model",
         BATCH,
-        "{k: t[g if t.shape[0] > 1 else 0] for k, t in tree.items()}",
+        "{k: own_part(t, 0, g) for k, t in tree.items()}",
         "{k: t[0] for k, t in tree.items()}",
         "solo and batched",
     ),
