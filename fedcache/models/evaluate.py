@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fedcache.errors import StoreError, unknown
 from fedcache.federate.engine.outcome import macro_f1
-from fedcache.models.client_prior import NEVER, ClientPrior, add_offset
+from fedcache.models.client_prior import NEVER, ClientPrior, add_offset, grid_minimum
 from fedcache.models.predictor import Predictor
 from fedcache.models.saved_model import first_names
 from fedcache.models.sources import FileFeatures, features_of_file, rows_of_split
@@ -706,16 +706,9 @@ def fit_temperature(scores: Floats, label: Counts) -> Temperature | None:
     if not np.isfinite(nll(0.0)):
         return None
     # A grid comes first, because an ensemble's NLL may have several minima and is flat at low temperatures.
-    grid = np.linspace(low, high, 55)
-    best = int(np.argmin([nll(t) for t in grid]))
-    start = grid[max(0, best - 1)]
-    end = grid[min(len(grid) - 1, best + 1)]
-    found = scipy.optimize.minimize_scalar(
-        nll, bounds=(start, end), method="bounded", options={"xatol": 1e-6}
-    )
-    value = float(found.x)
+    value, least = grid_minimum(nll, low, high)
     at_limit = bool(min(value - low, high - value) < 1e-3)
-    return Temperature(float(np.exp(value)), float(found.fun), len(label), at_limit)
+    return Temperature(float(np.exp(value)), least, len(label), at_limit)
 
 
 def right_rows(right: NDArray[np.bool_]) -> RightRows:

@@ -866,7 +866,7 @@ def _to_unit(widths: tuple[int, ...]) -> Any:
 
 def _ready(made: Pipeline) -> Pipeline:
     """The pipeline, with steps that need no fit."""
-    *before, (_, last) = made.steps
-    for _, step in before:
+    _, last = made.steps[-1]
+    for _, step in made.steps[:-1]:
         step.fit(np.zeros((1, last.n_features_in_)))
     return made
