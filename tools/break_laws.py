@@ -505,8 +505,8 @@ TABLE = (
         "everywhere_scores_each_model_on_all_test_rows",
         "models are scored at home",
         SCORE,
-        "test = union\n        if not len(test)",
-        "test = table.test_of(block[0])\n        if not len(test)",
+        "test = union\n        if test is None:",
+        "test = None\n        if test is None:",
     ),
     B(
         "what_evaluation_trains_reads_labels_of_all_training_rows_and_changes_no_run",

@@ -502,12 +502,11 @@ def rows_of_store(store: Store, split: str | None, classes: Sequence[str]) -> La
     """
     s = store.samples
     rows = rows_of_split(store, split)
-    label = np.asarray(s.label, np.int64)[rows]
-    domain = np.asarray(s.domain, np.int64)[rows]
     readable = s.ok[rows] == 1
+    codes = (s.label, s.domain)
     names = (s.classes, s.domains)
     words = _rows_words(store.path, split)
-    return matched(words, rows, (label, domain), readable, names, classes, store)
+    return matched(words, rows, codes, readable, names, classes, store)
 
 
 def _rows_words(path: Path, split: str | None) -> str:
@@ -537,17 +536,16 @@ def rows_of_file(path: Path, split: str | None, predictor: Predictor) -> Labelle
         of_each = [np.isfinite(array).all(-1) for array in arrays]
         finite.append(np.logical_and.reduce(of_each))
     readable = np.concatenate(finite)[rows]
-    label = np.asarray(held.labels, np.int64)[rows]
-    domain = np.asarray(held.domains, np.int64)[rows]
+    codes = (held.labels, held.domains)
     names = (held.classes, held.domain_names)
     words = _rows_words(path, split)
-    return matched(words, rows, (label, domain), readable, names, predictor.classes, features)
+    return matched(words, rows, codes, readable, names, predictor.classes, features)
 
 
 def matched(
     name: str,
     rows: NDArray[np.int64],
-    codes: tuple[NDArray[np.int64], ...],
+    codes: tuple[np.ndarray, np.ndarray],
     readable: NDArray[np.bool_],
     names: tuple[Sequence[str], Sequence[str]],
     classes: Sequence[str],
@@ -560,13 +558,14 @@ def matched(
     Args:
         name: of the rows, in words.
         rows: [n].
-        codes: labels [n] (-1 if unknown) and domains [n], as indices into ``names``.
+        codes: labels (-1 if unknown) and domains of all rows, as indices into ``names``.
         readable: [n], whether a row has features.
         names: of classes and domains.
         classes: of the model.
         source: of the features.
     """
-    label, domain = codes
+    label = np.asarray(codes[0], np.int64)[rows]
+    domain = np.asarray(codes[1], np.int64)[rows]
     # A row drops out for the first reason that applies: no features, no label, a class unknown to the model.
     labelled = readable & (label >= 0)
     truth = model_labels(label, names[0], classes)

@@ -152,8 +152,7 @@ def _flat(row: Mapping[str, Any], top: int) -> dict[str, Any]:
     """A row with columns for each rank: ``name``, ``class``, ``probability``, ``class_2``, ..., ``reason``."""
     flat: dict[str, Any] = {"name": row["name"]}
     empty = [(None, None)] * (top - len(row["top"]))
-    ranked = [*row["top"], *empty]
-    for rank, (best, probability) in enumerate(ranked, 1):
+    for rank, (best, probability) in enumerate([*row["top"], *empty], 1):
         end = f"_{rank}"
         if rank == 1:
             end = ""

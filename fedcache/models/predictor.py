@@ -132,8 +132,7 @@ class Predictor:
         """
         N = len(arrays[0])
         out = np.empty((len(self.members), N, len(self.classes)))
-        pairs = zip(self.members, self.deployed, strict=True)
-        for e, (member, model) in enumerate(pairs):
+        for e, (member, model) in enumerate(zip(self.members, self.deployed, strict=True)):
             for part in _blocks(N):
                 x = member.read([a[part] for a in arrays], self.client).to(self.device)
                 scores = out[e, part]

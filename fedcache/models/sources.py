@@ -172,8 +172,7 @@ def predict_embeddings(
     for arrays in features.blocks():
         end = start + len(arrays[0])
         names = held.names[start:end]
-        scores = predictor.scores(*arrays)
-        yield from named_predictions(predictor, names, scores, top)
+        yield from named_predictions(predictor, names, predictor.scores(*arrays), top)
         start = end
 
 

@@ -101,7 +101,9 @@ def method_laws(
         for execution in law.executions:
             trial = trial_of(tried, execution, settings)
             if trial is not None and law.applies(trial):
-                checks.append(_method_check(law, trial))
+                subject = f"The method {tried.name} under {execution} execution"
+                attempt = partial(law.holds, trial)
+                checks.append(Check(subject, f"{law.name}[{execution}]", law.statement, attempt))
     return less_exceptions(checks, exceptions, METHOD_LAWS)
 
 
@@ -136,12 +138,6 @@ def _find(known: Mapping[str, T], thing: T | str) -> T:
     if isinstance(thing, str):
         return known[thing]
     return thing
-
-
-def _method_check(law: MethodLaw, trial: Trial) -> Check:
-    execution = trial.execution
-    subject = f"The method {trial.method.name} under {execution} execution"
-    return Check(subject, f"{law.name}[{execution}]", law.statement, partial(law.holds, trial))
 
 
 def partition_laws(

@@ -31,8 +31,7 @@ def open_dataset(spec: str) -> Dataset:
     Raises UsageError for a spec that names no dataset, and the errors of its reader.
     """
     with tempfile.TemporaryDirectory() as folder:
-        context = Context(DigestMemory(Path(folder)))
-        return datasets.open_dataset(spec, context)
+        return datasets.open_dataset(spec, Context(DigestMemory(Path(folder))))
 
 
 def _contents(source: Source, rows: Iterable[np.integer]) -> list[bytes | None]:
@@ -85,8 +84,7 @@ def a_row_is_known_by_its_content(spec: str) -> None:
     """``uid`` of a row is the digest of the result of ``read``, so that changed content is extracted again."""
     found = open_dataset(spec)
     rows = _some_rows(found)
-    contents = _contents(found.source, rows)
-    for row, content in zip(rows, contents, strict=True):
+    for row, content in zip(rows, _contents(found.source, rows), strict=True):
         if content is not None:
             same = content == found.uid[row].tobytes()
             require(same, f"the uid of row {row} is not the digest of its content")

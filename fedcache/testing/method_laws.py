@@ -7,7 +7,7 @@ A law is a function of a ``Trial``: a method with settings under one execution. 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,7 +20,7 @@ from torch import Tensor
 from fedcache.errors import FedcacheError
 from fedcache.federate.engine import run as engine
 from fedcache.federate.engine.client_data import SHARED_SUMS, Data
-from fedcache.federate.engine.hyperparameters import HParam, Value
+from fedcache.federate.engine.hyperparameters import Value
 from fedcache.federate.engine.outcome import Snapshot, TrainingOutput
 from fedcache.federate.engine.run import TrainingRun
 from fedcache.testing.federation import (
@@ -33,7 +33,7 @@ from fedcache.testing.federation import (
     make_federation,
 )
 from fedcache.testing.law import LawBroken, require, statement_of
-from fedcache.testing.trial import Trial, spread
+from fedcache.testing.trial import Trial, has_sgd, spread
 
 ALL = ("sequential", "batched", "gram")
 STACKED = ("batched", "gram")
@@ -400,23 +400,18 @@ def classes_that_lie_apart_are_learnt(trial: Trial) -> None:
     A method that needs more rounds or other steps gets them by its settings, or names this law as an exception.
     """
     pair = make_federation(3, sizes=(24, 24, 24, 24), per_client=3, tests=12)
-    declared = {h.name: h for h in trial.method.hparams}
     settings: dict[str, Value] = dict(trial.settings)
-    if _has_sgd(declared) and not {"opt", "lr"} & set(settings):
+    if has_sgd(trial.method) and not {"opt", "lr"} & set(settings):
         settings |= {"opt": "sgd", "lr": 0.1}
     out = replace(trial, settings=settings).run(pair, rounds=10, participation=None)
     require(out.accuracy > 0.5, f"the accuracy is {out.accuracy:.2f}, by chance it is 0.33")
 
 
-def _has_sgd(declared: Mapping[str, HParam]) -> bool:
-    return "opt" in declared and "sgd" in declared["opt"].choices
-
-
 def _takes_plain_steps(trial: Trial) -> bool:
     """Whether clients train one model, one step of SGD on all rows is possible, and all rows should count the same."""
     method = trial.method
-    declared = {h.name: h for h in trial.method.hparams}
-    if not _has_sgd(declared) or not {"lr", "batch", "epochs"} <= set(declared):
+    declared = {h.name for h in method.hparams}
+    if not has_sgd(method) or not {"lr", "batch", "epochs"} <= declared:
         return False
     if method.uneven_rows or method.central or "public" in method.needs:
         return False

@@ -59,8 +59,7 @@ class TinyText:
         # Each position scales its token by other numbers, so the order of letters matters.
         h = torch.tanh(embeddings.to(self.place.dtype) * (1.0 + self.place))
         mean = (h * upto[..., None]).sum(1) / upto.sum(1, keepdim=True)
-        hidden = torch.tanh(3.0 * mean)
-        return normalize(hidden @ self.out, dim=-1)
+        return normalize(torch.tanh(3.0 * mean) @ self.out, dim=-1)
 
     def to(self, device: str) -> TinyText:
         """The same encoder on another device."""

@@ -114,6 +114,11 @@ def small_settings(method: Method) -> dict[str, Value]:
     return found
 
 
+def has_sgd(method: Method) -> bool:
+    """Whether a method has a switch ``opt`` that can be ``sgd``."""
+    return any(h.name == "opt" and "sgd" in h.choices for h in method.hparams)
+
+
 def trial_of(
     method: Method, execution: str, settings: Mapping[str, Value] | None = None
 ) -> Trial | None:
@@ -122,12 +127,10 @@ def trial_of(
         return None
     given = dict(settings or {})
     quick = small_settings(method)
-    choices = {h.name: h.choices for h in method.hparams}
     # ``gram`` serves only SGD, which needs larger learning rates than Adam.
-    has_sgd = "sgd" in choices.get("opt", ())
-    if execution == "gram" and has_sgd and "opt" not in given:
+    if execution == "gram" and has_sgd(method) and "opt" not in given:
         quick["opt"] = "sgd"
-        if "lr" in choices:
+        if any(h.name == "lr" for h in method.hparams):
             quick["lr"] = 0.05
     trial = Trial(method, execution, {**quick, **given})
     refused = executors()[execution].serves(method, trial.hp, Load(head_bytes=0, clients=2))

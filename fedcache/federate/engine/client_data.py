@@ -185,8 +185,9 @@ def prepare_features(
         if feat_post == "center":
             for start, width in zip(starts, widths, strict=True):
                 _unit(out[..., start : start + width])
-        return torch.from_numpy(out), scaling
-    return torch.from_numpy(out), None
+    if feat_post not in SHARED_SUMS:
+        scaling = None
+    return torch.from_numpy(out), scaling
 
 
 def _blocks_of(part: np.ndarray | Blocks) -> Iterator[tuple[int, np.ndarray]]:
@@ -314,15 +315,13 @@ class StoredRows:
             found = self._gather(of_view, rows)
         else:
             found = self.stored[(rows, *view)]
-        read = self._read(found)
-        return read[(..., *columns)]
+        return self._read(found)[(..., *columns)]
 
     def take(self, index: Tensor) -> Tensor:
         """Rows ``index`` [K] of the matrix [N V, D]; row n V + v of the matrix is view v of row n. Returns [K, D]."""
         V, D = self.shape[1:]
         matrix = self.stored.reshape(-1, D)
-        found = self._gather(matrix, index, V)
-        return self._read(found)
+        return self._read(self._gather(matrix, index, V))
 
     def _read(self, rows: Tensor) -> Tensor:
         # ``post`` works in place, so it needs a copy of mapped rows.
@@ -502,14 +501,12 @@ class Data:
 
     def to(self, device: str) -> Data:
         """A copy with features, labels and encoders on another device."""
-        made = replace(self, x=self.x.to(device), y=self.y.to(device))
-        if self.text is not None:
-            made = replace(made, text=self.text.to(device))
-        if self.domain is not None:
-            made = replace(made, domain=self.domain.to(device))
-        if self.towers is not None:
-            made = replace(made, towers=self.towers.to(device))
-        return made
+        moved = {}
+        for name in ("x", "y", "text", "domain", "towers"):
+            part = getattr(self, name)
+            if part is not None:
+                moved[name] = part.to(device)
+        return replace(self, **moved)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from fedcache.federate.engine.outcome import (
     DeployedModel,
     Evaluation,
     confusion,
+    known_mean,
     macro_f1,
 )
 from fedcache.federate.engine.run_state import RunState
@@ -116,13 +117,13 @@ def evaluate_global(scores: Scores, data: Data, clients: Sequence[ClientRows]) -
     # Clients that share test rows have the same accuracy, so it is computed once.
     if table.shares.any():
         shared = np.searchsorted(rows, table.common)
-        accuracy[table.shares] = _mean(right[shared])
+        accuracy[table.shares] = known_mean(right[shared])
     f1 = macro_f1(predictions, truth, data.classes)
     counts = None
     if data.classes <= MOST_CONFUSED:
         counts = confusion(truth, predictions, data.classes)
     domains = _by_domain(data, rows, right)
-    found = Evaluation(accuracy, _mean(right), f1, domains, rows, predictions, counts=counts)
+    found = Evaluation(accuracy, known_mean(right), f1, domains, rows, predictions, counts=counts)
     return with_pooled(found, table, data)
 
 
@@ -178,10 +179,9 @@ def evaluate_personal(
     tally = Tally(data, len(clients))
     fresh_before = FreshModel()
     for block in _same_tests(table, chosen, everywhere):
-        if union is None:
+        test = union
+        if test is None:
             test = table.test_of(block[0])
-        else:
-            test = union
         if not len(test):
             continue
         # One matrix product scores all models of a block; models that cannot be stacked are scored one by one.
@@ -304,7 +304,7 @@ class Tally:
             # Clients with equal models and equal test rows have equal scores: computed once, counted for each.
             who = np.asarray(clients)[which == model]
             right = _right(guess, y)
-            self._accuracy[who] = _mean(right)
+            self._accuracy[who] = known_mean(right)
             self._f1[who] = macro_f1(guess, y, self._classes)
             if self._confusion is not None:
                 self._confusion += len(who) * confusion(y, guess, self._classes)
@@ -337,7 +337,7 @@ class Tally:
         return Evaluation(
             self._accuracy,
             None,
-            _mean(self._f1),
+            known_mean(self._f1),
             by_domain,
             np.concatenate(rows),
             np.concatenate(predicted),
@@ -354,18 +354,11 @@ def _right(predicted: np.ndarray, labels: np.ndarray) -> np.ndarray:
     return np.where(known, predicted == labels, np.nan)
 
 
-def _mean(right: np.ndarray) -> float:
-    scored = right[~np.isnan(right)]
-    if len(scored):
-        return float(scored.mean())
-    return float("nan")
-
-
 def _by_domain(data: Data, rows: np.ndarray, right: np.ndarray) -> dict[int, float]:
     if data.domain is None:
         return {}
     domain = data.domain.cpu().numpy()[rows]
-    means = {int(d): _mean(right[domain == d]) for d in np.unique(domain)}
+    means = {int(d): known_mean(right[domain == d]) for d in np.unique(domain)}
     return {d: mean for d, mean in means.items() if not np.isnan(mean)}
 
 
@@ -387,8 +380,7 @@ def score_job(job: RunState, chosen: Sequence[int] | None = None) -> Evaluation:
         found = _scored_on(job, down, one, job.clients, chosen)
         if held is None:
             return found
-        validation = _scored_on(job, down, one, held, chosen)
-        return replace(found, validation=validation)
+        return replace(found, validation=_scored_on(job, down, one, held, chosen))
     finally:
         job.memo = memo
 
@@ -564,7 +556,7 @@ def zero_shot_accuracy(job: RunState, chosen: Sequence[int] | None = None) -> fl
     of_clients = found.client_accuracy
     if chosen is not None:
         of_clients = of_clients[np.asarray(chosen, np.int64)]
-    known = of_clients[~np.isnan(of_clients)]
-    if len(known):
-        return float(known.mean())
-    return None
+    mean = known_mean(of_clients)
+    if np.isnan(mean):
+        return None
+    return mean

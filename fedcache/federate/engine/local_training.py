@@ -350,8 +350,7 @@ def minibatches(
         share = np.where(real, 1.0 / batch_rows, 0.0)
     on_device = torch.from_numpy(share).to(ctx.env.device, ctx.env.dtype)
     weight = with_axes(on_device, len(ctx.lead))
-    rows = order.numel() * len(views)
-    at_once = data.fits(rows, GATHER_BYTES)
+    at_once = data.fits(order.numel() * len(views), GATHER_BYTES)
     # Small epochs are gathered in one call, in the order of the batches; a step then takes consecutive rows.
     whole = []
     if at_once:

@@ -465,8 +465,9 @@ class Method:
                 return h
         names = [h.name for h in self.hparams]
         listed = ", ".join(sorted(names))
-        hint = f"{self.name} reads: {listed}"
-        raise unknown(f"hyperparameter of {self.name}", name, names, hint=hint)
+        raise unknown(
+            f"hyperparameter of {self.name}", name, names, hint=f"{self.name} reads: {listed}"
+        )
 
     def resolve(
         self, preset: str = PRESETS[0], settings: Mapping[str, Value] | None = None

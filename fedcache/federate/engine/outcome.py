@@ -103,6 +103,14 @@ def fairness(accuracy: np.ndarray) -> dict[str, float]:
     return found
 
 
+def known_mean(values: np.ndarray) -> float:
+    """Mean of the numbers that are not NaN; NaN if there are none."""
+    known = values[~np.isnan(values)]
+    if len(known):
+        return float(known.mean())
+    return math.nan
+
+
 def entropy_bits(q: Tensor) -> Tensor:
     """Entropy in bits of each row of q [.., C] (FST-CBDG fig 2: base 2, D-54); returns [..]."""
     nats: Tensor = -torch.special.xlogy(q, q).sum(-1)
@@ -126,8 +134,7 @@ def macro_f1(predicted: np.ndarray, label: np.ndarray, classes: int) -> float:
     present = truth > 0
     if not present.any():
         return math.nan
-    total = truth + guess
-    f1 = 2.0 * right[present] / total[present]
+    f1 = 2.0 * right[present] / (truth + guess)[present]
     return float(np.mean(f1))
 
 
@@ -405,10 +412,7 @@ class Evaluation:
     @property
     def mean_accuracy(self) -> float:
         """Unweighted mean over the scored clients; NaN when there are none."""
-        known = self.client_accuracy[~np.isnan(self.client_accuracy)]
-        if len(known):
-            return float(known.mean())
-        return float("nan")
+        return known_mean(self.client_accuracy)
 
     @property
     def accuracy(self) -> float:

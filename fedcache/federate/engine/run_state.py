@@ -110,8 +110,7 @@ def eligible_clients(
     if trust.max_rows is not None:
         large = left & (rows > trust.max_rows)
     left &= ~large
-    too_few = _too_few(method, hp, rows)
-    short = left & np.isin(rows, too_few)
+    short = left & np.isin(rows, _too_few(method, hp, rows))
     kept = np.flatnonzero(left & ~short)
     few = "have too few rows for one batch"
     normalised = has_batchnorm(hp)

@@ -53,6 +53,17 @@ def numbers_of(named: Sequence[str], names: Sequence[str], option: str) -> np.nd
     return np.array([number[name] for name in named], np.int64)
 
 
+def refuse_lacking(lacking: np.ndarray, names: Sequence[str], option: str, example: str) -> None:
+    """Refuse a file of ``option`` without lines for the clients ``lacking``. Raises UsageError."""
+    if len(lacking):
+        name = visible(names[int(lacking[0])])
+        share = f"{len(lacking)} of {len(names)}"
+        raise UsageError(
+            f"{option} has no line for the client {name!r}; {share} clients have none.",
+            f"Every client that has training rows needs one:  {example}",
+        )
+
+
 def read_trace(path: Path) -> AvailabilityTrace:
     """Read a CSV file with the columns ``client``, ``first`` and ``last``: rounds counted from 1, both included.
 
@@ -170,8 +181,8 @@ class ClusterRule:
             cluster[numbers_of(self.named, names, "--client-clusters")] = self.given
         elif self.count > clients:
             why = f"--client-clusters {self.count}, but there are {clients} clients"
-            example = max(1, clients // 10)
-            raise UsageError(f"{why}.", f"For example --client-clusters {example}")
+            fewer = max(1, clients // 10)
+            raise UsageError(f"{why}.", f"For example --client-clusters {fewer}")
         else:
             order = np.arange(len(names))
             if not isinstance(names, NumberedNames):
@@ -181,14 +192,8 @@ class ClusterRule:
             cluster[order] = permutation % self.count
         # A file must have a line for every client that can train.
         lacking = by_name[cluster[by_name] < 0]
-        if len(lacking):
-            name = visible(names[int(lacking[0])])
-            count = len(lacking)
-            raise UsageError(
-                f"--client-clusters has no line for the client {name!r}; {count} of {clients} clients "
-                "have none.",
-                "Every client that has training rows needs one:  client,cluster  and then  client-0,north",
-            )
+        example = "client,cluster  and then  client-0,north"
+        refuse_lacking(lacking, names, "--client-clusters", example)
         _, of = np.unique(cluster[by_name], return_inverse=True)
         places = np.argsort(of, kind="stable")
         return RowLists.of_sizes(places, np.bincount(of))

@@ -29,12 +29,14 @@ from fedcache.federate.engine.sampling import (
     Participation,
     lines_of_clients,
     numbers_of,
+    refuse_lacking,
 )
 from fedcache.federate.trust.pipeline import UploadPool
 from fedcache.heads.linear import Tree
-from fedcache.parsing import visible
 
-HALF_NORMAL, EQUAL, ROWS = DURATIONS = ("half-normal", "equal", "rows")
+HALF_NORMAL = "half-normal"
+EQUAL = "equal"
+DURATIONS = (HALF_NORMAL, EQUAL, "rows")
 """Rules of durations: |N(0, 1)| each time a client begins, as in the paper's experiments; 1; proportional to rows."""
 
 COLUMNS = ("client", "duration")
@@ -58,14 +60,13 @@ class TimingRule:
 
     def words(self) -> dict[str, str | float]:
         """The rule in the form of a run's identity and result."""
-        asynchronous: dict[str, str | float] = {}
+        words: dict[str, str | float] = {}
         if self.buffer is not None:
-            asynchronous = {
-                "asynchronous": self.buffer,
-                "server_step": self.step,
-                "staleness_power": self.power,
-            }
-        return {**asynchronous, "client_durations": self.durations}
+            words["asynchronous"] = self.buffer
+            words["server_step"] = self.step
+            words["staleness_power"] = self.power
+        words["client_durations"] = self.durations
+        return words
 
     def of_clients(self, names: Sequence[str], rows: np.ndarray, seed: int) -> Durations:
         """The durations of a run.
@@ -92,13 +93,8 @@ class TimingRule:
             fixed = np.zeros(len(names))
             fixed[numbers_of(self.named, names, "--client-durations")] = self.given
         lacking = np.flatnonzero((fixed == 0) & (rows > 0))
-        if len(lacking):
-            name = visible(names[int(lacking[0])])
-            share = f"{len(lacking)} of {len(names)}"
-            raise UsageError(
-                f"--client-durations has no line for the client {name!r}; {share} clients have none.",
-                "Every client that has training rows needs one:  client,duration  and then  client-0,1.5",
-            )
+        example = "client,duration  and then  client-0,1.5"
+        refuse_lacking(lacking, names, "--client-durations", example)
         return lambda clients, _round: fixed[list(clients)].tolist()
 
 

@@ -176,8 +176,7 @@ class Sequential(Executor):
     def _fit(self, point: RunState, ids: Sequence[int], down: Tree) -> tuple[Tree, Sent]:
         pipeline = point.upload_pipeline(ids, down, self.batch.participation)
         sent: Sent = []
-        groups = list(groups_of(point, ids))
-        for group, up in self.uploads(point, down, groups):
+        for group, up in self.uploads(point, down, list(groups_of(point, ids))):
             if len(group) > 1 and pipeline.add_together(up, group):
                 sent += [point.upload_size(up)] * len(group)
                 continue
@@ -460,8 +459,7 @@ def fits_cache(load: Load) -> int:
     client = max(1, 4 * load.head_bytes)
     if load.device != "cpu":
         return max(1, GPU_SET // client)
-    few = min(FEW, LARGE_SET // client)
-    return max(1, few, WORKING_SET // client)
+    return max(1, WORKING_SET // client, min(FEW, LARGE_SET // client))
 
 
 def points_together(method: Method, load: Load) -> Load:

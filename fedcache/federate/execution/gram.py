@@ -150,8 +150,7 @@ class ChunkBases:
             alone = ChunkBases(self.grams, [client], 2, bases)
             n = self.grams.n[client] + len(self.bases)
             own = inner(W, self.axes)[m : m + 1, :n]
-            W_of_client = alone.pooled(outer(own, 2), [1.0])
-            out.append(W_of_client)
+            out.append(alone.pooled(outer(own, 2), [1.0]))
         return out
 
 
@@ -348,8 +347,9 @@ class Gram(Batched):
         longest = max(self.grams.n[c] for c in order)
         for j in range(k):
             # Points that share a basis share its products with the rows, which then have no axis of points.
+            keys = {tuple(SameObject(at.bases[j]) for at in of_point) for of_point in kept}
             several = kept
-            if all(_share_basis(of_point, kept[0], j) for of_point in kept):
+            if len(keys) == 1:
                 several = kept[:1]
             seen = [[at.seen[j] for at in of_point] for of_point in several]
             frame.bases.append(
@@ -406,14 +406,6 @@ class Gram(Batched):
         if self.batch.axes == 1:
             return parts.squeeze(1)
         return parts.movedim(0, 1)
-
-
-def _share_basis(
-    some: Sequence[KeptCoordinates], others: Sequence[KeptCoordinates], number: int
-) -> bool:
-    """Whether the same clients of two points have basis ``number`` in the same memory."""
-    pairs = zip(some, others, strict=True)
-    return all(a.bases[number] is b.bases[number] for a, b in pairs)
 
 
 def _padded(parts: Sequence[Sequence[Tensor]], rows: int) -> Tensor:

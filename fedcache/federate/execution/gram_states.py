@@ -340,5 +340,4 @@ def restore(states: ClientStates, snapshot: Snapshot | None, grams: GramMatrices
         # X B_j' is computed again from the rows and the bases.
         seen = [grams.of(client) @ b.mT for b in own]
         rest = {n: t for n, t in states[client].items() if n not in coords[client]}
-        made = KeptCoordinates(coords[client], own, seen)
-        states.keep(client, rest, made, grams)
+        states.keep(client, rest, KeptCoordinates(coords[client], own, seen), grams)

@@ -217,7 +217,7 @@ def _upload_bytes(job: RunState, kept: Tree) -> int:
 
 
 def _bytes(tree: Tree) -> int:
-    return sum(t.numel() * t.element_size() for t in tree.values())
+    return sum(t.nbytes for t in tree.values())
 
 
 @dataclass(frozen=True)

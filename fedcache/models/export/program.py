@@ -321,8 +321,7 @@ def image_inputs(recipes: Sequence[Recipe]) -> tuple[tuple[ModelInput, ...], tup
     if len(inputs) > 1:
         inputs = tuple(replace(one, name=f"images_{n}") for n, one in enumerate(inputs, 1))
     positions = list(found)
-    reads = tuple(positions.index(key) for key in keys)
-    return inputs, reads
+    return inputs, tuple(positions.index(key) for key in keys)
 
 
 def _images_of_data(model: SavedModel) -> tuple[ModelInput, ...]:
