@@ -121,8 +121,7 @@ def consistent_temperature(scores: NDArray[np.float64], label: NDArray[np.int64]
         return None
     if excess(high) > 0:
         return HOTTEST
-    best = scipy.optimize.brentq(excess, low, high, xtol=1e-6)
-    return float(np.exp(best))
+    return float(np.exp(scipy.optimize.brentq(excess, low, high, xtol=1e-6)))
 
 
 def scores_of_rows(

@@ -572,8 +572,7 @@ def matched(
     known = labelled & (truth >= 0)
     lost = Counter(names[0][k] for k in label[labelled & ~known])
     unlabelled = int((readable & ~labelled).sum())
-    unreadable = int((~readable).sum())
-    left = LeftOutRows(unlabelled, unreadable, dict(sorted(lost.items())))
+    left = LeftOutRows(unlabelled, int((~readable).sum()), dict(sorted(lost.items())))
     reasons = " ".join(left.sentences())
     if not labelled.any():
         raise StoreError(

@@ -232,8 +232,7 @@ class FedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         count = self.clients
         if count is None:
             count = min(CLIENTS, N // LEAST_ROWS)
-        options = {"clients": max(1, min(count, N))}
-        values = how.resolve({**options, **(self.scheme_options or {})})
+        values = how.resolve({"clients": max(1, min(count, N)), **(self.scheme_options or {})})
         # All rows are readable training rows of one domain; only the labels differ.
         zeros = np.zeros(N, np.int64)
         readable = np.ones(N, np.uint8)

@@ -92,12 +92,12 @@ def refused(what: str) -> StoreError:
     return StoreError(f"The model file was not written by fedcache: {what}.", HINT)
 
 
-def check_format(found: Any, current: int) -> None:
+def check_format(found: Any) -> None:
     """Refuse a format that is not a number, or that a later fedcache wrote. Raises StoreError."""
     if type(found) is not int or not 1 <= found <= NEWEST:
         raise refused(f"its format is {_shown(found)}")
-    if found > current:
-        raise StoreError(f"The model has format {found}, expected {current}.", "Upgrade fedcache.")
+    if found > FORMAT:
+        raise StoreError(f"The model has format {found}, expected {FORMAT}.", "Upgrade fedcache.")
 
 
 def whole(low: int, high: int) -> FactKind:
@@ -151,8 +151,7 @@ def _is_override(value: Any) -> bool:
     columns = value["columns"]
     if not list_of(list_of(whole(0, WIDEST))).allows(columns):
         return False
-    pairs = all(len(pair) == 2 for pair in columns)
-    return pairs and SETTINGS.allows(value["hp"])
+    return all(len(pair) == 2 for pair in columns) and SETTINGS.allows(value["hp"])
 
 
 def _is_temperature(value: Any) -> bool:
@@ -475,7 +474,7 @@ class ModelFacts:
         if not isinstance(data, Mapping):
             raise refused("its metadata is not an object")
         values = dict(data)
-        check_format(values.pop("format", None), FORMAT)
+        check_format(values.pop("format", None))
         known = {f.name for f in fields(cls)}
         strange = ", ".join(sorted(map(str, set(values) - known)))
         if strange:
@@ -974,8 +973,7 @@ def chosen_clients(names: Sequence[str], choice: str | None) -> list[int]:
     if choice == "none":
         return []
     numbers = {name: i for i, name in enumerate(names)}
-    parts = {part.strip() for part in str(choice).split(",")}
-    chosen = parts - {""}
+    chosen = {part.strip() for part in str(choice).split(",")} - {""}
     for name in chosen:
         if name not in numbers:
             raise unknown(

@@ -254,8 +254,7 @@ def features_of_file(model: SavedModel, columns: Mapping[str, Any], path: Path) 
             return FileFeatures((whole,), tuple(ends[:-1]))
     if len(columns) == len(facts.widths):
         return FileFeatures(tuple(columns.values()))
-    widths = [column.shape[-1] for column in columns.values()]
-    found = _with_widths(columns, widths)
+    found = _with_widths(columns, [column.shape[-1] for column in columns.values()])
     reads = _with_widths(facts.backbones, facts.widths)
     raise StoreError(
         f"{path} has features {found}, but the model reads {reads}.",

@@ -356,7 +356,7 @@ def traffic_adds_up(trial: Trial) -> None:
 @law("sequential", applies=lambda trial: trial.method.additive(trial.hp))
 def additive_uploads_add_up(trial: Trial) -> None:
     """A method declared additive learns the same from many clients as from one client with all their rows."""
-    _close_servers(trial, trial.with_views(), 1e-10)
+    _close_servers(trial, trial.with_views())
 
 
 @law("sequential")
@@ -439,10 +439,10 @@ def all_rows_count_the_same(trial: Trial) -> None:
     declared = {h.name for h in trial.method.hparams}
     plain = {name: value for name, value in words.items() if name in declared}
     one_step = replace(trial, settings={**trial.settings, **plain})
-    _close_servers(one_step, one_step.federation(), 1e-10)
+    _close_servers(one_step, one_step.federation())
 
 
-def _close_servers(trial: Trial, pair: tuple[Data, list[TinyClient]], at_most: float) -> None:
+def _close_servers(trial: Trial, pair: tuple[Data, list[TinyClient]]) -> None:
     """Compare the server after a round of all clients with that after a round of one client with all their rows."""
     data, clients = pair
     train = np.concatenate([c.train for c in clients])
@@ -452,7 +452,7 @@ def _close_servers(trial: Trial, pair: tuple[Data, list[TinyClient]], at_most: f
     one = trial.run((data, [together]), rounds=1, participation=None)
     apart = gap(many.server, one.server)
     require(
-        apart < at_most,
+        apart < 1e-10,
         f"the server of four clients and that of one with all their rows differ by {apart:.1e}",
     )
 

@@ -27,8 +27,7 @@ def small_columns() -> Columns:
     # The uid of a row is a digest of 16 bytes, as in a store.
     digests = b"".join(hashlib.sha256(b"%d" % i).digest()[:16] for i in range(ROWS))
     uid = np.frombuffer(digests, np.uint8).reshape(ROWS, 16)
-    sites = tuple(f"site {i}" for i in range(6))
-    site = Group(g.integers(0, 6, ROWS).astype(np.int32), sites)
+    site = Group(g.integers(0, 6, ROWS).astype(np.int32), tuple(f"site {i}" for i in range(6)))
     label = np.tile(np.arange(CLASSES), ROWS // CLASSES).astype(np.int32)
     domain = np.repeat(np.arange(DOMAINS), ROWS // DOMAINS).astype(np.int16)
     split = g.choice(3, ROWS, p=(0.7, 0.25, 0.05)).astype(np.uint8)
@@ -154,5 +153,4 @@ def _trained(partition: Partition) -> np.ndarray:
 
 
 def _tested(partition: Partition) -> np.ndarray:
-    tests = [client.test for client in partition.clients]
-    return np.concatenate([partition.test, *tests])
+    return np.concatenate([partition.test, *(client.test for client in partition.clients)])

@@ -311,8 +311,7 @@ class StoredRows:
         columns = others[1:]
         # Rows and view first, then ``post`` on whole rows, then columns.
         if isinstance(rows, Tensor):
-            of_view = self.stored[(slice(None), *view)]
-            found = self._gather(of_view, rows)
+            found = self._gather(self.stored[(slice(None), *view)], rows)
         else:
             found = self.stored[(rows, *view)]
         return self._read(found)[(..., *columns)]
@@ -343,8 +342,7 @@ class StoredRows:
         # Rows are read in the order of the file, in parts that each map at most ``RESIDENT`` bytes.
         flat = index.flatten()
         out = source.new_empty((len(flat), *source.shape[1:]))
-        parts = -(-most // RESIDENT)
-        for part in flat.argsort().tensor_split(parts):
+        for part in flat.argsort().tensor_split(-(-most // RESIDENT)):
             rows = flat[part]
             self._touch(self._maps(rows, views))
             out[part] = source[rows]

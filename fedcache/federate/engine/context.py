@@ -133,8 +133,7 @@ def _digest(*key: int | str) -> bytes:
 
 def generator(seed: int, purpose: str, *key: int | str) -> np.random.Generator:
     """The generator of one stream."""
-    bits = np.random.PCG64(key_hash(seed, purpose, *key))
-    return np.random.Generator(bits)
+    return np.random.Generator(np.random.PCG64(key_hash(seed, purpose, *key)))
 
 
 def generators(keys: Sequence[tuple[int | str, ...]]) -> list[np.random.Generator]:
@@ -169,8 +168,7 @@ def seed_states(entropy: np.ndarray) -> np.ndarray:
     # numpy's algorithm on arrays: fill the pool, mix every word into every other, then draw 32-bit words from it.
     pool = [mixed(word, next(steps)) for word in entropy.astype(np.uint32)]
     for source, target in permutations(range(WORDS), 2):
-        other = mixed(pool[source], next(steps))
-        both = pool[target] * _LEFT - other * _RIGHT
+        both = pool[target] * _LEFT - mixed(pool[source], next(steps)) * _RIGHT
         pool[target] = both ^ both >> _SHIFT
     words = [mixed(pool[i % WORDS], step) for i, step in enumerate(_DRAW)]
     return np.stack(words, 1).astype("<u4").view("<u8").astype(np.uint64)
@@ -221,10 +219,8 @@ class ClientRng:
         """A permutation of each client's rows [*lead, max(sizes)], in this round."""
         if self.memo is None or len(sizes) > 1:
             return self.each(purpose, lambda g, i: g.permutation(sizes[i]), *key)
-        client = self.clients[0]
-        rows = sizes[0]
-        same = ("order", self.seed, purpose, self.round, client, rows, self.axes, *key)
-        make = partial(self.each, purpose, lambda g, _: g.permutation(rows), *key)
+        same = ("order", self.seed, purpose, self.round, self.clients[0], sizes[0], self.axes, *key)
+        make = partial(self.each, purpose, lambda g, _: g.permutation(sizes[0]), *key)
         return self.memo.get(same, make, lambda t: t.nbytes)
 
     def stack(self, parts: Sequence[np.ndarray]) -> Tensor:
@@ -314,8 +310,7 @@ class ClientRng:
             if numbers % 16 == 0:
                 part.normal_(generator=source)
             else:
-                groups = -(-numbers // 16)
-                drawn = torch.randn(groups * 16, generator=source)
+                drawn = torch.randn(-(-numbers // 16) * 16, generator=source)
                 part.copy_(drawn[:numbers])
         return with_axes(out.to(self.device, self.dtype), self.axes)
 

@@ -23,6 +23,7 @@ from fedcache.federate.engine.outcome import (
 )
 from fedcache.federate.engine.run_state import RunState
 from fedcache.federate.execution.gram_states import same_outline
+from fedcache.federate.execution.grid_batch import stacked_trees
 from fedcache.federate.partition.client_table import ClientRows, ClientTable, RowLists
 from fedcache.heads.linear import Tree
 
@@ -99,8 +100,7 @@ def predict_rows(
             u = scores(index)
             out[..., start : start + size] = u.argmax(-1).cpu().numpy()
             if blind.any():
-                only_nan = torch.isnan(u).flatten(-2).all(-1)
-                blind &= only_nan.cpu().numpy()
+                blind &= torch.isnan(u).flatten(-2).all(-1).cpu().numpy()
     out[blind] = -1
     return out
 
@@ -465,9 +465,7 @@ def models_together(
         # The client axis has one position for each model. The broadcast has length 1 on it; features are shared.
         ids = first[part]
         some = trees[part]
-        personal = {}
-        for name in some[0]:
-            personal[name] = torch.stack([tree[name] for tree in some])
+        personal = stacked_trees(some)
         shown = None
         if method.reads_test(job.hp):
             shown = tests

@@ -45,10 +45,10 @@ def adam_constants(ctx: Ctx) -> AdamConstants:
     return AdamConstants(ctx.number("adam_beta1"), ctx.number("adam_beta2"), ctx.number("adam_eps"))
 
 
-def opt_names(names: Sequence[str], opt: str) -> tuple[str, ...]:
+def opt_names(names: Sequence[str], ctx: Ctx) -> tuple[str, ...]:
     """Names of the optimiser's state for the trained ``names``."""
     first = tuple(f"opt/m/{n}" for n in names)
-    if opt != "adam":
+    if ctx.hp["opt"] != "adam":
         return first
     second = tuple(f"opt/v/{n}" for n in names)
     return (*first, *second, "opt/t")
@@ -58,7 +58,7 @@ def opt_init(p: Tree, names: Sequence[str], ctx: Ctx) -> Tree:
     """Fresh optimiser state for ``names`` of ``p``: zeros, and one step count per client."""
     core = len(ctx.lead)
     state: Tree = {}
-    for name in opt_names(names, str(ctx.hp["opt"])):
+    for name in opt_names(names, ctx):
         if name == "opt/t":
             state[name] = torch.zeros(ctx.lead, dtype=torch.float32, device=ctx.env.device)
         else:
@@ -508,7 +508,7 @@ def train(
     Returns:
         ``p`` after the last epoch, with the optimiser's state.
     """
-    optimiser = opt_names(names, str(ctx.hp["opt"]))
+    optimiser = opt_names(names, ctx)
     # Copies with full leading axes, which steps change in place.
     carry = own(p, ctx)
     if not all(n in p for n in optimiser):

@@ -356,9 +356,9 @@ class RoundRecord:
     @classmethod
     def from_json(cls, saved: dict[str, Any]) -> RoundRecord:
         """The record that ``dataclasses.asdict`` turned into JSON."""
-        clients = tuple(saved["clients"])
-        traffic = RoundTraffic(**saved["traffic"])
-        values = {**saved, "clients": clients, "traffic": traffic}
+        values = dict(saved)
+        values["clients"] = tuple(saved["clients"])
+        values["traffic"] = RoundTraffic(**saved["traffic"])
         return cls(**values)
 
 

@@ -271,8 +271,7 @@ def run_points(
                 records.append(resume_job(job, state, table))
         # The cheapest execution that serves the method is chosen by the sizes of the first round. A resumed run uses
         # the first round too, so it continues with the execution with which it started.
-        sampled = jobs[0].sampler.planned(0, spec.participation)
-        load = measure_load(jobs, sampled, spec.rounds)
+        load = measure_load(jobs, jobs[0].sampler.planned(0, spec.participation), spec.rounds)
         load = replace(load, points=max(spec.grid_points, len(jobs)))
         chosen = choose(method, hps[0], load, spec.execution, spec.chunk)
         if not jobs[0].trust.plain:
@@ -351,8 +350,7 @@ def plan(
     job = new_run(replace(spec, seed=0, trust=TrustPolicy()), hp)
     refuse_large_server(job, free_memory())
     job.start()
-    sampled = job.sampler.planned(0, spec.participation)
-    load = measure_load([job] * points, sampled, spec.rounds)
+    load = measure_load([job] * points, job.sampler.planned(0, spec.participation), spec.rounds)
     return choose(spec.method, hp, load, spec.execution, spec.chunk), load
 
 

@@ -177,8 +177,7 @@ def mean_length(x: Features, rows: np.ndarray) -> float:
     V = x.shape[1]
     for start in range(0, len(rows), STEP):
         part = torch.from_numpy(rows[start : start + STEP]).to(x.device)
-        first_views = take_rows(x, part * V)
-        lengths = first_views.double().norm(dim=-1)
+        lengths = take_rows(x, part * V).double().norm(dim=-1)
         total += float(lengths.sum())
     return total / max(1, len(rows))
 
@@ -371,8 +370,7 @@ class RunState:
         # A run with different clients computes them one by one.
         if own:
             hp = {**hp, **own.hp}
-            width = self.columns.cut(own.columns).shape[-1]
-            env = replace(env, width=width)
+            env = replace(env, width=self.columns.cut(own.columns).shape[-1])
             if self.public:
                 public = self.public_columns.cut(own.columns)
                 env = replace(env, public=cast(Tensor, public))

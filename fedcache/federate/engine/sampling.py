@@ -126,8 +126,7 @@ def lines_of_clients(
     found = []
     for number, line in enumerate(lines[1:], 2):
         if line:
-            name, *others = line
-            found.append((number, [name.strip(), *others]))
+            found.append((number, [line[0].strip(), *line[1:]]))
     if not found:
         raise UsageError(f"{here}: it lists no client.", example)
     return found, sha256_hex(raw)
@@ -195,8 +194,7 @@ class ClusterRule:
         example = "client,cluster  and then  client-0,north"
         refuse_lacking(lacking, names, "--client-clusters", example)
         _, of = np.unique(cluster[by_name], return_inverse=True)
-        places = np.argsort(of, kind="stable")
-        return RowLists.of_sizes(places, np.bincount(of))
+        return RowLists.of_sizes(np.argsort(of, kind="stable"), np.bincount(of))
 
 
 def parse_clusters(clusters: str | None, per_round: int) -> ClusterRule | None:

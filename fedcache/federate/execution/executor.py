@@ -168,8 +168,7 @@ class Sequential(Executor):
         # Eigenvalues of the shared sums serve every ridge, so the first of these points computes them for all.
         if len(batch.points) >= SPECTRUM_POINTS:
             if self._prepared is None or self._prepared[0] is not pooled:
-                prepared = point.method.prepare(pooled, point.server_ctx(ids))
-                self._prepared = (pooled, prepared)
+                self._prepared = (pooled, point.method.prepare(pooled, point.server_ctx(ids)))
             pooled = self._prepared[1]
         return pooled, sent
 
@@ -419,8 +418,7 @@ class Batched(Executor):
                 continue
             if rule not in factors:
                 factors[rule] = pipeline.factors(name, chunk)
-            total = self.batch.weighted_sum(t, factors[rule])
-            pipeline.add_sum(name, total, t.dtype)
+            pipeline.add_sum(name, self.batch.weighted_sum(t, factors[rule]), t.dtype)
         if not stacked and not each:
             pipeline.add_weights(chunk)  # a sum does not contain the number of its clients
             return

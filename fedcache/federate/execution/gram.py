@@ -323,8 +323,7 @@ class Gram(Batched):
         number = {}
         for n in sent_maps:
             # [G, U, D]: an axis of length 1 for points or clients becomes the axis of points.
-            base = down[n].reshape(-1, *down[n].shape[-2:])
-            number["down", n] = frame.add(base)
+            number["down", n] = frame.add(down[n].reshape(-1, *down[n].shape[-2:]))
         # Sorted, because a snapshot has names in another order, which would change the order of sums.
         for n, t in sorted(state.items()):
             if is_first(n):

@@ -141,7 +141,7 @@ class GridBatch:
         """The broadcasts of the servers as one tree, with a client axis of length 1: clients of a point share it."""
         down = downs[0]
         if self.axes == 2:
-            down = _stacked_trees(downs)
+            down = stacked_trees(downs)
         # [1, ..] or [G, 1, ..]: the axis of clients is broadcast, never copied.
         return {k: t.unsqueeze(self.axes - 1) for k, t in down.items()}
 
@@ -163,7 +163,7 @@ class GridBatch:
         points = [pad_stack(of_point) for of_point in trees]
         if self.axes == 1:
             return points[0]
-        return _stacked_trees(points)
+        return stacked_trees(points)
 
     def enter(self, down: Tree, new: Sequence[int]) -> list[dict[int, Tree]]:
         """The first states of clients that take part for the first time, per point; ``new`` is sorted by falling rows.
@@ -345,7 +345,7 @@ def stack_hp(hps: Sequence[Hp], point: RunState) -> Hp:
     return made
 
 
-def _stacked_trees(trees: Sequence[Tree]) -> Tree:
+def stacked_trees(trees: Sequence[Tree]) -> Tree:
     """Trees of the same names as one tree with a new first axis."""
     return {name: torch.stack([tree[name] for tree in trees]) for name in trees[0]}
 

@@ -104,8 +104,7 @@ class Load:
     def gram_bytes(self) -> int:
         """Bytes of Gram matrices and packed rows of the clients in ``dual_rows``."""
         n = self.dual_rows()
-        numbers = int((n * n + n * self.width).sum())
-        return numbers * self.itemsize
+        return int((n * n + n * self.width).sum()) * self.itemsize
 
     def kept_bytes(self) -> int:
         """Bytes of the states of all participants between rounds, for all points."""
@@ -371,11 +370,8 @@ def refuse_large_server(job: RunState, free: int) -> None:
     if "text" in method.reads(job.hp) and job.env.text is None:
         return  # ``RunState.start`` refuses this run
     # The difference between two clients and one client is the size per client.
-    sizes = []
-    for n in (1, 2):
-        env = replace(ctx.env, clients=n)
-        sizes.append(_bytes(method.init(replace(ctx, env=env))))
-    one, two = sizes
+    envs = [replace(ctx.env, clients=n) for n in (1, 2)]
+    one, two = (_bytes(method.init(replace(ctx, env=env))) for env in envs)
     each = COPIES * (two - one)
     needed = each * clients
     if needed > free:

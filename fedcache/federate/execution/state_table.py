@@ -245,10 +245,7 @@ def _digest(raw: bytes) -> bytes:
 
 def _size(kind: Kind) -> int:
     """Bytes of a row."""
-    size = 0
-    for _, dtype, shape in kind:
-        size += math.prod(shape) * getattr(torch, dtype).itemsize
-    return size
+    return sum(math.prod(shape) * getattr(torch, dtype).itemsize for _, dtype, shape in kind)
 
 
 def _lock_of(path: Path) -> Path:
