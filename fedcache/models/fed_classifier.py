@@ -159,8 +159,7 @@ class FedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             clients = _grouped(groups, X)
         self.clients_ = [client.name for client in clients]
         feat_post = str(hp.get("feat_post", "none"))
-        features = X.astype(np.float32)[:, None]
-        x, scaling = prepare_features([features], feat_post, np.arange(len(X)))
+        x, scaling = prepare_features([X.astype(np.float32)[:, None]], feat_post, np.arange(len(X)))
         y = torch.from_numpy(codes.astype(np.int64))
         data = Data(x, y, len(self.classes_), widths=(X.shape[1],))
         spec = TrainingRun(

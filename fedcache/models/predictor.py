@@ -216,8 +216,7 @@ class Predictor:
             rows = np.arange(store.rows)
         for block in _blocks(len(rows)):
             part = np.asarray(rows[block], np.int64)
-            arrays = [reader.rows(part)[:, 0] for reader in readers]
-            yield part, self.scores(*arrays)
+            yield part, self.scores(*(reader.rows(part)[:, 0] for reader in readers))
 
 
 def _blocks(rows: int) -> Iterator[slice]:

@@ -58,7 +58,7 @@ STEP = 4096
 
 @dataclass(frozen=True)
 class Scaling:
-    """Statistics of all clients' rows: ``mean`` is subtracted from every feature, and the rest divided by ``scale``."""
+    """Statistics of all clients' rows, by which a feature becomes (feature - ``mean``) / ``scale``."""
 
     mean: NDArray[np.float64]  # [D]
     scale: NDArray[np.float64]  # [D]; 1 for a feature that is constant, and for ``center``

@@ -256,8 +256,7 @@ def predict_stacked(
         while stop < limit and found[stop] is None:
             stop += 1
         part = slice(start, stop)
-        scores = stacked.scores(part)
-        out[part] = predict_rows(scores, data.x.device, rows, stop - start)
+        out[part] = predict_rows(stacked.scores(part), data.x.device, rows, stop - start)
         start = stop
     if stacked.fresh >= 0:
         fresh_before.keep(stacked.trees[stacked.fresh], rows, out[stacked.fresh])

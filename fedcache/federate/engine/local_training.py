@@ -345,9 +345,8 @@ def minibatches(
     order = ctx.rng.permutations(purpose, data.n, epoch)
     # [M, steps, B]: 1 / b on the b real rows of a batch and 0 on padding, so a weighted sum is the mean of the batch.
     batch_rows = table[..., None]
-    real = np.arange(widths.max()) < batch_rows
     with np.errstate(divide="ignore"):
-        share = np.where(real, 1.0 / batch_rows, 0.0)
+        share = np.where(np.arange(widths.max()) < batch_rows, 1.0 / batch_rows, 0.0)
     on_device = torch.from_numpy(share).to(ctx.env.device, ctx.env.dtype)
     weight = with_axes(on_device, len(ctx.lead))
     at_once = data.fits(order.numel() * len(views), GATHER_BYTES)

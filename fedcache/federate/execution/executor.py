@@ -374,8 +374,7 @@ class Batched(Executor):
             first.env.watch()
             ctx = batch.ctx(chunk)
             data = first.rows(chunk, batch.axes)
-            before = batch.states(chunk, down)
-            state, up = first.method.fit(down, before, data, ctx)
+            state, up = first.method.fit(down, batch.states(chunk, down), data, ctx)
             accepted = batch.accepts(up, state, chunk, pipeline, sent)
             batch.store(chunk, state, whole=len(chunk) == len(order))
             if not accepted:
@@ -422,9 +421,8 @@ class Batched(Executor):
         if not stacked and not each:
             pipeline.add_weights(chunk)  # a sum does not contain the number of its clients
             return
-        validated = self.batch.points[
-            0
-        ].trust.plain  # otherwise each upload is validated separately
+        # Under other policies each upload is validated separately.
+        validated = self.batch.points[0].trust.plain
         for j, c in enumerate(chunk):
             own = self.batch.of_client(stacked, j)
             own |= {n: self.batch.less_points(parts[j]) for n, parts in (each or {}).items()}

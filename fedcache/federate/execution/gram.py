@@ -164,9 +164,8 @@ class Gram(Batched):
         self.grams = (batch.cache or GridCache()).grams(batch.points[0])
         for point, snapshot in zip(batch.points, snapshots, strict=False):
             restore(point.states, snapshot, self.grams)
-        self._returned = (
-            False  # whether memory of the clients' first maps was returned to the system
-        )
+        # Whether memory of the clients' first maps was returned to the system.
+        self._returned = False
 
     @classmethod
     def serves(cls, method: Method, hp: Hp, load: Load) -> str:
@@ -351,9 +350,8 @@ class Gram(Batched):
             if len(keys) == 1:
                 several = kept[:1]
             seen = [[at.seen[j] for at in of_point] for of_point in several]
-            frame.bases.append(
-                torch.empty(0)
-            )  # never read, because these maps are not converted here
+            # A placeholder that is never read, because these maps are not converted here.
+            frame.bases.append(torch.empty(0))
             frame.seen.append(_padded(seen, longest))
         state = {}
         for n in kept[0][0].coords:

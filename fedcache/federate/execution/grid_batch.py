@@ -102,7 +102,7 @@ class GridCache:
                 self._pooled.popitem(last=False)
         self._pooled.move_to_end(key)
         pooled, sent = self._pooled[key]
-        if len(sent) != len(ids):  # cached from other clients, all of which send the same amount
+        if len(sent) != len(ids):  # cached from other clients; every client sends the same amount
             sent = [sent[0]] * len(ids)
         return pooled, sent
 
