@@ -31,9 +31,7 @@ class Prediction:
     """The prediction for one row."""
 
     name: str  # of the image, or of the row
-    classes: tuple[
-        str, ...
-    ]  # the best classes, the best first; () for a row that could not be read
+    classes: tuple[str, ...]  # the best first; () for a row that could not be read
     probabilities: tuple[float, ...]  # of these classes
     reason: str = ""  # why the row could not be read
 

@@ -307,9 +307,8 @@ def a_missing_row_is_never_read(trial: Trial) -> None:
 def no_row_leaves_a_client(trial: Trial) -> None:
     """Shapes of uploads do not depend on the number of a client's rows, and no upload holds one of its rows."""
     shapes = {}
-    for (
-        rows
-    ) in PRIME_ROWS:  # all clients have the same number, so that every upload could be pooled
+    # All clients have the same number of rows, so that every upload could be pooled.
+    for rows in PRIME_ROWS:
         first = rows
         if "public" in trial.method.needs:
             first = 5
