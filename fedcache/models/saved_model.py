@@ -216,9 +216,10 @@ def check_facts(facts: Mapping[str, Any]) -> None:
         raise refused(f"its {len(classes)} classes are {distinct} different names")
     # One width may stand for all keys; recipes and computed facts exist for every key or for none.
     count = len(known["keys"])
-    for name, legal in (("widths", (1, count)), ("recipes", (0, count)), ("computed", (0, count))):
+    legal = {"widths": (1, count), "recipes": (0, count), "computed": (0, count)}
+    for name, counts in legal.items():
         found = len(known[name])
-        if not count or found not in legal:
+        if not count or found not in counts:
             raise refused(f"{count} keys have {found} {name}")
     for key, recipe in zip(known["keys"], known["recipes"], strict=False):
         _check_recipe(key, recipe)

@@ -104,7 +104,8 @@ class ChunkBases:
             seen = self.grams.forward(self.clients, base)
         else:
             # Each client has its own basis: one product for each client, padded to the longest client.
-            own = [self.grams.forward([c], b)[0] for c, b in zip(self.clients, base, strict=True)]
+            pairs = zip(self.clients, base, strict=True)
+            own = [self.grams.forward([c], b)[0] for c, b in pairs]
             longest, U, G = own[0].shape
             seen = zeros(own[0], len(own), longest, U, G)
             for to, part in zip(seen, own, strict=True):
@@ -322,7 +323,8 @@ class Gram(Batched):
         number = {}
         for n in sent_maps:
             # [G, U, D]: an axis of length 1 for points or clients becomes the axis of points.
-            number["down", n] = frame.add(down[n].reshape(-1, *down[n].shape[-2:]))
+            base = down[n].reshape(-1, *down[n].shape[-2:])
+            number["down", n] = frame.add(base)
         # Sorted, because a snapshot has names in another order, which would change the order of sums.
         for n, t in sorted(state.items()):
             if is_first(n):
