@@ -1,16 +1,16 @@
 """Calibration: the temperature of a model's probabilities, fitted when its training ends.
 
-Scores of ridge regression are between 0 and 1, and those of a nearest mean are distances, so their plain softmax does
-not tell how often a prediction is right. The fitted temperature makes the mean probability of the predicted classes
-equal to their accuracy (Clarte et al., "Expectation consistency for calibration of neural networks", UAI 2023). The
-temperature of least NLL, which ``evaluate`` finds, is not robust: single rows with extreme scores, as variances near 0
-give, can raise it until the probabilities of all other rows are nearly equal.
+Scores of ridge regression are between 0 and 1, and those of a nearest mean are distances, so their plain softmax is
+not the probability that a prediction is right. The fitted temperature makes the mean probability of the predicted
+classes equal to their accuracy (Clarte et al., "Expectation consistency for calibration of neural networks", UAI 2023).
+The temperature with the lowest NLL, which ``evaluate`` finds, is not robust. Single rows with extreme scores, which
+variances near 0 cause, can raise it until the probabilities of all other rows are nearly equal.
 
-The temperature is fitted on rows that the model was not trained on:
+The temperature is fitted on rows on which the model was not trained:
 
-- the validation rows of the partition, for every method with one model for all clients;
+- the validation rows of the partition, for every method with a global model;
 - without validation rows, a fifth of every client's training rows, for methods in closed form. The method is trained
-  again without these rows, and the model takes over the temperature of the second one. For methods that take gradient
+  again without these rows, and the first model gets the temperature of the second one. For methods that take gradient
   steps this would double the time of the run, so they have no temperature.
 
 Only simulated runs have a temperature, because fitting needs the rows of all clients in one place.
@@ -36,7 +36,7 @@ from fedcache.models.evaluate import COLDEST, HOTTEST, MOST_KEPT
 SHARE = 0.2
 """Share of every client's training rows that a second training leaves out."""
 LEAST_ROWS = 20
-"""Least rows to fit a temperature on."""
+"""Minimum number of rows to fit a temperature."""
 DIGITS = 4
 """Significant digits of a temperature; further digits differ between processors."""
 
@@ -44,8 +44,7 @@ DIGITS = 4
 def temperature_of(spec: TrainingRun, out: TrainingOutput) -> float | None:
     """The temperature of a model that has just been trained, or None.
 
-    None for personal models, for private runs, because their epsilon does not cover the fit, and for runs without
-    enough rows.
+    None for personal models, for private runs (their epsilon does not cover the fit), and for runs without enough rows.
     """
     if out.protocol != "global" or spec.trust.privacy is not None:
         return None
@@ -59,7 +58,8 @@ def temperature_of(spec: TrainingRun, out: TrainingOutput) -> float | None:
     try:
         train, rows = _without_a_share(spec)
         without = ClientTable.dealt(names_of(spec.clients), train, np.empty(0, np.int64), None)
-        return _fitted(spec, run(replace(spec, clients=without, eval_every=0), out.hp), rows)
+        second = run(replace(spec, clients=without, eval_every=0), out.hp)
+        return _fitted(spec, second, rows)
     except (UsageError, FederatedRunError):  # too few rows, or a method that fails with so few
         return None
 
@@ -72,13 +72,14 @@ def _without_a_share(spec: TrainingRun) -> tuple[RowLists, NDArray[np.int64]]:
     train = RowLists.of([client.train for client in spec.clients])
     label = spec.data.y.cpu().numpy()
     # The share is drawn, because neighbouring rows of a store may be similar. It is equal for all seeds.
-    order = np.random.default_rng(0).bytes(16 * len(label))
-    kept, taken = hold_out(train, label, np.frombuffer(order, np.uint8).reshape(-1, 16), SHARE)
+    drawn = np.random.default_rng(0).bytes(16 * len(label))
+    order = np.frombuffer(drawn, np.uint8).reshape(-1, 16)
+    kept, taken = hold_out(train, label, order, SHARE)
     return kept, taken.distinct
 
 
 def _fitted(spec: TrainingRun, out: TrainingOutput, rows: NDArray[np.int64]) -> float | None:
-    """The temperature of the one model of ``out`` on labelled rows that it was not trained on."""
+    """The temperature of the global model of ``out`` on labelled rows on which it was not trained."""
     model = out.deployed(None)
     label = spec.data.y.cpu().numpy()
     rows = rows[label[rows] >= 0]
@@ -104,7 +105,7 @@ def consistent_temperature(scores: NDArray[np.float64], label: NDArray[np.int64]
     ``COLDEST``.
 
     Args:
-        scores: [n, C], finite in each row's highest.
+        scores: [n, C]; the highest score of each row is finite.
         label: [n].
     """
     right = int((scores.argmax(-1) == label).sum())
@@ -128,8 +129,10 @@ def scores_of_rows(
 ) -> NDArray[np.float64]:
     """Scores float64 [n, C] of rows of the run."""
     parts = []
+    device = spec.data.x.device
     for start in range(0, len(rows), BLOCK):
-        x = spec.data.x[torch.from_numpy(rows[start : start + BLOCK]).to(spec.data.x.device), 0]
+        index = torch.from_numpy(rows[start : start + BLOCK]).to(device)
+        x = spec.data.x[index, 0]
         if x.is_floating_point():
             x = x.to(spec.dtype)
         with torch.no_grad():

@@ -1,15 +1,15 @@
 """Client prior: the log-prior of classes that a client adds to its class scores, from its own class counts.
 
-A client knows how many training rows of each class it has. If its test rows have the same class shares, one model for
-all clients predicts them better once these shares are added to its log-probabilities (logit adjustment; Menon et al.,
-"Long-tail learning via logit adjustment", ICLR 2021). Nothing is sent for ``classes`` and ``counts``. For ``fitted``
-the server sums the class counts of all clients, and fits one number to them. ``em`` estimates the class shares of a
-client's test rows from their scores, without labels.
+A client knows how many training rows of each class it has. If its test rows have the same class shares, a global model
+predicts them better after the logarithms of these shares are added to its log-probabilities (logit adjustment; Menon
+et al., "Long-tail learning via logit adjustment", ICLR 2021). Nothing is sent for ``classes`` and ``counts``. For
+``fitted`` the server sums the class counts of all clients, and fits one number to them. ``em`` estimates the class
+shares of a client's test rows from their scores, without labels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,15 +27,15 @@ Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
 
 NEVER = -1e20
-"""A lower score or log-probability is one of a class that the model never predicts, so its probability is 0. Such
-classes have the score -1e30 (``heads.losses.MASKED``) times the factor of the method."""
+"""A class with a lower score or log-probability is never predicted by the model, so its probability is 0. Such classes
+have the score -1e30 (``heads.losses.MASKED``) times the factor of the method."""
 LEAST = 1e-3
 MOST = 1e6
 """Lowest and highest concentration of the search."""
 GRID = 55
-"""Concentrations that are tried before the search between two of them: six for each factor of ten."""
+"""Values that are tried before the search between two of them; for a concentration six in each factor of ten."""
 MASKED_SHARE = 0.05
-"""A mask that excludes the classes of a larger share of a client's rows is warned of."""
+"""Share of a client's rows above which a warning is shown if a mask excludes the classes of these rows."""
 EM_STEPS = 1000
 EM_CLOSE = 1e-6
 """EM ends after ``EM_STEPS`` steps, or when no class share changes by more than ``EM_CLOSE``."""
@@ -66,17 +66,18 @@ class ClientPriors:
         return cls(kind, counts, shares, concentration)
 
     def caution(self) -> str | None:
-        """A warning where the class counts speak against a mask; None otherwise.
+        """A warning if a mask would probably exclude the right classes of many rows; None otherwise.
 
-        The fitted concentration k says which share of its future rows a client has in classes without a training row:
-        k pi_c / (n_i + k), summed over these classes.
+        The expected share of a client's future rows in classes without a training row follows from the fitted
+        concentration k: k pi_c / (n_i + k), summed over these classes.
         """
         if self.kind not in ("classes", "counts"):
             return None
         k = fit_concentration(self.counts, self.shares)
         rows = self.counts.sum(1)
         masked = (self.counts == 0) @ self.shares
-        lost = float((k * masked / (rows + k))[rows > 0].mean())
+        of_clients = k * masked / (rows + k)
+        lost = float(of_clients[rows > 0].mean())
         if lost < MASKED_SHARE:
             return None
         return (
@@ -86,10 +87,10 @@ class ClientPriors:
         )
 
     def log_prior(self, client: int) -> Floats:
-        """[C], up to a constant: -inf for a masked class, 0 for ``none``.
+        """The log-prior [C] of a client, up to a constant: -inf for a masked class, 0 for ``none``.
 
-        Under ``classes`` and ``counts`` it is 0 for a client without labelled training rows, which knows no class
-        shares.
+        Under ``classes`` and ``counts`` it is 0 for a client without labelled training rows, because its class shares
+        are unknown.
         """
         counts = self.counts[client].astype(np.float64)
         if self.concentration is not None:
@@ -143,21 +144,31 @@ def fit_concentration(counts: Counts, shares: Floats) -> float:
         all_rows = scipy.special.gammaln(rows + k) - scipy.special.gammaln(k)
         return float(all_rows.sum() - own.sum())
 
-    # A grid first, because the likelihood is flat at both ends.
-    grid = np.linspace(np.log(LEAST), np.log(MOST), GRID)
-    best = int(np.argmin([loss(log_k) for log_k in grid]))
-    ends = grid[max(0, best - 1)], grid[min(GRID - 1, best + 1)]
+    # A grid comes first, because the likelihood is flat at both ends.
+    log_k, _loss = grid_minimum(loss, np.log(LEAST), np.log(MOST))
+    return float(np.exp(log_k))
+
+
+def grid_minimum(loss: Callable[[float], float], low: float, high: float) -> tuple[float, float]:
+    """The number between ``low`` and ``high`` with the lowest loss, and this loss.
+
+    The lowest of ``GRID`` numbers is improved by a search between its neighbours.
+    """
+    grid = np.linspace(low, high, GRID)
+    best = int(np.argmin([loss(value) for value in grid]))
+    start = grid[max(0, best - 1)]
+    end = grid[min(GRID - 1, best + 1)]
     found = scipy.optimize.minimize_scalar(
-        loss, bounds=ends, method="bounded", options={"xatol": 1e-6}
+        loss, bounds=(start, end), method="bounded", options={"xatol": 1e-6}
     )
-    return float(np.exp(found.x))
+    return float(found.x), float(found.fun)
 
 
 def estimate_log_prior(probabilities: Floats, shares: Floats) -> Floats:
-    """[C]: log(class shares of unlabelled rows / class shares of the training rows).
+    """log(class shares of unlabelled rows / class shares of the training rows), [C].
 
-    The maximum of the likelihood by expectation maximisation (Saerens, Latinne and Decaestecker, "Adjusting the outputs
-    of a classifier to new a priori probabilities", 2002): q_c <- mean_i of p_ic q_c / pi_c, normalised for each row.
+    Expectation maximisation of the likelihood (Saerens, Latinne and Decaestecker, "Adjusting the outputs of a
+    classifier to new a priori probabilities", 2002): q_c <- mean_i of p_ic q_c / pi_c, normalised for each row.
 
     Args:
         probabilities: [n, C] of the model; rows of NaN are left out.
@@ -181,7 +192,7 @@ def estimate_log_prior(probabilities: Floats, shares: Floats) -> Floats:
 
 @dataclass(frozen=True)
 class ClientPrior:
-    """The prior of one client, as a model adds it to its scores."""
+    """The prior of one client, in the form in which a model adds it to its scores."""
 
     client: str
     kind: str
@@ -193,7 +204,7 @@ class ClientPrior:
         return f"{self.kind} of {self.client}"
 
     def offset(self, temperature: float) -> Tensor:
-        """[C], what is added to scores so that the log-softmax at a temperature gets the log-prior."""
+        """Numbers [C] to add to scores, so that the log-prior is added to the log-softmax at this temperature."""
         return torch.from_numpy(temperature * self.log_prior).clamp(min=MASKED)
 
 
@@ -204,7 +215,7 @@ class ModelWithPrior(DeployedModel):
     offset: Tensor  # [C]
 
     def scores(self, x: Tensor) -> Tensor:
-        """As those of the model, plus the offset."""
+        """The scores of the model, plus the offset."""
         return add_offset(super().scores(x), self.offset)
 
 

@@ -1,4 +1,4 @@
-"""A saved model on labelled rows of a store or a file of embeddings: its figures, and its mistakes."""
+"""Evaluate a saved model on labelled rows of a store or a file of embeddings: measures and mistakes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fedcache.errors import StoreError, unknown
 from fedcache.federate.engine.outcome import macro_f1
-from fedcache.models.client_prior import NEVER, ClientPrior, add_offset
+from fedcache.models.client_prior import NEVER, ClientPrior, add_offset, grid_minimum
 from fedcache.models.predictor import Predictor
 from fedcache.models.saved_model import first_names
 from fedcache.models.sources import FileFeatures, features_of_file, rows_of_split
@@ -24,7 +24,7 @@ from fedcache.store.samples import SPLITS
 from fedcache.store.store import Store
 from fedcache.tables.embeddings import open_embeddings
 
-# Accuracy and calibration figures of a model on labelled rows.
+# Accuracy and calibration of a model on labelled rows.
 
 
 BINS = 15
@@ -38,7 +38,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class RightRows:
-    """How many rows are predicted right, with Wilson's interval; None where several models predict the rows."""
+    """Number of rows with a right prediction, and Wilson's interval; None if several models predict the rows."""
 
     rows: int  # that have a label and a prediction
     right: int
@@ -58,11 +58,11 @@ class RightRows:
 
 @dataclass(frozen=True)
 class ClassMeasures:
-    """One class among the labels; None for the precision of a class that is never predicted."""
+    """Measures of one class among the labels."""
 
     name: str
     rows: int  # with this label
-    predicted: int  # rows that it is predicted for
+    predicted: int  # rows with this prediction
     right: int
 
     @property
@@ -74,7 +74,7 @@ class ClassMeasures:
 
     @property
     def precision(self) -> float | None:
-        """Share of its predictions that are right."""
+        """Share of its predictions that are right; None for a class that is never predicted."""
         if self.predicted:
             return self.right / self.predicted
         return None
@@ -91,34 +91,37 @@ class ClassMeasures:
 
 @dataclass(frozen=True)
 class Temperature:
-    """The temperature that minimises the NLL of the rows it was fitted on."""
+    """The temperature that minimises the NLL of the rows on which it was fitted."""
 
     value: float  # scores are divided by it
-    nll: float  # nats per row at that temperature, over the rows it was fitted on
-    rows: int  # it was fitted on
-    at_limit: bool  # whether it is the lowest or highest that was tried
+    nll: float  # nats per row at that temperature, over the rows of the fit
+    rows: int  # of the fit
+    at_limit: bool  # whether it is the lowest or highest temperature that was tried
 
 
 @dataclass(frozen=True)
 class Measures:
-    """Figures of one model, or of several models on the same rows."""
+    """Measures of one model, or of several models on the same rows."""
 
     all: RightRows
     macro_f1: float  # a fraction
     ece: float  # a fraction
-    nll: float  # nats per row; inf where a label has probability 0
+    nll: float  # nats per row; inf if a label has probability 0
     by_class: tuple[ClassMeasures, ...]  # of the classes among the labels
     by_domain: Mapping[str, RightRows]
-    # (label, prediction, rows), of the pairs that occur
+    # (label, prediction, rows) of every pair that occurs.
     confusion: tuple[tuple[str, str, int], ...]
-    # rows, mean confidence and accuracy of each of ``BINS``; 0 without rows
+    # Rows, mean confidence and accuracy of each of ``BINS``; 0 without rows.
     bins: tuple[tuple[int, float, float], ...]
-    temperature: Temperature | None  # None for several models, and where no temperature helps
+    temperature: Temperature | None  # None for several models, and if no temperature helps
     unscored: int = 0  # rows without scores
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
         plain = {k: getattr(self, k) for k in ("macro_f1", "ece", "nll", "unscored")}
+        temperature = None
+        if self.temperature is not None:
+            temperature = asdict(self.temperature)
         return {
             **self.all.to_dict(),
             **plain,
@@ -126,7 +129,7 @@ class Measures:
             "by_domain": {name: d.to_dict() for name, d in self.by_domain.items()},
             "confusion": [list(pair) for pair in self.confusion],
             "reliability": [{"rows": n, "confidence": c, "accuracy": a} for n, c, a in self.bins],
-            "temperature": self.temperature and asdict(self.temperature),
+            "temperature": temperature,
         }
 
 
@@ -134,7 +137,7 @@ class Measures:
 class ClientSpread:
     """Accuracy of the clients' own models, each on all rows; fractions."""
 
-    clients: Mapping[str, float]  # of each; NaN without a scored row
+    clients: Mapping[str, float]  # name -> accuracy; NaN without a scored row
 
     @property
     def mean(self) -> float:
@@ -186,12 +189,12 @@ class PriorHits:
 
 @dataclass(frozen=True)
 class PriorAccuracy:
-    """Accuracy without and with the client prior, each client's test rows scored for that client; fractions."""
+    """Accuracy without and with the client prior, on each client's own test rows; fractions."""
 
     kind: str  # one of ``CLIENT_PRIORS``
     concentration: float | None  # of ``fitted``
     test_protocol: str  # of the partition: class shares of the clients' test rows
-    clients: Mapping[str, PriorHits]  # that have scored rows
+    clients: Mapping[str, PriorHits]  # clients with scored rows
 
     @property
     def rows(self) -> int:
@@ -205,27 +208,26 @@ class PriorAccuracy:
 
     @property
     def with_prior(self) -> dict[str, float]:
-        """The same figures with the prior."""
+        """The same accuracies with the prior."""
         return self._accuracy([c.right_with_prior for c in self.clients.values()])
 
     def _accuracy(self, right: Sequence[int]) -> dict[str, float]:
-        each = [hits / c.rows for hits, c in zip(right, self.clients.values(), strict=True)]
-        return {"client_mean": float(np.mean(each)), "pooled": sum(right) / self.rows}
+        rows = [client.rows for client in self.clients.values()]
+        each = [hits / n for hits, n in zip(right, rows, strict=True)]
+        return {"client_mean": float(np.mean(each)), "pooled": sum(right) / sum(rows)}
 
     def sentence(self) -> str:
-        """All figures in words."""
-        what = self.kind
+        """All accuracies in words."""
+        kind = self.kind
         if self.concentration is not None:
-            what += f" (concentration {self.concentration:.4g})"
-        before = self.without
-        after = self.with_prior
+            kind += f" (concentration {self.concentration:.4g})"
         clients = len(self.clients)
-        means = [percent(a["client_mean"]) for a in (before, after)]
-        pooled = [percent(a["pooled"]) for a in (before, after)]
+        before = {name: percent(accuracy) for name, accuracy in self.without.items()}
+        after = {name: percent(accuracy) for name, accuracy in self.with_prior.items()}
         return (
-            f"Client prior {what}, on the own test rows ({self.test_protocol}) of {clients:,} clients: the mean "
-            f"accuracy over clients is {means[0]} without and {means[1]} with the prior; over all {self.rows:,} "
-            f"rows it is {pooled[0]} and {pooled[1]}."
+            f"Client prior {kind}, on the own test rows ({self.test_protocol}) of {clients:,} clients: the mean "
+            f"accuracy over clients is {before['client_mean']} without and {after['client_mean']} with the prior; "
+            f"over all {self.rows:,} rows it is {before['pooled']} and {after['pooled']}."
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -247,19 +249,20 @@ class LeftOutRows:
 
     unlabelled: int = 0
     unreadable: int = 0  # without features
-    # rows of each class that the model does not know
+    # Class that the model does not know -> rows.
     unknown: Mapping[str, int] = field(default_factory=dict)
 
     def sentences(self) -> list[str]:
         """One sentence for each reason that occurs."""
         made = []
         if self.unknown:
-            few = ", ".join(f"{name} ({rows:,})" for name, rows in list(self.unknown.items())[:8])
-            more = len(self.unknown) - 8
+            listed = [f"{name} ({rows:,})" for name, rows in self.unknown.items()]
+            names = ", ".join(listed[:8])
+            more = len(listed) - 8
             if more > 0:
-                few += f" and {more} more"
+                names += f" and {more} more"
             rows = sum(self.unknown.values())
-            made.append(_not_scored(rows, "of classes that are unknown to the model", f": {few}"))
+            made.append(_not_scored(rows, "of classes that are unknown to the model", f": {names}"))
         if self.unlabelled:
             made.append(_not_scored(self.unlabelled, "without a label"))
         if self.unreadable:
@@ -282,7 +285,7 @@ class Mistake:
     truth: str  # its class
     predicted: str
     probability: float  # of the predicted class
-    client: str | None  # whose model
+    client: str | None  # owner of the model; None for a global model
 
 
 @dataclass(frozen=True)
@@ -293,17 +296,17 @@ class Mistakes:
     most: tuple[Mistake, ...]  # the most confident first
     wrong: int  # rows with a wrong prediction, each counted for every model that scored it
     rows: int  # labelled rows that were scored, each counted for every model that scored it
-    clients: int  # clients whose own models scored rows; 0 for one model for all
+    clients: int  # clients whose personal models scored rows; 0 for a global model
 
 
 @dataclass(frozen=True, repr=False)
 class RunEvaluation:
-    """Figures of a run's model on labelled rows."""
+    """Measures of a run's model on labelled rows."""
 
     run: str  # name of its directory, or of the model file with its directory in front
     digest: str
     method: str
-    model: str  # which of its models, in words
+    model: str  # the evaluated model, in words
     trained_on: str  # name of the dataset
     backbones: tuple[str, ...]
     seeds: tuple[int, ...]
@@ -311,13 +314,13 @@ class RunEvaluation:
     rows: str  # the evaluated rows, in words
     left_out: LeftOutRows
     measures: Measures
-    clients: ClientSpread | None = None  # of models of several clients
-    mistakes: Mistakes | None = None  # the most confident ones, where these were requested
+    clients: ClientSpread | None = None  # None if one model was evaluated
+    mistakes: Mistakes | None = None  # the most confident mistakes; None if they were not requested
     client_prior: PriorAccuracy | None = None  # None for ``--client-prior none``
 
     @property
     def short_run(self) -> str:
-        """``run`` without the suffix of a file; a part that is the digest is cut to eight letters."""
+        """``run`` without the suffix of a file; a digest in it is shortened to eight letters."""
         words = self.run.removesuffix(".safetensors").split("/")
         for place, word in enumerate(words):
             if self.digest.startswith(word):
@@ -326,12 +329,12 @@ class RunEvaluation:
 
     @property
     def label(self) -> str:
-        """For tables and figures."""
+        """Label of the model in tables and figures."""
         return f"{self.method} {self.short_run}"
 
     @property
     def accuracy(self) -> float | None:
-        """A fraction; of several clients' models their mean. None without rows."""
+        """A fraction; the mean over several clients' models. None without rows."""
         if self.clients is None:
             return self.measures.all.accuracy
         return self.clients.mean
@@ -365,16 +368,14 @@ class RunEvaluation:
         return html_facts(f"{self._title}, on {self.rows}", facts)
 
     def sentences(self) -> list[str]:
-        """Remarks on the figures, one sentence each."""
+        """Remarks on the measures, one sentence each."""
         notes = self.left_out.sentences()
         m = self.measures
         if m.unscored:
             notes.append(f"{m.unscored:,} rows could not be scored and are not counted.")
         if self.clients is not None:
-            lowest, highest = (
-                f"{100 * accuracy:.2f} % ({name})"
-                for name, accuracy in (self.clients.least, self.clients.most)
-            )
+            lowest = _named_accuracy(*self.clients.least)
+            highest = _named_accuracy(*self.clients.most)
             notes.append(
                 f"Figures are means over clients' models; the lowest accuracy is {lowest}, the highest {highest}."
             )
@@ -395,33 +396,46 @@ class RunEvaluation:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
-        plain = ("run", "digest", "method", "model", "trained_on", "softmax_temperature", "rows")
+        names = ("run", "digest", "method", "model", "trained_on", "softmax_temperature", "rows")
+        plain = {name: getattr(self, name) for name in names}
+        clients = None
+        if self.clients is not None:
+            clients = self.clients.to_dict()
+        prior = None
+        if self.client_prior is not None:
+            prior = self.client_prior.to_dict()
         return {
-            **{k: getattr(self, k) for k in plain},
+            **plain,
             "backbones": list(self.backbones),
             "seeds": list(self.seeds),
             "left_out": asdict(self.left_out),
-            "clients": self.clients and self.clients.to_dict(),
+            "clients": clients,
             "measures": self.measures.to_dict(),
-            "client_prior": self.client_prior and self.client_prior.to_dict(),
+            "client_prior": prior,
         }
 
 
+def _named_accuracy(name: str, accuracy: float) -> str:
+    return f"{100 * accuracy:.2f} % ({name})"
+
+
 def calibration_error(bins: NDArray[Any]) -> float:
-    """ECE: sum_b n_b / n |acc_b - conf_b| (Guo et al. 2017, eq 3) of [BINS, 3] sums: rows, confidence, right."""
+    """ECE: sum_b n_b / n |acc_b - conf_b| (Guo et al. 2017, eq 3), from the result of ``bin_sums``."""
     n, confidence, right = bins.T
-    if n.sum():
-        return float(np.abs(right - confidence).sum() / n.sum())
+    total = n.sum()
+    if total:
+        return float(np.abs(right - confidence).sum() / total)
     return float("nan")
 
 
 def bin_sums(confidence: Floats, right: NDArray[np.bool_]) -> Floats:
     """Sums [BINS, 3] over the rows of each bin: rows, confidence, right rows; confidence [n] is in [0, 1]."""
-    place = np.clip(np.ceil(confidence * BINS).astype(np.int64) - 1, 0, BINS - 1)
-    columns = (None, confidence, right.astype(np.float64))
-    return np.stack(
-        [np.bincount(place, weights, BINS).astype(np.float64) for weights in columns], 1
-    )
+    number = np.ceil(confidence * BINS).astype(np.int64) - 1
+    place = np.clip(number, 0, BINS - 1)
+    columns = []
+    for weights in (None, confidence, right.astype(np.float64)):
+        columns.append(np.bincount(place, weights, BINS).astype(np.float64))
+    return np.stack(columns, 1)
 
 
 def mean_bins(sums: Floats) -> tuple[tuple[int, float, float], ...]:
@@ -447,12 +461,13 @@ def class_measures(pairs: Counts, classes: Sequence[str]) -> tuple[ClassMeasures
 
 def count_pairs(label: Counts, predicted: Counts, classes: int) -> Counts:
     """[P, 3]: label, prediction and rows of the pairs that occur."""
-    found, rows = np.unique(label.astype(np.int64) * classes + predicted, return_counts=True)
+    pairs = label.astype(np.int64) * classes + predicted
+    found, rows = np.unique(pairs, return_counts=True)
     return np.stack([found // classes, found % classes, rows], 1)
 
 
 MOST_KEPT = 64 << 20
-"""Bytes of scores that are kept to fit a temperature; of more rows, every k-th counts."""
+"""Most bytes of scores that are kept to fit a temperature; if there are more rows, every k-th row is used."""
 COLDEST = 1e-6
 HOTTEST = 1e6
 """Lowest and highest temperature of the search for the best one."""
@@ -481,17 +496,17 @@ class LabelledRows:
 
 
 def rows_of_store(store: Store, split: str | None, classes: Sequence[str]) -> LabelledRows:
-    """The labelled rows of a store's split (None for all rows), with labels as numbers among a model's ``classes``.
+    """The labelled rows of a store's split (None for all rows); labels are indices into a model's ``classes``.
 
     Raises UsageError for an unknown split, StoreError for a split without rows of a class that the model knows.
     """
     s = store.samples
     rows = rows_of_split(store, split)
-    codes = (np.asarray(s.label, np.int64)[rows], np.asarray(s.domain, np.int64)[rows])
+    readable = s.ok[rows] == 1
+    codes = (s.label, s.domain)
     names = (s.classes, s.domains)
-    return matched(
-        _rows_words(store.path, split), rows, codes, s.ok[rows] == 1, names, classes, store
-    )
+    words = _rows_words(store.path, split)
+    return matched(words, rows, codes, readable, names, classes, store)
 
 
 def _rows_words(path: Path, split: str | None) -> str:
@@ -515,13 +530,13 @@ def rows_of_file(path: Path, split: str | None, predictor: Predictor) -> Labelle
             rows = np.flatnonzero(held.splits == SPLITS.index(split))
         if held.splits is None or not len(rows):
             raise StoreError(f"{path} has no rows of the split {split}.", "Leave --split out.")
-    # A row has features where all of its arrays are finite.
+    # A row has features if all of its arrays are finite.
     finite = []
     for arrays in features.blocks():
         of_each = [np.isfinite(array).all(-1) for array in arrays]
         finite.append(np.logical_and.reduce(of_each))
     readable = np.concatenate(finite)[rows]
-    codes = (np.asarray(held.labels, np.int64)[rows], np.asarray(held.domains, np.int64)[rows])
+    codes = (held.labels, held.domains)
     names = (held.classes, held.domain_names)
     words = _rows_words(path, split)
     return matched(words, rows, codes, readable, names, predictor.classes, features)
@@ -530,26 +545,27 @@ def rows_of_file(path: Path, split: str | None, predictor: Predictor) -> Labelle
 def matched(
     name: str,
     rows: NDArray[np.int64],
-    codes: tuple[NDArray[np.int64], ...],
+    codes: tuple[np.ndarray, np.ndarray],
     readable: NDArray[np.bool_],
     names: tuple[Sequence[str], Sequence[str]],
     classes: Sequence[str],
     source: Store | FileFeatures,
 ) -> LabelledRows:
-    """The rows whose class the model has under the same name; the other rows are counted by reason.
+    """The rows with a class that the model has under the same name; the other rows are counted by reason.
 
-    Raises StoreError when no row is left.
+    Raises StoreError if no row is left.
 
     Args:
         name: of the rows, in words.
         rows: [n].
-        codes: labels [n], -1 unknown, and domains [n], as numbers among ``names``.
+        codes: labels (-1 if unknown) and domains of all rows, as indices into ``names``.
         readable: [n], whether a row has features.
         names: of classes and domains.
         classes: of the model.
         source: of the features.
     """
-    label, domain = codes
+    label = np.asarray(codes[0], np.int64)[rows]
+    domain = np.asarray(codes[1], np.int64)[rows]
     # A row drops out for the first reason that applies: no features, no label, a class unknown to the model.
     labelled = readable & (label >= 0)
     truth = model_labels(label, names[0], classes)
@@ -570,18 +586,18 @@ def matched(
             f"{name}: no row has a label of a class that the model knows; its classes are {own}. {reasons}",
             "Give data with classes of these names.",
         )
-    return LabelledRows(
-        name, rows[known], truth[known], domain[known], tuple(names[1]), left, source
-    )
+    domains = tuple(names[1])
+    return LabelledRows(name, rows[known], truth[known], domain[known], domains, left, source)
 
 
 def model_labels(
     label: NDArray[np.int64], names: Sequence[str], classes: Sequence[str]
 ) -> NDArray[np.int64]:
-    """Labels [n], numbers among ``names``, as numbers among a model's ``classes``; -1 for one that it does not know."""
+    """Labels [n], indices into ``names``, as indices into a model's ``classes``; -1 for an unknown class."""
     number = {c: i for i, c in enumerate(classes)}
     # The last entry is for the label -1 of unlabelled rows.
-    return np.array([number.get(c, -1) for c in names] + [-1], np.int64)[label]
+    numbers = [number.get(c, -1) for c in names] + [-1]
+    return np.array(numbers, np.int64)[label]
 
 
 def measure(
@@ -591,18 +607,19 @@ def measure(
     fit: bool = True,
     done: Callable[[int], None] | None = None,
 ) -> Measures:
-    """The figures of a model on labelled rows. Raises as ``Predictor.over_store``, and as ``done``.
+    """The measures of a model on labelled rows. Raises as ``Predictor.over_store``, and as ``done``.
 
-    Memory holds the scores of one block of rows, and those of the sample that the temperature is fitted on.
+    Memory holds the scores of one block of rows, and those of the sample for the fit of the temperature.
 
     Args:
         predictor: the model.
         rows: the labelled rows.
-        fit: whether to find a temperature.
+        fit: whether to fit a temperature.
         done: called after every block with the number of its rows.
     """
     n = len(rows.rows)
-    C = len(predictor.classes)
+    classes = predictor.classes
+    C = len(classes)
     predicted = np.full(n, -1)
     confidence = np.zeros(n)
     log_p = np.zeros(n)
@@ -615,9 +632,10 @@ def measure(
         start = part.stop
         predicted[part] = predictor.predicted(scores)
         logs = log_probabilities(scores, predictor.softmax_temperature)
-        # Rows without a prediction (-1) get any confidence here; they are dropped below.
+        # Rows without a prediction (-1) get an arbitrary confidence here; they are dropped below.
         chosen = np.maximum(predicted[part], 0)
-        confidence[part] = np.exp(np.take_along_axis(logs, chosen[:, None], 1)[:, 0])
+        log_confidence = np.take_along_axis(logs, chosen[:, None], 1)[:, 0]
+        confidence[part] = np.exp(log_confidence)
         log_p[part] = np.take_along_axis(logs, rows.label[part, None], 1)[:, 0]
         if fit:
             # A copy, because a view would keep the whole block in memory.
@@ -630,21 +648,24 @@ def measure(
     sums = bin_sums(confidence[known], right)
     pairs = count_pairs(label, predicted[known], C)
     domain = rows.domain[known]
+    by_domain = {}
+    for d in np.unique(domain):
+        by_domain[rows.domains[d]] = right_rows(right[domain == d])
     fitted = None
     if fit:
         sample = known[::step]
-        fitted = fit_temperature(np.concatenate(kept, 1)[:, sample], rows.label[::step][sample])
+        sampled_scores = np.concatenate(kept, 1)[:, sample]
+        fitted = fit_temperature(sampled_scores, rows.label[::step][sample])
     nll = float("nan")
     if known.any():
         nll = float(-log_p[known].mean())
-    classes = predictor.classes
     return Measures(
         all=right_rows(right),
         macro_f1=macro_f1(predicted[known], label, C),
         ece=calibration_error(sums),
         nll=nll,
         by_class=class_measures(pairs, classes),
-        by_domain={rows.domains[d]: right_rows(right[domain == d]) for d in np.unique(domain)},
+        by_domain=by_domain,
         confusion=tuple((classes[i], classes[j], int(k)) for i, j, k in pairs),
         bins=mean_bins(sums),
         temperature=fitted,
@@ -653,7 +674,7 @@ def measure(
 
 
 def log_probabilities(scores: Floats, temperature: float) -> Floats:
-    """[E, n, C] scores -> [n, C]: log of the mean over E of softmax(scores / temperature); NaN for a row of NaN.
+    """Scores [E, n, C] -> [n, C]: log of the mean over E of softmax(scores / temperature); NaN for a row of NaN.
 
     It is -inf for a class that a model never predicts.
     """
@@ -667,9 +688,9 @@ def log_probabilities(scores: Floats, temperature: float) -> Floats:
 
 
 def fit_temperature(scores: Floats, label: Counts) -> Temperature | None:
-    """The temperature with the least NLL of labels [n] under scores [E, n, C] (Guo et al. 2017, section 4.2).
+    """The temperature with the lowest NLL of labels [n] under scores [E, n, C] (Guo et al. 2017, section 4.2).
 
-    None without rows, or where a label has probability 0 at every temperature.
+    None without rows, or if a label has probability 0 at every temperature.
     """
     if not len(label):
         return None
@@ -683,23 +704,13 @@ def fit_temperature(scores: Floats, label: Counts) -> Temperature | None:
     if not np.isfinite(nll(0.0)):
         return None
     # A grid comes first, because an ensemble's NLL may have several minima and is flat at low temperatures.
-    grid = np.linspace(low, high, 55)
-    best = int(np.argmin([nll(t) for t in grid]))
-    ends = grid[max(0, best - 1)], grid[min(len(grid) - 1, best + 1)]
-    found = scipy.optimize.minimize_scalar(
-        nll, bounds=ends, method="bounded", options={"xatol": 1e-6}
-    )
-    value = float(found.x)
-    return Temperature(
-        float(np.exp(value)),
-        float(found.fun),
-        len(label),
-        bool(min(value - low, high - value) < 1e-3),
-    )
+    value, least = grid_minimum(nll, low, high)
+    at_limit = bool(min(value - low, high - value) < 1e-3)
+    return Temperature(float(np.exp(value)), least, len(label), at_limit)
 
 
 def right_rows(right: NDArray[np.bool_]) -> RightRows:
-    """Count of [n] rows and of the right ones, with Wilson's interval (1927)."""
+    """The counts of ``right`` [n], with Wilson's interval (1927)."""
     n = len(right)
     hits = int(right.sum())
     if not n:
@@ -711,7 +722,7 @@ def right_rows(right: NDArray[np.bool_]) -> RightRows:
 def measure_clients(
     models: Iterable[tuple[str, Predictor]], rows: LabelledRows
 ) -> tuple[Measures, ClientSpread]:
-    """Every client's model on all rows: summed counts, means of the other figures, and the spread of accuracies."""
+    """Every client's model on all rows: summed counts, means of the other measures, and the spread of accuracies."""
     accuracy: dict[str, float] = {}
     means: list[tuple[float, float, float]] = []
     total: Measures | None = None
@@ -750,10 +761,13 @@ def measure_prior(
     found: dict[str, PriorHits] = {}
     for prior, predictor, held in tests:
         offset = prior.offset(predictor.softmax_temperature)
-        rows = right = right_with_prior = 0
+        rows = 0
+        right = 0
+        right_with_prior = 0
         for part, scores in predictor.over_store(store, held):
             predicted = predictor.predicted(scores)
-            with_prior = predictor.predicted(add_offset(torch.from_numpy(scores), offset).numpy())
+            shifted = add_offset(torch.from_numpy(scores), offset).numpy()
+            with_prior = predictor.predicted(shifted)
             rows += int((predicted >= 0).sum())
             right += int((predicted == label[part]).sum())
             right_with_prior += int((with_prior == label[part]).sum())
@@ -763,7 +777,7 @@ def measure_prior(
 
 
 def _added(a: Measures, b: Measures) -> Measures:
-    """Summed counts of two models on the same rows; the other figures are those of ``a``."""
+    """Summed counts of two models on the same rows; the other measures are those of ``a``."""
     classes = {c.name: c for c in a.by_class}
     for c in b.by_class:
         old = classes.get(c.name, replace(c, rows=0, predicted=0, right=0))
@@ -773,17 +787,20 @@ def _added(a: Measures, b: Measures) -> Measures:
             predicted=old.predicted + c.predicted,
             right=old.right + c.right,
         )
-    # A domain or class may be missing in one of the two, which then counts as 0 rows.
+    # A class or domain that is missing in one of the two counts as 0 rows.
     domains = dict(a.by_domain)
     for name, d in b.by_domain.items():
-        domains[name] = _sum(domains.get(name, RightRows(0, 0)), d)
+        before = domains.get(name, RightRows(0, 0))
+        domains[name] = _sum(before, d)
     pairs = Counter({(i, j): n for i, j, n in a.confusion})
     pairs.update({(i, j): n for i, j, n in b.confusion})
-    # Means of a bin are weighted by its rows in each of the two.
+    # Means of a bin are weighted by its rows in ``a`` and ``b``.
     bins = []
     for (n, p, r), (m, q, s) in zip(a.bins, b.bins, strict=True):
         rows = max(1, n + m)
-        bins.append((n + m, (n * p + m * q) / rows, (n * r + m * s) / rows))
+        confidence = (n * p + m * q) / rows
+        accuracy = (n * r + m * s) / rows
+        bins.append((n + m, confidence, accuracy))
     return replace(
         a,
         all=_sum(a.all, b.all),
@@ -804,23 +821,25 @@ def _sum(a: RightRows, b: RightRows) -> RightRows:
 
 
 MOST = 24
-"""Mistakes that are kept."""
+"""Number of mistakes that are kept."""
 
-Deal = tuple[str | None, Predictor, NDArray[np.int64]]
-"""A client (None for the one model for all), its model, and the rows that the model scores."""
+ScoredRows = tuple[str | None, Predictor, NDArray[np.int64]]
+"""A client (None for a global model), its model, and the rows that the model scores."""
 
 
-def find_mistakes(store: Store, deals: Iterable[Deal]) -> Mistakes:
+def find_mistakes(store: Store, models: Iterable[ScoredRows]) -> Mistakes:
     """The most confident mistakes of the models of one run, by falling probability, then by row.
 
-    Rows without a label that the model knows, unreadable ones and those without a score are left out. Raises
-    StoreError for a store that lacks what the models read.
+    Unreadable rows, and rows without a score or a label that the model knows, are left out. Raises StoreError for a
+    store without the features of the models.
     """
     s = store.samples
     best = list[Mistake]()
-    rows_scored = wrong_rows = clients = 0
+    rows_scored = 0
+    wrong_rows = 0
+    clients = 0
     label = np.empty(0, np.int64)
-    for client, predictor, held in deals:
+    for client, predictor, held in models:
         clients += client is not None
         names = predictor.classes
         # All models of a run have the same classes.
@@ -832,10 +851,12 @@ def find_mistakes(store: Store, deals: Iterable[Deal]) -> Mistakes:
         for part, scores in predictor.over_store(store, rows):
             predicted = predictor.predicted(scores)
             confidence = predictor.mean_probability(scores)[np.arange(len(part)), predicted]
-            wrong = np.flatnonzero((predicted >= 0) & (predicted != label[part]))
-            rows_scored += int((predicted >= 0).sum())
+            scored = predicted >= 0
+            wrong = np.flatnonzero(scored & (predicted != label[part]))
+            rows_scored += int(scored.sum())
             wrong_rows += len(wrong)
-            for i in wrong[np.argsort(-confidence[wrong], kind="stable")[:MOST]]:
+            by_confidence = np.argsort(-confidence[wrong], kind="stable")
+            for i in wrong[by_confidence[:MOST]]:
                 row = int(part[i])
                 truth = names[label[row]]
                 found = names[predicted[i]]

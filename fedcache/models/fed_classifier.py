@@ -33,16 +33,16 @@ Labels = NDArray[Any]
 DTYPES = ("float32", "float64")
 CLIENTS = 10
 LEAST_ROWS = 20
-"""Default number of clients; fewer where a client would have less than ``LEAST_ROWS`` rows."""
+"""Default number of clients; there are fewer if a client would have less than ``LEAST_ROWS`` rows."""
 MISSING = ("None", "nan", "NaT", "<NA>")
-"""Missing values as Python, numpy and pandas write them."""
+"""Texts of missing values in Python, numpy and pandas."""
 
 
 @dataclass(frozen=True)
 class _Client:
     name: str
     train: NDArray[np.int64]
-    test: NDArray[np.int64]  # empty: scikit-learn scores
+    test: NDArray[np.int64]  # empty, because scikit-learn scores the model
 
 
 class FedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -66,10 +66,10 @@ class FedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         method: a name of ``fedcache methods list``, or a ``Method``. Methods that read text, images, stored views or a
             public set are refused.
         settings: hyperparameters that replace those of ``preset``.
-        rounds: number of rounds; None for that of the method's paper.
-        participation: clients a round: a number, a share, or None for all.
-        clients: number of clients, at most one for each row; ignored if ``fit`` is given groups. None for 10, or for
-            fewer where 10 would have less than 20 rows each.
+        rounds: number of rounds; None for the number in the method's paper.
+        participation: clients per round: a number, a share, or None for all.
+        clients: number of clients, at most one for each row; ignored if ``fit`` gets groups. None for 10, or for
+            fewer if 10 would have less than 20 rows each.
         scheme: how rows are assigned to clients: iid, shards, dirichlet, lda, ...; ``scheme_options`` holds its
             arguments.
         preset: ``default``, ``paper``, ``official`` or ``tuned``.
@@ -78,13 +78,13 @@ class FedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             Methods that take gradient steps or train a model for each client keep 1, and are not calibrated.
         dtype: precision of the training, ``float32`` or ``float64``. The model scores in float64, so that the scores of
             a row do not depend on the other rows.
-        random_state: seed of every draw: a number, a ``RandomState``, or None for another one at every ``fit``.
+        random_state: seed of every draw: a number, a ``RandomState``, or None for a new seed at every ``fit``.
 
     Attributes:
         classes_: [C] labels, sorted.
         n_features_in_: D.
         clients_: names of the clients: groups as text, or ``client-0``, ...
-        model_: the ``SavedModel`` that predicts; its ``save`` writes what ``fedcache.load_model`` reads.
+        model_: the ``SavedModel`` that predicts; ``fedcache.load_model`` reads the file that its ``save`` writes.
     """
 
     def __init__(
@@ -132,7 +132,8 @@ class FedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             raise unknown("dtype", self.dtype, DTYPES)
         if self.temperature is not None:
             check_temperature(self.temperature)
-        for name, given in (("settings", self.settings), ("scheme_options", self.scheme_options)):
+        arguments = {"settings": self.settings, "scheme_options": self.scheme_options}
+        for name, given in arguments.items():
             if given is not None and not isinstance(given, Mapping):
                 raise UsageError(
                     f"{name} is a {type(given).__name__}, expected a dict.",
@@ -140,9 +141,10 @@ class FedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 )
         method = self._method()
         hp = method.resolve(self.preset, self.settings)
-        # Norms and counts of rows follow from the features; nothing else is available.
-        more = ", ".join(sorted(method.reads(hp) - {"labels", "row norms", "row counts"}))
-        if more:
+        # Norms and counts of rows can be computed from the features; nothing else is available.
+        others = method.reads(hp) - {"labels", "row norms", "row counts"}
+        if others:
+            more = ", ".join(sorted(others))
             raise UsageError(
                 f"{method.name} reads {more}, and FedClassifier has features and labels alone.",
                 f"fedcache.train({method.name!r}, store) of a store that has them.",
@@ -158,12 +160,8 @@ class FedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.clients_ = [client.name for client in clients]
         feat_post = str(hp.get("feat_post", "none"))
         x, scaling = prepare_features([X.astype(np.float32)[:, None]], feat_post, np.arange(len(X)))
-        data = Data(
-            x=x,
-            y=torch.from_numpy(codes.astype(np.int64)),
-            classes=len(self.classes_),
-            widths=(X.shape[1],),
-        )
+        y = torch.from_numpy(codes.astype(np.int64))
+        data = Data(x, y, len(self.classes_), widths=(X.shape[1],))
         spec = TrainingRun(
             method,
             data,
@@ -183,10 +181,8 @@ class FedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 f"{method.name} trained no model that can predict.", "fedcache methods list"
             )
         # predict_proba computes in float64, so the tensors are converted once.
-        trained = found.model
-        self.model_ = SavedModel(
-            replace(trained.facts, dtype="float64"), in_double(trained.tensors)
-        )
+        facts = replace(found.model.facts, dtype="float64")
+        self.model_ = SavedModel(facts, in_double(found.model.tensors))
         return self
 
     def decision_function(self, X: Any, groups: Any = None) -> NDArray[np.float64]:
@@ -207,14 +203,14 @@ class FedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         scores that add up to 1.
         """
         scores = self._scores(X, groups)
-        return Predictor((self.model_,), temperature=self.temperature).mean_probability(
-            scores[np.newaxis]
-        )
+        predictor = Predictor((self.model_,), temperature=self.temperature)
+        return predictor.mean_probability(scores[np.newaxis])
 
     def predict(self, X: Any, groups: Any = None) -> Labels:
         """Labels [N] of the highest scores; ``groups`` as in ``decision_function``."""
         scores = self._scores(X, groups)
-        labels: Labels = self.classes_[np.where(np.isnan(scores), -np.inf, scores).argmax(1)]
+        best = np.where(np.isnan(scores), -np.inf, scores).argmax(1)
+        labels: Labels = self.classes_[best]
         return labels
 
     def score(self, X: Any, y: Any, sample_weight: Any = None, groups: Any = None) -> float:
@@ -227,7 +223,7 @@ class FedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self.method
 
     def _dealt(self, codes: NDArray[np.int64], seed: int) -> list[_Client]:
-        """Clients by the scheme. Raises UsageError for a scheme that cannot partition these rows."""
+        """Assign rows to clients by the scheme. Raises UsageError if it cannot partition these rows."""
         if self.scheme not in SCHEMES:
             raise unknown("partition scheme", self.scheme, SCHEMES)
         how = SCHEMES[self.scheme]
@@ -238,20 +234,14 @@ class FedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         values = how.resolve({"clients": max(1, min(count, N)), **(self.scheme_options or {})})
         # All rows are readable training rows of one domain; only the labels differ.
         zeros = np.zeros(N, np.int64)
-        columns = Columns(
-            codes,
-            zeros,
-            zeros,
-            np.ones(N, np.uint8),
-            np.zeros((N, 16), np.uint8),
-            tuple(map(str, range(len(self.classes_)))),
-            ("all",),
-            "",
-        )
+        readable = np.ones(N, np.uint8)
+        digests = np.zeros((N, 16), np.uint8)
+        classes = tuple(map(str, range(len(self.classes_))))
+        columns = Columns(codes, zeros, zeros, readable, digests, classes, ("all",), "")
         pool = make_pool(columns, None, split=0, needs_labels=how.needs_labels, scheme=self.scheme)
-        dealt = how.deal(pool, values, Streams(seed, self.scheme))
-        names = dealt.names or [f"client-{i}" for i in range(len(dealt.train))]
-        return [_client(name, rows) for name, rows in zip(names, dealt.train, strict=True)]
+        assigned = how.deal(pool, values, Streams(seed, self.scheme))
+        names = assigned.names or [f"client-{i}" for i in range(len(assigned.train))]
+        return [_client(name, rows) for name, rows in zip(names, assigned.train, strict=True)]
 
     def _facts(self, out: TrainingOutput, feat_post: str, width: int) -> ModelFacts:
         return ModelFacts(
@@ -275,14 +265,14 @@ class FedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         )
 
     def _scores(self, X: Any, groups: Any) -> NDArray[np.float64]:
-        """[N, C] scores of rows, each by the model of its client."""
+        """Scores [N, C] of rows, each by the model of its client."""
         check_is_fitted(self)
         X = validate_data(self, X, dtype=np.float64, reset=False)
         rows = X.astype(np.float32)
         model = self.model_
         if not model.facts.personal:
-            one: NDArray[np.float64] = self._by(model, None).scores(rows)[0]
-            return one
+            scores: NDArray[np.float64] = self._predictor(None).scores(rows)[0]
+            return scores
         if groups is None:
             raise UsageError(
                 f"{model.facts.method} trains one model per client, but the client of each row is unknown.",
@@ -291,14 +281,16 @@ class FedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         names = _names(groups, X)
         out = np.empty((len(rows), len(self.classes_)))
         for name in np.unique(names):
-            out[names == name] = self._by(model, str(name)).scores(rows[names == name])[0]
+            mine = names == name
+            out[mine] = self._predictor(str(name)).scores(rows[mine])[0]
         return out
 
-    def _by(self, model: SavedModel, client: str | None) -> Predictor:
-        own: Method | None = self._method()
-        if own is not None and METHODS.get(own.name) is own:
-            own = None
-        return Predictor((model,), client, method=own)
+    def _predictor(self, client: str | None) -> Predictor:
+        method = self._method()
+        own = None
+        if METHODS.get(method.name) is not method:
+            own = method
+        return Predictor((self.model_,), client, method=own)
 
 
 def _client(name: str, rows: NDArray[np.int64]) -> _Client:
@@ -308,13 +300,15 @@ def _client(name: str, rows: NDArray[np.int64]) -> _Client:
 def _names(groups: Any, X: NDArray[np.float64]) -> NDArray[Any]:
     """The client of each row, [N] words. Raises UsageError for a row whose client is a missing value."""
     check_consistent_length(X, groups)
-    words = [str(group) for group in groups]
-    for row, (word, group) in enumerate(zip(words, groups, strict=True)):
+    words = []
+    for row, group in enumerate(groups):
+        word = str(group)
         if word in MISSING and not isinstance(group, str):
             raise UsageError(
                 f"groups names no client for row {row} ({word}).",
                 "Leave such rows out of X, y and groups.",
             )
+        words.append(word)
     return np.array(words)
 
 
@@ -322,7 +316,6 @@ def _grouped(groups: Any, X: NDArray[np.float64]) -> list[_Client]:
     """One client for each group, in the order of their names."""
     names, codes = np.unique(_names(groups, X), return_inverse=True)
     order = np.argsort(codes, kind="stable")
-    starts = np.cumsum(np.bincount(codes, minlength=len(names)))[:-1]
-    return [
-        _client(str(name), rows) for name, rows in zip(names, np.split(order, starts), strict=True)
-    ]
+    ends = np.cumsum(np.bincount(codes, minlength=len(names)))
+    parts = np.split(order, ends[:-1])
+    return [_client(str(name), rows) for name, rows in zip(names, parts, strict=True)]

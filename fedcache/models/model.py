@@ -43,7 +43,7 @@ class Model:
     Attributes:
         predictor: computes the scores.
         home: where the weights of backbones are looked for.
-        observer: gets the messages about images; silent by default.
+        observer: receives the messages about images; silent by default.
     """
 
     predictor: Predictor
@@ -65,7 +65,7 @@ class Model:
         return dict(self._alone("state").tensors)
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
-        """Write the model file, which ``fedcache.load_model`` and ``fedcache predict`` read; returns its path.
+        """Write the model file, which ``fedcache.load_model`` and ``fedcache predict`` read. Returns its path.
 
         It holds the models of all clients that the run saved. Raises UsageError for an ensemble, for a model with a
         client prior, and for a file that exists unless ``overwrite``; otherwise as ``SavedModel.save``.
@@ -87,20 +87,20 @@ class Model:
     def predict(self, images: Any, top: int | None = None) -> list[Any]:
         """The class of every image, or of every row of features.
 
-        Images go through the same backbones that the model was trained on, as ``fedcache predict`` does.
+        Features of images are computed by the backbones of the model, as in ``fedcache predict``.
 
         Args:
             images: a path or several (images, folders with all levels, .zip, .tar), Pillow images, arrays uint8
                 [N, H, W, 3] or [H, W, 3]; or features, floats [N, D]. For a model of texts, one text or several.
-            top: how many classes to name; None for the best alone.
+            top: number of classes to name; None for only the best class.
 
         Returns:
             N names; with ``top`` N lists of (name, probability), the best first. An unreadable item is None, or [].
 
         Raises:
             UsageError for paths without images or arrays of another type; StoreError for another number of features,
-            or for images where the model was trained on embeddings of an unknown backbone; MachineError for weights
-            that are not here.
+            or for images if the model was trained on embeddings of an unknown backbone; MachineError for missing
+            weights.
         """
         if top is not None:
             self.predictor.check_top(top, "top")
@@ -123,7 +123,7 @@ class Model:
         return [list(zip(row.classes, row.probabilities, strict=True)) for row in found]
 
     def scores(self, X: Features) -> NDArray[np.float64]:
-        """Scores float64 [N, C] of features, of which the classifier takes the highest; [E, N, C] of an ensemble.
+        """Scores float64 [N, C] of features, [E, N, C] of an ensemble; the classifier takes the highest score.
 
         Raises StoreError for another number of features than the model reads.
         """
@@ -133,10 +133,10 @@ class Model:
         return scores
 
     def probabilities(self, X: Features, temperature: float | None = None) -> NDArray[np.float64]:
-        """Softmax of scores / temperature, float64 [N, C]; of an ensemble the mean. Raises as ``scores``.
+        """Softmax of scores / temperature, float64 [N, C]; the mean over an ensemble. Raises as ``scores``.
 
-        None takes the temperature that was fitted when the model was trained. Where none was fitted
-        (``model.predictor.calibrated`` is False) it is 1, and the numbers are not calibrated.
+        None takes the temperature that was fitted when the model was trained. Without a fitted temperature
+        (``model.predictor.calibrated`` is False) it is 1, and the probabilities are not calibrated.
         """
         predictor = self.predictor
         if temperature is not None:
@@ -146,8 +146,8 @@ class Model:
     def embed(self, X: Features) -> NDArray[np.float64]:
         """Input of the classifier for these features, float64 [N, d].
 
-        For a method with a trained projection or encoder this is its output; for the others, the features after the
-        run's ``feat_post``. Raises as ``scores``; UsageError for an ensemble.
+        For a method with a trained projection or encoder this is its output; for other methods it is the features after
+        the run's ``feat_post``. Raises as ``scores``; UsageError for an ensemble.
         """
         return self.predictor.embed(*self._arrays(X))
 
@@ -177,19 +177,20 @@ class Model:
             parts = [np.asarray(a) for a in X]
         else:
             parts = [np.asarray(X)]
-        # One array with the features of all backbones side by side is cut into one for each.
-        if len(parts) == 1 and parts[0].ndim == 2 and parts[0].shape[1] == facts.width:
-            parts = np.split(parts[0], np.cumsum(facts.widths)[:-1], axis=1)
+        # One array with the concatenated features of all backbones is split into one array for each backbone.
+        first = parts[0]
+        if len(parts) == 1 and first.ndim == 2 and first.shape[1] == facts.width:
+            parts = np.split(first, np.cumsum(facts.widths)[:-1], axis=1)
         fits = all(p.ndim == 2 and p.dtype.kind in "fiub" for p in parts)
         if not fits or tuple(p.shape[-1] for p in parts) != facts.widths:
             hint = f"store.Xy({list(facts.backbones)!r}) gives such features of a store."
-            # Two mistakes are common: a single row without its axis, and images in place of features.
-            if parts[0].shape == (facts.width,):
+            # Two mistakes are common: a single row without its axis, and images instead of features.
+            if first.shape == (facts.width,):
                 hint = "model.scores(x[None])   of one row."
-            elif parts[0].ndim in (3, 4) and parts[0].shape[-1] == 3:
+            elif first.ndim in (3, 4) and first.shape[-1] == 3:
                 hint = AS_BYTES
             found = type(X).__name__
-            if parts[0].ndim:
+            if first.ndim:
                 found = " and ".join(map(type_of, parts))
             reads = " + ".join(facts.backbones)
             raise StoreError(
@@ -200,27 +201,30 @@ class Model:
     def _facts(self) -> dict[str, Any]:
         members = self.predictor.members
         f = members[0].facts
+        prior = None
+        if self.predictor.prior is not None:
+            prior = self.predictor.prior.words
         return {
             "method": f.method,
             "dataset": f.dataset,
             "reads": " + ".join(f.backbones),
             "classes": first_names(f.classes, 8),
             "client": self.predictor.client,
-            "client prior": self.predictor.prior and self.predictor.prior.words,
+            "client prior": prior,
             "seeds": ", ".join(str(m.facts.seed) for m in members),
             "run": f.run[:12],
-            "bytes": format(sum(m.bytes for m in members), ","),
+            "bytes": f"{sum(m.bytes for m in members):,}",
         }
 
     def __repr__(self) -> str:
         known = self._facts()
-        whose = ""
+        details = f"{len(self.classes)} classes"
         if known["client"] is not None:
-            whose = f", client {known['client']}"
+            details += f", client {known['client']}"
         if known["client prior"] is not None:
-            whose += f", client prior {known['client prior']}"
+            details += f", client prior {known['client prior']}"
         what = "{method} on {dataset}, {reads}".format(**known)
-        return f"Model({what}: {len(self.classes)} classes{whose}, seed {known['seeds']})"
+        return f"Model({what}: {details}, seed {known['seeds']})"
 
     def _repr_html_(self) -> str:
         return html_facts(repr(self), self._facts())
@@ -228,9 +232,10 @@ class Model:
 
 def _are_texts(given: Any) -> bool:
     """Whether these are texts and not features."""
-    return isinstance(given, str) or (
-        isinstance(given, list | tuple) and bool(given) and isinstance(given[0], str)
-    )
+    first = given
+    if isinstance(given, list | tuple) and given:
+        first = given[0]
+    return isinstance(first, str)
 
 
 def _images(given: Any) -> NamedImages | None:
@@ -244,7 +249,7 @@ def _images(given: Any) -> NamedImages | None:
             return images_in_memory([given])
         return images_in_memory(list(given))
     if not isinstance(given, Sequence):
-        # A tensor or a table converts to an array, and so does a Pillow image, which alone has ``getexif``.
+        # Tensors, tables and Pillow images convert to arrays; only Pillow images have ``getexif``.
         if hasattr(given, "__array__") and not hasattr(given, "getexif"):
             return None
         return images_in_memory([given])

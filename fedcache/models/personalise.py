@@ -3,8 +3,8 @@
 A new client receives the broadcast that the server sent after the last round. It then runs the steps of every client:
 ``enter``, then ``fit`` for as many rounds as the run had, with the run's hyperparameters and the draws of a client of
 that name. Its uploads are discarded. Some methods need no training, because their personal part is a function of the
-broadcast and the client's rows (steps of adaptation, a cache, a ridge of its own). For these, and for methods without
-a broadcast, personalising a client of the run from its own rows gives exactly the model that the run gave it.
+broadcast and the client's rows (steps of adaptation, a cache, its own ridge regression). For these, and for methods
+without a broadcast, personalising a client of the run from its own rows gives exactly its model in the run.
 """
 
 from __future__ import annotations
@@ -35,18 +35,20 @@ class NewClient:
 
     name: str
     x: Tensor  # [N, V, D] features as the model reads them, or images uint8 [N, 1, H W 3]
-    label: Tensor  # int64 [N], by number of the model's class; -1 unknown
-    train: NDArray[np.int64]  # rows to learn from; labelled where the method reads labels
+    label: Tensor  # int64 [N], index of the model's class; -1 if unknown
+    train: NDArray[np.int64]  # training rows; labelled if the method reads labels
 
 
 def settled(model: SavedModel, method: Method, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The hyperparameters of the new client: ``settings`` (words or typed values), the others as in the run.
+    """The hyperparameters of the new client: those of the run, replaced by ``settings`` (words or typed values).
 
     Raises UsageError for a method that has no personal part under them, or learns from test rows; and as
     ``Method.hparam``.
     """
     facts = model.facts
-    hp = {**facts.hp, **{k: method.hparam(k).parse(v) for k, v in settings.items()}}
+    hp = dict(facts.hp)
+    for name, value in settings.items():
+        hp[name] = method.hparam(name).parse(value)
     if "global" in (facts.protocol, method.protocol(hp)):
         why = " with these settings."
         if not facts.personal:
@@ -63,7 +65,7 @@ def settled(model: SavedModel, method: Method, settings: Mapping[str, Any]) -> d
 
 
 def trains(method: Method) -> bool:
-    """Whether the personal part is trained round by round; else it is a function of the broadcast and the rows."""
+    """Whether the personal part is trained round by round. Otherwise the broadcast and the rows determine it."""
     return method.personal_part is less_training_state
 
 
@@ -78,7 +80,7 @@ def personalise(
     device: str = "cpu",
     each_round: Callable[[], None] = lambda: None,
 ) -> SavedModel:
-    """A model with the personal part of ``client`` alone.
+    """A model with the personal part of only ``client``.
 
     Raises UsageError as ``settled``, for a method that needs other clients' rows, and for settings that do not fit the
     broadcast of the run's server; StoreError for a client without rows and a model that lacks tensors of the broadcast;
@@ -86,13 +88,13 @@ def personalise(
 
     Args:
         model: of a run of a personalised method.
-        client: the new one. Under the name of a client of the run it gets that one's draws.
-        settings: hyperparameters in place of the run's.
-        rounds: of local training, each of the run's number of epochs; None for as many as the run had.
-        method: one of the user's own.
-        encoders: live ones, for a model that runs some.
-        device: where it computes.
-        each_round: called before every round; an exception from it ends the training.
+        client: the new client. With the name of a client of the run it gets the draws of that client.
+        settings: hyperparameters that replace those of the run.
+        rounds: of local training, each with the run's number of epochs; None for as many as the run had.
+        method: a user's method.
+        encoders: live encoders, for a model that runs some.
+        device: of the computation.
+        each_round: called before every round; an exception that it raises ends the training.
     """
     facts = model.facts
     used = model.find_method(method)
@@ -119,7 +121,7 @@ def personalise(
     if "labels" in used.reads(hp):
         label = client.label.to(device)
     x = client.x.to(device)
-    data = cut_out(x, label, [client.train])[0]
+    (data,) = cut_out(x, label, [client.train])
     seen = stack_clients(x, label, [client.train], 0)
     if rounds is None:
         rounds = facts.rounds
@@ -155,7 +157,8 @@ def personalise(
         ) from error
     made = DeployedModel(used, deployed, part, no_training_rows(used.name), ctx)
     own = owned(client_tensors(made, down))
-    if not all_bounded({k: t for k, t in own.items() if t.is_floating_point()}):
+    floats = {k: t for k, t in own.items() if t.is_floating_point()}
+    if not all_bounded(floats):
         raise FederatedRunError(
             f"The training of {client.name} diverged.", "Try a smaller learning rate: --set lr=0.01"
         )

@@ -31,9 +31,9 @@ class Prediction:
     """The prediction for one row."""
 
     name: str  # of the image, or of the row
-    classes: tuple[str, ...]  # the best ones, the best first; () for a row that could not be read
+    classes: tuple[str, ...]  # the best first; () for a row that could not be read
     probabilities: tuple[float, ...]  # of these classes
-    reason: str = ""  # why it could not be read
+    reason: str = ""  # why the row could not be read
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values; ``top`` has the best classes with their probabilities."""
@@ -62,17 +62,17 @@ def best_of(
     """The ``top`` classes of each row, ``predicted`` first.
 
     Args:
-        names: N of them.
+        names: of the N rows.
         classes: C names.
         predicted: [N], -1 for a row without scores.
         probability: [N, C].
-        ranking: [N, C], higher numbers for more probable classes, also where probabilities are rounded to 0.
+        ranking: [N, C], higher numbers for more probable classes, also if their probabilities are rounded to 0.
         top: number of classes, from 1 to C.
-        reasons: why a row has no scores, by its number.
+        reasons: number of a row -> why it has no scores.
     """
     order = np.maximum(predicted, 0)[:, None]
     if top > 1:
-        # The predicted class comes first, even if rounding makes another one equally probable.
+        # The predicted class comes first, even if rounding makes another class equally probable.
         falling = np.array(-ranking)
         np.put_along_axis(falling, order, -np.inf, 1)
         order = np.argsort(falling, 1, kind="stable")[:, :top]
@@ -82,7 +82,8 @@ def best_of(
         if row in reasons or predicted[row] < 0:
             yield Prediction(name, (), (), reasons.get(row, NO_FEATURES))
         else:
-            yield Prediction(name, tuple([classes[c] for c in chosen[row]]), tuple(shares[row]))
+            best = [classes[c] for c in chosen[row]]
+            yield Prediction(name, tuple(best), tuple(shares[row]))
 
 
 def check_out(path: Path) -> None:
@@ -132,16 +133,21 @@ def _write_parquet(
     import pyarrow as pa
     from pyarrow import parquet
 
-    types = {"probability": pa.float64()}
-    schema = pa.schema([(c, types.get(c.partition("_")[0], pa.string())) for c in columns])
-    rest = iter(predictions)
+    types = []
+    for column in columns:
+        kind = pa.string()
+        if column.startswith("probability"):
+            kind = pa.float64()
+        types.append((column, kind))
+    schema = pa.schema(types)
+    flat = (_flat(row.to_dict(), top) for row in predictions)
     with parquet.ParquetWriter(file, schema) as writer:
-        while group := [_flat(row.to_dict(), top) for row in islice(rest, ROW_GROUP)]:
+        while group := list(islice(flat, ROW_GROUP)):
             writer.write_table(pa.Table.from_pylist(group, schema))
 
 
 def _flat(row: Mapping[str, Any], top: int) -> dict[str, Any]:
-    """One column per rank: ``class``, ``probability``, ``class_2``, ..., ``reason``."""
+    """A row with columns for each rank: ``name``, ``class``, ``probability``, ``class_2``, ..., ``reason``."""
     flat: dict[str, Any] = {"name": row["name"]}
     empty = [(None, None)] * (top - len(row["top"]))
     for rank, (best, probability) in enumerate([*row["top"], *empty], 1):
@@ -150,4 +156,5 @@ def _flat(row: Mapping[str, Any], top: int) -> dict[str, Any]:
             end = ""
         flat[f"class{end}"] = best
         flat[f"probability{end}"] = probability
-    return {**flat, "reason": row["reason"]}
+    flat["reason"] = row["reason"]
+    return flat

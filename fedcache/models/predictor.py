@@ -33,7 +33,7 @@ from fedcache.store.store import Store
 
 Rows = NDArray[Any]
 SHOWN = 20
-"""Letters of a recipe's value in an error message."""
+"""Most letters of a recipe's value in an error message."""
 
 
 @dataclass(frozen=True)
@@ -41,20 +41,20 @@ class Predictor:
     """One saved model, or several seeds of it as an ensemble, on one device.
 
     The scores of a method are logits, negative distances or similarities; its classifier takes the class with the
-    highest one. Probabilities are their softmax over classes after division by ``softmax_temperature``; an ensemble's
-    are the means over its members.
+    highest score. Probabilities are the softmax of scores over classes after division by ``softmax_temperature``. The
+    probabilities of an ensemble are the means over its members.
     """
 
     members: tuple[SavedModel, ...]  # one per seed, of the same run
-    client: str | None = None  # whose model; None for the one for all
-    # > 0; None for the one that was fitted when the model was trained
+    client: str | None = None  # owner of the model; None for the global model
+    # Above 0; None for the temperature that was fitted when the model was trained.
     temperature: float | None = None
     device: str = "cpu"
-    method: Method | None = None  # a user's own
-    # live ones, for methods that run some
+    method: Method | None = None  # a user's method; None for a method of the package
+    # Live encoders, for methods that run some.
     encoders: FrozenEncoders | None = field(default=None, repr=False)
-    one_for_all: bool = False  # the server's model of a method that also trains personal ones
-    prior: ClientPrior | None = None  # that is added to the scores
+    one_for_all: bool = False  # whether to use the server's model of a method with personal models
+    prior: ClientPrior | None = None  # is added to the scores
 
     def __post_init__(self) -> None:
         if not self.members:
@@ -63,7 +63,7 @@ class Predictor:
             check_temperature(self.temperature)
 
     def __getstate__(self) -> dict[str, Any]:
-        """The pickled state: without ``deployed``, which holds functions and is made again from the other fields."""
+        """The pickled state, without ``deployed``: it holds functions and is made again from the other fields."""
         return {name: value for name, value in self.__dict__.items() if name != "deployed"}
 
     @property
@@ -74,9 +74,9 @@ class Predictor:
     @property
     def calibrated(self) -> bool:
         """Whether a temperature was given or fitted. Without one a softmax is not a calibrated probability."""
-        return self.temperature is not None or all(
-            m.facts.temperature is not None for m in self.members
-        )
+        if self.temperature is not None:
+            return True
+        return all(m.facts.temperature is not None for m in self.members)
 
     @property
     def softmax_temperature(self) -> float:
@@ -89,7 +89,7 @@ class Predictor:
         return float(np.exp(np.log(fitted).mean()))
 
     def check_top(self, top: int, name: str = "--top") -> None:
-        """Refuse a number of classes for each row that is not whole or not in 1 to C. Raises UsageError."""
+        """Refuse a number of classes for each row that is not a whole number from 1 to C. Raises UsageError."""
         C = len(self.classes)
         if not isinstance(top, Integral) or not 1 <= top <= C:
             raise UsageError(
@@ -116,7 +116,7 @@ class Predictor:
         return tuple(made)
 
     def checked(self) -> Predictor:
-        """Itself, after every member's model was built. Raises UsageError, StoreError, as ``SavedModel.deployed``."""
+        """This predictor, after every member's model was built. Raises UsageError, StoreError, as ``deployed``."""
         _ = self.deployed
         return self
 
@@ -135,9 +135,9 @@ class Predictor:
         for e, (member, model) in enumerate(zip(self.members, self.deployed, strict=True)):
             for part in _blocks(N):
                 x = member.read([a[part] for a in arrays], self.client).to(self.device)
-                with torch.no_grad():
-                    out[e, part] = model.scores(x).double().cpu().numpy()
                 scores = out[e, part]
+                with torch.no_grad():
+                    scores[...] = model.scores(x).double().cpu().numpy()
                 lost = np.zeros(len(scores), bool)
                 # A method may turn NaN into a number, so rows with a missing feature are marked here.
                 if x.is_floating_point():
@@ -163,13 +163,14 @@ class Predictor:
         member = self.members[0]
         model = self.deployed[0]
         parts = []
-        # One block also for no rows, whose embeddings have a width too.
+        # Without rows there is one empty block, because its embeddings have a width too.
         for part in _blocks(max(1, len(arrays[0]))):
             x = member.read([a[part] for a in arrays], self.client).to(self.device)
             with torch.no_grad():
                 made = model.embed(x).double()
             if x.is_floating_point():
-                made = made.masked_fill(torch.isnan(x).any(-1, keepdim=True), torch.nan)
+                lost = torch.isnan(x).any(-1, keepdim=True)
+                made = made.masked_fill(lost, torch.nan)
             parts.append(made.cpu().numpy())
         return np.concatenate(parts)
 
@@ -179,13 +180,13 @@ class Predictor:
 
     @usual_torch_state()
     def mean_probability(self, scores: NDArray[np.float64]) -> NDArray[np.float64]:
-        """[E, N, C] scores -> [N, C] probabilities."""
-        p: Tensor = torch.from_numpy(scores / self.softmax_temperature).softmax(-1).mean(0)
-        found: NDArray[np.float64] = p.numpy()
+        """Scores [E, N, C] -> probabilities [N, C]."""
+        each: Tensor = torch.from_numpy(scores / self.softmax_temperature).softmax(-1)
+        found: NDArray[np.float64] = each.mean(0).numpy()
         return found
 
     def ranking(self, scores: NDArray[np.float64]) -> NDArray[np.float64]:
-        """[E, N, C] scores -> [N, C] numbers that rank the classes, also where probabilities are rounded to 0.
+        """Scores [E, N, C] -> numbers [N, C] that rank the classes, also if probabilities are rounded to 0.
 
         These are the scores of one model, and the log-probabilities of an ensemble up to a constant.
         """
@@ -196,7 +197,7 @@ class Predictor:
         return found
 
     def predicted(self, scores: NDArray[np.float64]) -> NDArray[np.int64]:
-        """[E, N, C] scores -> int64 [N]: the class of the highest score, or probability in an ensemble; -1 for NaN."""
+        """Scores [E, N, C] -> int64 [N]: the class of the highest score or, in an ensemble, probability; -1 for NaN."""
         decided = scores[0]
         if len(scores) > 1:
             decided = self.mean_probability(scores)
@@ -206,9 +207,9 @@ class Predictor:
     def over_store(
         self, store: Store, rows: NDArray[np.int64] | None = None
     ) -> Iterator[tuple[NDArray[np.int64], Any]]:
-        """(rows, scores [E, n, C]) of a store that has the model's arrays, block by block.
+        """(rows, scores [E, n, C]) of a store with the model's arrays, block by block.
 
-        Raises StoreError for a store that lacks one.
+        Raises StoreError for a store without one of these arrays.
         """
         readers = [store.reader(key) for key in array_keys(self.members[0], store)]
         if rows is None:
@@ -238,9 +239,8 @@ def array_keys(model: SavedModel, store: Store) -> list[str]:
     """
     found = []
     for key, recipe in model.facts.inputs:
-        same = [
-            k for k, a in store.arrays.items() if _of_one_view(a.recipe) == _of_one_view(recipe)
-        ]
+        needed = _of_one_view(recipe)
+        same = [k for k, a in store.arrays.items() if _of_one_view(a.recipe) == needed]
         if not same:
             raise _missing_array(store, key, recipe)
         if key in same:
@@ -251,16 +251,16 @@ def array_keys(model: SavedModel, store: Store) -> list[str]:
 
 
 def _missing_array(store: Store, key: str, recipe: Mapping[str, Any]) -> StoreError:
-    """The error for a store without the features of a recipe; it names what a similar array has instead."""
+    """The error for a store without the features of a recipe; it names the differences of a similar array."""
     name = str(recipe.get("backbone", key))
     weights = str(recipe.get("weights", ""))
     similar = [a.recipe for a in store.arrays.values() if a.recipe.get("backbone") == name]
     differences = []
     for found in similar[:1]:
         for field_, value in sorted(_of_one_view(recipe).items()):
-            if found.get(field_) != value:
-                other, own = (str(v)[:SHOWN] for v in (found.get(field_), value))
-                differences.append(f"{field_} {other} instead of {own}")
+            other = found.get(field_)
+            if other != value:
+                differences.append(f"{field_} {str(other)[:SHOWN]} instead of {str(value)[:SHOWN]}")
     has = "it has " + (", ".join(store.arrays) or "none")
     if differences:
         has = f"its {name} has {', '.join(differences)}"
@@ -270,7 +270,7 @@ def _missing_array(store: Store, key: str, recipe: Mapping[str, Any]) -> StoreEr
     if weights != "none":
         message += f" (weights {weights[:12]})"
     hint = f"fedcache backbones import FILE --as {shell_word(name)}"
-    if name.startswith(MODULE):  # looking it up would run the user's code for a hint
+    if name.startswith(MODULE):  # a look-up would run the user's code just for a hint
         hint = more_features(store, name)
     else:
         with suppress(FedcacheError):  # a backbone that is not installed here

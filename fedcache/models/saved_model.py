@@ -2,14 +2,14 @@
 
 A sealed safetensors file (``store.sealed``) whose seal holds ``ModelFacts`` and whose tensors are
 
-    features/text            [C, D] class text features, where the method reads some
-    features/mean, scale     [D] float64, of ``feat_post=center`` and ``standardize``
-    server/NAME              what all clients share
+    features/text            [C, D] class text features, if the method reads them
+    features/mean, scale     [D] float64, for ``feat_post=center`` and ``standardize``
+    server/NAME              tensors that all clients share
     clients/GROUP/number     [K] int64, clients whose tensors have equal names and shapes (``models.client_stacks``)
     clients/GROUP/down/NAME  [K, ...] tensors of their models that replace the server's tensor of that name
-    clients/GROUP/own/NAME   [K, ...] tensors of their models alone: a personal head, prototypes, a cache of features
+    clients/GROUP/own/NAME   [K, ...] tensors that only their models have: a personal head, prototypes, cached features
 
-A prediction from images also needs the frozen backbones, whose recipes and digests of weights are among the facts.
+A prediction from images also needs the frozen backbones. The facts contain their recipes and digests of weights.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ from fedcache.store.lock import write_output
 # Checks of a model file: every fact by its type and range, then facts and tensors against one
 # another.
 #
-# A seal is a checksum that anybody can compute, so the content of a sealed model file cannot be
-# trusted. All of it is checked here, once, when the file is read. The rest of the package relies
-# on these checks.
+# A seal is a checksum that anyone can compute, so the content of a sealed model file cannot be
+# trusted. It is checked here completely, once, when the file is read. The rest of the package
+# relies on these checks.
 
 HINT = "Get the file again from its author; fedcache never writes such a model."
 
@@ -76,7 +76,7 @@ TALLEST = 8192
 """Upper limit of the height and width of an image, in pixels."""
 COLDEST = 1e-9
 HOTTEST = 1e9
-"""Lowest and highest temperature: beyond them probabilities are 0 and 1, or all equal."""
+"""Lowest and highest temperature: outside this range, probabilities are 0 and 1, or all equal."""
 
 
 @dataclass(frozen=True)
@@ -88,16 +88,16 @@ class FactKind:
 
 
 def refused(what: str) -> StoreError:
-    """The error for a model file that fedcache cannot have written; ``what`` is wrong with it."""
+    """The error for a model file that fedcache cannot have written; ``what`` names the fault."""
     return StoreError(f"The model file was not written by fedcache: {what}.", HINT)
 
 
-def check_format(found: Any, current: int) -> None:
-    """Refuse a format that is no number, or that a later fedcache wrote. Raises StoreError."""
+def check_format(found: Any) -> None:
+    """Refuse a format that is not a number, or that a later fedcache wrote. Raises StoreError."""
     if type(found) is not int or not 1 <= found <= NEWEST:
         raise refused(f"its format is {_shown(found)}")
-    if found > current:
-        raise StoreError(f"The model has format {found}, expected {current}.", "Upgrade fedcache.")
+    if found > FORMAT:
+        raise StoreError(f"The model has format {found}, expected {FORMAT}.", "Upgrade fedcache.")
 
 
 def whole(low: int, high: int) -> FactKind:
@@ -119,14 +119,15 @@ def or_none(kind: FactKind) -> FactKind:
 
 def list_of(kind: FactKind) -> FactKind:
     """A list of values of a kind."""
-    return FactKind(
-        lambda v: isinstance(v, list | tuple) and all(map(kind.allows, v)),
-        f"a list, each {kind.words}",
-    )
+
+    def allows(value: Any) -> bool:
+        return isinstance(value, list | tuple) and all(map(kind.allows, value))
+
+    return FactKind(allows, f"a list, each {kind.words}")
 
 
 def mapping_to(kind: FactKind) -> FactKind:
-    """An object with words as keys."""
+    """An object with words as keys, and values of a kind."""
 
     def allows(value: Any) -> bool:
         if not isinstance(value, Mapping):
@@ -139,11 +140,9 @@ def mapping_to(kind: FactKind) -> FactKind:
 def _is_plain(value: Any) -> bool:
     if isinstance(value, float):
         return math.isfinite(value)
-    return (
-        value is None
-        or isinstance(value, bool | str)
-        or (type(value) is int and abs(value) < 2**63)
-    )
+    if type(value) is int:
+        return abs(value) < 2**63
+    return value is None or isinstance(value, bool | str)
 
 
 def _is_override(value: Any) -> bool:
@@ -200,7 +199,7 @@ LATER: Mapping[str, Any] = {
     "computed": (),
     "temperature": None,
 }
-"""Facts that files of earlier releases may lack -> the value that is then taken."""
+"""Facts that files of earlier releases may lack -> the value that is used instead."""
 
 
 def check_facts(facts: Mapping[str, Any]) -> None:
@@ -215,11 +214,12 @@ def check_facts(facts: Mapping[str, Any]) -> None:
     distinct = len(set(classes))
     if not classes or distinct < len(classes):
         raise refused(f"its {len(classes)} classes are {distinct} different names")
-    # One width may stand for all keys; recipes and computed facts are there for every key or for none.
+    # One width may stand for all keys; recipes and computed facts exist for every key or for none.
     count = len(known["keys"])
-    for name, legal in (("widths", (1, count)), ("recipes", (0, count)), ("computed", (0, count))):
+    legal = {"widths": (1, count), "recipes": (0, count), "computed": (0, count)}
+    for name, counts in legal.items():
         found = len(known[name])
-        if not count or found not in legal:
+        if not count or found not in counts:
             raise refused(f"{count} keys have {found} {name}")
     for key, recipe in zip(known["keys"], known["recipes"], strict=False):
         _check_recipe(key, recipe)
@@ -232,11 +232,11 @@ def check_facts(facts: Mapping[str, Any]) -> None:
 
 
 def _check_recipe(key: str, recipe: Mapping[str, Any]) -> None:
-    """Refuse a recipe with unknown fields or values, and one that does not give the key of its array."""
+    """Refuse a recipe with unknown fields or values, and a recipe that does not give the key of its array."""
     name = recipe.get("backbone", "")
     if not WORD.allows(name):
         raise refused(f"the backbone of {key} is {_shown(name)}, expected a word")
-    if "size" not in recipe:  # ingested embeddings, whose recipe fedcache does not know
+    if "size" not in recipe:  # ingested embeddings, with a recipe that fedcache does not know
         return
     strange = sorted(set(recipe) - {f.name for f in fields(Recipe)})
     if strange:
@@ -255,11 +255,8 @@ def _check_recipe(key: str, recipe: Mapping[str, Any]) -> None:
 
 
 def _check_computed(how: Mapping[str, Any]) -> None:
-    for name, kind in (
-        ("device", WORD),
-        ("dtype", one_of(*COMPUTE_DTYPES)),
-        ("batch", whole(1, WIDEST)),
-    ):
+    kinds = {"device": WORD, "dtype": one_of(*COMPUTE_DTYPES), "batch": whole(1, WIDEST)}
+    for name, kind in kinds.items():
         if name in how and not kind.allows(how[name]):
             shown = _shown(how[name])
             raise refused(f"{name} of its features is {shown}, expected {kind.words}")
@@ -292,8 +289,9 @@ def _check_clients(known: Mapping[str, Any]) -> None:
         raise refused(f"{len(saved)} saved clients of {clients} have the numbers {_shown(numbers)}")
     width = sum(known["widths"])
     for number, own in known["overrides"].items():
-        # Number -1 holds the settings for rows without a client.
-        if number != "-1" and (not number.isdecimal() or int(number) > clients):
+        # Number -1 has the settings for rows without a client.
+        known_client = number.isdecimal() and int(number) <= clients
+        if number != "-1" and not known_client:
             raise refused(f"it has settings of client {_shown(number)} of {clients}")
         if any(not 0 <= start < stop <= width for start, stop in own["columns"]):
             columns = _shown(own["columns"])
@@ -315,11 +313,8 @@ def check_tensors(facts: Any, tensors: Mapping[str, Tensor], *, stacked: bool) -
         expected |= {*scaling}
         for name in scaling:
             t = tensors.get(name, torch.empty(0))
-            if (
-                t.dtype != torch.float64
-                or tuple(t.shape) != (facts.width,)
-                or not bool(t.isfinite().all())
-            ):
+            one_per_feature = t.dtype == torch.float64 and tuple(t.shape) == (facts.width,)
+            if not one_per_feature or not bool(t.isfinite().all()):
                 raise refused(
                     f"{name} is missing or is not {facts.width} numbers, which feat_post {facts.feat_post} needs"
                 )
@@ -327,11 +322,11 @@ def check_tensors(facts: Any, tensors: Mapping[str, Tensor], *, stacked: bool) -
             raise refused("features/scale holds numbers that are not above 0")
     text = tensors.get("features/text")
     classes = len(facts.classes)
-    if text is not None and (
-        text.dim() != 2 or len(text) != classes or not text.is_floating_point()
-    ):
+    if text is not None:
         shape = list(text.shape)
-        raise refused(f"features/text is {shape}, expected a row for each of {classes} classes")
+        one_per_class = text.dim() == 2 and len(text) == classes
+        if not one_per_class or not text.is_floating_point():
+            raise refused(f"features/text is {shape}, expected a row for each of {classes} classes")
     for name in tensors:
         if not name.startswith(("server/", PREFIX)) and name not in expected:
             raise refused(f"it holds {_shown(name)}, which its metadata does not mention")
@@ -339,15 +334,15 @@ def check_tensors(facts: Any, tensors: Mapping[str, Tensor], *, stacked: bool) -
 
 
 def check_finite(tensors: Mapping[str, Tensor]) -> None:
-    """Refuse a model with a number that is not finite, which leaves rows without a score. Raises StoreError."""
+    """Refuse a model with a number that is not finite, because rows would have no score. Raises StoreError."""
     for name, t in tensors.items():
         if t.is_floating_point() and not bool(t.isfinite().all()):
             raise refused(f"{name} holds numbers that are not finite")
 
 
 def _check_stacks(facts: Any, tensors: Mapping[str, Tensor], *, stacked: bool) -> None:
-    """Refuse stacks of clients' tensors that are not one row for each saved client."""
-    rows: dict[str, int] = {}  # group -> its clients
+    """Refuse stacks of clients' tensors that do not have one row for each saved client."""
+    rows: dict[str, int] = {}  # group -> number of its clients
     listed: list[int] = []
     stacks = {name: t for name, t in tensors.items() if name.startswith(PREFIX)}
     for name, t in stacks.items():
@@ -361,12 +356,17 @@ def _check_stacks(facts: Any, tensors: Mapping[str, Tensor], *, stacked: bool) -
             raise refused(f"it holds {_shown(name)}, which is not a tensor of a client")
     for name, t in stacks.items():
         group, _, last = name.removeprefix(PREFIX).partition("/")
-        if last != "number" and (group not in rows or t.dim() < 1 or len(t) != rows[group]):
+        if last == "number":
+            continue
+        stacked_rows = group in rows and t.dim() >= 1
+        if not stacked_rows or len(t) != rows[group]:
             raise refused(f"{name} is {list(t.shape)}, expected a row for each client of its group")
     # Files of format 1 have no tensors for a client whose model equals the server's.
     saved = sorted(facts.saved.values())
     listed.sort()
-    if listed != saved and (stacked or not set(listed) <= set(saved)):
+    complete = listed == saved
+    allowed = not stacked and set(listed) <= set(saved)
+    if not complete and not allowed:
         held = _shown(listed)
         raise refused(
             f"it holds tensors of clients {held}, but its metadata lists clients {_shown(saved)}"
@@ -400,7 +400,7 @@ class ModelFacts:
 
     run: str  # digest of the run that made it
     seed: int  # of that run
-    dataset: str  # name of the dataset it was trained on
+    dataset: str  # name of the training dataset
     method: str
     code: str  # digest of the code of the method
     hp: Mapping[str, Any]  # resolved hyperparameters
@@ -410,20 +410,20 @@ class ModelFacts:
     classes: tuple[str, ...]  # names, in the order of scores
     keys: tuple[str, ...]  # of the arrays in the store, in the order in which they are concatenated
     recipes: tuple[Mapping[str, Any], ...]  # of these arrays
-    widths: tuple[int, ...]  # features of each
+    widths: tuple[int, ...]  # number of features of each array
     views: int  # stored views per row
     feat_post: str  # transformation of the features before the method reads them
     clients: int  # of the partition
     saved: Mapping[str, int]  # name -> number of the clients whose models are in the file
     image: tuple[int, int] | None = None  # (H, W) of a model that reads images
-    names: tuple[str, ...] = ()  # class names as prompts have them, of a model with live encoders
+    names: tuple[str, ...] = ()  # class names in prompts, for a model with live encoders
     template: str | None = None  # prompt template of live encoders
-    encoder: int | None = None  # which of ``recipes`` the live encoders are
-    # number of a client -> columns and hyperparameters in which it differs from the others
+    encoder: int | None = None  # index in ``recipes`` of the live encoders
+    # Number of a client -> columns and hyperparameters in which it differs from the others.
     overrides: Mapping[int, ClientOverrides] = field(default_factory=dict)
-    # device, dtype and batch that computed each of the arrays, {} for ingested ones; () if unknown
+    # Device, dtype and batch that computed each array, {} for ingested arrays; () if unknown.
     computed: tuple[Mapping[str, Any], ...] = ()
-    # scores are divided by it before the softmax; fitted at the end of training (``models.calibrate``), or None
+    # Scores are divided by it before the softmax; fitted at the end of training (``models.calibrate``), or None.
     temperature: float | None = None
 
     @property
@@ -433,7 +433,7 @@ class ModelFacts:
 
     @property
     def inputs(self) -> tuple[tuple[str, Mapping[str, Any]], ...]:
-        """Key and recipe of each array that a prediction reads: only the images, for a model that reads images."""
+        """Key and recipe of each array that a prediction reads; for a model of images only the images."""
         every = tuple(zip(self.keys, self._known_recipes, strict=True))
         if self.image is None:
             return every
@@ -441,7 +441,7 @@ class ModelFacts:
 
     @property
     def inputs_computed(self) -> tuple[Mapping[str, Any], ...]:
-        """How each of ``inputs`` was computed: device, dtype and batch, or {}."""
+        """Device, dtype and batch that computed each of ``inputs``; {} if unknown."""
         known = self.computed or ({},) * len(self.keys)
         if self.image is None:
             return known
@@ -449,28 +449,25 @@ class ModelFacts:
 
     @property
     def personal(self) -> bool:
-        """Whether every client has a model of its own, and there is no one model for all."""
+        """Whether every client has its own model, and there is no global model."""
         return self.protocol != "global"
 
     @property
     def _known_recipes(self) -> tuple[Mapping[str, Any], ...]:
-        """One for each key; {} if unknown."""
+        """A recipe for each key; {} if unknown."""
         return self.recipes or ({},) * len(self.keys)
 
     @property
     def backbones(self) -> tuple[str, ...]:
-        """Names, in the order in which features are concatenated; the key where the recipe is unknown."""
+        """Names, in the order in which features are concatenated; the key if the recipe is unknown."""
         pairs = zip(self._known_recipes, self.keys, strict=True)
         return tuple(str(recipe.get("backbone", key)) for recipe, key in pairs)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
         plain = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {
-            **plain,
-            "format": FORMAT,
-            "overrides": {str(c): asdict(o) for c, o in self.overrides.items()},
-        }
+        overrides = {str(number): asdict(own) for number, own in self.overrides.items()}
+        return {**plain, "format": FORMAT, "overrides": overrides}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ModelFacts:
@@ -478,7 +475,7 @@ class ModelFacts:
         if not isinstance(data, Mapping):
             raise refused("its metadata is not an object")
         values = dict(data)
-        check_format(values.pop("format", None), FORMAT)
+        check_format(values.pop("format", None))
         known = {f.name for f in fields(cls)}
         strange = ", ".join(sorted(map(str, set(values) - known)))
         if strange:
@@ -509,11 +506,14 @@ def check_place(path: Path) -> None:
 
 def computed_as(how: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
     """``ModelFacts.computed`` of arrays with these records of their computation."""
-    return tuple({name: record[name] for name in COMPUTED if name in record} for record in how)
+    kept = []
+    for record in how:
+        kept.append({name: record[name] for name in COMPUTED if name in record})
+    return tuple(kept)
 
 
 def first_names(names: Sequence[str], most: int) -> str:
-    """The first names as a list in words, with dots where there are more than ``most``."""
+    """The first names as a list in words, with dots if there are more than ``most``."""
     words = ", ".join(names[:most])
     if len(names) > most:
         words += ", ..."
@@ -522,7 +522,7 @@ def first_names(names: Sequence[str], most: int) -> str:
 
 @dataclass(frozen=True)
 class SavedModel:
-    """The models of one seed of a run: the server's, and those of the clients that have their own."""
+    """The models of one seed of a run: the server's model, and clients' personal models."""
 
     facts: ModelFacts
     tensors: dict[str, Tensor]
@@ -530,11 +530,11 @@ class SavedModel:
     @property
     def bytes(self) -> int:
         """Size of the tensors."""
-        return sum(t.numel() * t.element_size() for t in self.tensors.values())
+        return sum(t.nbytes for t in self.tensors.values())
 
     @property
     def clients(self) -> list[str]:
-        """Names of the clients whose models are saved; [] for one model for all."""
+        """Names of the clients whose models are saved; [] for a global model."""
         return list(self.facts.saved)
 
     def save(self, path: str | Path) -> None:
@@ -575,7 +575,7 @@ class SavedModel:
         facts = ModelFacts.from_dict(found.content)
         tensors = found.tensors
         stacked = found.content["format"] == FORMAT
-        # Files of format 1 hold the tensors of each client by themselves.
+        # Files of format 1 hold the tensors of each client separately.
         if not stacked:
             try:
                 tensors = of_format_1(tensors)
@@ -586,19 +586,19 @@ class SavedModel:
 
     def tree(self, folder: str) -> Tree:
         """The tensors in ``features/`` or ``server/`` by their last name."""
-        return {
-            name.removeprefix(folder): t
-            for name, t in self.tensors.items()
-            if name.startswith(folder)
-        }
+        found = {}
+        for name, t in self.tensors.items():
+            if name.startswith(folder):
+                found[name.removeprefix(folder)] = t
+        return found
 
     @cached_property
     def client_stacks(self) -> ClientStacks:
-        """The clients' own tensors, indexed once because a caller may read all clients one after another."""
+        """The clients' own tensors; indexed once, because a caller may read all clients one after another."""
         return ClientStacks.of(self.tensors)
 
     def find_method(self, own: Method | None = None) -> Method:
-        """The method that predicts: one of the package, or the user's ``own``.
+        """The method that predicts: a method of the package, or the user's ``own``.
 
         Raises StoreError for a method that is not installed, UsageError if ``own`` is another method than the model's.
         """
@@ -618,10 +618,10 @@ class SavedModel:
         return find_method(self.facts.method)
 
     def number_of(self, client: str | None) -> int | None:
-        """The number of a client by its name; None for the one model for all.
+        """The number of a client by its name; None for a global model.
 
-        Raises UsageError for a client that is not saved, for any client of a run with a single model, and for None
-        where each client has its own model.
+        Raises UsageError for a client that is not saved, for any client of a run with a global model, and for None
+        if each client has its own model.
         """
         facts = self.facts
         if not facts.personal:
@@ -662,17 +662,17 @@ class SavedModel:
         device: str = "cpu",
         one_for_all: bool = False,
     ) -> DeployedModel:
-        """The model of a client, or the one for all, as the end of the run scored it.
+        """The model of a client, or the global model, as it was scored at the end of the run.
 
         Raises UsageError, StoreError, as ``number_of`` and ``find_method``; StoreError for hyperparameters and tensors
         with which the method of the package cannot score.
 
         Args:
-            client: its name; None for the one model for all.
-            method: one of the user's own.
-            encoders: live ones, for a model with ``facts.encoder``.
-            device: where it computes.
-            one_for_all: the server's model of a method that also trains personal ones.
+            client: its name; None for the global model.
+            method: a user's method.
+            encoders: live encoders, for a model with ``facts.encoder``.
+            device: of the computation.
+            one_for_all: whether to take the server's model of a method that also trains personal models.
         """
         used = self.find_method(method)
         named = None
@@ -680,7 +680,7 @@ class SavedModel:
         if not one_for_all:
             number = self.number_of(client)
         if number is not None:
-            # Without a name it is the only client that is saved.
+            # Without a name it is the only saved client.
             named = (client or self.clients[0], number)
         ctx = self.context(named, encoders=encoders, device=device)
         own = self.client_stacks.tree(number, "own")
@@ -712,9 +712,9 @@ class SavedModel:
         """The context of a client's model after the last round.
 
         Args:
-            client: its name and number; None for the server's.
-            encoders: live ones.
-            device: where it computes.
+            client: its name and number; None for the server's model.
+            encoders: live encoders.
+            device: of the computation.
         """
         facts = self.facts
         dtype = getattr(torch, facts.dtype)
@@ -723,14 +723,17 @@ class SavedModel:
         if client is not None:
             name, number = client
             ids = (number,)
-        # A client may read some columns only and may have hyperparameters of its own.
+        # A client may read only some columns and may have its own hyperparameters.
         own = self.overrides(*ids)
+        width = facts.width
+        if own.columns:
+            width = sum(stop - start for start, stop in own.columns)
         text = self.tensors.get("features/text")
         if text is not None:
             text = text.to(device)
         env = RunConstants(
             classes=len(facts.classes),
-            width=sum(stop - start for start, stop in own.columns) or facts.width,
+            width=width,
             views=facts.views,
             clients=facts.clients,
             text=text,
@@ -744,52 +747,54 @@ class SavedModel:
         return Ctx((), {**facts.hp, **own.hp}, env, rng, ids, facts.rounds)
 
     def overrides(self, number: int | None = None) -> ClientOverrides:
-        """Columns and settings of a client; those of number -1 for a row without a client."""
+        """Columns and settings of a client; None for a row without a client, whose settings have the number -1."""
         if number is None:
             number = -1
         return self.facts.overrides.get(number, ClientOverrides())
 
     def read(self, arrays: Sequence[np.ndarray], client: str | None = None) -> Tensor:
-        """Rows as the model reads them.
+        """Rows in the form in which the model reads them.
 
-        Raises StoreError for another number of features than the model was trained on.
+        Raises StoreError for another number of features than in training.
 
         Args:
             arrays: view 0 of the stored features, [N, d] of each backbone, in the order of ``facts.keys``; for a model
                 that reads images uint8 [N, H, W, 3].
-            client: one whose model reads some columns only.
+            client: name of the client, whose model may read only some columns.
 
         Returns:
-            [N, D] in the dtype of the model, or uint8 [N, H W 3]. An infinite feature is NaN, as one that is
-            missing.
+            [N, D] in the dtype of the model, or uint8 [N, H W 3]. Infinite and missing features are NaN.
         """
         facts = self.facts
         if facts.image is not None:
             return self._read_images(arrays[-1])
         found = tuple(a.shape[-1] for a in arrays)
         if found != facts.widths:
-            widths, wrong = (" + ".join(map(str, known)) for known in (facts.widths, found))
+            widths = " + ".join(map(str, facts.widths))
+            wrong = " + ".join(map(str, found))
             names = " + ".join(facts.backbones)
             raise StoreError(
                 f"The model reads {widths} features ({names}), found {wrong}.",
                 "Give features of the same backbones in the same order.",
             )
-        whole = [_finite(np.asarray(a))[:, None] for a in arrays]
-        x = prepare_features(whole, facts.feat_post, scaling=self.scaling)[0][:, 0]
+        of_one_view = [_finite(np.asarray(a))[:, None] for a in arrays]
+        prepared, _ = prepare_features(of_one_view, facts.feat_post, scaling=self.scaling)
+        x = prepared[:, 0]
         number = None
         if client is not None or len(facts.saved) == 1:
             number = self.number_of(client)
         own = self.overrides(number)
         if own.columns:
-            x = torch.cat([x[:, a:b] for a, b in own.columns], -1)
+            x = torch.cat([x[:, start:stop] for start, stop in own.columns], -1)
         return x.to(getattr(torch, facts.dtype))
 
     @property
     def scaling(self) -> Scaling | None:
-        """The statistics of ``feat_post=center`` and ``standardize``; None for the others."""
+        """The statistics of ``feat_post=center`` and ``standardize``; None for other ``feat_post``."""
         if self.facts.feat_post not in SHARED_SUMS:
             return None
-        return Scaling(*(self.tensors[f"features/{name}"].numpy() for name in ("mean", "scale")))
+        mean = self.tensors["features/mean"].numpy()
+        return Scaling(mean, self.tensors["features/scale"].numpy())
 
     def _read_images(self, images: np.ndarray) -> Tensor:
         H, W = self.facts.image or (0, 0)
@@ -805,12 +810,12 @@ class SavedModel:
 
     @property
     def recipes(self) -> list[Recipe]:
-        """How each backbone's features are made from an image."""
+        """The recipe of each backbone's features."""
         return [Recipe.from_dict(recipe) for recipe in self.facts.recipes]
 
 
 def _finite(features: np.ndarray) -> np.ndarray:
-    """Features with NaN in place of numbers that are infinite or too large for float32, which models read."""
+    """Features with NaN instead of numbers that are infinite or too large for float32, the dtype that models read."""
     beyond = np.abs(features) > np.finfo(np.float32).max
     if beyond.any():
         return np.where(beyond, np.nan, features)
@@ -842,7 +847,7 @@ def check_settings(method: Method, hp: Mapping[str, Any], protocol: str) -> None
 
 
 def _check_scores(model: DeployedModel, *, needs_client: bool) -> None:
-    """Score one row of zeros, so that tensors of wrong shapes are found before any prediction.
+    """Score one row of zeros, to find tensors of wrong shapes before any prediction.
 
     Raises StoreError for a model that cannot score; with ``needs_client`` UsageError for a server without a classifier.
     """
@@ -859,9 +864,8 @@ def _check_scores(model: DeployedModel, *, needs_client: bool) -> None:
             scores = model.scores(row.to(env.device))
     except (FedcacheError, torch.OutOfMemoryError):
         raise
-    except (
-        Exception
-    ) as error:  # tensors of wrong shapes, names and types raise errors of many kinds
+    except Exception as error:
+        # Tensors of wrong shapes, names and types raise errors of many kinds.
         if needs_client and isinstance(error, KeyError):
             raise UsageError(
                 f"{name} has no global model: its server holds the shared part of the model, but no "
@@ -881,16 +885,16 @@ def _check_scores(model: DeployedModel, *, needs_client: bool) -> None:
 
 
 # From the output of a training to a ``SavedModel``: the server's tensors, and the models of the
-# clients that are to be saved.
+# clients to save.
 
 
 MOST_BYTES = 256 << 20
-"""Limit of the personal models of one seed that are saved by default; ``--save-clients`` saves more."""
+"""Most bytes of personal models of one seed that are saved by default; ``--save-clients`` saves more."""
 
 
 @dataclass(frozen=True)
 class Collected:
-    """A model, and remarks on it."""
+    """A model, and notes about it."""
 
     model: SavedModel
     notes: tuple[str, ...]  # sentences
@@ -903,14 +907,14 @@ def collect(
     scaling: Scaling | None,
     clients: str | None = None,
 ) -> Collected | None:
-    """The models of a seed; None for a run of one model for all that ended without it.
+    """The models of a seed; None for a run with a global model that ended without it.
 
     Raises UsageError for a client in ``clients`` that the run does not have.
 
     Args:
         out: of the seed.
         facts: of the run; ``saved`` is filled in here.
-        data: what was trained on, for its text features.
+        data: of the training, for its text features.
         scaling: the statistics of ``feat_post=center`` and ``standardize``.
         clients: ``--save-clients``: all, none, or names, comma-separated; None for all up to ``MOST_BYTES``.
     """
@@ -918,10 +922,8 @@ def collect(
     if data.text is not None:
         tensors["features/text"] = data.text
     if scaling is not None:
-        tensors |= {
-            "features/mean": torch.from_numpy(scaling.mean),
-            "features/scale": torch.from_numpy(scaling.scale),
-        }
+        tensors["features/mean"] = torch.from_numpy(scaling.mean)
+        tensors["features/scale"] = torch.from_numpy(scaling.scale)
     if not facts.personal:
         one = out.deployed(None)
         if one is None:
@@ -941,10 +943,10 @@ def collect(
         if not saved:
             check_saved(own, data)
         one_client = client_tensors(own, shared)
-        size = sum(t.numel() * t.element_size() for t in one_client.values())
-        # The first client stands for all: models of most methods have one size.
-        whole = size * len(out.clients)
-        if clients is None and not saved and whole > MOST_BYTES:
+        # The first client stands for all, because models of most methods have the same size.
+        whole = sum(t.nbytes for t in one_client.values()) * len(out.clients)
+        by_default = clients is None and not saved
+        if by_default and whole > MOST_BYTES:
             megabytes = whole / 1e6
             notes = (
                 f"The personal models of {len(out.clients):,} clients would take {megabytes:,.0f} MB and "
@@ -982,7 +984,7 @@ def chosen_clients(names: Sequence[str], choice: str | None) -> list[int]:
 
 
 def check_saved(model: DeployedModel, data: Data) -> None:
-    """Refuse a user's own method whose ``predict`` reads data that a model file does not hold. Raises UsageError."""
+    """Refuse a user's method with a ``predict`` that reads data that a model file does not hold. Raises UsageError."""
     name = model.method.name
     if name in NAMES and METHODS[name] is model.method:
         return  # a test checks every method of the package
@@ -1006,7 +1008,11 @@ def owned(tree: Tree) -> Tree:
 
 def in_double(tree: Mapping[str, Tensor]) -> Tree:
     """The same tensors, with floats as float64."""
-    return {k: t.double() if t.is_floating_point() else t for k, t in tree.items()}
+    made = dict(tree)
+    for name, t in tree.items():
+        if t.is_floating_point():
+            made[name] = t.double()
+    return made
 
 
 # Options of ``predict``, ``evaluate``, ``export-model`` and ``personalise``.

@@ -33,7 +33,7 @@ from fedcache.tables.words import FileRows, blocks_of
 
 
 def read_recipes(model: SavedModel) -> list[Recipe]:
-    """How each input of a model is made from an image, in the order in which ``Predictor.scores`` takes them.
+    """The recipe of each input of a model, in the order in which ``Predictor.scores`` takes the inputs.
 
     Raises StoreError for a model of embeddings whose backbone fedcache does not know.
     """
@@ -48,8 +48,9 @@ def read_recipes(model: SavedModel) -> list[Recipe]:
 
 
 def has_known_backbones(model: SavedModel) -> bool:
-    """Whether the recipes say how each input is made from an image; those of ingested embeddings do not."""
-    return bool(model.facts.inputs) and all("size" in recipe for _, recipe in model.facts.inputs)
+    """Whether every recipe describes how to compute the input; recipes of ingested embeddings do not."""
+    inputs = model.facts.inputs
+    return bool(inputs) and all("size" in recipe for _, recipe in inputs)
 
 
 def reads_of_model(model: SavedModel) -> str:
@@ -66,12 +67,11 @@ def find_inputs(
     """
     kind = reads_of_model(model)
     if kind == ROWS:
-        names = model.facts.backbones
         file = shell_word(paths[0])
-        backbones = shell_word(",".join(names))
+        backbones = shell_word(",".join(model.facts.backbones))
+        names = " + ".join(model.facts.backbones)
         raise UsageError(
-            f"The model reads rows of numbers through {' + '.join(names)}, which predict can read only "
-            "from a store.",
+            f"The model reads rows of numbers through {names}, which predict can read only from a store.",
             f"fedcache extract --dataset rows:{file} --backbones {backbones}, then  fedcache predict RUN --store STORE",
         )
     if kind == TEXTS:
@@ -92,7 +92,7 @@ def predict_images(
 ) -> Iterator[Prediction]:
     """Predictions for images, files or pixels in memory, in their order.
 
-    Raises MachineError for weights that are not those of the model, StoppedError after a stop. ``top`` is the number of
+    Raises MachineError for other weights than those of the model, StoppedError after a stop. ``top`` is the number of
     classes to name; ``weights`` are files by backbone.
     """
     for sentence in images.left_out:
@@ -112,7 +112,7 @@ def predict_images(
         with embedded(images, planned, model.facts.inputs_computed, config, home, options) as store:
             yield from _over_store(predictor, store, images.names, None, top)
     except StoppedError as error:
-        # The message of an extraction promises a resume, but the features here are deleted with their store.
+        # The message of an extraction promises to resume, but here the store with the features is deleted.
         stopped = error.message.partition(";")[0]
         raise StoppedError(
             f"{stopped}; predict keeps no partial output.",
@@ -138,11 +138,12 @@ def _over_store(
     reasons = {int(entry["row"]): str(entry["reason"]) for entry in store.quarantined()}
     for part, scores in predictor.over_store(store, rows):
         lost = {i: reasons[row] for i, row in enumerate(part.tolist()) if row in reasons}
-        yield from named_predictions(predictor, [names[r] for r in part], scores, top, lost)
+        of_part = [names[r] for r in part]
+        yield from named_predictions(predictor, of_part, scores, top, lost)
 
 
 def rows_of_split(store: Store, split: str | None) -> NDArray[np.int64]:
-    """The rows of a split (None for all), without those whose image is no longer in the dataset.
+    """The rows of a split (None for all), without rows whose image is no longer in the dataset.
 
     Raises UsageError for an unknown split, StoreError for an empty one.
     """
@@ -162,7 +163,10 @@ def rows_of_split(store: Store, split: str | None) -> NDArray[np.int64]:
 def predict_embeddings(
     predictor: Predictor, held: Embeddings, path: Path, *, top: int
 ) -> Iterator[Prediction]:
-    """Every row of an opened file of features, ``path``; errors as ``features_of_file``, UsageError for damage."""
+    """Predictions for every row of an opened file of features, ``path``.
+
+    Raises as ``features_of_file``; UsageError for a damaged file.
+    """
     features = features_of_file(predictor.members[0], held.features, path)
     start = 0
     for arrays in features.blocks():
@@ -205,7 +209,7 @@ class FileFeatures:
     cuts: tuple[int, ...] = ()  # columns at which one matrix of all backbones is split
 
     def blocks(self) -> Iterator[list[Rows]]:
-        """[n, d] of each backbone, all rows in order. Raises UsageError for a damaged file."""
+        """Features [n, d] of each backbone, all rows in order. Raises UsageError for a damaged file."""
         of_columns = [blocks_of(column, BLOCK) for column in self.columns]
         for parts in zip(*of_columns, strict=True):
             first = [part[:, 0] for part in parts]
@@ -214,7 +218,7 @@ class FileFeatures:
             yield first
 
     def of_rows(self, rows: NDArray[np.int64]) -> Iterator[list[Rows]]:
-        """The same of some rows, int [n] ascending; blocks without any of them are skipped."""
+        """Features of some rows, int [n] ascending; blocks without any of these rows are skipped."""
         start = 0
         for arrays in self.blocks():
             end = start + len(arrays[0])
@@ -259,4 +263,5 @@ def features_of_file(model: SavedModel, columns: Mapping[str, Any], path: Path) 
 
 
 def _with_widths(names: Iterable[str], widths: Iterable[int]) -> str:
-    return ", ".join(f"{name} [{width}]" for name, width in zip(names, widths, strict=True))
+    pairs = zip(names, widths, strict=True)
+    return ", ".join(f"{name} [{width}]" for name, width in pairs)

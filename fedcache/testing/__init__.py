@@ -10,7 +10,7 @@ In a test of your package:
     def test_a_law(law):
         law()
 
-``check_method(METHOD)`` tries all of them at once. fedcache's own methods are held to the same functions.
+``check_method(METHOD)`` tries all of them at once. fedcache's own methods are tested with the same functions.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from fedcache.federate.partition.partition import SCHEMES
 from fedcache.federate.partition.scheme import Scheme
 from fedcache.plugins import note_named
 from fedcache.testing.aggregator_laws import AGGREGATOR_LAWS, Vote
-from fedcache.testing.backbone_laws import BACKBONE_LAWS, Looked
+from fedcache.testing.backbone_laws import BACKBONE_LAWS, BackboneTrial
 from fedcache.testing.dataset_laws import DATASET_LAWS, open_dataset
 from fedcache.testing.federation import TinyClient, difference, gap, make_federation
 from fedcache.testing.law import Check, LawBroken, check_all, less_exceptions, statement_of
 from fedcache.testing.method_laws import METHOD_LAWS, MethodLaw
-from fedcache.testing.partition_laws import PARTITION_LAWS, Deal, small_columns
+from fedcache.testing.partition_laws import PARTITION_LAWS, SchemeTrial, small_columns
 from fedcache.testing.trial import Trial, small_settings, trial_of
 
 __all__ = [
@@ -74,7 +74,7 @@ __all__ = [
 T = TypeVar("T")
 
 Exceptions = Mapping[str, str]
-"""Name of a law that does not hold -> why it need not."""
+"""Name of a law that does not hold -> the reason why it need not hold."""
 
 
 def method_laws(
@@ -83,25 +83,27 @@ def method_laws(
     *,
     exceptions: Exceptions | None = None,
 ) -> list[Check]:
-    """The laws that speak of this method, under every execution that serves it.
+    """The laws that apply to this method, under every execution that serves it.
 
     Args:
-        method: the method, or the name of one that is installed.
+        method: the method, or the name of an installed one.
         settings: hyperparameters that are not at their defaults; sizes such as ``batch`` and ``epochs`` are small
-            unless they are named here.
+            unless they are given here.
         exceptions: laws that need not hold, each with the reason.
 
     Raises:
         UsageError for a method, a setting or a law that does not exist.
     """
     tried = _find(METHODS, method)
-    tried.resolve(settings=settings or {})  # raises for a setting that is not legal
+    tried.resolve(settings=settings or {})  # raises for an illegal setting
     checks = []
     for law in METHOD_LAWS.values():
         for execution in law.executions:
             trial = trial_of(tried, execution, settings)
             if trial is not None and law.applies(trial):
-                checks.append(_method_check(law, trial))
+                subject = f"The method {tried.name} under {execution} execution"
+                attempt = partial(law.holds, trial)
+                checks.append(Check(subject, f"{law.name}[{execution}]", law.statement, attempt))
     return less_exceptions(checks, exceptions, METHOD_LAWS)
 
 
@@ -115,34 +117,27 @@ def run_method(
     execution: str = "sequential",
     **how: Any,
 ) -> TrainingOutput:
-    """Train a method on a small federation, in float64: what the laws do, for tests of your own.
+    """Train a method on a small federation in float64, as the laws do; for your own tests.
 
     Args:
-        method: the method, or the name of one that is installed.
+        method: the method, or the name of an installed one.
         settings: hyperparameters that are not at their defaults.
         federation: of ``make_federation``; None for its default.
         rounds: of training; a one-shot method takes one.
-        participation: clients a round: None for all, a number, or a share.
+        participation: clients per round: None for all, a number, or a share.
         execution: how it is computed.
         how: other fields of ``fedcache.federate.engine.run.TrainingRun``.
     """
     trial = Trial(_find(METHODS, method), execution, dict(settings or {}))
-    return trial.run(
-        federation or make_federation(), rounds=rounds, participation=participation, **how
-    )
+    pair = federation or make_federation()
+    return trial.run(pair, rounds=rounds, participation=participation, **how)
 
 
 def _find(known: Mapping[str, T], thing: T | str) -> T:
-    """The thing itself, or the installed one of that name."""
+    """The object itself, or the installed one of that name."""
     if isinstance(thing, str):
         return known[thing]
     return thing
-
-
-def _method_check(law: MethodLaw, trial: Trial) -> Check:
-    execution = trial.execution
-    subject = f"The method {trial.method.name} under {execution} execution"
-    return Check(subject, f"{law.name}[{execution}]", law.statement, partial(law.holds, trial))
 
 
 def partition_laws(
@@ -151,12 +146,12 @@ def partition_laws(
     """The laws of a partition scheme, on 480 rows of 4 classes, 2 domains and a column ``site`` of 6 values.
 
     Args:
-        scheme: the scheme, or the name of one that is installed.
+        scheme: the scheme, or the name of an installed one.
         exceptions: laws that need not hold, each with the reason.
         args: arguments of the scheme that are not at their defaults.
     """
-    deal = Deal(_find(SCHEMES, scheme), args, small_columns())
-    return _checks(f"The scheme {deal.scheme.name}", PARTITION_LAWS, deal, exceptions)
+    trial = SchemeTrial(_find(SCHEMES, scheme), args, small_columns())
+    return _checks(f"The scheme {trial.scheme.name}", PARTITION_LAWS, trial, exceptions)
 
 
 def backbone_laws(
@@ -166,28 +161,28 @@ def backbone_laws(
     home: Path | None = None,
     exceptions: Exceptions | None = None,
 ) -> list[Check]:
-    """The laws of a backbone, on six random images, texts or rows, whichever it reads.
+    """The laws of a backbone, on six random images, texts or rows, as the backbone reads.
 
     Args:
         name: of the table, of an entry point, or with a prefix: ``module:my_package.net:build``, ``onnx:FILE``.
-        weights: files by name, as of ``--weights``.
+        weights: files by name, as in ``--weights``.
         home: folder of settings and weights; None for ``$FEDCACHE_HOME``.
         exceptions: laws that need not hold, each with the reason.
     """
     note_named(name)
     if home is None:
-        place = Home.from_environment()
+        used = Home.from_environment()
     else:
-        place = Home(home)
-    looked = Looked(name, dict(weights or {}), place)
-    return _checks(f"The backbone {name}", BACKBONE_LAWS, looked, exceptions)
+        used = Home(home)
+    trial = BackboneTrial(name, dict(weights or {}), used)
+    return _checks(f"The backbone {name}", BACKBONE_LAWS, trial, exceptions)
 
 
 def dataset_laws(spec: str, *, exceptions: Exceptions | None = None) -> list[Check]:
     """The laws of a reader of datasets, on a dataset that it reads.
 
     Args:
-        spec: the dataset, as after ``--dataset``; a small one, as every law reads it again.
+        spec: the dataset, as after ``--dataset``; a small one, because every law reads it again.
         exceptions: laws that need not hold, each with the reason.
     """
     return _checks(f"The dataset {spec}", DATASET_LAWS, spec, exceptions)
@@ -198,24 +193,24 @@ def aggregator_laws(
 ) -> list[Check]:
     """The laws of a rule of ``--aggregate``: its text, or a function V [m, d] -> [d]."""
     if isinstance(rule, str):
-        called = rule
+        name = rule
     else:
-        called = getattr(rule, "__name__", "given")
-    return _checks(f"The rule {called}", AGGREGATOR_LAWS, Vote(rule), exceptions)
+        name = getattr(rule, "__name__", "given")
+    return _checks(f"The rule {name}", AGGREGATOR_LAWS, Vote(rule), exceptions)
 
 
 def executor_laws(
     executor: type[Executor], methods: Sequence[str] = ("fedavg", "fed3r", "fedpcl")
 ) -> list[Check]:
-    """The laws of methods, which must hold under an executor of one's own as well."""
+    """The laws of methods, which must also hold under your own executor."""
     checks = []
     for name in methods:
         tried = METHODS[name]
         trial = Trial(tried, executor.name, small_settings(tried))
+        subject = f"The executor {executor.name} with the method {name}"
         for law in METHOD_LAWS.values():
             if law.applies(trial):
                 attempt = partial(_with_executor, executor, law, trial)
-                subject = f"The executor {executor.name} with the method {name}"
                 checks.append(Check(subject, f"{law.name}[{name}]", law.statement, attempt))
     return checks
 
@@ -228,13 +223,13 @@ def _with_executor(executor: type[Executor], law: MethodLaw, trial: Trial) -> No
 def _checks(
     subject: str,
     laws: Mapping[str, Callable[[Any], None]],
-    thing: object,
+    trial: object,
     exceptions: Exceptions | None,
 ) -> list[Check]:
-    """These laws on one thing, without the exceptions."""
-    checks = [
-        Check(subject, name, statement_of(law), partial(law, thing)) for name, law in laws.items()
-    ]
+    """The checks of these laws on one object, without the exceptions."""
+    checks = []
+    for name, law in laws.items():
+        checks.append(Check(subject, name, statement_of(law), partial(law, trial)))
     return less_exceptions(checks, exceptions, laws)
 
 
@@ -244,14 +239,14 @@ def check_method(
     *,
     exceptions: Exceptions | None = None,
 ) -> list[str]:
-    """Try ``method_laws``. Returns the names of those that hold; raises LawBroken, with all that do not."""
+    """Try ``method_laws``. Returns the names of the laws that hold; raises LawBroken, with all that do not."""
     return check_all(method_laws(method, settings, exceptions=exceptions))
 
 
 def check_partition(
     scheme: Scheme | str, *, exceptions: Exceptions | None = None, **args: Any
 ) -> list[str]:
-    """Try ``partition_laws``. Returns the names of those that hold; raises LawBroken, with all that do not."""
+    """Try ``partition_laws``. Returns the names of the laws that hold; raises LawBroken, with all that do not."""
     return check_all(partition_laws(scheme, exceptions=exceptions, **args))
 
 
@@ -262,24 +257,24 @@ def check_backbone(
     home: Path | None = None,
     exceptions: Exceptions | None = None,
 ) -> list[str]:
-    """Try ``backbone_laws``. Returns the names of those that hold; raises LawBroken, with all that do not."""
+    """Try ``backbone_laws``. Returns the names of the laws that hold; raises LawBroken, with all that do not."""
     return check_all(backbone_laws(name, weights=weights, home=home, exceptions=exceptions))
 
 
 def check_dataset(spec: str, *, exceptions: Exceptions | None = None) -> list[str]:
-    """Try ``dataset_laws``. Returns the names of those that hold; raises LawBroken, with all that do not."""
+    """Try ``dataset_laws``. Returns the names of the laws that hold; raises LawBroken, with all that do not."""
     return check_all(dataset_laws(spec, exceptions=exceptions))
 
 
 def check_aggregator(
     rule: str | Callable[..., Tensor], *, exceptions: Exceptions | None = None
 ) -> list[str]:
-    """Try ``aggregator_laws``. Returns the names of those that hold; raises LawBroken, with all that do not."""
+    """Try ``aggregator_laws``. Returns the names of the laws that hold; raises LawBroken, with all that do not."""
     return check_all(aggregator_laws(rule, exceptions=exceptions))
 
 
 def check_executor(
     executor: type[Executor], methods: Sequence[str] = ("fedavg", "fed3r", "fedpcl")
 ) -> list[str]:
-    """Try ``executor_laws``. Returns the names of those that hold; raises LawBroken, with all that do not."""
+    """Try ``executor_laws``. Returns the names of the laws that hold; raises LawBroken, with all that do not."""
     return check_all(executor_laws(executor, methods))

@@ -28,7 +28,7 @@ class Vote:
         """Combine the rows of V, assuming two liars. Raises UsageError unless the result is [d] and finite."""
         if isinstance(self.rule, str):
             return parse_rule(self.rule)(V, LIARS)
-        # A function is tried as users would name it: as a plug-in, which is forgotten again.
+        # A function is tried as a plug-in, as users would name it; the plug-in is removed afterwards.
         register("aggregator", self.rule, NAME)
         try:
             return parse_rule(NAME)(V, LIARS)
@@ -38,13 +38,12 @@ class Vote:
 
 def uploads() -> Tensor:
     """Uploads of nine clients, [9, 4] float64."""
-    return torch.randn(
-        CLIENTS, NUMBERS, dtype=torch.float64, generator=torch.Generator().manual_seed(3)
-    )
+    g = torch.Generator().manual_seed(3)
+    return torch.randn(CLIENTS, NUMBERS, dtype=torch.float64, generator=g)
 
 
 def agreement_is_returned(vote: Vote) -> None:
-    """Where all clients send the same, that is the result."""
+    """If all clients send the same upload, the result is this upload."""
     V = uploads()[:1].expand(CLIENTS, NUMBERS).clone()
     sent = V[0]
     found = vote(V)
@@ -80,7 +79,7 @@ def uploads_are_left_as_they_are(vote: Vote) -> None:
 
 
 def the_result_is_repeated(vote: Vote) -> None:
-    """Two calls on the same uploads give the same bits: the rule draws no random numbers of its own."""
+    """Two calls on the same uploads give the same bits: the rule draws no random numbers."""
     same = torch.equal(vote(uploads()), vote(uploads()))
     require(same, "two calls on the same uploads give two results")
 

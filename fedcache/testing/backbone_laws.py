@@ -1,4 +1,4 @@
-"""The laws that every backbone keeps, on random images, texts or rows, whichever it reads.
+"""The laws that every backbone must keep, on random images, texts or rows, as the backbone reads.
 
 They run on the CPU with the backbone's own weights.
 """
@@ -23,7 +23,7 @@ from fedcache.testing.law import require
 
 ITEMS = 6
 CLOSE = 1e-4
-"""How far features may be apart when an item shares its batch with others, as a part of their norm."""
+"""Largest difference, relative to the norm, between features of an item alone and in a batch with others."""
 
 WORDS = (
     "a",
@@ -42,8 +42,8 @@ WORDS = (
 
 
 @dataclass(frozen=True)
-class Looked:
-    """A backbone by its name, and what finds its weights."""
+class BackboneTrial:
+    """A backbone by its name, and the places where its weights are searched."""
 
     name: str
     weights: Mapping[str, Path]  # as of ``--weights NAME=FILE``
@@ -61,9 +61,8 @@ class Looked:
         given = dict(self.weights)
         if self.name in given:
             given[row.name] = given[self.name]
-        found = locate(
-            row, given=given, home=self.home.root, memory=memory_of(self.home), offline=True
-        )
+        memory = memory_of(self.home)
+        found = locate(row, given=given, home=self.home.root, memory=memory, offline=True)
         recipe = replace(row.recipe, weights=found.sha256)
         return load(row, found, recipe, device="cpu", dtype="float32")
 
@@ -73,7 +72,8 @@ class Looked:
         g = np.random.default_rng(1)
         if kind == IMAGES:
             side = self.row.recipe.size or 32
-            return torch.from_numpy(g.integers(0, 256, (ITEMS, side, side, 3), dtype=np.uint8))
+            pixels = g.integers(0, 256, (ITEMS, side, side, 3), dtype=np.uint8)
+            return torch.from_numpy(pixels)
         if kind == TEXTS:
             return [" ".join(g.choice(WORDS, 3 + i)) for i in range(ITEMS)]
         example = encoder.example.numpy()  # type: ignore[attr-defined]
@@ -84,7 +84,7 @@ class Looked:
 
 
 def features(encoder: FrozenEncoder, items: Any) -> Tensor:
-    """Features [B, D] of images, texts or rows, in memory of their own."""
+    """Features [B, D] of images, texts or rows, as a copy."""
     found: Tensor
     if isinstance(items, Tensor):
         found = encoder.image(items)
@@ -94,8 +94,8 @@ def features(encoder: FrozenEncoder, items: Any) -> Tensor:
     return found.clone()
 
 
-def features_are_rows_of_its_width(backbone: Looked) -> None:
-    """A batch gives one row of float32 numbers for each item, as many as the backbone says, all finite."""
+def features_are_rows_of_its_width(backbone: BackboneTrial) -> None:
+    """A batch gives one row of finite float32 numbers for each item, with the declared width of the backbone."""
     encoder = backbone.load()
     found = features(encoder, backbone.noise(encoder))
     shape = tuple(found.shape)
@@ -105,27 +105,24 @@ def features_are_rows_of_its_width(backbone: Looked) -> None:
     require(bool(found.isfinite().all()), "some features are not finite")
 
 
-def the_same_items_give_the_same_bits(backbone: Looked) -> None:
-    """Nothing is drawn or trained: a second look, and a second loading, give the same bits."""
+def the_same_items_give_the_same_bits(backbone: BackboneTrial) -> None:
+    """Nothing is drawn or trained: a second call, and a second loading, give the same bits."""
     encoder = backbone.load()
     items = backbone.noise(encoder)
     first = features(encoder, items)
-    require(
-        torch.equal(first, features(encoder, items)),
-        "a second look gives other features: is it in eval mode?",
-    )
-    require(
-        torch.equal(first, features(backbone.load(), items)), "loaded again it gives other features"
-    )
+    same = torch.equal(first, features(encoder, items))
+    require(same, "a second look gives other features: is it in eval mode?")
+    same = torch.equal(first, features(backbone.load(), items))
+    require(same, "loaded again it gives other features")
 
 
-def an_item_does_not_see_its_batch(backbone: Looked) -> None:
+def an_item_does_not_see_its_batch(backbone: BackboneTrial) -> None:
     """The features of an item are the same alone and with others."""
     encoder = backbone.load()
     items = backbone.noise(encoder)
     together = features(encoder, items)
     alone = torch.cat([features(encoder, items[i : i + 1]) for i in range(ITEMS)])
-    # A batch of another size may use another kernel, whose sums differ in their last bits.
+    # A batch of another size may use another kernel, with sums that differ in their last bits.
     norm = together.norm(dim=1).max().clamp(min=1e-12)
     apart = float((together - alone).norm(dim=1).max() / norm)
     require(
@@ -134,17 +131,17 @@ def an_item_does_not_see_its_batch(backbone: Looked) -> None:
     )
 
 
-def items_are_distinguished(backbone: Looked) -> None:
+def items_are_distinguished(backbone: BackboneTrial) -> None:
     """Different items have different features."""
     encoder = backbone.load()
     found = features(encoder, backbone.noise(encoder))
-    # The diagonal, each item's distance to itself, is moved out of the way of the minimum.
+    # The diagonal has each item's distance to itself; a large number excludes it from the minimum.
     distances = torch.cdist(found, found) + torch.eye(ITEMS) * 1e9
     require(float(distances.min()) > 0.0, "two different items have the same features")
 
 
-def the_items_are_left_as_they_are(backbone: Looked) -> None:
-    """The encoder does not write into what it is given."""
+def the_items_are_left_as_they_are(backbone: BackboneTrial) -> None:
+    """The encoder does not write into its input."""
     encoder = backbone.load()
     items = backbone.noise(encoder)
     before = deepcopy(items)
@@ -156,7 +153,7 @@ def the_items_are_left_as_they_are(backbone: Looked) -> None:
     require(same, "what it was given is changed")
 
 
-BACKBONE_LAWS: dict[str, Callable[[Looked], None]] = {
+BACKBONE_LAWS: dict[str, Callable[[BackboneTrial], None]] = {
     law.__name__: law
     for law in (
         features_are_rows_of_its_width,

@@ -1,4 +1,4 @@
-"""The laws that every reader of datasets keeps, on a dataset that it reads."""
+"""The laws that every dataset reader must keep, on a dataset that it reads."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from fedcache.extract.recipe import IMAGES
 from fedcache.testing.law import require
 
 ROWS = 64
-"""Rows of a dataset that are read, evenly spaced."""
+"""Approximate number of rows of a dataset that are read, evenly spaced."""
 
 THREADS = 4
 
 
 def open_dataset(spec: str) -> Dataset:
-    """The dataset of a spec, read again without remembered facts.
+    """The dataset of a spec, read again without cached facts.
 
     Raises UsageError for a spec that names no dataset, and the errors of its reader.
     """
@@ -35,7 +35,7 @@ def open_dataset(spec: str) -> Dataset:
 
 
 def _contents(source: Source, rows: Iterable[np.integer]) -> list[bytes | None]:
-    """The digest of each of these rows; None where a row cannot be read."""
+    """The digest of each of these rows; None for a row that cannot be read."""
     return [_content(source, int(row)) for row in rows]
 
 
@@ -54,13 +54,10 @@ def a_second_reading_is_the_same_dataset(spec: str) -> None:
     """Reading a dataset twice gives the same digest, name of the store and groups."""
     first = open_dataset(spec)
     second = open_dataset(spec)
-    require(
-        first.digest == second.digest,
-        "a second reading gives other names, labels, splits or contents",
-    )
-    require(
-        first.slug == second.slug, f"the store is called {first.slug!r} and then {second.slug!r}"
-    )
+    same = first.digest == second.digest
+    require(same, "a second reading gives other names, labels, splits or contents")
+    same = first.slug == second.slug
+    require(same, f"the store is called {first.slug!r} and then {second.slug!r}")
     require(list(first.groups) == list(second.groups), "a second reading gives other groups")
 
 
@@ -68,16 +65,15 @@ def columns_have_a_value_for_every_row(spec: str) -> None:
     """Labels, domains and splits have one legal code for each row, and at least one row is for training."""
     found = open_dataset(spec)
     rows = len(found)
-    # Each column with its least and its greatest code: -1 is the label of a row without one.
+    # Each column with its least and its greatest code; -1 is the label of an unlabelled row.
     columns = (
         ("label", found.label, -1, len(found.classes) - 1),
         ("domain", found.domain, 0, len(found.domains) - 1),
         ("split", found.split, 0, 2),
     )
     for name, codes, least, greatest in columns:
-        require(
-            codes.shape == (rows,), f"{name} has shape {codes.shape}, and there are {rows} rows"
-        )
+        shape = codes.shape
+        require(shape == (rows,), f"{name} has shape {shape}, and there are {rows} rows")
         legal = (codes >= least) & (codes <= greatest)
         require(bool(legal.all()), f"{name} has codes outside of {least} to {greatest}")
     require(len(set(found.classes)) == len(found.classes), "two classes have one name")
@@ -85,15 +81,13 @@ def columns_have_a_value_for_every_row(spec: str) -> None:
 
 
 def a_row_is_known_by_its_content(spec: str) -> None:
-    """``uid`` of a row is the digest of what ``read`` returns, so that changed content is extracted again."""
+    """``uid`` of a row is the digest of the result of ``read``, so that changed content is extracted again."""
     found = open_dataset(spec)
     rows = _some_rows(found)
     for row, content in zip(rows, _contents(found.source, rows), strict=True):
         if content is not None:
-            require(
-                content == found.uid[row].tobytes(),
-                f"the uid of row {row} is not the digest of its content",
-            )
+            same = content == found.uid[row].tobytes()
+            require(same, f"the uid of row {row} is not the digest of its content")
 
 
 def rows_are_of_the_kind_that_it_holds(spec: str) -> None:
@@ -115,28 +109,28 @@ def workers_read_the_same(spec: str) -> None:
     found = open_dataset(spec)
     rows = _some_rows(found)
     copy = pickle.loads(pickle.dumps(found.source))  # nosec B301
-    # Threads read the rows backwards, which a source that depends on its last position fails.
+    # Threads read the rows backwards, so a source that depends on its last position fails.
     with ThreadPoolExecutor(THREADS) as pool:
         again = list(pool.map(lambda row: _content(copy, int(row)), rows[::-1]))
-    require(
-        again[::-1] == _contents(found.source, rows),
-        "a pickled copy of the source reads other contents",
-    )
+    same = again[::-1] == _contents(found.source, rows)
+    require(same, "a pickled copy of the source reads other contents")
 
 
 def a_part_has_the_rows_of_the_whole(spec: str) -> None:
-    """The rows that ``--limit`` keeps have the contents and labels that they have in the whole."""
+    """The rows that ``--limit`` keeps have the same contents and labels as in the whole dataset."""
     found = open_dataset(spec)
     part = found.part(max(1, len(found) // 2))
-    # The part may have its rows in any places: they are found in the whole by their names.
+    # The part may have its rows in any order, so they are found in the whole by their names.
     place = {name: row for row, name in enumerate(found.names)}
     rows = np.array([place[name] for name in part.names])
-    require(bool((part.uid == found.uid[rows]).all()), "a part has other contents than the whole")
-    require(bool((part.label == found.label[rows]).all()), "a part has other labels than the whole")
+    same = (part.uid == found.uid[rows]).all()
+    require(bool(same), "a part has other contents than the whole")
+    same = (part.label == found.label[rows]).all()
+    require(bool(same), "a part has other labels than the whole")
 
 
 def the_key_is_plain_and_stays(spec: str) -> None:
-    """``key`` gives plain JSON values, the same each time while nothing changes."""
+    """``key`` gives plain JSON values, which do not change while the files do not change."""
     with tempfile.TemporaryDirectory() as folder:
         context = Context(DigestMemory(Path(folder)))
         first = json.dumps(datasets.facts_of(spec, context))

@@ -1,7 +1,7 @@
-"""The tiny federation that the laws run on, and a comparison of two runs that treats NaN as unequal.
+"""The tiny federation on which the laws run, and a comparison of two runs that treats NaN as unequal.
 
-Four clients of 6, 11, 1 and 7 rows, 3 classes, 5 features: small, so that a law takes milliseconds, and uneven, so
-that a method that ignores the numbers of rows is found out. The first client may be a public set.
+It has four clients of 6, 11, 1 and 7 rows, 3 classes and 5 features. It is small, so a law takes milliseconds, and
+uneven, so a method that ignores the numbers of rows breaks a law. The first client may be a public set.
 """
 
 from __future__ import annotations
@@ -60,55 +60,60 @@ def make_federation(
         rows = np.arange(start, start + n + tests)
         clients.append(TinyClient(f"client-{i}", rows[:n], rows[n:]))
         start += n + tests
-    # The noise is small compared with the distance of two centres, so that the classes can be learnt.
+    # The noise is small compared with the distance between two centres, so a method can learn the classes.
     y = np.concatenate(labels)
-    x = _unit(centres[y][:, None] + 0.4 * g.standard_normal((len(y), views, width)))
+    noise = 0.4 * g.standard_normal((len(y), views, width))
+    x = _unit(centres[y][:, None] + noise)
     text = _unit(centres + 0.3 * g.standard_normal(centres.shape))
+    domain = np.arange(len(y)) % 2
     data = Data(
         torch.from_numpy(x).to(dtype),
         torch.from_numpy(y),
         classes,
         torch.from_numpy(text).to(dtype),
         (width,),
-        torch.from_numpy(np.arange(len(y)) % 2),
+        torch.from_numpy(domain),
     )
     return data, clients
 
 
 def wide(seed: int = 0, **kwargs: Any) -> tuple[Data, list[TinyClient]]:
-    """The same with 40 features, more than twice the rows of any client, so that ``gram`` serves all clients."""
+    """The tiny federation with 40 features, more than twice the rows of any client: ``gram`` serves all clients."""
     return make_federation(seed, **{"width": 40, **kwargs})
 
 
 def fitted(method: Method, data: Data) -> Data:
-    """The federation as a method needs it: with live encoders, and its features turned into images."""
+    """The federation with the inputs of a method: live encoders, and images instead of features, if it needs them."""
     if {"text tower", "image tower"} & method.needs and data.towers is None:
         names = tuple("abcdefghijklmnopqrstuvwxyz"[: data.classes])
-        data = replace(data, names=names, towers=TinyTowers(data.x.shape[-1], data.x.dtype))
+        towers = TinyTowers(data.x.shape[-1], data.x.dtype)
+        data = replace(data, names=names, towers=towers)
     if "pixels" in method.needs and data.image is None:
         data = replace(data, x=as_images(features_of(data)), image=SIDES)
     return data
 
 
 def gap(a: Tensor | Mapping[Any, Any], b: Tensor | Mapping[Any, Any]) -> float:
-    """Largest difference of two tensors or trees; inf where names or shapes differ or anything is NaN."""
-    if isinstance(a, Mapping) or isinstance(b, Mapping):
-        if not (isinstance(a, Mapping) and isinstance(b, Mapping)) or a.keys() != b.keys():
+    """Largest difference of two tensors or trees; inf if names or shapes differ or a number is NaN."""
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        if a.keys() != b.keys():
             return math.inf
         return max((gap(a[k], b[k]) for k in a), default=0.0)
+    if isinstance(a, Mapping) or isinstance(b, Mapping):
+        return math.inf
     if a.shape != b.shape:
         return math.inf
     if not a.numel():
         return 0.0
     worst = float((a.double() - b.double()).abs().max())
-    # A NaN compares as neither larger nor smaller, and so would pass every bound.
+    # Every comparison with NaN is false, so a NaN could pass a bound.
     if math.isnan(worst):
         return math.inf
     return worst
 
 
 def difference(a: TrainingOutput, b: TrainingOutput) -> float:
-    """Largest difference of two runs in the server and every client's state; inf where accuracies differ."""
+    """Largest difference of two runs in the server and every client's state; inf if accuracies differ."""
     if not np.array_equal(a.client_accuracy, b.client_accuracy, equal_nan=True):
         return math.inf
     return max(gap(a.server, b.server), gap(a.states, b.states))

@@ -9,7 +9,7 @@ from fedcache.errors import FedcacheError, unknown
 
 
 class LawBroken(AssertionError):  # noqa: N818 - a test report shows this name, which says what happened
-    """A law that a method, a backbone, a partition scheme or a rule should keep does not hold for it."""
+    """A law does not hold for the method, backbone, partition scheme or rule on which it was tried."""
 
 
 def require(holds: bool, otherwise: str) -> None:
@@ -19,16 +19,17 @@ def require(holds: bool, otherwise: str) -> None:
 
 
 def statement_of(law: Callable[..., None]) -> str:
-    """What a law says: the first paragraph of its docstring, on one line."""
-    return " ".join((law.__doc__ or "").split("\n\n")[0].split())
+    """The statement of a law: the first paragraph of its docstring, on one line."""
+    first, _, _ = (law.__doc__ or "").partition("\n\n")
+    return " ".join(first.split())
 
 
 @dataclass(frozen=True)
 class Check:
-    """One law on one thing: call it to try it. ``str`` of it is its name, for ``pytest.mark.parametrize(ids=str)``."""
+    """One law on one subject; a call tries it. Its ``str`` is its name, for ``pytest.mark.parametrize(ids=str)``."""
 
-    subject: str  # what it is tried on, for messages: "the method fedavg"
-    name: str  # of the law, with the execution where there are several
+    subject: str  # the tried object, for messages: "the method fedavg"
+    name: str  # of the law, with the execution if there are several
     statement: str  # the law in a sentence
     attempt: Callable[[], None]
 
@@ -36,19 +37,17 @@ class Check:
         return self.name
 
     def __call__(self) -> None:
-        """Try the law. Raises LawBroken, with the law, what was found, and for an error its type and text."""
+        """Try the law. Raises LawBroken, with the law and the violation, or the type and text of an error."""
         try:
             self.attempt()
         except LawBroken as broken:
             title = f"{self.subject} breaks the law {self.name}"
             raise LawBroken(f"{title}: {self.statement}\nFound: {broken}.") from None
         except Exception as error:
-            # fedcache's own errors are sentences already; others say too little without their type.
+            # fedcache's own errors are sentences; other errors are unclear without their type.
+            message = f"{type(error).__name__}: {error}"
             if isinstance(error, FedcacheError):
                 message = error.message
-            else:
-                kind = type(error).__name__
-                message = f"{kind}: {error}"
             title = f"{self.subject} could not be tried on the law {self.name}"
             raise LawBroken(f"{title}: {self.statement}\nFound: {message}") from error
 
@@ -58,7 +57,7 @@ def less_exceptions(
 ) -> list[Check]:
     """The checks without those of the laws in ``exceptions`` (name of the law -> why it need not hold).
 
-    Raises UsageError, with "did you mean", for a law that does not exist, and ValueError for one without a reason.
+    Raises UsageError, with "did you mean", for a law that does not exist, and ValueError for a law without a reason.
     """
     left_out = dict(exceptions or {})
     for name, reason in left_out.items():
@@ -66,7 +65,7 @@ def less_exceptions(
             raise unknown("law", name, known)
         if not reason.strip():
             raise ValueError(f"The law {name} is left out without a reason.")
-    # The name of a check is that of its law, with the execution in brackets where there are several.
+    # The name of a check is the name of its law, with the execution in brackets if there are several.
     return [check for check in checks if check.name.partition("[")[0] not in left_out]
 
 

@@ -1,13 +1,13 @@
-"""The laws that every federated method keeps, whatever it computes; each is checked on the tiny federation.
+"""The laws that every federated method must keep; each is checked on the tiny federation.
 
-A law is a function of a ``Trial``, a method with settings under one execution. It returns when it holds and raises
-``LawBroken`` when it does not. ``applies`` says which trials a law is meant for.
+A law is a function of a ``Trial``: a method with settings under one execution. It returns if it holds, and raises
+``LawBroken`` if it does not. ``applies`` selects the trials to which a law applies.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,7 +20,7 @@ from torch import Tensor
 from fedcache.errors import FedcacheError
 from fedcache.federate.engine import run as engine
 from fedcache.federate.engine.client_data import SHARED_SUMS, Data
-from fedcache.federate.engine.hyperparameters import HParam, Value
+from fedcache.federate.engine.hyperparameters import Value
 from fedcache.federate.engine.outcome import Snapshot, TrainingOutput
 from fedcache.federate.engine.run import TrainingRun
 from fedcache.testing.federation import (
@@ -33,15 +33,15 @@ from fedcache.testing.federation import (
     make_federation,
 )
 from fedcache.testing.law import LawBroken, require, statement_of
-from fedcache.testing.trial import Trial, spread
+from fedcache.testing.trial import Trial, has_sgd, spread
 
 ALL = ("sequential", "batched", "gram")
 STACKED = ("batched", "gram")
 LIVE = frozenset({"pixels", "text tower", "image tower"})
-"""What methods may read in place of features."""
+"""Inputs that methods may read instead of features."""
 
 PRIME_ROWS = (97, 89)
-"""Training rows of clients that no other size of the tiny federation has."""
+"""Numbers of training rows that are equal to no other size of the tiny federation."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,8 @@ class MethodLaw:
     """One law over all methods."""
 
     name: str
-    statement: str  # what holds, in one sentence
-    executions: tuple[str, ...]  # under which it is tried, of those that serve the method
+    statement: str  # one sentence
+    executions: tuple[str, ...]  # under which it is tried, if they serve the method
     holds: Callable[[Trial], None]  # raises LawBroken
     applies: Callable[[Trial], bool]
 
@@ -62,12 +62,11 @@ METHOD_LAWS: dict[str, MethodLaw] = {}
 def law(
     *executions: str, applies: Callable[[Trial], bool] = lambda _trial: True
 ) -> Callable[[Callable[[Trial], None]], Callable[[Trial], None]]:
-    """Enter a function into ``METHOD_LAWS``; its docstring is the statement."""
+    """Decorator that adds a function to ``METHOD_LAWS``; its docstring is the statement."""
 
     def enter(holds: Callable[[Trial], None]) -> Callable[[Trial], None]:
-        METHOD_LAWS[holds.__name__] = MethodLaw(
-            holds.__name__, statement_of(holds), executions, holds, applies
-        )
+        name = holds.__name__
+        METHOD_LAWS[name] = MethodLaw(name, statement_of(holds), executions, holds, applies)
         return holds
 
     return enter
@@ -75,7 +74,7 @@ def law(
 
 @law(*STACKED)
 def executions_agree(trial: Trial) -> None:
-    """Every execution gives what one client after another gives, and counts the same traffic."""
+    """Every execution gives the same result as ``sequential``, and counts the same traffic."""
     pair = trial.with_views()
     loop = trial.run(pair, execution="sequential")
     other = trial.run(pair, chunk=2)
@@ -85,7 +84,7 @@ def executions_agree(trial: Trial) -> None:
 
 @law(*STACKED)
 def chunks_change_nothing(trial: Trial) -> None:
-    """How many clients are computed at once changes no figure."""
+    """The number of clients that are computed at once changes no result."""
     pair = trial.with_views()
     # With chunks of two, the third client is computed alone.
     two, three = (trial.run(pair, chunk=k) for k in (2, 3))
@@ -94,17 +93,20 @@ def chunks_change_nothing(trial: Trial) -> None:
 
 @law(*STACKED)
 def a_grid_point_is_the_run_alone(trial: Trial) -> None:
-    """A point of a grid gives what a run of its own gives."""
+    """A point of a grid gives the same result as a separate run."""
     pair = trial.with_views()
-    data = fitted(trial.method, pair[0])
     points = [spread(trial.method, trial.hp, factor) for factor in (1.0, 0.8, 1.1)]
-    how: dict[str, Any] = {
-        "rounds": 2,
-        "participation": 3,
-        "dtype": torch.float64,
-        "execution": trial.execution,
-    }
-    together = engine.run_points(TrainingRun(trial.method, data, pair[1], chunk=2, **how), points)
+    spec = TrainingRun(
+        trial.method,
+        fitted(trial.method, pair[0]),
+        pair[1],
+        rounds=2,
+        participation=3,
+        dtype=torch.float64,
+        execution=trial.execution,
+        chunk=2,
+    )
+    together = engine.run_points(spec, points)
     for settings, point in zip(points, together, strict=True):
         alone = replace(trial, settings=settings).run(pair, execution="sequential")
         if isinstance(point, FedcacheError):
@@ -118,9 +120,8 @@ def the_same_seed_gives_the_same_bits(trial: Trial) -> None:
     pair = trial.federation(dtype=torch.float32)
     a, b = (trial.run(pair, dtype=torch.float32) for _ in range(2))
     _close(a, b, 0.0)
-    require(
-        np.array_equal(a.evaluation.predictions, b.evaluation.predictions), "the predictions differ"
-    )
+    same = np.array_equal(a.evaluation.predictions, b.evaluation.predictions)
+    require(same, "the predictions differ")
 
 
 @law("sequential", "batched")
@@ -137,7 +138,7 @@ def the_callers_torch_state_changes_nothing(trial: Trial) -> None:
         (_other_numbers(),),
     )
     for contexts in ambient:
-        # Only the run itself happens in that state: it is compared with the usual one outside of it.
+        # Only the run itself happens in this state; the comparison with the usual run happens outside.
         with ExitStack() as stack:
             for context in contexts:
                 stack.enter_context(context)
@@ -154,7 +155,7 @@ def the_callers_torch_state_changes_nothing(trial: Trial) -> None:
 
 @contextmanager
 def _other_numbers() -> Iterator[None]:
-    """Another default dtype, and matrix products that round to fewer bits where the processor can."""
+    """Another default dtype, and matrix products that round to fewer bits if the processor supports it."""
     dtype = torch.get_default_dtype()
     precision = torch.get_float32_matmul_precision()
     torch.set_default_dtype(torch.float64)
@@ -172,13 +173,14 @@ def a_resumed_run_has_the_same_bits(trial: Trial) -> None:
     saved: dict[int, Snapshot] = {}
     pair = trial.with_views()
     whole = trial.run(pair, on_round=lambda r, _m, _t, snap: saved.update({r: snap()}))
+    expected = [replace(record, seconds=0.0) for record in whole.records]
     for after, kept in saved.items():
-        # A snapshot comes back from files: through safetensors and JSON.
+        # The snapshot passes through files: safetensors and JSON.
         snap = Snapshot(load(save(kept.tensors)), json.loads(json.dumps(kept.meta)))
         resumed = trial.run(pair, state=snap)
         _same_run(whole, resumed, 0.0, f"resumed after round {after}, ")
-        timeless = [[replace(r, seconds=0.0) for r in run.records] for run in (whole, resumed)]
-        require(timeless[0] == timeless[1], f"resumed after round {after}, the records differ")
+        found = [replace(record, seconds=0.0) for record in resumed.records]
+        require(found == expected, f"resumed after round {after}, the records differ")
 
 
 @law(*STACKED)
@@ -191,19 +193,18 @@ def executions_may_change_between_rounds(trial: Trial) -> None:
         changes.append(("batched", "gram"))
     for first, then in changes:
         saved: list[Snapshot] = []
-        trial.run(
-            pair,
-            execution=first,
-            rounds=1,
-            on_round=lambda _r, _m, _t, snap, to=saved: to.append(snap()),
-        )
+
+        def keep(_round: int, _metrics: Any, _traffic: Any, snap: Any, to: Any = saved) -> None:
+            to.append(snap())
+
+        trial.run(pair, execution=first, rounds=1, on_round=keep)
         resumed = trial.run(pair, execution=then, state=saved[0])
         _close(resumed, whole, trial.closeness, f"from {first} to {then}, ")
 
 
 @law("sequential", "batched")
 def the_order_of_clients_does_not_matter(trial: Trial) -> None:
-    """Clients in another order change no client's model or accuracy: they are known by name, not by place."""
+    """Clients in another order change no client's model or accuracy: names identify clients, positions do not."""
     data, clients = trial.federation()
     order = [0, 2, 3, 1]  # the first client may be a public set
     a = trial.run((data, clients))
@@ -221,9 +222,9 @@ def the_order_of_clients_does_not_matter(trial: Trial) -> None:
 
 @law(*ALL, applies=lambda trial: not trial.method.central)
 def who_is_not_sampled_sends_nothing_and_keeps_its_state(trial: Trial) -> None:
-    """A client that takes no part in a round sends and receives nothing in it, and what it keeps does not change."""
+    """A client that takes no part in a round sends and receives nothing in it, and its state does not change."""
     before: list[dict[str, Tensor]] = []
-    # two of six a round: a stack has two, and two are absent
+    # Two of six clients per round: a stack has two, and two are always absent.
     data, clients = trial.federation(sizes=(*TINY, 9, 5))
     out = trial.run(
         (data, clients),
@@ -232,49 +233,49 @@ def who_is_not_sampled_sends_nothing_and_keeps_its_state(trial: Trial) -> None:
     )
     for record, old, new in zip(out.records[1:], before[:-1], before[1:], strict=True):
         for key in old:
-            if key.startswith("client/") and int(key.split("/")[1]) not in record.clients:
-                require(
-                    torch.equal(old[key], new[key]),
-                    f"{key} changed in a round of the clients {record.clients}",
-                )
-    absent = set(range(len(clients))) - {c for r in out.records for c in r.clients}
+            folder, _, rest = key.partition("/")
+            if folder == "client" and int(rest.partition("/")[0]) not in record.clients:
+                same = torch.equal(old[key], new[key])
+                require(same, f"{key} changed in a round of the clients {record.clients}")
+    absent = set(range(len(clients)))
+    for record in out.records:
+        absent -= set(record.clients)
     require(bool(absent), "every client was sampled, which this law cannot be tried with")
     # ``feat_post=center`` needs a sum and the number of rows of every client before the first round.
     sums = SHARED_SUMS.get(str(trial.hp.get("feat_post")), 0) * data.x.shape[-1]
     before_rounds = (sums + bool(sums), sums)
     for c in absent:
         counted = (out.traffic.up[c], out.traffic.down[c])
-        require(
-            counted == before_rounds,
-            f"{clients[c].name} was never sampled; its traffic is {counted}",
-        )
-        require(c not in set(out.states), f"{clients[c].name} was never sampled and has a state")
+        absence = f"{clients[c].name} was never sampled"
+        require(counted == before_rounds, f"{absence}; its traffic is {counted}")
+        require(c not in set(out.states), f"{absence} and has a state")
 
 
 @law(*ALL)
 def no_test_row_is_trained_on(trial: Trial) -> None:
     """Test rows that are NaN change no tensor of the server or of a client."""
     data, clients = trial.federation()
-    # A NaN spreads to everything that is computed from it, so one that was read is found anywhere.
-    holed = features_of(data).clone()
-    holed[np.concatenate([c.test for c in clients])] = torch.nan
+    # All results that are computed from a NaN are NaN, so a test row that was read is visible in the models.
+    with_nan = features_of(data).clone()
+    with_nan[np.concatenate([c.test for c in clients])] = torch.nan
     a = trial.run((data, clients))
-    b = trial.run((replace(data, x=holed), clients))
+    b = trial.run((replace(data, x=with_nan), clients))
     _same_models(a, b, "read test rows")
-    if a.protocol == "global":  # nor does a probe that evaluation trains
+    if a.protocol == "global":  # a probe that evaluation trains must not read them either
         x = features_of(fitted(trial.method, data))
-        require(
-            torch.equal(a.predict(x), b.predict(x)), "the model that is evaluated reads test rows"
-        )
+        same = torch.equal(a.predict(x), b.predict(x))
+        require(same, "the model that is evaluated reads test rows")
 
 
 @law(*ALL, applies=lambda trial: "labels" not in trial.method.reads(trial.hp))
 def other_labels_change_nothing(trial: Trial) -> None:
-    """A method that declares no need of labels trains the same model with any labels."""
+    """A method that does not declare labels as an input trains the same model with any labels."""
     data, clients = trial.federation()
     g = torch.Generator().manual_seed(0)
     plain = trial.run((data, clients))
-    for y in (torch.full_like(data.y, -1), data.y[torch.randperm(len(data.y), generator=g)]):
+    missing = torch.full_like(data.y, -1)
+    shuffled = data.y[torch.randperm(len(data.y), generator=g)]
+    for y in (missing, shuffled):
         other = trial.run((replace(data, y=y), clients))
         _same_models(plain, other, "depend on labels")
 
@@ -283,18 +284,19 @@ def other_labels_change_nothing(trial: Trial) -> None:
 def a_missing_row_is_never_read(trial: Trial) -> None:
     """A row that belongs to no client and is NaN is not read, not even as padding."""
     data, clients = trial.federation()
-    # Row 0 is the one that padding would read by mistake: all rows of clients move up by one.
-    x = torch.cat([torch.full_like(features_of(data)[:1], torch.nan), features_of(data)])
-    shifted = replace(data, x=x, y=torch.cat([data.y[:1], data.y]), domain=None)
+    # Row 0 becomes the missing row, which wrong padding would read. All rows of clients move up by one.
+    x = features_of(data)
+    missing = torch.full_like(x[:1], torch.nan)
+    y = torch.cat([data.y[:1], data.y])
+    shifted = replace(data, x=torch.cat([missing, x]), y=y, domain=None)
     moved = [TinyClient(c.name, c.train + 1, c.test + 1) for c in clients]
 
-    def watched(down: Any, state: Any, lanes: Any, ctx: Any) -> Any:
-        # Row 0 may not be padding either, even with weight 0, as 0 times NaN is NaN.
-        require(lanes.cut or bool((lanes.rows > 0).all()), "padding is the missing row")
-        require(
-            bool(torch.isfinite(lanes.x[lanes.rows]).all()), "rows that are NaN are handed over"
-        )
-        return trial.method.fit(down, state, lanes, ctx)
+    def watched(down: Any, state: Any, data: Any, ctx: Any) -> Any:
+        # Row 0 must not be padding either, even with weight 0, because 0 times NaN is NaN.
+        require(data.cut or bool((data.rows > 0).all()), "padding is the missing row")
+        finite = torch.isfinite(data.x[data.rows]).all()
+        require(bool(finite), "rows that are NaN are handed over")
+        return trial.method.fit(down, state, data, ctx)
 
     plain = trial.run((data, clients))
     spied = trial.run((shifted, moved), method=replace(trial.method, fit=watched))
@@ -305,7 +307,8 @@ def a_missing_row_is_never_read(trial: Trial) -> None:
 def no_row_leaves_a_client(trial: Trial) -> None:
     """Shapes of uploads do not depend on the number of a client's rows, and no upload holds one of its rows."""
     shapes = {}
-    for rows in PRIME_ROWS:  # all clients have as many, so that any upload could be pooled
+    # All clients have the same number of rows, so that every upload could be pooled.
+    for rows in PRIME_ROWS:
         first = rows
         if "public" in trial.method.needs:
             first = 5
@@ -313,36 +316,35 @@ def no_row_leaves_a_client(trial: Trial) -> None:
         sent = _uploads(trial, (data, clients))
         shapes[rows] = [tuple(t.shape) for t in sent]
         for shape in shapes[rows]:
-            require(
-                rows not in shape,
-                f"an upload of shape {shape} has one entry for each of {rows} rows",
-            )
+            fault = f"an upload of shape {shape} has one entry for each of {rows} rows"
+            require(rows not in shape, fault)
         x = features_of(fitted(trial.method, data))
-        # The first client may be a public set, whose rows everybody may see.
-        own = x[np.concatenate([c.train for c in clients[1:]])].flatten(0, 1).double()
+        # The first client may be a public set with rows that all clients may read.
+        private = np.concatenate([c.train for c in clients[1:]])
+        own = x[private].flatten(0, 1).double()
         for t in sent:
-            # An upload as wide as a row may hold rows, one below another.
+            # An upload with the width of a row may hold rows.
             if t.dim() and t.shape[-1] == own.shape[-1]:
-                nearest = torch.cdist(t.reshape(-1, t.shape[-1]).double(), own).min()
-                require(
-                    float(nearest) > 1e-3,
-                    f"an upload of shape {tuple(t.shape)} holds a client's row",
-                )
+                candidates = t.reshape(-1, t.shape[-1]).double()
+                nearest = float(torch.cdist(candidates, own).min())
+                fault = f"an upload of shape {tuple(t.shape)} holds a client's row"
+                require(nearest > 1e-3, fault)
     same = shapes[PRIME_ROWS[0]] == shapes[PRIME_ROWS[1]]
     require(same, "shapes of uploads depend on the number of rows")
 
 
 @law(*ALL)
 def traffic_adds_up(trial: Trial) -> None:
-    """What a run counts is the sum over its clients and over its rounds, both ways."""
+    """The traffic of a run is the sum over its clients and the sum over its rounds, for uploads and downloads."""
     out = trial.run(trial.federation(), rounds=3)
     totals = out.traffic.totals()
     for way in ("up", "down"):
         total = totals[way]
-        parts = (sum(getattr(out.traffic, way)), sum(getattr(r, way) for r in out.traffic.rounds))
-        require(
-            parts == (total, total), f"{total} scalars {way}; clients and rounds sum to {parts}"
-        )
+        of_clients = sum(getattr(out.traffic, way))
+        of_rounds = sum(getattr(r, way) for r in out.traffic.rounds)
+        parts = (of_clients, of_rounds)
+        same = parts == (total, total)
+        require(same, f"{total} scalars {way}; clients and rounds sum to {parts}")
     rounds = 3
     if trial.method.one_shot:
         rounds = 1
@@ -352,9 +354,8 @@ def traffic_adds_up(trial: Trial) -> None:
 
 @law("sequential", applies=lambda trial: trial.method.additive(trial.hp))
 def additive_uploads_add_up(trial: Trial) -> None:
-    """A method declared additive learns from many clients what it learns from one that has all rows."""
-    data, clients = trial.with_views()
-    _close_servers(trial, (data, clients), 1e-10)
+    """A method declared additive learns the same from many clients as from one client with all their rows."""
+    _close_servers(trial, trial.with_views())
 
 
 @law("sequential")
@@ -363,11 +364,12 @@ def a_prediction_does_not_see_other_test_rows(trial: Trial) -> None:
     data, clients = trial.federation(views=4)
     out = trial.run((data, clients))
     x = features_of(fitted(trial.method, data))
+    tests = torch.from_numpy(np.concatenate([c.test for c in clients]))
+    rows = x[tests, 0]
     for client in (None, *sorted(out.states)):
         model = out.deployed(client)
         if model is None:
             continue
-        rows = x[torch.from_numpy(np.concatenate([c.test for c in clients])), 0]
         together = model.scores(rows)
         alone = torch.cat([model.scores(rows[i : i + 1]) for i in range(len(rows))])
         apart = gap(together, alone)
@@ -376,7 +378,7 @@ def a_prediction_does_not_see_other_test_rows(trial: Trial) -> None:
 
 @law("sequential")
 def training_changes_what_is_kept(trial: Trial) -> None:
-    """After two rounds the server or the clients hold other tensors than after one, or the method has one round."""
+    """After two rounds the server or the clients hold other tensors than after one, unless the method has one round."""
     if trial.method.one_shot:
         return
     pair = trial.federation()
@@ -392,46 +394,37 @@ def _reads_labels_and_features(trial: Trial) -> bool:
 
 @law("sequential", applies=_reads_labels_and_features)
 def classes_that_lie_apart_are_learnt(trial: Trial) -> None:
-    """After ten rounds of plain steps more than half of the test rows of three classes that are apart are right.
+    """After ten rounds of plain steps, more than half of the test rows of three separate classes are right.
 
-    A method that needs more rounds or other steps is given them by its settings, or names this law as an exception.
+    A method that needs more rounds or other steps gets them by its settings, or names this law as an exception.
     """
     pair = make_federation(3, sizes=(24, 24, 24, 24), per_client=3, tests=12)
-    declared = {h.name: h for h in trial.method.hparams}
     settings: dict[str, Value] = dict(trial.settings)
-    if _has_sgd(declared) and not {"opt", "lr"} & set(settings):
+    if has_sgd(trial.method) and not {"opt", "lr"} & set(settings):
         settings |= {"opt": "sgd", "lr": 0.1}
     out = replace(trial, settings=settings).run(pair, rounds=10, participation=None)
     require(out.accuracy > 0.5, f"the accuracy is {out.accuracy:.2f}, by chance it is 0.33")
 
 
-def _has_sgd(declared: Mapping[str, HParam]) -> bool:
-    return "opt" in declared and "sgd" in declared["opt"].choices
-
-
 def _takes_plain_steps(trial: Trial) -> bool:
     """Whether clients train one model, one step of SGD on all rows is possible, and all rows should count the same."""
     method = trial.method
-    declared = {h.name: h for h in trial.method.hparams}
-    return (
-        method.gradient
-        and not method.uneven_rows
-        and not method.central
-        and "public" not in method.needs
-        and {"lr", "batch", "epochs"} <= set(declared)
-        and _has_sgd(declared)
-        and method.protocol(trial.hp) == "global"
-    )
+    declared = {h.name for h in method.hparams}
+    if not has_sgd(method) or not {"lr", "batch", "epochs"} <= declared:
+        return False
+    if method.uneven_rows or method.central or "public" in method.needs:
+        return False
+    return method.gradient and method.protocol(trial.hp) == "global"
 
 
 @law("sequential", applies=_takes_plain_steps)
 def all_rows_count_the_same(trial: Trial) -> None:
     """One step of SGD by every client on all its rows, averaged, is one step on the rows of all clients.
 
-    So a client with twice the rows has twice the weight. A method in which every client counts as one, or whose loss
-    is not a mean over rows, says so in its field ``uneven_rows``.
+    So a client with twice the rows has twice the weight. A method with equal weights of clients, or with a loss that
+    is not a mean over rows, declares this in its field ``uneven_rows``.
     """
-    # One step on all rows at once, without anything that would make it more than its gradient.
+    # One step on all rows at once; the step must depend only on the gradient.
     words: dict[str, Value] = {
         "opt": "sgd",
         "lr": 0.05,
@@ -440,29 +433,31 @@ def all_rows_count_the_same(trial: Trial) -> None:
         "batch": 1000,
         "momentum": 0.0,
         "drop_last": False,
-        "bn": False,  # with it a row's loss depends on the rows of its batch
+        "bn": False,  # with BatchNorm a row's loss depends on the rows of its batch
     }
     declared = {h.name for h in trial.method.hparams}
     plain = {name: value for name, value in words.items() if name in declared}
     one_step = replace(trial, settings={**trial.settings, **plain})
-    _close_servers(one_step, one_step.federation(), 1e-10)
+    _close_servers(one_step, one_step.federation())
 
 
-def _close_servers(trial: Trial, pair: tuple[Data, list[TinyClient]], at_most: float) -> None:
+def _close_servers(trial: Trial, pair: tuple[Data, list[TinyClient]]) -> None:
     """Compare the server after a round of all clients with that after a round of one client with all their rows."""
     data, clients = pair
-    rows = [np.concatenate([getattr(c, part) for c in clients]) for part in ("train", "test")]
-    many = trial.run((data, clients), rounds=1, participation=None)
-    one = trial.run((data, [TinyClient("everybody", *rows)]), rounds=1, participation=None)
+    train = np.concatenate([c.train for c in clients])
+    test = np.concatenate([c.test for c in clients])
+    together = TinyClient("everybody", train, test)
+    many = trial.run(pair, rounds=1, participation=None)
+    one = trial.run((data, [together]), rounds=1, participation=None)
     apart = gap(many.server, one.server)
     require(
-        apart < at_most,
+        apart < 1e-10,
         f"the server of four clients and that of one with all their rows differ by {apart:.1e}",
     )
 
 
 def _uploads(trial: Trial, pair: tuple[Data, list[TinyClient]]) -> list[Tensor]:
-    """All tensors that leave clients in the first round."""
+    """All tensors that clients send in the first round."""
     sent: list[Tensor] = []
 
     def watched(*args: Any) -> Any:

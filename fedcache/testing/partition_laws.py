@@ -1,4 +1,4 @@
-"""The laws that every partition scheme keeps, on a small dataset with odd rows."""
+"""The laws that every partition scheme must keep, on a small dataset that also has unusable rows."""
 
 from __future__ import annotations
 
@@ -46,19 +46,19 @@ def small_columns() -> Columns:
 
 
 @dataclass(frozen=True)
-class Deal:
-    """A scheme with arguments and the dataset that it assigns."""
+class SchemeTrial:
+    """A scheme with arguments, and the dataset whose rows it assigns."""
 
     scheme: Scheme
     args: Mapping[str, Any]
     columns: Columns
 
     def make(self, seed: int = 0) -> Partition:
-        """The partition of a seed, whether the scheme is fedcache's own, a plug-in, or not registered yet."""
+        """The partition of a seed, for a scheme of fedcache, of a plug-in, or not registered yet."""
         name = self.scheme.name
         if name in SCHEMES and SCHEMES[name] is self.scheme:
             return make(name, self.columns, seed=seed, **self.args)
-        # ``make`` finds schemes by name, so one that is not registered is registered for this call.
+        # ``make`` finds schemes by name, so an unregistered scheme is registered for this call.
         register("partition", self.scheme)
         try:
             return make(name, self.columns, seed=seed, **self.args)
@@ -66,16 +66,16 @@ class Deal:
             forget("partitions", name)
 
 
-def no_row_is_trained_on_twice(deal: Deal) -> None:
+def no_row_is_trained_on_twice(trial: SchemeTrial) -> None:
     """Every row is a training row of at most one client."""
-    rows = _trained(deal.make())
+    rows = _trained(trial.make())
     repeated = len(rows) - len(np.unique(rows))
     require(repeated == 0, f"{repeated} rows have several clients")
 
 
-def every_client_trains(deal: Deal) -> None:
-    """Every client has a name of its own, training rows and test rows."""
-    partition = deal.make()
+def every_client_trains(trial: SchemeTrial) -> None:
+    """Every client has a unique name, training rows and test rows."""
+    partition = trial.make()
     names = [client.name for client in partition.clients]
     require(len(set(names)) == len(names), "two clients have one name")
     for client in partition.clients:
@@ -83,57 +83,57 @@ def every_client_trains(deal: Deal) -> None:
         require(len(client.test) > 0, f"{client.name} has no test row")
 
 
-def unreadable_and_validation_rows_are_left_out(deal: Deal) -> None:
+def unreadable_and_validation_rows_are_left_out(trial: SchemeTrial) -> None:
     """No row without features and no row of the dataset's validation split is assigned."""
-    partition = deal.make()
-    columns = deal.columns
+    partition = trial.make()
+    columns = trial.columns
     for used in (_trained(partition), _tested(partition)):
-        require(bool((columns.ok[used] == 1).all()), "rows without features are assigned")
-        require(
-            bool((columns.split[used] != VALIDATION).all()),
-            "rows of the validation split are assigned",
-        )
+        readable = columns.ok[used] == 1
+        require(bool(readable.all()), "rows without features are assigned")
+        usable = columns.split[used] != VALIDATION
+        require(bool(usable.all()), "rows of the validation split are assigned")
 
 
-def no_test_row_is_trained_on(deal: Deal) -> None:
-    """No training row of a client is a test row of the same or of another."""
-    partition = deal.make()
+def no_test_row_is_trained_on(trial: SchemeTrial) -> None:
+    """No training row of a client is a test row of the same or another client."""
+    partition = trial.make()
     both = np.intersect1d(_trained(partition), _tested(partition))
     require(not len(both), f"{len(both)} rows are trained on and tested with")
 
 
-def equal_arguments_give_equal_partitions(deal: Deal) -> None:
+def equal_arguments_give_equal_partitions(trial: SchemeTrial) -> None:
     """The same rows, arguments and seed give the same partition: all draws come from ``streams``."""
-    a = deal.make(seed=3)
-    b = deal.make(seed=3)
+    a = trial.make(seed=3)
+    b = trial.make(seed=3)
     require(a.digest == b.digest, "two partitions of one seed differ")
 
 
-def other_seeds_deal_other_rows(deal: Deal) -> None:
+def other_seeds_deal_other_rows(trial: SchemeTrial) -> None:
     """Three seeds give three partitions. A scheme that draws nothing names this law as an exception."""
     partitions = set()
     for seed in range(3):
-        partitions.add(tuple(client.train.tobytes() for client in deal.make(seed).clients))
+        clients = trial.make(seed).clients
+        partitions.add(tuple(client.train.tobytes() for client in clients))
     count = len(partitions)
     require(count == 3, f"three seeds give {count} partitions")
 
 
-def illegal_values_are_refused(deal: Deal) -> None:
+def illegal_values_are_refused(trial: SchemeTrial) -> None:
     """A number below the least value of its argument is refused with a message and a hint."""
-    for argument in deal.scheme.arguments:
+    for argument in trial.scheme.arguments:
         if argument.kind not in ("int", "float") or not np.isfinite(argument.low):
             continue
         wrong = argument.low - 1
         setting = f"{argument.name}={wrong}"
         try:
-            replace(deal, args={**deal.args, argument.name: wrong}).make()
+            replace(trial, args={**trial.args, argument.name: wrong}).make()
         except FedcacheError as error:
             require(bool(error.hint), f"the refusal of {setting} has no hint")
         else:
             raise LawBroken(f"{setting} is taken, though {argument.low} is the least value")
 
 
-PARTITION_LAWS: dict[str, Callable[[Deal], None]] = {
+PARTITION_LAWS: dict[str, Callable[[SchemeTrial], None]] = {
     law.__name__: law
     for law in (
         no_row_is_trained_on_twice,

@@ -1,4 +1,4 @@
-"""Small frozen encoders for methods that train prompts or read images: a few small matrices in place of CLIP.
+"""Small frozen encoders for methods that train prompts or read images: a few small matrices instead of CLIP.
 
 They follow the protocols ``TextTower``, ``ImageTower`` and ``FrozenEncoders`` of ``federate/engine/client_data.py``.
 """
@@ -21,52 +21,52 @@ END = 27
 
 
 def as_images(x: Tensor) -> Tensor:
-    """Features [N, V, D] as images uint8 [N, 1, 36]: a fixed projection of view 0; missing rows turn black."""
-    weights = torch.from_numpy(np.random.default_rng(1).standard_normal((x.shape[-1], 36))).to(
-        x.dtype
-    )
-    return (torch.sigmoid(2.0 * x[:, :1] @ weights) * 255.0).nan_to_num(0.0).to(torch.uint8)
+    """Features [N, V, D] as images uint8 [N, 1, 36]: a fixed projection of view 0; missing rows become black."""
+    g = np.random.default_rng(1)
+    weights = torch.from_numpy(g.standard_normal((x.shape[-1], 36))).to(x.dtype)
+    grey = torch.sigmoid(2.0 * x[:, :1] @ weights) * 255.0
+    return grey.nan_to_num(0.0).to(torch.uint8)
 
 
 class TinyText:
-    """Letters as tokens; the feature is a nonlinear map of the mean of all tokens and their places, up to END."""
+    """Letters as tokens; the feature is a nonlinear map of the mean of all tokens and their positions, up to END."""
 
     width = E
     context = L
 
     def __init__(self, width: int, dtype: torch.dtype, seed: int = 2) -> None:
         g = np.random.default_rng(seed)
-        self.table, self.place, self.out = (
-            torch.from_numpy(g.standard_normal(shape)).to(dtype)
-            for shape in ((28, E), (L, E), (E, width))
-        )
+        self.table = torch.from_numpy(g.standard_normal((28, E))).to(dtype)
+        self.place = torch.from_numpy(g.standard_normal((L, E))).to(dtype)
+        self.out = torch.from_numpy(g.standard_normal((E, width))).to(dtype)
         self.calls = 0  # of ``encode``
 
     def embed(self, prompts: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Prompts as embeddings [B, L, E], and the positions of their ends."""
+        device = self.table.device
         tokens = torch.full((len(prompts), L), START)
-        end = torch.tensor([len(p) + 1 for p in prompts], device=self.table.device).clamp(max=L - 1)
+        end = torch.tensor([len(p) + 1 for p in prompts], device=device).clamp(max=L - 1)
         for row, p in zip(tokens, prompts, strict=True):
             codes = [1 + ord(c) % 26 for c in p][: L - 2]
             row[1 : len(codes) + 1] = torch.tensor(codes, dtype=torch.int64)
             row[len(codes) + 1] = END
-        return self.table[tokens.to(self.table.device)], end
+        return self.table[tokens.to(device)], end
 
     def encode(self, embeddings: Tensor, end: Tensor) -> Tensor:
         """Unit features [B, D] of embeddings that end at these positions."""
         self.calls += 1
         upto = (torch.arange(L, device=end.device) <= end[:, None]).to(embeddings.dtype)
-        # Each place scales its token by other numbers, so that the order of letters matters.
+        # Each position scales its token by other numbers, so the order of letters matters.
         h = torch.tanh(embeddings.to(self.place.dtype) * (1.0 + self.place))
         mean = (h * upto[..., None]).sum(1) / upto.sum(1, keepdim=True)
         return normalize(torch.tanh(3.0 * mean) @ self.out, dim=-1)
 
     def to(self, device: str) -> TinyText:
-        """The same on another device."""
+        """The same encoder on another device."""
         made = copy(self)
-        made.table, made.place, made.out = (
-            t.to(device) for t in (self.table, self.place, self.out)
-        )
+        made.table = self.table.to(device)
+        made.place = self.place.to(device)
+        made.out = self.out.to(device)
         return made
 
 
@@ -94,7 +94,7 @@ class TinyImage:
         return normalize((self.second * h[:, :, None]).sum(1), dim=-1)
 
     def to(self, device: str) -> TinyImage:
-        """The same on another device."""
+        """The same encoder on another device."""
         made = copy(self)
         made.first = self.first.to(device)
         made.second = self.second.to(device)
@@ -113,7 +113,7 @@ class TinyTowers:
         self.image = TinyImage(width, dtype)
 
     def to(self, device: str) -> TinyTowers:
-        """The same on another device; on the CPU, where they are made, themselves."""
+        """The same encoders on another device; these encoders for the CPU, on which they are made."""
         if device == "cpu":
             return self
         made = copy(self)

@@ -1,4 +1,4 @@
-"""A method on trial: with settings that are quick, under one execution, on the tiny federation."""
+"""Trial of a method: quick settings, one execution, and the tiny federation."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SMALL: Mapping[str, Value] = {
     "probe_batch": 16,
     "n_ctx": 2,
 }
-"""Values of the laws for switches of these names, where a method declares them and they are legal there."""
+"""Values that the laws use for switches of these names, if a method declares them and the values are legal."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class Trial:
     """A method with settings, computed by one execution in float64 on the tiny federation."""
 
     method: Method
-    execution: str = "sequential"  # of ``method.executions``
-    # hyperparameters that are not at their defaults
+    execution: str = "sequential"  # one of ``method.executions``
+    # Hyperparameters that are not at their defaults.
     settings: Mapping[str, Value] = field(default_factory=dict)
 
     @property
@@ -50,8 +50,8 @@ class Trial:
 
     @property
     def closeness(self) -> float:
-        """How far sums in another order may lead the method, in float64."""
-        # BatchNorm over a few pixels and Adam on dead units turn the last bits of a sum into visible ones.
+        """Largest difference, in float64, that sums in another order may cause."""
+        # BatchNorm over a few pixels and Adam on dead units amplify the last bits of a sum.
         if "batched" not in self.method.executions:
             return 1e-4
         if has_batchnorm(self.hp):  # it divides by the spread of a few rows
@@ -60,19 +60,19 @@ class Trial:
 
     @property
     def closeness_of_chunks(self) -> float:
-        """The same between runs of one execution that takes more or fewer clients at once."""
+        """Largest difference between runs of one execution with more or fewer clients at once."""
         if has_batchnorm(self.hp):
             return 1e-10
         return 1e-12
 
     def federation(self, **kwargs: Any) -> tuple[Data, list[TinyClient]]:
-        """The tiny federation, with enough features for ``gram`` where that is the execution."""
+        """The tiny federation, with enough features for ``gram`` if that is the execution."""
         if self.execution == "gram":
             return wide(**kwargs)
         return make_federation(**kwargs)
 
     def with_views(self) -> tuple[Data, list[TinyClient]]:
-        """The same with four stored views of a row, except for ``gram``, which serves one."""
+        """The tiny federation with four stored views of a row, or one view for ``gram``, which serves only one."""
         views = 4
         if self.execution == "gram":
             views = 1
@@ -114,24 +114,23 @@ def small_settings(method: Method) -> dict[str, Value]:
     return found
 
 
+def has_sgd(method: Method) -> bool:
+    """Whether a method has a switch ``opt`` that can be ``sgd``."""
+    return any(h.name == "opt" and "sgd" in h.choices for h in method.hparams)
+
+
 def trial_of(
     method: Method, execution: str, settings: Mapping[str, Value] | None = None
 ) -> Trial | None:
-    """The method under that execution, with SGD where ``gram`` needs it; None where the execution cannot serve it."""
+    """The method under that execution, with SGD if ``gram`` needs it; None if the execution cannot serve it."""
     if execution not in method.executions:
         return None
     given = dict(settings or {})
     quick = small_settings(method)
-    declared = {h.name: h for h in method.hparams}
-    # ``gram`` serves plain SGD only, whose learning rates are larger than those of Adam.
-    if (
-        execution == "gram"
-        and "opt" in declared
-        and "opt" not in given
-        and "sgd" in declared["opt"].choices
-    ):
+    # ``gram`` serves only SGD, which needs larger learning rates than Adam.
+    if execution == "gram" and has_sgd(method) and "opt" not in given:
         quick["opt"] = "sgd"
-        if "lr" in declared:
+        if any(h.name == "lr" for h in method.hparams):
             quick["lr"] = 0.05
     trial = Trial(method, execution, {**quick, **given})
     refused = executors()[execution].serves(method, trial.hp, Load(head_bytes=0, clients=2))
@@ -141,13 +140,15 @@ def trial_of(
 
 
 def spread(method: Method, hp: Mapping[str, Value], factor: float) -> dict[str, Value]:
-    """The same hyperparameters with every float that is not 0 times a factor, where that is legal."""
+    """The same hyperparameters, with every float other than 0 times a factor, if the product is legal."""
     out = dict(hp)
     for h in method.hparams:
         value = out[h.name]
         if h.kind != "float" or not isinstance(value, (int, float)) or value == 0.0:
             continue
         moved = value * factor
-        if (h.low is None or moved >= h.low) and (h.high is None or moved <= h.high):
+        below = h.low is not None and moved < h.low
+        above = h.high is not None and moved > h.high
+        if not below and not above:
             out[h.name] = moved
     return out

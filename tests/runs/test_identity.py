@@ -33,7 +33,7 @@ def changed(root, file, old, new, method="fedavg"):
 def test_comments_and_docstrings_leave_stored_runs_valid(package):
     assert not changed(package, "heads/losses.py", "from __future__", "# a remark\nfrom __future__")
     assert not changed(package, "heads/losses.py", '"""', '"""Another word. ')
-    assert not changed(package, "federate/engine/method.py", '"""What ', '"""Which ')
+    assert not changed(package, "federate/engine/method.py", '"""Kind ', '"""Sort ')
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Client data of a run: rows of one feature matrix without copies; and protocols of its frozen encoders.
+"""Client data of a run: rows of one feature matrix without copies, and protocols of its frozen encoders.
 
 The encoders are the two towers of a CLIP model. Gradients pass through them to their inputs; their weights do not
 change. ``federate`` never loads a model: the caller of ``engine.run`` passes the encoders.
@@ -58,7 +58,7 @@ STEP = 4096
 
 @dataclass(frozen=True)
 class Scaling:
-    """Statistics of all clients' rows: ``mean`` is subtracted from every feature, which is divided by ``scale``."""
+    """Statistics of all clients' rows, by which a feature becomes (feature - ``mean``) / ``scale``."""
 
     mean: NDArray[np.float64]  # [D]
     scale: NDArray[np.float64]  # [D]; 1 for a feature that is constant, and for ``center``
@@ -83,7 +83,7 @@ class Scaling:
 
     def apply(self, features: NDArray[np.float32]) -> None:
         """Subtract the mean and divide by the scale, in place."""
-        # In float64, a block of rows at a time: a copy of all features would not fit in addition to them.
+        # In float64 and block by block, because a copy of all features might not fit into memory.
         for first in range(0, len(features), STEP):
             rows = features[first : first + STEP]
             rows[...] = (rows - self.mean) / self.scale
@@ -144,7 +144,12 @@ def prepare_features(
     """
     if feat_post not in FEAT_POSTS:
         raise unknown("feat_post", feat_post, FEAT_POSTS)
-    shapes = {(f.shape[0], min(f.shape[1], views or f.shape[1])) for f in features}
+    shapes = set()
+    for f in features:
+        V = f.shape[1]
+        if views:
+            V = min(V, views)
+        shapes.add((f.shape[0], V))
     if len(shapes) != 1:
         found = sorted(f.shape for f in features)
         raise StoreError(
@@ -156,19 +161,16 @@ def prepare_features(
     out = _room((N, V, sum(widths)), scratch)
     starts = np.cumsum([0, *widths[:-1]])
     # Each backbone's columns are filled block by block, so a stored array is never in memory twice.
-    for start, part in zip(starts, features, strict=True):
+    for start, width, part in zip(starts, widths, features, strict=True):
         for first, rows in _blocks_of(part):
-            target = out[first : first + len(rows), :, start : start + part.shape[2]]
+            target = out[first : first + len(rows), :, start : start + width]
             target[...] = rows[:, :V]
             if feat_post in ("l2", "center"):
                 _unit(target)
-    if feat_post in ("l2_concat", "sign"):
-        for first in range(0, N, STEP):
-            rows = out[first : first + STEP]
-            if feat_post == "l2_concat":
-                _unit(rows)
-            else:
-                _sign(rows)
+    if feat_post == "l2_concat":
+        _unit(out)
+    elif feat_post == "sign":
+        _sign(out)
     elif feat_post in SHARED_SUMS:
         if scaling is None:
             if train is None or not len(train):
@@ -183,8 +185,9 @@ def prepare_features(
         if feat_post == "center":
             for start, width in zip(starts, widths, strict=True):
                 _unit(out[..., start : start + width])
-        return torch.from_numpy(out), scaling
-    return torch.from_numpy(out), None
+    if feat_post not in SHARED_SUMS:
+        scaling = None
+    return torch.from_numpy(out), scaling
 
 
 def _blocks_of(part: np.ndarray | Blocks) -> Iterator[tuple[int, np.ndarray]]:
@@ -194,12 +197,12 @@ def _blocks_of(part: np.ndarray | Blocks) -> Iterator[tuple[int, np.ndarray]]:
 
 
 def _room(shape: tuple[int, ...], scratch: Path | None) -> np.ndarray:
-    """An array for float32 features: in memory, or beyond the budget in a temporary file of ``scratch``."""
+    """An array for float32 features: in memory, or in a temporary file in ``scratch`` if it exceeds the budget."""
     size = 4 * math.prod(shape)
     if scratch is None or size <= memory_limit():
         return np.empty(shape, np.float32)
     make_private(scratch)
-    # The file has no name, so the system frees it with its last map.
+    # The file has no name, so the system deletes it when its last memory map is closed.
     with explain_disk_errors(scratch, size), tempfile.TemporaryFile(dir=scratch) as file:
         file.truncate(size)
         if hasattr(os, "posix_fallocate"):
@@ -212,32 +215,35 @@ def _unit(rows: np.ndarray) -> None:
     """Bring vectors [..., D] to unit length, in place."""
     for first in range(0, len(rows), STEP):
         part = rows[first : first + STEP]
-        part /= np.maximum(np.linalg.norm(part, axis=-1, keepdims=True), 1e-12)
+        norms = np.linalg.norm(part, axis=-1, keepdims=True)
+        part /= np.maximum(norms, 1e-12)
 
 
 def _sign(rows: np.ndarray) -> None:
-    """1 where a value is above 0, else 0, in place; NaN stays."""
-    np.copyto(rows, rows > 0, where=~np.isnan(rows))
+    """Replace values above 0 by 1 and others by 0, in place; NaN stays."""
+    for first in range(0, len(rows), STEP):
+        part = rows[first : first + STEP]
+        np.copyto(part, part > 0, where=~np.isnan(part))
 
 
 ROW_POSTS = {"none": None, "l2": _unit, "l2_concat": _unit, "sign": _sign}
-"""``feat_post`` -> its function on float32 rows [.., D] of one backbone, in place and row by row; None for none."""
+"""``feat_post`` -> its in-place function on float32 rows [.., D] of one backbone; None for no function."""
 
 
 # Features that stay in their files, in the stored dtype; rows are cast when they are gathered.
 #
 # The cast of a row does not depend on other rows. So a run reads the same numbers as from a float32
-# copy of all features, without memory for one.
+# copy of all features, but needs no memory for the copy.
 
 
 RESIDENT = 768 << 20
-"""Bytes of mapped pages above which they are released. Released pages are read again from the page cache."""
+"""Bytes of mapped pages above which all are released. Released pages are read again from the page cache."""
 
 IN_MEMORY = 256 << 20
 """Bytes of float32 features up to which they are read into memory, because a cast at every gather takes longer."""
 
 AROUND = 2 << 20
-"""Bytes that the system may map around a byte that is read: 64 KB on most systems, and up to a huge page."""
+"""Most bytes that the system maps around a byte that is read: 64 KB on most systems, and up to a huge page."""
 
 
 @dataclass
@@ -254,7 +260,7 @@ class StoredRows:
 
     stored: Tensor  # [N, V, D] in the stored dtype, never written
     dtype: torch.dtype = torch.float32  # of the rows that are read
-    # transformation of float32 rows [.., D], in place and row by row; None for none
+    # In-place transformation of float32 rows [.., D], each row alone; None for no transformation.
     post: Callable[[NDArray[np.float32]], Any] | None = None
     release: Callable[[], None] | None = None  # releases the mapped pages of a file
     _touched: _Touched = field(default_factory=_Touched)
@@ -301,17 +307,20 @@ class StoredRows:
         if not isinstance(key, tuple):
             key = (key,)
         rows, *others = key
+        view = others[:1]
+        columns = others[1:]
         # Rows and view first, then ``post`` on whole rows, then columns.
         if isinstance(rows, Tensor):
-            read = self._read(self._gather(self.stored[(slice(None), *others[:1])], rows))
+            found = self._gather(self.stored[(slice(None), *view)], rows)
         else:
-            read = self._read(self.stored[(rows, *others[:1])])
-        return read[(..., *others[1:])]
+            found = self.stored[(rows, *view)]
+        return self._read(found)[(..., *columns)]
 
     def take(self, index: Tensor) -> Tensor:
-        """Rows ``index`` [K] of the matrix [N V, D], of which row n V + v is view v of row n; [K, D]."""
+        """Rows ``index`` [K] of the matrix [N V, D]; row n V + v of the matrix is view v of row n. Returns [K, D]."""
         V, D = self.shape[1:]
-        return self._read(self._gather(self.stored.reshape(-1, D), index, V))
+        matrix = self.stored.reshape(-1, D)
+        return self._read(self._gather(matrix, index, V))
 
     def _read(self, rows: Tensor) -> Tensor:
         # ``post`` works in place, so it needs a copy of mapped rows.
@@ -323,7 +332,7 @@ class StoredRows:
         return read.to(self.dtype)
 
     def _gather(self, source: Tensor, index: Tensor, views: int = 1) -> Tensor:
-        """source[index] of the rows, or of the matrix of all views; mapped rows in parts of limited size."""
+        """source[index] for the rows or the matrix of all views; mapped rows are read in parts of limited size."""
         if self.release is None or not len(index) or self.stored.nbytes <= RESIDENT:
             return source[index]
         most = self._maps(index, views)
@@ -341,15 +350,16 @@ class StoredRows:
 
     def _maps(self, index: Tensor, views: int) -> int:
         """Upper bound of the bytes that a gather maps."""
-        # The pages around each row, or everything from the first to the last row, whichever is less.
+        # Both numbers are upper bounds: the pages around each row, and all pages from the first to the last row.
         size = self.stored[0].nbytes
         span = (int(index.max()) - int(index.min())) // views + 1
-        return min(index.numel() * (size + AROUND), span * size + AROUND)
+        around_rows = index.numel() * (size + AROUND)
+        return min(around_rows, span * size + AROUND)
 
     def _touch(self, most: int) -> None:
         """Count the bytes that a gather will map, and release all mapped pages above the limit."""
-        # The sum of upper bounds is cheap. Only above the limit the system is asked for the true number, which is
-        # faster than releasing and mapping again.
+        # The sum of upper bounds is cheap to compute. Only if it exceeds the limit, the true number is read from the
+        # system, because that is faster than releasing pages and mapping them again.
         self._touched.nbytes += most
         if self._touched.nbytes > RESIDENT:
             self._touched.nbytes = mapped_bytes(self._touched.nbytes)
@@ -360,7 +370,7 @@ class StoredRows:
 
 
 def stored_rows(readers: Sequence[Reader], feat_post: str) -> StoredRows | None:
-    """The features of an array in its file; None if they must be or should be in memory.
+    """The features of an array in its file; None if they must or should be in memory.
 
     Args:
         readers: one per backbone; several are concatenated, and that matrix is in no file.
@@ -370,16 +380,17 @@ def stored_rows(readers: Sequence[Reader], feat_post: str) -> StoredRows | None:
     Raises CorruptionError for a damaged chunk.
     """
     # ``feat_post`` must be a function of one row, because it is applied at every gather.
-    if len(readers) != 1 or feat_post not in ROW_POSTS or len(readers[0].shape) != 3:
+    if len(readers) != 1 or feat_post not in ROW_POSTS:
         return None
-    if 4 * math.prod(readers[0].shape) <= min(IN_MEMORY, memory_limit()):
+    reader = readers[0]
+    size = 4 * math.prod(reader.shape)
+    if len(reader.shape) != 3 or size <= min(IN_MEMORY, memory_limit()):
         return None
-    mapped = map_rows(readers[0])
+    mapped = map_rows(reader)
     if mapped is None:
         return None
-    return StoredRows(
-        torch.from_numpy(mapped.values), post=ROW_POSTS[feat_post], release=mapped.release
-    )
+    values = torch.from_numpy(mapped.values)
+    return StoredRows(values, post=ROW_POSTS[feat_post], release=mapped.release)
 
 
 Features = Tensor | StoredRows
@@ -398,7 +409,7 @@ ALIGNED = 64
 
 
 class TextTower(Protocol):
-    """Text encoder of token embeddings, some of which can be trained."""
+    """Text encoder of token embeddings, which may be trained."""
 
     @property
     def width(self) -> int:
@@ -406,7 +417,7 @@ class TextTower(Protocol):
 
     @property
     def context(self) -> int:
-        """L, the tokens of a prompt, start and end included."""
+        """L, the number of tokens of a prompt, start and end included."""
 
     def embed(self, prompts: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Prompts as embeddings [B, L, E], and int64 [B]: the position of each end token; padding follows it."""
@@ -487,15 +498,13 @@ class Data:
                 )
 
     def to(self, device: str) -> Data:
-        """The same on another device, features, labels and encoders."""
-        made = replace(self, x=self.x.to(device), y=self.y.to(device))
-        if self.text is not None:
-            made = replace(made, text=self.text.to(device))
-        if self.domain is not None:
-            made = replace(made, domain=self.domain.to(device))
-        if self.towers is not None:
-            made = replace(made, towers=self.towers.to(device))
-        return made
+        """A copy with features, labels and encoders on another device."""
+        moved = {}
+        for name in ("x", "y", "text", "domain", "towers"):
+            part = getattr(self, name)
+            if part is not None:
+                moved[name] = part.to(device)
+        return replace(self, **moved)
 
 
 @dataclass(frozen=True)
@@ -504,18 +513,19 @@ class ClientData:
 
     x: Features  # [N, V, D] features of the whole store
     y: Tensor | None  # int64 [N], or None for a method that must not read labels
-    # int64 [*lead, R] rows of the store; a client with fewer rows is padded with its own first row, so that no row of
-    # another client is read
+    # int64 [*lead, R] rows of the store. A client with fewer rows is padded with its own first row, so that it never
+    # reads a row of another client.
     rows: Tensor
     n: tuple[int, ...]  # number of rows of each client
     cut: bool = False  # whether ``x`` holds only the rows of one client, in their order
 
     def take(self, i: Tensor, view: int | Tensor = 0) -> Tensor:
-        """Features [*lead, B, D] at positions ``i`` [*lead, B] of each client; ``view`` one for all, or one per row."""
-        # Row n V + v of the matrix [N V, D] is view v of stored row n: one gather for all clients.
+        """Features [*lead, B, D] at positions ``i`` [*lead, B] of each client; ``view`` for all rows, or for each."""
+        # Row n V + v of the matrix [N V, D] is view v of stored row n, so one gather serves all clients.
         rows = self.rows.gather(-1, i)
         V, D = self.x.shape[1:]
-        return take_rows(self.x, (rows * V + view).flatten()).view(*i.shape, D)
+        index = (rows * V + view).flatten()
+        return take_rows(self.x, index).view(*i.shape, D)
 
     def labels(self, i: Tensor) -> Tensor:
         """Class indices [*lead, B] at positions ``i``."""
@@ -527,7 +537,7 @@ class ClientData:
         return self.y[self.rows.gather(-1, i)]
 
     def fits(self, rows: int, budget: int) -> bool:
-        """Whether the features of that many rows may be gathered at once."""
+        """Whether the features of this number of rows fit into ``budget`` bytes."""
         return rows * self.x.shape[-1] * self.x.element_size() <= budget
 
     def blocks(self, size: int) -> Iterator[ClientData]:
@@ -539,14 +549,15 @@ class ClientData:
         for start in range(0, R, size):
             part = slice(start, min(start + size, R))
             n = tuple(max(0, min(count - start, size)) for count in self.n)
-            # Cut rows belong to one client, and a block of them is cut again.
-            if self.cut:
-                y = self.y
-                if y is not None:
-                    y = y[part]
-                yield replace(self, x=self.x[part], y=y, rows=self.rows[: part.stop - start], n=n)
-            else:
+            if not self.cut:
                 yield replace(self, rows=self.rows[..., part], n=n)
+                continue
+            # Cut rows belong to one client, and a block of them is cut again.
+            y = self.y
+            if y is not None:
+                y = y[part]
+            rows = self.rows[: part.stop - start]
+            yield replace(self, x=self.x[part], y=y, rows=rows, n=n)
 
     def narrow(self, count: int) -> ClientData:
         """The first ``count`` clients."""
@@ -555,7 +566,7 @@ class ClientData:
         return replace(self, rows=self.rows.narrow(-2, 0, count), n=self.n[:count])
 
     def mask(self) -> Tensor:
-        """[*lead, R] 1.0 on a client's rows, 0.0 on padding, in the dtype of the features (float32 for images)."""
+        """[*lead, R]: 1.0 on a client's rows, 0.0 on padding, in the dtype of the features (float32 for images)."""
         dtype = torch.float32
         if self.x.is_floating_point():
             dtype = self.x.dtype
@@ -563,12 +574,12 @@ class ClientData:
         return (position < n).to(dtype)
 
     def positions(self) -> Tensor:
-        """[*lead, R] every position of each client; those past a client's rows point at its first row."""
+        """[*lead, R]: every position of each client; positions of padding point at the client's first row."""
         position, n = self._counted()
         return torch.where(position < n, position, 0)
 
     def _counted(self) -> tuple[Tensor, Tensor]:
-        """Positions [R], and the rows of each client [*lead, 1] to compare them with."""
+        """Positions [R], and the number of rows of each client [*lead, 1] to compare them with."""
         position = torch.arange(self.rows.shape[-1], device=self.rows.device)
         n = torch.tensor(self.n, device=self.rows.device)
         return position, n.reshape(*self.rows.shape[:-1], 1)
@@ -591,7 +602,8 @@ class FeatureColumns:
         """[N, V, D] -> [N, V, d] with the columns of ``ranges``, contiguous."""
         if ranges not in self._cuts:
             # Contiguous, so that a gather reads each row in one piece.
-            self._cuts[ranges] = torch.cat([self._x[:][..., a:b] for a, b in ranges], -1)
+            parts = [self._x[:][..., first:end] for first, end in ranges]
+            self._cuts[ranges] = torch.cat(parts, -1)
         return self._cuts[ranges]
 
 
@@ -617,12 +629,13 @@ def stack_clients(
         out[: len(train)] = train
         if len(train):
             out[len(train) :] = train[0]
-    r = with_axes(torch.from_numpy(rows).to(x.device), axes)
-    return ClientData(x, y, r, tuple(len(t) for t in trains))
+    on_device = with_axes(torch.from_numpy(rows).to(x.device), axes)
+    n = tuple(len(t) for t in trains)
+    return ClientData(x, y, on_device, n)
 
 
 def with_axes(t: Tensor, axes: int) -> Tensor:
-    """A tensor with one axis of clients as a context of ``axes`` leading axes has it: 0, 1 (M,) or 2 (1, M)."""
+    """A tensor with a client axis, with ``axes`` leading axes instead: none, (M,) or (1, M)."""
     if axes == 0:
         return t[0]
     if axes == 2:
@@ -645,15 +658,16 @@ def cut_out(x: Features, y: Tensor | None, trains: Sequence[np.ndarray]) -> list
     for train, size in zip(trains, sizes, strict=True):
         rows = torch.from_numpy(np.asarray(train, np.int64)).to(x.device)
         # Each client begins at a multiple of ``ALIGNED`` bytes within the block.
-        own = block[start : start + len(rows) * numbers].view(len(rows), *x.shape[1:])
+        flat = block[start : start + len(rows) * numbers]
+        own = flat.view(len(rows), *x.shape[1:])
         if isinstance(x, StoredRows):
             own.copy_(x[rows])
         else:
             torch.index_select(x, 0, rows, out=own)
-        at = torch.arange(len(rows), device=x.device)
+        positions = torch.arange(len(rows), device=x.device)
         labels = y
         if labels is not None:
             labels = labels[rows]
-        made.append(ClientData(own, labels, at, (len(rows),), cut=True))
+        made.append(ClientData(own, labels, positions, (len(rows),), cut=True))
         start += size
     return made

@@ -33,14 +33,14 @@ from fedcache.heads.linear import Tree
 T = TypeVar("T")
 
 MEMO_BYTES = 64 << 20
-"""Kept by one memory; the longest unused goes first."""
+"""Bytes that one ``LruCache`` keeps by default; the least recently used values are removed first."""
 
 POOLED = 4
-"""Pooled uploads that are kept, the latest used: a Gram matrix of 4,096 features is 64 MB."""
+"""Number of pooled uploads that are kept, the most recently used: a Gram matrix of 4,096 features is 64 MB."""
 
 
 class SameObject:
-    """A key that is equal for one object alone. It holds the object, so that no other can take its place in memory."""
+    """Cache key that equals only a key of the same object. It holds the object, so that its id is not used again."""
 
     __slots__ = ("value",)
 
@@ -55,7 +55,7 @@ class SameObject:
 
 
 class LruCache:
-    """Values by key, within a number of bytes. Several runs share a value, so it must not be written."""
+    """Cache of values by key, limited to a number of bytes. Runs share a value, so do not change it in place."""
 
     def __init__(self, budget: int = MEMO_BYTES) -> None:
         self.budget = budget
@@ -63,18 +63,20 @@ class LruCache:
         self._kept: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
 
     def get(self, key: Hashable, make: Callable[[], T], size: Callable[[T], int]) -> T:
-        """The value of ``key``, made if it is not there; ``size`` returns its bytes. Too large values are not kept."""
+        """The value of ``key``, made if it is missing; ``size`` returns its bytes. Too large values are not kept."""
         if key in self._kept:
             self._kept.move_to_end(key)
             value: T = self._kept[key][0]
             return value
         made = make()
-        if (size_of := size(made)) <= self.budget:
-            self._kept[key] = (made, size_of)
-            self.nbytes += size_of
-        # the longest unused first
+        made_bytes = size(made)
+        if made_bytes <= self.budget:
+            self._kept[key] = (made, made_bytes)
+            self.nbytes += made_bytes
+        # The least recently used values are removed first.
         while self.nbytes > self.budget:
-            self.nbytes -= self._kept.popitem(last=False)[1][1]
+            _, (_, removed_bytes) = self._kept.popitem(last=False)
+            self.nbytes -= removed_bytes
         return made
 
 
@@ -84,7 +86,7 @@ WORDS = 4
 """32-bit words of a key's hash, and of numpy's entropy pool."""
 
 MANY = 8
-"""Keys from which on hashing them together is faster."""
+"""Number of keys from which hashing them together is faster."""
 
 _MASK = 0xFFFFFFFF
 
@@ -125,7 +127,8 @@ def key_hash(*key: int | str) -> int:
 
 
 def _digest(*key: int | str) -> bytes:
-    return hashlib.blake2b("\0".join(map(str, key)).encode(), digest_size=4 * WORDS).digest()
+    text = "\0".join(map(str, key))
+    return hashlib.blake2b(text.encode(), digest_size=4 * WORDS).digest()
 
 
 def generator(seed: int, purpose: str, *key: int | str) -> np.random.Generator:
@@ -137,19 +140,21 @@ def generators(keys: Sequence[tuple[int | str, ...]]) -> list[np.random.Generato
     """``generator(*key)`` of every key."""
     if len(keys) < MANY:
         return [np.random.Generator(np.random.PCG64(key_hash(*key))) for key in keys]
-    # [4, n]: the words of each hash, from the lowest
-    hashes = np.frombuffer(b"".join(_digest(*key) for key in keys), "<u4").reshape(-1, WORDS).T
-    return [
-        np.random.Generator(np.random.PCG64(cast(Any, _Seeded(state))))
-        for state in seed_states(hashes)
-    ]
+    digests = b"".join(_digest(*key) for key in keys)
+    # [4, n]: the words of each hash, from the lowest.
+    hashes = np.frombuffer(digests, "<u4").reshape(-1, WORDS).T
+    made = []
+    for state in seed_states(hashes):
+        bits = np.random.PCG64(cast(Any, _Seeded(state)))
+        made.append(np.random.Generator(bits))
+    return made
 
 
 def seed_states(entropy: np.ndarray) -> np.ndarray:
     """``SeedSequence(entropy).generate_state(4, uint64)`` of many entropies.
 
     Args:
-        entropy: uint32 [4, n], the words of each from the lowest.
+        entropy: uint32 [4, n], the words of each entropy, from the lowest.
 
     Returns:
         uint64 [n, 4].
@@ -165,8 +170,8 @@ def seed_states(entropy: np.ndarray) -> np.ndarray:
     for source, target in permutations(range(WORDS), 2):
         both = pool[target] * _LEFT - mixed(pool[source], next(steps)) * _RIGHT
         pool[target] = both ^ both >> _SHIFT
-    drawn = np.stack([mixed(pool[i % WORDS], step) for i, step in enumerate(_DRAW)], 1)
-    return drawn.astype("<u4").view("<u8").astype(np.uint64)
+    words = [mixed(pool[i % WORDS], step) for i, step in enumerate(_DRAW)]
+    return np.stack(words, 1).astype("<u4").view("<u8").astype(np.uint64)
 
 
 @dataclass(frozen=True)
@@ -175,12 +180,12 @@ class ClientRng:
 
     seed: int  # of the run
     round: int  # 0-based
-    clients: tuple[str, ...]  # one name per place of the client axis
+    clients: tuple[str, ...]  # one name per position of the client axis
     axes: int  # number of leading axes (0, 1, 2); grid points share draws, so the grid axis has length 1
     dtype: torch.dtype  # of floating-point draws that are returned
-    # of the draws that are returned; they are made on the CPU, so a device never changes them
+    # Of the draws that are returned. They are made on the CPU, so the device never changes a number.
     device: torch.device
-    memo: LruCache | None = None  # of a grid, where points reuse what others have drawn
+    memo: LruCache | None = None  # of a grid, where points reuse the draws of other points
 
     def generator(self, purpose: str, client: int, *key: int) -> np.random.Generator:
         """This round's stream of one client."""
@@ -237,9 +242,9 @@ class ClientRng:
         return t.to(self.device)
 
     def uniform(self, purpose: str, *, independent: bool) -> Callable[[tuple[int, ...]], Tensor]:
-        """Draws of U[-1, 1) for initial weights: the same for all clients, or each client its own (D-11).
+        """Draws of U[-1, 1) for initial weights: the same for all clients, or other draws for each client (D-11).
 
-        Points of a grid that are computed one by one begin with the same weights: they are drawn once and remembered.
+        Points of a grid that are computed one by one start from the same weights, which are drawn once and cached.
         """
         if self.memo is not None and len(self.clients) == 1:
             return self._remembered(purpose, independent)
@@ -251,48 +256,44 @@ class ClientRng:
         def draw(shape: tuple[int, ...]) -> Tensor:
             if independent:
                 return self.stack([g.uniform(-1.0, 1.0, shape) for g in made])
-            t = torch.from_numpy(made[0].uniform(-1.0, 1.0, shape)).to(self.device, self.dtype)
+            drawn = made[0].uniform(-1.0, 1.0, shape)
+            t = torch.from_numpy(drawn).to(self.device, self.dtype)
             return t.reshape((1,) * self.axes + tuple(shape))
 
         return draw
 
     def _remembered(self, purpose: str, independent: bool) -> Callable[[tuple[int, ...]], Tensor]:
-        """The draws of ``uniform`` for one client, from memory where another point has made them already."""
+        """The draws of ``uniform`` for one client, from the cache if another point has made them already."""
         memo = cast(LruCache, self.memo)
-        key = (
-            "init",
-            self.seed,
-            purpose,
-            self.clients[0] if independent else "",
-            self.axes,
-            self.dtype,
-            self.device,
-        )
+        client = ""
+        if independent:
+            client = self.clients[0]
+        key = ("init", self.seed, purpose, client, self.axes, self.dtype, self.device)
         fresh = replace(self, memo=None).uniform(purpose, independent=independent)
         shapes: list[tuple[int, ...]] = []
-        behind: list[tuple[int, ...]] = []
+        pending: list[tuple[int, ...]] = []
 
         def draw(shape: tuple[int, ...]) -> Tensor:
-            # Shapes drawn so far are part of the key. A draw from memory does not advance the stream, so before a new
-            # draw is made, the draws that were skipped are made.
+            # Shapes drawn so far are part of the key. A draw from the cache does not advance the stream, so ``make``
+            # first makes the draws that were skipped.
             shapes.append(shape)
-            behind.append(shape)
+            pending.append(shape)
 
             def make() -> Tensor:
-                made = [fresh(missed) for missed in behind][-1]
-                behind.clear()
-                return made
+                made = [fresh(skipped) for skipped in pending]
+                pending.clear()
+                return made[-1]
 
             return memo.get((*key, *shapes), make, lambda t: t.nbytes)
 
         return draw
 
     def normal(self, purpose: str, counts: Sequence[int], width: int, *key: int) -> Tensor:
-        """Standard normal rows [*lead, max(counts), width]; client i has ``counts[i]`` of them, then zeros.
+        """Standard normal rows [*lead, max(counts), width]; client i has ``counts[i]`` rows, then zeros.
 
         A shorter draw is a prefix of a longer one. torch draws normals in groups of 16 and redoes a last group that
         is not full, so whole groups are drawn. Its CPU generator keeps 32 bits of a seed: two of n streams coincide
-        with probability n^2 / 2^33, which is harmless for noise and why permutations come from ``generator``.
+        with probability n^2 / 2^33. This is harmless for noise; permutations come from ``generator`` instead.
         """
         longest = max(counts, default=0)
         out = torch.empty(len(self.clients), longest, width)
@@ -301,19 +302,22 @@ class ClientRng:
         source = torch.Generator()
         flat = out.view(-1)
         for i, (client, count) in enumerate(zip(self.clients, counts, strict=True)):
-            source.manual_seed(key_hash(self.seed, purpose, self.round, client, *key) & 0xFFFFFFFF)
+            seed = key_hash(self.seed, purpose, self.round, client, *key)
+            source.manual_seed(seed & _MASK)
             # This client's part of the result; whole groups of 16 can be drawn in place.
             numbers = count * width
-            own = flat.narrow(0, i * longest * width, numbers)
+            part = flat.narrow(0, i * longest * width, numbers)
             if numbers % 16 == 0:
-                own.normal_(generator=source)
+                part.normal_(generator=source)
             else:
-                own.copy_(torch.randn(-(-numbers // 16) * 16, generator=source)[:numbers])
+                drawn = torch.randn(-(-numbers // 16) * 16, generator=source)
+                part.copy_(drawn[:numbers])
         return with_axes(out.to(self.device, self.dtype), self.axes)
 
     def shared(self, purpose: str, draw: Callable[[np.random.Generator], np.ndarray]) -> Tensor:
-        """One draw of the whole run, without leading axes: what server and clients make from a common seed."""
-        return self._placed(torch.from_numpy(draw(generator(self.seed, purpose, -1, ""))))
+        """One draw for the whole run, without leading axes, which server and clients make from a common seed."""
+        drawn = draw(generator(self.seed, purpose, -1, ""))
+        return self._placed(torch.from_numpy(drawn))
 
     def narrow(self, count: int) -> ClientRng:
         """The draws of the first ``count`` clients."""
@@ -321,7 +325,7 @@ class ClientRng:
 
 
 def _nothing() -> None:
-    """The watch of a run without a watcher."""
+    """The default ``watch`` of a run."""
 
 
 @dataclass(frozen=True)
@@ -336,17 +340,16 @@ class RunConstants:
     dtype: torch.dtype  # of every computation
     device: torch.device  # of every tensor
     names: tuple[str, ...] = ()  # C class names
-    backbones: tuple[str, ...] = ()  # names of those that made the features; () where nobody knows
-    row_norm: float | None = (
-        None  # mean length of all clients' training rows, for methods that need it
-    )
-    mean_rows: float | None = None  # training rows of a client on average, for methods that need it
+    backbones: tuple[str, ...] = ()  # names of the backbones of the features; () if unknown
+    # Mean length of all clients' training rows, for methods that need it.
+    row_norm: float | None = None
+    # Mean number of training rows of a client, for methods that need it.
+    mean_rows: float | None = None
     public: Tensor | None = None  # [Np, V, D] rows of the public set, for methods that have one
-    image: tuple[int, int] | None = None  # (H, W) when the rows are images, uint8 [H * W * 3] each
+    image: tuple[int, int] | None = None  # (H, W) if the rows are images, uint8 [H * W * 3] each
     towers: FrozenEncoders | None = None  # live frozen encoders, for methods that need them
-    watch: Callable[[], None] = (
-        _nothing  # called before every step; what it raises ends the run inside a round
-    )
+    # Called before every step; an exception that it raises ends the run inside a round.
+    watch: Callable[[], None] = _nothing
 
 
 @dataclass(frozen=True)
@@ -376,7 +379,7 @@ class Ctx:
         return cast(FrozenEncoders, self.env.towers)
 
     def number(self, name: str) -> float | Tensor:
-        """A float hyperparameter, perhaps swept."""
+        """A float hyperparameter; a tensor [G, 1] if it is swept over a grid."""
         value = self.hp[name]
         if isinstance(value, Tensor):
             return value
@@ -395,7 +398,7 @@ class Ctx:
 
 
 def over(h: float | Tensor, t: Tensor) -> float | Tensor:
-    """A per-client number shaped to scale ``t``: axes are appended to a tensor, a float is itself."""
+    """A per-client number, shaped to scale ``t``: a tensor gets trailing axes, a float stays as it is."""
     if isinstance(h, Tensor):
         return h.reshape(h.shape + (1,) * (t.dim() - h.dim()))
     return h
@@ -435,7 +438,7 @@ def narrow_clients(t: Tensor, count: int, ctx: Ctx) -> Tensor:
 
 
 def own(tree: Tree, ctx: Ctx) -> Tree:
-    """Every tensor with full leading axes in memory of its own, to be updated in place.
+    """Copies of all tensors with full leading axes, which may be updated in place.
 
     They become row-major, except those of a grid, which may have another memory order (``heads.gram``).
     """
@@ -443,10 +446,11 @@ def own(tree: Tree, ctx: Ctx) -> Tree:
     order = torch.contiguous_format
     if core == 2:
         order = torch.preserve_format
-    return {
-        k: t.expand((*ctx.lead, *t.shape[core:])).clone(memory_format=order)
-        for k, t in tree.items()
-    }
+    copies = {}
+    for name, t in tree.items():
+        full = t.expand((*ctx.lead, *t.shape[core:]))
+        copies[name] = full.clone(memory_format=order)
+    return copies
 
 
 # Stored views of a row: the plain image, or augmentations drawn in every epoch.
@@ -481,19 +485,20 @@ def check_views(hp: Hp, views: int) -> None:
 def drawn_views(
     data: ClientData, ctx: Ctx, epoch: int, count: int, purpose: str = "views"
 ) -> tuple[int | Tensor, ...]:
-    """Which stored augmentation (views 1 .. V-1; view 0 is the plain image) each row shows this epoch.
+    """Number of the stored augmentation (views 1 .. V-1; view 0 is the plain image) of each row in this epoch.
 
-    ``count`` is 1, or 2 for a pair of different views where three or more are stored; each is [*lead, R] drawn per row,
-    or 0 where nothing but the plain image is stored. ``purpose`` names the stream of draws.
+    ``count`` is 1, or 2 for a pair of different views if three or more are stored. Each is [*lead, R], drawn per row,
+    or 0 if only the plain image is stored. ``purpose`` names the stream of draws.
     """
     V = data.x.shape[1]
-    if V <= 2:
-        if V == 2:
-            return tuple(range(V - 1, V - 1 - count, -1))
+    if V == 1:
         return (0,) * count
+    if V == 2:
+        return (1, 0)[:count]
     first = ctx.rng.each(purpose, lambda g, i: g.integers(1, V, data.n[i]), epoch)
     if count == 1:
         return (first,)
-    # 1 to V - 2 views further, going round among the V - 1 augmentations: never the same view twice.
-    skip = ctx.rng.each(f"{purpose}2", lambda g, i: g.integers(1, max(V - 1, 2), data.n[i]), epoch)
-    return first, 1 + (first - 1 + skip) % (V - 1)
+    # The second view is 1 to V - 2 augmentations after the first, cyclically, so the two always differ.
+    skip = ctx.rng.each(f"{purpose}2", lambda g, i: g.integers(1, V - 1, data.n[i]), epoch)
+    second = 1 + (first - 1 + skip) % (V - 1)
+    return first, second

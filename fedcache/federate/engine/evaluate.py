@@ -18,10 +18,12 @@ from fedcache.federate.engine.outcome import (
     DeployedModel,
     Evaluation,
     confusion,
+    known_mean,
     macro_f1,
 )
 from fedcache.federate.engine.run_state import RunState
 from fedcache.federate.execution.gram_states import same_outline
+from fedcache.federate.execution.grid_batch import stacked_trees
 from fedcache.federate.partition.client_table import ClientRows, ClientTable, RowLists
 from fedcache.heads.linear import Tree
 
@@ -33,8 +35,8 @@ def with_pooled(
 ) -> Evaluation:
     """The evaluation with its accuracy over all labelled test rows of all clients that were scored.
 
-    A row that several clients are tested on counts once for each of them. ``everywhere``: every client was scored on
-    the union of the test rows. NaN where no client was scored.
+    A row that several clients are tested on counts once for each of them. ``everywhere`` means that every client was
+    scored on the union of the test rows. The accuracy is NaN if no client was scored.
     """
     accuracy = found.client_accuracy
     scored = ~np.isnan(accuracy)
@@ -43,8 +45,9 @@ def with_pooled(
     rows = np.ones(len(accuracy))
     if not everywhere:
         rows = _labelled_rows(clients, data)
-    # Accuracies weighted by rows are the share of right predictions among all of them (D-89).
-    weighted = accuracy[scored] @ rows[scored] / max(1.0, rows[scored].sum())
+    # The mean of accuracies, weighted by rows, is the share of right predictions among all rows (D-89).
+    weights = rows[scored]
+    weighted = accuracy[scored] @ weights / max(1.0, weights.sum())
     return replace(found, pooled=float(weighted))
 
 
@@ -53,42 +56,43 @@ def _labelled_rows(table: ClientTable, data: Data) -> np.ndarray:
     known = (data.y >= 0).cpu().numpy()
     tests = table.tests
     if isinstance(tests, RowLists):
-        rows = np.bincount(tests.owner, known[tests.rows], minlength=len(table)).astype(np.float64)
+        counts = np.bincount(tests.owner, known[tests.rows], minlength=len(table))
     else:
-        rows = tests.sizes.astype(np.float64)  # assigned by class, so all have a label
+        counts = tests.sizes  # assigned by class, so all have a label
+    rows = counts.astype(np.float64)
     rows[table.shares] = known[table.common].sum()
     return rows
 
 
 BLOCK = 4096
-"""Rows scored at once, over all models that are scored together: bounds the memory of logits and projections."""
+"""Rows scored at once, summed over the models that are scored together. It limits the memory of logits."""
 
 TOGETHER = 4096
-"""Scores of a row that are computed at once, of all models that are scored together."""
+"""Scores of one row that are computed at once: classes times models that are scored together."""
 
 CLIENTS = 256
-"""Most clients whose models are compared with each other, so that equal ones are scored once."""
+"""Most clients in a block. The models of a block are compared with each other, so that equal ones are scored once."""
 
 KEPT = 1 << 24
-"""Predictions of personal models that an evaluation keeps, over all clients (256 MB with their rows)."""
+"""Most predictions of personal models that an evaluation keeps, over all clients (256 MB with their rows)."""
 
 Scores = Callable[[Tensor], Tensor]
-"""Numbers of R rows -> scores [R, C], or [M, R, C] of several models."""
+"""Numbers of R rows -> scores [R, C], or scores [M, R, C] of several models."""
 
 
 def predict_rows(
     scores: Scores, device: torch.device, rows: np.ndarray, models: int = 0
 ) -> np.ndarray:
-    """The class of the highest score of each row; int64 [len(rows)], of several models [models, len(rows)].
+    """The class with the highest score of each row: int64 [len(rows)], or [models, len(rows)] for several models.
 
-    A model all of whose scores are NaN (a probe without a label to learn from) predicts nothing: -1.
+    A model with only NaN scores (a probe without a label to learn from) has the prediction -1 for every row.
     """
     lead: tuple[int, ...] = ()
     if models:
         lead = (models,)
     out = np.empty((*lead, len(rows)), np.int64)
     blind = np.ones(lead, bool)
-    # As many rows at once as keep the scores of all models within one block.
+    # So many rows at once that the scores of all models fit into one block.
     size = max(1, BLOCK // max(1, models))
     with torch.no_grad():
         for start in range(0, len(rows), size):
@@ -104,21 +108,22 @@ def predict_rows(
 def evaluate_global(scores: Scores, data: Data, clients: Sequence[ClientRows]) -> Evaluation:
     """One model on every client's test rows; a row that several clients hold is predicted once."""
     table = ClientTable.tests_only(clients)
-    # Every row once, then each client's accuracy from the rows it is tested on.
+    # Every row is predicted once; then each client's accuracy follows from the rows it is tested on.
     rows = table.tested_by_clients
     predictions = predict_rows(scores, data.x.device, rows)
     truth = data.y.cpu().numpy()[rows]
     right = _right(predictions, truth)
-    # Of the rows of each client, and of those that clients share once for all of them.
     accuracy = table.tests.shares_right(rows, right)
+    # Clients that share test rows have the same accuracy, so it is computed once.
     if table.shares.any():
-        accuracy[table.shares] = _mean(right[np.searchsorted(rows, table.common)])
+        shared = np.searchsorted(rows, table.common)
+        accuracy[table.shares] = known_mean(right[shared])
     f1 = macro_f1(predictions, truth, data.classes)
     counts = None
     if data.classes <= MOST_CONFUSED:
         counts = confusion(truth, predictions, data.classes)
     domains = _by_domain(data, rows, right)
-    found = Evaluation(accuracy, _mean(right), f1, domains, rows, predictions, counts=counts)
+    found = Evaluation(accuracy, known_mean(right), f1, domains, rows, predictions, counts=counts)
     return with_pooled(found, table, data)
 
 
@@ -126,10 +131,10 @@ def evaluate_global(scores: Scores, data: Data, clients: Sequence[ClientRows]) -
 class StackedModels:
     """The different models of some clients."""
 
-    scores: Callable[[slice], Scores]  # of a range of them, with a leading axis [U, R, C]
-    which: np.ndarray  # int64 [M]: the model of each client
-    trees: Sequence[Tree]  # what each of the models holds
-    fresh: int  # the model of clients that never took part, -1 where none of these did
+    scores: Callable[[slice], Scores]  # of a range of models, with a leading axis: [U, R, C]
+    which: np.ndarray  # int64 [M]: number of the model of each client
+    trees: Sequence[Tree]  # tensors of each model
+    fresh: int  # number of the model of clients that never took part; -1 if there is none
 
 
 @dataclass(frozen=True)
@@ -152,7 +157,7 @@ def evaluate_personal(
     headline: str = "mean",
     chosen: Sequence[int] | None = None,
 ) -> Evaluation:
-    """Client i's model on client i's test rows, or on all clients'.
+    """Scores of client i's model on client i's test rows, or on the test rows of all clients.
 
     Consecutive clients with the same test rows are scored together, by one product with all their models. Equal models,
     such as those of clients that never took part, are scored once.
@@ -174,13 +179,12 @@ def evaluate_personal(
     tally = Tally(data, len(clients))
     fresh_before = FreshModel()
     for block in _same_tests(table, chosen, everywhere):
-        if union is None:
+        test = union
+        if test is None:
             test = table.test_of(block[0])
-        else:
-            test = union
         if not len(test):
             continue
-        # One product scores all models of a block; models that cannot be stacked are scored one by one.
+        # One matrix product scores all models of a block; models that cannot be stacked are scored one by one.
         stacked = None
         if len(block) > 1:
             stacked = models.together(block)
@@ -200,18 +204,19 @@ def _same_tests(table: ClientTable, chosen: Sequence[int], everywhere: bool) -> 
     """The chosen clients in their order, as blocks of at most ``CLIENTS`` that are tested on the same rows."""
     block: list[int] = []
     for client in chosen:
-        # Only test rows that clients share are known to be the same without comparing them.
-        alike = everywhere or (table.shares[client] and bool(block) and table.shares[block[0]])
-        if block and not (alike and len(block) < CLIENTS):
-            yield block
-            block = []
+        if block:
+            # Only test rows that clients share are known to be the same without comparing them.
+            same = everywhere or (table.shares[client] and table.shares[block[0]])
+            if not same or len(block) >= CLIENTS:
+                yield block
+                block = []
         block.append(client)
     if block:
         yield block
 
 
 class FreshModel:
-    """The model of a client that never took part, with its predictions: often the next block has it too."""
+    """The model of clients that never took part, with its predictions; the next block often has the same model."""
 
     def __init__(self) -> None:
         self._tree: Tree = {}
@@ -219,7 +224,7 @@ class FreshModel:
         self._predicted = np.empty(0, np.int64)
 
     def predicted(self, tree: Tree, rows: np.ndarray) -> np.ndarray | None:
-        """Its predictions [R], if that is the model and these are the rows."""
+        """The kept predictions [R] if ``tree`` and ``rows`` are the kept ones; else None."""
         if self._rows is rows and equal_trees(tree, self._tree):
             return self._predicted
         return None
@@ -234,19 +239,21 @@ class FreshModel:
 def predict_stacked(
     stacked: StackedModels, data: Data, rows: np.ndarray, fresh_before: FreshModel
 ) -> np.ndarray:
-    """int64 [U, R]: what each of the different models predicts of the rows."""
+    """int64 [U, R]: the predictions of each of the different models for the rows."""
     several = max(1, TOGETHER // max(1, data.classes))
     found = [fresh_before.predicted(tree, rows) for tree in stacked.trees]
     out = np.empty((len(found), len(rows)), np.int64)
     start = 0
     while start < len(found):
-        if (known := found[start]) is not None:
+        known = found[start]
+        if known is not None:
             out[start] = known
             start += 1
             continue
-        # A run of models whose predictions are not known is scored by one product.
+        # One matrix product scores consecutive models without known predictions.
         stop = start + 1
-        while stop < min(start + several, len(found)) and found[stop] is None:
+        limit = min(start + several, len(found))
+        while stop < limit and found[stop] is None:
             stop += 1
         part = slice(start, stop)
         out[part] = predict_rows(stacked.scores(part), data.x.device, rows, stop - start)
@@ -264,9 +271,9 @@ def equal_trees(a: Tree, b: Tree) -> bool:
 
 
 class Tally:
-    """The scores of the models of single clients, added up client by client.
+    """The scores of personal models, collected client by client.
 
-    Predictions are kept while they are no more than ``KEPT``; counts of (label, prediction) are kept of any number.
+    Predictions are kept up to the limit ``KEPT``; counts of (label, prediction) are always kept.
     """
 
     def __init__(self, data: Data, clients: int) -> None:
@@ -296,16 +303,18 @@ class Tally:
             # Clients with equal models and equal test rows have equal scores: computed once, counted for each.
             who = np.asarray(clients)[which == model]
             right = _right(guess, y)
-            self._accuracy[who] = _mean(right)
+            self._accuracy[who] = known_mean(right)
             self._f1[who] = macro_f1(guess, y, self._classes)
             if self._confusion is not None:
                 self._confusion += len(who) * confusion(y, guess, self._classes)
             if self._domain is not None:
                 known = ~np.isnan(right)
-                of = self._domain[rows[known]]
-                self._hits += len(who) * np.bincount(of, right[known], len(self._hits))
-                self._known += len(who) * np.bincount(of, minlength=len(self._known))
-        # Past the limit everything kept is dropped, as a part of the predictions would be misread as all.
+                domains = self._domain[rows[known]]
+                hits = np.bincount(domains, right[known], len(self._hits))
+                counts = np.bincount(domains, minlength=len(self._known))
+                self._hits += len(who) * hits
+                self._known += len(who) * counts
+        # Above the limit all predictions are dropped, because a reader would take a part of them for all.
         self._size += len(clients) * len(rows)
         if self._size > KEPT:
             self._kept = None
@@ -313,52 +322,47 @@ class Tally:
             self._kept += [(rows, predicted[model]) for model in which]
 
     def evaluation(self, headline: str) -> Evaluation:
-        """The scores of all that was added."""
+        """The scores of all models that were added."""
         none = np.empty(0, np.int64)
         rows = [none]
         predicted = [none]
         for of_model, guess in self._kept or ():
             rows.append(of_model)
             predicted.append(guess)
+        sizes = [len(of_model) for of_model in rows]
         by_domain = {}
         for d in np.flatnonzero(self._known):
             by_domain[int(d)] = float(self._hits[d] / self._known[d])
         return Evaluation(
             self._accuracy,
             None,
-            _mean(self._f1),
+            known_mean(self._f1),
             by_domain,
             np.concatenate(rows),
             np.concatenate(predicted),
             headline,
             self._confusion,
             self._kept is not None,
-            sizes=np.array([len(of_model) for of_model in rows], np.int64),
+            sizes=np.array(sizes, np.int64),
         )
 
 
 def _right(predicted: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """1 where right, 0 where wrong, NaN where label or prediction is unknown (-1): such a row is not scored."""
-    return np.where((labels >= 0) & (predicted >= 0), predicted == labels, np.nan)
-
-
-def _mean(right: np.ndarray) -> float:
-    scored = right[~np.isnan(right)]
-    if len(scored):
-        return float(scored.mean())
-    return float("nan")
+    """1 for a right prediction, 0 for a wrong one, and NaN if label or prediction is unknown (-1) and not scored."""
+    known = (labels >= 0) & (predicted >= 0)
+    return np.where(known, predicted == labels, np.nan)
 
 
 def _by_domain(data: Data, rows: np.ndarray, right: np.ndarray) -> dict[int, float]:
     if data.domain is None:
         return {}
     domain = data.domain.cpu().numpy()[rows]
-    means = {int(d): _mean(right[domain == d]) for d in np.unique(domain)}
+    means = {int(d): known_mean(right[domain == d]) for d in np.unique(domain)}
     return {d: mean for d, mean in means.items() if not np.isnan(mean)}
 
 
 def score_job(job: RunState, chosen: Sequence[int] | None = None) -> Evaluation:
-    """Score what a run deploys now, on the test rows of its clients; and on their validation rows where there are some.
+    """Score the models that a run deploys now, on the test rows of its clients and on their validation rows, if any.
 
     ``chosen`` are the clients whose personal models are scored; None for all.
     """
@@ -370,7 +374,7 @@ def score_job(job: RunState, chosen: Sequence[int] | None = None) -> Evaluation:
     held = None
     if isinstance(job.clients, ClientTable):
         held = job.clients.for_validation
-    job.memo = memo or LruCache()  # clients that never took part have drawn the same first weights
+    job.memo = memo or LruCache()  # clients that never took part share their first weights
     try:
         found = _scored_on(job, down, one, job.clients, chosen)
         if held is None:
@@ -387,7 +391,7 @@ def _scored_on(
     clients: Sequence[ClientRows],
     chosen: Sequence[int] | None,
 ) -> Evaluation:
-    """The one model, or those of the clients, on the test rows of ``clients``."""
+    """Scores of the one model, or of the clients' models, on the test rows of ``clients``."""
     if one is not None:
         scores = one.scores
         return evaluate_global(lambda rows: scores(job.data.x[rows, 0]), job.data, clients)
@@ -397,7 +401,7 @@ def _scored_on(
         if not has_model(job, client):
             return None
         own = job.features(client)
-        # A map that is kept in coordinates is scored in coordinates, without ever being made.
+        # A map in Gram coordinates is scored in these coordinates; its weights are never computed.
         if client in job.states.kept and job.method.deploy is keep_down:
             data = job.rows([client], 0)
             ctx = job.ctx([client], 0)
@@ -426,28 +430,28 @@ def _scored_on(
 def models_together(
     job: RunState, down: Tree, clients: Sequence[int], tests: Sequence[ClientRows]
 ) -> StackedModels | None:
-    """The different models of several clients, with a client axis; None where they cannot be stacked.
+    """The different models of several clients, with a client axis; None if they cannot be stacked.
 
-    ``tests`` are the rows they will be scored on; some methods (``reads_test``) learn from them before.
+    ``tests`` are the rows they will be scored on; some methods (``reads_test``) learn from them first.
     """
     job.env.watch()
     method = job.method
     alike = "batched" in method.executions and method.deploy is keep_down and not job.own
     if not alike or any(c in job.states.kept or not has_model(job, c) for c in clients):
         return None
-    # The different models among these clients; clients that never took part mostly share one.
+    # The different models of these clients; clients that never took part usually share one.
     trees: list[Tree] = []
-    first: list[int] = []  # a client that has each of them
+    first: list[int] = []  # the first client with each model
     which = np.empty(len(clients), np.int64)
-    # number of the model of clients that never took part, which are likely to share one
-    fresh = -1
+    fresh = -1  # number of the model of clients that never took part
     for place, client in enumerate(clients):
         tree = deployed_model(job, client, down, tests).personal
         new = client not in job.states
         if new and fresh >= 0 and equal_trees(tree, trees[fresh]):
             which[place] = fresh
             continue
-        if not tree or (trees and not same_outline(tree, trees[0])):
+        stackable = not trees or same_outline(tree, trees[0])
+        if not tree or not stackable:
             return None
         which[place] = len(trees)
         if new:
@@ -457,25 +461,28 @@ def models_together(
     shared = {name: t.unsqueeze(0) for name, t in down.items()}
 
     def scores(part: slice) -> Scores:
-        # A client axis of different models: the broadcast has length 1 on it, features are shared.
+        # The client axis has one position for each model. The broadcast has length 1 on it; features are shared.
         ids = first[part]
         some = trees[part]
-        personal = {name: torch.stack([tree[name] for tree in some]) for name in some[0]}
+        personal = stacked_trees(some)
         shown = None
         if method.reads_test(job.hp):
             shown = tests
         data = job.rows(ids, 1, tests=shown)
         ctx = job.ctx(ids, 1)
-        return lambda rows: method.predict(
-            shared, personal, data, job.data.x[rows, 0].unsqueeze(0), ctx
-        )
+
+        def scored(rows: Tensor) -> Tensor:
+            x = job.data.x[rows, 0].unsqueeze(0)
+            return method.predict(shared, personal, data, x, ctx)
+
+        return scored
 
     return StackedModels(scores, which, trees, fresh)
 
 
 def has_model(job: RunState, client: int) -> bool:
     """Whether a client has a model: the public set and clients without training rows have none."""
-    return bool(len(job.training_clients[client].train)) and client >= job.public
+    return client >= job.public and bool(len(job.training_clients[client].train))
 
 
 def deployed_model(
@@ -484,19 +491,20 @@ def deployed_model(
     down: Tree | None = None,
     tests: Sequence[ClientRows] | None = None,
 ) -> DeployedModel:
-    """The model that a run deploys now for one client with training rows, or (None) its one model.
+    """The model that a run deploys now for one client with training rows, or its one global model (``client`` None).
 
-    ``down`` is what the server sends now, where the caller has it already; ``tests`` are the rows it will be scored on,
-    from which some methods (``reads_test``) learn before: None for the test rows.
+    ``down`` is the current broadcast, if the caller has it already. ``tests`` are the rows that the model will be
+    scored on, None for the test rows; some methods (``reads_test``) learn from them first.
     """
     if down is None:
         down = job.down()
     method = job.method
     if client is None:
-        # The one model takes no client's part; the rows are there for methods of a user's own that read some.
+        # The global model needs no client's rows; they are passed for users' methods that read some.
         train = np.asarray(job.training_clients[job.eligible[0]].train, np.int64)
         data = stack_clients(job.data.x, job.labels, [train], 0)
-        return DeployedModel(method, _deploy(job, down, {}, None), {}, data, job.server_ctx())
+        deployed = _deploy(job, down, {}, None)
+        return DeployedModel(method, deployed, {}, data, job.server_ctx())
     data = job.rows([client], 0)
     ctx = job.ctx([client], 0)
     with torch.no_grad():
@@ -522,16 +530,17 @@ def _deploy(job: RunState, down: Tree, state: Tree, client: int | None) -> Tree:
 
 
 def zero_shot_accuracy(job: RunState, chosen: Sequence[int] | None = None) -> float | None:
-    """Accuracy (a fraction) of the zero-shot classifier on the very rows that the method is scored on.
+    """Accuracy (a fraction) of the zero-shot classifier on the same rows on which the method is scored.
 
-    For personal models that are scored on their own test rows it is the mean over clients; else that of all test rows.
+    For personal models that are scored on their own test rows it is the mean over clients. For other models it is the
+    accuracy on all test rows.
 
     Args:
-        job: the run; its method says what zero-shot is.
+        job: the run; its method defines the zero-shot classifier.
         chosen: clients whose personal models are scored; None for all.
 
     Returns:
-        None where the method does not start from class texts, or clients differ in the features that they have.
+        None if the method does not start from class texts, or clients have different features.
     """
     if job.own:
         return None
@@ -544,7 +553,7 @@ def zero_shot_accuracy(job: RunState, chosen: Sequence[int] | None = None) -> fl
     of_clients = found.client_accuracy
     if chosen is not None:
         of_clients = of_clients[np.asarray(chosen, np.int64)]
-    known = of_clients[~np.isnan(of_clients)]
-    if len(known):
-        return float(known.mean())
-    return None
+    mean = known_mean(of_clients)
+    if np.isnan(mean):
+        return None
+    return mean

@@ -19,7 +19,7 @@ Kind = Literal["float", "int", "bool", "choice"]
 
 
 def has_batchnorm(hp: Hp) -> bool:
-    """Whether a model of these switches has BatchNorm; a linear map on the features has none, whatever ``bn`` says."""
+    """Whether a model of these switches has BatchNorm. A linear map on the features never has, for every ``bn``."""
     return bool(hp.get("bn")) and hp.get("head") != "linear"
 
 
@@ -40,22 +40,21 @@ class HParam:
     """One declared hyperparameter."""
 
     name: str  # the key of ``--set key=value``
-    # value of the ``paper`` preset, and of ``default`` where ``usual`` is None
+    # Value of the ``paper`` preset, and of ``default`` if ``usual`` is None.
     default: Value
     kind: Kind  # ``float`` (may be swept), ``int``, ``bool`` or ``choice``
     help: str  # one sentence, with the number of the disagreement it decides
     choices: tuple[str, ...] = ()  # the legal words of a ``choice``
     low: float | None = None  # smallest legal number
     high: float | None = None  # largest legal number
-    official: Value = None  # value of the released code where it differs, else None
-    # value of the preset ``default`` where the paper's is known to fail
+    official: Value = None  # value of the released code if it differs, else None
+    # Value of the preset ``default`` if the paper's value is known to fail.
     usual: Value = None
-    # value chosen on validation rows, for what no paper prints; None where ``tuned`` takes the paper's
+    # Value of the preset ``tuned``, selected on validation rows; None if that preset takes the paper's value.
     tuned: Value = None
-    auto: str = ""  # what ``auto`` stands for; makes None (written ``auto``) a legal value
-    fit: bool = (
-        True  # whether ``fit`` reads it; runs that differ in others alone have the same uploads
-    )
+    auto: str = ""  # meaning of ``auto``; makes None (written ``auto``) a legal value
+    # Whether ``fit`` reads it. Runs that differ only in other hyperparameters have the same uploads.
+    fit: bool = True
 
     def of_preset(self, preset: str) -> Value:
         """The value in a preset of ``config.PRESETS``."""
@@ -66,7 +65,7 @@ class HParam:
         return self.parse(other)
 
     def parse(self, value: Value) -> Value:
-        """The typed value of a word from the command line or a file. Raises UsageError for an illegal one."""
+        """The typed value of a word from the command line or a file. Raises UsageError for an illegal value."""
         if self.auto and (value is None or value == "auto"):
             return None
         read = self._read(value)

@@ -17,21 +17,21 @@ from fedcache.federate.engine.hyperparameters import Hp, has_batchnorm
 from fedcache.federate.engine.method import Fit
 from fedcache.heads.linear import Tree
 
-# The optimisers: SGD with momentum and Adam, as steps on flat dicts whose state lives under
-# ``opt/``.
+# The optimisers: SGD with momentum and Adam, as steps on flat dicts. Their state has names that
+# begin with ``opt/``.
 #
 # The arithmetic is torch.optim's (L2 weight decay added to the gradient, bias-corrected Adam).
-# With plain floats and at most one leading axis torch's fused kernels run; of a grid every point
-# and client has numbers of its own.
+# With plain floats and at most one leading axis torch's fused kernels run. In a grid every point
+# and client has its own numbers.
 
 Tensors = Sequence[Tensor]
 PerClient = float | Tensor
-"""One number for all clients, or one of each."""
+"""One number for all clients, or one number for each client."""
 
 
 @dataclass(frozen=True)
 class AdamConstants:
-    """Adam's decay rates and what is added to its denominator; the defaults are torch's."""
+    """Adam's decay rates, and the number added to its denominator; the defaults are torch's."""
 
     beta1: PerClient = 0.9
     beta2: PerClient = 0.999
@@ -39,30 +39,33 @@ class AdamConstants:
 
 
 def adam_constants(ctx: Ctx) -> AdamConstants:
-    """Those of a method that declares them, else torch's."""
+    """The method's own constants if it declares them, else torch's."""
     if "adam_beta1" not in ctx.hp:
         return AdamConstants()
     return AdamConstants(ctx.number("adam_beta1"), ctx.number("adam_beta2"), ctx.number("adam_eps"))
 
 
-def opt_names(names: Sequence[str], opt: str) -> tuple[str, ...]:
+def opt_names(names: Sequence[str], ctx: Ctx) -> tuple[str, ...]:
     """Names of the optimiser's state for the trained ``names``."""
-    if opt == "adam":
-        return (*(f"opt/m/{n}" for n in names), *(f"opt/v/{n}" for n in names), "opt/t")
-    return tuple(f"opt/m/{n}" for n in names)
+    first = tuple(f"opt/m/{n}" for n in names)
+    if ctx.hp["opt"] != "adam":
+        return first
+    second = tuple(f"opt/v/{n}" for n in names)
+    return (*first, *second, "opt/t")
 
 
 def opt_init(p: Tree, names: Sequence[str], ctx: Ctx) -> Tree:
     """Fresh optimiser state for ``names`` of ``p``: zeros, and one step count per client."""
     core = len(ctx.lead)
     state: Tree = {}
-    for name in opt_names(names, str(ctx.hp["opt"])):
+    for name in opt_names(names, ctx):
         if name == "opt/t":
             state[name] = torch.zeros(ctx.lead, dtype=torch.float32, device=ctx.env.device)
         else:
-            t = p[name.split("/", 2)[2]]
+            _, _, trained = name.split("/", 2)
+            t = p[trained]
             full = t.expand((*ctx.lead, *t.shape[core:]))
-            state[name] = torch.zeros_like(full)  # in the memory order of what it belongs to
+            state[name] = torch.zeros_like(full)  # in the memory order of the trained tensor
     return state
 
 
@@ -71,33 +74,32 @@ def step(p: Tree, names: Sequence[str], grads: Sequence[Tensor], ctx: Ctx) -> No
 
     Args:
         p: parameters and ``opt/`` state with full leading axes, owned by the caller.
-        names: what is stepped.
+        names: of the trained tensors.
         grads: one per name.
-        ctx: reads ``opt``, ``lr``, ``wd`` and, for SGD, ``momentum``; for Adam its constants where they are declared.
+        ctx: reads ``opt``, ``lr``, ``wd`` and ``momentum`` (used by SGD only); for Adam, constants that are declared.
     """
-    # Fused kernels take plain numbers alone; one that is swept over a grid is a tensor.
     params = [p[n] for n in names]
     first = [p[f"opt/m/{n}"] for n in names]
     lr = ctx.number("lr")
     wd = ctx.number("wd")
     momentum = ctx.number("momentum")
+    # Fused kernels take only plain numbers; a number that is swept over a grid is a tensor. They also need each tensor
+    # in one block of memory, which the first clients of a chunk of a grid are not.
     plain = [h for h in (lr, wd, momentum) if isinstance(h, float)]
-    fused = len(plain) == 3 and fused_kernels_work()
+    in_blocks = len(ctx.lead) < 2
+    fused = in_blocks and len(plain) == 3 and fused_kernels_work()
     with torch.no_grad():
         if ctx.hp["opt"] == "adam":
             second = [p[f"opt/v/{n}"] for n in names]
             p["opt/t"] += 1.0
             constants = adam_constants(ctx)
-            same = [
-                c for c in (constants.beta1, constants.beta2, constants.eps) if isinstance(c, float)
-            ]
-            if fused and len(same) == 3 and len(ctx.lead) < 2:
-                _fused_adam(params, grads, first, second, p["opt/t"], plain[0], plain[1], same)
+            numbers = (constants.beta1, constants.beta2, constants.eps)
+            floats = [c for c in numbers if isinstance(c, float)]
+            if fused and len(floats) == 3:
+                _fused_adam(params, grads, first, second, p["opt/t"], plain[0], plain[1], floats)
             else:
                 _adam(params, grads, first, second, p["opt/t"], lr, wd, constants)
-        elif (
-            fused and len(ctx.lead) < 2
-        ):  # of a grid, the first clients of a chunk are no block of memory
+        elif fused:
             _fused_sgd(params, grads, first, plain[0], plain[1], plain[2])
         else:
             _sgd(params, grads, first, lr, wd, momentum)
@@ -105,33 +107,31 @@ def step(p: Tree, names: Sequence[str], grads: Sequence[Tensor], ctx: Ctx) -> No
 
 @cache
 def fused_kernels_work() -> bool:
-    """Whether torch still has its private fused kernels, and one step of each is the step that is written out here.
+    """Whether torch has its private fused kernels, and a step of each equals the step that is written in this module.
 
-    They are not of torch's public interface, so another release may rename or change them; the plain steps then serve.
+    The kernels are not part of torch's public interface, so another release may rename or change them. Then the steps
+    of this module run.
     """
 
     def fresh() -> tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor], Tensor]:
-        values = [
-            torch.arange(1.0, 4.0, dtype=torch.float64) * scale
-            for scale in (1.0, -0.5, 0.25, 0.125)
-        ]
-        p, g, m, v = ([t] for t in values)
+        base = torch.arange(1.0, 4.0, dtype=torch.float64)
+        p, g, m, v = ([base * scale] for scale in (1.0, -0.5, 0.25, 0.125))
         return p, g, m, v, torch.tensor(3.0)
+
+    def close(some: Sequence[list[Tensor]], others: Sequence[list[Tensor]], rtol: float) -> bool:
+        pairs = zip(some, others, strict=True)
+        return all(torch.allclose(x[0], y[0], rtol=rtol) for x, y in pairs)
 
     a = fresh()
     b = fresh()
     try:
         _fused_sgd(*a[:3], 0.1, 0.01, 0.9)
         _sgd(*b[:3], 0.1, 0.01, 0.9)
-        same = all(
-            torch.allclose(x[0], y[0], rtol=1e-12) for x, y in zip(a[:3], b[:3], strict=True)
-        )
+        same = close(a[:3], b[:3], 1e-12)
         _fused_adam(*a, 0.1, 0.01, (0.9, 0.999, 1e-8))
         _adam(*b, 0.1, 0.01, AdamConstants())
-        # Adam's bias correction is in float32 in one of them.
-        return same and all(
-            torch.allclose(x[0], y[0], rtol=1e-5) for x, y in zip(a[:4], b[:4], strict=True)
-        )
+        # One of the two computes Adam's bias correction in float32.
+        return same and close(a[:4], b[:4], 1e-5)
     except (AttributeError, TypeError, RuntimeError):
         return False
 
@@ -148,8 +148,8 @@ def _fused_adam(
 ) -> None:
     beta1, beta2, eps = constants
 
-    # The fused kernels read memory in order, whatever the strides say; parameters are row-major. Clients on an axis
-    # are tensors of their own there, as each has its own number of steps.
+    # The fused kernels read memory in order and ignore the strides; parameters are row-major. The kernels get each
+    # client of the leading axis as a separate tensor, because each has its own number of steps.
     def each(tensors: Sequence[Tensor]) -> list[Tensor]:
         if count.dim():
             return [row for t in tensors for row in t.unbind(0)]
@@ -180,7 +180,7 @@ def _fused_sgd(
     wd: float,
     momentum: float,
 ) -> None:
-    # Without momentum there is nothing to remember, and the kernel insists on no buffers.
+    # Without momentum there is no state, and the kernel requires an empty list.
     if not momentum:
         first = []
     torch._fused_sgd_(
@@ -259,13 +259,16 @@ def _adam(
         _towards(m, g, constants.beta1)
         _towards_square(v, g, constants.beta2)
         # The bias corrections of both moments, in float64 by each client's own number of steps.
-        scale = over((lr / (1.0 - constants.beta1**steps)).to(t.dtype), t)
-        root = over(torch.sqrt(1.0 - constants.beta2**steps).to(t.dtype), t)
-        t.sub_(scale * m / (v.sqrt() / root + over(constants.eps, t)))
+        step_size = lr / (1.0 - constants.beta1**steps)
+        correction = torch.sqrt(1.0 - constants.beta2**steps)
+        scale = over(step_size.to(t.dtype), t)
+        root = over(correction.to(t.dtype), t)
+        denominator = v.sqrt() / root + over(constants.eps, t)
+        t.sub_(scale * m / denominator)
 
 
 GATHER_BYTES = 2 << 20
-"""An epoch's rows are gathered at once below this size (one call instead of one per step), else step by step."""
+"""Bytes of an epoch's rows up to which one call gathers them all; rows of larger epochs are gathered step by step."""
 
 
 Batch = Tree
@@ -274,9 +277,9 @@ Batch = Tree
 
 @dataclass(frozen=True)
 class ClosedForm:
-    """A loss that is given by its gradients: (p, batch, down, ctx) -> one for each trained name.
+    """A loss that is given by its gradients: (p, batch, down, ctx) -> one gradient for each trained name.
 
-    Gradients in closed form cost less than autograd's graph. Buffers that no gradient moves are updated in place.
+    Gradients in closed form cost less than autograd's graph. ``gradients`` updates buffers without a gradient in place.
     """
 
     gradients: Callable[[Tree, Batch, Tree, Ctx], list[Tensor]]
@@ -320,7 +323,7 @@ def minibatches(
         ctx: reads ``batch``, ``drop_last``, and whether the model has BatchNorm.
         epoch: within the round.
         purpose: of the stream of permutations.
-        views: which stored views to read; the first is ``x`` of the batch, the second ``x2``. None for the one that
+        views: stored views to read; the first is ``x`` of the batch, the second ``x2``. None for the view that
             ``train_view`` names.
 
     Yields:
@@ -328,25 +331,25 @@ def minibatches(
     """
     if views is None:
         views = training_views(data, ctx, epoch, purpose)
-    sizes = {
-        n: batch_sizes(n, ctx.hp) for n in dict.fromkeys(data.n)
-    }  # many clients have equally many rows
+    # Many clients have the same number of rows, so the sizes are computed once for each number.
+    sizes = {n: batch_sizes(n, ctx.hp) for n in dict.fromkeys(data.n)}
     steps = len(sizes[data.n[0]])
     if not steps:
         return
-    # [M, steps]: rows of each client's batches, 0 where it has no batch left. Clients come by falling rows, so those
-    # that still step are a prefix.
+    # [M, steps]: rows of each client's batches, 0 where it has no batch left. Clients are sorted by falling rows, so
+    # those that still step are a prefix.
     padded = {n: known + [0] * (steps - len(known)) for n, known in sizes.items()}
     table = np.array([padded[n] for n in data.n], np.int64)
     alive = (table > 0).sum(0)
     widths = table.max(0)
     order = ctx.rng.permutations(purpose, data.n, epoch)
     # [M, steps, B]: 1 / b on the b real rows of a batch and 0 on padding, so a weighted sum is the mean of the batch.
+    batch_rows = table[..., None]
     with np.errstate(divide="ignore"):
-        share = np.where(np.arange(widths.max()) < table[..., None], 1.0 / table[..., None], 0.0)
-    weight = with_axes(torch.from_numpy(share).to(ctx.env.device, ctx.env.dtype), len(ctx.lead))
-    rows = order.shape[:-1].numel() * order.shape[-1] * len(views)
-    at_once = data.fits(rows, GATHER_BYTES)
+        share = np.where(np.arange(widths.max()) < batch_rows, 1.0 / batch_rows, 0.0)
+    on_device = torch.from_numpy(share).to(ctx.env.device, ctx.env.dtype)
+    weight = with_axes(on_device, len(ctx.lead))
+    at_once = data.fits(order.numel() * len(views), GATHER_BYTES)
     # Small epochs are gathered in one call, in the order of the batches; a step then takes consecutive rows.
     whole = []
     if at_once:
@@ -367,7 +370,7 @@ def minibatches(
             part = data.narrow(k)
             xs = []
             for v in views:
-                # A number is the same view of all rows, a tensor one view of each.
+                # A number is the same view for all rows; a tensor has one view for each row.
                 if isinstance(v, Tensor):
                     v = cut(_pick(v, order))
                 xs.append(part.take(i, v))
@@ -392,14 +395,14 @@ def _cut(ctx: Ctx, count: int, start: int, width: int, t: Tensor, core: int = 0)
 
 
 def fold_batches(carry: Tree, batches: Iterator[tuple[int, Batch]], step: Step, ctx: Ctx) -> Tree:
-    """Fold ``step`` over batches. A client whose batches are used up takes no more steps.
+    """Fold ``step`` over batches. A client without further batches takes no more steps.
 
-    A batch of zero weight would not do instead: momentum, weight decay and Adam would still move the weights.
+    A batch of zero weight would not be the same: momentum, weight decay and Adam would still move the weights.
 
     Args:
-        carry: tensors with full leading axes that the caller owns (``lanes.own``); updated in place.
-        batches: pairs (clients still alive, batch), the number never growing.
-        step: (carry, batch, ctx) -> replaced tensors of the carry; what it updates in place need not be returned.
+        carry: tensors with full leading axes that the caller owns (``context.own``); updated in place.
+        batches: pairs (number of clients that still step, batch); the number never grows.
+        step: (carry, batch, ctx) -> replaced tensors of the carry; it need not return tensors updated in place.
         ctx: of all clients.
     """
     full = carry
@@ -418,12 +421,13 @@ def fold_batches(carry: Tree, batches: Iterator[tuple[int, Batch]], step: Step, 
 
 
 def _write_back(full: Tree, view: Tree, now: Ctx) -> None:
+    if not now.lead:
+        full.update(view)
+        return
+    axis = len(now.lead) - 1
     for name, t in view.items():
-        if not now.lead:
-            full[name] = t
-            continue
         # A tensor that was stepped in place is a view of the full one already.
-        target = full[name].narrow(len(now.lead) - 1, 0, now.lead[-1])
+        target = full[name].narrow(axis, 0, now.lead[-1])
         if t.data_ptr() != target.data_ptr():
             target.copy_(t)
 
@@ -435,14 +439,15 @@ def grads(
 
     Clients share nothing, so the gradient of the summed loss is every client's gradient.
     """
-    # Leaves of a graph of their own; optimiser state takes no part in the loss.
+    # New leaves, so that the graph ends here; the loss does not read the optimiser's state.
     q = {k: t.detach() for k, t in p.items() if not k.startswith("opt/")}
     leaves = [q[n].requires_grad_() for n in names]
     value = loss(q, batch, _alive(down, ctx), ctx)
     updates: Tree = {}
     if isinstance(value, tuple):
         value, updates = value
-    return list(torch.autograd.grad(value.sum(), leaves)), updates
+    gradients = torch.autograd.grad(value.sum(), leaves)
+    return list(gradients), updates
 
 
 def _alive(down: Tree, ctx: Ctx) -> Tree:
@@ -451,8 +456,12 @@ def _alive(down: Tree, ctx: Ctx) -> Tree:
         return down
     axis = len(ctx.lead) - 1
     count = ctx.lead[-1]
-    # tensors that clients share have an axis of length 1 and stay as they are
-    return {k: t.narrow(axis, 0, min(count, t.shape[axis])) for k, t in down.items()}
+    alive = {}
+    for name, t in down.items():
+        # A tensor that clients share has an axis of length 1 and stays as it is.
+        length = min(count, t.shape[axis])
+        alive[name] = t.narrow(axis, 0, length)
+    return alive
 
 
 def optimiser_step(loss: Loss | ClosedForm, names: Sequence[str], down: Tree) -> Step:
@@ -460,7 +469,8 @@ def optimiser_step(loss: Loss | ClosedForm, names: Sequence[str], down: Tree) ->
 
     def one(p: Tree, batch: Batch, ctx: Ctx) -> Tree:
         if isinstance(loss, ClosedForm):
-            step(p, names, loss.gradients(p, batch, _alive(down, ctx), ctx), ctx)
+            g = loss.gradients(p, batch, _alive(down, ctx), ctx)
+            step(p, names, g, ctx)
             return {}
         g, updates = grads(loss, names, p, batch, down, ctx)
         step(p, names, g, ctx)
@@ -481,27 +491,27 @@ def train(
     purpose: str = "batch",
     batches: Callable[[Tree, int], Iterator[tuple[int, Batch]]] | None = None,
 ) -> Tree:
-    """``epochs`` epochs of ``loss`` on ``names``, from a fresh optimiser unless ``p`` brings its state.
+    """``epochs`` epochs of ``loss`` on ``names``, from a fresh optimiser unless ``p`` has its state.
 
     Args:
         p: parameters, buffers and perhaps ``opt/`` state, leading axes full or 1.
-        names: the trained ones.
+        names: of the trained tensors.
         epochs: E.
-        loss: (p, batch, down, ctx) -> value per client, or that and updates; or its gradients.
+        loss: (p, batch, down, ctx) -> value per client, or (value, updates); or a ``ClosedForm``.
         down: the broadcast.
-        data: clients.
+        data: of the clients.
         ctx: clients' context.
         purpose: of the stream of permutations.
-        batches: (p, epoch) -> batches, for a method that needs other ones than ``minibatches``.
+        batches: (p, epoch) -> batches, for a method that needs other batches than ``minibatches``.
 
     Returns:
         ``p`` after the last epoch, with the optimiser's state.
     """
-    # Tensors of their own with full leading axes, which steps change in place.
-    optimiser = opt_names(names, str(ctx.hp["opt"]))
+    optimiser = opt_names(names, ctx)
+    # Copies with full leading axes, which steps change in place.
     carry = own(p, ctx)
     if not all(n in p for n in optimiser):
-        carry = {**opt_init(carry, names, ctx), **carry}
+        carry = opt_init(carry, names, ctx) | carry
     for epoch in range(epochs):
         if batches:
             stream = batches(carry, epoch)
@@ -522,8 +532,8 @@ def local(
     Args:
         loss: as in ``train``.
         model: names of the model's tensors; each comes from the client's state, else from the broadcast.
-        trained: those that a gradient moves.
-        send: those that are uploaded.
+        trained: names of the tensors that a gradient moves.
+        send: names of the tensors that are uploaded.
     """
 
     def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
@@ -532,7 +542,9 @@ def local(
         optimiser = [n for n in state if n.startswith("opt/")]
         p = {k: known[k] for k in (*model(ctx.hp), *optimiser)}
         p = train(p, trained(ctx.hp), ctx.count("epochs"), loss, down, data, ctx)
-        return {k: p[k] for k in state}, {k: p[k] for k in send(ctx.hp)}
+        kept = {k: p[k] for k in state}
+        sent = {k: p[k] for k in send(ctx.hp)}
+        return kept, sent
 
     return fit
 

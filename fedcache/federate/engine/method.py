@@ -1,8 +1,8 @@
 """Method: data whose fields are pure functions, the hyperparameters those functions read, and how it declares
 what clients send and in what they may differ.
 
-A variant of a method is ``dataclasses.replace(method, ...)``. Every field is read by the engine or by the command line.
-Every upload of a run is compared with the declaration before it is aggregated (``federate.trust.update_validation``).
+A variant of a method is ``dataclasses.replace(method, ...)``. The engine or the command line reads every field. Every
+upload of a run is compared with the declaration before it is aggregated (``federate.trust.update_validation``).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fedcache.heads.linear import Tree
 from fedcache.heads.projection import TRAINED
 
 ON_ROWS = ("sequential", "batched", "gram")
-"""Executions of a method whose maps on features are trained by its clients' own rows alone, and combined linearly."""
+"""Executions of a method that trains maps on features with only the client's own rows, and combines them linearly."""
 
 
 StatisticKind = Literal[
@@ -40,7 +40,7 @@ StatisticKind = Literal[
     "mixture factors",  # [C, K, D (D + 1) / 2] Cholesky factors of their covariances
     "mixture weights",  # [C, K] their weights, which sum to 1 in each class that the client has
 ]
-"""What the numbers of a tensor are computed from. Each kind has checks of its own (``trust.statistic_checks``)."""
+"""Kind of a statistic in an upload. Each kind has its own checks (``trust.statistic_checks``)."""
 
 
 @dataclass(frozen=True)
@@ -48,15 +48,13 @@ class Statistic:
     """A tensor that is a statistic of the client's training rows; an upload has at most one of each kind."""
 
     kind: StatisticKind
-    ridge: float = (
-        0.0  # what the client adds to the diagonal of the gram matrix, or of each covariance
-    )
-    # length that no row exceeds, where the rows are not the features of the run but what the method makes of them;
-    # infinity where nothing is known of it, None for the features
+    # Number that the client adds to the diagonal of the gram matrix, or of each covariance.
+    ridge: float = 0.0
+    # Largest length of a row, if the method transforms the features of the run first: infinity without a known limit,
+    # None for rows that are the features themselves.
     longest: float | None = None
-    rounding: float = (
-        0.0  # relative error of products that are computed in a narrower type than the tensor's
-    )
+    # Relative error of products that are computed in a narrower type than the tensor's.
+    rounding: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -65,12 +63,11 @@ class UploadTensor:
 
     shape: tuple[int, ...]  # without leading axes
     dtype: torch.dtype  # of its numbers
-    # whether it holds numbers of the client's training rows: whole, not negative, no more than it has
+    # Whether it counts training rows of the client: whole numbers, not negative, and not more than its rows.
     counts_rows: bool = False
-    statistic: Statistic | None = (
-        None  # of which rows' statistic it is; None for anything else, such as weights
-    )
-    # whether the server adds it to its tensor of the same name, instead of replacing that tensor
+    # The statistic of the client's rows that it holds; None for anything else, such as weights.
+    statistic: Statistic | None = None
+    # Whether the server adds it to its tensor of the same name, instead of replacing that tensor.
     is_step: bool = False
 
     @property
@@ -80,21 +77,21 @@ class UploadTensor:
 
     @staticmethod
     def like(t: Tensor) -> UploadTensor:
-        """The declaration of a tensor that has this one's shape and type."""
+        """The declaration of a tensor with the shape and the type of ``t``."""
         return UploadTensor(tuple(t.shape), t.dtype)
 
 
 Uploads = Mapping[str, UploadTensor]
-"""Name -> tensor, for everything that leaves a client in one round."""
+"""Name -> tensor, for everything that a client sends in one round."""
 
 
 def whole_server(server: Tree, _ctx: Ctx) -> Uploads:
-    """Clients send every tensor that the server holds."""
+    """Uploads of clients that send every tensor of the server."""
     return {name: UploadTensor.like(t) for name, t in server.items()}
 
 
 def server_tensors(names: Callable[[Hp], Sequence[str]]) -> Callable[[Tree, Ctx], Uploads]:
-    """Clients send these tensors of the server."""
+    """Uploads of clients that send these tensors of the server."""
 
     def uploads(server: Tree, ctx: Ctx) -> Uploads:
         return {name: UploadTensor.like(server[name]) for name in names(ctx.hp)}
@@ -103,12 +100,12 @@ def server_tensors(names: Callable[[Hp], Sequence[str]]) -> Callable[[Tree, Ctx]
 
 
 def sends_nothing(_server: Tree, _ctx: Ctx) -> Uploads:
-    """Clients send no tensor."""
+    """Uploads of clients that send no tensor."""
     return {}
 
 
 def clients_per_round(participation: int | float | None, clients: int) -> int:
-    """Clients a round: all for None, a number for an int, a share (at least one client) for a float.
+    """Number of clients per round: all for None, a number for an int, a share (at least one client) for a float.
 
     Raises FedcacheError, exit 2 for a number below 1 or a share outside (0, 1].
     """
@@ -136,16 +133,15 @@ Protocol = Literal["global", "personalised", "everywhere"]
 
 @dataclass(frozen=True)
 class Defaults:
-    """The setting of the method's paper, used where the user names none."""
+    """The setting of the method's paper, which is used unless the user names another."""
 
     rounds: int  # number of rounds; 1 for one-shot methods
-    # clients a round: None for all, an int for a number, a float for a share
+    # Clients per round: None for all, an int for a number, a float for a share.
     participation: int | float | None
     clients: int  # number of clients
     scheme: str  # name of the partition scheme
-    official_participation: int | None = (
-        None  # where the released code samples otherwise (D-14), else None
-    )
+    # Clients per round in the released code, if it differs from the paper (D-14), else None.
+    official_participation: int | None = None
 
 
 Count = Callable[[Tree, Ctx], int]
@@ -166,32 +162,32 @@ DeclareUploads = Callable[[Tree, Ctx], Uploads]
 
 
 def no_state(_down: Tree, _data: ClientData, _ctx: Ctx) -> Tree:
-    """A client that keeps nothing between rounds."""
+    """Empty state of a client that keeps nothing between rounds."""
     return {}
 
 
 def send_all(server: Tree, _ctx: Ctx) -> Tree:
-    """Broadcast everything the server holds."""
+    """Broadcast of all tensors of the server."""
     return server
 
 
 def keep_down(down: Tree, _state: Tree, _data: ClientData, _ctx: Ctx) -> Tree:
-    """What is trained is what is scored."""
+    """Deploy the broadcast unchanged."""
     return down
 
 
 def less_training_state(_down: Tree, state: Tree, _data: ClientData, _ctx: Ctx) -> Tree:
-    """The client's tensors, less what training alone reads: optimiser state, and what is held about single rows."""
+    """The client's tensors, without those that only training reads: optimiser state, and tensors with one row each."""
     return {name: t for name, t in state.items() if not name.startswith(("opt/", "rows/"))}
 
 
 def features_as_read(_down: Tree, _personal: Tree, x: Tensor, _ctx: Ctx) -> Tensor:
-    """A classifier that stands on the features themselves."""
+    """Embedding of a classifier that reads the features themselves."""
     return x
 
 
 def no_zero_shot(_ctx: Ctx) -> None:
-    """A method that does not start from class texts."""
+    """No zero-shot classifier: the method does not start from class texts."""
 
 
 def replace_names(server: Tree, up: Tree, _ctx: Ctx) -> Tree:
@@ -200,19 +196,22 @@ def replace_names(server: Tree, up: Tree, _ctx: Ctx) -> Tree:
 
 
 def numel(tree: Tree, _ctx: Ctx) -> int:
-    """Numbers in a tree; masks are implied by which rows travel and count nothing."""
+    """Number of scalars in a tree. Masks do not count, because the rows that are sent imply them."""
     return sum(t.numel() for t in tree.values() if t.is_floating_point())
 
 
 def count_of(*names: str) -> Callable[[Tree, Tree], int]:
-    """(server, state) -> scalars of the tensors of these names, each counted once wherever it lies."""
-    return lambda server, state: sum(
-        t.numel() for k, t in {**state, **server}.items() if k in names
-    )
+    """(server, state) -> scalars of the tensors with these names; a tensor that is in both counts once."""
+
+    def count(server: Tree, state: Tree) -> int:
+        both = {**state, **server}
+        return sum(t.numel() for name, t in both.items() if name in names)
+
+    return count
 
 
 head_weights = count_of(*TRAINED)
-"""Scalars of the tensors of a head that training sets."""
+"""Scalars of a head's trained tensors."""
 
 
 def average(hp: Hp) -> Mapping[str, Pooling]:
@@ -223,27 +222,27 @@ def average(hp: Hp) -> Mapping[str, Pooling]:
 
 
 def as_pooled(pooled: Tree, _ctx: Ctx) -> Tree:
-    """Nothing is worth computing once for several points."""
+    """Prepare nothing: no computation is shared by several points."""
     return pooled
 
 
 def as_given(hp: Hp, _env: RunConstants) -> Hp:
-    """No hyperparameter depends on what the run reads."""
+    """Leave the hyperparameters unchanged: none depends on the data of the run."""
     return hp
 
 
 def global_model(_hp: Hp) -> Protocol:
-    """One model, scored on every client's test rows."""
+    """Protocol with one model, which is scored on every client's test rows."""
     return "global"
 
 
 def everywhere(_hp: Hp) -> Protocol:
-    """Client i's deployed model, scored on all clients' test rows."""
+    """Protocol with a model for each client, which is scored on all clients' test rows."""
     return "everywhere"
 
 
 def personal_model(_hp: Hp) -> Protocol:
-    """Client i's deployed model, scored on client i's test rows."""
+    """Protocol with a model for each client, which is scored on this client's test rows."""
     return "personalised"
 
 
@@ -293,67 +292,67 @@ class Method:
         hparams: declared hyperparameters.
         defaults: the paper's setting.
         init: (ctx) -> server; no leading axes, called once.
-        fit: (down, state, data, ctx) -> (state, up); ``up`` is all that leaves a client.
-        uploads: (server, ctx) -> name, shape and type of every tensor of ``up``, with which every upload is compared;
-            None to have it derived from what ``fit`` makes of a few rows of noise.
+        fit: (down, state, data, ctx) -> (state, up); ``up`` is everything that a client sends.
+        uploads: (server, ctx) -> name, shape and type of every tensor of ``up``, with which every upload is compared.
+            None derives them from the result of ``fit`` on a few rows of noise.
         personal_part: (down, state, data, ctx) -> all that a client's deployed model holds in addition to ``down``:
-            tensors of its state, a model adapted to its rows, or a cache of them. Made once per model, and saved with
-            it.
-        predict: (down, personal part, data, x, ctx) -> scores [.., N, C]; with an empty part the global model. One that
-            reads ``data``, the client's rows, is evaluated and cannot be saved.
-        embed: (down, personal part, x, ctx) -> [.., N, d], what the classifier of ``predict`` reads: the output of a
+            tensors of its state, a model adapted to its rows, or a cache of its rows. Made once per model, and saved
+            with it.
+        predict: (down, personal part, data, x, ctx) -> scores [.., N, C]; with an empty part, of the global model. A
+            model that reads ``data``, the client's rows, can be evaluated but not saved.
+        embed: (down, personal part, x, ctx) -> [.., N, d], the input of the classifier in ``predict``: the output of a
             projection or an encoder, or the features themselves. Scores are a function of it.
-        enter: (down, data, ctx) -> state, at a client's first participation; names are constant from here on, and
+        enter: (down, data, ctx) -> state, at a client's first participation. Its names do not change later, and
             names under ``rows/`` have one row per sample.
         broadcast: (server, ctx) -> down.
         pool: (hp) -> name prefix of ``up`` -> mean (weights n_i) | uniform | sum | stack.
         aggregate: (server, pooled up, ctx) -> server.
-        prepare: (pooled up, ctx) -> pooled up, with what serves every float that ``fit`` does not read; called once for
-            the points of a grid that share their uploads.
-        additive: (hp) -> True when the pooled upload is that of one client with everybody's rows, for every seed.
-        merges: "classes" where the server merges stacked prototypes class by class by their counts, so that a robust
-            rule can take its place; "" where what is stacked is more than that.
+        prepare: (pooled up, ctx) -> pooled up, with intermediate results that do not depend on the floats that ``fit``
+            does not read; called once for the points of a grid that share their uploads.
+        additive: (hp) -> True if the pooled upload equals that of one client with the rows of all, for every seed.
+        merges: "classes" if the server merges stacked prototypes class by class by their counts, so that a robust
+            rule can replace this step; "" if it does more with the stacked uploads.
         protocol: (hp) -> how it is evaluated.
         deploy: (down, state, all clients' labelled training rows, ctx) -> down, before a model is scored: a linear
-            probe. It is evaluation: what it returns goes to ``predict`` and nowhere else.
-        headline: the accuracy of personal models is the mean over clients, or their minimum.
-        executions: how clients may be computed; whatever reads nothing but features must allow ``batched``, and
-            ``ON_ROWS`` adds ``gram``.
+            probe. It is part of evaluation, so only ``predict`` reads its result.
+        headline: whether the accuracy of personal models is the mean or the minimum over clients.
+        executions: how clients may be computed. A method that reads only features must allow ``batched``; ``ON_ROWS``
+            adds ``gram``.
         mixed: in what clients of one run may differ: ``backbones``, and names of hyperparameters.
-        needs: what clients read: ``labels``, ``text`` (class text features), ``views`` (stored augmentations),
+        needs: inputs that clients read: ``labels``, ``text`` (class text features), ``views`` (stored augmentations),
             ``pixels`` (images instead of features), ``text tower`` and ``image tower`` (live frozen encoders),
-            ``public`` (client 0 is the public set, whose rows everybody reads and which does not train), ``row norms``
-            (the mean length of all training rows: one number of each client, and one to it, before the first round),
-            ``row counts`` (the mean number of a client's training rows, at the same price).
-            Without ``labels`` the engine hands over data that has none.
-        needs_for: (hp) -> what is needed under these switches, where that differs from ``needs``.
-        text_travels: False when the server alone reads the class text features, so clients are not sent them.
-        gradient: False for clients that take no step.
-        one_shot: True when one round is the method.
-        central: True when all clients' rows are one training set (no traffic).
+            ``public`` (client 0 is the public set: all clients read its rows, and it does not train), ``row norms``
+            (the mean length of all training rows: each client sends and receives one number before the first round),
+            ``row counts`` (the mean number of a client's training rows, with the same traffic).
+            Without ``labels`` the engine passes data without labels.
+        needs_for: (hp) -> inputs that clients read under these switches; None if they are always ``needs``.
+        text_travels: False if only the server reads the class text features, so they are not sent to clients.
+        gradient: False for clients that take no gradient step.
+        one_shot: True if the method has exactly one round.
+        central: True if all clients' rows are one training set (no traffic).
         paper_count: (width, classes, clients, hp) -> scalars (up, down) per client and round as papers count them; None
-            where the paper counts exactly what travels.
-        sent: (one client's up, ctx) -> scalars that travel; rows of classes it does not own may be left out.
-        received: (down, ctx) -> scalars that travel.
+            if the paper counts exactly the scalars that are sent.
+        sent: (one client's up, ctx) -> scalars that are sent; rows of classes it does not own may be left out.
+        received: (down, ctx) -> scalars that are received.
         trainable: (server, one client's state) -> scalars of a deployed model that training sets.
         fidelity: (hp, views stored) -> exact | cached_views | approx.
         diagnose: (server, states, labels of each client's rows, ctx) -> numbers to log when a round is evaluated.
-        zero_shot: (ctx) -> the zero-shot classifier of the class texts that the method starts from, rows x [N, D] (or
-            images) -> scores [N, C]; None where it starts from none. Its accuracy stands in addition to the method's
-            own.
-        reads_test: (hp) -> True when ``predict`` is handed the client's labelled test rows in place of its training
-            rows: a leak that some released code has. The engine warns of it.
-        by_similarity: (hp) -> True when ``predict`` returns similarities to prototypes. They have no scale that
-            log-probabilities could be added to, so the method takes no client prior.
-        caution: (hp) -> sentences that a run under these switches begins with.
-        notice: (pooled up, ctx) -> a sentence about what a user should know of this round, or "". The engine warns of
-            the first one of a run.
-        settle: (hp, constants of the run) -> hp, with a number for ``auto`` where that follows from what the run reads.
-        check: (hp, ctx) -> None; raises when the switches and the data do not fit.
-        uneven_rows: why rows of different clients count differently in one full step of every client; "" where they
+        zero_shot: (ctx) -> the zero-shot classifier of the class texts from which the method starts, rows x [N, D] (or
+            images) -> scores [N, C]; None if it does not start from class texts. Its accuracy is reported in addition
+            to the method's accuracy.
+        reads_test: (hp) -> True if ``predict`` gets the client's labelled test rows instead of its training rows: a
+            leak that some released code has. The engine warns about it.
+        by_similarity: (hp) -> True if ``predict`` returns similarities to prototypes. They have no scale to which
+            log-probabilities could be added, so the method takes no client prior.
+        caution: (hp) -> warnings at the start of a run under these switches.
+        notice: (pooled up, ctx) -> a sentence that a user should know about this round, or "". The engine shows the
+            first one of a run as a warning.
+        settle: (hp, constants of the run) -> hp, with a number for ``auto`` if the number follows from the data.
+        check: (hp, ctx) -> None; raises if the switches and the data do not fit together.
+        uneven_rows: why rows of different clients count differently in one full step of every client; "" if they
             count the same, so that the averaged step is the step on all rows together.
         depends_on_origin: why predictions of a one-round method change when the same number is added to all features,
-            for example because scores are cosines; "" where they do not change.
+            for example because scores are cosines; "" if they do not change.
         upload_descriptions: name of an uploaded tensor -> (what it holds, what it reveals of the client's rows). Names
             that several methods use are described in ``report.methods.facts``.
         page: text of the documentation page; None for a method outside fedcache.
@@ -451,25 +450,23 @@ class Method:
 
     @property
     def tuned(self) -> tuple[str, ...]:
-        """Names of the hyperparameters that preset ``tuned`` sets; () where it is the paper's."""
+        """Names of the hyperparameters in which preset ``tuned`` differs from the paper's."""
         return tuple(h.name for h in self.hparams if h.tuned is not None)
 
     @property
     def usual(self) -> tuple[str, ...]:
-        """Names of the hyperparameters in which preset ``default`` is not the paper's."""
+        """Names of the hyperparameters in which preset ``default`` differs from the paper's."""
         return tuple(h.name for h in self.hparams if h.usual is not None)
 
     def hparam(self, name: str) -> HParam:
-        """The declared hyperparameter of that name; exit 2 with "did you mean" when there is none."""
+        """The declared hyperparameter of that name; exit 2 with "did you mean" if there is none."""
         for h in self.hparams:
             if h.name == name:
                 return h
         names = [h.name for h in self.hparams]
+        listed = ", ".join(sorted(names))
         raise unknown(
-            f"hyperparameter of {self.name}",
-            name,
-            names,
-            hint=f"{self.name} reads: {', '.join(sorted(names))}",
+            f"hyperparameter of {self.name}", name, names, hint=f"{self.name} reads: {listed}"
         )
 
     def resolve(
@@ -492,7 +489,7 @@ class Method:
 class ClientOverrides:
     """How one client differs from the run's configuration."""
 
-    # ranges [start, stop) of the concatenated features it has, in order; () for all
+    # Ranges [start, stop) of the concatenated features that the client has, in order; () for all.
     columns: tuple[tuple[int, int], ...] = ()
     hp: Mapping[str, Value] = field(default_factory=dict)  # its own values of some hyperparameters
 
@@ -517,7 +514,8 @@ def check_mixed(
         )
     # Columns are ranges of the concatenated features, inside them and not empty.
     for client, o in own.items():
-        if not 0 <= client < clients or any(not 0 <= a < b <= width for a, b in o.columns):
+        inside = all(0 <= start < stop <= width for start, stop in o.columns)
+        if not inside or not 0 <= client < clients:
             raise UsageError(
                 f"Client {client} is given columns {o.columns}, but there are {clients} clients and {width} columns.",
                 "Ranges are [start, stop) within the concatenated features.",

@@ -1,7 +1,7 @@
 """Outcome of a run: metrics over clients, predictions, traffic, records, and the state to resume from.
 
-Traffic is scalars and bytes up and down, counted from what uploads and broadcasts really hold: ``exact`` counts those
-tensors; ``paper`` counts weights only (no biases, no BatchNorm), as the papers' tables do.
+Traffic is scalars and bytes up and down. ``exact`` counts the tensors that uploads and broadcasts really hold;
+``paper`` counts weights only (no biases, no BatchNorm), as the papers' tables do.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from fedcache.progress import VALIDATION_ACCURACY
 
 @dataclass(frozen=True)
 class DeployedModel:
-    """The model that a run deploys for one client, or the one for all."""
+    """The model that a run deploys for one client, or its one global model."""
 
     method: Method
-    down: Tree  # what the server sent, or what evaluation trained on it (a probe)
-    personal: Tree  # the client's own part; {} for one model for all
-    data: ClientData  # rows of the client, for methods of a user's own that read them to predict
+    down: Tree  # the broadcast, or a probe that evaluation trained on it
+    personal: Tree  # the client's own part; {} for a global model
+    data: ClientData  # rows of the client, for users' methods that read them to predict
     ctx: Ctx  # without leading axes
 
     def scores(self, x: Tensor) -> Tensor:
@@ -47,7 +47,7 @@ class DeployedModel:
         return self.method.predict(self.down, self.personal, self.data, x, self.ctx)
 
     def embed(self, x: Tensor) -> Tensor:
-        """The same rows -> [R, d], what the classifier behind ``scores`` reads."""
+        """The same rows -> [R, d], the input of the classifier in ``scores``."""
         return self.method.embed(self.down, self.personal, x, self.ctx)
 
 
@@ -60,7 +60,7 @@ def no_training_rows(method: str) -> ClientData:
 
 
 def missing_rows(message: str, hint: str) -> ClientData:
-    """Stand-in for rows that are not there: reading any attribute raises UsageError with this message."""
+    """Stand-in for missing rows: reading any attribute raises UsageError with this message."""
     return cast(ClientData, _MissingRows(message, hint))
 
 
@@ -77,7 +77,7 @@ MOST_CONFUSED = 100
 
 
 def fairness(accuracy: np.ndarray) -> dict[str, float]:
-    """How accuracy is spread over clients.
+    """The distribution of accuracy over clients.
 
     Args:
         accuracy: [m] fractions; NaN for clients that were not scored, which are left out.
@@ -89,13 +89,10 @@ def fairness(accuracy: np.ndarray) -> dict[str, float]:
     """
     a = np.sort(np.asarray(accuracy, np.float64))
     a = a[~np.isnan(a)]
-    if not len(a):
-        return dict.fromkeys(
-            ("mean", "std_pp", "var_pp2", "worst10", "worst20", "worst40", "best10"), math.nan
-        )
-
-    std = float(a.std() * 100.0)
-    found = {"mean": float(a.mean()), "std_pp": std, "var_pp2": std**2}
+    found = dict.fromkeys(("mean", "std_pp", "var_pp2"), math.nan)
+    if len(a):
+        std = float(a.std() * 100.0)
+        found = {"mean": float(a.mean()), "std_pp": std, "var_pp2": std**2}
     # Means of the floor(q m) lowest, and of the highest tenth.
     tails = {f"worst{q}": a[: len(a) * q // 100] for q in (10, 20, 40)}
     tails["best10"] = a[len(a) - len(a) // 10 :]
@@ -104,6 +101,14 @@ def fairness(accuracy: np.ndarray) -> dict[str, float]:
         if len(some):
             found[name] = float(some.mean())
     return found
+
+
+def known_mean(values: np.ndarray) -> float:
+    """Mean of the numbers that are not NaN; NaN if there are none."""
+    known = values[~np.isnan(values)]
+    if len(known):
+        return float(known.mean())
+    return math.nan
 
 
 def entropy_bits(q: Tensor) -> Tensor:
@@ -115,28 +120,30 @@ def entropy_bits(q: Tensor) -> Tensor:
 def macro_f1(predicted: np.ndarray, label: np.ndarray, classes: int) -> float:
     """Unweighted mean over the classes present in ``label`` of the F1 score of [N] predictions.
 
-    A class that is only predicted lowers the score of those it was taken for, and has none of its own: scikit-learn's
-    ``f1_score(label, predicted, average="macro", labels=np.unique(label))``. Rows whose label or prediction is -1
-    (unknown) are left out.
+    A class that is predicted but not present lowers the scores of the true classes, and has no score itself. This is
+    scikit-learn's ``f1_score(label, predicted, average="macro", labels=np.unique(label))``. Rows with an unknown label
+    or prediction (-1) are left out.
     """
     known = (label >= 0) & (predicted >= 0)
     label = label[known]
     predicted = predicted[known]
-    # F1 of a class is 2 TP / (labels of it + predictions of it).
+    # F1 of a class is 2 TP / (rows with this label + rows with this prediction).
     right = np.bincount(label[label == predicted], minlength=classes)
     truth = np.bincount(label, minlength=classes)
     guess = np.bincount(predicted, minlength=classes)
     present = truth > 0
-    if present.any():
-        return float(np.mean(2.0 * right[present] / (truth + guess)[present]))
-    return math.nan
+    if not present.any():
+        return math.nan
+    f1 = 2.0 * right[present] / (truth + guess)[present]
+    return float(np.mean(f1))
 
 
 def confusion(label: np.ndarray, predicted: np.ndarray, classes: int) -> np.ndarray:
-    """int64 [C, C]: rows by (label, predicted class), of those where both are known."""
+    """int64 [C, C]: number of rows by (label, predicted class); rows where one of the two is unknown are left out."""
     known = (label >= 0) & (predicted >= 0)
     # One number for each pair of label and prediction, counted at once.
-    cells = np.bincount(label[known] * classes + predicted[known], minlength=classes * classes)
+    pairs = label[known] * classes + predicted[known]
+    cells = np.bincount(pairs, minlength=classes * classes)
     counts: np.ndarray = cells.reshape(classes, classes)
     return counts
 
@@ -147,33 +154,35 @@ def classes_owned(label: np.ndarray) -> int:
 
 
 ROWS_AT_ONCE = 1 << 18
-"""Rows of which classes are counted together."""
+"""Approximate number of rows whose classes are counted together."""
 
 
 def classes_of_clients(label: np.ndarray, clients: Sequence[ClientRows]) -> np.ndarray:
-    """int64 [M]: ``classes_owned`` of every client; ``label`` [N] is of all rows."""
+    """int64 [M]: ``classes_owned`` of every client; ``label`` [N] has the labels of all rows."""
     rows = all_train_rows(clients)
     sizes = train_sizes(clients)
     ends = np.cumsum(sizes)
     classes = int(label.max(initial=0)) + 1
     owned = np.zeros(len(clients), np.int64)
     first = 0
-    # as many clients at once as have about ``ROWS_AT_ONCE`` rows, and one at least
+    # Clients ``first`` to ``last`` - 1 together have about ``ROWS_AT_ONCE`` rows.
     while first < len(clients):
         start = int(ends[first]) - int(sizes[first])
-        last = max(first + 1, int(np.searchsorted(ends, start + ROWS_AT_ONCE, "right")))
-        known = label[rows[start : int(ends[last - 1])]]
-        owner = np.repeat(np.arange(last - first), np.diff(ends[first:last], prepend=start))
-        owner = owner[known >= 0]
-        known = known[known >= 0].astype(np.int64)
-        pairs = sorted_once(owner * classes + known)  # each class of each client once
-        owned[first:last] = np.bincount(pairs // classes, minlength=last - first)
+        fitting = int(np.searchsorted(ends, start + ROWS_AT_ONCE, "right"))
+        last = max(first + 1, fitting)
+        stop = int(ends[last - 1])
+        found = label[rows[start:stop]]
+        owner = np.repeat(np.arange(last - first), sizes[first:last])
+        known = found >= 0
+        pairs = owner[known] * classes + found[known].astype(np.int64)
+        distinct = sorted_once(pairs)  # each class of each client once
+        owned[first:last] = np.bincount(distinct // classes, minlength=last - first)
         first = last
     return owned
 
 
 TOGETHER = 64
-"""Clients whose soft labels are looked at together; each alone, they are nearly all dispatch."""
+"""Clients whose soft labels are processed together; one by one, most of the time would be torch's call overhead."""
 
 
 def self_training(
@@ -196,28 +205,29 @@ def self_training(
     right = 0
     bits = 0.0
     rows = 0
-    dealt = 0
-    for start in range(0, len(order := sorted(states)), TOGETHER):
+    synthetic = 0
+    order = sorted(states)
+    for start in range(0, len(order), TOGETHER):
         some = order[start : start + TOGETHER]
-        # Means over rows read the rows of all clients one after another; figures per client read padded rows.
+        # Means over rows read the rows of all clients one after another; numbers per client read padded rows.
         each = [states[client]["rows/q"] for client in some]
         q = torch.cat(each)
-        right += int((q.argmax(-1) == torch.cat([labels[client] for client in some])).sum())
+        truth = torch.cat([labels[client] for client in some])
+        right += int((q.argmax(-1) == truth).sum())
         bits += float(entropy_bits(q.double()).sum())
         rows += len(q)
-        real = pad_sequence(
-            [torch.ones(len(own), device=q.device) for own in each], batch_first=True
-        )
-        dealt += int(
-            deficits(votes(pad_sequence(each, batch_first=True), real), gamma, equal=equal).sum()
-        )
+        ones = [torch.ones(len(own), device=q.device) for own in each]
+        real = pad_sequence(ones, batch_first=True)
+        padded = pad_sequence(each, batch_first=True)
+        lacking = deficits(votes(padded, real), gamma, equal=equal)
+        synthetic += int(lacking.sum())
     drift = float(torch.linalg.matrix_norm(server["W"] - ctx.text))
     if not rows:
         return {"drift": drift}
     return {
         "pseudo_accuracy": right / rows,
         "entropy_bits": bits / rows,
-        "synthetic": dealt / len(states),
+        "synthetic": synthetic / len(states),
         "drift": drift,
     }
 
@@ -233,10 +243,10 @@ class RoundTraffic:
     down_bytes: int
     paper_up: int
     paper_down: int
-    receivers: int | None = None  # clients that got the broadcast; None for as many as sent
+    receivers: int | None = None  # clients that got the broadcast; None if it equals ``clients``
 
     def to_dict(self) -> dict[str, int]:
-        """Plain JSON values, without what is None."""
+        """Plain JSON values, without fields that are None."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
@@ -260,11 +270,9 @@ class Traffic:
 
     def __eq__(self, other: object) -> bool:
         """Whether another counter has the same counts."""
-        return (
-            isinstance(other, Traffic)
-            and self.to_json() == other.to_json()
-            and len(self.up) == len(other.up)
-        )
+        if not isinstance(other, Traffic) or len(self.up) != len(other.up):
+            return False
+        return self.to_json() == other.to_json()
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -275,10 +283,14 @@ class Traffic:
 
     def per_client_round(self) -> dict[str, float]:
         """Totals per client and round: up per client that sent, down per client that got the broadcast."""
-        senders = sum(r.clients for r in self.rounds)
-        receivers = senders + sum(
-            r.receivers - r.clients for r in self.rounds if r.receivers is not None
-        )
+        senders = 0
+        receivers = 0
+        for r in self.rounds:
+            senders += r.clients
+            if r.receivers is None:
+                receivers += r.clients
+            else:
+                receivers += r.receivers
         means = {}
         for key, total in self.totals().items():
             count = receivers
@@ -288,7 +300,7 @@ class Traffic:
         return means
 
     def idle_rounds(self) -> list[str]:
-        """A sentence on the rounds in which no client sent anything."""
+        """A warning about the rounds in which no client sent anything; [] if there are none."""
         idle = [number for number, r in enumerate(self.rounds, 1) if not r.clients]
         if not idle:
             return []
@@ -305,7 +317,7 @@ class Traffic:
         ]
 
     def to_json(self) -> dict[str, Any]:
-        """Everything counted, as JSON; of the clients, those that sent or received anything."""
+        """All counts as JSON; clients that neither sent nor received anything are left out."""
         met = np.flatnonzero(self.up | self.down)
         return {
             "clients": met.tolist(),
@@ -317,7 +329,7 @@ class Traffic:
 
     @classmethod
     def from_json(cls, saved: dict[str, Any], clients: int) -> Traffic:
-        """The counter that ``to_json`` wrote in a run of that many clients; earlier releases wrote all of them."""
+        """The counter that ``to_json`` wrote in a run with so many clients; earlier releases wrote every client."""
         made = cls.none_of(clients)
         met = saved.get("clients", range(clients))
         made.up[met] = saved["up"]
@@ -328,10 +340,10 @@ class Traffic:
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """One round: its 1-based number, the clients that took part, what it cost, and the accuracy if it was measured.
+    """One round: its 1-based number, the clients that took part, its time and traffic, and the accuracy if measured.
 
-    ``accuracy`` is a fraction: of the global test rows for a global model, the mean over clients for personal ones.
-    ``diagnostics`` are the method's own numbers, made when it was measured.
+    ``accuracy`` is a fraction: on the global test rows for a global model, the mean over clients for personal models.
+    ``diagnostics`` are the method's own numbers, computed in rounds in which accuracy is measured.
     """
 
     round: int
@@ -344,20 +356,22 @@ class RoundRecord:
     @classmethod
     def from_json(cls, saved: dict[str, Any]) -> RoundRecord:
         """The record that ``dataclasses.asdict`` turned into JSON."""
-        traffic = RoundTraffic(**saved["traffic"])
-        return cls(**{**saved, "clients": tuple(saved["clients"]), "traffic": traffic})
+        values = dict(saved)
+        values["clients"] = tuple(saved["clients"])
+        values["traffic"] = RoundTraffic(**saved["traffic"])
+        return cls(**values)
 
 
 class Snapshot(NamedTuple):
     """The state between rounds: ``server/<name>`` and ``client/<number>/<name>`` tensors, and JSON.
 
-    Names do not change during a run, every tensor owns its memory, and nothing else is needed to continue; but where
-    clients are in a file (``table`` in ``meta``), there is its index instead of their tensors.
+    Names do not change during a run, every tensor owns its memory, and nothing else is needed to continue. If clients
+    are in a file (``table`` in ``meta``), the snapshot has the file's index instead of their tensors.
     """
 
     tensors: dict[str, Tensor]
     meta: dict[str, Any]
-    # to be called when it is written: only then the one before is not needed
+    # To be called after the snapshot is written, because the previous snapshot is needed until then.
     kept: Callable[[], None] = lambda: None
 
 
@@ -365,32 +379,32 @@ class Snapshot(NamedTuple):
 class Evaluation:
     """Scores of the deployed models."""
 
-    # [M] fractions; NaN for a client without test rows or without a deployed model
+    # [M] fractions; NaN for a client without test rows or without a deployed model.
     client_accuracy: np.ndarray
-    # of one model on the union of all test rows; None for personal models
+    # Accuracy of a global model on the union of all test rows; None for personal models.
     global_accuracy: float | None
-    macro_f1: float  # of one model on the union of all test rows, or the unweighted mean over personal models
-    by_domain: dict[
-        int, float
-    ]  # domain number -> accuracy over its test rows, if domains are known
-    # int64 store rows of ``predictions``: the union of the test rows, or all clients' one after another
+    # F1 of a global model on the union of all test rows, or the unweighted mean over personal models.
+    macro_f1: float
+    # Domain number -> accuracy over its test rows, if domains are known.
+    by_domain: dict[int, float]
+    # int64 store rows of ``predictions``: the union of the test rows, or those of each client in turn.
     rows: np.ndarray
     predictions: np.ndarray  # int64 predicted classes of ``rows``
-    headline: str = "mean"  # whether the accuracy of personal models is their mean or their minimum
-    # int64 [C, C], rows of ``predictions`` by (label, predicted class); None above ``MOST_CONFUSED`` classes
+    headline: str = "mean"  # mean | min: how accuracies of personal models become one number
+    # int64 [C, C], number of rows by (label, predicted class); None above ``MOST_CONFUSED`` classes.
     counts: np.ndarray | None = None
-    whole: bool = True  # False if predictions are too many to keep; ``rows`` and ``predictions`` are then empty
-    validation: Evaluation | None = (
-        None  # of the same models on the validation rows, if there are any
-    )
-    # int64: for personal models, the number of ``rows`` of each scored client, in order; None for one model
+    # False if there are too many predictions to keep; then ``rows`` and ``predictions`` are empty.
+    whole: bool = True
+    # Scores of the same models on the validation rows, if there are any.
+    validation: Evaluation | None = None
+    # int64: for personal models, the number of ``rows`` of each scored client, in order; None for a global model.
     sizes: np.ndarray | None = None
-    # accuracy over all rows of all clients, each scored by its client's model; None if not computed
+    # Accuracy over all rows of all clients, each scored by its client's model; None if not computed.
     pooled: float | None = None
 
     @property
     def diagnostics(self) -> dict[str, float]:
-        """Figures of a round besides its accuracy."""
+        """Numbers of a round in addition to its accuracy."""
         if self.validation is None:
             return {}
         return {VALIDATION_ACCURACY: self.validation.accuracy}
@@ -398,14 +412,11 @@ class Evaluation:
     @property
     def mean_accuracy(self) -> float:
         """Unweighted mean over the scored clients; NaN when there are none."""
-        known = self.client_accuracy[~np.isnan(self.client_accuracy)]
-        if len(known):
-            return float(known.mean())
-        return float("nan")
+        return known_mean(self.client_accuracy)
 
     @property
     def accuracy(self) -> float:
-        """The headline: ``global_accuracy`` of a global model, the mean or minimum over clients of personal ones."""
+        """The primary metric: ``global_accuracy`` of a global model, the mean or minimum over personal models."""
         if self.global_accuracy is not None:
             return self.global_accuracy
         known = self.client_accuracy[~np.isnan(self.client_accuracy)]
@@ -428,30 +439,31 @@ class TrainingOutput:
     fidelity: str  # exact | cached_views | approx
     execution: str  # sequential | batched | gram, or one that is registered
     chunk: int  # clients at once
-    points: int  # of a grid that were computed together, this one among them
+    points: int  # of a grid that were computed together, this point included
     threads: int  # of torch, in this process
     dtype: torch.dtype  # of the computation
     clients: Sequence[str]  # their names
-    classes_owned: Sequence[int] | np.ndarray  # classes among each client's training rows
+    # Number of classes among each client's training rows.
+    classes_owned: Sequence[int] | np.ndarray
     trainable: int  # scalars of the deployed model that training sets
     server: Tree  # the final server tensors
-    # client number -> its tensors; maps that are kept as coordinates are made when they are read
+    # Client number -> its tensors; weights that are kept as Gram coordinates are computed when they are read.
     states: Mapping[int, Tree]
     warnings: tuple[str, ...]  # sentences
-    attackers: tuple[str, ...]  # names of the clients that lied
+    attackers: tuple[str, ...]  # names of the malicious clients
     predict: Callable[[Tensor], Tensor]
     """x [N, V, D] or [N, D] -> int64 [N]: the classes the global model predicts."""
     deployed: Callable[[int | None], DeployedModel | None]
-    """The model of a client by its number, or (None) the one for all; None if there is no such model."""
+    """Number of a client, or None for the global model -> the model; None if there is no such model."""
     broadcast: Callable[[], Tree]
     """The broadcast after the last round: the tensors that all clients' models share."""
-    # accuracy of the method's initial class texts on the same test rows, without training; None for a method without
-    # class texts, and for real sites
+    # Accuracy of the method's initial class texts on the same test rows, without training. None for a method without
+    # class texts, and for real sites.
     zero_shot: float | None = None
 
     @property
     def accuracy(self) -> float:
-        """The headline accuracy of the last round, a fraction."""
+        """The primary metric of the last round, a fraction."""
         return self.evaluation.accuracy
 
     @property
@@ -461,7 +473,7 @@ class TrainingOutput:
 
     @property
     def fairness(self) -> dict[str, float]:
-        """How accuracy is spread over clients."""
+        """The distribution of accuracy over clients."""
         return fairness(self.evaluation.client_accuracy)
 
 
@@ -472,11 +484,11 @@ class TrainingOutput:
 
 @dataclass(frozen=True)
 class Bound:
-    """Theorem 4.1 of FedPCL: how far the expected loss may be above the one that was measured."""
+    """Theorem 4.1 of FedPCL: upper bound of the expected loss minus the measured loss."""
 
     printed: float  # sqrt((N/2) ln((m+1)C / delta)) + ``capacity``; it grows with N
     corrected: float  # sqrt(ln((m+1)C / delta) / (2N)) + ``capacity``
-    capacity: float  # sqrt((d/N) ln(e N / d)), the term both share
+    capacity: float  # sqrt((d/N) ln(e N / d)), a term of both
 
 
 def generalisation_bound(
@@ -484,9 +496,9 @@ def generalisation_bound(
 ) -> Bound:
     """The bound of FedPCL (A theorem 4.1, eq 11), as printed and corrected.
 
-    The printed first term takes McDiarmid's constants c_i as 1. Changing one of N rows changes a mean by at most 1/N;
-    with c_i = 1/N that term falls with N, as a bound should. Raises FedcacheError, exit 2 for counts below 1, a delta
-    outside (0, 1), or d >= e N, where the theorem says nothing.
+    The printed first term uses McDiarmid's constants c_i = 1. But a change of one of N rows changes a mean by at most
+    1/N; with c_i = 1/N the term falls with N, as a bound should. Raises FedcacheError, exit 2 for counts below 1, a
+    delta outside (0, 1), or d >= e N, for which the theorem does not hold.
 
     Args:
         rows: N, training rows of all clients.
@@ -496,19 +508,17 @@ def generalisation_bound(
         delta: probability with which the bound may fail.
     """
     counts = {"rows": rows, "clients": clients, "classes": classes, "dimension": dimension}
-    for name, value in counts.items():
-        if value < 1:
-            raise UsageError(
-                f"{name} is {value}, expected at least 1.", "Give the count of the run."
-            )
+    _check_counts(counts, 1)
     if not 0.0 < delta < 1.0:
         raise UsageError(
             f"delta is {delta}, expected a probability between 0 and 1.", "For example delta=0.05."
         )
-    if dimension >= math.e * rows:
+    limit = math.e * rows
+    if dimension >= limit:
+        needed = math.floor(dimension / math.e) + 1
         raise UsageError(
-            f"The bound needs d < e N, found d = {dimension} and e N = {math.e * rows:.1f} ({rows} rows).",
-            f"Use more rows (at least {math.floor(dimension / math.e) + 1}), or a head of fewer dimensions.",
+            f"The bound needs d < e N, found d = {dimension} and e N = {limit:.1f} ({rows} rows).",
+            f"Use more rows (at least {needed}), or a head of fewer dimensions.",
         )
     capacity = math.sqrt(dimension / rows * math.log(math.e * rows / dimension))
     chance = math.log((clients + 1) * classes / delta)
@@ -519,19 +529,26 @@ def generalisation_bound(
     )
 
 
+def _check_counts(counts: Mapping[str, int], least: int) -> None:
+    for name, value in counts.items():
+        if value < least:
+            raise UsageError(
+                f"{name} is {value}, expected at least {least}.", "Give the count of the run."
+            )
+
+
 @dataclass(frozen=True)
 class Exchange:
-    """Scalars one client sends in a whole run, by what it sends; what it receives is not counted."""
+    """Scalars that one client sends in a whole run, for three kinds of uploads; downloads are not counted."""
 
-    representations: int  # N_pub d numbers a round, FLESD's features of the public set
-    matrices: (
-        int  # N_pub (N_pub - 1) / 2 a round, their similarities (symmetric, with a known diagonal)
-    )
-    weights: int  # |w| a round, weight averaging
+    representations: int  # N_pub d numbers per round: FLESD's features of the public set
+    # N_pub (N_pub - 1) / 2 per round: the similarities of these features (symmetric, with a known diagonal).
+    matrices: int
+    weights: int  # |w| per round: weight averaging
 
     @property
     def cheaper(self) -> bool:
-        """FLESD's inequality (C eq 11): whether representations cost less than weights."""
+        """FLESD's inequality (C eq 11): whether representations are fewer scalars than weights."""
         return self.representations < self.weights
 
     @property
@@ -545,7 +562,7 @@ class Exchange:
 def flesd_exchange(
     public: int, width: int, weights: int, rounds: int, average_rounds: int | None = None
 ) -> Exchange:
-    """What FLESD and weight averaging send (C eq 11, uplink only: the model comes down in both).
+    """Scalars that a client sends with FLESD and with weight averaging (C eq 11; uploads only).
 
     Raises FedcacheError, exit 2 for a negative number.
 
@@ -554,33 +571,30 @@ def flesd_exchange(
         width: d of a representation.
         weights: |w|, scalars of the model.
         rounds: of FLESD.
-        average_rounds: of weight averaging; None for as many.
+        average_rounds: of weight averaging; None for ``rounds``.
     """
-    average = average_rounds
-    if average is None:
-        average = rounds
+    if average_rounds is None:
+        average_rounds = rounds
     counts = {
         "public": public,
         "width": width,
         "weights": weights,
         "rounds": rounds,
-        "average_rounds": average,
+        "average_rounds": average_rounds,
     }
-    for name, value in counts.items():
-        if value < 0:
-            raise UsageError(
-                f"{name} is {value}, expected at least 0.", "Give the count of the run."
-            )
-    return Exchange(public * width * rounds, public * (public - 1) // 2 * rounds, weights * average)
+    _check_counts(counts, 0)
+    representations = public * width * rounds
+    matrices = public * (public - 1) // 2 * rounds
+    return Exchange(representations, matrices, weights * average_rounds)
 
 
 def fusion_similarity(single: Tensor, fused: Tensor, owned: Tensor) -> Tensor:
-    """How near each backbone's prototypes are to those of all backbones together (A figure 3).
+    """Similarity of each backbone's prototypes to the prototypes of all backbones together (A figure 3).
 
-    s_ki is the mean over the classes client i owns of <C_i^(j) from backbone k alone, C_i^(j) from all>, of unit
-    prototypes. It compares coordinates, so it means something only where the projections start from one basis;
-    ``report.figure_data.linear_cka`` does not need that. Every client's column is divided by its sum: the paper says
-    only "normalized".
+    s_ki is the mean of <C_i^(j) from backbone k alone, C_i^(j) from all> over the classes j that client i owns, with
+    unit prototypes. It compares coordinates, so it is meaningful only if the projections start from one basis;
+    ``report.figure_data.linear_cka`` does not need that. Every client's column is divided by its sum, because the
+    paper says only "normalized".
 
     Args:
         single: [K, M, C, P] prototypes of models on one backbone each.
@@ -588,7 +602,7 @@ def fusion_similarity(single: Tensor, fused: Tensor, owned: Tensor) -> Tensor:
         owned: bool [M, C].
 
     Returns:
-        [K, M]; NaN for a client that owns no class, and where a column does not sum to more than 0.
+        [K, M]; NaN for a client that owns no class, and for a column with a sum of 0 or less.
     """
     # [K, M, C] cosines of unit prototypes, averaged over the classes that each client owns.
     cosine = (normalize(single, dim=-1) * normalize(fused, dim=-1)).sum(-1)

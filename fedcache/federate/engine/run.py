@@ -65,7 +65,7 @@ _registered: ContextVar[tuple[type[Executor], ...]] = ContextVar("registered", d
 
 @contextmanager
 def registered(*executors: type[Executor]) -> Iterator[None]:
-    """Further executors that may be requested by their names, inside a ``with`` statement."""
+    """Allow further executors to be requested by name, inside a ``with`` statement."""
     token = _registered.set((*_registered.get(), *executors))
     try:
         yield
@@ -74,12 +74,12 @@ def registered(*executors: type[Executor]) -> Iterator[None]:
 
 
 def executors() -> dict[str, type[Executor]]:
-    """Every executor that may be chosen, by its name: those of the package, then those of a ``with registered``."""
+    """Every executor that may be chosen, by name: those of the package, then those of ``with registered``."""
     return {executor.name: executor for executor in (*BUILT_IN, *_registered.get())}
 
 
 def find_executor(name: str) -> type[Executor]:
-    """The executor of that name; a plug-in serves those alone who ask for it.
+    """The executor of that name. The executor of a plug-in is used only if it is requested by name.
 
     Raises UsageError, with "did you mean", for an unknown name.
     """
@@ -96,16 +96,16 @@ def find_executor(name: str) -> type[Executor]:
 def choose(
     method: Method, hp: Hp, load: Load, name: str = "auto", chunk: int | None = None
 ) -> ExecutionPlan:
-    """How a run, or the points of a grid, will be computed.
+    """The plan by which a run, or the points of a grid, will be computed.
 
     Raises UsageError for an unknown executor, one that cannot serve the method, or a chunk below 1.
 
     Args:
-        method: what is trained.
+        method: the method to train.
         hp: its hyperparameters.
         load: sizes.
         name: ``auto``, or the executor to force.
-        chunk: clients at once, where the executor takes several; None for the number that the cache suggests.
+        chunk: clients at once, if the executor takes several; None for the number that the cache suggests.
     """
     known = executors()
     if name != "auto":
@@ -124,7 +124,7 @@ def choose(
             f"chunk is {chunk}, expected at least 1.", "Leave it out to let the engine pick."
         )
     if name == "auto":
-        # ties go to the first: built-in before registered ones
+        # Of equal costs the first wins, so built-in executors come before registered ones.
         name = min(able, key=lambda k: known[k].cost(method, hp, load))
     return known[name].plan(method, load, chunk)
 
@@ -138,47 +138,46 @@ The snapshot is a function: the state is copied only when it is called.
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """A method, the clients it is trained on, and how: what the points of a grid have in common."""
+    """A method, its clients and its settings: all that the points of a grid have in common."""
 
     method: Method  # from ``METHODS``, or a user's own
     data: Data  # features, labels, text; on the device that computes
     clients: Sequence[ClientRows]  # names and rows; names are unique and key the random draws
     rounds: int = 1  # total, counted from the first start; one-shot methods take one
-    participation: int | float | None = (
-        None  # clients a round: None for all, an int for a number, a float for a share
-    )
+    # Clients per round: None for all, an int for a number, a float for a share.
+    participation: int | float | None = None
     seed: int = 0  # of every draw
     dtype: torch.dtype = torch.float32  # of the computation; float64 for comparing executions
     eval_every: int = 0  # also score after every k-th round; 0 for the last only
-    # whose personal models are scored, drawn once: None for all, an int for a number, a float for a share
+    # Clients whose personal models are scored, drawn once: None for all, an int for a number, a float for a share.
     eval_clients: int | float | None = None
-    # in what some clients differ, by client number; the run is then computed client by client
+    # Client number -> its differences from the other clients. A run with overrides is computed client by client.
     overrides: Mapping[int, ClientOverrides] = field(default_factory=dict)
-    # what is done with uploads; the default checks them and takes the method's own mean
+    # Treatment of uploads; the default validates them and uses the method's own mean.
     trust: TrustPolicy = field(default_factory=TrustPolicy)
-    identity: str = ""  # digest of all that the run is made from, of which simulated noise is keyed; "" for none
+    # Digest of everything that determines the run; part of the key of simulated noise. "" for none.
+    identity: str = ""
     execution: str = "auto"  # auto, or the name of an execution to force
-    # clients that are computed at once, where the execution computes several; None lets the engine pick
+    # Clients that are computed at once, if the execution computes several; None lets the engine choose.
     chunk: int | None = None
-    # points of the whole grid, for which the execution is chosen, so that the rest of a killed grid is computed as the
-    # grid was begun; 0 for the points that are trained
+    # Points of the whole grid, for which the execution is chosen; 0 for the points that are trained. A killed grid thus
+    # continues with the execution with which it started.
     grid_points: int = 0
     sampling: SamplingRule = UNIFORM  # how the clients of a round are drawn
-    timing: TimingRule | None = (
-        None  # how long clients take, and whether rounds wait for them; None for no time
-    )
+    # Times that clients take, and whether rounds wait for them; None for a run without simulated time.
+    timing: TimingRule | None = None
 
 
 @dataclass(frozen=True)
 class RunCallbacks:
     """Functions that are called while a run trains; None for none."""
 
-    # before every optimiser step; an INTERRUPTED that it raises ends the run inside a round
+    # Called before every optimiser step; an INTERRUPTED that it raises ends the run inside a round.
     before_step: Callable[[], None] | None = None
-    on_round: OnRound | None = None  # after every round of every point
-    # with the number of a round, when all points that are computed together have ended it
+    on_round: OnRound | None = None  # called after every round of every point
+    # Called with the number of a round, when all points that are computed together have finished it.
     after_round: Callable[[int], None] | None = None
-    # with the number of the first point and the outcomes of the points that were computed together
+    # Called with the number of the first point, and the outcomes of the points that were computed together.
     on_done: Callable[[int, Sequence[TrainingOutput | FedcacheError]], None] | None = None
 
 
@@ -192,7 +191,7 @@ def run(
     state: Snapshot | None = None,
     callbacks: RunCallbacks = SILENT,
 ) -> TrainingOutput:
-    """Train a method and score what it deploys.
+    """Train a method and score the models that it deploys.
 
     Raises UsageError for an illegal request, StoreError for missing features, FederatedRunError for a run that fails.
 
@@ -200,7 +199,7 @@ def run(
         spec: the method, its clients, rounds and seed.
         hp: from ``method.resolve``.
         state: a snapshot to continue from.
-        callbacks: called on the way; ``point`` is 0.
+        callbacks: called during the run; ``point`` is 0.
 
     Returns:
         Models, accuracy, records and traffic.
@@ -221,24 +220,24 @@ def run_points(
     cache: GridCache | None = None,
     tables: Sequence[Path] = (),
 ) -> list[TrainingOutput | FedcacheError]:
-    """Train the points of a grid that differ in floats alone, together where that is faster.
+    """Train the points of a grid that differ only in floats, together if that is faster.
 
-    Raises FedcacheError, as ``run``, for an error of all points; InternalError where points differ in other values too.
+    Raises FedcacheError, as ``run``, for an error of all points; InternalError if points differ in other values too.
 
     Args:
-        spec: what all points have in common; they share its draws.
-        hps: the hyperparameters of each point; those that are no floats are equal.
+        spec: the settings that all points have in common; they share its draws.
+        hps: the hyperparameters of each point; all hyperparameters that are not floats are equal.
         states: a snapshot to continue from for each point, all of the same round.
-        callbacks: called on the way.
+        callbacks: called during the runs.
         cache: results of other calls on the same data and clients.
-        tables: for each point a file for its clients' states, used where they are large; only ``callbacks`` can then
-            read the outcome, as the file is closed afterwards. () keeps them in memory, however large they are.
+        tables: for each point a file for its clients' states, used if they are large. Only ``callbacks`` can then
+            read the outcome, because the file is closed afterwards. () keeps states of any size in memory.
 
     Returns:
         For each point its outcome, or the error that ended it; the others continue.
     """
     method = spec.method
-    # Points may differ in floats alone, so all of them run one program.
+    # Points may differ only in floats, so all of them run one program.
     for hp in hps:
         _check(method, hp, spec.clients, spec.rounds)
         if structure(method, hp) != structure(method, hps[0]):
@@ -248,10 +247,13 @@ def run_points(
     if method.one_shot:
         spec = replace(spec, rounds=1)
     snapshots = list(states or [None] * len(hps))
-    # A run alone has nothing to share: its draws and pooled uploads are not remembered.
+    # A single run has nothing to share, so its draws and pooled uploads are not cached.
     shared = cache
     if shared is None and len(hps) > 1:
         shared = GridCache()
+    memo = None
+    if shared is not None:
+        memo = shared.memo
     cache = shared or GridCache()
     spec = replace(spec, data=cache.cast(spec.data, spec.dtype))
     places: Sequence[Path | None] = tables or [None] * len(hps)
@@ -259,7 +261,7 @@ def run_points(
     records: list[list[RoundRecord]] = []
     with ExitStack() as opened:
         for hp, state, table in zip(hps, snapshots, places, strict=True):
-            job = new_run(spec, hp, callbacks, shared.memo if shared else None)
+            job = new_run(spec, hp, callbacks, memo)
             opened.callback(job.states.close)
             jobs.append(job)
             if state is None:
@@ -267,8 +269,8 @@ def run_points(
                 records.append([])
             else:
                 records.append(resume_job(job, state, table))
-        # How the points are computed: sizes first, then the cheapest execution that serves the method.
-        # Of the first round also where a run is resumed, which is then computed as it was begun.
+        # The cheapest execution that serves the method is chosen by the sizes of the first round. A resumed run uses
+        # the first round too, so it continues with the execution with which it started.
         load = measure_load(jobs, jobs[0].sampler.planned(0, spec.participation), spec.rounds)
         load = replace(load, points=max(spec.grid_points, len(jobs)))
         chosen = choose(method, hps[0], load, spec.execution, spec.chunk)
@@ -277,35 +279,34 @@ def run_points(
             chosen = replace(chosen, points=1)
         found: list[TrainingOutput | FedcacheError] = []
         for start in range(0, len(jobs), chosen.points):
-            part = jobs[start : start + chosen.points]
-            for job, table in zip(part, places[start:], strict=False):
+            points = slice(start, start + chosen.points)
+            part = jobs[points]
+            for job, table in zip(part, places[points], strict=True):
                 _place_states(job, load, chosen, table)
             batch = GridBatch(part, chosen, spec.participation, shared)
-            executor = find_executor(chosen.name)(batch, snapshots[start : start + chosen.points])
-            ended = _run(executor, records[start : start + chosen.points], spec, callbacks, start)
+            executor = find_executor(chosen.name)(batch, snapshots[points])
+            ended = _run(executor, records[points], spec, callbacks, start)
             if callbacks.on_done is not None:
                 callbacks.on_done(start, ended)
             found += ended
             if tables:
                 for job in part:
-                    job.states.close()  # before the next are opened, of which there may be hundreds
+                    job.states.close()  # before the next files are opened; there may be hundreds
     return found
 
 
 def _place_states(job: RunState, load: Load, chosen: ExecutionPlan, table: Path | None) -> None:
     """Keep the clients' states in the file, or in memory."""
-    # The choice may differ from that of a killed run, whose states are then moved to the other place.
+    # A resumed run may choose differently than before it was killed. Then its states are moved.
+    current = job.states.table
     if table is not None and states_in_file(load, chosen):
-        if job.states.table is None:
+        if current is None:
             expected = load.kept_bytes() // load.points
-            job.states.move(
-                StateTable(table, len(job.training_clients), job.env.device, expected=expected)
-            )
-        return
-    left = job.states.table
-    if left is not None:  # before, there was less memory for Gram matrices
+            clients = len(job.training_clients)
+            job.states.move(StateTable(table, clients, job.env.device, expected=expected))
+    elif current is not None:  # there was less memory for Gram matrices before
         job.states.move({})
-        left.close()
+        current.close()
 
 
 def new_run(
@@ -342,7 +343,10 @@ def new_run(
 def plan(
     spec: TrainingRun, hp: Mapping[str, Value], *, points: int = 1
 ) -> tuple[ExecutionPlan, Load]:
-    """How a run, or that many points of a grid, would be computed, and its sizes. Raises FedcacheError, as ``run``."""
+    """The execution plan and the sizes of a run, or of that many points of a grid.
+
+    Raises FedcacheError, as ``run``.
+    """
     job = new_run(replace(spec, seed=0, trust=TrustPolicy()), hp)
     refuse_large_server(job, free_memory())
     job.start()
@@ -363,7 +367,7 @@ def _run(
     callbacks: RunCallbacks,
     start: int,
 ) -> list[TrainingOutput | FedcacheError]:
-    """All rounds of points that are computed together, of which the first is number ``start`` of the grid."""
+    """All rounds of points that are computed together; ``start`` is the number of the first point in the grid."""
     jobs = executor.batch.points
     failed = executor.batch.failed
     scored: list[Evaluation | None] = [None] * len(jobs)
@@ -382,27 +386,26 @@ def _run(
         seconds = (time.perf_counter() - begun) / len(jobs)
         number = max(job.round for job in jobs)
         for g, (job, traffic) in enumerate(zip(jobs, traffics, strict=True)):
-            job.round = (
-                number  # also of a point that failed, as the first one samples and draws for all
-            )
+            # Also for a point that failed: the first point samples and draws for all points.
+            job.round = number
             if traffic is None:
                 continue
             scored[g] = None
             accuracy = None
             diagnostics: dict[str, float] = {}
-            if job.round == spec.rounds or (
-                spec.eval_every > 0 and job.round % spec.eval_every == 0
-            ):
-                found = scored[g] = score_job(job, chosen)
+            due = spec.eval_every > 0 and number % spec.eval_every == 0
+            if due or number == spec.rounds:
+                found = score_job(job, chosen)
+                scored[g] = found
                 accuracy = found.accuracy
                 diagnostics = {**job.diagnose(), **found.diagnostics}
             if not job.trust.plain:
-                diagnostics["rejected"] = float(sum(r.round == job.round for r in job.rejected))
+                rejected = sum(r.round == number for r in job.rejected)
+                diagnostics["rejected"] = float(rejected)
             if isinstance(job, TimedRun):
                 diagnostics |= job.timing()
-            records[g].append(
-                RoundRecord(job.round, took_part, seconds, accuracy, traffic, diagnostics)
-            )
+            record = RoundRecord(number, took_part, seconds, accuracy, traffic, diagnostics)
+            records[g].append(record)
             if callbacks.on_round is not None:
                 metrics = {
                     "accuracy": accuracy,
@@ -411,17 +414,18 @@ def _run(
                     **diagnostics,
                 }
                 snapshot = partial(snapshot_of, job, records[g])
-                callbacks.on_round(start + g, job.round, metrics, asdict(traffic), snapshot)
+                callbacks.on_round(start + g, number, metrics, asdict(traffic), snapshot)
         if callbacks.after_round is not None:
             callbacks.after_round(number)
     owned = classes_of_clients(jobs[0].data.y.cpu().numpy(), jobs[0].clients)
-    # The same for all points, which differ in floats alone.
+    # Computed once, because all points have the same zero-shot accuracy.
     zero_shot = cache(lambda: zero_shot_accuracy(jobs[0], chosen))
 
     def ended(g: int, job: RunState) -> TrainingOutput | FedcacheError:
         if g in failed:
             return failed[g]
-        out = _outcome(job, executor.batch, records[g], scored[g] or score_job(job, chosen), owned)
+        evaluation = scored[g] or score_job(job, chosen)
+        out = _outcome(job, executor.batch, records[g], evaluation, owned)
         return replace(out, zero_shot=zero_shot())
 
     return [ended(g, job) for g, job in enumerate(jobs)]
@@ -483,18 +487,21 @@ def _outcome(
         rows = x
         if x.dim() == 3:
             rows = x[:, 0]  # view 0 is the plain image
+        rows = rows.to(job.env.device, job.data.x.dtype)
         model = deployed_model(job, None)
         with torch.no_grad():
-            return model.scores(rows.to(job.env.device, job.data.x.dtype)).argmax(-1)
+            return model.scores(rows).argmax(-1)
 
     broadcast = cache(job.down)  # made once, so that the models of all clients share its tensors
-    # made once, as it may train a probe
-    one_for_all = cache(lambda: deployed_model(job, None, broadcast()))
+    # Made once, because it may train a probe.
+    global_model = cache(lambda: deployed_model(job, None, broadcast()))
 
     def deployed(client: int | None) -> DeployedModel | None:
-        if client is None and protocol == "global":
-            return one_for_all()
-        if client is None or protocol == "global" or not has_model(job, client):
+        if protocol == "global":
+            if client is None:
+                return global_model()
+            return None
+        if client is None or not has_model(job, client):
             return None
         return deployed_model(job, client, broadcast())
 

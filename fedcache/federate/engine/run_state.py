@@ -123,13 +123,16 @@ def eligible_clients(
         (large, f"have more rows than --max-rows-per-client {trust.max_rows}"),
     ):
         count = int(skipped.sum())
-        if count and trust.protects:
+        if not count:
+            continue
+        if trust.protects:
             # Noise does not cover the clients' numbers of rows, so no client is named.
             warnings.append(
                 f"clients that {why} are skipped; their names are not shown, because this run is private"
             )
-        elif count:
-            listed = ", ".join(names[i] for i in np.flatnonzero(skipped)[:5].tolist())
+        else:
+            first = np.flatnonzero(skipped)[:5].tolist()
+            listed = ", ".join(names[i] for i in first)
             if count > 5:
                 listed += " .."
             warnings.append(f"{count} of {len(clients)} clients {why} and are skipped: {listed}")
@@ -142,29 +145,30 @@ def eligible_clients(
             f"None of the {len(clients)} clients can train: {reasons}.", f"{hint}."
         )
     if trust.weighs_by_rows(method, hp):
-        warnings += weight_warnings(names, kept, rows[kept].astype(np.float64), trust.max_share)
+        weights = rows[kept].astype(np.float64)
+        warnings += weight_warnings(names, kept, weights, trust.max_share)
     return kept, warnings
 
 
 def _too_few(method: Method, hp: Hp, rows: np.ndarray) -> list[int]:
-    """Those of the numbers of rows that make no batch."""
+    """The numbers in ``rows`` (training rows of each client) that are too small for one batch."""
     if not method.gradient or "batch" not in hp:
         return []
     # More than two batches of rows always make a whole batch.
     most = 2 * cast(int, hp["batch"])
-    few = sorted_once(rows[rows <= most]).tolist()
-    return [n for n in few if not batch_sizes(n, hp)]
+    candidates = sorted_once(rows[rows <= most]).tolist()
+    return [count for count in candidates if not batch_sizes(count, hp)]
 
 
-# The mean length of all clients' training rows, which some methods need before the first round.
-# Every client sends the sum of its rows' lengths and their number, and gets the mean.
+# The mean length of all clients' training rows. Some methods need it before the first round.
+# Every client sends the sum of its rows' lengths and their number, and receives the mean.
 
 
 STEP = 4096
 """Rows whose lengths are computed at once."""
 
 SUM_BYTES = 8
-"""Bytes of the number that is sent each way, a float64."""
+"""Bytes of a float64, the type of the numbers that are sent each way before the first round."""
 
 
 def mean_length(x: Features, rows: np.ndarray) -> float:
@@ -173,7 +177,8 @@ def mean_length(x: Features, rows: np.ndarray) -> float:
     V = x.shape[1]
     for start in range(0, len(rows), STEP):
         part = torch.from_numpy(rows[start : start + STEP]).to(x.device)
-        total += float(take_rows(x, part * V).double().norm(dim=-1).sum())
+        lengths = take_rows(x, part * V).double().norm(dim=-1)
+        total += float(lengths.sum())
     return total / max(1, len(rows))
 
 
@@ -256,7 +261,8 @@ class RunState:
         if "row counts" in method.reads(hp):
             mean_rows = float(train_sizes(self.training_clients).mean())
             self.env = replace(self.env, mean_rows=mean_rows)
-        self.hp = hp = method.settle(hp, self.env)
+        hp = method.settle(hp, self.env)
+        self.hp = hp
         self._dealt = LruCache(DEALT_BYTES)
         self.warnings: list[str] = []
         self.private: PrivateDraws | None = None
@@ -280,37 +286,38 @@ class RunState:
         self.rejected: list[RejectedUpload] = []
         self.unprotected_classes = 0
         self.round = 0
-        self.keeps_uploads = (
-            not self.trust.plain
-        )  # until the end of a round, so that one can be rejected
-        # pooled uploads, and the server after a step with them
+        # Uploads are kept until the end of a round, so that one can be rejected then.
+        self.keeps_uploads = not self.trust.plain
+        # The pooled upload of the last server step that was tried, and the server after it.
         self._tried: tuple[Tree, Tree] | None = None
         self.expected_clients = 0.0  # mean number of clients in a round
         self.server: Tree = {}
         self.states = ClientStates()
         self.traffic = Traffic.none_of(len(clients))
         self.met = np.zeros(len(self.training_clients), bool)  # clients that received a broadcast
-        # number of first clients that hold the public set and do not train
+        # Number of first clients that hold the public set and do not train.
         self.public = int("public" in method.reads(hp))
         self.eligible = self._eligible()
         self.draw_by(UNIFORM)
         self.lost: list[int] = []  # clients of this round that get the broadcast and send nothing
-        # clients that send in this round and got their broadcast in an earlier one
+        # Clients that send in this round and received their broadcast in an earlier one.
         self.early: frozenset[int] = frozenset()
-        self.train_bytes = (
-            int(train_sizes(self.training_clients)[self.eligible].sum()) * self.data.x[:1].nbytes
-        )
+        eligible_rows = train_sizes(self.training_clients)[self.eligible].sum()
+        self.train_bytes = int(eligible_rows) * self.data.x[:1].nbytes
         if self.public:
-            public = torch.from_numpy(np.asarray(clients[0].train, np.int64)).to(data.x.device)
+            public_rows = np.asarray(clients[0].train, np.int64)
+            public = torch.from_numpy(public_rows).to(data.x.device)
             self.public_columns = FeatureColumns(self.data.x[public])
-            self.env = replace(self.env, public=cast(Tensor, self.public_columns.cut(())))
+            features = self.public_columns.cut(())
+            self.env = replace(self.env, public=cast(Tensor, features))
         self.warnings += method.cautions(hp)
-        self.noticed = False  # whether the method has warned of a round
+        self.noticed = False  # whether the method has warned about a round
 
     def _labels(self) -> Tensor:
         """The labels that clients train on: those of the data, flipped on the rows of attackers by label-flip."""
         y = self.data.y.to(self.data.x.device)
-        if self.trust.attack is None or self.trust.attack.name != "label-flip":
+        attack = self.trust.attack
+        if attack is None or attack.name != "label-flip":
             return y
         rows = {
             c: np.asarray(client.train, np.int64) for c, client in enumerate(self.training_clients)
@@ -327,7 +334,8 @@ class RunState:
 
     def start(self) -> None:
         """Check the hyperparameters against the data, and make the server's first tensors."""
-        if "text" in self.method.reads(self.hp) and self.env.text is None:
+        needs = self.method.reads(self.hp)
+        if "text" in needs and self.env.text is None:
             raise StoreError(
                 f"{self.method.name} needs class text features, but these features have no texts.",
                 "Use a backbone with a text tower, for example --backbones glyph-clip.",
@@ -339,18 +347,19 @@ class RunState:
             "pixels": self.env.image,
         }
         for need, found in available.items():
-            if need in self.method.reads(self.hp) and found is None:
+            if need in needs and found is None:
                 raise StoreError(
                     f"{self.method.name} needs {need}, but this run has none.",
                     "Train on a store with images: fedcache extract --backbones pixels",
                 )
         check_views(self.hp, self.env.views)
         self.method.check(self.hp, self.server_ctx())
-        self.server = {k: t.contiguous() for k, t in self.method.init(self.server_ctx()).items()}
+        first = self.method.init(self.server_ctx())
+        self.server = {name: t.contiguous() for name, t in first.items()}
         self.trust.check_uploads(self.method, self.expected_uploads)
 
     def ctx(self, ids: Sequence[int], axes: int) -> Ctx:
-        """The context of some clients, with a client axis or (one client) without."""
+        """The context of clients ``ids``, with a leading client axis (axes=1) or for one client without (axes=0)."""
         names = tuple(self.client_names[i] for i in ids)
         draws = ClientRng(
             self.seed, self.round, names, axes, self.env.dtype, self.env.device, self.memo
@@ -358,7 +367,7 @@ class RunState:
         hp = self.hp
         env = self.env
         own = self.own.get(ids[0])
-        # A run whose clients differ computes them one by one.
+        # A run with different clients computes them one by one.
         if own:
             hp = {**hp, **own.hp}
             env = replace(env, width=self.columns.cut(own.columns).shape[-1])
@@ -410,21 +419,25 @@ class RunState:
         who = self.eligible.tolist()
         x = self.data.x
         rows = [np.asarray(self.training_clients[c].train, np.int64) for c in who]
-        key = ("rows", SameObject(x), SameObject(self.labels), *(r.tobytes() for r in rows))
-        made = self.cuts.get(key, lambda: cut_out(x, self.labels, rows), lambda _: self.train_bytes)
+        of_rows = (r.tobytes() for r in rows)
+        key = ("rows", SameObject(x), SameObject(self.labels), *of_rows)
+        make = partial(cut_out, x, self.labels, rows)
+        made = self.cuts.get(key, make, lambda _: self.train_bytes)
         return dict(zip(who, made, strict=True))
 
     def features(self, client: int | None) -> Features:
-        """[N, V, D] features as that client has them; all of them at the server (None)."""
+        """Features [N, V, D] with the columns of a client; with all columns for the server (None)."""
         if client is None or client not in self.own:
             return self.data.x
         return self.columns.cut(self.own[client].columns)
 
     def labelled(self, client: int | None) -> ClientData:
-        """All clients' labelled training rows, as evaluation may read them; features as that client has them."""
+        """All clients' labelled training rows, which evaluation may read; features with the columns of ``client``."""
         rows = np.sort(all_train_rows(self.clients))
-        rows = rows[self.data.y.cpu().numpy()[rows] >= 0]
-        return stack_clients(self.features(client), self.data.y.to(self.data.x.device), [rows], 0)
+        labels = self.data.y.cpu().numpy()[rows]
+        rows = rows[labels >= 0]
+        y = self.data.y.to(self.data.x.device)
+        return stack_clients(self.features(client), y, [rows], 0)
 
     def down(self) -> Tree:
         """The broadcast of this round."""
@@ -467,7 +480,8 @@ class RunState:
     def longest_row(self) -> float | None:
         """Upper bound of the norm of a training row, from ``--max-row-norm`` or ``feat_post``; None without."""
         bounds = (self.trust.max_row_norm, self.data.longest_row)
-        return min((bound for bound in bounds if bound is not None), default=None)
+        known = [bound for bound in bounds if bound is not None]
+        return min(known, default=None)
 
     @cached_property
     def client_names(self) -> Sequence[str]:
@@ -493,42 +507,42 @@ class RunState:
         noise: Noise = system_normals
         if self.private is not None:
             noise = self.private.normals(self.round)
-        kind = UploadPipeline
-        if self.keeps_uploads:
-            kind = BufferedUploads
         rows_of = {c: float(self.client_rows[c]) for c in ids}
-        return kind(
-            UploadRound(
-                self.method,
-                self.hp,
-                self.trust,
-                self.expected_uploads(),
-                down,
-                number=self.round + 1,
-                seed=self.seed,
-                names=self.client_names,
-                rows=self.client_rows,
-                weights=reduced_weights(rows_of, self.trust.max_share),
-                clients=len(ids),
-                attackers=self.liars,
-                expected_clients=self.expected_clients,
-                expected_rows=expected_rows,
-                noise=noise,
-                longest=self.longest_row,
-            )
+        upload_round = UploadRound(
+            self.method,
+            self.hp,
+            self.trust,
+            self.expected_uploads(),
+            down,
+            number=self.round + 1,
+            seed=self.seed,
+            names=self.client_names,
+            rows=self.client_rows,
+            weights=reduced_weights(rows_of, self.trust.max_share),
+            clients=len(ids),
+            attackers=self.liars,
+            expected_clients=self.expected_clients,
+            expected_rows=expected_rows,
+            noise=noise,
+            longest=self.longest_row,
         )
+        if self.keeps_uploads:
+            return BufferedUploads(upload_round)
+        return UploadPipeline(upload_round)
 
     def upload_size(self, up: Tree) -> tuple[int, int]:
-        """(scalars, bytes of one) of an upload; of one that will be rejected, all of its numbers."""
+        """(scalars, bytes of one scalar) of an upload. All numbers count in an upload that will be rejected."""
         try:
-            return self.method.sent(up, self.server_ctx()), itemsize(up)
+            scalars = self.method.sent(up, self.server_ctx())
+            return scalars, itemsize(up)
         except (KeyError, IndexError, RuntimeError, AttributeError):
             if self.trust.plain:
-                raise  # it is validated by now
+                raise  # a plain policy has validated the upload by now
             tensors: Tree = {}
             if isinstance(up, dict):
                 tensors = {k: t for k, t in up.items() if isinstance(t, Tensor)}
-            return sum(t.numel() for t in tensors.values()), itemsize(tensors)
+            scalars = sum(t.numel() for t in tensors.values())
+            return scalars, itemsize(tensors)
 
     def pooled(self, pipeline: UploadPipeline, ids: Sequence[int]) -> Tree:
         """The pooled upload of the round; rejected uploads and warnings are added to the run.
@@ -586,15 +600,15 @@ class RunState:
             except (FederatedRunError, UsageError):
                 continue
             # Without this upload the model must be clearly smaller, or the upload was not the cause.
-            if any(
+            still_large = any(
                 size <= FAR_FROM_OTHERS * largest_number(repaired[name])
                 for name, size in too_large.items()
-            ):
+            )
+            if still_large:
                 continue
             if self.trust.on_bad == "fail":
-                raise pipeline.validation.refusal(
-                    client, self.client_names[client], why
-                ) from failure
+                name = self.client_names[client]
+                raise pipeline.validation.refusal(client, name, why) from failure
             self._tried = repooled, repaired
             return rest, repooled
         if failure is None:  # no upload alone makes the model so large
@@ -651,7 +665,8 @@ class RunState:
             state = self.method.enter(down, data, ctx)
         state, up = self.method.fit(down, state, data, ctx)
         # An upload of a plain policy is validated when it is added to the pipeline.
-        if self.trust.on_bad == "fail" and (state or not self.trust.plain):
+        unchecked = state or not self.trust.plain
+        if unchecked and self.trust.on_bad == "fail":
             for tree in (up, state):
                 if not all_bounded(tree):
                     self.check_finite(tree, [client], 0)
@@ -670,7 +685,8 @@ class RunState:
         if not isinstance(tree, dict):
             return
         for name, t in tree.items():
-            if not isinstance(t, Tensor) or not t.is_floating_point() or is_bounded(t):
+            floating = isinstance(t, Tensor) and t.is_floating_point()
+            if not floating or is_bounded(t):
                 continue
             # A server's model may hold large finite numbers, such as the bias -1e30 of a class without rows.
             if not ids and bool(torch.isfinite(t).all()):
@@ -679,16 +695,17 @@ class RunState:
             of_clients = t.reshape(1, -1)
             if axes:
                 of_clients = t.flatten(1)
-            bad = int((~(of_clients.abs() <= largest(t.dtype)).all(1)).nonzero()[0])
+            bounded = (of_clients.abs() <= largest(t.dtype)).all(1)
+            bad = int((~bounded).nonzero()[0])
             known = None
             if ids:
-                client = ids[bad]  # place 0 for a tensor that clients share
+                client = ids[bad]  # position 0 for a tensor that clients share
                 known = client, self.training_clients[client].name
             raise not_finite(name, of_clients[bad], self.round + 1, known, self.method, self.hp)
 
     def diagnose(self) -> dict[str, float]:
-        """The method's own numbers about the state now; labels are read here as in any evaluation."""
-        # Labels of clients that took part, row by row as their states have them.
+        """The method's own numbers about the current state; labels are read here as in any evaluation."""
+        # Labels of the clients that took part, in the order of the rows in their states.
         rows = {c: np.asarray(self.training_clients[c].train, np.int64) for c in self.states}
         labels = {c: self.data.y[torch.from_numpy(r)] for c, r in rows.items()}
         return self.method.diagnose(self.server, self.states, labels, self.server_ctx())
@@ -702,10 +719,12 @@ class RunState:
         """
         self.server = self.next_server(pooled, ids)
         self._tried = None
-        if not self.noticed and (notice := self.method.notice(pooled, self.server_ctx(ids))):
-            self.noticed = True
-            self.warnings.append(f"round {self.round + 1}: {notice}")
-        # A one-shot method has nothing to send before its round; it delivers the model that the round made.
+        if not self.noticed:
+            notice = self.method.notice(pooled, self.server_ctx(ids))
+            if notice:
+                self.noticed = True
+                self.warnings.append(f"round {self.round + 1}: {notice}")
+        # A one-shot method has nothing to send before its round; it sends the model of the round afterwards.
         delivered = down
         if self.method.one_shot:
             delivered = self.down()
@@ -722,17 +741,17 @@ class RunState:
         return traffic
 
     def _expected_to_send(self) -> tuple[list[int], list[tuple[int, int]]]:
-        """As many clients as a round has on average, rounded up, and what each sends.
+        """As many clients as a round has on average, rounded up, and the size of each client's upload.
 
-        They stand for those that took part where these are secret, as their number and names would tell of each.
+        The counts use them in place of the real participants if these are secret: the real numbers and names would
+        reveal who took part.
         """
         # An upload of the declared shapes that takes no memory: one number, expanded.
-        up = {
-            n: torch.ones(()).to(t.dtype).expand(t.shape)
-            for n, t in self.expected_uploads().items()
-        }
-        ids = list(range(math.ceil(self.expected_clients - 1e-9)))
-        return ids, [self.upload_size(up)] * len(ids)
+        up = {}
+        for name, t in self.expected_uploads().items():
+            up[name] = torch.ones(()).to(t.dtype).expand(t.shape)
+        count = math.ceil(self.expected_clients - 1e-9)
+        return list(range(count)), [self.upload_size(up)] * count
 
     def _count(
         self, ids: Sequence[int], down: Tree, ups: Sequence[tuple[int, int]]
@@ -740,23 +759,24 @@ class RunState:
         method = self.method
         env = self.env
         if method.central:
-            self.traffic.rounds.append(RoundTraffic(len(self.clients), 0, 0, 0, 0, 0, 0))
-            return self.traffic.rounds[-1]
+            nothing = RoundTraffic(len(self.clients), 0, 0, 0, 0, 0, 0)
+            self.traffic.rounds.append(nothing)
+            return nothing
         received = method.received(down, self.server_ctx())
         size = itemsize(down)
         # Class text features reach a client once, with its first broadcast.
         once = 0
         once_bytes = 0
-        if env.text is not None and "text" in method.reads(self.hp) and method.text_travels:
+        needs_text = "text" in method.reads(self.hp) and method.text_travels
+        if needs_text and env.text is not None:
             once = env.text.numel()
             once_bytes = env.text.element_size()
         who = np.array((*ids, *self.lost), np.int64)  # no client twice; the lost send nothing
         # [n, 2]: scalars that each client sent, and the bytes of one.
         sizes = np.zeros((len(who), 2), np.int64)
-        sizes[: len(ids)] = np.fromiter(chain.from_iterable(ups), np.int64, 2 * len(ids)).reshape(
-            -1, 2
-        )
-        # Clients whose broadcast was counted in an earlier round receive nothing again.
+        uploaded = np.fromiter(chain.from_iterable(ups), np.int64, 2 * len(ids))
+        sizes[: len(ids)] = uploaded.reshape(-1, 2)
+        # Clients that received their broadcast in an earlier round receive nothing again.
         fresh = ~np.isin(who, list(self.early))
         text = np.where(self.met[who], 0, once)
         sent = sizes[:, 0]
@@ -784,15 +804,17 @@ class RunState:
         receivers: int | None = len(who) - len(self.early)
         if receivers == len(ids):
             receivers = None
-        self.traffic.rounds.append(RoundTraffic(len(ids), **totals, receivers=receivers))
-        return self.traffic.rounds[-1]
+        traffic = RoundTraffic(len(ids), **totals, receivers=receivers)
+        self.traffic.rounds.append(traffic)
+        return traffic
 
     def _shared_numbers(self) -> dict[str, int]:
         """Numbers that each client sends and receives before the first round, for means over all clients' rows."""
-        asked = int(self.env.row_norm is not None or self.env.mean_rows is not None)
-        sums = SHARED_SUMS.get(str(self.hp.get("feat_post")), 0) * self.env.width
-        # The number of rows travels with the sums.
-        return {"up": asked + sums + bool(sums), "down": asked + sums}
+        means = int(self.env.row_norm is not None or self.env.mean_rows is not None)
+        post = str(self.hp.get("feat_post"))
+        sums = SHARED_SUMS.get(post, 0) * self.env.width
+        # The number of rows is sent with the sums.
+        return {"up": means + sums + bool(sums), "down": means + sums}
 
     def _paper_counts(
         self, who: np.ndarray, sent: np.ndarray, received: int
@@ -806,6 +828,7 @@ class RunState:
         if self.own:  # clients that differ are counted one by one
             ctxs = (self.ctx([client], 0) for client in who.tolist())
             pairs = [count(ctx.env.width, env.classes, env.clients, ctx.hp) for ctx in ctxs]
-        # One pair for all, or a pair of each client.
-        up, down = np.broadcast_to(np.array(pairs, np.int64).reshape(-1, 2).T, (2, len(who)))
+        # One pair for all clients, or a pair for each client.
+        table = np.array(pairs, np.int64).reshape(-1, 2).T
+        up, down = np.broadcast_to(table, (2, len(who)))
         return up, down

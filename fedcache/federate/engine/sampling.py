@@ -53,8 +53,19 @@ def numbers_of(named: Sequence[str], names: Sequence[str], option: str) -> np.nd
     return np.array([number[name] for name in named], np.int64)
 
 
+def refuse_lacking(lacking: np.ndarray, names: Sequence[str], option: str, example: str) -> None:
+    """Refuse a file of ``option`` without lines for the clients ``lacking``. Raises UsageError."""
+    if len(lacking):
+        name = visible(names[int(lacking[0])])
+        share = f"{len(lacking)} of {len(names)}"
+        raise UsageError(
+            f"{option} has no line for the client {name!r}; {share} clients have none.",
+            f"Every client that has training rows needs one:  {example}",
+        )
+
+
 def read_trace(path: Path) -> AvailabilityTrace:
-    """Read a CSV file with the columns ``client``, ``first`` and ``last``: rounds from 1, both included.
+    """Read a CSV file with the columns ``client``, ``first`` and ``last``: rounds counted from 1, both included.
 
     Raises UsageError, naming the line, for any other file.
     """
@@ -78,10 +89,9 @@ def read_trace(path: Path) -> AvailabilityTrace:
                 f"{here}: line {number} needs two rounds in ascending order, from 1.", example
             )
         spans.append((first, last))
+    clients = tuple(line[0] for _, line in lines)
     bounds = np.array(spans, np.int64)
-    return AvailabilityTrace(
-        tuple(line[0] for _, line in lines), bounds[:, 0], bounds[:, 1], digest
-    )
+    return AvailabilityTrace(clients, bounds[:, 0], bounds[:, 1], digest)
 
 
 def number_in(text: str) -> float | None:
@@ -108,18 +118,22 @@ def lines_of_clients(
         if isinstance(error, FileNotFoundError):
             why = "the file does not exist"
         raise UsageError(f"{here}: {why}.", example) from error
-    if not lines or tuple(word.strip() for word in lines[0]) != tuple(columns):
+    header: list[str] = []
+    if lines:
+        header = [word.strip() for word in lines[0]]
+    if header != list(columns):
         raise UsageError(f"{here}: the first line is not {','.join(columns)}.", example)
-    found = [
-        (number, [line[0].strip(), *line[1:]]) for number, line in enumerate(lines[1:], 2) if line
-    ]
+    found = []
+    for number, line in enumerate(lines[1:], 2):
+        if line:
+            found.append((number, [line[0].strip(), *line[1:]]))
     if not found:
         raise UsageError(f"{here}: it lists no client.", example)
     return found, sha256_hex(raw)
 
 
 # Clusters of clients, drawn by the seed or named in a file. A round draws some clusters first, and
-# then clients of these.
+# then clients of these clusters.
 
 
 COLUMNS = ("client", "cluster")
@@ -132,7 +146,7 @@ class ClusterRule:
     count: int  # of clusters
     per_round: int = 1
     named: tuple[str, ...] = ()  # clients of the file; () if the seed of the run draws the clusters
-    # the cluster of each of these, from 0
+    # int64: the cluster of each of the named clients, from 0.
     given: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     digest: str = ""  # sha256 of the file; "" for none
 
@@ -144,10 +158,10 @@ class ClusterRule:
         return {"client_clusters": which, "clusters_per_round": self.per_round}
 
     def places(self, names: Sequence[str], by_name: np.ndarray, seed: int) -> RowLists:
-        """The clients of each cluster that can train, ascending; a cluster without one is left out.
+        """The clients of each cluster that can train, ascending; a cluster without such a client is left out.
 
         All clients are assigned in the order of their names, so that the clusters of a partition are equal for every
-        method and every order of its clients. Their sizes differ by one at most.
+        method and every order of its clients. Sizes of clusters differ by one at most.
 
         Args:
             names: of all M clients.
@@ -166,24 +180,19 @@ class ClusterRule:
             cluster[numbers_of(self.named, names, "--client-clusters")] = self.given
         elif self.count > clients:
             why = f"--client-clusters {self.count}, but there are {clients} clients"
-            example = max(1, clients // 10)
-            raise UsageError(f"{why}.", f"For example --client-clusters {example}")
+            fewer = max(1, clients // 10)
+            raise UsageError(f"{why}.", f"For example --client-clusters {fewer}")
         else:
             order = np.arange(len(names))
             if not isinstance(names, NumberedNames):
                 order = np.array(sorted(range(len(names)), key=names.__getitem__), np.int64)
             # A random permutation modulo the number of clusters: sizes differ by one at most.
-            cluster[order] = generator(seed, "client-clusters").permutation(len(names)) % self.count
+            permutation = generator(seed, "client-clusters").permutation(len(names))
+            cluster[order] = permutation % self.count
         # A file must have a line for every client that can train.
         lacking = by_name[cluster[by_name] < 0]
-        if len(lacking):
-            name = visible(names[int(lacking[0])])
-            count = len(lacking)
-            raise UsageError(
-                f"--client-clusters has no line for the client {name!r}; {count} of {clients} clients "
-                "have none.",
-                "Every client that has training rows needs one:  client,cluster  and then  client-0,north",
-            )
+        example = "client,cluster  and then  client-0,north"
+        refuse_lacking(lacking, names, "--client-clusters", example)
         _, of = np.unique(cluster[by_name], return_inverse=True)
         return RowLists.of_sizes(np.argsort(of, kind="stable"), np.bincount(of))
 
@@ -201,18 +210,18 @@ def parse_clusters(clusters: str | None, per_round: int) -> ClusterRule | None:
             )
         return None
     number = number_in(clusters)
-    if number is not None and not (number >= 1 and number.is_integer()):
-        raise UsageError(
-            f"--client-clusters {clusters}: expected a number from 1, or a file.", "For example 10"
-        )
     if number is None:
         path = Path(clusters)
         digest = ""
-        with suppress(OSError):  # the reader says what cannot be read
+        with suppress(OSError):  # ``_read_clusters`` raises the error of an unreadable file
             digest = file_sha256(path)
         rule = replace(_read_clusters(path, digest), per_round=per_round)
-    else:
+    elif number >= 1 and number.is_integer():
         rule = ClusterRule(int(number), per_round)
+    else:
+        raise UsageError(
+            f"--client-clusters {clusters}: expected a number from 1, or a file.", "For example 10"
+        )
     if not 1 <= per_round <= rule.count:
         why = f"--clusters-per-round {per_round}, but there are {rule.count} clusters"
         raise UsageError(f"{why}.", "For example --clusters-per-round 1")
@@ -242,23 +251,25 @@ def _read_clusters(path: Path, _digest: str) -> ClusterRule:
 
 
 MANY = 1 << 16
-"""Number of clients from which on those of a round are drawn one by one."""
+"""Number of clients from which the clients of a round are drawn one by one."""
 
 Participation = int | float | None
-"""Clients a round: None for all, an int for a number, a float for a share."""
+"""Clients per round: None for all, an int for a number, a float for a share."""
 
 
 @dataclass(frozen=True)
 class SamplingRule:
     """How the clients of a round are drawn; by default a fixed number, uniformly."""
 
-    # uniform: a fixed number, all sets equally likely; weighted: a fixed number, one after another, with probability
-    # proportional to rows among the remaining ones; poisson: each independently, with the share as probability
+    # uniform: a fixed number, all sets equally likely. weighted: a fixed number, one after another, each time with
+    # probabilities proportional to the rows of the remaining clients. poisson: each client independently, with the
+    # share as probability.
     how: str = "uniform"
     available: float = 1.0  # probability that a client is available in a round, independently
     trace: AvailabilityTrace | None = None  # rounds in which each client is available
-    dropout: float = 0.0  # probability that a drawn client gets the broadcast and sends nothing
-    clusters: ClusterRule | None = None  # a round draws some of them first, then clients of these
+    dropout: float = 0.0  # probability that a drawn client receives the broadcast and sends nothing
+    # A round first draws some of these clusters, and then clients of the drawn clusters.
+    clusters: ClusterRule | None = None
 
     def words(self) -> dict[str, str | float]:
         """Settings that differ from the default, in the form of a run's identity and result."""
@@ -307,13 +318,12 @@ def parse_sampling(
         if not 0.0 < available <= 1.0:
             why = f"--availability {availability}: expected a share above 0, at most 1, or a file"
             raise UsageError(f"{why}.", "For example 0.8")
-    return SamplingRule(
-        how, available, trace, dropout, parse_clusters(clusters, clusters_per_round)
-    )
+    rule = parse_clusters(clusters, clusters_per_round)
+    return SamplingRule(how, available, trace, dropout, rule)
 
 
 def from_everywhere(value: str | None) -> str | None:
-    """The value of an option that is a number or a file, with the whole path of a file."""
+    """The value of an option that is a number or a file, with the absolute path of a file."""
     if value is None or number_in(value) is not None:
         return value
     return str(Path(value).resolve())
@@ -330,8 +340,8 @@ class ClientSampler:
         seed: of the run.
         rows: float64 [M], training rows.
         rule: how they are drawn.
-        uniforms: for a private run, (round, n) -> [n] numbers in [0, 1): each client is drawn independently, as the
-            privacy accounting assumes; None for a run that follows the rule.
+        uniforms: for a private run, (round, n) -> [n] numbers in [0, 1). Each client is then drawn independently, as
+            the privacy accounting assumes. None for a run that follows the rule.
 
     Raises UsageError for a trace or clusters that the clients do not fit.
     """
@@ -354,7 +364,7 @@ class ClientSampler:
         self._lines: np.ndarray | None = None
         if rule.trace is not None:
             self._lines = rule.trace.places(names)
-        # The clusters of which a round draws some; None if it draws all of them.
+        # None if a round draws all clusters.
         self._clusters: RowLists | None = None
         if rule.clusters is not None:
             clusters = rule.clusters.places(names, self.by_name, seed)
@@ -376,9 +386,10 @@ class ClientSampler:
         return [c for c in self.drawn(round_, participation) if c not in lost]
 
     def drawn(self, round_: int, participation: Participation) -> list[int]:
-        """The clients that get the broadcast of a round, ascending."""
-        if self._last is None or self._last[0] != (round_, participation):
-            self._last = (round_, participation), self._draw(round_, participation)
+        """The clients that receive the broadcast of a round, ascending."""
+        key = (round_, participation)
+        if self._last is None or self._last[0] != key:
+            self._last = (key, self._draw(round_, participation))
         return self._last[1]
 
     def lost(self, round_: int, participation: Participation) -> list[int]:
@@ -386,7 +397,7 @@ class ClientSampler:
         if not self.rule.dropout:
             return []
         drawn = self.drawn(round_, participation)
-        # One uniform number of each drawn client, in client order.
+        # One uniform number for each drawn client, in client order.
         gone = generator(self.seed, "dropout", round_).random(len(drawn)) < self.rule.dropout
         return [c for c, taken in zip(drawn, gone, strict=True) if taken]
 
@@ -403,7 +414,7 @@ class ClientSampler:
         return _ascending(there[self._places(there, count, round_)])
 
     def _places(self, there: np.ndarray, count: int, *key: int) -> np.ndarray:
-        """int64: the places of at most ``count`` drawn clients among the available ones; ``key`` names the stream."""
+        """int64: places of at most ``count`` drawn clients in ``there``; ``key`` names the stream of draws."""
         count = min(count, len(there))
         rng = generator(self.seed, "sampling", *key)
         if self.rule.how == "weighted" and self._rows is not None:
@@ -415,21 +426,20 @@ class ClientSampler:
     ) -> list[tuple[int, bool]]:
         """At most ``count`` clients that begin to train while others are busy, by name, and whether each drops out.
 
-        ``draw`` numbers the draws of one round; the first one, without busy clients, is that of ``sample``.
+        ``draw`` numbers the draws of one round. Draw 0 without busy clients is the draw of ``sample``.
         """
         key: tuple[int, ...] = (round_,)
         if draw:
             key = (round_, draw)
-        # If most clients are free, drawing among all and rejecting busy ones needs no array of all clients.
         there = self._there(round_)
-        quick = busy and self._few(busy, count)
-        if busy and not quick:
-            free = np.ones(len(self.names), bool)
-            free[list(busy)] = False
-            there = there[free[there]]
-        if quick:
+        if busy and self._few(busy, count):
+            # Most clients are free, so busy ones are drawn rarely and rejected. This needs no array of all clients.
             places = self._one_by_one(busy, count, *key)
         else:
+            if busy:
+                free = np.ones(len(self.names), bool)
+                free[list(busy)] = False
+                there = there[free[there]]
             places = self._places(there, count, *key)
         drawn = there[np.sort(places)].tolist()
         gone = generator(self.seed, "dropout", *key).random(len(drawn)) < self.rule.dropout
@@ -437,13 +447,15 @@ class ClientSampler:
 
     def _few(self, busy: Sequence[int], count: int) -> bool:
         """Whether most clients are free, so that a client drawn among all of them is usually free."""
-        some = (
-            self.rule.available < 1.0 or self.rule.trace is not None or self._clusters is not None
-        )
-        if some or 2 * (len(busy) + count) > len(self.eligible):
+        limited = self.rule.available < 1.0 or self.rule.trace is not None
+        if limited or self._clusters is not None:
             return False
-        weighted = self.rule.how == "weighted" and self._rows is not None
-        return not weighted or bool(2 * self._rows[list(busy)].sum() <= self._heaped[-1])  # type: ignore[index]
+        if 2 * (len(busy) + count) > len(self.eligible):
+            return False
+        if self.rule.how != "weighted" or self._rows is None:
+            return True
+        busy_rows = self._rows[list(busy)].sum()
+        return bool(2 * busy_rows <= self._heaped[-1])
 
     def _one_by_one(self, busy: Sequence[int], count: int, *key: int) -> np.ndarray:
         """The places of ``count`` free clients, with a new draw for each busy one; the time does not grow with M."""
@@ -451,9 +463,10 @@ class ClientSampler:
         taken = set(busy)
         places = list[int]()
         while len(places) < count:
-            # Weighted: a uniform number on the line of all rows falls into a client's piece, in proportion to its rows.
+            # Weighted: the client of a uniformly drawn row, so the probability is proportional to its rows.
             if self.rule.how == "weighted" and self._rows is not None:
-                place = int(np.searchsorted(self._heaped, rng.random() * self._heaped[-1], "right"))
+                row = rng.random() * self._heaped[-1]
+                place = int(np.searchsorted(self._heaped, row, "right"))
             else:
                 place = int(rng.integers(len(self.by_name)))
             client = int(self.by_name[place])
@@ -480,32 +493,34 @@ class ClientSampler:
         trace = self.rule.trace
         if trace is not None and self._lines is not None:
             # Clients with a line that includes this round; rounds of a trace count from 1.
-            known = np.zeros(len(self.names), bool)
-            known[self._lines[(trace.first <= round_ + 1) & (round_ + 1 <= trace.last)]] = True
-            there = there[known[there]]
+            number = round_ + 1
+            current = (trace.first <= number) & (number <= trace.last)
+            available = np.zeros(len(self.names), bool)
+            available[self._lines[current]] = True
+            there = there[available[there]]
         return there
 
     def _of_clusters(self, clusters: RowLists, round_: int) -> np.ndarray:
         """int64, by name: the clients that can train in the clusters of a round, which are drawn uniformly."""
-        drawn = without_replacement(
-            generator(self.seed, "clusters", round_), len(clusters), self._per_round
-        )
-        there: np.ndarray = self.by_name[np.sort(clusters.take(drawn).rows)]
+        rng = generator(self.seed, "clusters", round_)
+        drawn = without_replacement(rng, len(clusters), self._per_round)
+        places = np.sort(clusters.take(drawn).rows)
+        there: np.ndarray = self.by_name[places]
         return there
 
     def planned(self, round_: int, participation: Participation) -> int:
-        """The planned number of clients in a round; with drawn clusters the largest one, because their sizes vary.
+        """The planned number of clients in a round; with drawn clusters the largest possible number of any round.
 
-        So an execution that is chosen by it stays the same in a resumed run.
+        So a resumed run plans the same number and chooses the same execution.
         """
         if self._clusters is None:
             return max(1, len(self.sample(round_, participation)))
-        # The largest clusters that one round can draw together.
-        most = int(np.sort(self._clusters.sizes)[-self._per_round :].sum())
+        largest = np.sort(self._clusters.sizes)[-self._per_round :]
+        most = int(largest.sum())
         return min(most, clients_per_round(participation, len(self.names)))
 
     def warnings(self, participation: Participation) -> list[str]:
-        """Warnings before the first round about a too small share, a trace of few clients, and too small clusters."""
+        """Warnings before the first round, about a too small share, too few clients in a trace, and small clusters."""
         found = [*self._few_in_trace(), *self._small_clusters(participation)]
         if isinstance(participation, float):
             clients = len(self.names)
@@ -529,19 +544,20 @@ class ClientSampler:
         ]
 
     def _small_clusters(self, participation: Participation) -> list[str]:
-        if self._clusters is None or participation is None or self.rule.how == "poisson":
+        all_clients = participation is None or self.rule.how == "poisson"
+        if self._clusters is None or all_clients:
             return []
         count = clients_per_round(participation, len(self.names))
         sizes = np.sort(self._clusters.sizes)
         least = int(sizes[: self._per_round].sum())
         if least >= count:
             return []
-        those = f"{self._per_round} together have"
+        smallest = f"{self._per_round} together have"
         if self._per_round == 1:
-            those = "has"
-        what = f"of {len(sizes)} clusters the smallest {those} {least} that can train"
+            smallest = "has"
+        found = f"of {len(sizes)} clusters the smallest {smallest} {least} that can train"
         return [
-            f"{count} clients per round were requested, but {what}, so such a round has no more"
+            f"{count} clients per round were requested, but {found}, so such a round has no more"
         ]
 
     def share(self, participation: Participation) -> float:
@@ -552,8 +568,9 @@ class ClientSampler:
         """The clients whose personal models ``--eval-clients`` scores, equal in every round; None for all."""
         if share is None:
             return None
-        count = clients_per_round(share, len(self.by_name))
-        drawn = without_replacement(generator(self.seed, "eval-clients"), len(self.by_name), count)
+        clients = len(self.by_name)
+        count = clients_per_round(share, clients)
+        drawn = without_replacement(generator(self.seed, "eval-clients"), clients, count)
         return _ascending(self.by_name[drawn])
 
 
@@ -576,7 +593,7 @@ def weighted_without_replacement(
 
     The ``count`` smallest of exponential times with these rates have this distribution (Efraimidis and Spirakis, 2006).
     """
-    # Exponential(w_i) times: the smallest is client i with probability w_i / sum w, and so on among the rest.
+    # Client i has the smallest of the Exponential(w_i) times with probability w_i / sum w; the rest follows likewise.
     times = rng.standard_exponential(len(weights)) / weights
     if count >= len(weights):
         return np.arange(len(weights))

@@ -29,45 +29,44 @@ from fedcache.federate.engine.sampling import (
     Participation,
     lines_of_clients,
     numbers_of,
+    refuse_lacking,
 )
 from fedcache.federate.trust.pipeline import UploadPool
 from fedcache.heads.linear import Tree
-from fedcache.parsing import visible
 
-HALF_NORMAL, EQUAL, ROWS = DURATIONS = ("half-normal", "equal", "rows")
-"""Rules of durations: |N(0, 1)| each time a client begins, as in the paper's experiments; 1; as many as it has rows."""
+HALF_NORMAL = "half-normal"
+EQUAL = "equal"
+DURATIONS = (HALF_NORMAL, EQUAL, "rows")
+"""Rules of durations: |N(0, 1)| each time a client begins, as in the paper's experiments; 1; proportional to rows."""
 
 COLUMNS = ("client", "duration")
 
 Durations = Callable[[Sequence[int], int], list[float]]
-"""(clients, round from 0 in which they begin) -> how long each trains, above 0."""
+"""(clients, round from 0 in which they begin) -> duration of each client's training, above 0."""
 
 
 @dataclass(frozen=True, eq=False)
 class TimingRule:
     """Durations of clients, and whether the server waits for them."""
 
-    durations: str = (
-        HALF_NORMAL  # a word of ``DURATIONS``, or ``sha256:`` and the digest of the file
-    )
+    # A word of ``DURATIONS``, or ``sha256:`` and the digest of the file.
+    durations: str = HALF_NORMAL
     named: tuple[str, ...] = ()  # clients of the file
-    given: tuple[float, ...] = ()  # duration of each of them
-    buffer: int | None = (
-        None  # K, updates in a step of the server; None if it waits for all clients
-    )
+    given: tuple[float, ...] = ()  # duration of each named client
+    # K, the number of updates in a step of the server; None if it waits for all clients.
+    buffer: int | None = None
     step: float = 1.0  # eta_g, on the mean of the buffer
     power: float = 0.5  # a in (1 + t)^-a, the factor of an update that is t steps old
 
     def words(self) -> dict[str, str | float]:
         """The rule in the form of a run's identity and result."""
-        asynchronous: dict[str, str | float] = {}
+        words: dict[str, str | float] = {}
         if self.buffer is not None:
-            asynchronous = {
-                "asynchronous": self.buffer,
-                "server_step": self.step,
-                "staleness_power": self.power,
-            }
-        return {**asynchronous, "client_durations": self.durations}
+            words["asynchronous"] = self.buffer
+            words["server_step"] = self.step
+            words["staleness_power"] = self.power
+        words["client_durations"] = self.durations
+        return words
 
     def of_clients(self, names: Sequence[str], rows: np.ndarray, seed: int) -> Durations:
         """The durations of a run.
@@ -77,13 +76,13 @@ class TimingRule:
             rows: float64 [M], training rows.
             seed: of the run.
 
-        Raises UsageError for a file that names a client that is not there, or lacks one that can train.
+        Raises UsageError for a file that names an unknown client, or lacks a client that can train.
         """
         if self.durations == HALF_NORMAL:
 
             def drawn(clients: Sequence[int], round_: int) -> list[float]:
-                streams = generators([(seed, "duration", round_, names[c]) for c in clients])
-                return [abs(stream.standard_normal()) for stream in streams]
+                keys = [(seed, "duration", round_, names[c]) for c in clients]
+                return [abs(stream.standard_normal()) for stream in generators(keys)]
 
             return drawn
         mean = rows.sum() / max(1, np.count_nonzero(rows))
@@ -94,14 +93,8 @@ class TimingRule:
             fixed = np.zeros(len(names))
             fixed[numbers_of(self.named, names, "--client-durations")] = self.given
         lacking = np.flatnonzero((fixed == 0) & (rows > 0))
-        if len(lacking):
-            name = visible(names[int(lacking[0])])
-            count = len(lacking)
-            some = f"{count} of {len(names)}"
-            raise UsageError(
-                f"--client-durations has no line for the client {name!r}; {some} clients have none.",
-                "Every client that has training rows needs one:  client,duration  and then  client-0,1.5",
-            )
+        example = "client,duration  and then  client-0,1.5"
+        refuse_lacking(lacking, names, "--client-durations", example)
         return lambda clients, _round: fixed[list(clients)].tolist()
 
 
@@ -122,14 +115,16 @@ def parse_timing(
             f"--staleness-power {staleness_power:g}: expected 0 or more.", "For example 0.5"
         )
     rule = TimingRule(buffer=asynchronous, step=server_step, power=staleness_power)
-    if durations is None or durations in DURATIONS:
-        return replace(rule, durations=durations or HALF_NORMAL)
+    if durations is None:
+        return rule
+    if durations in DURATIONS:
+        return replace(rule, durations=durations)
     named, given, digest = _read_durations(Path(durations))
     return replace(rule, durations=f"sha256:{digest}", named=named, given=given)
 
 
 def _read_durations(path: Path) -> tuple[tuple[str, ...], tuple[float, ...], str]:
-    """Clients, how long each takes, and the digest, of a CSV file with the columns ``client`` and ``duration``."""
+    """Clients, their durations, and the digest of a CSV file with the columns ``client`` and ``duration``."""
     example = (
         f"{', '.join(DURATIONS)}, or a file with a line for every client:  "
         f"client,duration  and then  client-0,1.5"
@@ -139,7 +134,6 @@ def _read_durations(path: Path) -> tuple[tuple[str, ...], tuple[float, ...], str
     found: dict[str, float] = {}
     for number, line in lines:
         try:
-            _ = line[0]
             value = float(line[1])
         except (ValueError, IndexError) as error:
             raise UsageError(
@@ -154,20 +148,21 @@ def _read_durations(path: Path) -> tuple[tuple[str, ...], tuple[float, ...], str
 
 
 def why_not_asynchronous(method: Method, hp: Hp) -> str | None:
-    """Why a server cannot mix updates of models of different ages, in words; None if it can."""
+    """The reason why a server cannot mix updates of models of different ages; None if it can."""
     if method.central:
         return "it trains on the rows of all clients together, so nothing is sent"
     if method.one_shot:
         return "it needs only one round"
     if method.uploads is sends_nothing:
         return "its clients send nothing"
-    if set(method.pool(hp).values()) - {"mean", "uniform"} or method.aggregate is not replace_names:
+    only_means = set(method.pool(hp).values()) <= {"mean", "uniform"}
+    if not only_means or method.aggregate is not replace_names:
         return "its server does more with uploads than take their mean"
     return None
 
 
 class Underway(NamedTuple):
-    """A client in training; clients are ordered by their end, then by their begin."""
+    """A client in training; clients are sorted by end, then by start."""
 
     end: float  # simulated time
     order: int  # number of clients that began before it
@@ -200,7 +195,7 @@ class Schedule:
         self._begun = 0
 
     def wait(self, clients: Sequence[int], round_: int) -> None:
-        """A round that ends when the slowest of its clients does, those that drop out among them."""
+        """Let time pass until the slowest client of a round has finished, including clients that drop out."""
         self.clock += max(self.durations(clients, round_), default=0.0)
 
     def fill_buffer(self, round_: int) -> tuple[dict[int, int], list[int]]:
@@ -215,14 +210,14 @@ class Schedule:
             round_: number of steps that the server has taken.
 
         Returns:
-            client -> version of the model that it began with, for the updates in the buffer; and the clients that began
-            since the last step.
+            client -> version of the model that it began with, for the updates in the buffer; and the clients that have
+            begun since the last step.
         """
         arrived: dict[int, int] = {}
         began: list[int] = []
         draws = 0
         while len(arrived) < (self.rule.buffer or 0):
-            # First the clients that have ended, then those that begin in their place, then time passes.
+            # First finished clients send their updates, then new clients begin, and then time passes.
             if self._heap and self._heap[0].end <= self.clock:
                 one = heapq.heappop(self._heap)
                 if not one.drops:
@@ -230,8 +225,9 @@ class Schedule:
                 continue
             free = self.concurrency - len(self._heap)
             if free:
-                busy = [*(one.client for one in self._heap), *arrived]
-                began += self._begin(self.sampler.begin(round_, draws, free, busy), round_)
+                busy = [one.client for one in self._heap] + list(arrived)
+                drawn = self.sampler.begin(round_, draws, free, busy)
+                began += self._begin(drawn, round_)
                 draws += 1
             if not self._heap:
                 break
@@ -240,16 +236,16 @@ class Schedule:
 
     def _begin(self, drawn: Sequence[tuple[int, bool]], round_: int) -> list[int]:
         clients = [c for c, _ in drawn]
-        for (client, drops), lasts in zip(drawn, self.durations(clients, round_), strict=True):
-            heapq.heappush(
-                self._heap, Underway(self.clock + lasts, self._begun, client, round_, drops)
-            )
+        durations = self.durations(clients, round_)
+        for (client, drops), duration in zip(drawn, durations, strict=True):
+            one = Underway(self.clock + duration, self._begun, client, round_, drops)
+            heapq.heappush(self._heap, one)
             self._begun += 1
         return clients
 
     @property
     def versions(self) -> set[int]:
-        """Versions of the models that clients in training began with."""
+        """Versions of the models from which clients in training started."""
         return {one.version for one in self._heap}
 
     def to_json(self) -> dict[str, Any]:
@@ -268,20 +264,20 @@ class Schedule:
         self._heap = [Underway(*one) for one in saved["underway"]]
 
 
-# A run with simulated time: the models that clients in training began with, and the steps of an
+# A run with simulated time: the models from which clients in training started, and the steps of an
 # asynchronous server.
 #
-# A client's update is computed when it arrives, from the model that it began with and with the
-# draws of the round in which it began. This is equivalent to computing it earlier, because a client
-# trains once at a time. So an execution gets groups of clients with one broadcast, as in any round,
-# and the pooled upload of each group is kept until the step.
+# A client's update is computed when it arrives, from the model with which the client started and
+# with the draws of the round in which it started. This is equivalent to computing it earlier,
+# because a client trains once at a time. So an execution gets groups of clients with one broadcast,
+# as in any round, and the pooled upload of each group is kept until the step.
 
 
 STATISTICS = (".mean", ".var")
 """Endings of the names of BatchNorm's running statistics."""
 
 NOT_YET = RoundTraffic(0, 0, 0, 0, 0, 0, 0)
-"""Traffic of a group of clients, which is counted later, with the step of their updates."""
+"""Traffic of a group of clients before the step with their updates, in which it is counted."""
 
 
 @dataclass
@@ -321,11 +317,8 @@ class TimedRun(RunState):
         down = self.down()
         for name, sent in self.expected_uploads().items():
             why = None
-            if (
-                name not in down
-                or tuple(down[name].shape) != sent.shape
-                or not sent.dtype.is_floating_point
-            ):
+            same_shape = name in down and tuple(down[name].shape) == sent.shape
+            if not same_shape or not sent.dtype.is_floating_point:
                 why = (
                     f"does not support --asynchronous: its upload {name} is not an update of the model that "
                     "clients receive"
@@ -336,7 +329,7 @@ class TimedRun(RunState):
                 raise UsageError(f"{self.method.name} {why}.", "Leave it out.")
 
     def begin_step(self) -> dict[int, list[int]]:
-        """Let time pass until the buffer is full; returns version of the model -> clients in the buffer."""
+        """Let time pass until the buffer is full. Returns version of the model -> clients in the buffer."""
         arrived, began = self.schedule.fill_buffer(self.round)
         # Clients that began with the same model are computed together.
         groups: dict[int, list[int]] = {}
@@ -358,7 +351,7 @@ class TimedRun(RunState):
 
     @property
     def steps_at_once(self) -> bool:
-        """False during a step, which is made of several groups."""
+        """False during a step, which combines several groups of clients."""
         return self._groups is None
 
     def finish(
@@ -378,16 +371,15 @@ class TimedRun(RunState):
         if not groups:
             traffic = self.nobody_sends(down)
         else:
-            sent = sorted(
-                pair for group in groups for pair in zip(group.ids, group.sent, strict=True)
-            )
+            sent: dict[int, tuple[int, int]] = {}
+            for group in groups:
+                sent.update(zip(group.ids, group.sent, strict=True))
+            ids = sorted(sent)
             stepped = self._stepped(down, groups)
-            traffic = super().finish([c for c, _ in sent], down, stepped, [up for _, up in sent])
+            traffic = super().finish(ids, down, stepped, [sent[c] for c in ids])
         # Older models are kept only while a client still trains from them.
         needed = self.schedule.versions
-        self.versions = {
-            version: tree for version, tree in self.versions.items() if version in needed
-        }
+        self.versions = {v: tree for v, tree in self.versions.items() if v in needed}
         return traffic
 
     def _stepped(self, down: Tree, groups: Sequence[_Group]) -> Tree:
@@ -398,12 +390,13 @@ class TimedRun(RunState):
         Statistics of BatchNorm are measured and not trained. For them w replaces w_(r - t_i), so that no variance
         becomes negative.
         """
-        if self.rule.step == 1.0 and [group.version for group in groups] == [self.round]:
-            return groups[0].pooled  # the same to the bit as in a round
+        versions = [group.version for group in groups]
+        if self.rule.step == 1.0 and versions == [self.round]:
+            return groups[0].pooled  # bit-identical to a round without simulated time
         rule = UploadPool(self.method.pool(self.hp), 1).rule
         made = {}
         for name, t in groups[0].pooled.items():
-            # The weight of each group in the method's mean: its clients, or their rows.
+            # The weight of each group in the method's mean: the number of its clients, or of their rows.
             weights = [float(len(g.ids)) for g in groups]
             if rule(name) != "uniform":
                 weights = [float(self.client_rows[list(g.ids)].sum()) for g in groups]
@@ -415,12 +408,13 @@ class TimedRun(RunState):
                 # The group's mean update in float64, reduced by its age in steps of the server.
                 update = group.pooled[name].double() - base[name].double()
                 stale = (1.0 + self.round - group.version) ** -self.rule.power
-                total.add_(update, alpha=self.rule.step * stale * weight / sum(weights))
+                factor = self.rule.step * stale * weight / sum(weights)
+                total.add_(update, alpha=factor)
             made[name] = (down[name].double() + total).to(t.dtype)
         return made
 
     def timing(self) -> dict[str, float]:
-        """Diagnostics of the last round: its end, and the age of the updates in its step."""
+        """Diagnostics of the last round: the simulated time at its end, and the age of the updates in its step."""
         found = {"simulated_time": self.schedule.clock}
         if self.staleness:
             found["staleness_mean"] = float(np.mean(self.staleness))
@@ -429,11 +423,10 @@ class TimedRun(RunState):
 
     def keep(self) -> tuple[Tree, dict[str, Any]]:
         """Tensors and JSON that a snapshot needs in addition to those of a run without simulated time."""
-        tensors = {
-            f"version/{v}/{name}": t
-            for v, tree in self.versions.items()
-            for name, t in tree.items()
-        }
+        tensors = {}
+        for version, tree in self.versions.items():
+            for name, t in tree.items():
+                tensors[f"version/{version}/{name}"] = t
         return tensors, {"timing": self.schedule.to_json()}
 
     def take_up(self, tensors: Tree, meta: dict[str, Any]) -> None:
@@ -442,4 +435,5 @@ class TimedRun(RunState):
         for key, t in tensors.items():
             if key.startswith("version/"):
                 _, version, name = key.split("/", 2)
-                self.versions.setdefault(int(version), {})[name] = t.to(self.env.device, copy=True)
+                tree = self.versions.setdefault(int(version), {})
+                tree[name] = t.to(self.env.device, copy=True)

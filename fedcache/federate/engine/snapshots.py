@@ -23,7 +23,7 @@ from fedcache.heads.linear import Tree
 STATE_VERSION = 1
 
 NAMES = 1 << 12
-"""Names of clients that are hashed at once."""
+"""Number of clients' names that are hashed at once."""
 
 
 def _meta(job: RunState) -> dict[str, Any]:
@@ -40,16 +40,17 @@ def _meta(job: RunState) -> dict[str, Any]:
 
 
 def digest_of_names(names: Sequence[str]) -> str:
-    """Number and digest of the clients' names, which seed their draws; of constant length."""
+    """Number and digest of the clients' names, which seed the clients' draws."""
     digest = hashlib.sha256()
     for start in range(0, len(names), NAMES):
-        digest.update("".join(f"{name}\n" for name in names[start : start + NAMES]).encode())
+        lines = "".join(f"{name}\n" for name in names[start : start + NAMES])
+        digest.update(lines.encode())
     short = digest.hexdigest()[:16]
     return f"{len(names)} named {short}"
 
 
 def _copy(t: Tensor) -> Tensor:
-    return t.clone(memory_format=torch.contiguous_format)  # as files hold them
+    return t.clone(memory_format=torch.contiguous_format)  # as in a file
 
 
 def snapshot_of(job: RunState, records: list[RoundRecord]) -> Snapshot:
@@ -64,18 +65,20 @@ def snapshot_of(job: RunState, records: list[RoundRecord]) -> Snapshot:
     # If clients are in a file, the snapshot has the index of the file instead of their tensors.
     if table is not None:
         index, kinds = table.mark()
-        return Snapshot({**tensors, **index}, {**meta, "entered": [], "table": kinds}, table.kept)
+        meta |= {"entered": [], "table": kinds}
+        return Snapshot(tensors | index, meta, table.kept)
     states = dict(job.states)
-    for client in sorted(states):
+    meta["entered"] = sorted(states)
+    for client in meta["entered"]:
         tensors |= {f"client/{client}/{k}": _copy(t) for k, t in states[client].items()}
-    return Snapshot({**tensors, **stored(job.states)}, {**meta, "entered": sorted(states)})
+    return Snapshot(tensors | stored(job.states), meta)
 
 
 def resume_job(job: RunState, state: Snapshot, table: Path | None = None) -> list[RoundRecord]:
-    """Set a run to the state of a snapshot; returns the records of its rounds.
+    """Set a run to the state of a snapshot. Returns the records of its rounds.
 
-    ``table`` is the file with the clients' tensors, if they are in one. Raises FederatedRunError for the snapshot of
-    another run.
+    ``table`` is the file with the clients' tensors, if they are in a file. Raises FederatedRunError for the snapshot
+    of another run.
     """
     expected = _meta(job)
     saved = dict(state.meta)
@@ -100,7 +103,8 @@ def resume_job(job: RunState, state: Snapshot, table: Path | None = None) -> lis
             states[int(client)][name] = t.to(job.env.device, copy=True)
     job.server = server
     if state.meta.get("table") is not None and table is not None:
-        job.states.move(StateTable(table, len(job.training_clients), job.env.device, state))
+        clients = len(job.training_clients)
+        job.states.move(StateTable(table, clients, job.env.device, state))
     for number, tree in states.items():
         job.states[number] = tree
     if isinstance(job, TimedRun):

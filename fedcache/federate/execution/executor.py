@@ -1,9 +1,9 @@
 """Executor: a class that computes the middle of a round, between the broadcast and the server's step.
 
-To add one, derive from ``Executor`` in a file of its own and register it (``choose.registered``). All executions
-give the same results: bit for bit the same draws, and sums that differ by rounding alone (1e-10 in float64). The laws
-of ``tests/contract/test_method_laws.py`` say what else every one of them must keep. ``Sequential``, the plainest
-of them, serves every method, and the others must equal it.
+To add an executor, derive from ``Executor`` in a new file and register the class (``engine.run.registered``). All
+executions give the same results: bit for bit the same draws, and sums that differ only by rounding (1e-10 in float64).
+The laws of ``tests/contract/test_method_laws.py`` state all further promises. ``Sequential``, the simplest executor,
+serves every method, and the results of the others must equal its results.
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ from fedcache.federate.trust.pipeline import UploadPipeline
 from fedcache.heads.linear import Tree
 
 SPECTRUM_POINTS = 4
-"""Points of a shared upload from which on a server prepares what serves all: eigenvalues cost some Cholesky solves."""
+"""Number of points from which a server prepares a shared upload: eigenvalues cost as much as some Cholesky solves."""
 
 
 TOGETHER_FROM = 32
-"""Clients of a round from which on sums are made of the rows of several at once, where uploads are nothing but sums."""
+"""Clients of a round from which uploads that are only sums are computed from the rows of several clients at once."""
 
 TOGETHER_ROWS = 2 << 20
-"""Rows of clients that are taken together: many, so that few are far apart in the file that they are read from."""
+"""Rows of clients that are summed together. The number is large so that rows are close together in their file."""
 
 
 class Executor(ABC):
-    """Computes the rounds of some points of a grid (one point is a run alone).
+    """Computes the rounds of some points of a grid (one point is a single run).
 
     Args:
-        batch: the points, before the first round that is computed here.
+        batch: the points, before the first round to compute.
         snapshots: of each point that is resumed, None for the others; for executors that keep state in their own form.
     """
 
@@ -70,11 +70,11 @@ class Executor(ABC):
     @classmethod
     @abstractmethod
     def serves(cls, method: Method, hp: Hp, load: Load) -> str:
-        """Why it cannot compute that method under these hyperparameters; "" when it can."""
+        """Why it cannot compute that method under these hyperparameters; "" if it can."""
 
     @classmethod
     def cost(cls, method: Method, hp: Hp, load: Load) -> float:
-        """Rank of the time of a round, where 1 is the time of ``sequential``; the least is chosen by ``auto``."""
+        """Rank of the time of a round; ``sequential`` has 1, and ``auto`` chooses the lowest."""
         return math.inf
 
     @classmethod
@@ -87,8 +87,8 @@ class Executor(ABC):
         """Train the sampled clients of every point, pool their uploads and let each server take its step.
 
         Args:
-            ids: numbers of the sampled clients, ascending; all points sample the same.
-            downs: what the server of each point broadcasts.
+            ids: numbers of the sampled clients, ascending; all points sample the same clients.
+            downs: broadcast of each point's server.
 
         Returns:
             for each point the traffic of its round; None for a point in ``batch.failed``.
@@ -101,7 +101,7 @@ class Executor(ABC):
         for point in points[1:]:
             point.lost = points[0].lost
         downs = [point.down() for point in points]
-        # A private round without clients still adds noise and counts for epsilon, as its absence would tell something.
+        # A private round without clients still adds noise and counts for epsilon: skipping it would leak information.
         if not ids and points[0].trust.privacy is None:
             traffics: list[RoundTraffic | None] = [None] * len(points)
             for g, point in enumerate(points):
@@ -118,13 +118,12 @@ class Sequential(Executor):
 
     def __init__(self, batch: GridBatch, snapshots: Sequence[Snapshot | None] = ()) -> None:
         super().__init__(batch, snapshots)
-        self._prepared: tuple[Tree, Tree] | None = (
-            None  # pooled uploads, and what the server prepared of them
-        )
+        # Pooled uploads, and the result of ``Method.prepare`` for them.
+        self._prepared: tuple[Tree, Tree] | None = None
 
     @classmethod
     def serves(cls, method: Method, hp: Hp, load: Load) -> str:
-        """Everything."""
+        """It serves every method."""
         return ""
 
     @classmethod
@@ -134,7 +133,7 @@ class Sequential(Executor):
 
     @classmethod
     def plan(cls, method: Method, load: Load, chunk: int | None) -> ExecutionPlan:
-        """One client; all points at once only where they can share what clients send."""
+        """One client; all points at once only if they can share uploads."""
         points = 1
         if shares_uploads(method):
             points = load.points
@@ -158,14 +157,15 @@ class Sequential(Executor):
             return None
 
     def _pooled(self, point: RunState, ids: Sequence[int], down: Tree) -> tuple[Tree, Sent]:
-        """Uploads of the clients, pooled, and what each of them sent; from the cache where another point has them."""
+        """Pooled uploads of the clients and their sizes; from the cache if another point has computed them."""
         batch = self.batch
         fit = partial(self._fit, point, ids, down)
-        if batch.cache is None or not shares_uploads(point.method) or not point.trust.plain:
+        shares = shares_uploads(point.method) and point.trust.plain
+        if batch.cache is None or not shares:
             return fit()
-        # Points that differ in what the server alone reads send the same, so one of them trains for all.
+        # Points that differ only in hyperparameters of the server have the same uploads, so one point trains for all.
         pooled, sent = batch.cache.pooled(point, ids, fit)
-        # Eigenvalues of the shared sums serve every ridge; they are computed for the first of these points.
+        # Eigenvalues of the shared sums serve every ridge, so the first of these points computes them for all.
         if len(batch.points) >= SPECTRUM_POINTS:
             if self._prepared is None or self._prepared[0] is not pooled:
                 self._prepared = (pooled, point.method.prepare(pooled, point.server_ctx(ids)))
@@ -191,42 +191,41 @@ class Sequential(Executor):
     def uploads(
         self, point: RunState, down: Tree, groups: Sequence[Sequence[int]]
     ) -> Iterator[tuple[Sequence[int], Tree]]:
-        """The upload of each group of clients, in this order: of one client, or the sum of several."""
+        """The upload of each group of clients, in this order: of one client, or the sum over several clients."""
         for group in groups:
             yield group, fit_group(point, down, group)
 
 
 def fit_group(point: RunState, down: Tree, group: Sequence[int]) -> Tree:
-    """The upload of one client, or the sum of several: the upload of one client that has all their rows."""
+    """The upload of one client; for several clients their sum, the upload of one client with all their rows."""
     if len(group) == 1:
         return point.fit_one(down, group[0])
     point.env.watch()
     rows = np.sort(train_rows_of(point.training_clients, group))  # in the order of the file
     data = stack_clients(point.features(None), point.labels, [rows], 0)
-    return point.method.fit(down, {}, data, point.ctx(group[:1], 0))[1]
+    _state, up = point.method.fit(down, {}, data, point.ctx(group[:1], 0))
+    return up
 
 
 def groups_of(point: RunState, ids: Sequence[int]) -> Iterator[Sequence[int]]:
-    """Groups of clients that are computed together: one each, or up to ``TOGETHER_ROWS`` rows where uploads add up.
+    """Groups of clients that are computed together: up to ``TOGETHER_ROWS`` rows if uploads are sums, else one client.
 
     So a million clients do not need a matrix each, and the rows of a group are read in the order of the file. The
     result is the sum of the uploads up to rounding. Traffic is counted as if each client sent its own upload.
     """
     method = point.method
-    adds_up = (
-        method.additive(point.hp)
-        and method.sent is numel
-        and method.enter is no_state
-        and point.trust.plain
-    )
-    if not adds_up or point.own or len(ids) < TOGETHER_FROM:
+    sums = method.additive(point.hp) and method.sent is numel and method.enter is no_state
+    together = sums and point.trust.plain and not point.own
+    if not together or len(ids) < TOGETHER_FROM:
         yield from ([c] for c in ids)
         return
-    # Neighbours are taken together while their rows, summed up to here, stay below ``TOGETHER_ROWS``.
-    before = np.concatenate([[0], np.cumsum(train_sizes(point.training_clients)[np.asarray(ids)])])
+    # A group ends before the client with which its rows would exceed ``TOGETHER_ROWS``.
+    rows = train_sizes(point.training_clients)[np.asarray(ids)]
+    before = np.concatenate([[0], np.cumsum(rows)])
     start = 0
     while start < len(ids):
-        end = int(np.searchsorted(before, before[start] + TOGETHER_ROWS, "right")) - 1
+        limit = before[start] + TOGETHER_ROWS
+        end = int(np.searchsorted(before, limit, "right")) - 1
         end = max(end, start + 1)
         yield ids[start:end]
         start = end
@@ -252,11 +251,13 @@ def timed_round(executor: Executor) -> tuple[tuple[int, ...], list[RoundTraffic 
     groups = first.begin_step()
     for point in points[1:]:
         point.join_step(first)
-    # Clients that began with the same model are computed as one round, with its broadcast and its draws.
+    # Clients that started from the same model are computed as one round, with the broadcast and draws of that round.
+    arrived: list[int] = []
     for version, ids in groups.items():
         for point in points:
             point.round = version  # draws are keyed by the round
         executor.one_round(ids, [point.versions[version] for point in points])
+        arrived += ids
     failed = executor.batch.failed
     traffics = [None] * len(points)
     for g, point in enumerate(points):
@@ -267,32 +268,32 @@ def timed_round(executor: Executor) -> tuple[tuple[int, ...], list[RoundTraffic 
             traffics[g] = point.end_step()
         except FedcacheError as error:
             failed[g] = error
-    return tuple(sorted(c for ids in groups.values() for c in ids)), traffics
+    return tuple(sorted(arrived)), traffics
 
 
 # Chunks of clients, of all points of a grid, as one batch with the leading axes (M,) or (G, M).
 #
-# The steps of small heads are nearly all dispatch, which a chunk pays once; larger heads gain
-# while a chunk's parameters stay in the cache. On a GPU every head gains. Small uploads, and all
-# on a GPU, are summed by one product over a chunk.
+# A step of a small head is mostly torch's call overhead, which is paid once per chunk. Larger heads
+# gain while a chunk's parameters stay in the cache. On a GPU every head gains. Small uploads, and
+# all uploads on a GPU, are summed by one product over a chunk.
 
 SMALL_HEAD = 64 << 10
-"""Heads and uploads up to this many bytes are nearly all dispatch, which clients of a chunk and points share."""
+"""Bytes of heads and uploads up to which most time is call overhead, which clients of a chunk and points share."""
 
 FEWEST = 4
 FEW = 8
-"""Clients with larger heads from which on shared dispatch gains more than the cache loses, and their best number."""
+"""Clients of a chunk with larger heads: the least for which shared overhead saves time, and the best number."""
 
 
 class Batched(Executor):
-    """A chunk of clients is one ``fit``."""
+    """Execution with one ``fit`` for each chunk of clients."""
 
     name = "batched"
     joins_points = True
 
     @classmethod
     def serves(cls, method: Method, hp: Hp, load: Load) -> str:
-        """Every method whose functions take a client axis, on clients that are alike."""
+        """It serves methods with functions that take a client axis, on clients that differ only in their rows."""
         if load.mixed:
             return "its clients have different settings"
         if "pixels" in method.reads(hp):
@@ -303,11 +304,13 @@ class Batched(Executor):
 
     @classmethod
     def cost(cls, method: Method, hp: Hp, load: Load) -> float:
-        """Less than that of ``sequential`` for small heads, if several heads fit into the cache, and on a GPU."""
-        if not method.gradient or method.central or load.clients * load.points < 2:
+        """Below the cost of ``sequential`` for small heads, if several heads fit into the cache, and on a GPU."""
+        trains = method.gradient and not method.central
+        if not trains or load.clients * load.points < 2:
             return 2.0
-        cached = load.clients > 1 and fits_cache(load) >= FEWEST
-        if load.device != "cpu" or load.head_bytes <= SMALL_HEAD or cached:
+        if load.device != "cpu" or load.head_bytes <= SMALL_HEAD:
+            return 0.5
+        if load.clients > 1 and fits_cache(load) >= FEWEST:
             return 0.5
         return 2.0
 
@@ -315,15 +318,17 @@ class Batched(Executor):
     def plan(cls, method: Method, load: Load, chunk: int | None) -> ExecutionPlan:
         """As many clients and points as fit the cache."""
         load = points_together(method, load)
-        # Points share nothing but dispatch, which costs larger heads little: each point is computed alone.
-        if load.points == 1 or (load.head_bytes > SMALL_HEAD and load.device == "cpu"):
+        # Points share only call overhead, which matters little for larger heads. Then each point is computed alone.
+        alone = load.device == "cpu" and load.head_bytes > SMALL_HEAD
+        if alone or load.points == 1:
             return ExecutionPlan(cls.name, min(load.clients, chunk or fits_cache(load)))
         budget = GPU_SET
         if load.device == "cpu":
             budget = GRID_SET
-        # Points first: they share the rows that are read. Clients fill what is left of the cache.
-        points = max(1, min(load.points, budget // max(1, 4 * load.head_bytes)))
-        clients = max(1, budget // max(1, 4 * load.head_bytes * points))
+        # Points first, because they share the rows that are read. Clients fill the rest of the cache.
+        working = 4 * load.head_bytes
+        points = max(1, min(load.points, budget // max(1, working)))
+        clients = max(1, budget // max(1, working * points))
         return ExecutionPlan(cls.name, min(load.clients, chunk or clients), points)
 
     def one_round(self, ids: Sequence[int], downs: Sequence[Tree]) -> list[RoundTraffic | None]:
@@ -346,9 +351,9 @@ class Batched(Executor):
 
         Args:
             order: clients by falling rows.
-            down: what they are sent, with leading axes.
-            pipeline: takes their uploads.
-            sent: client -> what it sends for each point, filled here.
+            down: the broadcasts, with leading axes.
+            pipeline: receives the uploads.
+            sent: client -> sizes of its uploads for each point, filled here.
         """
         self.fit_chunks(order, self.batch.plan.chunk, down, pipeline, sent)
 
@@ -360,11 +365,11 @@ class Batched(Executor):
         pipeline: UploadPipeline,
         sent: dict[int, Sent],
     ) -> None:
-        """The same, ``width`` clients at once."""
+        """Train clients as ``fit_all``, ``width`` clients at once."""
         batch = self.batch
         first = self.batch.points[0]
         for start in range(0, len(order), width):
-            # One ``fit`` of the chunk: states and uploads come back with the leading axes (M,) or (G, M).
+            # One ``fit`` for the chunk returns states and uploads with the leading axes (M,) or (G, M).
             chunk = order[start : start + width]
             first.env.watch()
             ctx = batch.ctx(chunk)
@@ -384,11 +389,12 @@ class Batched(Executor):
     def sums_uploads(self, up: Tree, clients: int) -> bool:
         """Whether the uploads of a chunk are pooled by one sum over its clients: small uploads, and all on a GPU.
 
-        On a CPU a sum would first copy large ones. Empty uploads are not summed, as each of them may be refused.
+        On a CPU a sum would first copy large uploads. Empty uploads are not summed, because each may be rejected.
         """
         size = sum(t.nbytes for t in up.values())
         device = self.batch.points[0].env.device.type
-        return size > 0 and (size <= SMALL_HEAD * clients or device != "cpu")
+        fast = device != "cpu" or size <= SMALL_HEAD * clients
+        return size > 0 and fast
 
     def pool_chunk(
         self,
@@ -402,7 +408,7 @@ class Batched(Executor):
         ``each`` has further tensors to stack, by client, with an axis of points of length 1 or more.
         """
         stacked = {}
-        # The weights of the clients depend on the rule of pooling alone, so they are made once for each rule.
+        # The weights of the clients depend only on the rule of pooling, so they are computed once for each rule.
         factors: dict[str, list[float]] = {}
         for name, t in up.items():
             rule = pipeline.rule(name)
@@ -415,7 +421,8 @@ class Batched(Executor):
         if not stacked and not each:
             pipeline.add_weights(chunk)  # a sum does not contain the number of its clients
             return
-        validated = self.batch.points[0].trust.plain  # else each upload is validated by itself
+        # Under other policies each upload is validated separately.
+        validated = self.batch.points[0].trust.plain
         for j, c in enumerate(chunk):
             own = self.batch.of_client(stacked, j)
             own |= {n: self.batch.less_points(parts[j]) for n, parts in (each or {}).items()}
@@ -429,19 +436,22 @@ class Batched(Executor):
         sent: dict[int, Sent],
         shown: Tree | None = None,
     ) -> None:
-        """Note what each client of a chunk sends: its part of ``up``, and ``shown``, which has no axis of clients."""
-        # If every scalar counts, all clients of the chunk send equally many.
+        """Add the sizes of uploads to ``sent``: each client's part of ``up``, and ``shown`` without a client axis."""
+        # If every scalar counts, all clients of the chunk send the same number of scalars.
         alike = self.batch.points[0].method.sent is numel
         for j, c in enumerate(chunk):
             if alike and j:
                 sent[c] = sent[chunk[0]]
                 continue
-            self.batch.note_sent(c, {**self.batch.of_client(up, j), **(shown or {})}, size, sent)
+            own = self.batch.of_client(up, j)
+            if shown is not None:
+                own |= shown
+            self.batch.note_sent(c, own, size, sent)
 
 
 def fits_cache(load: Load) -> int:
-    """Clients whose parameters fit the cache together; on a GPU, those that share the cost of one launch."""
-    # weights, gradient, momentum and output of one client
+    """Number of clients whose parameters fit the cache together; on a GPU, of clients that share one launch."""
+    # Weights, gradient, momentum and output of one client.
     client = max(1, 4 * load.head_bytes)
     if load.device != "cpu":
         return max(1, GPU_SET // client)
@@ -450,6 +460,7 @@ def fits_cache(load: Load) -> int:
 
 def points_together(method: Method, load: Load) -> Load:
     """The load of the points that can be one batch: one point for closed forms, which read their hyperparameters."""
-    if not method.gradient or method.central or method.one_shot:
+    trains_in_rounds = method.gradient and not method.one_shot
+    if method.central or not trains_in_rounds:
         return replace(load, points=1)
     return load

@@ -1,16 +1,16 @@
 """SGD on clients with few rows, in coordinates on their Gram matrices; exact.
 
-The first linear map of a head, W [U, D], is trained on a client's n rows X alone, so it never leaves the span of those
-rows and of the weights it began with: W = c B + A' X. A step then costs n instead of D numbers an output, with the Gram
-matrix X X' computed once for the whole run (``heads.gram`` has the algebra).
+The first linear map of a head, W [U, D], is trained only on a client's n rows X. So it stays in the span of these rows
+and of its initial weights: W = c B + A' X. A step then reads n instead of D numbers per output, with the Gram matrix
+X X' computed once for the whole run (``heads.gram`` has the algebra).
 
-A method's ``fit`` is unchanged: it gets coordinates under the names of the first map's tensors, and batches that are
-positions of rows; the coordinates that it returns are turned back into maps. The broadcast and the average are one
-matrix product each, and the points of a grid are columns of the same products.
+A method's ``fit`` is unchanged. It gets coordinates under the names of the first map's tensors, and batches that are
+positions of rows; the coordinates that it returns are converted to maps. The broadcast and the average are one matrix
+product each, and the points of a grid are columns of the same products.
 
-There are two cases. If the server sends the map (fedavg), its tensors are new bases in every round, and the pooled
-upload is turned back by one product. If the map stays with the client (fedpcl), coordinates over the bases that the
-client entered with are kept from round to round; ``gram_states.ClientStates`` turns them back when they are read.
+There are two cases. If the server sends the map (fedavg), its tensors are new bases in every round, and one product
+converts the pooled upload. If the map stays with the client (fedpcl), coordinates over the bases with which the client
+entered are kept from round to round; ``gram_states.ClientStates`` converts them when they are read.
 
 Shapes: n rows of a client, D features, U outputs of the map, M clients of a chunk, G points of a grid, k bases.
 """
@@ -47,18 +47,18 @@ from fedcache.heads.linear import Tree
 from fedcache.process import return_freed_memory
 
 GRAM_SHARE = 0.25
-"""Share of the memory that is free when a run starts, which Gram matrices and packed rows may take."""
+"""Largest share of the free memory at the start of a run that Gram matrices and packed rows may take."""
 
 TAKE_PART = 4
-"""At least one client in 4 must take part in some round; otherwise computing the matrices of all does not pay."""
+"""At least one client in 4 must take part in some round; otherwise computing the matrices of all costs too much."""
 
 GRAM_BYTES = 1 << 30
-"""Most bytes of Gram matrices and packed rows, however much memory is free: they grow with the clients."""
+"""Most bytes of Gram matrices and packed rows, for every size of the memory: they grow with the clients."""
 
 
 @dataclass(frozen=True)
 class GramClientData(ClientData):
-    """Clients whose batches are positions."""
+    """Data of clients whose batches are positions of rows."""
 
     basis: GramBasis | None = None
 
@@ -67,54 +67,56 @@ class GramClientData(ClientData):
         return cast(Tensor, GramBatch(cast(GramBasis, self.basis), i))
 
     def fits(self, rows: int, budget: int) -> bool:
-        """A step takes its own positions: there is nothing to gather."""
+        """False: a step takes its own positions, so no features are gathered."""
         return False
 
     def narrow(self, count: int) -> ClientData:
         """The first ``count`` clients."""
         if self.rows.dim() == 1 or count == len(self.n):
             return self
-        made = super().narrow(count)
-        return replace(cast(GramClientData, made), basis=cast(GramBasis, self.basis).narrow(count))
+        made = cast(GramClientData, super().narrow(count))
+        basis = cast(GramBasis, self.basis).narrow(count)
+        return replace(made, basis=basis)
 
 
 @dataclass
 class ChunkBases:
-    """The bases of one chunk of clients, and how tensors of it are written in coordinates."""
+    """The bases of one chunk of clients, and the conversion of its tensors to coordinates and back."""
 
     grams: GramMatrices  # of the run
     clients: Sequence[int]  # of the chunk, by falling rows
     axes: int  # 1 (M,) or 2 (G, M)
-    # each [G or 1, U, D] that all clients share, or [M, G or 1, U, D]
+    # Each basis is [G or 1, U, D] if all clients share it, or [M, G or 1, U, D].
     bases: list[Tensor] = field(default_factory=list)
-    seen: list[Tensor] = field(default_factory=list)  # X B_j' of each, [M, n, U, G or 1]
+    seen: list[Tensor] = field(default_factory=list)  # X B_j' of each basis, [M, n, U, G or 1]
 
     def basis(self) -> GramBasis:
-        """For ``GramBatch``."""
-        # Bases that points share have one product for all points, which is only expanded.
+        """The basis of a ``GramBatch``."""
+        # A basis that points share has one product, which is expanded to all points.
         G = max(s.shape[-1] for s in self.seen)
         full = [s.expand(*s.shape[:-1], G) for s in self.seen]
         return GramBasis(self.grams.stacked(self.clients), torch.stack(full, 1), self.axes)
 
     def add(self, base: Tensor) -> int:
-        """Take a tensor as a further basis; its number."""
+        """Add a tensor as a further basis. Returns its number."""
         self.bases.append(base)
         if base.dim() == 3:
-            self.seen.append(self.grams.forward(self.clients, base))
+            seen = self.grams.forward(self.clients, base)
         else:
-            # Each client has a base of its own: a product of each, padded to the longest client.
-            own = [self.grams.forward([c], b)[0] for c, b in zip(self.clients, base, strict=True)]
+            # Each client has its own basis: one product for each client, padded to the longest client.
+            pairs = zip(self.clients, base, strict=True)
+            own = [self.grams.forward([c], b)[0] for c, b in pairs]
             longest, U, G = own[0].shape
-            out = zeros(own[0], len(own), longest, U, G)
-            for to, part in zip(out, own, strict=True):
+            seen = zeros(own[0], len(own), longest, U, G)
+            for to, part in zip(seen, own, strict=True):
                 to[: len(part)] = part
-            self.seen.append(out)
+        self.seen.append(seen)
         return len(self.bases) - 1
 
     def unit(self, number: int, bases: int, points: int) -> Tensor:
         """The coordinates of basis ``number`` itself: c = 1, A = 0."""
         M, n, U = self.seen[0].shape[:3]
-        # k rows of factors c_j, then n rows of A: basis ``number`` has factor 1 and nothing else.
+        # k rows of factors c_j, then n rows of A: basis ``number`` has factor 1, all other numbers are 0.
         out = zeros(self.seen[0], M, bases + n, U, points)
         out[:, number] = 1.0
         return outer(out, self.axes)
@@ -123,7 +125,7 @@ class ChunkBases:
         """sum_m w_m W_m [G, U, D] of coordinates [.., k + n, U]."""
         k = len(self.bases)
         full = inner(W, self.axes)
-        # sum_m w_m (A_m' X_m + sum_j c_mj B_j): rows first, then each base times the weighted sum of its factors.
+        # sum_m w_m (A_m' X_m + sum_j c_mj B_j): rows first, then each basis times the weighted sum of its factors.
         total = self.grams.back(self.clients, full[:, k:], weights)
         w = full.new_tensor(weights)
         for j, base in enumerate(self.bases):
@@ -132,19 +134,18 @@ class ChunkBases:
                 factor = (w.view(-1, 1, 1) * c).sum(0).mT  # [G, U]
                 total = total + factor.unsqueeze(-1) * base
             else:
-                total = total + torch.einsum(
-                    "m,mog,mgod->god", w, c, base.expand(-1, c.shape[-1], -1, -1)
-                )
+                of_points = base.expand(-1, c.shape[-1], -1, -1)
+                total = total + torch.einsum("m,mog,mgod->god", w, c, of_points)
         return total
 
     def each(self, W: Tensor) -> list[Tensor]:
         """W [G, U, D] of every client."""
         out = []
         for m, client in enumerate(self.clients):
-            # The same sum as ``pooled`` of this client alone, with its own part of the bases.
+            # The same sum as ``pooled``, with this client only and its own part of the bases.
             bases = []
             for base in self.bases:
-                if base.dim() == 4:  # one of each client
+                if base.dim() == 4:  # each client has its own basis
                     base = base[m]
                 bases.append(base)
             alone = ChunkBases(self.grams, [client], 2, bases)
@@ -155,7 +156,7 @@ class ChunkBases:
 
 
 class Gram(Batched):
-    """Clients with few rows in coordinates; those with many are batched as elsewhere."""
+    """Execution of clients with few rows in coordinates; clients with many rows run as in ``Batched``."""
 
     name = "gram"
 
@@ -164,7 +165,8 @@ class Gram(Batched):
         self.grams = (batch.cache or GridCache()).grams(batch.points[0])
         for point, snapshot in zip(batch.points, snapshots, strict=False):
             restore(point.states, snapshot, self.grams)
-        self._begun = False  # whether memory of the clients' first maps was returned to the system
+        # Whether memory of the clients' first maps was returned to the system.
+        self._returned = False
 
     @classmethod
     def serves(cls, method: Method, hp: Hp, load: Load) -> str:
@@ -190,31 +192,37 @@ class Gram(Batched):
             return 4.0
         if load.device != "cpu" and load.points == 1:
             return 2.0  # on a GPU full products cost no more than coordinates, unless points of a grid share them
-        # The points of a grid share the rows that are read, so every client counts there.
-        epochs = int(cast(int, hp.get("epochs") or 1))
-        covered = int(load.dual_rows().sum())
+        # The points of a grid share the rows that are read, so all clients with few rows count in a grid.
         if load.points == 1:
+            epochs = int(cast(int, hp.get("epochs") or 1))
             covered = load.worth(epochs)
-        pays = 2 * covered >= int(load.rows.sum()) > 0
+        else:
+            covered = int(load.dual_rows().sum())
+        rows = int(load.rows.sum())
+        pays = rows > 0 and 2 * covered >= rows
         # Matrices are computed for all clients, including those that never take part.
         many_take_part = TAKE_PART * load.participants >= len(load.rows)
+        if not pays or not many_take_part:
+            return 4.0
         # Coordinates must fit into memory; other executions can keep states in a file.
         free = free_memory(load.device)
         grams_fit = load.gram_bytes() <= min(GRAM_BYTES, GRAM_SHARE * free)
-        if pays and many_take_part and grams_fit and load.kept_bytes() <= free:
+        if grams_fit and load.kept_bytes() <= free:
             return 0.25
         return 4.0
 
     @classmethod
     def plan(cls, method: Method, load: Load, chunk: int | None) -> ExecutionPlan:
-        """As many clients and points as fit the cache; ``rest`` is the chunk of those with many rows."""
+        """As many clients and points as fit the cache; ``rest`` is the chunk of the clients with many rows."""
         rest = Batched.plan(method, load, chunk).chunk
         load = points_together(method, load)
-        # The working set of one client: its coordinates, four times as weights are elsewhere.
+        # The working set of one client is four copies (as of weights in other executions) of its coordinates and of a
+        # batch compared with everything that was sent (fedpcl: all clients' prototypes).
         longest = int(load.dual_rows().max(initial=1))
-        # coordinates, and a batch against everything that was sent (fedpcl: all clients' prototypes)
-        against = load.batch * load.broadcast_bytes // max(1, load.outputs)
-        client = 4 * ((longest + 2) * max(1, load.outputs) * load.itemsize + against)
+        outputs = max(1, load.outputs)
+        coordinates = (longest + 2) * outputs * load.itemsize
+        compared = load.batch * load.broadcast_bytes // outputs
+        client = 4 * (coordinates + compared)
         budget = GRID_SET
         if load.points == 1:
             budget = WORKING_SET
@@ -227,7 +235,7 @@ class Gram(Batched):
     def fit_all(
         self, order: Sequence[int], down: Tree, pipeline: UploadPipeline, sent: dict[int, Sent]
     ) -> None:
-        """Those with many rows first, batched; then those with few, in coordinates."""
+        """Train the clients with many rows first, batched; then those with few rows, in coordinates."""
         few = [c for c in order if c in self.grams.n]
         many = [c for c in order if c not in self.grams.n]
         plan = self.batch.plan
@@ -235,10 +243,10 @@ class Gram(Batched):
         for start in range(0, len(few), plan.chunk):
             chunk = few[start : start + plan.chunk]
             self._fit_in_coordinates(chunk, down, pipeline, sent)
-        if not self._begun and self.batch.points[0].states.kept:
-            # Most clients enter in the first round. Their full maps are between tensors that stay.
+        if not self._returned and self.batch.points[0].states.kept:
+            # Most clients enter in the first round. Their full maps were allocated between tensors that are kept.
             return_freed_memory()
-            self._begun = True
+            self._returned = True
 
     def _fit_in_coordinates(
         self, order: Sequence[int], down: Tree, pipeline: UploadPipeline, sent: dict[int, Sent]
@@ -249,12 +257,12 @@ class Gram(Batched):
         frame = ChunkBases(self.grams, order, batch.axes)
         ctx = batch.ctx(order)
         # 1. Write the weights in coordinates.
-        travels = [n for n in down if is_first(n)]
-        if travels:
-            state, down = self._write_broadcast(frame, order, down, travels)
+        sent_maps = [n for n in down if is_first(n)]
+        if sent_maps:
+            state, down = self._write_broadcast(frame, order, down, sent_maps)
         else:
             state = self._resume_coordinates(frame, order, down)
-        # 2. Train: the method sees tensors of its own names, and rows that it can only multiply with them.
+        # 2. Train: the method gets tensors under its own names, and rows that it can only multiply with them.
         rows = first.rows(order, batch.axes)
         data = GramClientData(rows.x, rows.y, rows.rows, rows.n, basis=frame.basis())
         state, up = first.method.fit(down, state, data, ctx)
@@ -263,8 +271,8 @@ class Gram(Batched):
         coordinates = {n: shape for n in pipeline.expected if is_first(n)}
         if batch.accepts(up, state, order, pipeline, sent, coordinates):
             self._pool(frame, order, up, pipeline, sent)
-        # 4. Keep what stays with the clients: a map that travels as itself, one that stays as coordinates.
-        if travels:
+        # 4. Keep the clients' states: full maps if the server sends maps, otherwise coordinates.
+        if sent_maps:
             maps = {n: self._turn_back(frame, t) for n, t in state.items() if is_first(n)}
             batch.store(order, {**state, **maps})
         else:
@@ -278,12 +286,12 @@ class Gram(Batched):
         pipeline: UploadPipeline,
         sent: dict[int, Sent],
     ) -> None:
-        """Add the uploads of a chunk to the pool and note what each client sends."""
+        """Add the uploads of a chunk to the pool and count the scalars that each client sends."""
         batch = self.batch
         maps = {n: t for n, t in up.items() if is_first(n)}
         rest = {n: t for n, t in up.items() if n not in maps}
-        # Maps that are averaged: one product turns their weighted sum back, and no client's map is ever made.
-        # Maps that are stacked: every client's own.
+        # Averaged maps: one product converts their weighted sum, and no client's map is computed.
+        # Stacked maps: every client's map is computed.
         each: dict[str, list[Tensor]] = {}
         for name, W in maps.items():
             if pipeline.rule(name) == "stack":
@@ -291,30 +299,32 @@ class Gram(Batched):
             else:
                 total = frame.pooled(W, pipeline.factors(name, order))
                 pipeline.add_sum(name, batch.less_points(total), W.dtype)
-        # All other tensors are as in the batched execution, summed over the chunk at once.
+        # All other tensors are pooled as in the batched execution, summed over the chunk at once.
         self.pool_chunk(order, rest, pipeline, each)
-        # Traffic counts full maps, which are never made here: tensors without memory have their shape.
+        # Traffic counts full maps, which are not computed here: tensors without memory have their shape.
         core = (frame.seen[0].shape[2], self.grams.packed.shape[1])
-        like = {
-            n: t.new_empty((*t.shape[: batch.axes], *core), device="meta") for n, t in maps.items()
-        }
-        # Without the axis of clients, which is the last of the leading axes.
-        shown = {n: t.select(batch.axes - 1, 0) for n, t in like.items()}
-        self.note_sent(order, rest, itemsize({**rest, **like}), sent, shown)
+        full = {}
+        of_client = {}
+        for n, t in maps.items():
+            full[n] = t.new_empty((*t.shape[: batch.axes], *core), device="meta")
+            # Without the axis of clients, which is the last of the leading axes.
+            of_client[n] = full[n].select(batch.axes - 1, 0)
+        self.note_sent(order, rest, itemsize({**rest, **full}), sent, of_client)
 
     def _write_broadcast(
-        self, frame: ChunkBases, order: Sequence[int], down: Tree, travels: Sequence[str]
+        self, frame: ChunkBases, order: Sequence[int], down: Tree, sent_maps: Sequence[str]
     ) -> tuple[Tree, Tree]:
-        """States and broadcast with their maps in coordinates, where the map travels.
+        """States and broadcast with their maps in coordinates, if the server sends the map.
 
         Every one of these maps is a basis of this round, so its own coordinates are a unit vector.
         """
         batch = self.batch
         state = batch.states(order, down)
         number = {}
-        for n in travels:
-            # [G, U, D]: one axis of length 1, of points or of clients, becomes the axis of points
-            number["down", n] = frame.add(down[n].reshape(-1, *down[n].shape[-2:]))
+        for n in sent_maps:
+            # [G, U, D]: an axis of length 1 for points or clients becomes the axis of points.
+            base = down[n].reshape(-1, *down[n].shape[-2:])
+            number["down", n] = frame.add(base)
         # Sorted, because a snapshot has names in another order, which would change the order of sums.
         for n, t in sorted(state.items()):
             if is_first(n):
@@ -325,10 +335,11 @@ class Gram(Batched):
                 number["state", n] = frame.add(full.expand(len(order), -1, -1, -1))
         units = {key: frame.unit(j, len(number), len(batch.points)) for key, j in number.items()}
         held = {n: units.get(("state", n), t) for n, t in state.items()}
-        return held, {n: units.get(("down", n), t) for n, t in down.items()}
+        shown = {n: units.get(("down", n), t) for n, t in down.items()}
+        return held, shown
 
     def _resume_coordinates(self, frame: ChunkBases, order: Sequence[int], down: Tree) -> Tree:
-        """States whose maps stay with the clients: coordinates over the bases that each client entered with."""
+        """States with maps that stay with the clients: coordinates over the bases with which each client entered."""
         points = self.batch.points
         self._begin_new(order, down)
         kept = [[point.states.kept[c] for c in order] for point in points]
@@ -336,16 +347,13 @@ class Gram(Batched):
         longest = max(self.grams.n[c] for c in order)
         for j in range(k):
             # Points that share a basis share its products with the rows, which then have no axis of points.
-            common = all(
-                at.bases[j] is alone.bases[j]
-                for of_point in kept
-                for at, alone in zip(of_point, kept[0], strict=True)
-            )
+            keys = {tuple(SameObject(at.bases[j]) for at in of_point) for of_point in kept}
             several = kept
-            if common:
+            if len(keys) == 1:
                 several = kept[:1]
             seen = [[at.seen[j] for at in of_point] for of_point in several]
-            frame.bases.append(torch.empty(0))  # never read: nothing of these is turned back here
+            # A placeholder that is never read, because these maps are not converted here.
+            frame.bases.append(torch.empty(0))
             frame.seen.append(_padded(seen, longest))
         state = {}
         for n in kept[0][0].coords:
@@ -355,40 +363,41 @@ class Gram(Batched):
         return {**self.batch.stacked(rest), **state}
 
     def _begin_new(self, order: Sequence[int], down: Tree) -> None:
-        """Write the maps of clients that have no coordinates yet: their maps become bases.
+        """Make coordinates for clients that have none yet: their maps become bases.
 
-        Bases are shared in memory by points and clients that begin with equal weights.
+        Points and clients that begin with equal weights share bases in memory.
         """
         points = self.batch.points
         entered = self.batch.enter(down, [c for c in order if c not in points[0].states])
         for c in order:
-            # maps that a point began with -> their coordinates, for other points with the same maps
+            # Initial maps of a point -> their coordinates, for other points with the same maps.
             twins: dict[tuple[SameObject, ...], KeptCoordinates] = {}
             for g, point in enumerate(points):
                 if c in point.states.kept:
                     continue
+                states = point.states
                 if c in entered[g]:
                     tree = entered[g][c]
                 else:
-                    tree = point.states[c]
+                    tree = states[c]
                 maps = tuple(SameObject(t) for n, t in sorted(tree.items()) if is_first(n))
-                before = point.states.kept.get(order[0])
-                others, kept = _begin(
-                    self.grams, c, tree, twins.get(maps), before, point.states.blocks
-                )
+                before = states.kept.get(order[0])
+                others, kept = _begin(self.grams, c, tree, twins.get(maps), before, states.blocks)
                 twins[maps] = kept
-                point.states.keep(c, others, kept, self.grams)
+                states.keep(c, others, kept, self.grams)
 
     def _keep(self, order: Sequence[int], state: Tree) -> None:
         batch = self.batch
         maps = {n: inner(t, batch.axes) for n, t in state.items() if is_first(n)}
         rest = {n: t for n, t in state.items() if n not in maps}
         for g, point in enumerate(batch.points):
+            others = batch.of_point(rest, g)
             for j, c in enumerate(order):
                 # Padding up to the longest client of the chunk is cut off.
                 R = len(point.states.kept[c].bases) + self.grams.n[c]
                 coords = {n: t[j, :R, :, g] for n, t in maps.items()}
-                point.states.write(c, split(batch.of_point(rest, g), j, batch.rows_of(c)), coords)
+                own = split(others, j, batch.rows_of(c))
+                point.states.write(c, own, coords)
 
     def _turn_back(self, frame: ChunkBases, W: Tensor) -> Tensor:
         """[M, U, D] or [G, M, U, D] of coordinates."""
@@ -399,7 +408,7 @@ class Gram(Batched):
 
 
 def _padded(parts: Sequence[Sequence[Tensor]], rows: int) -> Tensor:
-    """[point][client] tensors [r, U] -> (M, rows, U, G), zero past each client's rows."""
+    """[point][client] tensors [r, U] -> (M, rows, U, G), with zeros after each client's rows."""
     first = parts[0][0]
     out = zeros(first, len(parts[0]), rows, first.shape[1], len(parts))
     for g, of_point in enumerate(parts):
@@ -416,18 +425,18 @@ def _begin(
     before: KeptCoordinates | None,
     blocks: TensorBlocks,
 ) -> tuple[Tree, KeptCoordinates]:
-    """A client's maps become bases, shared in memory with those that began with the same ones.
+    """Make bases of a client's maps, which share memory with equal bases of other points and clients.
 
     Args:
         grams: of the run.
         client: its number.
-        tree: what it holds.
-        twin: the same client of a point that began with the same tensors.
+        tree: its tensors.
+        twin: the same client of a point with the same initial tensors.
         before: another client of this point.
-        blocks: where bases and their products are kept.
+        blocks: memory for bases and their products.
 
     Returns:
-        the tensors that are no map, and the maps as coordinates.
+        the other tensors, and the maps as coordinates.
     """
     maps = {n: t for n, t in sorted(tree.items()) if is_first(n)}
     bases = []
@@ -437,17 +446,18 @@ def _begin(
             bases.append(twin.bases[j])
             seen.append(twin.seen[j])
             continue
-        # Clients that begin with equal weights have one base in memory; each has its own products with its rows.
+        # Clients that begin with equal weights have one basis in memory; each has its own products with its rows.
         if before is not None and torch.equal(before.bases[j], t):
-            bases.append(before.bases[j])
+            base = before.bases[j]
         else:
-            bases.append(blocks.copy(t))
-        seen.append(blocks.copy(grams.of(client) @ bases[-1].mT))
-    k = len(maps)
-    n = grams.n[client]
-    # A map starts as itself: factor 1 of its own base, no rows yet.
+            base = blocks.copy(t)
+        bases.append(base)
+        seen.append(blocks.copy(grams.of(client) @ base.mT))
+    rows = len(maps) + grams.n[client]
+    # Initial coordinates of a map: factor 1 for its own basis, and 0 for every row.
     coords = {}
     for j, (name, t) in enumerate(maps.items()):
-        coords[name] = t.new_zeros(k + n, t.shape[0])
+        coords[name] = t.new_zeros(rows, t.shape[0])
         coords[name][j] = 1.0
-    return {n: t for n, t in tree.items() if n not in maps}, KeptCoordinates(coords, bases, seen)
+    others = {n: t for n, t in tree.items() if n not in maps}
+    return others, KeptCoordinates(coords, bases, seen)

@@ -18,20 +18,20 @@ from fedcache.heads.gram import WIDE, GramBasis, points_first
 from fedcache.heads.linear import by_onednn, each_times_transposed, times_transposed
 
 CACHE_BYTES = 256 << 20
-"""Stacked Gram matrices that are kept for the next round: with all clients in every round they come again."""
+"""Most bytes of stacked Gram matrices that are kept for the next round, which may have the same clients."""
 
 THIN = 64
-"""Columns up to which X B' is faster as (B X')': the long side is then that of the result's rows (MKL, one core)."""
+"""Columns up to which X B' is faster as (B X')', where the result has long rows (measured with MKL on one core)."""
 
 BLOCK = 250
 """Rows that a product with few columns takes at once, so that they are still in the cache when they are packed."""
 
 COMPILED = 50
-"""Products of one shape from which on oneDNN makes up for the kernel that it compiles, of clients with some 50 rows."""
+"""Products of one shape from which oneDNN is faster, although it compiles a kernel first (clients with 50 rows)."""
 
 
 def thin(columns: int) -> bool:
-    """Whether a product of all rows with so few columns is made the other way round."""
+    """Whether a product of all rows with so few columns is computed as the transpose of the swapped product."""
     return columns <= THIN
 
 
@@ -44,60 +44,59 @@ class GramMatrices:
     """
 
     def __init__(self, x: Features, rows: Mapping[int, np.ndarray]) -> None:
-        # as chunks are cut, so that a chunk is one block
+        # In the order of clients in chunks, so that a chunk is one block.
         order = sorted(rows, key=lambda c: (-len(rows[c]), c))
         self.n = {c: len(rows[c]) for c in order}
         starts = np.cumsum([0, *self.n.values()])
         self.start = {c: int(s) for c, s in zip(order, starts[:-1], strict=True)}
         every = np.concatenate([np.empty(0, np.int64), *(rows[c] for c in order)])
         self.packed = take_rows(x, torch.from_numpy(every).to(x.device))
-        self.gram: dict[
-            int, Tensor
-        ] = {}  # [n, n] of each; those of equal sizes lie one after another
+        # Client -> [n, n]; matrices of the same size follow one another in memory.
+        self.gram: dict[int, Tensor] = {}
         # X X' of all clients with n rows at once: their rows are one block [M, n, D].
         for n, alike in groupby(order, lambda c: self.n[c]):
             group = list(alike)
             first = self.start[group[0]]
-            own = self.packed[first : first + n * len(group)].view(
-                len(group), n, self.packed.shape[-1]
-            )
+            block = self.packed[first : first + n * len(group)]
+            own = block.view(len(group), n, block.shape[-1])
             self.gram |= zip(group, _gram_matrices(own), strict=True)
         self._kept: dict[tuple[int, ...], Tensor] = {}
         self._kept_bytes = 0
         self._beside: dict[tuple[int, bytes], tuple[Tensor, dict[SameObject, Tensor]]] = {}
 
     def of(self, client: int) -> Tensor:
-        """[n, D] rows of a client, a view."""
-        return self.packed[self.start[client] : self.start[client] + self.n[client]]
+        """Rows [n, D] of a client; a view."""
+        start = self.start[client]
+        return self.packed[start : start + self.n[client]]
 
     def block(self, clients: Sequence[int]) -> Tensor | None:
-        """Rows of clients that lie one after another, a view; None when they do not."""
-        at = self.start[clients[0]]
+        """Rows of clients that follow one another in memory, as a view; None if they do not."""
+        start = self.start[clients[0]]
+        end = start
         for c in clients:
-            if self.start[c] != at:
+            if self.start[c] != end:
                 return None
-            at += self.n[c]
-        return self.packed[self.start[clients[0]] : at]
+            end += self.n[c]
+        return self.packed[start:end]
 
     def rows(self, clients: Sequence[int]) -> Tensor | None:
-        """``block``; on a GPU a copy of rows that are apart, as a product for each client costs more than to copy."""
+        """``block``; on a GPU a copy of separate rows, because the copy costs less than a product for each client."""
         block = self.block(clients)
         if block is None and self.packed.device.type != "cpu":
             return torch.cat([self.of(c) for c in clients])
         return block
 
     def stacked(self, clients: Sequence[int]) -> Tensor:
-        """[M, n, n] Gram matrices, zero past a client's rows."""
+        """Gram matrices [M, n, n], with zeros after each client's rows."""
         key = tuple(clients)
         if key in self._kept:
             return self._kept[key]
         longest = max(self.n[c] for c in clients)
         if all(self.n[c] == longest for c in clients) and self.block(clients) is not None:
-            # They lie one after another, as the rows do.
-            return self.gram[clients[0]].as_strided(
-                (len(clients), longest, longest), (longest**2, longest, 1)
-            )
-        # Zeros past a client's rows change no product: the coordinates there are zero too.
+            # The matrices follow one another in memory, as the rows do.
+            shape = (len(clients), longest, longest)
+            return self.gram[clients[0]].as_strided(shape, (longest**2, longest, 1))
+        # Zeros after a client's rows change no product, because the coordinates there are zero too.
         out = self.packed.new_zeros(len(clients), longest, longest)
         for to, c in zip(out, clients, strict=True):
             to[: self.n[c], : self.n[c]] = self.gram[c]
@@ -107,8 +106,8 @@ class GramMatrices:
         return out
 
     def beside(self, client: int, x: Features, rows: Tensor, bases: Sequence[Tensor]) -> GramBasis:
-        """For scoring rows of x [N, 1, D] by a client's coordinates over ``bases``; kept for other points of a grid."""
-        # Z X' of the scored rows Z [R, D] with the client's own [n, D], and Z B_j' of each base, all computed once.
+        """The basis for scoring rows of x [N, 1, D] by a client's coordinates; cached for other points of a grid."""
+        # Z X' of the scored rows Z [R, D] and the client's rows X [n, D], and Z B_j' of each basis, are computed once.
         key = (client, rows.cpu().numpy().tobytes())
         z: Tensor | None = None
         if key not in self._beside:
@@ -125,23 +124,23 @@ class GramMatrices:
         return GramBasis(gram.unsqueeze(0), products[None, ..., None], 0)
 
     def _trim(self) -> None:
-        """Forget the oldest products of scored rows above ``CACHE_BYTES``; the latest stays."""
-        sizes = []
-        for gram, seen in self._beside.values():
-            sizes.append(gram.nbytes + sum(t.nbytes for t in seen.values()))
-        total = sum(sizes)
-        for key, size in zip(list(self._beside)[:-1], sizes, strict=False):
+        """Remove the oldest products of scored rows above ``CACHE_BYTES``; the last one stays."""
+        sizes = {}
+        for key, (gram, seen) in self._beside.items():
+            sizes[key] = gram.nbytes + sum(t.nbytes for t in seen.values())
+        total = sum(sizes.values())
+        for key in list(sizes)[:-1]:
             if total <= CACHE_BYTES:
                 break
             del self._beside[key]
-            total -= size
+            total -= sizes[key]
 
     def forward(self, clients: Sequence[int], base: Tensor) -> Tensor:
         """X B' [M, n, U, G] of each client for bases [G, U, D] that clients share."""
         G, U, D = base.shape
         M = len(clients)
         longest = max(self.n[c] for c in clients)
-        # All points' bases side by side are the columns of one product, in the order that ``zeros`` has in memory.
+        # The bases of all points are the columns of one product, in the memory order of ``zeros``.
         swapped = U >= WIDE
         if swapped:
             flat = base.reshape(G * U, D)
@@ -155,7 +154,7 @@ class GramMatrices:
                 u = _thin_product(flat, block)
             else:
                 u = times_transposed(block, flat)
-            # With equally many rows the product is the result; otherwise each client's part is padded.
+            # If all clients have the same number of rows, the product is the result; otherwise each part is padded.
             if len(u) == M * longest:
                 out = u.reshape(M, longest, *last)
                 if swapped:
@@ -177,20 +176,19 @@ class GramMatrices:
         if swapped:
             A = A.mT
         M, _, first, second = A.shape
-        # w_m A_m first: then one product with the packed rows sums over rows and clients.
+        # First w_m A_m; then one product with the packed rows sums over rows and clients.
         scaled = A.flatten(2) * A.new_tensor(weights).view(M, 1, 1)
         block = self.rows(clients)
         if block is None:
-            # Rows that are apart: a product of each client, added up in one matrix [U G, D].
+            # Rows of separate clients: one product for each client, added up in one matrix [U G, D].
             total = A.new_zeros(first * second, self.packed.shape[1])
             for of_client, c in zip(scaled, clients, strict=True):
                 total.addmm_(of_client[: self.n[c]].mT, self.of(c))
         elif len(block) == M * A.shape[1]:  # no client has fewer rows than another
             total = _summed_product(scaled.flatten(0, 1), block)
         else:
-            cut = torch.cat(
-                [of_client[: self.n[c]] for of_client, c in zip(scaled, clients, strict=True)]
-            )
+            pairs = zip(scaled, clients, strict=True)
+            cut = torch.cat([of_client[: self.n[c]] for of_client, c in pairs])
             total = _summed_product(cut, block)
         total = total.view(first, second, -1)
         if swapped:
@@ -199,7 +197,7 @@ class GramMatrices:
 
 
 def _gram_matrices(rows: Tensor) -> Tensor:
-    """X X' [M, n, n] of M clients with equally many rows [M, n, D]."""
+    """X X' [M, n, n] of M clients with the same number of rows [M, n, D]."""
     M, n, _ = rows.shape
     if rows.device.type != "cpu":
         return torch.bmm(rows, rows.mT)
@@ -212,18 +210,19 @@ def _gram_matrices(rows: Tensor) -> Tensor:
 
 
 def _thin_product(flat: Tensor, rows: Tensor) -> Tensor:
-    """rows flat' [n, k] of few columns: three quarters of the time of one call, as libraries pack the larger side."""
+    """rows flat' [n, k] with few columns, in blocks: 3/4 of the time of one call, which packs the long side."""
     if by_onednn(flat, rows) or rows.device.type != "cpu":
         return times_transposed(flat, rows).mT
     out = rows.new_empty(len(flat), len(rows))
-    # flat rows' instead of rows flat': the long side is then that of the result's rows.
+    # flat rows' instead of rows flat', so that the result has long rows.
     for start in range(0, len(rows), BLOCK):
-        torch.mm(flat, rows[start : start + BLOCK].mT, out=out[:, start : start + BLOCK])
+        block = slice(start, start + BLOCK)
+        torch.mm(flat, rows[block].mT, out=out[:, block])
     return out.mT
 
 
 def _summed_product(A: Tensor, rows: Tensor) -> Tensor:
-    """A' rows [k, D] of A [n, k]; for oneDNN with the longer side of the result first."""
+    """A' rows [k, D] of A [n, k]; for oneDNN the longer side of the result comes first."""
     if A.shape[1] > rows.shape[1] and by_onednn(rows.mT, A.mT):
         return times_transposed(rows.mT, A.mT).mT.contiguous()
     return times_transposed(A.mT, rows.mT)

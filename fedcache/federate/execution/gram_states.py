@@ -1,4 +1,4 @@
-"""Client states between rounds; some are kept as coordinates on the client's rows.
+"""Client states between rounds. Some maps are kept as coordinates on the client's rows.
 
 Shapes: n rows of a client, D features, U outputs of the map, M clients of a chunk, k bases.
 """
@@ -19,41 +19,41 @@ from fedcache.federate.execution.state_table import StateTable
 from fedcache.heads.gram import GramBatch
 from fedcache.heads.linear import Tree
 
-# Small tensors that stay for rounds, side by side in blocks of 16 MB.
+# Small tensors that are kept for many rounds, together in blocks of 16 MB.
 #
-# One by one they would lie among the temporaries of training, and leave holes in memory that
-# nothing fits into.
+# Allocated one by one they would lie between temporary tensors of training, and fragment the
+# memory.
 
 BLOCK_BYTES = 16 << 20
 
 LARGE_BYTES = 1 << 20
-"""A tensor of this size has memory of its own, which the allocator gives back whole."""
+"""Bytes of a tensor above which it is allocated separately, because the allocator can return such memory as a whole."""
 
 ALIGNED = 64
-"""Bytes of a cache line, on which every tensor begins."""
+"""Bytes of a cache line; every tensor in a block begins at a multiple."""
 
 
 class TensorBlocks:
-    """Memory for tensors that are kept. A block is freed when no tensor of it is left.
+    """Memory for tensors that are kept. A block is freed when none of its tensors is used any more.
 
-    The tensors are views: pickled one by one, each would take its block along. Clone what leaves the process.
+    The tensors are views, and a pickled view contains its whole block. Clone tensors before another process gets them.
     """
 
     def __init__(self) -> None:
-        self._block: Tensor | None = None  # [BLOCK_BYTES] uint8, the one that is being filled
-        self._used = 0  # bytes of it
+        self._block: Tensor | None = None  # [BLOCK_BYTES] uint8, the block that is being filled
+        self._used = 0  # used bytes of this block
 
     def copy(self, t: Tensor) -> Tensor:
-        """A contiguous copy; on the CPU, of up to ``LARGE_BYTES``, a view of a block."""
+        """A contiguous copy: on the CPU and up to ``LARGE_BYTES`` a view of a block, else a separate tensor."""
         if t.device.type != "cpu" or not 0 < t.nbytes <= LARGE_BYTES:
             return t.clone(memory_format=torch.contiguous_format)
         if self._block is None or self._used + t.nbytes > BLOCK_BYTES:
             self._block = torch.empty(BLOCK_BYTES, dtype=torch.uint8)
             self._used = 0
-        # The next free bytes, seen as the tensor; what follows begins on a cache line.
-        place = self._block[self._used : self._used + t.nbytes].view(t.dtype).view(t.shape)
+        free = self._block[self._used : self._used + t.nbytes]
+        # The next tensor begins on a cache line.
         self._used += -(-t.nbytes // ALIGNED) * ALIGNED
-        return place.copy_(t)
+        return free.view(t.dtype).view(t.shape).copy_(t)
 
     def copy_tree(self, tree: Tree) -> Tree:
         """A copy of every tensor."""
@@ -62,9 +62,11 @@ class TensorBlocks:
 
 def same_outline(a: Tree, b: Tree) -> bool:
     """Whether two trees have tensors of the same names, shapes and dtypes."""
-    return {k: (t.shape, t.dtype) for k, t in a.items()} == {
-        k: (t.shape, t.dtype) for k, t in b.items()
-    }
+    return _outline(a) == _outline(b)
+
+
+def _outline(tree: Tree) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    return {name: (t.shape, t.dtype) for name, t in tree.items()}
 
 
 FIRST = ("W", "P.W")
@@ -81,17 +83,16 @@ class KeptCoordinates:
     """One client's coordinates of one run, kept between rounds."""
 
     coords: dict[str, Tensor]  # name -> [k + n, U]
-    bases: list[
-        Tensor
-    ]  # k tensors [U, D]; clients that entered with equal weights share one in memory
-    seen: list[Tensor]  # X B_j' [n, U] of each
+    # k tensors [U, D]; clients that entered with equal weights share one tensor.
+    bases: list[Tensor]
+    seen: list[Tensor]  # X B_j' [n, U] of each basis
 
 
 def primal(grams: GramMatrices, client: int, coords: Tensor, bases: Sequence[Tensor]) -> Tensor:
     """W [U, D] of coordinates [k + n, U]."""
     k = len(bases)
     W = coords[k : k + grams.n[client]].mT @ grams.of(client)
-    # W = A' X + sum_j c_j B_j; c_j is a row of its own for every output.
+    # W = A' X + sum_j c_j B_j; c_j has one number for each output.
     for c, base in zip(coords[:k], bases, strict=True):
         W.addcmul_(c.unsqueeze(-1), base)
     return W
@@ -99,20 +100,19 @@ def primal(grams: GramMatrices, client: int, coords: Tensor, bases: Sequence[Ten
 
 @dataclass(frozen=True)
 class Chunk:
-    """The states of a chunk's clients: stacked as ``fit`` returned them, and each client's part as views of that."""
+    """The states of a chunk's clients: stacked as ``fit`` returned them, and each client's part as views."""
 
     clients: tuple[int, ...]
     stacked: Tree  # [M, ..]
     each: Sequence[Tree]
 
     def alone(self) -> bool:
-        """Whether every tensor has an axis of these clients and all of its memory."""
-        return all(
-            t.shape[0] == len(self.clients)
-            and t.is_contiguous()
-            and t.untyped_storage().nbytes() == t.nbytes
-            for t in self.stacked.values()
-        )
+        """Whether every tensor has an axis of these clients, and its memory contains nothing else."""
+        for t in self.stacked.values():
+            whole = t.is_contiguous() and t.untyped_storage().nbytes() == t.nbytes
+            if not whole or t.shape[0] != len(self.clients):
+                return False
+        return True
 
 
 class ClientStates(MutableMapping[int, Tree]):
@@ -123,15 +123,15 @@ class ClientStates(MutableMapping[int, Tree]):
 
     def __init__(self) -> None:
         self._trees: MutableMapping[int, Tree] = {}
-        self._written: set[int] = set()  # clients whose tensors are used here alone
-        self._chunk: Chunk | None = None  # newer than what ``_trees`` has of its clients
+        self._written: set[int] = set()  # clients whose tensors are used only here
+        self._chunk: Chunk | None = None  # newer than the tensors of its clients in ``_trees``
         self.blocks = TensorBlocks()
         self.kept: dict[int, KeptCoordinates] = {}
         self.grams: GramMatrices | None = None
 
     @property
     def table(self) -> StateTable | None:
-        """The file that they are in."""
+        """The file with the states; None if they are in memory."""
         if isinstance(self._trees, StateTable):
             return self._trees
         return None
@@ -139,23 +139,20 @@ class ClientStates(MutableMapping[int, Tree]):
     def hold(self, chunk: Chunk) -> None:
         """Keep a chunk stacked until one of its clients is read or written.
 
-        The next round may begin with it, which saves copying it into the clients' own tensors and out of them.
+        The next round may start from it, which saves copying it into the clients' own tensors and back.
         """
         if self._chunk is not None and self._chunk.clients == chunk.clients:
             self._chunk = None  # it is older
         self._settle()
-        # Only clients that are known already and whose memory is the chunk's alone: then nothing else is kept alive.
-        if (
-            self.table is None
-            and all(client in self._trees for client in chunk.clients)
-            and chunk.alone()
-        ):
+        # Only for known clients, and only if the chunk's memory contains nothing else that would be kept with it.
+        known = self.table is None and all(client in self._trees for client in chunk.clients)
+        if known and chunk.alone():
             self._chunk = chunk
         else:
             self._write_all(chunk)
 
     def chunk(self, clients: Sequence[int]) -> Tree | None:
-        """The stacked tensors of these clients, if they are held as one chunk; not to be changed."""
+        """The stacked tensors of these clients, if they are held as one chunk; they must not be changed."""
         if self._chunk and self._chunk.clients == tuple(clients):
             return dict(self._chunk.stacked)
         return None
@@ -173,7 +170,7 @@ class ClientStates(MutableMapping[int, Tree]):
             self.write(client, tree)
 
     def move(self, to: MutableMapping[int, Tree]) -> None:
-        """Hold them in ``to`` from now on: a file, or a dict for memory."""
+        """Move the states into ``to``: a file, or a dict in memory."""
         self._settle()
         for client in self._trees:
             to[client] = self[client]
@@ -191,15 +188,12 @@ class ClientStates(MutableMapping[int, Tree]):
         kept = self.kept.get(client)
         if kept is None:
             return tree
-        found = {
-            n: primal(cast(GramMatrices, self.grams), client, t, kept.bases)
-            for n, t in kept.coords.items()
-            if n not in tree
-        }
-        return {
-            **tree,
-            **found,
-        }  # made again every time: kept, they would be more than the coordinates
+        # Maps are computed at every read, because they are larger than their coordinates.
+        found = dict(tree)
+        for name, t in kept.coords.items():
+            if name not in tree:
+                found[name] = primal(cast(GramMatrices, self.grams), client, t, kept.bases)
+        return found
 
     def scored(self, client: int, x: Features, rows: Tensor) -> tuple[Tree, GramBatch]:
         """A client's tensors with its maps as coordinates, and features x[rows] to multiply them with.
@@ -208,9 +202,10 @@ class ClientStates(MutableMapping[int, Tree]):
         """
         kept = self.kept[client]
         grams = cast(GramMatrices, self.grams)
-        return {**self.rest(client), **kept.coords}, GramBatch(
-            grams.beside(client, x, rows, kept.bases), torch.arange(len(rows), device=rows.device)
-        )
+        state = {**self.rest(client), **kept.coords}
+        basis = grams.beside(client, x, rows, kept.bases)
+        positions = torch.arange(len(rows), device=rows.device)
+        return state, GramBatch(basis, positions)
 
     def rest(self, client: int) -> Tree:
         """The tensors of a client that are not kept as coordinates."""
@@ -222,7 +217,7 @@ class ClientStates(MutableMapping[int, Tree]):
         return {n: t for n, t in tree.items() if n not in kept.coords}
 
     def held(self, client: int) -> list[Tensor]:
-        """The tensors in memory behind a client, some of them shared with others."""
+        """The tensors of a client that are in memory; some are shared with other clients."""
         self._settle()
         held = list(self._trees[client].values())
         kept = self.kept.get(client)
@@ -231,7 +226,7 @@ class ClientStates(MutableMapping[int, Tree]):
         return held
 
     def outline(self, client: int) -> Tree:
-        """The names and shapes of a client's tensors; maps that are coordinates have no values."""
+        """The names and shapes of a client's tensors; maps that are kept as coordinates have no values."""
         kept = self.kept.get(client)
         if kept is None:
             return self._trees[client]
@@ -241,14 +236,15 @@ class ClientStates(MutableMapping[int, Tree]):
     def keep(self, client: int, rest: Tree, kept: KeptCoordinates, grams: GramMatrices) -> None:
         """Keep a copy of a client's coordinates and of its other tensors; bases and their products are not copied."""
         self._settle()
-        self._trees[client], self.grams = self.blocks.copy_tree(rest), grams
+        self._trees[client] = self.blocks.copy_tree(rest)
+        self.grams = grams
         self.kept[client] = replace(kept, coords=self.blocks.copy_tree(kept.coords))
         self._written.add(client)
 
     def write(self, client: int, tree: Tree, coords: Tree | None = None) -> None:
-        """Keep a copy of the tensors, and of the coordinates for a client that is kept in them.
+        """Keep a copy of a client's tensors, and of its coordinates, if it has some.
 
-        The copy is written over the one before if the shapes are equal.
+        The copy overwrites the previous one if names, shapes and dtypes are equal.
         """
         self._settle()
         # Tensors that this class made itself may be overwritten; others may be shared.
@@ -272,10 +268,10 @@ class ClientStates(MutableMapping[int, Tree]):
             self._written.add(client)
 
     def _copied(self, tree: Tree, into: Tree | None) -> Tree:
-        """A copy, in the memory of ``into`` where that has the same names, shapes and dtypes."""
+        """A copy, in the memory of ``into`` if it has the same names, shapes and dtypes."""
         if into is None:
             return self.blocks.copy_tree(tree)
-        # Not into blocks: the memory of the old tensors there stays taken until all their neighbours are freed.
+        # Not in a block, because the old tensors' memory in their block stays used until all other tensors are freed.
         if not same_outline(tree, into):
             return {k: t.clone(memory_format=torch.contiguous_format) for k, t in tree.items()}
         for k, t in tree.items():
@@ -295,7 +291,7 @@ class ClientStates(MutableMapping[int, Tree]):
         self._written.discard(client)
 
     def __contains__(self, client: object) -> bool:
-        return client in self._trees  # the mixin's would compute the client's maps
+        return client in self._trees  # the inherited method would compute the client's maps
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._trees)
@@ -305,32 +301,32 @@ class ClientStates(MutableMapping[int, Tree]):
 
 
 def stored(states: ClientStates) -> Tree:
-    """Coordinates and bases, which a snapshot holds besides plain tensors, so that a resumed run has the same bits."""
+    """Coordinates and bases, which a snapshot has in addition to tensors, so that a resumed run has the same bits."""
     out: Tree = {}
     for client, kept in states.kept.items():
-        out |= {f"coords/{client}/{name}": t.clone() for name, t in kept.coords.items()}
-        out |= {
-            f"base/{client}/{j}": t.clone(memory_format=torch.contiguous_format)
-            for j, t in enumerate(kept.bases)
-        }
+        for name, t in kept.coords.items():
+            out[f"coords/{client}/{name}"] = t.clone()
+        for j, t in enumerate(kept.bases):
+            out[f"base/{client}/{j}"] = t.clone(memory_format=torch.contiguous_format)
     return out
 
 
 def restore(states: ClientStates, snapshot: Snapshot | None, grams: GramMatrices) -> None:
-    """Load the coordinates of a snapshot, of clients that are still computed in them."""
+    """Load the coordinates of a snapshot, for clients that are still computed in coordinates."""
     coords: dict[int, dict[str, Tensor]] = {}
     bases: dict[int, dict[int, Tensor]] = {}
     if snapshot is None:
         return
+    device = grams.packed.device
     for key, t in snapshot.tensors.items():
         if key.startswith(("coords/", "base/")):
             place, number, name = key.split("/", 2)
             if place == "coords":
-                # ``keep`` copies it
-                coords.setdefault(int(number), {})[name] = t.to(grams.packed.device)
+                # ``keep`` copies it.
+                coords.setdefault(int(number), {})[name] = t.to(device)
             else:
-                bases.setdefault(int(number), {})[int(name)] = t.to(grams.packed.device, copy=True)
-    # Bases that are equal are one tensor again, as they were before the snapshot.
+                bases.setdefault(int(number), {})[int(name)] = t.to(device, copy=True)
+    # Equal bases become one tensor again, as they were before the snapshot.
     known: list[Tensor] = []
     for client in coords:
         if client not in grams.n:
@@ -341,7 +337,7 @@ def restore(states: ClientStates, snapshot: Snapshot | None, grams: GramMatrices
             equal = (k for k in known if k.shape == b.shape and torch.equal(k, b))
             own.append(next(equal, b))
         known += [b for b in own if not any(b is k for k in known)]
-        # X B_j' is computed again: it follows from the rows and the bases.
+        # X B_j' is computed again from the rows and the bases.
+        seen = [grams.of(client) @ b.mT for b in own]
         rest = {n: t for n, t in states[client].items() if n not in coords[client]}
-        made = KeptCoordinates(coords[client], own, [grams.of(client) @ b.mT for b in own])
-        states.keep(client, rest, made, grams)
+        states.keep(client, rest, KeptCoordinates(coords[client], own, seen), grams)

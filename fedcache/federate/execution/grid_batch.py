@@ -1,8 +1,8 @@
 """Points of a grid that run together, and the bookkeeping that every execution with a client axis needs.
 
-A grid point is a run of its own (``RunState``): its server, states, traffic and records. Points differ in floats alone,
-so they sample the same clients and draw the same numbers; a chunk of clients of all points is one ``fit`` with the
-leading axes (G, M), and that of one point has the axis (M,).
+A grid point is a separate run (``RunState``) with its server, states, traffic and records. Points differ only in
+floats, so they sample the same clients and draw the same numbers. One ``fit`` trains a chunk of clients of all points,
+with the leading axes (G, M), or (M,) for a single point.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from fedcache.federate.trust.update_validation import all_bounded, is_bounded
 from fedcache.heads.linear import Tree
 
 Sent = list[tuple[int, int]]
-"""(scalars, bytes of one) that each client sent."""
+"""(scalars, bytes of one scalar) that each client sent."""
 
 
 class GridCache:
     """Results that runs on the same features share.
 
-    Features in the dtype of the computation, Gram matrices of clients, pooled uploads of one-shot methods without
-    gradients, and a memory of rows and draws.
+    They are features in the dtype of the computation, Gram matrices of clients, pooled uploads of one-shot methods
+    without gradients, and a cache of rows and draws.
     """
 
     def __init__(self) -> None:
@@ -58,13 +58,15 @@ class GridCache:
 
     def grams(self, job: RunState) -> GramMatrices:
         """The Gram matrices of the clients that are computed in coordinates."""
-        # Clients with more rows than half the features have larger Gram matrices than the work they save.
+        # For a client with more rows than half the features, the Gram matrix costs more than it saves.
         width = job.data.x.shape[2]
-        rows = {
-            c: np.asarray(job.training_clients[c].train, np.int64) for c in job.eligible.tolist()
-        }
-        rows = {c: r for c, r in rows.items() if 2 * len(r) <= width}
-        key = (SameObject(job.data), *((c, r.tobytes()) for c, r in sorted(rows.items())))
+        rows = {}
+        for c in job.eligible.tolist():
+            train = np.asarray(job.training_clients[c].train, np.int64)
+            if 2 * len(train) <= width:
+                rows[c] = train
+        of_clients = [(c, r.tobytes()) for c, r in sorted(rows.items())]
+        key = (SameObject(job.data), *of_clients)
         if key not in self._grams:
             self._grams[key] = GramMatrices(job.data.x, rows)
         return self._grams[key]
@@ -72,35 +74,35 @@ class GridCache:
     def pooled(
         self, job: RunState, ids: Sequence[int], make: Callable[[], tuple[Tree, Sent]]
     ) -> tuple[Tree, Sent]:
-        """The pooled upload of a one-shot run, computed by ``make`` unless another run has pooled the same.
+        """The pooled upload of a one-shot run, computed by ``make`` unless another run has pooled the same uploads.
 
-        Two runs pool the same if everything that ``fit`` reads is equal. For an ``additive`` method only the rows of
-        all clients together must be equal, not the clients: sums then differ from those of ``make`` by rounding.
+        Two runs pool the same uploads if everything that ``fit`` reads is equal. For an ``additive`` method only the
+        rows of all clients together must be equal; then sums may differ from those of ``make`` by rounding.
 
         Returns:
-            the pooled upload, not to be changed, and what each client sent.
+            the pooled upload, which must not be changed, and the sizes of the clients' uploads.
         """
         method = job.method
         hp = job.hp
         read = {h.name for h in method.hparams if h.fit}
-        same = (
-            SameObject(job.data),
-            method.name,
-            *((k, v) for k, v in sorted(hp.items()) if k in read),
-        )
+        settings = [(name, value) for name, value in sorted(hp.items()) if name in read]
+        same = (SameObject(job.data), method.name, *settings)
         rows = [np.asarray(job.training_clients[c].train, np.int64) for c in ids]
-        # Without additivity the upload is that of these clients in this order, with their draws.
-        own = ((job.training_clients[c].name, r.tobytes()) for c, r in zip(ids, rows, strict=True))
-        key: tuple[Any, ...] = (*same, job.seed, *own)
+        key: tuple[Any, ...]
         if method.additive(hp) and method.sent is numel:
             key = (*same, np.sort(np.concatenate(rows)).tobytes())
+        else:
+            # Without additivity the upload depends on these clients in this order, and on their draws.
+            names = [job.training_clients[c].name for c in ids]
+            own = zip(names, [r.tobytes() for r in rows], strict=True)
+            key = (*same, job.seed, *own)
         if key not in self._pooled:
             self._pooled[key] = make()
             if len(self._pooled) > POOLED:
                 self._pooled.popitem(last=False)
         self._pooled.move_to_end(key)
         pooled, sent = self._pooled[key]
-        if len(sent) != len(ids):  # kept from other clients, which all send the same amount
+        if len(sent) != len(ids):  # cached from other clients; every client sends the same amount
             sent = [sent[0]] * len(ids)
         return pooled, sent
 
@@ -109,11 +111,11 @@ class GridCache:
 class GridBatch:
     """Points that are computed together."""
 
-    points: Sequence[RunState]  # one is a run alone
+    points: Sequence[RunState]  # one point is a single run
     plan: ExecutionPlan  # how they are computed
-    participation: int | float | None = None  # clients a round, as ``RunState.sample`` takes it
-    cache: GridCache | None = None  # what other points have computed already; None for a run alone
-    # point -> what ended it; its clients continue being computed and are not read
+    participation: int | float | None = None  # clients per round, as in ``RunState.sample``
+    cache: GridCache | None = None  # results of other points; None for a single run
+    # Number of a point -> the error that ended it. Its clients are still computed, but their results are not used.
     failed: dict[int, FedcacheError] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -121,7 +123,7 @@ class GridBatch:
         self.hp = stack_hp([point.hp for point in self.points], self.points[0])
 
     def by_rows(self, ids: Sequence[int]) -> list[int]:
-        """Clients by falling rows, so that those without a batch left are the last of a chunk, and little is padded."""
+        """Clients by falling rows: little is padded, and clients without further batches are the last of a chunk."""
         return sorted(ids, key=lambda c: (-self.rows_of(c), c))
 
     def rows_of(self, client: int) -> int:
@@ -139,15 +141,18 @@ class GridBatch:
         """The broadcasts of the servers as one tree, with a client axis of length 1: clients of a point share it."""
         down = downs[0]
         if self.axes == 2:
-            down = {k: torch.stack([d[k] for d in downs]) for k in down}
-        # [1, ..] or [G, 1, ..]: the axis of clients is broadcast, never copied
+            down = stacked_trees(downs)
+        # [1, ..] or [G, 1, ..]: the axis of clients is broadcast, never copied.
         return {k: t.unsqueeze(self.axes - 1) for k, t in down.items()}
 
     def states(self, order: Sequence[int], down: Tree) -> Tree:
         """The states of the clients of a chunk, stacked; the states of new clients are made first."""
-        if self.axes == 1 and (held := self.points[0].states.chunk(order)) is not None:
-            return held
-        entered = self.enter(down, [c for c in order if c not in self.points[0].states])
+        known = self.points[0].states
+        if self.axes == 1:
+            held = known.chunk(order)
+            if held is not None:
+                return held
+        entered = self.enter(down, [c for c in order if c not in known])
         trees = []
         for point, new in zip(self.points, entered, strict=True):
             trees.append([new.get(c) or point.states.get(c, {}) for c in order])
@@ -158,7 +163,7 @@ class GridBatch:
         points = [pad_stack(of_point) for of_point in trees]
         if self.axes == 1:
             return points[0]
-        return {k: torch.stack([p[k] for p in points]) for k in points[0]}
+        return stacked_trees(points)
 
     def enter(self, down: Tree, new: Sequence[int]) -> list[dict[int, Tree]]:
         """The first states of clients that take part for the first time, per point; ``new`` is sorted by falling rows.
@@ -171,7 +176,7 @@ class GridBatch:
             state = first.method.enter(down, first.rows(new, self.axes), self.ctx(new))
         if not state:
             return [{} for _ in self.points]
-        # Tensors without an axis of points are equal for all: the first point's are made, and the others share them.
+        # Tensors without an axis of points are equal for all points, so the other points share those of the first.
         differing = {k: t for k, t in state.items() if t.shape[0] > 1}
 
         def of_clients(tree: Tree, g: int) -> dict[int, Tree]:
@@ -188,7 +193,7 @@ class GridBatch:
     def store(self, order: Sequence[int], state: Tree, *, whole: bool = False) -> None:
         """Give every client of a chunk its own part of the states that ``fit`` returned.
 
-        A chunk that is the ``whole`` round is kept stacked, as the next round may be of the same clients.
+        A chunk that is the ``whole`` round is kept stacked, because the next round may have the same clients.
         """
         if not state:
             return
@@ -202,7 +207,7 @@ class GridBatch:
                 point.states.write(c, split(mine, j, self.rows_of(c)))
 
     def less_points(self, t: Tensor) -> Tensor:
-        """A tensor [G, ..] as pooled uploads have it: without the axis of points where there is one point."""
+        """A tensor [G, ..] in the form of pooled uploads: without the axis of points if there is one point."""
         if self.axes == 2:
             return t
         return t[0]
@@ -211,12 +216,12 @@ class GridBatch:
         """The tensors of one point, with their client axis."""
         if self.axes == 1:
             return tree
-        return {k: t[g if t.shape[0] > 1 else 0] for k, t in tree.items()}
+        return {k: own_part(t, 0, g) for k, t in tree.items()}
 
     def of_client(self, tree: Tree, j: int) -> Tree:
-        """The tensors of the client at place ``j`` of a chunk, with the axis of points if there is one."""
+        """The tensors of the client at position ``j`` of a chunk, with the axis of points if there is one."""
         axis = self.axes - 1
-        made = {k: t.select(axis, j if t.shape[axis] > 1 else 0) for k, t in tree.items()}
+        made = {k: own_part(t, axis, j) for k, t in tree.items()}
         if self.axes == 2:
             G = len(self.points)
             made = {k: t.expand(G, *t.shape[1:]) for k, t in made.items()}
@@ -225,25 +230,24 @@ class GridBatch:
     def weighted_sum(self, t: Tensor, weights: Sequence[float]) -> Tensor:
         """The sum over the clients of a chunk, each times its weight, in float64; with the axis of points."""
         axis = self.axes - 1
-        # One float64 product of [.., M] with the weights, whatever other axes the tensor has.
+        # One float64 product of [.., M] with the weights, for every number of other axes.
         w = torch.tensor(weights, dtype=torch.float64, device=t.device)
         full = t.expand(*t.shape[:axis], len(weights), *t.shape[axis + 1 :])
-        total = (full.double().movedim(axis, -1) @ w.unsqueeze(-1)).squeeze(-1)
+        clients_last = full.double().movedim(axis, -1)
+        total = (clients_last @ w.unsqueeze(-1)).squeeze(-1)
         if self.axes == 2:
             return total.expand(len(self.points), *total.shape[1:])
         return total
 
     def note_sent(self, client: int, up: Tree, size: int, sent: dict[int, Sent]) -> None:
-        """Note what one client sends for each point; ``size`` is the bytes of a number."""
-        first = self.points[0]
-        count = first.method.sent
-        if self.axes == 1:
-            sent[client] = [(count(up, first.server_ctx()), size)]
-        else:
-            sent[client] = []
-            for g, point in enumerate(self.points):
+        """Add to ``sent`` the scalars that one client sends for each point; ``size`` is the bytes of a scalar."""
+        sent[client] = []
+        for g, point in enumerate(self.points):
+            mine = up
+            if self.axes == 2:
                 mine = {k: t[g] for k, t in up.items()}
-                sent[client].append((count(mine, point.server_ctx()), size))
+            scalars = point.method.sent(mine, point.server_ctx())
+            sent[client].append((scalars, size))
 
     def accepts(
         self,
@@ -254,42 +258,44 @@ class GridBatch:
         sent: dict[int, Sent],
         coordinates: Mapping[str, tuple[int, ...]] | None = None,
     ) -> bool:
-        """Validate what ``fit`` returned for a chunk of clients.
+        """Validate the results of ``fit`` for a chunk of clients.
 
-        Raises FederatedRunError for a malformed upload, unless the policy leaves it out; a number that is not finite
-        ends its point alone.
+        Raises FederatedRunError for a malformed upload, unless the policy rejects it. A number that is not finite ends
+        only its point.
 
         Args:
             up: the uploads.
-            state: what the clients keep; names of both may be the same, and the tensors differ.
+            state: the clients' new states; uploads and states may have the same names with different tensors.
             order: the clients.
             pipeline: of the round.
-            sent: client -> what it sends, filled here for uploads that are rejected.
-            coordinates: as ``UploadPipeline.accepts_batch`` takes it.
+            sent: client -> sizes of its uploads, filled here for uploads that are rejected.
+            coordinates: as in ``UploadPipeline.accepts_batch``.
 
         Returns:
-            False when the uploads of all of them are rejected.
+            False if the uploads of all these clients are rejected.
         """
-        # Uploads first: one that is rejected is no error of its point.
+        # Uploads are validated first: a rejected upload is no error of its point.
         accepted = pipeline.accepts_batch(up, order, self.ctx(order).lead, coordinates)
         if accepted:
             self.check_finite(up, order)
         else:
-            numbers, size = self.points[0].upload_size(up)
-            sent.update({c: [(numbers // len(order), size)] for c in order})
+            scalars, size = self.points[0].upload_size(up)
+            for c in order:
+                sent[c] = [(scalars // len(order), size)]
         self.check_finite(state, order)
         return accepted
 
     def fail(self, error: FedcacheError) -> list[RoundTraffic | None]:
         """End every point that has not ended yet."""
-        self.failed |= {g: error for g in range(len(self.points)) if g not in self.failed}
+        for g in range(len(self.points)):
+            self.failed.setdefault(g, error)
         return [None] * len(self.points)
 
     def check_finite(self, tree: Tree, order: Sequence[int]) -> None:
-        """Note every point with a result that is not finite; a finite sum proves all its terms finite."""
+        """End every point with a result that is not finite."""
         if self.points[0].trust.on_bad == "reject" or all_bounded(tree):
             return
-        # Bounded tensors are proven finite by one sum; the others are looked at point by point.
+        # A finite sum proves that all terms of a bounded tensor are finite. The others are checked point by point.
         bad = {n: t for n, t in tree.items() if t.is_floating_point() and not is_bounded(t)}
         for g, point in enumerate(self.points):
             try:
@@ -304,7 +310,7 @@ class GridBatch:
         pipeline: UploadPipeline,
         sent: dict[int, Sent],
     ) -> list[RoundTraffic | None]:
-        """Hand every server its pooled uploads; returns as ``Executor.one_round``."""
+        """Let every server step with its pooled uploads. Returns the same as ``Executor.one_round``."""
         try:
             pooled = self.points[0].pooled(pipeline, ids)
         except FedcacheError as error:
@@ -317,10 +323,12 @@ class GridBatch:
             mine = dict(pooled)
             if self.axes == 2:
                 for name, t in pooled.items():
-                    # what is stacked has the clients before the points: [M, G, ..]
-                    mine[name] = t.select(int(pipeline.rule(name) == "stack"), g)
+                    # Stacked uploads have the clients before the points: [M, G, ..].
+                    axis = int(pipeline.rule(name) == "stack")
+                    mine[name] = t.select(axis, g)
+            of_point = [sent[c][g] for c in ids]
             try:
-                found[g] = point.finish(ids, downs[g], mine, [sent[c][g] for c in ids])
+                found[g] = point.finish(ids, downs[g], mine, of_point)
             except FedcacheError as error:
                 self.failed[g] = error
         return found
@@ -332,10 +340,19 @@ def stack_hp(hps: Sequence[Hp], point: RunState) -> Hp:
     for name in made:
         values = [hp[name] for hp in hps]
         if any(v != values[0] for v in values):
-            made[name] = torch.tensor(
-                [[v] for v in values], dtype=point.env.dtype, device=point.env.device
-            )
+            column = [[v] for v in values]
+            made[name] = torch.tensor(column, dtype=point.env.dtype, device=point.env.device)
     return made
+
+
+def stacked_trees(trees: Sequence[Tree]) -> Tree:
+    """Trees of the same names as one tree with a new first axis."""
+    return {name: torch.stack([tree[name] for tree in trees]) for name in trees[0]}
+
+
+def own_part(t: Tensor, axis: int, position: int) -> Tensor:
+    """The part at a position of an axis; a tensor with length 1 on it is shared by all positions. A view."""
+    return t.select(axis, min(position, t.shape[axis] - 1))
 
 
 def pad_stack(trees: Sequence[Tree]) -> Tree:
@@ -355,6 +372,11 @@ def pad_stack(trees: Sequence[Tree]) -> Tree:
 
 
 def split(tree: Tree, position: int, rows: int) -> Tree:
-    """The tree of the client at ``position`` of a (M,) lead, ``rows/`` tensors cut to its rows; views."""
-    alone = {name: t[position if t.shape[0] > 1 else 0] for name, t in tree.items()}
-    return {name: t[:rows] if name.startswith("rows/") else t for name, t in alone.items()}
+    """The tree of the client at ``position`` of a (M,) lead, with ``rows/`` tensors cut to its rows; views."""
+    alone = {}
+    for name, t in tree.items():
+        own = own_part(t, 0, position)
+        if name.startswith("rows/"):
+            own = own[:rows]
+        alone[name] = own
+    return alone

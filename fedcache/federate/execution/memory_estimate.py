@@ -2,7 +2,7 @@
 
 The estimate covers the parts that grow with a run: features, packed rows and Gram matrices, client states, uploads, and
 the working set of a chunk of clients. It does not cover Python and torch themselves. Uploads are assumed to be as large
-as the model, which no method exceeds by more than its counts.
+as the model; no method sends more than the model and its counts.
 """
 
 from __future__ import annotations
@@ -38,20 +38,22 @@ GPU_SET = 512 << 20
 """The limit on a GPU, where more clients and points share the time of a kernel launch."""
 
 GRID_SET = 128 << 20
-"""The limit for the points of a grid, where sharing rows saves more than the cache."""
+"""The limit for the points of a grid, where sharing rows saves more time than the cache."""
 
 SKINNY = 15
-"""Outputs per row whose work in ``batched`` equals the two thin products of a round in ``gram`` (measured on one core
-between 10 and 100 classes, 1 and 5 epochs and 50 to 500 rows of 1,024 features)."""
+"""Number of outputs for which an epoch of ``batched`` takes as long as the two thin products of a round in ``gram``.
+
+Measured on one core with 10 to 100 classes, 1 to 5 epochs and 50 to 500 rows of 1,024 features.
+"""
 
 STATES = 256 << 20
-"""Bytes of client states in memory; larger ones are in a file of the run's directory."""
+"""Most bytes of client states in memory; larger states are in a file of the run's directory."""
 
 SLACK = 16 << 20
 """Overhead of allocators, measured with 1,000 and 10,000 clients."""
 
 COPIES = 5
-"""Copies of a server's tensors per client: old, new, broadcast, and two where clients compare with them."""
+"""Copies of a server's tensors per client: old, new, broadcast, and two if clients compare with them."""
 
 SCORES = 4096
 """Rows scored at once in evaluation, as in ``evaluate.BLOCK``."""
@@ -61,23 +63,23 @@ SCORES = 4096
 class Load:
     """Sizes of a run that determine its memory."""
 
-    head_bytes: int  # of the tensors one client trains
+    head_bytes: int  # of the tensors that one client trains
     clients: int  # sampled per round
-    outputs: int = 0  # numbers that the first linear map gives for a row
-    # training rows of every client that may take part
+    outputs: int = 0  # of the first linear map
+    # Training rows of every client that may take part.
     rows: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     participants: int = 0  # upper bound of the clients that take part in some round
     width: int = 0  # D
     itemsize: int = 4  # bytes of a number
-    views: int = 1  # stored of a row
+    views: int = 1  # stored per row
     points: int = 1  # of a grid, computed together
-    upload_bytes: int = 0  # of what one client sends
-    server_bytes: int = 0  # of what the server holds
+    upload_bytes: int = 0  # of one client's upload
+    server_bytes: int = 0  # of the server's tensors
     state_bytes: int = 0  # that a client keeps between rounds
     feature_bytes: int = 0  # of all rows
     broadcast_bytes: int = 0  # of the broadcast without the first map; losses compare with it
     batch: int = 32  # rows of a step
-    versions: int = 0  # older models of the server that clients in training began with
+    versions: int = 0  # older models of the server from which clients in training started
     mixed: bool = False  # whether clients differ in more than their rows (``client_overrides``)
     rounds: int = 1  # in all
     device: str = "cpu"  # that computes: cpu | cuda
@@ -93,13 +95,14 @@ class Load:
         In every round ``gram`` multiplies all rows with the broadcast and with the result, which takes as long as
         ``SKINNY`` outputs in an epoch of ``batched``. Its savings grow with outputs and epochs.
         """
-        # Training on n rows takes n^2 work in coordinates and n D in full; they are equal at this share of D / 2.
+        # Training on n rows takes n^2 operations in coordinates and n D otherwise. For clients with up to ``most`` rows
+        # coordinates are faster; without the thin products of a round the limit would be D / 2.
         work = self.outputs * max(1, epochs)
         most = self.width * work / (2.0 * (work + SKINNY))
         return int(self.rows[self.rows <= most].sum())
 
     def gram_bytes(self) -> int:
-        """Bytes of Gram matrices and packed rows of those."""
+        """Bytes of Gram matrices and packed rows of the clients in ``dual_rows``."""
         n = self.dual_rows()
         return int((n * n + n * self.width).sum()) * self.itemsize
 
@@ -115,9 +118,8 @@ class ExecutionPlan:
     name: str  # of the executor
     chunk: int  # clients at once; 1 for one by one
     points: int = 1  # of a grid, at once
-    rest: int = (
-        1  # under ``gram``, clients at once among those with too many rows, which are stacked
-    )
+    # Under ``gram``: clients at once among those with too many rows for coordinates.
+    rest: int = 1
 
 
 def states_in_file(load: Load, plan: ExecutionPlan) -> bool:
@@ -130,7 +132,8 @@ def free_memory(device: str = "cpu") -> int:
     if device == "cuda":
         # Memory that torch keeps after its tensors were freed.
         held = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
-        return int(torch.cuda.mem_get_info()[0]) + held
+        free, _total = torch.cuda.mem_get_info()
+        return int(free) + held
     try:
         for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
             if line.startswith("MemAvailable:"):
@@ -151,15 +154,17 @@ def shares_uploads(method: Method) -> bool:
 def measure_load(jobs: Sequence[RunState], clients: int, rounds: int) -> Load:
     """Sizes of the points of a grid.
 
-    ``jobs`` are the started points; ``clients`` are sampled in each of the ``rounds``. Besides its rows, a client holds
-    its state and the broadcast.
+    ``jobs`` are the started points; ``clients`` are sampled in each of the ``rounds``. In addition to its rows, a
+    client holds its state and the broadcast.
     """
     job = jobs[0]
-    # The first client shows the sizes of all, because clients differ only in rows.
+    # One client has the sizes of all, because clients differ only in rows.
     first = int(job.eligible[0])
     down = job.down()
     kept = job.method.enter(down, job.rows([first], 0), job.ctx([first], 0))
-    held = {k: t for k, t in {**down, **kept}.items() if not k.startswith(("rows/", "opt/"))}
+    both = {**down, **kept}
+    held = {k: t for k, t in both.items() if not k.startswith(("rows/", "opt/"))}
+    compared = {k: t for k, t in down.items() if not is_first(k)}
     return Load(
         head_bytes=_bytes(held),
         clients=clients,
@@ -174,7 +179,7 @@ def measure_load(jobs: Sequence[RunState], clients: int, rounds: int) -> Load:
         server_bytes=_bytes(job.server),
         state_bytes=_bytes(kept),
         feature_bytes=job.data.x.nbytes,
-        broadcast_bytes=_bytes({k: t for k, t in down.items() if not is_first(k)}),
+        broadcast_bytes=_bytes(compared),
         batch=cast(int, job.hp.get("batch", 32)),
         versions=_versions(job, clients, rounds),
         mixed=bool(job.own),
@@ -186,7 +191,7 @@ def measure_load(jobs: Sequence[RunState], clients: int, rounds: int) -> Load:
 def _versions(job: RunState, clients: int, rounds: int) -> int:
     """Number of models that an asynchronous server keeps, one for each of its steps while a client trains.
 
-    A half-normal duration exceeds four times the mean once in 700; slower clients hold one model each.
+    About one half-normal duration in 700 exceeds four times the mean; each slower client needs one model more.
     """
     if not isinstance(job, TimedRun) or job.rule.buffer is None:
         return 0
@@ -202,7 +207,8 @@ def _upload_bytes(job: RunState, kept: Tree) -> int:
     for prefix, rule in job.method.pool(job.hp).items():
         named = {k: t for k, t in job.server.items() if k.startswith(prefix)}
         if rule == "stack":
-            named = {k: t for k, t in kept.items() if k.startswith(prefix)} or named
+            own = {k: t for k, t in kept.items() if k.startswith(prefix)}
+            named = own or named
         if not named:
             return _bytes(job.server)  # other names, such as sums: assumed as large as the model
         total += _bytes(named)
@@ -210,7 +216,7 @@ def _upload_bytes(job: RunState, kept: Tree) -> int:
 
 
 def _bytes(tree: Tree) -> int:
-    return sum(t.numel() * t.element_size() for t in tree.values())
+    return sum(t.nbytes for t in tree.values())
 
 
 @dataclass(frozen=True)
@@ -226,12 +232,12 @@ class Forecast:
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """The sum of all parts."""
         return self.features + self.grams + self.states + self.server + self.working + self.scoring
 
     @property
     def above(self) -> int:
-        """All without the features."""
+        """The sum of all parts without the features."""
         return self.total - self.features
 
     def to_dict(self) -> dict[str, int]:
@@ -239,8 +245,9 @@ class Forecast:
         return {**self.__dict__, "total": self.total}
 
     def words(self) -> str:
-        """The peak and its parts in MiB, in words."""
-        parts = ", ".join(f"{k} {v / 2**20:,.0f}" for k, v in self.__dict__.items() if v >= 1 << 20)
+        """The peak and its parts of at least 1 MiB, in words."""
+        large = {name: size for name, size in self.__dict__.items() if size >= 1 << 20}
+        parts = ", ".join(f"{name} {size / 2**20:,.0f}" for name, size in large.items())
         return f"{_mib(self.total)} at the peak ({parts})"
 
 
@@ -264,26 +271,27 @@ def forecast(
     if plan.name == "sequential":
         points = 1
     longest = int(load.rows.max(initial=0))
-    # weights, gradient, the optimiser's moments, and one temporary of an update
+    # Weights, gradient, the optimiser's moments, and one temporary of an update.
     copies = 4 + (opt == "adam")
     at_once = plan.chunk * points
-    # The rows of a chunk that are gathered at once, and a batch of each client with its scores.
     row = load.width * load.itemsize
-    gathered = min(GATHER_BYTES, plan.chunk * longest * row) + at_once * min(longest, 64) * (
-        row + 64
-    )
+    outputs = max(1, load.outputs)
     grams = 0
     if plan.name == "gram":
         few = int(load.dual_rows().max(initial=0))
-        # (few + 2) rows of coordinates for each output, in place of weights [U, D]
-        coordinates = at_once * (few + 2) * max(1, load.outputs) * load.itemsize
+        # (few + 2) rows of coordinates for each output, instead of weights [U, D].
+        coordinates = at_once * (few + 2) * outputs * load.itemsize
         working = copies * coordinates + plan.rest * load.head_bytes * copies
-        grams = load.gram_bytes() + min(CACHE_BYTES, plan.chunk * few * few * load.itemsize)
+        stacked_grams = min(CACHE_BYTES, plan.chunk * few * few * load.itemsize)
+        grams = load.gram_bytes() + stacked_grams
     else:
-        working = copies * at_once * load.head_bytes + gathered
+        # The rows of a chunk that are gathered at once, and a batch of each client with its scores.
+        gathered = min(GATHER_BYTES, plan.chunk * longest * row)
+        batches = at_once * min(longest, 64) * (row + 64)
+        working = copies * at_once * load.head_bytes + gathered + batches
     working += SLACK
     if plan.name == "sequential":
-        # Cut rows are cached if there is room for the rows of all clients.
+        # Cut rows are cached if the rows of all clients fit into the cache.
         cut = int(load.rows.sum()) * load.views * row
         if cut > MEMO_BYTES:
             cut = 0
@@ -293,8 +301,10 @@ def forecast(
     uploads = plan.chunk
     if stacked:
         uploads = load.clients
-    # The upload of a chunk, its float64 sum, the server's own copy and its broadcast.
-    server = points * (load.upload_bytes * (uploads + 2) + load.server_bytes * (2 + load.versions))
+    # The uploads of a chunk and their float64 sum; the server's own copy, its broadcast and older models.
+    uploaded = load.upload_bytes * (uploads + 2)
+    served = load.server_bytes * (2 + load.versions)
+    server = points * (uploaded + served)
     if closed:
         # A client's matrix, the sum, and the solver's two copies; for a grid also cached sums and their eigenvalues.
         matrices = 4
@@ -310,7 +320,7 @@ def forecast(
         states=states,
         server=server,
         working=working,
-        scoring=SCORES * (row + 8 * load.itemsize * max(1, load.outputs)),
+        scoring=SCORES * (row + 8 * load.itemsize * outputs),
     )
 
 
@@ -331,12 +341,13 @@ def refuse_too_much(
         where = " of the GPU"
     peak = found.words()
     problem = f"The run needs {peak}, but {_mib(free)}{where} are free."
-    spare = free - (needed - found.working)
-    if 2 * found.states > needed and needed - found.states <= free:
-        hint = _fewer_participants(load, free - (needed - found.states), "use a smaller head")
+    for_states = free - (needed - found.states)
+    if 2 * found.states > needed and for_states >= 0:
+        hint = _fewer_participants(load, for_states, "use a smaller head")
         raise MachineError(problem, hint)
+    for_working = free - (needed - found.working)
     per_client = found.working / max(1, plan.chunk)
-    fits = int(spare // per_client)
+    fits = int(for_working // per_client)
     hint = "Use fewer clients per round (--participation), a smaller head, or fewer configurations at once."
     if 0 < fits < plan.chunk:
         hint = (
@@ -347,20 +358,20 @@ def refuse_too_much(
 
 
 def refuse_large_server(job: RunState, free: int) -> None:
-    """Refuse a run whose server keeps more tensors of its clients than fit into memory, before it allocates them.
+    """Refuse a run if its server's tensors of all clients do not fit into memory, before they are allocated.
 
     Raises MachineError, with the number of clients that would fit into ``free`` bytes.
     """
     method = job.method
     ctx = job.server_ctx()
     clients = job.env.clients
-    elsewhere = job.env.device.type != "cpu" or (
-        "text" in method.reads(job.hp) and job.env.text is None
-    )
-    if elsewhere or "stack" not in method.pool(job.hp).values():
+    if job.env.device.type != "cpu" or "stack" not in method.pool(job.hp).values():
         return
+    if "text" in method.reads(job.hp) and job.env.text is None:
+        return  # ``RunState.start`` refuses this run
     # The difference between two clients and one client is the size per client.
-    one, two = (_bytes(method.init(replace(ctx, env=replace(ctx.env, clients=n)))) for n in (1, 2))
+    envs = [replace(ctx.env, clients=n) for n in (1, 2)]
+    one, two = (_bytes(method.init(replace(ctx, env=env))) for env in envs)
     each = COPIES * (two - one)
     needed = each * clients
     if needed > free:
@@ -375,17 +386,16 @@ def refuse_large_server(job: RunState, free: int) -> None:
 def refuse_too_little_room(load: Load, plan: ExecutionPlan, place: Path) -> None:
     """Refuse a run whose client states do not fit on the disk of ``place``. Raises MachineError.
 
-    Files that an earlier start of the run has written there count as free space.
+    State files from an earlier start of the run count as free space.
     """
     if not states_in_file(load, plan):
         return
-    there = place
+    existing = place
+    while not existing.exists():
+        existing = existing.parent
+    own = sum(file.stat().st_size for file in place.rglob("states-*.table"))
+    free = shutil.disk_usage(existing).free + own
     needed = load.kept_bytes()
-    while not there.exists():
-        there = there.parent
-    free = shutil.disk_usage(there).free + sum(
-        file.stat().st_size for file in place.rglob("states-*.table")
-    )
     if needed > free:
         raise MachineError(
             f"{load.participants:,} clients take part and keep {_mib(needed)} between rounds, but "

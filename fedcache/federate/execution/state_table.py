@@ -1,11 +1,12 @@
-"""State table: a file with one row for each client that took part, read and written one by one.
+"""State table: a file with one row for each client that took part; rows are read and written one by one.
 
-For runs whose clients keep more than memory should hold. Rows that the last checkpoint refers to are not overwritten.
-So a checkpoint is only an index of places and digests, and a killed run ends with the same bits when it is resumed.
-Rows that no checkpoint refers to any more are reused: a file is at most twice as long as the states of the clients.
+It is used for runs with client states that are too large for memory. Rows to which the last checkpoint refers are not
+overwritten. So a checkpoint is only an index of positions and digests, and a killed run ends with the same bits when it
+is resumed. Rows to which no checkpoint refers any more are reused, so the file is at most twice as long as the states
+of the clients.
 
-The file is read and written by position and not mapped into memory: a full disk is then an error with a message, while
-a write into a map would end the process. Tensors that are read have memory of their own.
+The file is read and written by position and not mapped into memory. A full disk is then an error with a message, while
+a write into a memory map would end the process. Tensors that are read do not share memory with each other.
 """
 
 from __future__ import annotations
@@ -32,20 +33,20 @@ Kind = tuple[tuple[str, str, tuple[int, ...]], ...]
 """Names, dtypes and shapes of a client's tensors."""
 
 ROW = np.dtype([("at", "<i8"), ("kind", "<i4"), ("digest", "u1", (16,))])
-"""A client's row: its first byte in the file, the number of its kind from 1 on (0 for no row), and its digest."""
+"""A client's row: its first byte in the file, the number of its kind from 1 (0 for no row), and its digest."""
 
 
 class StateTable(MutableMapping[int, Tree]):
     """Client number -> its tensors, in a file that one process uses at a time.
 
-    Raises StoreError while another process uses the file; MachineError where it cannot be written.
+    Raises StoreError while another process uses the file; MachineError if it cannot be written.
 
     Args:
-        path: of the file; rows that exist already are overwritten unless ``saved`` refers to them.
-        clients: of the run: numbers are below it.
-        device: where tensors are read to.
-        saved: a snapshot that ``mark`` has written into, to continue from.
-        expected: bytes that the file may come to, for the message of a full disk.
+        path: of the file; existing rows are overwritten unless ``saved`` refers to them.
+        clients: number of clients in the run.
+        device: of the tensors that are read.
+        saved: a snapshot with the index that ``mark`` returned, to continue from.
+        expected: expected size of the file in bytes, for the message of a full disk.
     """
 
     def __init__(
@@ -70,26 +71,26 @@ class StateTable(MutableMapping[int, Tree]):
         self._rows = np.zeros(clients, ROW)
         self._kinds: list[Kind] = []
         self._numbers: dict[Kind, int] = {}
-        self._new: set[int] = set()  # clients whose rows no checkpoint refers to
-        self._left: list[
-            tuple[int, int]
-        ] = []  # (place, bytes) that the last checkpoint alone refers to
-        self._free: dict[int, list[int]] = {}  # bytes -> places that nothing refers to
+        # Clients with rows to which no checkpoint refers.
+        self._new: set[int] = set()
+        # (position, bytes) of old rows to which only the last checkpoint refers.
+        self._left: list[tuple[int, int]] = []
+        self._free: dict[int, list[int]] = {}  # bytes -> free positions
         self._end = 0
         if saved is not None:
-            self._go_on(saved)
+            self._resume(saved)
         self._file.truncate(self._end)
 
-    def _go_on(self, saved: Snapshot) -> None:
+    def _resume(self, saved: Snapshot) -> None:
         for kind in _kinds(saved):
             self._number(kind)
         ids, rows = _index(saved)
         self._rows[ids] = rows
-        # Rows by place: the gaps between them were written after the checkpoint, and are free.
+        # Gaps between the rows in the file were written after the checkpoint, so they are free.
         for row in rows[np.argsort(rows["at"])]:
             size = _size(self._kinds[row["kind"] - 1])
             at = int(row["at"])
-            if size:  # a gap is reused as rows of the size of the row behind it
+            if size:  # a gap is reused for rows of the same size as the row after it
                 free = self._free.setdefault(size, [])
                 free += range(self._end, at - size + 1, size)
             self._end = at + size
@@ -110,42 +111,46 @@ class StateTable(MutableMapping[int, Tree]):
         raw = bytearray(_size(kind))
         if self._file.readinto(raw) != len(raw):
             raise _damaged(self.path)
-        # Tensors lie one after another; each is copied into memory of its own, which is aligned for any dtype.
+        # Tensors follow one another in the row. Each is copied into new memory, which is aligned for every dtype.
         for name, dtype, shape in kind:
             t = torch.empty(shape, dtype=getattr(torch, dtype))
             if t.numel():
-                t.view(-1).view(torch.uint8).copy_(
-                    torch.frombuffer(raw, dtype=torch.uint8, count=t.nbytes, offset=start)
-                )
+                part = torch.frombuffer(raw, dtype=torch.uint8, count=t.nbytes, offset=start)
+                t.view(-1).view(torch.uint8).copy_(part)
             tree[name] = t.to(self._device)
             start += t.nbytes
         return tree
 
     def __setitem__(self, client: int, tree: Tree) -> None:
         plain = {name: t.detach().cpu().contiguous() for name, t in tree.items()}
-        kind = tuple(
-            (name, str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in plain.items()
-        )
-        # A tensor of one number may have any stride, which only as_strided takes back to 1.
+        described = []
+        for name, t in plain.items():
+            dtype = str(t.dtype).removeprefix("torch.")
+            described.append((name, dtype, tuple(t.shape)))
+        kind = tuple(described)
+        # A tensor of one number may have any stride; only as_strided sets it to 1.
         flat = (t.as_strided((t.numel(),), (1,)) for t in plain.values() if t.numel())
         raw = b"".join(t.view(torch.uint8).numpy().data for t in flat)
         number = self._number(kind)
-        # A row that no checkpoint refers to is overwritten; otherwise the client gets another place.
+        # A row to which no checkpoint refers is overwritten; otherwise the client gets another position.
         if client in self._new and self._rows["kind"][client] == number:
             at = int(self._rows["at"][client])
         else:
             self._leave(client)
             at = self._end
-            if free := self._free.get(len(raw)):
+            free = self._free.get(len(raw))
+            if free:
                 at = free.pop()
         with explain_disk_errors(self.path, max(len(raw), self._expected - self._end)):
             self._file.seek(at)
-            # An unbuffered write may take less than all.
+            # An unbuffered write may write only a part.
             rest = memoryview(raw)
             while rest:
-                rest = rest[self._file.write(rest) :]
+                written = self._file.write(rest)
+                rest = rest[written:]
         self._end = max(self._end, at + len(raw))
-        self._rows[client] = at, number, np.frombuffer(hashlib.sha256(raw).digest()[:16], np.uint8)
+        digest = np.frombuffer(_digest(raw), np.uint8)
+        self._rows[client] = (at, number, digest)
         self._new.add(client)
 
     def __delitem__(self, client: int) -> None:
@@ -183,12 +188,11 @@ class StateTable(MutableMapping[int, Tree]):
             os.fsync(self._file.fileno())
         ids = np.flatnonzero(self._rows["kind"])
         rows = self._rows[ids].view(np.uint8).reshape(len(ids), ROW.itemsize)
-        return {"table/client": torch.from_numpy(ids), "table/row": torch.from_numpy(rows)}, list(
-            self._kinds
-        )
+        tensors = {"table/client": torch.from_numpy(ids), "table/row": torch.from_numpy(rows)}
+        return tensors, list(self._kinds)
 
     def kept(self) -> None:
-        """To be called when the last index of ``mark`` is on the disk too: frees rows that only older ones refer to."""
+        """Free rows to which only older indexes refer; to be called when the last index of ``mark`` is on the disk."""
         for at, size in self._left:
             self._free.setdefault(size, []).append(at)
         self._left.clear()
@@ -201,40 +205,46 @@ class StateTable(MutableMapping[int, Tree]):
 
 
 def check_table(path: Path, saved: Snapshot) -> None:
-    """Read every row that a snapshot refers to.
+    """Read and check every row to which a snapshot refers.
 
-    Raises CorruptionError for one that is missing or not what was written; StoreError while another process uses it.
+    Raises CorruptionError for a missing or changed row; StoreError while another process uses the file.
     """
     with try_lock(_lock_of(path)) as free:
         if not free:
             raise _in_use(path)
-        kinds = _kinds(saved)
-        rows = _index(saved)[1]
-        sizes = [_size(kind) for kind in kinds]
+        sizes = [_size(kind) for kind in _kinds(saved)]
+        _ids, rows = _index(saved)
         try:
             with path.open("rb") as file:
                 for row in rows[np.argsort(rows["at"])]:
                     file.seek(int(row["at"]))
                     raw = file.read(sizes[row["kind"] - 1])
-                    if hashlib.sha256(raw).digest()[:16] != row["digest"].tobytes():
+                    if _digest(raw) != row["digest"].tobytes():
                         raise _damaged(path)
         except OSError as error:
             raise _damaged(path) from error
 
 
 def _kinds(saved: Snapshot) -> list[Kind]:
-    return [
-        tuple((name, dtype, tuple(shape)) for name, dtype, shape in kind)
-        for kind in saved.meta["table"]
-    ]
+    kinds = []
+    for kind in saved.meta["table"]:
+        kinds.append(tuple((name, dtype, tuple(shape)) for name, dtype, shape in kind))
+    return kinds
 
 
 def _index(saved: Snapshot) -> tuple[np.ndarray, np.ndarray]:
+    """int64 [n] clients with a row, and their rows [n]."""
+    clients = saved.tensors["table/client"].numpy()
     rows = np.ascontiguousarray(saved.tensors["table/row"].numpy())
-    return saved.tensors["table/client"].numpy(), rows.reshape(-1).view(ROW)
+    return clients, rows.reshape(-1).view(ROW)
+
+
+def _digest(raw: bytes) -> bytes:
+    return hashlib.sha256(raw).digest()[:16]
 
 
 def _size(kind: Kind) -> int:
+    """Bytes of a row."""
     return sum(math.prod(shape) * getattr(torch, dtype).itemsize for _, dtype, shape in kind)
 
 

@@ -19,7 +19,7 @@ for path in sys.argv[1:]:
     try:
         _scores, probability = model(torch.from_numpy(np.load(path, allow_pickle=False)).float())
     except Exception as error:
-        # no array, or one of another shape: numpy and torch have errors of many kinds
+        # No array, or an array of another shape: numpy and torch raise errors of many kinds.
         lost += 1
         print(f"{path}\t-\t{error}", file=sys.stderr)
         continue

@@ -19,20 +19,26 @@ model = torch.export.load(HERE / "model.pt2").module()
 
 
 def pixels(path: str, how: dict[str, Any]) -> torch.Tensor:
-    """The image as an input takes it: uint8 [1, 3, height, width]."""
+    """The image in the form of an input of the model: uint8 [1, 3, height, width]."""
     image = ImageOps.exif_transpose(Image.open(path))
     if image.mode.startswith("I"):  # 16 bits of grey
-        image = Image.fromarray((np.array(image).astype(np.uint16) >> 8).astype(np.uint8))
+        grey = np.array(image).astype(np.uint16) >> 8
+        image = Image.fromarray(grey.astype(np.uint8))
     image = image.convert("RGBA")
-    image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
-    side, kernel = how["height"], Image.Resampling[how["interpolation"].upper()]
+    white = Image.new("RGBA", image.size, "white")
+    image = Image.alpha_composite(white, image).convert("RGB")
+    side = how["height"]
+    kernel = Image.Resampling[how["interpolation"].upper()]
     if how["resize"] == "squash":
         image = image.resize((how["width"], side), kernel)
     elif how["resize"] == "crop":
-        short, (w, h) = max(side, round(side / how["crop_pct"])), image.size
-        image = image.resize(
-            (short, int(short * h / w)) if w <= h else (int(short * w / h), short), kernel
-        )
+        short = max(side, round(side / how["crop_pct"]))
+        w, h = image.size
+        if w <= h:
+            size = (short, int(short * h / w))
+        else:
+            size = (int(short * w / h), short)
+        image = image.resize(size, kernel)
         left, top = (round((length - side) / 2) for length in image.size)
         image = image.crop((left, top, left + side, top + side))
     return torch.from_numpy(np.array(image)).permute(2, 0, 1)[None]
@@ -49,10 +55,9 @@ for start in range(1, len(sys.argv), BATCH):
             print(f"{path}\t-\t{error}", file=sys.stderr)
     if not read:
         continue
+    of_inputs = zip(*(x for _, x in read), strict=True)
     with torch.no_grad():
-        _scores, probability = model(
-            *(torch.cat(parts) for parts in zip(*(x for _, x in read), strict=True))
-        )
+        _scores, probability = model(*(torch.cat(parts) for parts in of_inputs))
     for (path, _), row in zip(read, probability, strict=True):
         best = int(row.argmax())
         print(f"{path}\t{facts['classes'][best]}\t{float(row[best]):.6f}")

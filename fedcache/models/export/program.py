@@ -1,7 +1,7 @@
-"""Export of a saved model: one torch module from images to probabilities, its program, and the files made of it.
+"""Export of a saved model: one torch module from images to probabilities, its program, and the exported files.
 
 The module holds normalisation, frozen backbones, the stored dtype, the transformation of ``feat_post`` and the method's
-own ``predict``. A reader of images only has to resize them as ``ModelInput`` describes.
+own ``predict``. A user of the module only has to resize images as ``ModelInput`` describes.
 """
 
 from __future__ import annotations
@@ -53,12 +53,11 @@ BATCH = 8
 """Rows on which a program is compared with its module."""
 
 LIBRARIES = 1e-5
-"""Relative perturbation of a feature that stands for the rounding of another library. Measured on 1,000 images with
-efficientnet-lite0: features of torch and of onnxruntime differ by 3e-6 of their mean, and each of them from float64 by
-2e-6."""
+"""Relative perturbation of a feature that simulates the rounding of another library. Measured on 1,000 images with
+efficientnet-lite0: features of torch and onnxruntime differ by 3e-6 of their mean, and each from float64 by 2e-6."""
 
 DRAWS = 32
-"""Random perturbations of the features of ``BATCH`` rows."""
+"""Number of random perturbations of the features of ``BATCH`` rows."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,7 @@ class ModelInput:
     resize: str = "none"  # crop | squash | none
     interpolation: str = "bicubic"  # bicubic | bilinear, Pillow's
     crop_pct: float = 1.0
-    backbones: tuple[str, ...] = ()  # that read it
+    backbones: tuple[str, ...] = ()  # backbones that read it
 
     @property
     def how(self) -> tuple[Any, ...]:
@@ -89,16 +88,15 @@ class ModelInput:
         return asdict(self)
 
     def example(self, rows: int) -> Tensor:
-        """Rows of this input, drawn from a fixed seed: noise for the even rows and coloured clouds for the odd ones.
+        """Rows of this input, drawn from a fixed seed: even rows are noise, odd rows are coloured clouds.
 
         Backbones respond to clouds as strongly as to photographs, and hardly to noise.
         """
         draw = torch.Generator().manual_seed(0)
         if self.kind == "features":
             return torch.randn(rows, self.width, generator=draw)
-        x = torch.randint(
-            0, 256, (rows, 3, self.height, self.width), generator=draw, dtype=torch.uint8
-        )
+        shape = (rows, 3, self.height, self.width)
+        x = torch.randint(0, 256, shape, generator=draw, dtype=torch.uint8)
         # A cloud is 4 x 4 random colours, enlarged.
         colours = torch.rand(len(x[1::2]), 3, 4, 4, generator=draw)
         if len(colours):
@@ -116,7 +114,7 @@ class AnswerGap:
 
     @staticmethod
     def of(found: Sequence[Tensor], expected: Sequence[Tensor]) -> AnswerGap:
-        """Differences of two pairs (scores, probabilities), each [N, C]; a class that neither predicts counts as 0."""
+        """Differences of two pairs (scores, probabilities), each [N, C]; 0 for a class that neither model predicts."""
         gaps = []
         for a, b in zip(found, expected, strict=True):
             never = (a < MASKED / 2) & (b < MASKED / 2)
@@ -128,10 +126,10 @@ class ImageModel(nn.Module):
     """Scores and probabilities, each [N, C] float32, of one or several inputs (``ModelInput``).
 
     Args:
-        predictor: one member, ready to score.
+        predictor: with one member, ready to score.
         encoders: of the recipes, in the order in which their features are concatenated; () for a model that reads
             features, or images without a frozen backbone.
-        reads: number of the input that each encoder reads.
+        reads: index of the input that each encoder reads.
     """
 
     def __init__(
@@ -169,13 +167,14 @@ class ImageModel(nn.Module):
         """Features of each backbone, float32 [N, d], before they are rounded to the dtype of a store."""
         if not self.encoders:
             return list(torch.split(inputs[0], list(self.saved.facts.widths), -1))
-        return [
-            encoder.features(encoder.normalise(inputs[which].permute(0, 2, 3, 1)))
-            for encoder, which in zip(self.encoders, self.reads, strict=True)
-        ]
+        parts = []
+        for encoder, which in zip(self.encoders, self.reads, strict=True):
+            images = inputs[which].permute(0, 2, 3, 1)
+            parts.append(encoder.features(encoder.normalise(images)))
+        return parts
 
     def read(self, parts: Sequence[Tensor]) -> Tensor:
-        """[N, d] of each backbone -> [N, D] in the method's dtype, as ``SavedModel.read`` does of a store."""
+        """[N, d] of each backbone -> [N, D] in the method's dtype, as ``SavedModel.read`` for a store."""
         facts = self.saved.facts
         if self.encoders:
             parts = list(parts)
@@ -183,20 +182,20 @@ class ImageModel(nn.Module):
                 if recipe.dtype == "float16":
                     parts[place] = parts[place].half().float()
         x = self._post(parts)
-        # ``ids`` is empty for the one model for all.
+        # ``ids`` is empty for a global model.
         own = self.saved.overrides(*self.made.ctx.ids)
         if own.columns:
-            x = torch.cat([x[:, a:b] for a, b in own.columns], -1)
+            x = torch.cat([x[:, start:stop] for start, stop in own.columns], -1)
         return x.to(getattr(torch, facts.dtype))
 
     def _post(self, parts: Sequence[Tensor]) -> Tensor:
         """``client_data.prepare_features`` on tensors: [N, d] of each backbone -> [N, D] float32."""
         how = self.saved.facts.feat_post
         if how in ("l2", "center"):
-            parts = [normalize(p, dim=-1, eps=1e-12) for p in parts]
+            parts = [_unit(p) for p in parts]
         x = torch.cat(list(parts), -1)
         if how == "l2_concat":
-            x = normalize(x, dim=-1, eps=1e-12)
+            x = _unit(x)
         elif how == "sign":
             x = (x > 0).float()
         elif how in SHARED_SUMS:
@@ -204,10 +203,8 @@ class ImageModel(nn.Module):
             scale = getattr(self, self._scaling["scale"])
             x = ((x - mean) / scale).float()
         if how == "center":
-            widths = self.saved.facts.widths
-            x = torch.cat(
-                [normalize(p, dim=-1, eps=1e-12) for p in x.split_with_sizes(widths, -1)], -1
-            )
+            centred = x.split_with_sizes(self.saved.facts.widths, -1)
+            x = torch.cat([_unit(p) for p in centred], -1)
         return x
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, Tensor]:
@@ -215,12 +212,16 @@ class ImageModel(nn.Module):
         return self.predict(self.features(*inputs))
 
     def predict(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Scores and probabilities of the method's input."""
+        """Scores and probabilities for the method's input."""
         of_down, of_own = self._names
         down = {name: getattr(self, buffer) for name, buffer in of_down.items()}
         own = {name: getattr(self, buffer) for name, buffer in of_own.items()}
         scores = replace(self.made, down=down, personal=own).scores(x)
         return scores.float(), (scores / self.temperature).softmax(-1).float()
+
+
+def _unit(x: Tensor) -> Tensor:
+    return normalize(x, dim=-1, eps=1e-12)
 
 
 @dataclass(frozen=True)
@@ -237,7 +238,7 @@ class ModelProgram:
     def bytes(self) -> int:
         """Size of weights and constants."""
         held = [*self.exported.state_dict.values(), *self.exported.constants.values()]
-        return sum(t.numel() * t.element_size() for t in held if isinstance(t, Tensor))
+        return sum(t.nbytes for t in held if isinstance(t, Tensor))
 
 
 def make_program(predictor: Predictor, home: Home, given: Any = None) -> ModelProgram:
@@ -247,8 +248,8 @@ def make_program(predictor: Predictor, home: Home, given: Any = None) -> ModelPr
     weights.
 
     Args:
-        predictor: of one member, on the CPU.
-        home: where weights are looked for.
+        predictor: with one member, on the CPU.
+        home: fedcache home, in which weights are searched.
         given: weights files by backbone.
     """
     model = predictor.members[0]
@@ -257,16 +258,14 @@ def make_program(predictor: Predictor, home: Home, given: Any = None) -> ModelPr
     if model.facts.image is not None:
         inputs = _images_of_data(model)
     elif not has_known_backbones(model):
-        inputs = (
-            ModelInput(
-                "features", "features", 1, model.facts.width, backbones=model.facts.backbones
-            ),
-        )
+        facts = model.facts
+        features = ModelInput("features", "features", 1, facts.width, backbones=facts.backbones)
+        inputs = (features,)
     else:
         planned = [locate_recipe(recipe, home, given) for recipe in read_recipes(model)]
         for item in planned:
             encoder = backbones.load(item.backbone, item.weights, item.recipe)
-            # Other encoders run another library, or a Python function that makes the inputs.
+            # Other encoders run another library, or a Python function that computes the inputs.
             if type(encoder) is not ModuleEncoder:
                 raise UsageError(
                     f"{item.backbone.name} cannot be part of an exported program, because it is not a "
@@ -281,18 +280,19 @@ def make_program(predictor: Predictor, home: Home, given: Any = None) -> ModelPr
     rows = [i.example(BATCH) for i in inputs]
     with torch.no_grad():
         gap = AnswerGap.of(exported.module()(*rows), module(*rows))
-    return ModelProgram(module, exported, inputs, gap, moved_by_libraries(module, inputs))
+    libraries = moved_by_libraries(module, inputs)
+    return ModelProgram(module, exported, inputs, gap, libraries)
 
 
 def moved_by_libraries(module: ImageModel, inputs: Sequence[ModelInput]) -> AnswerGap:
     """The change of scores and probabilities that the rounding of another library can cause.
 
-    A store keeps features as float16 by default, and the model reads them so. Two libraries, or two batch sizes of one
-    library, sum the same products in different orders. If the two sums are on different sides of the middle between two
-    float16 numbers (about 7 of the 1,280 features of an image), the rounded features differ by up to 1e-3 of their
-    value. This cannot be avoided, so it is measured: the features of ``BATCH`` drawn rows are perturbed ``DRAWS``
-    times, each by up to ``LIBRARIES`` of itself, before they are rounded. The change is 0 for a program without
-    backbones.
+    A store keeps features as float16 by default, and the model reads them in this form. Two libraries, or two batch
+    sizes of one library, sum the same products in different orders. If the two sums are on different sides of the
+    middle between two float16 numbers (about 7 of the 1,280 features of an image), the rounded features differ by up
+    to 1e-3 of their value. This cannot be avoided, so it is measured: the features of ``BATCH`` drawn rows are
+    perturbed ``DRAWS`` times, each by up to ``LIBRARIES`` of its value, before they are rounded. The change is 0 for a
+    program without backbones.
     """
     if not module.encoders:
         return AnswerGap(0.0, 0.0)
@@ -309,7 +309,7 @@ def moved_by_libraries(module: ImageModel, inputs: Sequence[ModelInput]) -> Answ
 
 
 def image_inputs(recipes: Sequence[Recipe]) -> tuple[tuple[ModelInput, ...], tuple[int, ...]]:
-    """One input for each way of resizing, and the number of the input that each recipe reads."""
+    """One input for each way of resizing, and the index of the input that each recipe reads."""
     found: dict[tuple[Any, ...], ModelInput] = {}
     keys = []
     for r in recipes:
@@ -317,15 +317,15 @@ def image_inputs(recipes: Sequence[Recipe]) -> tuple[tuple[ModelInput, ...], tup
         same = found.get(one.how, one)
         found[one.how] = replace(same, backbones=(*same.backbones, r.backbone))
         keys.append(one.how)
-    places = list(found)
     inputs = tuple(found.values())
     if len(inputs) > 1:
         inputs = tuple(replace(one, name=f"images_{n}") for n, one in enumerate(inputs, 1))
-    return inputs, tuple(places.index(key) for key in keys)
+    positions = list(found)
+    return inputs, tuple(positions.index(key) for key in keys)
 
 
 def _images_of_data(model: SavedModel) -> tuple[ModelInput, ...]:
-    """The input of a method that trains on images: images of its data, resized as its recipe says if it has one."""
+    """The input of a method that trains on images: the images of its data, resized by its recipe if it has one."""
     H, W = model.facts.image or (0, 0)
     recipe = None
     if has_known_backbones(model):
@@ -342,14 +342,11 @@ def export(module: ImageModel, inputs: Sequence[ModelInput]) -> torch.export.Exp
     Raises UsageError, naming the method, for a ``predict`` that branches on numbers, which a program cannot do.
     """
     rows = torch.export.Dim("N")
+    shapes = {"inputs": tuple({0: rows} for _ in inputs)}
     try:
         with torch.no_grad(), quiet_export():
-            made = torch.export.export(
-                module,
-                tuple(i.example(2) for i in inputs),
-                dynamic_shapes={"inputs": tuple({0: rows} for _ in inputs)},
-                strict=False,
-            )
+            examples = tuple(i.example(2) for i in inputs)
+            made = torch.export.export(module, examples, dynamic_shapes=shapes, strict=False)
             return without_unused(made)
     except Exception as error:  # torch.export raises errors of many classes
         method = module.saved.facts.method
@@ -360,16 +357,18 @@ def export(module: ImageModel, inputs: Sequence[ModelInput]) -> torch.export.Exp
 
 
 def _first_line(error: Exception) -> str:
-    """The first line of an error's text, or its class where it has none."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    """The first line of an error's text, or its class if it has no text."""
+    lines = str(error).strip().splitlines()
+    if lines:
+        return lines[0]
+    return type(error).__name__
 
 
 def without_unused(made: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
-    """The program without weights that nothing reads, such as those of a text tower; changed in place."""
+    """The program without unused weights, such as those of a text tower; changed in place."""
     signature = made.graph_signature
-    unread = {
-        node.name: node for node in made.graph.nodes if node.op == "placeholder" and not node.users
-    }
+    placeholders = [node for node in made.graph.nodes if node.op == "placeholder"]
+    unread = {node.name: node for node in placeholders if not node.users}
     kept = []
     # A weight is an input of the graph: it is unused if its placeholder has no users.
     for spec in signature.input_specs:
@@ -441,12 +440,15 @@ class Parts:
         inputs: tuple[ModelInput, ...] = ()
         if self.program is not None:
             inputs = self.program.inputs
+        prior = None
+        if self.predictor.prior is not None:
+            prior = self.predictor.prior.words
         return {
             "method": facts.method,
             "run": facts.run,
             "seed": facts.seed,
             "client": self.predictor.client,
-            "client_prior": self.predictor.prior and self.predictor.prior.words,
+            "client_prior": prior,
             "dataset": facts.dataset,
             "classes": list(facts.classes),
             "temperature": self.predictor.softmax_temperature,
@@ -473,7 +475,7 @@ class Parts:
 def format_of(out: Path, requested: str | None) -> str:
     """The requested format, or the format of the file ending.
 
-    Raises UsageError for an unknown ending, and for one of another format than the requested one.
+    Raises UsageError for an unknown ending, and for the ending of another format than the requested one.
     """
     ending = out.suffix.lower()
     endings = {known: name for name, known in FORMATS.items() if known}
@@ -511,34 +513,36 @@ def check_place(out: Path, kind: str, force: bool) -> None:
         raise UsageError(
             f"{above} is a file, so {out} cannot be written inside it.", "Choose another -o."
         )
-    if out.exists() and out.is_dir() != (kind == "folder"):
-        found = "file"
-        written = "folder"
-        if out.is_dir():
-            found = "folder"
-            written = "file"
-        raise UsageError(
-            f"{out} is a {found}, and --format {kind} writes a {written}.",
-            f"For example -o model{FORMATS[kind]}",
-        )
-    if not force and out.exists() and (kind != "folder" or any(out.iterdir())):
-        raise StoreError(
-            f"{out} exists and is not empty.", "Choose another -o, or overwrite it with --force."
-        )
+    if out.exists():
+        if out.is_dir() != (kind == "folder"):
+            found = "file"
+            written = "folder"
+            if out.is_dir():
+                found = "folder"
+                written = "file"
+            raise UsageError(
+                f"{out} is a {found}, and --format {kind} writes a {written}.",
+                f"For example -o model{FORMATS[kind]}",
+            )
+        if not force and (kind != "folder" or any(out.iterdir())):
+            raise StoreError(
+                f"{out} exists and is not empty.",
+                "Choose another -o, or overwrite it with --force.",
+            )
     missing = [
         name
         for name in ("onnx", "onnxscript", "onnxruntime")
         if importlib.util.find_spec(name) is None
     ]
     if kind == "onnx" and missing:
+        listed = ", ".join(missing)
         raise MachineError(
-            f"ONNX needs {', '.join(missing)}, which are not installed here.",
-            "pip install 'fedcache[export]'",
+            f"ONNX needs {listed}, which are not installed here.", "pip install 'fedcache[export]'"
         )
 
 
 def write(out: Path, kind: str, parts: Parts) -> dict[str, Any]:
-    """Write one format; returns facts about the file as plain JSON values. Raises as the writers below."""
+    """Write one format. Returns facts about the file as plain JSON values; raises as the writers below."""
     writers: Mapping[str, Callable[[Path, Parts], dict[str, Any]]] = {
         "folder": write_folder,
         "onnx": write_onnx,
@@ -556,10 +560,11 @@ def write_folder(out: Path, parts: Parts) -> dict[str, Any]:
     out.mkdir(parents=True, exist_ok=True)
     reads = parts.program.inputs[0].kind
     script = (Path(__file__).parent / f"predict_{reads}.py").read_text(encoding="utf-8")
-    needs, example = {
-        "images": ("torch, numpy and pillow", "photo.jpg"),
-        "features": ("torch and numpy", "features.npy"),
-    }[reads]
+    needs = "torch, numpy and pillow"
+    example = "photo.jpg"
+    if reads == "features":
+        needs = "torch and numpy"
+        example = "features.npy"
     title = "# {method} of {dataset}".format_map(parts.facts)
     readme = (
         f"{title}\n\nNeeds {needs}: `python predict.py {example}` prints name, class and probability. This is "
@@ -620,8 +625,9 @@ def write_onnx(out: Path, parts: Parts) -> dict[str, Any]:
             f"predict of {method} cannot be made an ONNX graph: {_first_line(error)}",
             "fedcache export-model RUN -o model.pt2   writes it for torch.",
         ) from error
-    # Written so that NaN is an error too.
-    if not (gap.scores <= most.scores and gap.probabilities <= most.probabilities):
+    # NaN must be an error too, so the check is whether the gaps are small.
+    agrees = gap.scores <= most.scores and gap.probabilities <= most.probabilities
+    if not agrees:
         found = f"scores of {method} differ by {gap.scores:.1g} and probabilities by {gap.probabilities:.1g}"
         expected = f"{most.scores:.1g} and {most.probabilities:.1g}"
         raise MachineError(
@@ -633,7 +639,7 @@ def write_onnx(out: Path, parts: Parts) -> dict[str, Any]:
 
 
 def _facts_of_program(parts: Parts, difference: AnswerGap) -> dict[str, Any]:
-    """Facts about a program that was written, as plain JSON values."""
+    """Facts about a written program as plain JSON values."""
     assert parts.program is not None
     return {
         "inputs": parts.facts["inputs"],
@@ -643,33 +649,35 @@ def _facts_of_program(parts: Parts, difference: AnswerGap) -> dict[str, Any]:
 
 
 def onnx_difference(raw: bytes, program: ModelProgram) -> tuple[AnswerGap, AnswerGap]:
-    """The largest differences between onnxruntime and torch over drawn rows, and the largest that are accepted."""
+    """The largest differences between onnxruntime and torch over drawn rows, and the accepted differences."""
     onnxruntime: Any = importlib.import_module("onnxruntime")
     session = onnxruntime.InferenceSession(raw, providers=["CPUExecutionProvider"])
     rows = {i.name: i.example(BATCH) for i in program.inputs}
     arrays = {name: x.numpy() for name, x in rows.items()}
-    found = [torch.from_numpy(t) for t in session.run(["scores", "probabilities"], arrays)]
+    outputs = session.run(["scores", "probabilities"], arrays)
+    found = [torch.from_numpy(t) for t in outputs]
     with torch.no_grad():
-        scores, probabilities = program.module(*rows.values())
+        expected = program.module(*rows.values())
+    scores = expected[0]
     # The largest score, without classes that are never predicted.
     size = float(scores[scores > MASKED / 2].abs().max().clamp(min=1.0))
     libraries = program.libraries
-    most = AnswerGap(
-        AGREE * size + libraries.scores, AGREE + FLOAT32 * size + libraries.probabilities
-    )
-    return AnswerGap.of(found, (scores, probabilities)), most
+    most_scores = AGREE * size + libraries.scores
+    most_probabilities = AGREE + FLOAT32 * size + libraries.probabilities
+    return AnswerGap.of(found, expected), AnswerGap(most_scores, most_probabilities)
 
 
 def write_head(out: Path, parts: Parts) -> dict[str, Any]:
-    """The trained tensors alone: ``server/..``, ``own/..``, ``features/..``, and ``linear/..`` of a linear head.
+    """Only the trained tensors: ``server/..``, ``own/..``, ``features/..``, and ``linear/..`` of a linear head.
 
-    ``prior/offset`` is what a client prior adds to the scores; ``linear/bias`` includes it.
+    ``prior/offset`` is the number that a client prior adds to each class score; ``linear/bias`` includes it.
     """
     predictor = parts.predictor
     made = predictor.deployed[0]
     tensors: dict[str, Tensor] = {f"server/{k}": t for k, t in made.down.items()}
     tensors |= {f"own/{k}": t for k, t in made.personal.items()}
-    tensors |= {f"features/{k}": t for k, t in predictor.members[0].tree("features/").items()}
+    features = predictor.members[0].tree("features/")
+    tensors |= {f"features/{k}": t for k, t in features.items()}
     if isinstance(made, ModelWithPrior):
         tensors["prior/offset"] = made.offset
     head: LinearHead | None
@@ -682,7 +690,8 @@ def write_head(out: Path, parts: Parts) -> dict[str, Any]:
         tensors["linear/bias"] = torch.from_numpy(head.intercept).float()
     whole = owned(tensors)
     write_output(out, save(whole, parts.metadata))
-    return {"tensors": {k: list(t.shape) for k, t in whole.items()}, "linear": head is not None}
+    shapes = {name: list(t.shape) for name, t in whole.items()}
+    return {"tensors": shapes, "linear": head is not None}
 
 
 def write_sklearn(out: Path, parts: Parts) -> dict[str, Any]:
@@ -698,17 +707,18 @@ def write_sklearn(out: Path, parts: Parts) -> dict[str, Any]:
 
 def size_of(out: Path) -> int:
     """Bytes of a file, or of all files of a folder."""
-    return sum(f.stat().st_size for f in (out, *out.rglob("*")) if f.is_file())
+    paths = (out, *out.rglob("*"))
+    return sum(f.stat().st_size for f in paths if f.is_file())
 
 
 LINEAR_TO = 1e-6
-"""Largest relative difference between the scores of a linear head and of the linear function through them."""
+"""Largest relative difference between the scores of a linear head and the fitted linear function."""
 
 LENGTHS = (0.01, 1.0, 30.0)
-"""Standard deviations of the drawn rows: one of them shows a head that is nonlinear near 0 or far from it."""
+"""Standard deviations of the drawn rows, to find heads that are nonlinear near 0 or far from it."""
 
 UNIT_VECTORS = 1024
-"""Unit vectors that are scored at a time."""
+"""Number of unit vectors that are scored at once."""
 
 
 @dataclass(frozen=True)
@@ -717,13 +727,13 @@ class LinearHead:
 
     coef: NDArray[np.float64]  # [C, D]
     intercept: NDArray[np.float64]  # [C]
-    centred: bool  # whether these are the scores minus their mean over classes, because only those are linear
+    centred: bool  # True if only the scores minus their mean over classes are linear, and these are given
 
 
 def linear_head(predictor: Predictor) -> LinearHead:
     """The head of a model that is linear in features.
 
-    Raises UsageError, naming the method, for any other one.
+    Raises UsageError, naming the method, for any other model.
     """
     facts = predictor.members[0].facts
     name = facts.method
@@ -755,7 +765,7 @@ def _exact(model: DeployedModel) -> DeployedModel:
 
 
 def _fitted(model: DeployedModel, centred: bool) -> LinearHead | None:
-    """The linear function through the scores of 0 and of the unit vectors; None where drawn rows have other scores."""
+    """The linear function through the scores of 0 and of the unit vectors; None if it is wrong for drawn rows."""
     D = model.ctx.env.width
     origin = torch.zeros(1, D, dtype=torch.float64)
     with torch.no_grad():
@@ -778,14 +788,15 @@ def _fitted(model: DeployedModel, centred: bool) -> LinearHead | None:
         expected = scores(x)
         gap = (x @ W + b - expected).abs()
         size = expected[:, live].abs().max()
-        # Written so that NaN is no linear head.
-        if not bool((gap <= LINEAR_TO * (1e-3 + size)).all()):
+        # NaN must not count as linear, so the check is whether the gaps are small.
+        linear = gap <= LINEAR_TO * (1e-3 + size)
+        if not bool(linear.all()):
             return None
     return LinearHead(W.T.numpy().copy(), b.numpy().copy(), centred)
 
 
 def estimator(predictor: Predictor, head: LinearHead) -> Any:
-    """A scikit-learn classifier of raw features [N, D], all backbones concatenated: names in ``classes_`` (sorted).
+    """A scikit-learn classifier of raw features [N, D], all backbones concatenated; ``classes_`` has sorted names.
 
     A ``LogisticRegression`` with the head's coefficients, after the steps of ``feat_post`` that are not linear. Its
     probabilities are those of ``fedcache predict``. Raises UsageError for a model of one class.
@@ -803,8 +814,9 @@ def estimator(predictor: Predictor, head: LinearHead) -> Any:
     own = saved.overrides(facts.saved.get(predictor.client or ""))
     if own.columns:
         # Columns that the client does not read have the coefficient 0.
+        read = np.concatenate([np.arange(start, stop) for start, stop in own.columns])
         whole = np.zeros((len(coef), facts.width))
-        whole[:, np.concatenate([np.arange(a, b) for a, b in own.columns])] = coef
+        whole[:, read] = coef
         coef = whole
     if facts.feat_post == "standardize" and saved.scaling is not None:
         coef = coef / saved.scaling.scale
@@ -824,7 +836,7 @@ def estimator(predictor: Predictor, head: LinearHead) -> Any:
 def _after(
     feat_post: str, widths: tuple[int, ...], scaling: Scaling | None, last: LogisticRegression
 ) -> Any:
-    """The classifier behind the steps of ``feat_post``; ``standardize`` is in its coefficients."""
+    """The classifier after the steps of ``feat_post``; its coefficients include ``standardize``."""
     if feat_post in ("none", "standardize"):
         return last
     if feat_post == "sign":
@@ -833,10 +845,9 @@ def _after(
         widths = (sum(widths),)
     if feat_post != "center" or scaling is None:
         return _ready(make_pipeline(_to_unit(widths), last))
-    made = _ready(
-        make_pipeline(_to_unit(widths), StandardScaler(with_std=False), _to_unit(widths), last)
-    )
-    made[1].mean_ = scaling.mean
+    centre = StandardScaler(with_std=False)
+    made = _ready(make_pipeline(_to_unit(widths), centre, _to_unit(widths), last))
+    centre.mean_ = scaling.mean
     return made
 
 
@@ -844,16 +855,17 @@ def _to_unit(widths: tuple[int, ...]) -> Any:
     """The step that brings each backbone's columns to unit length."""
     if len(widths) == 1:
         return Normalizer()
-    starts = np.cumsum([0, *widths])
-    blocks = [
-        (f"block_{k}", Normalizer(), slice(int(a), int(a) + w))
-        for k, (a, w) in enumerate(zip(starts, widths, strict=False))
-    ]
+    blocks = []
+    start = 0
+    for k, width in enumerate(widths):
+        blocks.append((f"block_{k}", Normalizer(), slice(start, start + width)))
+        start += width
     return ColumnTransformer(blocks)
 
 
 def _ready(made: Pipeline) -> Pipeline:
-    """A pipeline whose steps need no fit."""
+    """The pipeline, with steps that need no fit."""
+    _, last = made.steps[-1]
     for _, step in made.steps[:-1]:
-        step.fit(np.zeros((1, made.steps[-1][1].n_features_in_)))
+        step.fit(np.zeros((1, last.n_features_in_)))
     return made
