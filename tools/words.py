@@ -39,7 +39,10 @@ WORDS = (
     (r"lies? (in|at|on|under|below|there|together|apart)", "is stored in, is in"),
     (r"flatters", "is optimistic"),
     (r"(cut|cuts) out of", "made from"),
-    (r"told|whoever|nobody|learnt", "name who receives, reads or has it; reported, trained"),
+    (
+        r"told|whoever|nobody|learnt|whatever|of which",
+        "name who or what it is; reported, trained",
+    ),
     (r"for ever|comes? near", "never ends; approximates"),
 )
 """Discouraged words as regular expressions (without case, whole words), and what to write instead."""
@@ -95,9 +98,16 @@ def blank(found: re.Match[str]) -> str:
 
 def pages() -> list[str]:
     """Handwritten Markdown files in git that are not excepted."""
-    listed = ["git", "ls-files", "*.md", ":!tests", ":!.github", ":!shared"]
-    done = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True)
-    return [name for name in done.stdout.split() if not name.startswith(tuple(EXCEPTIONS))]
+    found = listed("*.md", ":!tests", ":!.github", ":!shared")
+    return [name for name in found if not name.startswith(tuple(EXCEPTIONS))]
+
+
+def listed(*patterns: str) -> list[str]:
+    """Names of the files in git that match."""
+    words = ["git", "ls-files", *patterns]
+    return subprocess.run(
+        words, cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split()
 
 
 def prose(text: str) -> str:
@@ -124,9 +134,9 @@ def literals(source: str) -> Iterator[tuple[int, str]]:
 
 
 def findings() -> list[Finding]:
-    """All findings in pages, in the package and in the texts of the pages that ``make docs`` writes."""
+    """All findings in pages, in the package and its data files, and in the texts of pages that ``make docs`` writes."""
     found = []
-    for page in pages():
+    for page in [*pages(), *listed("fedcache/*.toml", "fedcache/commands/templates/*")]:
         found += find_words(page, prose((ROOT / page).read_text(encoding="utf-8")))
     for path in [*sorted((ROOT / "fedcache").rglob("*.py")), ROOT / "tools" / "make_docs.py"]:
         source = path.read_text(encoding="utf-8")

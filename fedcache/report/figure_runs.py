@@ -293,7 +293,8 @@ def confusion_matrix(
 
 def _percent_of_class(table: np.ndarray) -> np.ndarray:
     """[C, C] percent of the rows of each true class (a row of ``table``); 0 for a class without rows."""
-    return 100 * table / np.maximum(table.sum(1, keepdims=True), 1)
+    share: np.ndarray = 100 * table / np.maximum(table.sum(1, keepdims=True), 1)
+    return share
 
 
 def own_numbers(ident: str, runs: Named) -> list[Plot]:
@@ -817,7 +818,7 @@ def differences(
 
 
 def enough_blocks(c: Comparison) -> bool:
-    """Whether ranks can be told apart: enough blocks, and a critical difference that is shorter than the scale."""
+    """Whether ranks can be distinguished: enough blocks, and a critical difference that is shorter than the scale."""
     return c.ranking is not None and c.ranking.blocks >= LEAST_BLOCKS and not c.ranking.too_few
 
 

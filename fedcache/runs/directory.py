@@ -627,9 +627,9 @@ def owning(
                     raise
         others = [folder / LOCK for folder in folders if folder not in locked]
         held.callback(_forget, others)
-        for lock in others:
+        for file in others:
             with suppress(OSError):
-                write_atomic(lock, str(folders[0].resolve()).encode())
+                write_atomic(file, str(folders[0].resolve()).encode())
         yield
 
 

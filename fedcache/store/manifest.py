@@ -593,7 +593,7 @@ def forgotten_arrays(store: Path, manifest: Manifest) -> list[str]:
     if not unlisted:
         return []
     events, _ = read_history(store)
-    finished = set()
+    finished: set[str] = set()
     for event in events:
         finished.update(map(str, event.get("keys", ())))
     return sorted(unlisted & finished)
@@ -693,6 +693,7 @@ def find_text(
 ) -> dict[str, Any] | None:
     """The entry written or chosen last of a backbone or its array, of these templates and weights if given."""
     slug = slug_of(backbone_of(manifest, backbone))
+    entry: dict[str, Any]
     for entry in reversed(manifest.texts.get(slug, [])):
         if templates is not None and entry["templates"] != list(templates):
             continue

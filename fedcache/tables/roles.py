@@ -284,13 +284,13 @@ def read_roles(
         kept = (*split_keys, *chosen_groups)
         flags = {key: values for key, values in columns.items() if key not in kept}
         raw = {**raw, **unused_flags(flags, splits, reason, count)}
-    name_key = None
+    name_key: str | None = None
     if names is None:
         name_key, names, name_notes = find_names(where, columns, choice.row_name, count)
         sentences += name_notes
-    for key, role in ((label_key, "class"), (domain_key, "domain"), (name_key, "name")):
-        if key is not None:
-            roles[key] = role
+    for column, role in ((label_key, "class"), (domain_key, "domain"), (name_key, "name")):
+        if column is not None:
+            roles[column] = role
     roles |= dict.fromkeys(split_keys, "split")
     # All other columns of words and whole numbers are groups.
     groups, unused, sorters = groups_of(where, raw, roles, count, choice.groups)

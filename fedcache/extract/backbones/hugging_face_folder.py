@@ -45,7 +45,7 @@ FILTERS = {2: "bilinear", 3: "bicubic"}
 
 def model_files(folder: Path) -> list[Path]:
     """The files of the model, sorted; MachineError for a link out of the folder or its repository."""
-    found = set()
+    found: set[Path] = set()
     for pattern in PATTERNS:
         found.update(path for path in folder.glob(pattern) if path.is_file())
     root = folder.resolve()

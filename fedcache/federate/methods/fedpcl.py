@@ -177,7 +177,7 @@ def noisy(
     for k, batch in batches:
         rows = batch["i"].unsqueeze(-1).expand(batch["x"].shape)
         e = narrow_clients(noise, k, ctx).gather(-2, rows)
-        perturbed = {v: perturb(batch[v], e, ctx) for v in ("x", "x2") if v in batch}
+        perturbed: Batch = {v: perturb(batch[v], e, ctx) for v in ("x", "x2") if v in batch}
         yield k, {**batch, **perturbed}
 
 

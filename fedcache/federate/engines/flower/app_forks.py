@@ -43,7 +43,7 @@ def run_app(spec: ExecutionSpec) -> None:
     )
 
 
-class ForkExecutor(SubprocessExecutor):
+class ForkExecutor(SubprocessExecutor):  # type: ignore[misc]  # as in secure_aggregation
     """Starts the app of every message as a fork."""
 
     def launch(self, spec: ExecutionSpec) -> LaunchResult:
