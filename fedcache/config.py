@@ -342,6 +342,18 @@ class PartitionConfig:
         default_text="none",
     )
 
+    def __post_init__(self) -> None:
+        for key in self.options:
+            if key in RESERVED or (key == "clients" and self.clients is not None):
+                raise UsageError(
+                    f"{key} is set as an argument of the scheme, but has an option of its own.",
+                    "fedcache partition --help   lists the options.",
+                )
+
+
+RESERVED = ("store", "scheme", "seed", "name", "save", "replace")
+"""Names of options of a partition, which no scheme has as an argument."""
+
 
 PRESETS = ("default", "paper", "official", "tuned")
 """Presets of hyperparameters.

@@ -78,6 +78,30 @@ def sheet_cell(value: object) -> object:
     return f"'{shown}"
 
 
+def whole_number(text: str) -> int | None:
+    """The number that a text of at most 18 decimal digits writes; None for any other text.
+
+    >>> whole_number("30"), whole_number("-1"), whole_number("²")
+    (30, None, None)
+    """
+    if text.isdecimal() and len(text) <= 18:
+        return int(text)
+    return None
+
+
+def host_and_port(text: str) -> tuple[str, int] | None:
+    """The two parts of ``HOST:PORT``; None for any other text.
+
+    >>> host_and_port("[::1]:8000"), host_and_port("host:0")
+    (('::1', 8000), None)
+    """
+    host, _, port = text.rpartition(":")
+    number = whole_number(port) or 0
+    if not host or "/" in host or not 0 < number < 1 << 16:
+        return None
+    return host.strip("[]"), number
+
+
 def _is_number(text: str) -> bool:
     try:
         float(text)

@@ -51,6 +51,7 @@ def test_flags_are_laid_over_a_section_and_what_is_empty_was_not_given():
         (ExtractConfig, {"skip_missing": 1}),
         (TrainConfig, {"rounds": 0}),
         (PartitionConfig, {"clients": 0}),
+        (PartitionConfig, {"options": {"store": "x"}}),
     ],
 )
 def test_a_value_of_another_type_or_too_small_is_refused(kind, section):

@@ -109,8 +109,8 @@ PROMISES = (
         ),
         (
             "store/catalog.py",
-            "if journal.exists():\nyield (journal,",
-            "if False:\n                yield (journal,",
+            "if journal.exists():\nyield journal,",
+            "if False:\n                yield journal,",
             "tests/runs/test_garbage.py -k killed_ingest",
         ),
     ),

@@ -249,11 +249,11 @@ def write_client_stores(
     done: Extraction, scheme: str, given: Given, out: str | None, observer: TerminalObserver
 ) -> tuple[int, Path]:
     """Write one store per client by a scheme; return their number and their directory."""
-    clients = {}
-    if given["clients"] is not None:
-        clients["clients"] = given["clients"]
-    arguments = scheme_arguments(given)
-    made = make_partition(done.store, scheme, seed=given["seed"] or 0, **clients, **arguments)
+    config = PartitionConfig(scheme, given["clients"], given["seed"] or 0, scheme_arguments(given))
+    arguments = dict(config.options)
+    if config.clients is not None:
+        arguments["clients"] = config.clients
+    made = make_partition(done.store, scheme, seed=config.seed, **arguments)
     return len(made.clients), write_shards(done.store, made, out, observer)
 
 

@@ -249,15 +249,15 @@ def model_lines(path: Path, result: Mapping[str, Any]) -> list[str]:
     if bytes_of_models(path) is None:
         return []
     holds = result.get("dataset", {}).get("holds", IMAGES)
-    rows = WHAT_PREDICT_TAKES.get(holds)
-    if rows is None:
-        rows = "IMAGES"
+    inputs = WHAT_PREDICT_TAKES.get(holds)
+    if inputs is None:
+        inputs = "IMAGES"
         if reads_embeddings(path):
-            rows = "--embeddings FILE"
+            inputs = "--embeddings FILE"
     run = str(path)
     if in_home(path.parent):
         run = path.name[:8]
-    predict = f"  Next:  fedcache predict {shell_word(run)} {rows}"
+    predict = f"  Next:  fedcache predict {shell_word(run)} {inputs}"
     if result["protocol"] == "global":
         return [predict]
     if is_claimed(result):

@@ -7,6 +7,7 @@ import numpy as np
 from fedcache.config import Home, TrainConfig
 from fedcache.errors import UsageError, shell_word
 from fedcache.extract.planning.find_store import need_store
+from fedcache.parsing import whole_number
 from fedcache.progress import Observer
 from fedcache.store.store import column_of
 
@@ -43,9 +44,7 @@ def every_value(
             "Another column:  --by COLUMN   (`fedcache inspect` shows them)",
         )
     # A ``min_rows`` that is not a whole number is rejected later, by the partition.
-    least = 0
-    if str(min_rows).isdigit():
-        least = int(str(min_rows))
+    least = whole_number(str(min_rows)) or 0
     if least > 1:
         codes = column.codes[store.column("ok") == 1]
         counts = np.bincount(codes[codes >= 0], minlength=len(column.words))

@@ -248,7 +248,7 @@ def prepare_run(
     if features.data.text is not None and isinstance(source, OneStore):
         check_text(source.store, features.arrays[0])
     domains, classes = source.names()
-    draws_for_each_seed = isinstance(source, StoreRows) and source.draws_for_each_seed
+    load_seconds = time.perf_counter() - began - extract_seconds
     return RunInputs(
         method=method,
         settings=settings,
@@ -259,13 +259,10 @@ def prepare_run(
         classes=classes,
         partitions=partitions,
         partition_name=name,
-        repartition=draws_for_each_seed,
+        repartition=isinstance(source, StoreRows) and source.draws_for_each_seed,
         overrides=source.overrides(method, features, clients),
         choices=source.choices(features.arrays),
-        seconds={
-            "extract": extract_seconds,
-            "load": time.perf_counter() - began - extract_seconds,
-        },
+        seconds={"extract": extract_seconds, "load": load_seconds},
         ledger=ledger,
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -331,8 +332,7 @@ def pixel_recipe(recipe: Recipe) -> dict[str, str]:
 
 def recipe_options(recipe: Mapping[str, str]) -> str:
     """The recipe as the end of a command: `` --recipe key=value`` for each option."""
-    options = [shell_word(f"{key}={value}") for key, value in recipe.items()]
-    return "".join(f" --recipe {option}" for option in options)
+    return "".join(f" --recipe {shell_word(f'{k}={v}')}" for k, v in recipe.items())
 
 
 def needed_arrays(
@@ -462,7 +462,7 @@ def find_or_extract(
             elif not train.backbones:  # no warning on other arrays if the user named some
                 command = array.command(store, home)
                 observer.warn(
-                    f"{array.state(store)}and is left out (to delete it: `fedcache gc --days 0`). To "
+                    f"{array.state(store)}, so it is left out (to delete it: `fedcache gc --days 0`). To "
                     f"complete it: {command}"
                 )
         if keys:
@@ -576,8 +576,8 @@ def open_clients(folder: Path) -> list[Store]:
     numbers = [int(shard["number"]) for shard in shards]
     names = [str(shard["client"]) for shard in shards]
     for kind, keys in (("number", list(map(str, numbers))), ("name", names)):
-        repeated = next((key for key in keys if keys.count(key) > 1), None)
-        if repeated is not None:
+        repeated, times = Counter(keys).most_common(1)[0]
+        if times > 1:
             same = [
                 str(store.path) for store, key in zip(stores, keys, strict=True) if key == repeated
             ]

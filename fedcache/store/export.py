@@ -244,8 +244,8 @@ def _write_shard(
             if not shard.has_text(backbone, entry["templates"], weights=weights):
                 matrix = read_text(store.path, backbone, entry)
                 shard.put_text(backbone, entry["templates"], matrix, entry["meta"])
-        # The last entry is current in the parent. In a shard of an earlier call, another may be current.
-        shard.use_text(backbone, entry["templates"], weights=weights)
+            # The last entry is current in the parent. In a shard of an earlier call, another may be current.
+            shard.use_text(backbone, entry["templates"], weights=weights)
 
 
 def _groups_of_rows(store: Store, rows: NDArray[np.int64]) -> dict[str, Group]:

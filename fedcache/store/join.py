@@ -288,7 +288,7 @@ def _take_text(store: Store, first: Store) -> None:
             if not store.has_text(backbone, entry["templates"], weights=weights):
                 matrix = read_text(first.path, backbone, entry)
                 store.put_text(backbone, entry["templates"], matrix, entry["meta"])
-        store.use_text(backbone, entry["templates"], weights=weights)
+            store.use_text(backbone, entry["templates"], weights=weights)
 
 
 def _take_chunks(writer: ArrayWriter, parts: Sequence[OpenPart], observer: Observer) -> None:

@@ -118,7 +118,7 @@ def join_command(path: Path) -> str:
     # The star is for the shell, so it is not quoted.
     stem = shell_word(path.with_name(found[1]))
     whole = shell_word(path.with_name(f"{found[1]}.zarr"))
-    return f"fedcache join {stem}.part-*-of-{found[3]}.zarr -o {whole}"
+    return " ".join(["fedcache", "join", f"{stem}.part-*-of-{found[3]}.zarr", "-o", whole])
 
 
 def no_store(path: Path, dataset: Mapping[str, Any]) -> StoreError:

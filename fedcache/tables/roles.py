@@ -7,6 +7,7 @@ or whole number for each row is a group. The notes say which column has which ro
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -567,10 +568,10 @@ def _domains(
         return np.zeros(count, np.int32), tuple(names or (ONE_DOMAIN,)), []
     column = columns[key]
     if names is not None:
-        twice = sorted(name for name in set(names) if names.count(name) > 1)
-        if twice:
+        repeated, times = Counter(names).most_common(1)[0]
+        if times > 1:
             raise UsageError(
-                f"{where}: the domain name {twice[0]!r} occurs twice.",
+                f"{where}: the domain name {repeated!r} occurs {times} times.",
                 "Give every domain a name of its own.",
             )
         column = with_names(vector(column), names, f"{where}: {key}")
@@ -835,9 +836,9 @@ def groups_of(
 
 def _renamed(sorters: Mapping[str, Group], groups: Mapping[str, Group]) -> list[str]:
     """A note on groups whose names differ from their columns."""
-    by_column = {key.removeprefix(GROUP): group for key, group in sorters.items()}
     lines = []
-    for column, group in by_column.items():
+    for key, group in sorters.items():
+        column = key.removeprefix(GROUP)
         name = next((name for name, kept in groups.items() if kept is group), None)
         if name is not None and column not in groups:
             lines.append(

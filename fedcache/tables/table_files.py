@@ -17,7 +17,7 @@ import numpy as np
 
 from fedcache.errors import FedcacheError, UsageError, shell_word
 from fedcache.optional import need_arrow
-from fedcache.parsing import parse_json
+from fedcache.parsing import parse_json, whole_number
 from fedcache.tables.foreign_files import conversion
 from fedcache.tables.words import Words, as_words, ending_of, named_twice, objects_of, stem_of
 
@@ -242,10 +242,9 @@ def is_number(word: str) -> bool:
 
 def _follow(words: Sequence[str]) -> bool:
     """Whether the words are consecutive whole numbers in order."""
-    if not all(word.isdigit() for word in words):
-        return False
-    first = int(words[0])
-    return [int(word) for word in words] == [*range(first, first + len(words))]
+    numbers = [whole_number(word) for word in words]
+    first = numbers[0]
+    return first is not None and numbers == [*range(first, first + len(words))]
 
 
 def is_list_text(column: Any) -> bool:

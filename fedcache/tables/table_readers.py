@@ -223,10 +223,11 @@ def _refuse_almost_features(table: Table, requested: Sequence[str]) -> None:
         for name in names:
             if not is_number_kind(types[name]):
                 raise _no_numbers(table, name)
-        numbers = range(min(by_number), max(by_number))
-        lacking = next(number for number in numbers if number not in by_number)
+        lacking = set(range(min(by_number), max(by_number))) - set(by_number)
+        if not lacking:
+            continue
         first = names[0]
-        gone = re.sub(r"\d+(?=\]?$)", str(lacking), first)
+        gone = re.sub(r"\d+(?=\]?$)", str(min(lacking)), first)
         raise UsageError(
             f"{path}: {gone} is missing between {first} and {names[-1]}, so these columns are not used as "
             "features.",
@@ -253,7 +254,7 @@ def _own_names(table: Table, numbers: Sequence[str]) -> FedcacheError:
     kept = [name for name in numeric if has_a_meaning(name)]
     count = len(numbers)
     return UsageError(
-        f"{path} has {count:,} columns of numbers with names of their own, {some_names(numbers, 3)}: and "
+        f"{path} has {count:,} columns of numbers with names of their own, {some_names(numbers, 3)}. "
         "fedcache cannot tell which are dimensions of the features.",
         conversion(
             [

@@ -15,7 +15,7 @@ from repository_files import ROOT, content
 PACKAGE = ROOT / "fedcache"
 PIECES = {
     "kind": "method",
-    "what": "IMAGES",
+    "inputs": "IMAGES",
     "rows": "--dataset DATASET",
     "whose": "--client NAME",
     "chosen": " --backbones glyph-clip",

@@ -25,61 +25,36 @@ RISK = re.compile(
 )
 
 KNOWN = {
-    "__init__.py import_module": (2, "the fixed table _LATER of fedcache's own modules"),
-    "cli.py import_module": (
-        3,
-        "the fixed table of commands, in fedcache.commands, and a name written here",
-    ),
-    "commands/options.py import_module": (7, "names written here"),
-    "commands/ui.py import_module": (2, "a name written here"),
-    "extract/backbones/own_module.py import_module": (
-        2,
-        "a module: name that derive lets through: one that the user named, or that an installed package declares",
-    ),
-    "extract/datasets/__init__.py import_module": (
-        2,
-        "the fixed table KINDS, in fedcache.extract.datasets.kinds",
-    ),
-    "federate/methods/__init__.py import_module": (2, "the fixed table NAMES"),
-    "federate/methods/pfedme.py eval": (2, "a docstring; the name of a hyperparameter"),
-    "testing/backbone_laws.py eval": (1, "a message"),
-    "optional.py import_module": (2, "names of libraries that callers write"),
-    "plugins.py entry_points": (
-        2,
-        "packages that the user installed; only a name that they declare is loaded",
-    ),
-    "extract/backbones/checkpoints.py np.load": (1, "a checkpoint, without objects"),
-    "extract/backbones/checkpoints.py torch.load": (
-        3,
-        "a checkpoint, of tensors and plain data alone; a docstring and a message",
-    ),
-    "extract/backbones/checkpoints.py torch.jit.load": (1, "a message"),
-    "models/export/program.py import_module": (1, "written here"),
-    "models/export/program.py import joblib": (
-        1,
-        "it writes a file for scikit-learn and reads none",
-    ),
-    "models/export/program.py torch.export.load": (1, "a docstring"),
-    "models/export/predict_features.py np.load": (
-        1,
-        "a program of an exported folder: features, without objects",
-    ),
-    "models/export/predict_features.py torch.export.load": (
-        1,
-        "the same: the program beside it, which its user runs",
-    ),
-    "models/export/predict_images.py torch.export.load": (1, "the same"),
-    "runs/result_files.py np.load": (1, "a docstring"),
-    "tables/foreign_files.py numpy.load": (2, "messages"),
-    "tables/foreign_files.py read_pickle": (1, "a message"),
-    "tables/foreign_files.py torch.load": (1, "a message"),
-    "testing/dataset_laws.py import pickle": (1, "the module of the line below"),
-    "testing/dataset_laws.py pickle.loads": (1, "what the line itself has pickled"),
-    "tables/plain_pickle.py import pickle": (1, "the module of the unpickler below"),
-    "tables/plain_pickle.py Unpickler": (
-        1,
-        "arrays, lists and words alone; any other name is refused",
-    ),
+    "__init__.py import_module": 2,  # the fixed table _LATER of fedcache's own modules
+    "cli.py import_module": 3,  # the fixed table of commands, in fedcache.commands, and a name written here
+    "commands/options.py import_module": 7,  # names written here
+    "commands/ui.py import_module": 2,  # a name written here
+    # a module: name that derive lets through: one that the user named, or that an installed package declares
+    "extract/backbones/own_module.py import_module": 2,
+    "extract/datasets/__init__.py import_module": 2,  # the fixed table KINDS, in fedcache.extract.datasets.kinds
+    "federate/methods/__init__.py import_module": 2,  # the fixed table NAMES
+    "federate/methods/pfedme.py eval": 2,  # a docstring; the name of a hyperparameter
+    "testing/backbone_laws.py eval": 1,  # a message
+    "optional.py import_module": 2,  # names of libraries that callers write
+    "plugins.py entry_points": 2,  # packages that the user installed; only a name that they declare is loaded
+    "extract/backbones/checkpoints.py np.load": 1,  # a checkpoint, without objects
+    # a checkpoint, of tensors and plain data alone; a docstring and a message
+    "extract/backbones/checkpoints.py torch.load": 3,
+    "extract/backbones/checkpoints.py torch.jit.load": 1,  # a message
+    "models/export/program.py import_module": 1,  # written here
+    "models/export/program.py import joblib": 1,  # it writes a file for scikit-learn and reads none
+    "models/export/program.py torch.export.load": 1,  # a docstring
+    "models/export/predict_features.py np.load": 1,  # a program of an exported folder: features, without objects
+    "models/export/predict_features.py torch.export.load": 1,  # the same: the program beside it, which its user runs
+    "models/export/predict_images.py torch.export.load": 1,  # the same
+    "runs/result_files.py np.load": 1,  # a docstring
+    "tables/foreign_files.py numpy.load": 2,  # messages
+    "tables/foreign_files.py read_pickle": 1,  # a message
+    "tables/foreign_files.py torch.load": 1,  # a message
+    "testing/dataset_laws.py import pickle": 1,  # the module of the line below
+    "testing/dataset_laws.py pickle.loads": 1,  # what the line itself has pickled
+    "tables/plain_pickle.py import pickle": 1,  # the module of the unpickler below
+    "tables/plain_pickle.py Unpickler": 1,  # arrays, lists and words alone; any other name is refused
 }
 
 
@@ -90,7 +65,7 @@ def test_every_place_that_could_run_code_is_listed_with_where_its_name_comes_fro
         for path in PACKAGE.rglob("*.py")
         for risk in RISK.findall(ast.unparse(ast.parse(content(path))))
     )
-    assert found == {place: count for place, (count, _) in KNOWN.items()}
+    assert found == KNOWN
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ GENERAL = (
     "open_clip_pytorch_model.bin",
 )
 """Names of weights files in Hugging Face repositories of all models."""
-FOLDERS = ("hugging_face", "text_encoder")
+FOLDERS = ("hugging_face", "text_encoder", "sound_encoder")
 """Providers whose weights are a folder."""
 FILES = ("onnx_file", "tflite_file")
 """Providers whose file is the whole model, so that nothing is converted."""

@@ -212,9 +212,9 @@ def _checked(entries: Entries, *, capitals: bool = False) -> Entries:
         key = name
         if not capitals:
             key = name.casefold()
-        other = seen.setdefault(key, name)
-        if other is not name:
-            raise _hostile(entries.path, name, f"clashes with {other!r}")
+        if key in seen:
+            raise _hostile(entries.path, name, f"clashes with {seen[key]!r}")
+        seen[key] = name
     return entries
 
 

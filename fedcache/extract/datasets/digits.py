@@ -33,6 +33,7 @@ from PIL import Image, ImageDraw, ImageFilter, ImageFont, features
 from fedcache.errors import FedcacheError, MachineError, UsageError, unknown
 from fedcache.extract.datasets import dataset
 from fedcache.extract.datasets.dataset import TEST, TRAIN, Context, Dataset
+from fedcache.parsing import whole_number
 
 CLASSES = tuple("0123456789")
 DOMAINS = ("mnist", "mnistm", "optdigits", "synth")
@@ -148,9 +149,7 @@ def _options(rest: str) -> int:
         raise unknown(
             "option of digits", name, ["synth"], hint="For example --dataset digits:synth=6000"
         )
-    count = 0
-    if value.isascii() and value.isdigit():
-        count = int(value)
+    count = whole_number(value) or 0
     if not 30 <= count <= 300_000 or count % 30:
         raise UsageError(
             f"digits:synth={value} is not a multiple of 30 from 30 to 300,000 (ten classes, a third for testing).",

@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 from fedcache.errors import CorruptionError, FedcacheError, MachineError, UsageError
 from fedcache.extract.datasets.archives import FREE_BYTES, MAX_EXPANSION
 from fedcache.extract.datasets.paper import Paper, PaperFile
+from fedcache.parsing import whole_number
 
 _BLOCK = 1 << 20
 _TIMEOUT = 60.0
@@ -100,11 +101,9 @@ def fetch(
             # Only 206 means that the server continues where the part ends; any other answer is the whole file.
             if answer.status != 206:
                 start = 0
-            length = answer.headers.get("Content-Length")
-            left = None
+            left = whole_number(answer.headers.get("Content-Length") or "")
             expected = megabytes * 1_000_000
-            if length and length.isdigit():
-                left = int(length)
+            if left is not None:
                 expected = start + left
             size = "size unknown"
             if expected:

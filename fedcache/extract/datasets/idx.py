@@ -93,6 +93,8 @@ def _locate(rest: str, context: Context) -> list[Path]:
     Raises UsageError if there is none, or if there are several datasets.
     """
     place = Path(rest).expanduser()
+    if place.is_file():
+        return [place]
     folder = place.parent
     begin = place.name.lower()
     if place.is_dir():
@@ -105,8 +107,6 @@ def _locate(rest: str, context: Context) -> list[Path]:
     if within is not None:
         real = str(folder.resolve())
         listed = [file for file in listed if not tree.leads_out(str(file), real)]
-    if place.is_file():
-        return [place]
     found: dict[str, dict[str, Path]] = {}
     for file in listed:
         match = _IMAGES.fullmatch(file.name)
@@ -220,11 +220,9 @@ def _header(path: Path) -> tuple[tuple[int, ...], np.dtype[Any], int]:
     with _reading(path), _open(path) as file:
         # Two zero bytes, the type of the numbers, and the number of axes; then the length of each axis.
         magic = file.read(4)
-        axes = 0
-        if len(magic) == 4:
-            axes = magic[3]
+        axes = int.from_bytes(magic[3:])
         raw = file.read(4 * axes)
-    is_idx = magic[:2] == b"\0\0" and magic[2] in _DTYPES
+    is_idx = len(magic) == 4 and magic[:2] == b"\0\0" and magic[2] in _DTYPES
     if not is_idx or not 1 <= axes <= 4 or len(raw) != 4 * axes:
         raise _damaged(path, "it does not begin like an IDX file")
     shape = tuple(np.frombuffer(raw, dtype=">u4").astype(np.int64).tolist())

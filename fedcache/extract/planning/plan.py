@@ -22,6 +22,7 @@ from fedcache.extract.datasets.dataset import Context
 from fedcache.extract.device import known_device, known_dtype, named_gpus
 from fedcache.extract.digests import DigestMemory
 from fedcache.extract.recipe import IMAGES, RECIPE_KEYS, ROWS, SOUNDS, TEXTS, Recipe
+from fedcache.parsing import whole_number
 from fedcache.plugins import HUGGING_FACE, PREFIXES, bare_name
 from fedcache.progress import Observer
 from fedcache.store.store import Store
@@ -174,9 +175,7 @@ def looked_up(config: ExtractConfig, home: Home) -> tuple[ExtractConfig, list[Ba
             if bare_name(backbone) in ("", bare):
                 options[option] = value
         requested = options.get("size", config.size)
-        size = None
-        if requested is not None and str(requested).isdigit():
-            size = int(requested)
+        size = whole_number(str(requested))
         outputs = [options.get("output", "")]
         # output=A+B makes an array of each output.
         if name.startswith(HUGGING_FACE):

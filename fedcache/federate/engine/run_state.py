@@ -275,10 +275,9 @@ class RunState:
             names = self.client_names
             self.liars = self.trust.attack.attackers(names, seed)
             if not self.liars:
-                attack = self.trust.attack.text
                 self.warnings.append(
-                    f"--attack {attack}: of {len(names)} clients this share is less than one client, so "
-                    "no client is malicious"
+                    f"--attack {self.trust.attack.text}: of {len(names)} clients this share is less than one "
+                    "client, so no client is malicious"
                 )
         self.labels: Tensor | None = None
         if "labels" in method.reads(hp):

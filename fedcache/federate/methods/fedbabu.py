@@ -20,7 +20,7 @@ from dataclasses import replace
 import torch
 
 from fedcache.federate.engine.local_training import train
-from fedcache.federate.engine.method import Protocol
+from fedcache.federate.engine.method import Protocol, no_state
 from fedcache.federate.methods import fedavg, solo
 from fedcache.federate.methods.common import (
     ClientData,
@@ -122,7 +122,7 @@ METHOD = replace(
         ),
     ),
     defaults=replace(fedavg.METHOD.defaults, official_participation=None),
-    enter=lambda _down, _data, _ctx: {},
+    enter=no_state,
     fit=fit,
     uploads=server_tensors(sent_names),
     personal_part=personal_part,

@@ -88,8 +88,9 @@ def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
     N = up["count"].sum(0)
     mean = S.sum(0, keepdim=True) / N.sum()
     G = scatter(up["sum"], up["count"]) + N.sum() * mean.mT @ mean
-    gamma = 1e-2 * variance(up["sum"], up["count"])
-    if ctx.hp["gamma"] is not None:
+    if ctx.hp["gamma"] is None:
+        gamma = 1e-2 * variance(up["sum"], up["count"])
+    else:
         gamma = float(ctx.number("gamma"))
     # gamma is added to the covariance of each class, which counts N_c - 1 times.
     times = max(1.0, float((N - 1.0).clamp(min=0.0).sum()))

@@ -12,7 +12,7 @@ s_c = z.C^(c) / tau and A(y) the available classes except y:
     L_g = -s_y + logsumexp_{c in A(y)} s_c with Cbar                                    (eq 8)
     L_p = (1/m) sum_p [the same with C_p]                                               (eq 9)
     L = L_g + L_p                                                                       (eq 10, mean over the batch)
-fedcache follows the equations, as means; eq 6 is without the 1/|O_j|, which only shrinks norms (D-06;
+This file follows the equations, as means; eq 6 is without the 1/|O_j|, which only shrinks norms (D-06;
 ``proto_agg=eq6``). The layers are table 7's FC, ReLU and BatchNorm. Projections then get unit length, which a
 denominator without the positive needs (D-02, D-03).
 Released code (``preset=official``): no BatchNorm (D-02), no L_g, L_p summed over clients (D-05), prototypes as anchors

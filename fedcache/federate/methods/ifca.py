@@ -25,7 +25,13 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from fedcache.federate.engine.local_training import train
-from fedcache.federate.engine.method import Uploads, UploadTensor, head_weights, personal_model
+from fedcache.federate.engine.method import (
+    Uploads,
+    UploadTensor,
+    head_weights,
+    no_state,
+    personal_model,
+)
 from fedcache.federate.methods import fedavg
 from fedcache.federate.methods.common import ClientData, Ctx, Hp, HParam, MethodPage, Tree, model
 from fedcache.federate.methods.common.model import (
@@ -215,7 +221,7 @@ METHOD = replace(
     defaults=replace(fedavg.METHOD.defaults, official_participation=None),
     executions=("sequential", "batched"),
     init=init,
-    enter=lambda _down, _data, _ctx: {},
+    enter=no_state,
     fit=fit,
     uploads=uploads,
     pool=lambda _hp: {"": "sum"},

@@ -604,7 +604,7 @@ def _tests_of_clients(
     values: Values,
 ) -> Sequence[np.ndarray] | None:
     """The clients' test rows: those of the scheme, or chosen by ``test_protocol``; None for the global ones."""
-    if dealt.test is not None:
+    if dealt.test:
         first = dealt.test[0]
         if any(rows is not first for rows in dealt.test):
             return RowLists.of(dealt.test).ascending()

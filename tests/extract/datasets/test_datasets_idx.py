@@ -129,7 +129,9 @@ def test_cut_long_and_foreign_files_are_refused(tmp_path, ending):
     raw = file.read_bytes()
     plain = gzip.decompress(raw) if ending else raw
     claims_more = struct.pack(">IIII", 0x803, *[2**32 - 1] * 3) + bytes(64)
-    packed = [pack(bad) for bad in (plain[:-1], plain + b"x", b"PK" + plain[2:], b"", claims_more)]
+    packed = [
+        pack(bad) for bad in (plain[:-1], plain + b"x", b"PK" + plain[2:], bytes(2), claims_more)
+    ]
     for bad in (raw[: len(raw) // 2], *packed):
         file.write_bytes(bad)
         no_dataset(f"idx:{file}", "IDX", code=Exit.CORRUPT)

@@ -32,6 +32,7 @@ from fedcache.federate.engines.flower.processes import (
     wait_for_port,
 )
 from fedcache.federate.engines.flower.site_names import TABLE, VARIABLE
+from fedcache.parsing import host_and_port
 from fedcache.store.files import make_private
 
 MARK = "fedcache> "
@@ -65,13 +66,12 @@ class Address:
     @classmethod
     def parse(cls, text: str, ca: Path | None) -> Address:
         """``HOST:PORT``. Raises UsageError."""
-        host, _, port = text.rpartition(":")
-        is_port = port.isdigit() and 0 < int(port) < 65536
-        if not host or not is_port:
+        found = host_and_port(text)
+        if found is None:
             raise UsageError(
                 f"--superlink {text} is not HOST:PORT.", "For example --superlink 192.0.2.10:8000"
             )
-        return cls(host.strip("[]"), int(port), ca)
+        return cls(*found, ca)
 
     def need_loopback(self, hint: str) -> None:
         """Refuse an address of another machine without TLS. Raises UsageError with ``hint``."""

@@ -28,7 +28,7 @@ from typing import Any
 from filelock import FileLock
 
 from fedcache.errors import MachineError, UsageError
-from fedcache.parsing import counted
+from fedcache.parsing import counted, host_and_port
 from fedcache.store.lock import try_lock
 
 RETRIES = 3
@@ -74,21 +74,20 @@ def check_address(address: str) -> None:
 
     Raises UsageError for a text that is not HOST:PORT; MachineError if no server, or another one, answers there.
     """
-    host, _, port = address.rpartition(":")
-    is_host = host and "/" not in host
-    is_port = port.isdigit() and 0 < int(port) < 1 << 16
-    if not is_host or not is_port:
+    place = host_and_port(address)
+    if place is None:
         raise UsageError(
             f"--ray-address {address} is not HOST:PORT.",
             "For example --ray-address 10.0.0.1:6379, the address that `ray start --head` prints. Run "
             "the command on a node of the cluster.",
         )
+    host, port = place
     hint = (
         f"ray start --head --port {port}   on {host} starts a cluster;  ray status --address {address}   "
         "shows its state"
     )
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), ANSWER_WITHIN) as line:
+        with socket.create_connection(place, ANSWER_WITHIN) as line:
             # The start of an HTTP/2 connection with empty settings, which every gRPC server answers.
             empty_settings = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
             line.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + empty_settings)
