@@ -174,17 +174,12 @@ def rows_of(function: Any) -> list[Row]:
     return rows
 
 
-def declared_names(parameter: inspect.Parameter) -> list[str]:
-    """The names in the declaration of a parameter, such as ``--store``; others than options have no dash."""
-    info = parameter.annotation.__metadata__[0]
-    # Within Annotated typer takes the first name for the default.
-    return [str(name) for name in (info.default, *(info.param_decls or ()))]
-
-
 def names_of(parameter: inspect.Parameter) -> list[str]:
     """The names of an option as they are typed, ``["--store"]``; [] for an argument."""
     info = parameter.annotation.__metadata__[0]
-    typed = [name for name in declared_names(parameter) if name.startswith("-")]
+    # Within Annotated typer takes the first name for the default.
+    names = [str(name) for name in (info.default, *(info.param_decls or ()))]
+    typed = [name for name in names if name.startswith("-")]
     if typed or isinstance(info, ArgumentInfo):
         return typed
     word = parameter.name.replace("_", "-")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from fedcache.commands.help import COMMON, declared_names, show
+from fedcache.commands.help import COMMON, show
 from fedcache.commands.output import CommandResult, TerminalObserver, run_command
 from fedcache.config import (
     ADDRESSES,
@@ -490,7 +490,8 @@ def _switch(name: str, annotation: Any) -> inspect.Parameter:
 
 def _spelled(given: inspect.Parameter) -> str:
     """A parameter as a user types it: ``--store``, or ``PATH`` for an argument."""
-    for name in declared_names(given):
+    info = given.annotation.__metadata__[0]
+    for name in map(str, (info.default, *(info.param_decls or ()))):
         if name.startswith("--"):
             return name
     return given.name.upper()

@@ -23,7 +23,7 @@ from fedcache.extract.backbones.backbone import text_features
 from fedcache.extract.datasets import Source
 from fedcache.extract.image_files import BadImage
 from fedcache.extract.images import decode, resize, view
-from fedcache.extract.inputs import ItemEncoder, Prepare, encode_items, filled_up, read_items
+from fedcache.extract.inputs import ItemEncoder, Prepare, encode_items, read_items
 from fedcache.extract.recipe import IMAGES, Recipe, reads_of
 
 if TYPE_CHECKING:
@@ -153,6 +153,17 @@ def _stacked(images: list[NDArray[np.uint8] | None], recipe: Recipe) -> NDArray[
             )
         stacked[index] = image
     return stacked
+
+
+def filled_up(rows: NDArray[Any], batch: int) -> NDArray[Any]:
+    """The rows of a batch [n, ...], with copies of the last row up to [batch, ...].
+
+    A model computes all batches at one size: features of a shorter batch would differ in their last bits.
+    """
+    short = batch - len(rows)
+    if not short:
+        return rows
+    return np.concatenate([rows, np.repeat(rows[-1:], short, axis=0)])
 
 
 class BatchRunner:

@@ -101,23 +101,12 @@ def read_items(source: Any, rows: Sequence[int], kind: str) -> tuple[Items, dict
     return np.stack(found), bad, time.perf_counter() - start
 
 
-def filled_up(rows: NDArray[Any], batch: int) -> NDArray[Any]:
-    """The rows of a batch [n, ...], with copies of the last row up to [batch, ...].
-
-    A model computes all batches at one size: features of a shorter batch would differ in their last bits.
-    """
-    short = batch - len(rows)
-    if not short:
-        return rows
-    return np.concatenate([rows, np.repeat(rows[-1:], short, axis=0)])
-
-
 def encode_items(
     encoder: ItemEncoder, items: Items | Prepared, batch: int, blank: Sequence[int], width: int
 ) -> tuple[NDArray[np.float32], int]:
     """Features [n, 1, D] of n texts or rows, NaN for the numbers in ``blank``, and how many items were cut.
 
-    The last batch is filled up with copies of its last item (``filled_up``). Prepared items are not, because their
+    The last batch is filled up with copies of its last item, as one of images is. Prepared items are not, because their
     encoder computes them in groups of its own. A batch without a readable item does not reach the model.
     """
     count = len(items)
@@ -127,7 +116,7 @@ def encode_items(
     if isinstance(items, list):
         padded = items + items[-1:] * (batch - count)
     elif isinstance(items, np.ndarray):
-        padded = filled_up(items, batch)
+        padded = np.concatenate([items, np.repeat(items[-1:], batch - count, axis=0)])
     features, cut = encoder.items(padded)
     kept = features[:count].to("cpu").numpy().astype(np.float32, copy=False)
     out = kept[:, None].copy()

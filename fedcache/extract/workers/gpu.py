@@ -27,10 +27,10 @@ from fedcache.extract.batches import (
     ComputeSettings,
     FeatureJob,
     decode_batch,
+    filled_up,
     input_key,
 )
 from fedcache.extract.datasets import Dataset
-from fedcache.extract.inputs import filled_up
 from fedcache.extract.recipe import IMAGES
 from fedcache.extract.workers.batch_workers import BatchWorkers, depth_of
 from fedcache.extract.workers.processes import WorkerProcesses
