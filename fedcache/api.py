@@ -155,7 +155,8 @@ def ingest(
         store: directory of the store; None for one under FEDCACHE_HOME.
         replace: whether to replace a stored dataset of the same ``name``.
         drop_nan: whether to leave out rows with features that are not finite.
-        features_key, label_key, split_key, name_key, domain_key: columns that are not found by their names.
+        features_key, label_key, split_key, name_key, domain_key: names of the columns, needed if they are not the
+            usual ones.
         group_key: columns to keep as groups, and no others; None for every column that can be a group.
         no_label: labels that mean "no label", such as -1 or "NA".
         unlabelled: whether no column holds labels.
@@ -194,9 +195,9 @@ def partition(
 
     Args:
         store: a store or its path; None for the only one.
-        scheme: a name as for ``fedcache partition``, or None with ``by=COLUMN``. Instead, the client of each row in the
-            order of ``Store.samples.name``, a dict of rows, a CSV of ``name,client[,split]``, or a function of the
-            store that returns one of these.
+        scheme: one of: a name as for ``fedcache partition``; None with ``by=COLUMN``; a list with the client of each
+            row in the order of ``Store.samples.name``; a dict of rows; a CSV of ``name,client[,split]``; a function of
+            the store that returns one of these.
         seed: seed of the random draws.
         name: name under which the partition is saved.
         arguments: arguments of the scheme (clients, alpha, shards, ...). ``replace=True`` replaces a partition of the
@@ -457,8 +458,8 @@ def evaluate(
         temperature: number that scores are divided by; None for the one that was fitted in training.
         client_prior: also score each client's own test rows with a prior from its class counts. ``classes`` masks the
             classes that the client does not have, ``counts`` adds the log counts, ``fitted`` adds the log of smoothed
-            shares, and ``em`` adds the log of shares estimated from the scores of these rows. The accuracy without and
-            with the prior is ``found.client_prior``.
+            shares, and ``em`` adds the log of shares estimated from the scores of these rows. ``client_prior`` of
+            the result has the accuracy without and with the prior.
         out: .html, .csv or .json file to write with all figures.
         with_images: whether the page also shows images of mistakes.
         options: other keywords of ``extract``.
@@ -559,7 +560,7 @@ def report(
     """
     from fedcache.calls import runs as finished
 
-    folders = None
+    folders = None  # no images
     if with_images:
         folders = data or {}
     return finished.report(runs, out, title, embed, score, folders)

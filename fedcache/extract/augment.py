@@ -1,19 +1,20 @@
 """Augmentation policies: the random steps that make the views of an image, as a short text that is part of a recipe.
 
-A policy is an ordered list of steps, written ``flip=0.5,rotate=30``; a step's numbers are separated by colons and may
-be left out from the right where they have defaults. Steps, in pixels of the recipe's size unless stated otherwise:
+A policy is an ordered list of steps, written ``flip=0.5,rotate=30``; a step's numbers are separated by colons. The
+last ones may be left out if they have defaults. Steps, in pixels of the recipe's size unless stated otherwise:
 
     crop=LOW:HIGH         a random resized crop of the decoded image, first or not at all: area share U[LOW, HIGH],
-                          aspect ratio log-uniform in [3/4, 4/3], resized with the recipe's filter; without it the view
-                          begins as view 0
+                          aspect ratio log-uniform in [3/4, 4/3], resized with the recipe's filter. Without a
+                          crop, the steps start from view 0, the image without augmentation
     flip=P                left to right with probability P, unless a mirrored image would be another class (digits)
     rotate=DEGREES        about the centre by U[-DEGREES, DEGREES], nearest neighbour, black corners, as torchvision's
                           ``RandomRotation`` by default
-    jitter=P:B:C:S:H      with probability P brightness, contrast and saturation, each multiplied by U[1 - B, 1 + B] (C,
-                          S), and the hue turned by U[-H, H] of the circle, in this order
+    jitter=P:B:C:S:H      with probability P, in this order: brightness times U[1 - B, 1 + B], contrast times
+                          U[1 - C, 1 + C], saturation times U[1 - S, 1 + S], hue turned by U[-H, H] of the circle
     grey=P                grey with probability P
     blur=P:LOW:HIGH       with probability P Gaussian blur of standard deviation U[LOW, HIGH] pixels (Pillow's)
-    gaussian-noise=S:P    (1 - P) x + e with e ~ N(0, S^2) at every value of every pixel, in levels of 0 to 255
+    gaussian-noise=S:P    (1 - P) x + e with e ~ N(0, S^2) at every value of every pixel, in levels of 0 to 255; P
+                          is no probability here
     laplace-noise=S:P     the same with e ~ Laplace(0, S), whose variance is 2 S^2
 
 Pixels stay whole levels of 0 to 255: after each step, fractions are rounded and other levels are cut to the range.
@@ -54,7 +55,7 @@ class Step:
 
 
 _CHANCE = Number("P", 0.0, 1.0, 0.5)
-_LEVELS = (Number("S", 0.0, 255.0), Number("P", 0.0, 1.0, 0.0))
+_NOISE = (Number("S", 0.0, 255.0), Number("P", 0.0, 1.0, 0.0))
 NUMBERS: dict[str, tuple[Number, ...]] = {
     "crop": (Number("LOW", 0.01, 1.0, 0.5), Number("HIGH", 0.01, 1.0, 1.0)),
     "flip": (_CHANCE,),
@@ -68,8 +69,8 @@ NUMBERS: dict[str, tuple[Number, ...]] = {
     ),
     "grey": (Number("P", 0.0, 1.0, 0.2),),
     "blur": (_CHANCE, Number("LOW", 0.0, 20.0, 0.1), Number("HIGH", 0.0, 20.0, 2.0)),
-    "gaussian-noise": _LEVELS,
-    "laplace-noise": _LEVELS,
+    "gaussian-noise": _NOISE,
+    "laplace-noise": _NOISE,
 }
 """The steps and their numbers, in the order in which they are written."""
 
@@ -150,7 +151,7 @@ def _numbers(name: str, text: str | None) -> tuple[float, ...]:
             try:
                 value = float(given[place])
             except ValueError:
-                value = math.nan
+                value = math.nan  # in no range, so it is refused below
         if too_many or value is None or not number.low <= value <= number.high:
             ranges = ", ".join(f"{n.name} from {n.low:g} to {n.high:g}" for n in wanted)
             item = name
@@ -159,7 +160,7 @@ def _numbers(name: str, text: str | None) -> tuple[float, ...]:
             raise UsageError(
                 f"--augment {item} is not {form} with {ranges}.", "For example --augment flip=0.5"
             )
-        values.append(value + 0.0)  # no -0
+        values.append(value + 0.0)  # makes 0 of -0, so that both give the same text
     by_name = dict(zip([number.name for number in wanted], values, strict=True))
     if "LOW" in by_name and by_name["LOW"] > by_name["HIGH"]:
         raise UsageError(

@@ -39,7 +39,7 @@ class GridRecord:
 
     Args:
         request: the grid.
-        search: name of the search, which stays the same with more trials; None for a grid.
+        search: name of a search; it does not change if the search is continued with more trials. None for a grid.
     """
 
     def __init__(self, request: GridRequest, search: str | None = None) -> None:
@@ -51,7 +51,11 @@ class GridRecord:
         if request.runs != request.home.runs:
             elsewhere = str(request.runs.resolve())
         command = command_of_grid(request)
-        name = digest_of([search or points, search or command, elsewhere])[:16]
+        identity = [points, command, elsewhere]
+        if search:
+            # More trials change the command, but not the record.
+            identity = [search, search, elsewhere]
+        name = digest_of(identity)[:16]
         self._file = request.home.root / FOLDER / f"{name}.jsonl"
         start: dict[str, Any] = {
             "process": this_process(),
@@ -65,11 +69,11 @@ class GridRecord:
         self._lines: SealedLines | None = None
         with suppress(OSError):
             make_private(self._file.parent)
-            write_sealed_lines(self._file, [start], _first(self._file))
-            self._lines = SealedLines(self._file, _first(self._file))
+            write_sealed_lines(self._file, [start], _chain_start(self._file))
+            self._lines = SealedLines(self._file, _chain_start(self._file))
 
     def point_drawn(self, number: int, method: str, sweep: Mapping[str, str]) -> None:
-        """Record a point that a search has drawn; it replaces this and all later numbers of an earlier record."""
+        """Record a point that a search has drawn. It replaces recorded points with this number and higher ones."""
         self._append({"drawn": number, "method": method, "sweep": dict(sweep)})
 
     def point_ended(self, number: int, **how: str | int) -> None:
@@ -106,7 +110,7 @@ def read_record(path: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        lines = read_sealed_lines(path, _first(path))
+        lines = read_sealed_lines(path, _chain_start(path))
         if not lines:
             raise ValueError("is damaged: it has no whole line")
     except (OSError, ValueError) as error:
@@ -117,12 +121,13 @@ def read_record(path: Path) -> dict[str, Any] | None:
     start = lines[0]
     points = [(str(method), dict(sweep)) for method, sweep in start["points"]]
     ends: dict[int, dict[str, Any]] = {}
-    # Later lines replace earlier ones, because a resumed grid appends to the same record.
+    # Later lines replace earlier ones, because a search may forget its last trials and draw their numbers again.
     end: dict[str, Any] = {}
     for line in lines[1:]:
         if "drawn" in line:
             point = (str(line["method"]), dict(line["sweep"]))
-            points[int(line["drawn"]) :] = [point]
+            del points[int(line["drawn"]) :]  # points that the search has forgotten
+            points.append(point)
         elif "point" in line:
             ends[int(line["point"])] = line
         else:
@@ -137,7 +142,7 @@ def damage_of(error: Exception) -> str:
     return "cannot be read"
 
 
-def _first(path: Path) -> bytes:
+def _chain_start(path: Path) -> bytes:
     """Start of the chain of seals: it ties the lines to this record."""
     return first_of({"kind": "record of a grid", "grid": path.stem})
 

@@ -23,7 +23,7 @@ FORMATS = (".csv", ".jsonl", ".parquet")
 ROW_GROUP = 1 << 16
 """Rows of a .parquet file that are written at once."""
 NO_FEATURES = "its features are not all finite numbers"
-"""Reason for a row of a file without a class."""
+"""Reason given for a row that gets no class because of its features."""
 
 
 @dataclass(frozen=True)
@@ -66,15 +66,18 @@ def best_of(
         classes: C names.
         predicted: [N], -1 for a row without scores.
         probability: [N, C].
-        ranking: [N, C], higher numbers for more probable classes, also if their probabilities are rounded to 0.
+        ranking: [N, C], the order of the classes: higher is more probable. It also orders classes whose probabilities
+            are rounded to 0.
         top: number of classes, from 1 to C.
         reasons: number of a row -> why it has no scores.
     """
-    order = np.maximum(predicted, 0)[:, None]
+    # A row without scores (-1) takes class 0 here, which is not used below.
+    best_class = np.maximum(predicted, 0)[:, None]
+    order = best_class
     if top > 1:
         # The predicted class comes first, even if rounding makes another class equally probable.
-        falling = np.array(-ranking)
-        np.put_along_axis(falling, order, -np.inf, 1)
+        falling = np.negative(ranking)
+        np.put_along_axis(falling, best_class, -np.inf, 1)
         order = np.argsort(falling, 1, kind="stable")[:, :top]
     chosen = order.tolist()
     shares = np.take_along_axis(probability, order, 1).tolist()

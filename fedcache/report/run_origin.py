@@ -32,7 +32,7 @@ class RunStore:
         columns: labels, domains and names.
         partition: of the run's first seed.
         keys: the feature arrays that any of the runs read, if they still exist.
-        fused: the arrays of the run that read the most, if they still exist.
+        fused: the arrays that one run reads together: those of the run that reads most arrays, if they still exist.
     """
 
     store: Store
@@ -68,6 +68,7 @@ def store_of_run(entries: Sequence[StoredRun]) -> RunStore | str:
         except (FedcacheError, OSError) as error:
             why = getattr(error, "message", str(error)).rstrip(".")
             continue
+        # Arrays of uint8 hold pixels, not features.
         stored = {key for key, array in store.arrays.items() if array.dtype != "uint8"}
         arrays_of_runs = [list(map(str, e.result["arrays"])) for e in entries]
         every = dict.fromkeys(itertools.chain(*arrays_of_runs))
@@ -88,7 +89,7 @@ def _partition_of(entry: StoredRun, table: dict[str, Any]) -> str:
     return str(table.get("partition") or entry.result["partition"]["name"])
 
 
-_OWN = (
+_WRITTEN_APART = (
     "method",
     "set",
     "store",
@@ -100,6 +101,8 @@ _OWN = (
     "client_set",
     "preset",
 )
+"""Options that ``command_of`` writes itself."""
+
 _DEFAULTS = {f.name: f.default for f in fields(TrainConfig)}
 
 
@@ -114,8 +117,9 @@ def command_of(entry: StoredRun, store: str) -> str:
     if not table:
         return ""
     words = ["fedcache", "train", "--method", entry.method]
-    if table.get("preset", "paper") != usual_preset(entry.method):
-        words += ["--preset", str(table["preset"])]
+    preset = str(table.get("preset", "paper"))
+    if preset != usual_preset(entry.method):
+        words += ["--preset", preset]
     if table.get("clients_from"):
         words += ["--clients-from", str(table["clients_from"])]
     else:
@@ -125,12 +129,12 @@ def command_of(entry: StoredRun, store: str) -> str:
             words += ["--dataset", str(table.get("dataset") or entry.result["dataset"]["slug"])]
         words += _partition(entry, str(table.get("partition") or ""))
     rounds = entry.result["rounds"]
-    # One round is the default of a one-shot method.
+    # A one-shot method has one round if the run did not ask for more, so it needs no option.
     if rounds != 1 or "rounds" in table:
         words += ["--rounds", str(rounds)]
     words += ["--seeds", ",".join(map(str, entry.result["seeds"]))]
     for name, value in table.items():
-        if name in _OWN or name not in _DEFAULTS or value == _DEFAULTS[name]:
+        if name in _WRITTEN_APART or name not in _DEFAULTS or value == _DEFAULTS[name]:
             continue
         option = name.replace("_", "-")
         words += [f"--{option}", option_value(value)]
@@ -170,7 +174,7 @@ def _changed(entry: StoredRun, table: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in hp.items():
         if name in usual:
             default = usual[name]
-            # A result has auto for a hyperparameter that the method chooses itself.
+            # Results write "auto" for None, a value that the method chooses itself.
             if default is None:
                 default = "auto"
             if default == value:

@@ -34,9 +34,12 @@ POLL = 0.1
 
 
 def _started(pid: int) -> int:
-    """Start time of a process in clock ticks since boot, which tells it from a later one of this pid; 0 if unknown."""
+    """Start time of a process in clock ticks since boot; 0 if unknown.
+
+    With it, a later process that got the same pid is not taken for this one.
+    """
     try:
-        # The second field is the name in brackets, which may contain any text; the start is the 22nd field.
+        # The name in brackets, field 2, may contain any text. The start is field 22: number 19 of those after it.
         after_name = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1]
         return int(after_name.split()[19])
     except (OSError, ValueError, IndexError):
@@ -49,7 +52,10 @@ def this_process() -> dict[str, Any]:
 
 
 def still_runs(process: Mapping[str, Any]) -> bool | None:
-    """Whether a process of ``this_process`` runs; None for a process of another machine, or if none is named."""
+    """Whether the process in which ``this_process`` returned this still runs.
+
+    None for a process of another machine, or if no process is named.
+    """
     try:
         pid = int(process["pid"])
         here = process["host"] == socket.gethostname()
@@ -58,7 +64,10 @@ def still_runs(process: Mapping[str, Any]) -> bool | None:
     if not here:
         return None
     began = process.get("started")
-    return is_alive(pid) and (not began or _started(pid) in (0, began))
+    if not is_alive(pid):
+        return False
+    # If a start time is unknown, the pid decides.
+    return not began or _started(pid) in (0, began)
 
 
 def is_alive(pid: int) -> bool:
@@ -67,7 +76,9 @@ def is_alive(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except (OSError, OverflowError):  # it runs, but under another user
+    except OverflowError:  # no pid is that large
+        return False
+    except OSError:  # it runs, but under another user
         return True
     return True
 
@@ -112,14 +123,16 @@ def is_held(path: Path) -> bool:
         with FileLock(path, timeout=0):
             return False
     except OSError as error:  # Timeout is one
-        return error.errno != errno.EROFS or _is_held_elsewhere(path)
+        if error.errno == errno.EROFS:
+            return _is_held_elsewhere(path)
+        return True
     except NotImplementedError:
         return True
 
 
 def _is_held_elsewhere(path: Path) -> bool:
     """Whether a process with write permission holds a lock file that is on a read-only file system here."""
-    import fcntl  # Windows has none, and no such error
+    import fcntl  # Windows has none, but it raises no EROFS either
 
     try:
         with path.open("rb") as file:
@@ -216,9 +229,10 @@ def lock_manifest(store: Path, needed: int = 0) -> Iterator[None]:
 
 
 def _remove_partial_files(path: Path) -> None:
-    """Remove temporary files of killed processes, where only the holder of the manifest's lock writes such files."""
+    """Remove temporary files of killed processes from folders in which only the holder of the manifest's lock writes."""
     for folder in (path, path / "samples" / "ok" / "c", path / "partitions", path / "groups"):
         for left in folder.glob(".*.partial"):
+            # Journals and the history are written under other locks, so their writers may run.
             if not left.name.startswith((".journal-", ".history")):
                 left.unlink(missing_ok=True)
     for left in (path / "text").rglob(".*.partial"):
@@ -227,16 +241,17 @@ def _remove_partial_files(path: Path) -> None:
 
 # Files that a user names with ``-o``: whole or absent, and without leftovers of killed processes.
 #
-# On Linux a file has no name before it is complete. On other systems it has a temporary name, and a
-# killed process leaves it. The next command that writes the same file removes it. While a file is
-# being written, a note in ``outputs/`` of the home contains its path, so that ``fedcache gc`` finds
-# leftovers that no later command writes again.
+# On Linux a file has no name before it is complete. On other systems it has a temporary name, which
+# stays if the process is killed. The next command with the same output removes that file. If there is
+# no such command, ``fedcache gc`` finds it: while a file is being written, a note in ``outputs/`` of
+# the home contains its path.
 
 NOTES = "outputs"
 """Folder of the home: one note for each file outside the home that is being written."""
 
 
-WHAT = {"kind": "file that is being written"}
+NOTE_KIND = {"kind": "file that is being written"}
+"""Kind of the sealed notes."""
 
 
 @contextmanager
@@ -262,7 +277,7 @@ def leftover_outputs(home: Home) -> Iterator[Path]:
     """Temporary files of killed processes that were writing outputs, and their notes."""
     for note in sorted((home.root / NOTES).glob("*.json")):
         try:
-            found = read_sealed(note, WHAT)
+            found = read_sealed(note, NOTE_KIND)
         except CorruptionError:
             yield note
             continue
@@ -287,7 +302,7 @@ def _noted(path: Path) -> Iterator[None]:
     if home.root.is_dir():
         with suppress(OSError):
             make_private(note.parent)
-            write_sealed(note, WHAT, {"path": str(path.absolute()), "pid": os.getpid()})
+            write_sealed(note, NOTE_KIND, {"path": str(path.absolute()), "pid": os.getpid()})
     try:
         yield
     finally:
@@ -296,6 +311,6 @@ def _noted(path: Path) -> Iterator[None]:
 
 
 def _partials(path: Path, pid: str) -> list[Path]:
-    """Temporary files of an output, of the process ``pid``, or of any process for ``*``."""
+    """Temporary files that process ``pid`` made for an output; ``*`` is any process."""
     random_part = "[0-9a-f]" * 8
     return sorted(path.parent.glob(f".{glob.escape(path.name)}.{pid}-{random_part}.partial"))

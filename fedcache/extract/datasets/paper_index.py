@@ -70,7 +70,10 @@ def read_index(place: FoundLayout) -> PaperIndex:
 
 
 def _check_links(place: FoundLayout) -> None:
-    """Raise UsageError for an index outside of the dataset's folder, because messages quote its lines."""
+    """Raise UsageError for a link to an index file outside the dataset's folder.
+
+    Error messages quote lines of the index, so they could show any file.
+    """
     if place.within is None:
         return
     within = os.path.realpath(place.within)
@@ -92,10 +95,12 @@ def files_of(place: FoundLayout) -> list[Path]:
     for _, top, _, folder in _class_folders(place):
         folders.append(folder)
         tops.add(top)
+    # Lists alone: their images are in class folders below each domain.
     if lists and not folders and "images" not in place.layout.options:
         for domain in place.paper.domains:
             folders += [place.base / domain / name for name in place.paper.folders]
-    # The folders above the classes are not listed whole: ImageNet's has ten times as many classes as are read.
+    # A folder above class folders (top) is left out: only the class folders that are read matter, a tenth of
+    # ImageNet's.
     needs = [place.path(need) for need in place.layout.needs if need not in tops]
     return list(dict.fromkeys([*needs, *lists, *folders]))
 
@@ -108,6 +113,7 @@ def _of_files(
     Raises CorruptionError where there is no image, for a path that leaves the folder, and for an image listed twice.
     """
     images = place.base / place.layout.options.get("images", "")
+    # Needs with an ending are files, the others are folders.
     tables = [place.path(need) for need in place.layout.needs if "." in need]
     lists = [path for *_, path in _lists(place)]
     # The file that messages name: the last list or table, else the folder itself.
@@ -171,7 +177,8 @@ def _read_files(place: FoundLayout, notes: list[str]) -> Iterator[ImageEntry]:
         domain = 0
         if top in domains:
             domain = domains.index(top)
-        # Links that lead out keep their rows, because rows are numbered. Reading them quarantines them.
+        # A link that leads out of the folder is still a row, so that the numbers of the rows stay the same. It is
+        # quarantined when it is read.
         class_folder = place.paper.folders[number]
         for image in tree.scan(folder, None).paths:
             path = f"{top}/{class_folder}/{image}"
@@ -202,9 +209,10 @@ def _read_files(place: FoundLayout, notes: list[str]) -> Iterator[ImageEntry]:
 
 
 def _class_folders(place: FoundLayout) -> Iterator[tuple[str, str, int, Path]]:
-    """(split, top, class, folder) of every class folder: below the splits, or below the domains where no split is."""
+    """(split, top, class, folder) of each class folder, below the split folders, or below the domains if there are none."""
     options = place.layout.options
-    if place.layout.format != "files" or ("lists" in options and "splits" not in options):
+    has_only_lists = "lists" in options and "splits" not in options
+    if place.layout.format != "files" or has_only_lists:
         return
     tops: Mapping[str, str] = options.get("splits") or dict.fromkeys(place.paper.domains, "train")
     for top, split in tops.items():
@@ -236,7 +244,7 @@ def _lines_of(file: Path, place: FoundLayout) -> Iterator[tuple[str, str]]:
         groups = {}
         if match:
             groups = match.groupdict()
-        # Numbers count from 1; one beyond the classes names no folder, and is refused below.
+        # Numbers count from 1; one beyond the classes names no folder.
         if "number" in groups:
             number = int(groups["number"])
             groups["folder"] = ""
@@ -244,6 +252,7 @@ def _lines_of(file: Path, place: FoundLayout) -> Iterator[tuple[str, str]]:
                 groups["folder"] = folders[number - 1]
         folder = groups.get("folder", "")
         label = place.paper.number_of.get(folder)
+        # Without ``expected``, the caller decides about unknown classes (``others``).
         if match is None or (label is None and "expected" in line):
             shown = text[:60]
             expected = line.get("expected", "a path")
@@ -326,6 +335,7 @@ def _check_order(path: Path, paper: Paper, spelled: Mapping[int, str]) -> None:
         if label != expected:
             name = paper.classes[label]
             raise damaged(path, f"its label {label} is {word!r}; expected {name!r}")
+    # Most names must be known, else the list is of another dataset.
     if 2 * known < len(spelled):
         example = next(iter(spelled.values()))
         raise damaged(path, f"its classes, such as {example!r}, are not those of {paper.title}")
@@ -406,7 +416,7 @@ def _read_arrays(place: FoundLayout) -> PaperIndex:
     """Every row of a layout of pickled arrays.
 
     A row is named by its place in its files, ``train/00017`` or ``svhn/test/00017``, so "the first n of each class"
-    means the order in which the files hold them.
+    are the first n in the files.
     """
     options = place.layout.options
     labels_key = str(options.get("labels", ""))
@@ -422,7 +432,7 @@ def _read_arrays(place: FoundLayout) -> PaperIndex:
             first = int(wrong[0])
             raise damaged(path, f"it has the label {first}; expected 0 to {last}")
         found.setdefault((split, domain), []).append((path, labels))
-    # Blocks of rows by the beginning of their names, which is the order of the rows.
+    # Rows are sorted by name, so blocks of a split and domain are sorted by the prefix of their names.
     named = []
     for split, domain in found:
         prefix = f"{split}/"
@@ -477,7 +487,7 @@ argument."""
 
 
 def load_pickle(path: Path) -> Any:
-    """The content of a pickle of plain data; CorruptionError for a damaged one, or one that names anything else."""
+    """The content of a pickle of plain data; CorruptionError for a damaged pickle, or one with other objects."""
     try:
         with path.open("rb") as file:
             return load_plain(file)
@@ -486,12 +496,11 @@ def load_pickle(path: Path) -> Any:
             f"{path} is missing.", "Unpack the dataset again, or copy the file there"
         ) from None
     except (OSError, ValueError) as error:
-        why = str(error)
-    raise CorruptionError(
-        f"{path} is not a pickle of arrays, lists and texts alone: {why[:200]}. Nothing in it was "
-        "executed.",
-        "Download it again from the address that `fedcache datasets info` gives",
-    )
+        raise CorruptionError(
+            f"{path} is not a pickle of arrays, lists and texts alone: {str(error)[:200]}. Nothing in it was "
+            "executed.",
+            "Download it again from the address that `fedcache datasets info` gives",
+        ) from None
 
 
 def read_images(path: Path, labels_key: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:

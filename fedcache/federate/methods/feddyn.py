@@ -12,17 +12,20 @@ with S of M clients in the round the server sets
 The mean is uniform, as printed. h is the mean of all g_i, so a run that has come to rest has h = 0 and every client's
 own gradient at w is g_i. Only models travel: a client makes g_i itself.
 
-The paper trains by SGD with rate 0.1, which is kept on the released layers (``preset=official``); 0.01 is ours under
-BatchNorm. It takes alpha from {0.1, 0.01, 0.001}; h / alpha is a step that grows as alpha falls, so small values want
-long local training. BatchNorm's running statistics are averaged.
+The paper trains by SGD with rate 0.1. ``preset=official``, which has the released layers, keeps it; our default, for
+layers with BatchNorm, is 0.01. The paper takes alpha
+from {0.1, 0.01, 0.001}; h / alpha is a step that grows as alpha falls, so small values want long local training.
+BatchNorm's running statistics are averaged.
 
 Interpretation: the released code (alpemreacar/FedDyn, ``utils_methods.py``) departs from the printed algorithm. A
 client of n_i of N rows takes alpha / (n_i M / N) in place of alpha in its loss and in g_i, so that large clients are
-pulled less; alpha cancels in the server's step, which stays. And it cuts the gradient of F_i(u) - <g_i + alpha w, u> to
-norm 10 before alpha u is added as weight decay. ``alpha_by=rows`` and ``clip=10`` (``official``) do the same; for the
-first each client sends its number of rows and receives the mean, before the first round.
+pulled less. The server's step is unchanged, because alpha cancels in it. And it cuts the gradient of
+F_i(u) - <g_i + alpha w, u> to norm 10 before alpha u is added as weight decay. ``alpha_by=rows`` and ``clip=10``
+(``official``) do the same. With ``alpha_by=rows`` each client sends its number of rows and receives the mean number
+before round 1.
 
-Released FedPCL code has no FedDyn; preset ``official`` is its setting of the other baselines (D-09, D-13) with these.
+The released FedPCL code has no FedDyn; ``official`` combines that code's settings of its baselines (D-09, D-13) with
+``alpha_by=rows`` and ``clip=10``.
 Limits: the first round's models are those of ``fedprox`` with mu = alpha; at lr = 0 nothing moves.
 """
 
@@ -58,8 +61,8 @@ from fedcache.federate.methods.common.model import (
 from fedcache.federate.methods.fedavgm import broadcast
 from fedcache.federate.methods.fedprox import proximal
 
-ROUNDING = 1e-6
-"""The number that torch adds to a norm before it divides by it."""
+NORM_EPS = 1e-6
+"""Added to the norm of a gradient before dividing by it, as torch's ``clip_grad_norm_`` does."""
 
 
 def init(ctx: Ctx) -> Tree:
@@ -83,7 +86,9 @@ def alpha_of(data: ClientData, ctx: Ctx) -> float | Tensor:
     mean_rows = cast(float, ctx.env.mean_rows)
     # A client without rows takes no step, and its alpha moves nothing.
     rows = torch.tensor(data.n, dtype=ctx.env.dtype, device=ctx.env.device).clamp(min=1.0)
-    return alpha * mean_rows / rows.reshape(data.rows.shape[:-1])
+    return (
+        alpha * mean_rows / rows.reshape(data.rows.shape[:-1])
+    )  # [*lead], a number for each client
 
 
 def linear_loss(p: Tree, batch: Tree, down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
@@ -106,13 +111,13 @@ def clipped_gradients(p: Tree, batch: Tree, down: Tree, ctx: Ctx) -> list[Tensor
     g, updates = grads(linear_loss, names, p, batch, down, ctx)
     for name, t in updates.items():
         p[name].copy_(t)
-    parts = {}
+    parts = {}  # gradients of F_i(u) - <g_i + alpha w, u>
     for name, gradient in zip(names, g, strict=True):
         parts[name] = gradient - over(p["alpha"], p[name]) * down[name]
     square = torch.zeros_like(p["alpha"])
     for part in parts.values():
         square = square + dot(part, part, ctx)
-    cut = (ctx.number("clip") / (square.sqrt() + ROUNDING)).clamp(max=1.0)
+    cut = (ctx.number("clip") / (square.sqrt() + NORM_EPS)).clamp(max=1.0)
     return [over(cut, part) * part + over(p["alpha"], p[n]) * p[n] for n, part in parts.items()]
 
 
@@ -122,7 +127,7 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
     linear_terms = [f"g/{name}" for name in trained]
     p = select({**down, **state}, (*model.names(ctx.hp), *linear_terms))
     alpha = torch.as_tensor(alpha_of(data, ctx), dtype=ctx.env.dtype, device=ctx.env.device)
-    alpha = alpha.expand(ctx.lead)
+    alpha = alpha.expand(ctx.lead)  # one for each client and grid point
     p["alpha"] = alpha
     how: Loss | ClosedForm = loss
     if not is_zero(ctx.number("clip")):
@@ -135,7 +140,10 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
 
 
 def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
-    """h by the share of the clients that took part, then w; BatchNorm's statistics are averaged."""
+    """Update h and then w. BatchNorm's statistics are averaged.
+
+    ``up`` holds the mean of the clients' models. So the sum over S of M clients, divided by M, is (S / M) (up - w).
+    """
     share = len(ctx.ids) / ctx.env.clients
     out = {**server, **up}
     for name in model.trained(ctx.hp):
@@ -169,7 +177,7 @@ METHOD = replace(
             "alpha_by",
             "alike",
             "choice",
-            "alpha is the same for all clients, or over n_i M / N as released",
+            "alike: alpha is the same for all clients; rows: divided by n_i M / N, as released",
             choices=("alike", "rows"),
             official="rows",
         ),
@@ -177,7 +185,7 @@ METHOD = replace(
             "clip",
             0.0,
             "float",
-            "largest norm of a gradient, less alpha u; 0 cuts none",
+            "largest norm of a gradient, without its part alpha u; 0 for no limit",
             low=0.0,
             official=10.0,
         ),

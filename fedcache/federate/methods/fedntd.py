@@ -14,7 +14,8 @@ less than 2 and the divergence is nearly zero, so FedNTD is nearly FedAvg. ``log
 (D-83). With ``bn`` the broadcast model normalises with the statistics of the batch, as the client's does, so the two
 agree at the first step.
 
-The head has no layer to normalise; ``head=mlp`` is a projection of unit length, without BatchNorm unless ``bn``.
+The default head is linear, so ``bn`` does not change it. ``head=mlp`` has a projection whose outputs have unit length,
+with BatchNorm only if ``bn``.
 
 Limits: beta = 0 is ``fedavg`` bit for bit; at l = g the added term is 0; it never moves the logit of the true class.
 """
@@ -65,7 +66,8 @@ def loss(p: Tree, batch: Tree, down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
     with torch.no_grad():
         g = logits(head, down, x, w)[0]
     tau = ctx.number("tau")
-    kept = not_true_divergence(u / over(tau, u), g / over(tau, g), y, w)
+    temperature = over(tau, u)
+    kept = not_true_divergence(u / temperature, g / temperature, y, w)
     return cross_entropy(u, y, w) + beta * tau**2 * kept, updates
 
 

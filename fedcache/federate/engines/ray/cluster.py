@@ -72,7 +72,8 @@ def need_ray() -> None:
 def check_address(address: str) -> None:
     """Refuse an address at which no cluster answers within ``ANSWER_WITHIN`` seconds.
 
-    Raises UsageError for a text that is not HOST:PORT; MachineError if no server, or another one, answers there.
+    Raises UsageError for a text that is not HOST:PORT; MachineError if nothing answers there, or a server
+    that is not a Ray cluster.
     """
     place = host_and_port(address)
     if place is None:
@@ -86,14 +87,14 @@ def check_address(address: str) -> None:
         f"ray start --head --port {port}   on {host} starts a cluster;  ray status --address {address}   "
         "shows its state"
     )
+    found = b""
     try:
         with socket.create_connection(place, ANSWER_WITHIN) as line:
             # The start of an HTTP/2 connection with empty settings, which every gRPC server answers.
             empty_settings = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
             line.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + empty_settings)
-            found = line.recv(9)
-    except TimeoutError:
-        found = b""
+            with suppress(TimeoutError):  # a server that does not answer HTTP/2
+                found = line.recv(9)
     except OSError as error:
         raise MachineError(
             f"No Ray cluster answers at {address}: {error.strerror or error}.", hint
@@ -105,7 +106,8 @@ def check_address(address: str) -> None:
 class Cluster:
     """A cluster that this process uses; ``words`` name it in messages.
 
-    ``home`` is HOME of the user if the processes of the cluster have another one.
+    ``home`` is the user's HOME, for the workers of a local cluster, whose processes start with another HOME; None for a
+    cluster that this process joined.
     """
 
     def __init__(self, ray: Any, words: str, home: str | None = None) -> None:
@@ -159,7 +161,7 @@ def open_cluster(address: str | None, *, cpus: int, gpus: int = 0) -> Iterator[C
         check_address(address)
     for key, value in QUIET.items():
         os.environ.setdefault(key, value)
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # also if the user has set it to 1
     if address is None:
         home = os.environ.get("HOME", str(Path.home()))
         where = "this machine's Ray"
@@ -207,12 +209,12 @@ def _start(ray: Any, address: str | None, folder: Path | None, cpus: int, gpus: 
         raise MachineError(f"{what}: {why}.", hint) from error
 
 
-def first_line(error: BaseException, without: str) -> str:
-    """The first line of an error's message, because Ray's messages are long; ``without`` for one without a message."""
+def first_line(error: BaseException, otherwise: str) -> str:
+    """The first line of an error's message, because Ray's messages are long; ``otherwise`` if it has no message."""
     lines = str(error).strip().splitlines()
     if lines:
         return lines[0]
-    return without
+    return otherwise
 
 
 @contextmanager
@@ -246,6 +248,7 @@ def _local_environment(address: str | None) -> Iterator[Path | None]:
     lock.acquire()
     (folder / "ray_bootstrap_config.yaml").write_text("{}\n")
     ours = {**ALONE, "HOME": str(folder), "RAY_AUTH_TOKEN": _token()}
+    # Packages of the user are found below HOME, which changes here, so their folder is named.
     if "PYTHONUSERBASE" not in os.environ and site.ENABLE_USER_SITE:
         ours["PYTHONUSERBASE"] = site.getuserbase()
     before = {key: os.environ.get(key) for key in (*ours, "RAY_ADDRESS")}
