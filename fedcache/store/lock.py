@@ -229,7 +229,7 @@ def lock_manifest(store: Path, needed: int = 0) -> Iterator[None]:
 
 
 def _remove_partial_files(path: Path) -> None:
-    """Remove temporary files of killed processes from folders in which only the holder of the manifest's lock writes."""
+    """Remove temporary files of killed processes from folders where only the holder of the manifest's lock writes."""
     for folder in (path, path / "samples" / "ok" / "c", path / "partitions", path / "groups"):
         for left in folder.glob(".*.partial"):
             # Journals and the history are written under other locks, so their writers may run.

@@ -209,7 +209,7 @@ def _read_files(place: FoundLayout, notes: list[str]) -> Iterator[ImageEntry]:
 
 
 def _class_folders(place: FoundLayout) -> Iterator[tuple[str, str, int, Path]]:
-    """(split, top, class, folder) of each class folder, below the split folders, or below the domains if there are none."""
+    """(split, top, class, folder) of each class folder, below the split folders or, without any, below the domains."""
     options = place.layout.options
     has_only_lists = "lists" in options and "splits" not in options
     if place.layout.format != "files" or has_only_lists:
