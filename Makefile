@@ -63,8 +63,9 @@ $(VENV)/.everything: pyproject.toml | $(BIN)/python
 demo: $(VENV)/.demo
 	$(BIN)/fedcache demo
 
+# Types need one processor, so the tests begin at the same time.
 test: $(VENV)/.dev
-	$(MAKE) lint types unit
+	$(MAKE) -j2 lint types unit
 
 quick: $(VENV)/.dev
 	$(BIN)/python tools/quick.py
@@ -103,7 +104,7 @@ slow: $(VENV)/.dev
 
 # Slow and durability tests in one session, so that two long tests of one kind do not wait for each other; those of
 # extraction and stores apart, because a change of the training side cannot affect them.
-LONG = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal --durations=40 -m 'slow or durability'
+LONG = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal --durations=0 --durations-min=1 -m 'slow or durability'
 LONG_DATA = tests/extract tests/store tests/tables $(wildcard tests/durability/test_kills*.py)
 CONTRIBUTOR = tests/project/test_add_a_method.py $(wildcard tests/commands/test_new_*.py)
 
