@@ -485,7 +485,7 @@ def damaged(what: str, path: Path, why: str) -> FedcacheError:
     if (store / "origin.json").exists():
         return CorruptionError(
             f"{what}: {path} {why}.",
-            f"rm -r {place}   and run the same command again, because it is a copy of a published store.",
+            f"This store is a copy of a published store. Remove it, then run the same command again:  rm -r {place}",
         )
     return CorruptionError(
         f"{what}: {path} {why}.",
