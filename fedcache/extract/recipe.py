@@ -197,8 +197,8 @@ class Recipe:
         if extra:
             listed = ", ".join(extra)
             raise StoreError(
-                f"A recipe in the store has fields this fedcache does not know: {listed}.",
-                "Upgrade fedcache, or extract again with this version.",
+                f"A recipe in the store has fields that this version of fedcache does not know: {listed}.",
+                "Upgrade fedcache, or extract the features again with this version.",
             )
         for name, allows in _STORED.items():
             if name in data:

@@ -226,7 +226,7 @@ def load_torch(path: Path) -> Any:
         raise _refuse(
             path,
             f"it is not a checkpoint of tensors alone ({_cause(error)})",
-            f"If you trust where it came from, convert it: {conversion(path)}",
+            f"If you trust its origin, convert the file: {conversion(path)}",
         ) from error
 
 

@@ -114,8 +114,8 @@ class OwnItemEncoder:
         if found != wanted:
             raise UsageError(
                 f"{self.name} reads rows {wanted}, but the rows of the dataset are {found}.",
-                f"example = torch.zeros({rows.shape[1:]}, dtype=torch.{rows.dtype})   in the module makes "
-                "it read these rows.",
+                f"example = torch.zeros({rows.shape[1:]}, dtype=torch.{rows.dtype})   in the module "
+                "declares these rows as its input.",
             )
         return torch.from_numpy(np.ascontiguousarray(rows)).to(self.device)
 

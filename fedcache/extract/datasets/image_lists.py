@@ -136,7 +136,7 @@ def parse_list(
                 f"column of {where}",
                 path_column,
                 columns,
-                hint="Choose one of these with --images-key NAME",
+                hint="Choose one of these columns with --images-key NAME",
             )
         possible = [path_column]
     else:

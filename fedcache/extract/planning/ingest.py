@@ -271,7 +271,7 @@ def describe_ingested(store: Store, home: Home, name: str) -> tuple[list[str], s
         if not counts[word]:
             lines.append(
                 f"There are no {word} rows, so nothing can be trained and scored. Add rows to classes that "
-                "have only one."
+                "have only one row."
             )
             return lines, ingest_command(store)
     if not has_label.any() and not store.texts:
