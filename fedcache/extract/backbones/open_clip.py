@@ -69,8 +69,8 @@ def _build(backbone: Backbone, recipe: Recipe) -> tuple[Any, Any]:
         # architectures with a Hugging Face text tower fetch its configuration
         raise MachineError(
             f"open_clip could not build {backbone.architecture}: {reason(error)}",
-            "Choose another architecture. The text tower of this one may need the package transformers and files "
-            "from the network.",
+            "Choose another architecture. The text tower of this architecture may need the package transformers and "
+            "files from the network.",
         ) from error
     finally:
         logging.disable(before)

@@ -230,7 +230,7 @@ def check(name: str, root: Path) -> dict[str, Any]:
         others = ""
         if there:
             present = ", ".join(there)
-            others = f" ({present} exists)"
+            others = f" (found: {present})"
         report["missing"] = [f"{what}{others}, for the layout {layout.name!r}" for what in missing]
         return report
     report["layout"] = place.layout.name
