@@ -733,7 +733,7 @@ PROMISES = (
         ("tests/contract/test_exit_codes.py",),
         (
             "extract/backbones/weights.py",
-            "fedcache backbones pull {shell_word(backbone.name)};  with a file:  {by_file}.",
+            "fedcache backbones pull {shell_word(backbone.name)};  to import a file:  {by_file}.",
             "there.",
             "tests/contract/test_exit_codes.py -k weights",
         ),

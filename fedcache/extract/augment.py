@@ -112,7 +112,7 @@ def parse_policy(text: str) -> tuple[Step, ...]:
     if len(steps) > LONGEST:
         raise UsageError(
             f"--augment has {len(steps)} steps, but at most {LONGEST} are allowed.",
-            "Leave some out.",
+            "Leave out some steps.",
         )
     return tuple(steps)
 
@@ -164,6 +164,6 @@ def _numbers(name: str, text: str | None) -> tuple[float, ...]:
     by_name = dict(zip([number.name for number in wanted], values, strict=True))
     if "LOW" in by_name and by_name["LOW"] > by_name["HIGH"]:
         raise UsageError(
-            f"--augment {name}={text} has LOW above HIGH.", f"{form}, LOW at most HIGH"
+            f"--augment {name}={text} has LOW above HIGH.", f"Write {form}, with LOW at most HIGH."
         )
     return tuple(values)

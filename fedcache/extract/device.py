@@ -37,7 +37,7 @@ def known_device(requested: str) -> str:
     if requested.lower() in ("gpu", "nvidia") or requested.startswith("cuda:"):
         hint = "--device cuda"
         if ":" in requested:
-            hint += " (choose one with CUDA_VISIBLE_DEVICES)"
+            hint += " (choose the GPU with CUDA_VISIBLE_DEVICES)"
         raise UsageError(f"Unknown device {requested!r}. For a GPU use 'cuda'.", hint)
     raise unknown("device", requested, DEVICES)
 
@@ -95,7 +95,7 @@ def resolve_device(requested: str) -> Device:
         reason = f"torch {torch.__version__} was built without CUDA"
     if requested == "cuda":
         raise MachineError(
-            f"--device cuda, but {reason}.", "Run `fedcache doctor`, or use --device cpu."
+            f"--device cuda was given, but {reason}.", "Run `fedcache doctor`, or use --device cpu."
         )
     if shutil.which("nvidia-smi"):
         reason += ", although nvidia-smi is installed: run `fedcache doctor`"
@@ -110,7 +110,7 @@ def _gpus(named: tuple[int, ...]) -> tuple[int, ...]:
     for number in named:
         if number >= count:
             raise MachineError(
-                f"There is no GPU cuda:{number}; torch sees {count}.",
+                f"There is no GPU cuda:{number}. Number of GPUs that torch sees: {count}.",
                 "Run `fedcache doctor`, or use --device cuda.",
             )
     names = [torch.cuda.get_device_name(number) for number in range(count)]

@@ -80,7 +80,7 @@ def find_images(
     for path in paths:
         if not path.exists():
             raise UsageError(
-                f"There is no {str(path)!r} (seen from {Path.cwd()}).",
+                f"There is no {str(path)!r} (current directory: {Path.cwd()}).",
                 f"Give {holds}, folders, .zip or .tar files.",
             )
         if path.is_file() and path.suffix.lower() not in ARCHIVES:
@@ -205,7 +205,7 @@ def _checked(image: Any, number: int) -> NDArray[np.uint8] | Image.Image:
             what = f"{found.dtype} {shape}"
         raise UsageError(
             f"Image {number} is {what}, expected uint8 [H, W] or [H, W, 3].",
-            "(255 * image).astype('uint8')   of an image in [0, 1].",
+            "(255 * image).astype('uint8')   converts an image in [0, 1].",
         )
     return found
 
@@ -225,8 +225,8 @@ def locate_recipe(
     )
     if weights.path is None and weights.download is not None:
         raise MachineError(
-            f"The weights of {backbone.name} are not available here, because its features were made "
-            "elsewhere.",
+            f"The weights of {backbone.name} are not available on this machine, because the features were "
+            "computed on another machine.",
             f"fedcache backbones pull {shell_word(backbone.name)}",
         )
     if weights.sha256 != recipe.weights:

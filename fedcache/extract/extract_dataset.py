@@ -267,7 +267,7 @@ def estimate(
         out.vanished = len(earlier.data.vanished)
         images = out.growth["forward_passes"]
         growth = describe_growth(out.growth, data.holds)
-        observer.note(f"Would grow from {earlier.parent.path.name}: {growth}.")
+        observer.note(f"The new store would start from {earlier.parent.path.name}: {growth}.")
     wanted = wanted_text(store, planned, data.classes, data.template, config, keep=False)
     lacking = missing_text(store, planned, wanted)
     for item in planned:
@@ -488,7 +488,7 @@ def say_dataset(data: Dataset, spec: str, augment: str | None, observer: Observe
         verb = "hold"
         if both == 1:
             verb = "holds"
-        observer.warn(f"{rows} {verb} the content of a training row, byte for byte.")
+        observer.warn(f"{rows} {verb} byte for byte the same content as a training row.")
 
 
 def spec_of(config: ExtractConfig, home: Home, observer: Observer) -> tuple[str, ExtractConfig]:
@@ -535,8 +535,8 @@ def named_place(home: Home, name: str, digest: str) -> Path:
     place = place_of_content(home, slug, digest)
     if place != home.store(slug, digest):
         raise UsageError(
-            f"{place.name} holds the same content under the name it had before.",
-            f"fedcache inspect {shell_word(place.name)}   shows it; leave --name out to add features to it.",
+            f"{place.name} holds the same content under its earlier name.",
+            f"fedcache inspect {shell_word(place.name)}   shows this store. Leave out --name to add features to it.",
         )
     return place
 
@@ -572,7 +572,7 @@ def place_of_data(home: Home, data: Dataset, observer: Observer) -> Path:
     path = place_of_content(home, data.slug, data.digest)
     if path != home.store(data.slug, data.digest):
         observer.note(
-            f"{path.name} contains the same {data.holds} under their earlier name and is used."
+            f"{path.name} contains the same {data.holds} under their earlier name. fedcache uses this store."
         )
     return path
 
@@ -628,7 +628,7 @@ def default_dataset(home: Home, observer: Observer) -> str:
     pinned = pinned_store()
     if pinned is not None:
         spec = pinned.get("dataset") or slug_in(Path(pinned["store"]))
-        observer.note(f"Dataset {spec}: the one that {FILE_NAME} of this folder names.")
+        observer.note(f"Dataset {spec}, which {FILE_NAME} of this folder names.")
         return spec
     refuse_several_datasets(home)
     last = recall_last(home)
@@ -766,7 +766,7 @@ def compute(
         if parent is not None:
             expected = earlier.expected(job.key for job in jobs)
             growth = describe_growth(expected, data.holds)
-            observer.note(f"Grows from {parent.path.name}: {growth}.")
+            observer.note(f"The new store starts from {parent.path.name}: {growth}.")
     check_disk(path, data, planned, part)
     is_new = not path.exists()
     store = open_or_create(path, data, home, earlier, part, observer)

@@ -76,7 +76,7 @@ def to_convert(kind: str) -> str:
     if kind in _BY_PILLOW:
         return " (convert to PNG)"
     if kind == OTHER_FORMATS[""]:
-        return " (images need one: .png, .jpg)"
+        return " (images need an ending such as .png or .jpg)"
     if kind in _OTHER_TOOLS:
         return f" ({_OTHER_TOOLS[kind]})"
     return ""

@@ -278,7 +278,7 @@ def _check_size(width: int, height: int) -> None:
         )
     if max(width, height) > MAX_ASPECT * min(width, height):
         raise BadImage(
-            f"the image is {width} x {height} pixels; sides may differ by a factor of {MAX_ASPECT}"
+            f"the image is {width} x {height} pixels; sides may differ by a factor of at most {MAX_ASPECT}"
         )
 
 

@@ -197,8 +197,8 @@ class Recipe:
         if extra:
             listed = ", ".join(extra)
             raise StoreError(
-                f"A recipe in the store has fields this fedcache does not know: {listed}.",
-                "Upgrade fedcache, or extract again with this version.",
+                f"A recipe in the store has fields that this version of fedcache does not know: {listed}.",
+                "Upgrade fedcache, or extract the features again with this version.",
             )
         for name, allows in _STORED.items():
             if name in data:
@@ -275,7 +275,7 @@ class Recipe:
             if value != expected:
                 shown = str(value)[:40]
                 raise UsageError(
-                    f"The {name} is {shown!r}, and that of {self.backbone} is {expected!r}.",
+                    f"The recipe has {name} {shown!r}, but {self.backbone} has {name} {expected!r}.",
                     "",
                 )
         options = self.departures(native)
@@ -283,7 +283,9 @@ class Recipe:
         options.pop("norm", None)
         native.override(options)
         if self.augment and canonical(self.augment) != self.augment:
-            raise UsageError(f"The policy of views is {self.augment[:40]!r}.", "")
+            raise UsageError(
+                f"The recipe has an invalid augmentation policy: {self.augment[:40]!r}.", ""
+            )
 
     def departures(self, native: Recipe) -> dict[str, str]:
         """The options with which ``native.override`` gives this recipe, up to the weights.

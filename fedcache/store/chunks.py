@@ -115,7 +115,7 @@ def unpack(raw: memoryview) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         held = raw[start:stop]
         padding = raw[stop:end]
         if hashlib.sha256(held).hexdigest() != entry["sha256"] or any(padding):
-            raise ValueError(f"holds an array {name!r} without the sha256 in its header")
+            raise ValueError(f"has an array {name!r} that does not match its sha256 in the header")
         arrays[name] = np.frombuffer(held, dtype)
         start = end
     if start != len(raw):
@@ -485,7 +485,7 @@ def damaged(what: str, path: Path, why: str) -> FedcacheError:
     if (store / "origin.json").exists():
         return CorruptionError(
             f"{what}: {path} {why}.",
-            f"rm -r {place}   and run the same command again, because it is a copy of a published store.",
+            f"This store is a copy of a published store. Remove it, then run the same command again:  rm -r {place}",
         )
     return CorruptionError(
         f"{what}: {path} {why}.",

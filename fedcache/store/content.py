@@ -191,7 +191,8 @@ def usable_name(name: str) -> str:
         raise UsageError(f"The name {name!r} has no letter or digit.", example)
     if not re.fullmatch(r"(?!\.)[\w .-]+", name):
         raise UsageError(
-            f"The name {name!r} is not usable: letters, digits, spaces, '.', '_' and '-', not beginning with a dot.",
+            f"The name {name!r} is not valid. A name has letters, digits, spaces, '.', '_' and '-', and does not "
+            "begin with a dot.",
             f"For example --name {shell_word(slug.strip('._-'))}",
         )
     return slug

@@ -123,7 +123,7 @@ def _write_parquet(file: BinaryIO, rows: Exported) -> None:
     size = sum(matrix.nbytes for matrix in rows.texts.values())
     if size > MOST_TEXT:
         raise UsageError(
-            f"A parquet file can hold at most {MOST_TEXT >> 20} MiB of text features, but these are "
+            f"A parquet file can hold at most {MOST_TEXT >> 20} MiB of text features, but this store has "
             f"{size >> 20} MiB.",
             "fedcache export FILE.safetensors",
         )

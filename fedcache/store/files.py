@@ -591,7 +591,7 @@ def read_sealed(path: Path, what: Mapping[str, Any]) -> Sealed | None:
         if type(error) is ValueError and error.args:
             why = error.args[0]
         raise CorruptionError(
-            f"{path} {why}.", "Remove it; its content will be made again."
+            f"{path} {why}.", "Remove the file. fedcache makes its content again."
         ) from error
 
 

@@ -125,8 +125,8 @@ def open_parts(paths: Sequence[Path]) -> list[OpenPart]:
         first_missing = StorePart(missing[0], count)
         raise StoreError(
             f"{len(missing)} of {count} parts are missing: {listed}.",
-            f"Give their folders too, or compute them:  {first_missing.command}   "
-            "with --dataset and the options of the others",
+            f"Give the folders of these parts too, or compute them:  {first_missing.command}   "
+            "with --dataset and the options of the other parts",
         )
     found.sort(key=lambda one: one.part.number)
     for other in found:
@@ -163,19 +163,19 @@ def _check_arrays(other: OpenPart, first: OpenPart) -> None:
             chunks = len(other.part.chunks(journal.count))
             raise StoreError(
                 f"{other.path} is unfinished: it has {kept} of its {chunks} chunks of {key}.",
-                f"Run its command again to resume:  {again}   with its other options",
+                f"Run the command of this part again to resume:  {again}   with all options of the first run",
             )
     expected = finished_arrays(first.store)
     if not whole:
         raise StoreError(
             f"{other.path} is unfinished: it has no features yet.",
-            f"Run its command again:  {again}   with its other options",
+            f"Run the command of this part again:  {again}   with all options of the first run",
         )
     if whole.keys() != expected.keys():
         raise StoreError(
             f"{_other_arrays(other, whole, first, expected)}.",
-            f"Compute the part again with the same settings as the others:  {again}   with their other "
-            "options",
+            f"Compute this part again with the settings of the other parts:  {again}   with their options "
+            "too",
         )
     for key, info in whole.items():
         differences = []
@@ -185,8 +185,8 @@ def _check_arrays(other: OpenPart, first: OpenPart) -> None:
             listed = "; ".join(differences)
             raise StoreError(
                 f"{other.path} computed {key} differently from {first.path}: {listed}.",
-                f"Compute the part again with the same settings as the others:  {again} --fresh   with "
-                "their other options",
+                f"Compute this part again with the settings of the other parts:  {again} --fresh   with "
+                "their options too",
             )
 
 
@@ -319,6 +319,6 @@ def _damaged(one: OpenPart, key: str, chunk: int, error: Exception) -> FedcacheE
         why = error.message
     return CorruptionError(
         f"{one.path} ({one.part}) is damaged: chunk {chunk} of {key}: {why}",
-        f"Recompute the damaged chunk with its extract command:  {one.part.command}   with its other "
-        "options; then join again",
+        f"Recompute the damaged chunk with its extract command:  {one.part.command}   with all "
+        "options of the first run. Then join the parts again.",
     )

@@ -199,7 +199,7 @@ def hold_lock(path: Path, what: str, *, wait: bool) -> Iterator[None]:
     except Timeout as error:
         raise StoreError(
             f"{what} is being written by {lock_holder(path)}.",
-            "Try again when it has finished, or wait with `fedcache extract --wait`. Finished chunks are "
+            "Try again when the writing has finished, or wait with `fedcache extract --wait`. Finished chunks are "
             "kept. To share an extraction among processes: `fedcache extract --part 1/2` and so on, then "
             "`fedcache join`.",
         ) from error

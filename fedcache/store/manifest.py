@@ -262,7 +262,7 @@ def read_manifest(store: Path) -> Manifest:
             raise _corrupt(store, "is missing, but the other files of a store exist") from error
         what = "does not exist"
         named = "digits"
-        made = "Make one"
+        made = "To make a store"
         if store.is_dir():
             what = "is a directory but not a fedcache store"
             named = f"folder:{store}"
@@ -455,7 +455,7 @@ def select_arrays(
     for name in names:
         found = match_arrays(features, name)
         listed = ", ".join(features) or "no features"
-        hint = f"It has {listed}; each of these names selects one feature set."
+        hint = f"The store has {listed}. Each of these names selects one feature set."
         if not found:
             raise StoreError(f"{store} has no features of {name!r}.", hint)
         if len(found) > 1:
@@ -797,7 +797,7 @@ def no_text_features(store: Path, backbone: str) -> FedcacheError:
     return StoreError(
         f"{store.name} has no text features of {backbone}.",
         f"fedcache extract --store {shell_word(store)} --backbones {shell_word(backbone)}, with --dataset "
-        "and its other options",
+        "and the other options of the first extraction",
     )
 
 

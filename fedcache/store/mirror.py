@@ -118,9 +118,7 @@ def published_manifest(source: ByteSource) -> tuple[bytes, Manifest]:
 def publish_again(source: ByteSource) -> str:
     """A sentence with the command that publishes to a source; the folder behind a web address is not known."""
     if source.place.startswith(("http://", "https://")):
-        return (
-            "To publish a store to the folder or bucket behind it:  fedcache publish STORE FOLDER"
-        )
+        return "To publish a store to the folder or bucket behind this address:  fedcache publish STORE FOLDER"
     return f"To publish a store there:  fedcache publish STORE {shell_word(source.place)}"
 
 
@@ -168,7 +166,7 @@ def checked_file(source: ByteSource, name: str, digest: str) -> bytes:
 def _other_bytes(source: ByteSource, what: str) -> FedcacheError:
     return CorruptionError(
         f"{source.place}: {what}.",
-        f"Run the same command again, because it may be published right now. {publish_again(source)}",
+        f"Run the same command again. The store may be in the middle of a publication. {publish_again(source)}",
     )
 
 

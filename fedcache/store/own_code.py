@@ -108,8 +108,8 @@ class ReachedCode:
         kind = type(value).__name__
         raise NoDigestError(
             f"fedcache cannot compute a digest of an object of type {kind} in {self.owner}.",
-            "Its functions may use numbers, words, tensors and functions from outside; create other "
-            "objects inside them.",
+            "Functions may use only numbers, words, tensors and functions from outside. Create other objects "
+            "inside the functions.",
         )
 
     def _function(self, function: FunctionType) -> Any:
@@ -155,7 +155,7 @@ class ReachedCode:
         except (OSError, ValueError, SyntaxError) as error:
             raise NoDigestError(
                 f"The source of {self.owner} cannot be read ({path}).",
-                "Move it to a .py file and import it. The digest of that file is part of the identity.",
+                "Move the code to a .py file and import the file. The digest of that file is part of the identity.",
             ) from error
         self.sources[path] = f"{path.name} {hashlib.sha256(raw).hexdigest()}"
         self._codes[path] = set(_nested_codes(compiled))

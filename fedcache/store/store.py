@@ -612,7 +612,7 @@ def put_groups(store: Store, groups: Mapping[str, Group]) -> list[str]:
         if len(group.codes) != store.rows:
             raise UsageError(
                 f"The group {name!r} has {len(group.codes):,} values for {store.rows:,} rows.",
-                "Give one per row.",
+                "Give one value per row.",
             )
         packed[usable_group_name(name)] = parts_of(name, group)
     new = {}

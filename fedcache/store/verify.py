@@ -232,7 +232,9 @@ def _check_journals(store: Store, report: VerifyReport) -> None:
             count = len(part.chunks(count))
             whose = f" in {part}"
         kept = f"{done} of {count} chunks"
-        note = f"{journal.key} is unfinished{whose}: {kept}; its extract command resumes"
+        note = (
+            f"{journal.key} is unfinished{whose}: {kept}; run its extract command again to resume"
+        )
         if part is not None and done == count:
             note = f"{journal.key} is finished{whose}: {kept}; fedcache join assembles the parts"
         report.notes.append(note)

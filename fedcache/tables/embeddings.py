@@ -198,7 +198,7 @@ def _text_of(
         listed = ", ".join(features)
         raise UsageError(
             f"{path}: {key} belongs to none of the features {listed}.",
-            f"Name it text/{first}.",
+            f"Rename the column, for example to text/{first}.",
         )
     width = features[name].shape[2]
     if isinstance(values, FileRows):

@@ -153,13 +153,15 @@ def _one_per_row(where: str, column: Any, count: int, another: str = ANOTHER_COL
     if column.shape == (count,) and not unread:
         return column
     hint = "Give every row one label."
-    one_hot = f"{hint} If every row has exactly one 1, convert them with numpy: labels.argmax(1)"
+    one_hot = (
+        f"{hint} If every row has exactly one 1, convert the labels with numpy: labels.argmax(1)"
+    )
     if len(column.shape) == 2 and column.shape[0] == count:
         hint = one_hot
     elif unread:
         hint = another
         if column.kind == "objects":
-            hint = "labels.astype(str)   converts them to words"
+            hint = "labels.astype(str)   converts labels to words"
         elif column.why == "lists":
             hint = one_hot
         raise UsageError(f"{where} holds {column.why}, expected {count:,} integers or words.", hint)

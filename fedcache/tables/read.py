@@ -323,9 +323,7 @@ def _no_embeddings(path: Path) -> FedcacheError:
     names = sorted(file.name for file in path.iterdir())
     readable = [name for name in names if ending_of(Path(name)) in ENDINGS]
     endings = ", ".join(ENDINGS)
-    hint = (
-        f"Give one file: {endings}. Images:  fedcache extract --dataset folder:{shell_word(path)}"
-    )
+    hint = f"Give one file: {endings}. For a folder of images:  fedcache extract --dataset folder:{shell_word(path)}"
     if readable:
         first = path / readable[0]
         hint = f"For example  fedcache ingest {shell_word(first)} --name NAME"

@@ -391,7 +391,7 @@ def need_labels(
     candidates = candidates_sentence(may_be_labels)
     return UsageError(
         f"{where} has no column called {names} or {last}; {candidates}.",
-        f"Name the column of labels: --label-key {shell_word(likely)}{also}; or, if there are no labels: "
+        f"Name the column of labels: --label-key {shell_word(likely)}{also}. If there are no labels: "
         "--unlabelled",
     )
 
@@ -457,7 +457,7 @@ def _refuse_named(
             why = left_out[name].why
             raise UsageError(
                 f"{where}: {name} cannot be used, because it has {why}.",
-                f"Give each split its own: {name}_train and {name}_test.",
+                f"Give each split a column of its own: {name}_train and {name}_test.",
             )
 
 
@@ -469,8 +469,8 @@ def _refuse_lost_labels(where: Path | str, left_out: Mapping[str, Unread], count
             raise UsageError(
                 f"{where}: {name} could be the labels, but has {column.why}, so its values cannot be "
                 "assigned to rows.",
-                f"Name the labels of each split like its features, {name}_train and {name}_test; or, if "
-                "there are no labels: --unlabelled",
+                f"Give each split its own column of labels: {name}_train and {name}_test. If there are no "
+                "labels: --unlabelled",
             )
 
 
@@ -639,7 +639,7 @@ def features_of(
         if name in found:
             raise UsageError(
                 f"{path}: both {key} and another column are features of {name!r}.",
-                f"Name each features/<backbone>, or choose one: --features-key {shell_word(key)}",
+                f"Name each column features/<backbone>, or choose one: --features-key {shell_word(key)}",
             )
         if isinstance(values, FileRows):
             values = values.with_views()
@@ -684,8 +684,8 @@ def _no_features(path: Path, raw: Mapping[str, Any]) -> FedcacheError:
         )
     held = some_names(sorted(raw)) or "nothing"
     hint = (
-        "Name them features/<backbone>, or features, embeddings or X, or choose them: --features-key "
-        "NAME. In a table they are one column of lists, or columns f0, f1, f2, .."
+        "Name the columns of features features/<backbone>, features, embeddings or X, or choose them: "
+        "--features-key NAME. In a table, features are one column of lists, or columns f0, f1, f2, .."
     )
     likely = _likely_features(raw)
     if likely is not None:
@@ -823,7 +823,8 @@ def groups_of(
             other_group = other_column and name not in taken and name in (chosen or raw)
             if name in found or other_group:
                 raise UsageError(
-                    f"Another column is the group {name}.", "Give every column a name of its own."
+                    f"Another column is already the group {name}.",
+                    "Give every column a name of its own.",
                 )
             found[name] = group
         except FedcacheError as error:

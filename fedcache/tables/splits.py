@@ -110,7 +110,8 @@ def by_split(
         in_a_split = any(name in tables[word] for word in with_rows)
         if in_a_split and has_rows({name: column}):
             raise UsageError(
-                f"{where} has rows with a split in their name and others without.", hint
+                f"{where} has columns of rows with a split in their name, and others without a split.",
+                hint,
             )
     for name in columns:
         base, word = split_of_name(name)
@@ -129,8 +130,8 @@ def by_split(
     if unclear:
         listed = ", ".join(unclear)
         raise UsageError(
-            f"{where}: the names do not show which rows {listed} belongs to.",
-            "Name the columns of each array like it, as X_val and y_val.",
+            f"{where}: the names do not show to which rows these columns belong: {listed}.",
+            "Use one word for a split in all of its columns, as in X_val and y_val.",
         )
     of_splits: list[tuple[int | None, dict[str, Held]]] = []
     for word in sorted(with_rows, key=lambda word: SPLIT_NAMES[SPLIT_WORDS[word]]):
@@ -149,7 +150,7 @@ def refuse_one_split(chosen: str, names: Sequence[str], where: str, option: str)
     if is_part and not base.startswith("features"):
         rest = ", ".join(others)
         raise UsageError(
-            f"{where}: {chosen} has the rows of only one split; those of {rest} would be left out.",
+            f"{where}: {chosen} has the rows of only one split; the rows of {rest} would be left out.",
             f"{option} {shell_word(base)} uses the rows of all splits.",
         )
 
@@ -247,8 +248,8 @@ def _refuse_unused_splits(
             option = shell_word(key)
             listed = shell_word(in_a_list([key]))
             raise UsageError(
-                f"{where}: {key} contains only names of splits ({_rows_of_splits(codes)}), but its own "
-                "name is not one of a split.",
+                f"{where}: {key} contains only names of splits ({_rows_of_splits(codes)}), but its "
+                "name does not say that it gives the split.",
                 f"To use it as the split: --split-key {option}. To keep it as a group: --group-key "
                 f"{listed}",
             )
@@ -456,7 +457,7 @@ def _unreadable(where: str, key: str, column: Any, count: int) -> FedcacheError:
         what = "numbers with decimals"
     return UsageError(
         f"{where}: {key} is {what}, expected a split for each of {count:,} rows.",
-        f"Write 0 train, 1 test, 2 validation, or these words. {_otherwise(key)}",
+        f"Write 0 for train, 1 for test and 2 for validation, or these words. {_otherwise(key)}",
     )
 
 
@@ -466,7 +467,7 @@ def _otherwise(key: str) -> str:
     if key.lower() in RESERVED:
         return f"{another}; without a split column, a fifth of the rows is held out."
     listed = in_a_list([key])
-    return f"{another}; to keep it as a group: --group-key {shell_word(listed)} keeps this one as a group."
+    return f"{another}; --group-key {shell_word(listed)} keeps this column as a group."
 
 
 def split_named(tokens: Sequence[str]) -> int | None:

@@ -188,7 +188,7 @@ class FileRows:
             found += len(rest)
             expected = len(self)
             if found != expected:
-                raise ValueError(f"{found:,} rows are there of {expected:,}")
+                raise ValueError(f"found {found:,} of {expected:,} rows")
             if len(rest):
                 yield rest
 
@@ -299,7 +299,7 @@ class Words(Coded):
         if not all(isinstance(word, str) for word in words) or len(set(words)) != count:
             raise ValueError("a column has values that are not words, or repeated words")
         if codes.ndim != 1 or codes.dtype.kind not in "iu":
-            raise ValueError("the numbers of a column of words are none")
+            raise ValueError("the codes of a column of words are not integers")
         if len(codes):
             least = int(codes.min())
             most = int(codes.max())

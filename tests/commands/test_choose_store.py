@@ -93,7 +93,7 @@ def test_content_that_is_there_keeps_its_name(tmp_path):
     images = folder(tmp_path / "photos", train=4, test=2)
     ok("extract", images, *EXTRACT)
     error = fedcache("extract", images, "--name", "other", *EXTRACT, "--json").envelope["error"]
-    assert "under the name it had before" in error["message"]
+    assert "under its earlier name" in error["message"]
     stored("taken")
     more = folder(tmp_path / "more", train=5, test=2)
     error = fedcache("extract", more, "--name", "taken", *EXTRACT, "--json").envelope["error"]

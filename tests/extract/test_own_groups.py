@@ -37,7 +37,7 @@ def test_training_deals_by_the_column_of_the_dataset_that_is_named(specs):
     ok(f"extract --dataset {specs['two']} {WORDS} --dry-run")
     assert sites(path) == ("p", "q", "r"), "a dry run brings no columns"
     first = ok(f"{TRAIN} {specs['two']}")
-    assert f"The column site is updated to {specs['two']}" in first.err
+    assert f"to the values of {specs['two']}" in first.err
     again = ok(f"{TRAIN} {specs['two']}")  # nothing to bring, and the same run
     assert ("The column" in again.err, again.data["path"]) == (False, first.data["path"])
     other = ok(f"{TRAIN} {specs['three']}")

@@ -1161,14 +1161,14 @@ def test_a_suggested_column_of_any_name_can_be_pasted(tmp_path, name):
     write_npz(file, {"images": IMAGES, "X": FEATURES}, {name: column("a", "b")})
     hint = fedcache(*extraction(f"arrays:{file}")).err.split("column of labels: ")[1]
     options, _, rest = hint.partition(", in a spec ")
-    (whole,) = shlex.split(rest.partition("; or, if there are no labels")[0])
+    (whole,) = shlex.split(rest.partition(". If there are no labels")[0])
     assert samples_of(*extraction(whole)).classes == ("a", "b")
     assert ok("datasets", "info", f"arrays:{file}", *shlex.split(options)).data["classes"] == [
         "a",
         "b",
     ]
     words = ("ingest", file, "--name", "mine")
-    suggested, _, _ = fedcache(*words).err.split("column of labels: ")[1].partition("; or, if")
+    suggested, _, _ = fedcache(*words).err.split("column of labels: ")[1].partition(". If there")
     assert samples_of(*words, *shlex.split(suggested)).classes == (
         "a",
         "b",

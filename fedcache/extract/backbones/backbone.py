@@ -444,7 +444,7 @@ def no_text(name: str) -> FedcacheError:
     """The error for text features requested from a backbone without a text tower."""
     return UsageError(
         f"{name} has no text tower, so it has no text features.",
-        "Use a backbone with one: clip-rn50, clip-vit-b-16, clip-vit-b-32, glyph-clip or "
+        "Use a backbone with a text tower: clip-rn50, clip-vit-b-16, clip-vit-b-32, glyph-clip or "
         "efficientnet-lite0-words.",
     )
 

@@ -75,7 +75,7 @@ def read_state(path: Path, *, hub: str | None = None, key: str | None = None) ->
     raise _refuse(
         path,
         f"it has no weights under {key!r}",
-        f"It has: {_few(prefixes) or 'none under any key'}. Leave out --key to list the weights that fit.",
+        f"Keys of the file: {_few(prefixes) or 'none'}. Leave out --key to list the weights that fit.",
     )
 
 
@@ -178,7 +178,7 @@ def _read_safetensors(path: Path) -> Mapping[str, Any]:
     ) as error:
         raise _refuse(
             path,
-            f"its safetensors header does not describe it ({error})",
+            f"its safetensors header does not match the file ({error})",
             "Get the file again, or convert it again.",
         ) from error
 
@@ -226,7 +226,7 @@ def load_torch(path: Path) -> Any:
         raise _refuse(
             path,
             f"it is not a checkpoint of tensors alone ({_cause(error)})",
-            f"If you trust where it came from, convert it: {conversion(path)}",
+            f"If you trust its origin, convert the file: {conversion(path)}",
         ) from error
 
 
@@ -273,7 +273,7 @@ def conversion(path: Path, *, script: bool = False) -> str:
         "w = w.get('state_dict', w.get('model', w)); "
         "save_file({k: v.clone().contiguous() for k, v in w.items()}, 'OUT.safetensors')"
     )
-    return f"in a container without network, because this runs code of the file:  python -c {shell_word(code)}"
+    return f"run this in a container without network, because it runs code of the file:  python -c {shell_word(code)}"
 
 
 @dataclass(frozen=True)
@@ -300,7 +300,7 @@ class Taken:
         for other in self.also:
             place = other.rstrip(".")
             command = import_command(path, backbone, other)
-            sentence += f" It also holds weights of {backbone} under {place}, for example averaged ones (EMA),"
+            sentence += f" The file also holds weights of {backbone} under {place}, for example averaged ones (EMA),"
             sentence += f" which are not used. To use them:  {command}"
         return sentence
 
@@ -372,7 +372,7 @@ def load_strict(
         listed = "; ".join(faults)
         raise _refuse(
             path,
-            f"its tensors{under} are not those of {backbone} ({listed})",
+            f"its tensors{under} are not the tensors of {backbone} ({listed})",
             f"Give the weights of {backbone} itself.",
         )
     module.load_state_dict(given, strict=False)

@@ -49,7 +49,8 @@ class ClipTextTower:
             raise UsageError(
                 f"The text tower of {name} ({type(tower).__name__}, pooling {self._pool!r}) cannot read "
                 "trained prompts, because its feature does not come from an end token alone.",
-                "Use clip-rn50, clip-vit-b-16, clip-vit-b-32, glyph-clip, or another open_clip model of that kind.",
+                "Use clip-rn50, clip-vit-b-16, clip-vit-b-32, glyph-clip, or another open_clip model whose text "
+                "feature comes from the end token alone.",
             )
 
     @property
@@ -159,8 +160,8 @@ def load_towers(
     encoder = load(backbone, weights, recipe, device=device)
     if backbone.reads != IMAGES:
         raise UsageError(
-            f"{backbone.name} reads {backbone.reads}, and trained prompts go through both towers of a CLIP.",
-            "Methods with fixed prompts take it: clip-zs, fst-cbdg.",
+            f"{backbone.name} reads {backbone.reads}, but trained prompts need both towers of a CLIP model.",
+            "Use a method with fixed prompts: clip-zs or fst-cbdg.",
         )
     if not isinstance(encoder, ModuleEncoder):
         raise no_text(backbone.name)

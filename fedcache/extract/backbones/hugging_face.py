@@ -187,7 +187,7 @@ def refuse_missing(name: str, folder: Path, missing: list[str]) -> None:
         count = len(missing)
         raise MachineError(
             f"{folder} is not loaded: {count} tensors of {name} are missing, such as {missing[0]}.",
-            "Get the folder again; `fedcache backbones verify` tries it.",
+            "Get the folder again. `fedcache backbones verify` checks that it loads.",
         )
 
 
@@ -235,7 +235,7 @@ def open_model(name: str, folder: Path) -> tuple[Any, list[str]]:
             # The files are untrusted, so any error means that they cannot be loaded.
             raise MachineError(
                 f"{folder} is not loaded: transformers cannot load it ({reason(error)}).",
-                "Get the folder again; `pip install -U transformers` if its architecture is newer.",
+                "Get the folder again. If transformers is too old for its architecture:  pip install -U transformers",
             ) from error
     missing = set(map(str, loading["missing_keys"]))
     for key in loading["mismatched_keys"]:

@@ -55,7 +55,7 @@ def model_files(folder: Path) -> list[Path]:
     for path in sorted(found):
         if not path.resolve().is_relative_to(root):
             raise MachineError(
-                f"{path} is a link out of the model's folder.",
+                f"{path} is a link to a file outside the model's folder.",
                 "Copy the file itself into the folder.",
             )
     return sorted(found)
@@ -135,7 +135,7 @@ def read_preprocessing(folder: Path, name: str) -> Preprocessing:
             break
     if not isinstance(config, dict):
         raise MachineError(
-            f"{name} has neither preprocessor_config.json, as models of images and sounds have, nor a tokenizer.",
+            f"{name} has neither preprocessor_config.json (for images or sounds) nor a tokenizer (for texts).",
             f"Get the folder again, with all of its files:  fedcache backbones pull {shell_word(name)}",
         )
     try:
@@ -164,7 +164,10 @@ def _preprocessing(config: Mapping[str, Any]) -> Preprocessing:
         raise ValueError("image_std holds a zero")
     size, resize, share = _sides(config)
     if not 8 <= size <= 2048 or not 0.1 <= share <= 1:
-        raise ValueError(f"a side of {size} pixels, cropped from {size / share:.0f}")
+        raise ValueError(
+            f"images of {size} pixels, cropped from {size / share:.0f}; expected 8 to 2048 pixels, and at least a "
+            "tenth of the side"
+        )
     return Preprocessing(size, resize, share, FILTERS[resample], mean, std)
 
 
@@ -183,7 +186,7 @@ def _sides(config: Mapping[str, Any]) -> tuple[int, str, float]:
     if short_edge is None:
         side = _square(size)
         if is_cropped and _square(config.get("crop_size", side)) != side:
-            raise ValueError("images are squashed and then cut")
+            raise ValueError("images are squashed and then cropped")
         return side, "squash", 1.0
     if is_cropped:
         side = _square(config.get("crop_size", short_edge))
@@ -193,7 +196,7 @@ def _sides(config: Mapping[str, Any]) -> tuple[int, str, float]:
         if int(short_edge) < 384:
             return int(short_edge), "crop", float(config["crop_pct"])
         return int(short_edge), "squash", 1.0
-    raise ValueError("the short edge is resized and nothing is cut out")
+    raise ValueError("the short edge is resized, but images are not cropped")
 
 
 def _square(size: Any) -> int:

@@ -105,8 +105,8 @@ def _input(name: str, session: Any) -> ImageInput:
             return ImageInput(only.name, shape, np.dtype(TYPES[only.type]))
     shown = "; ".join(f"{given.name} {given.type} {given.shape}" for given in inputs[:5])
     raise UsageError(
-        f"{name} takes {shown or 'nothing'}, expected one input of images, [N, 3, H, W] or [N, H, W, 3], of "
-        "floats or uint8.",
+        f"{name} takes {shown or 'nothing'}. fedcache expects one input of images: floats or uint8 with the "
+        "shape [N, 3, H, W] or [N, H, W, 3].",
         "Export the image encoder alone, with one input.",
     )
 
@@ -138,5 +138,5 @@ def _session(name: str, path: Path, raw: bytes, *, threads: int) -> Any:
                 ) from error
             raise MachineError(
                 f"{path} is not loaded: onnxruntime cannot load it ({reason(error)}).",
-                "Get or export the file again; `pip install -U onnxruntime` if it needs a newer version.",
+                "Get or export the file again. If onnxruntime is too old for the file:  pip install -U onnxruntime",
             ) from error

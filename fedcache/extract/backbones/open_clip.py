@@ -69,7 +69,8 @@ def _build(backbone: Backbone, recipe: Recipe) -> tuple[Any, Any]:
         # architectures with a Hugging Face text tower fetch its configuration
         raise MachineError(
             f"open_clip could not build {backbone.architecture}: {reason(error)}",
-            "Its text tower may need the package transformers and files from the network; choose another architecture.",
+            "Choose another architecture. The text tower of this architecture may need the package transformers and "
+            "files from the network.",
         ) from error
     finally:
         logging.disable(before)
@@ -122,8 +123,8 @@ def derive(name: str) -> Backbone:
     if resize is None or not is_known or not isinstance(size, int):
         raise UsageError(
             f"{name} expects {size} px, resize mode {resize_mode!r} and "
-            f"{interpolation!r} interpolation, which a recipe cannot describe (one side; "
-            "shortest or squash; bicubic or bilinear).",
+            f"{interpolation!r} interpolation. A recipe can describe only one side length, resize mode "
+            "shortest or squash, and bicubic or bilinear interpolation.",
             "Choose another model, or import its features with `fedcache ingest`.",
         )
     activation = "native"

@@ -85,7 +85,7 @@ def find_place(name: str, prefix: str, choice: Choice, *, folder: bool = False) 
             return place.absolute()
     looked = "; ".join(dict.fromkeys(map(str, places)))
     raise MachineError(
-        f"There is no {kind} for {name} (looked at: {looked}; seen from {Path.cwd()}).",
+        f"There is no {kind} for {name} (looked at: {looked}; current directory: {Path.cwd()}).",
         f"Give its path, or --weights {shell_word(bare)}={shell_word(kind.upper())}",
     )
 
@@ -275,8 +275,8 @@ def shape_of(
     if not bool(features.isfinite().all()):
         raise UsageError(
             f"{name} gives NaN or infinite numbers for two images of {size} px.",
-            "Check its weights, and the range of its inputs: --recipe norm=unit, half, imagenet, clip or "
-            "bytes",
+            "Check the weights of the model. If its inputs need another range, use --recipe norm=unit, half, "
+            "imagenet, clip or bytes.",
         )
     refuse_chance(name, features, again)
     for row, one in zip(features, singly, strict=False):
@@ -316,8 +316,8 @@ def refuse_company(name: str, together: Tensor, alone: Tensor) -> None:
     distance = _distance(together, alone)
     if distance > BATCH_CLOSE:
         raise UsageError(
-            f"The features {name} gives for an item depend on the other items of its batch ({distance:.1g} "
-            "of their norm).",
+            f"The features that {name} gives for an item depend on the other items of its batch. They change "
+            f"by {distance:.1g} of their norm.",
             "Compute nothing over the batch axis, such as a mean, BatchNorm without running statistics, "
             "or padding.",
         )

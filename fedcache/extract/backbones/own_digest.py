@@ -69,8 +69,8 @@ def digest_of_parts(
 def _ask_for_version(name: str) -> str:
     label = name.removeprefix("module:")
     return (
-        f"fc.backbone(module, {label!r}, version='1')   the version stands for its code: change it when "
-        "the code or the content of the module changes. Or move the code to a .py file."
+        f"fc.backbone(module, {label!r}, version='1')   makes the version stand for the module's code. Change "
+        "the version when the code or the content of the module changes. Or move the code to a .py file."
     )
 
 
@@ -214,7 +214,7 @@ class ReachedObjects(ReachedCode):
             raise NoDigestError(
                 f"{code.__qualname__} of {self.owner} has no source file, so fedcache cannot compute a "
                 "digest.",
-                "Move it to a .py file and import it.",
+                "Move this code to a .py file and import the file.",
             )
 
 

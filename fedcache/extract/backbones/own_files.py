@@ -137,12 +137,12 @@ class FileEncoder(ABC):
             # The libraries raise their own subclasses of Exception.
             raise UsageError(
                 f"{self.name} fails on images of {images.shape[2]} px: {reason(error)}",
-                f"Give the size it was exported for:  --recipe {shell_word(self.name)}:size=N",
+                f"Give the size that the model was exported for:  --recipe {shell_word(self.name)}:size=N",
             ) from error
         if found.dtype.kind not in "biuf":
             raise self._unfit(f"of {found.dtype}, but features must be real numbers")
         if found.ndim == 0 or len(found) != len(padded):
-            raise self._misshapen(found.shape, len(padded), "a row for each")
+            raise self._misshapen(found.shape, len(padded), "one row for each image")
         return found[: len(images)]
 
     def _misshapen(self, shape: Sequence[int], images: int, expected: str) -> UsageError:
@@ -152,7 +152,7 @@ class FileEncoder(ABC):
         outputs = ", ".join(self.outputs[:20])
         return UsageError(
             f"The output {self.output} of {self.name} is {found}.",
-            f"Outputs: {outputs}; --recipe {shell_word(self.name)}:output=NAME",
+            f"Choose another output:  --recipe {shell_word(self.name)}:output=NAME   Outputs: {outputs}.",
         )
 
 

@@ -99,7 +99,7 @@ class OwnItemEncoder:
                 found = str(list(shape))
             raise UsageError(
                 f"{self.name} gives {found} for {count} {self.kind}, expected a tensor [B, D] or [B, T, D].",
-                "Return one tensor from forward, the features.",
+                "Return the features from forward as one tensor.",
             )
         refuse_complex(self.name, out)
         self.rank = len(shape)
@@ -114,8 +114,8 @@ class OwnItemEncoder:
         if found != wanted:
             raise UsageError(
                 f"{self.name} reads rows {wanted}, but the rows of the dataset are {found}.",
-                f"example = torch.zeros({rows.shape[1:]}, dtype=torch.{rows.dtype})   in the module makes "
-                "it read these rows.",
+                f"example = torch.zeros({rows.shape[1:]}, dtype=torch.{rows.dtype})   in the module "
+                "declares these rows as its input.",
             )
         return torch.from_numpy(np.ascontiguousarray(rows)).to(self.device)
 
@@ -174,6 +174,7 @@ def example_of(name: str, module: nn.Module) -> Tensor | None:
     if not isinstance(found, torch.Tensor) or not found.ndim or not found.numel():
         raise UsageError(
             f"{name} reads rows, but does not declare their shape and type.",
-            "example = torch.zeros(16000)   as an attribute: an example of one row of the dataset.",
+            "Give the module the attribute example, a tensor like one row of the dataset. For example:  "
+            "example = torch.zeros(16000)",
         )
     return found.detach().cpu()

@@ -213,7 +213,7 @@ def _own(name: str) -> OwnModule:
     except (Exception, SystemExit) as error:
         raise UsageError(
             f"{attribute}() of {place} fails: {reason(error)}",
-            "Fix it; fedcache calls it without arguments.",
+            "Fix the function. fedcache calls it without arguments.",
         ) from error
     if not isinstance(made, tuple) or len(made) != 2:
         made = (made, None)
@@ -234,7 +234,7 @@ def _factory(name: str, place: str, attribute: str) -> Callable[[], Any]:
     except (Exception, SystemExit) as error:  # an import runs the user's code
         raise UsageError(
             f"{name} cannot be imported: {reason(error)}",
-            "Write module:PACKAGE.MODULE:FACTORY; PACKAGE must be installed or in the working directory.",
+            "Write module:PACKAGE.MODULE:FACTORY. PACKAGE must be installed or in the working directory.",
         ) from error
     if not callable(found):
         raise UsageError(
@@ -263,13 +263,13 @@ def _checked(
         if transform is not None:
             what += f" and {type(transform).__name__}"
         raise UsageError(
-            f"{name} returns {what}, expected an nn.Module, or one and a transform.",
+            f"{name} returns {what}, expected an nn.Module, or a module and a transform.",
             "return module   or   return module, transform",
         )
     if any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):
         raise UsageError(
             f"{name} contains TorchScript, for which fedcache cannot compute a digest.",
-            "Give the original nn.Module, or a file:  torch.onnx.export(...)  and  onnx:FILE",
+            "Give the original nn.Module, or export the model with torch.onnx.export(...) and give onnx:FILE.",
         )
     if own_inputs.kind_of(name, module) != IMAGES:
         given = {"transform": transform, "size": size, "mean": mean, "std": std}
@@ -351,7 +351,7 @@ def _encoder(
                 found = str(list(shape))
             raise UsageError(
                 f"{name} gives {found} for {images} images, expected a tensor [B, D], [B, T, D] or [B, D, H, W].",
-                "Return one tensor from forward, the features.",
+                "Return the features from forward as one tensor.",
             )
         refuse_complex(name, out)
         if ranks is not None:

@@ -353,7 +353,7 @@ class SoundEncoder:
             # The files are untrusted, so any error means that the model cannot be used.
             raise UsageError(
                 f"{self.name} fails on two sounds of {time.size / rate:g} s: {reason(error)}",
-                "Choose an audio encoder, such as Wav2Vec2 or Whisper, or other --recipe seconds=N.",
+                "Choose an audio encoder, such as Wav2Vec2 or Whisper, or another length: --recipe seconds=N",
             ) from error
         if not bool(torch.isfinite(features).all()):
             raise UsageError(

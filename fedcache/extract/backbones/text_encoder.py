@@ -186,7 +186,7 @@ def _layer_of(name: str, given: str | None, layers: int, pooling: str) -> int | 
             layer += layers + 1
     if layer is None or not 0 <= layer <= layers:
         raise UsageError(
-            f"Unknown output {given!r} of {name}: it has {layers} hidden layers; layer:0 is the "
+            f"Unknown output {given!r} of {name}: it has {layers} hidden layers, and layer:0 means the "
             "embeddings.",
             f"--recipe output=layer:{shell_word(layers)}",
         )
@@ -224,7 +224,7 @@ def _prompt_of(name: str, folder: Path, given: str) -> str:
         raise UsageError(
             f"{name} excludes the tokens of its prompt from pooling (include_prompt), which fedcache does "
             "not support.",
-            "Leave prompt out.",
+            "Leave out prompt in --recipe.",
         )
     return str(found)
 
@@ -302,7 +302,11 @@ def tokens_of(tokenizer: Any, texts: Sequence[str], length: int) -> Tokens:
     rows = tokenized["input_ids"]
     ends = np.cumsum([0, *map(len, rows)])
     ids = np.concatenate([np.asarray(row, np.int64) for row in rows])
-    bad = {place: "the tokenizer finds no token in it" for place, row in enumerate(rows) if not row}
+    bad = {
+        place: "the tokenizer finds no token in this text"
+        for place, row in enumerate(rows)
+        if not row
+    }
     if tokenized.encodings is not None:  # a fast tokenizer keeps the tokens that it cut off
         cut = [bool(encoding.overflowing) for encoding in tokenized.encodings]
     else:
@@ -586,7 +590,7 @@ def pooling_of_folder(folder: Path, name: str) -> str:
         found = ", ".join([*unknown_steps, *chosen])
         raise UsageError(
             f"{name} pools its tokens in an unknown way ({found}).",
-            "One of: mean, class token, last token, maximum.",
+            "Choose a model that pools by mean, class token, last token or maximum.",
         )
     if chosen:
         return chosen[0]

@@ -136,7 +136,7 @@ def _graph(schema: Any, raw: bytes) -> Graph:
 
 def _below(number: int, end: int) -> int:
     if not 0 <= number < end:
-        raise ValueError(f"{number} where there are {end}")
+        raise ValueError(f"it refers to entry {number} where there are {end}")
     return number
 
 
@@ -258,7 +258,7 @@ class _Opened:
         except Exception as error:
             raise UsageError(
                 f"{name} cannot process images of {size} px: {reason(error)}",
-                f"Give the size it was made for:  --recipe {shell_word(name)}:size=N",
+                f"Give the size that the model was made for:  --recipe {shell_word(name)}:size=N",
             ) from error
 
 
@@ -274,7 +274,8 @@ def _encoder(
     scales = detail["quantization_parameters"]["scales"]
     if len(scales) > 1 or np.dtype(detail["dtype"]).kind not in "iuf":
         raise UsageError(
-            f"The output {encoder.output} of {name} has {len(scales)} scales or is no number ({detail['dtype']}).",
+            f"The output {encoder.output} of {name} has {len(scales)} scales and the type {detail['dtype']}. "
+            "fedcache expects numbers with at most one scale.",
             f"--recipe {shell_word(name)}:output={PENULTIMATE}",
         )
     encoder.interpreter = opened.interpreter
@@ -311,8 +312,8 @@ def _input(name: str, inputs: list[dict[str, Any]]) -> tuple[ImageInput, int]:
             batch = int(only["shape"][0])  # 1 for any number of images
             return ImageInput(only["name"], (batch, *lengths[1:]), dtype), int(only["index"])
     raise UsageError(
-        f"{name} takes {'; '.join(shown) or 'nothing'}, expected one input of images, [N, H, W, 3] or "
-        f"[N, 3, H, W], of {', '.join(TYPES)}.",
+        f"{name} takes {'; '.join(shown) or 'nothing'}. fedcache expects one input of images: "
+        f"{', '.join(TYPES)} with the shape [N, H, W, 3] or [N, 3, H, W].",
         "Convert the image encoder alone, with one input.",
     )
 
@@ -327,7 +328,7 @@ def _interpreter(name: str, path: Path, raw: bytes, threads: int) -> Any:
         # The parser reads untrusted bytes, so any error means that the file cannot be loaded.
         raise MachineError(
             f"{path} is not loaded: LiteRT cannot load it ({reason(error)}).",
-            "Get or convert the file again; `pip install -U ai-edge-litert` if it needs a newer version.",
+            "Get or convert the file again. If LiteRT is too old for the file:  pip install -U ai-edge-litert",
         ) from error
 
 

@@ -130,8 +130,8 @@ def derive(name: str) -> Backbone:
     interpolation = settings.get("interpolation", "bilinear")
     if crop is None or interpolation not in ("bicubic", "bilinear"):
         raise UsageError(
-            f"{name} expects crop mode {mode!r} and {interpolation!r} interpolation, which a recipe "
-            "cannot describe (crop or squash; bicubic or bilinear).",
+            f"{name} expects crop mode {mode!r} and {interpolation!r} interpolation. A recipe can describe "
+            "only crop mode crop or squash, and bicubic or bilinear interpolation.",
             "Choose another model, or import its features with `fedcache ingest`.",
         )
     # A word in transformers, a module with a word in convolutional models.

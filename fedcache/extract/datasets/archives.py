@@ -88,7 +88,7 @@ def refuse_compressed(path: Path, tool: str = "") -> FedcacheError:
     else:
         command = f"unpack {path} with the tool that made it"
     return UsageError(
-        f"{path} is a compressed tar file, whose images can only be read in order.",
+        f"{path} is a compressed tar file, so fedcache cannot read its images one by one.",
         f"Run: {command}   and use the .tar file, which is hardly larger because images are already "
         "compressed",
     )
@@ -228,11 +228,11 @@ def check_images(entries: Entries) -> None:
         method = int(entries.method[odd[0]])
         what = "need a password"
         if method != _PASSWORD:
-            what = f"use compression {method}, not stored or deflated"
+            what = f"use compression method {method}, but fedcache reads only stored and deflated files"
         count = len(odd)
         raise UsageError(
             f"{count:,} images of {entries.path} {what}.",
-            "Unpack it and use the directory, or pack it again: zip -r0 images.zip FOLDER",
+            "Unpack the archive and use the directory, or pack the images again: zip -r0 images.zip FOLDER",
         )
     # A small archive may expand a lot; a large one may not.
     total = sum(entries.size.tolist())
@@ -272,7 +272,7 @@ def open_as_listed(path: Path, stamp: tuple[int, int]) -> int:
         os.close(fd)
         listed, _ = stamp
         raise MachineError(
-            f"{path} has changed since it was listed: {found.st_size:,} bytes, before {listed:,}.",
+            f"{path} has changed since it was listed: it has {found.st_size:,} bytes and had {listed:,}.",
             "Run the command again",
         )
     return fd
@@ -342,7 +342,7 @@ def _check_name(path: Path, name: str) -> None:
 def _check_place(path: Path, total: int, name: str, at: int, length: int) -> None:
     if at < 0 or length < 0 or at + length > total:
         raise _damaged(
-            path, f"its entry {name[:80]!r} lies outside the file", "Copy or download it again"
+            path, f"its entry {name[:80]!r} is outside the file", "Copy or download it again"
         )
 
 

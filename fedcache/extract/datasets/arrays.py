@@ -85,7 +85,7 @@ class FileArray:
             reason = str(error)[:160]
             raise UsageError(
                 f"{where} cannot be read: {reason}.",
-                "labels.astype(str)   converts them to words",
+                "labels.astype(str)   converts labels to words",
             ) from None
 
 
@@ -141,7 +141,7 @@ def _rows_begin(path: Path, start: int) -> int:
     if start < 0:
         raise UsageError(
             f"The rows of {path} are stored column by column, so that no row is contiguous.",
-            "np.ascontiguousarray(rows)   before they are saved",
+            "Convert the rows before you save them:  np.ascontiguousarray(rows)",
         )
     return start
 
@@ -288,7 +288,7 @@ def _h5(path: Path) -> dict[str, FileArray]:
         columns_of_client = next(iter(clients.values()))
         raise refuse_client_images(path, [*columns_of_client]) or UsageError(
             f"{path} stores the rows of each client separately, under examples/CLIENT.",
-            f"If they are embeddings:  fedcache ingest {shell_word(path)} --name NAME",
+            f"If the rows are embeddings:  fedcache ingest {shell_word(path)} --name NAME",
         )
     # Class names may be attributes of the file, and are read like a column.
     for key, names in attributes.items():
@@ -414,13 +414,14 @@ def locate(place: str) -> Path:
             named = str(path)
         endings = ", ".join(SUFFIXES)
         raise UsageError(
-            f"There is no {named!r} (seen from {Path.cwd()}); expected a {endings} file or a folder of .npy files.",
+            f"There is no {named!r} (current directory: {Path.cwd()}); expected a {endings} file or a "
+            "folder of .npy files.",
             "Give the path of the arrays: --dataset arrays:FILE",
         )
     if not path.is_dir() and path.suffix.lower() not in SUFFIXES:
         raise UsageError(
             f"{path} is not a {', '.join(SUFFIXES)} file.",
-            "np.savez('images.npz', images=images, labels=labels)   makes one",
+            "np.savez('images.npz', images=images, labels=labels)   makes an .npz file",
         )
     refuse_empty(path)
     return path

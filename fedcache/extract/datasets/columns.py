@@ -175,7 +175,7 @@ def with_keys(spec: str, options: Mapping[str, str | None]) -> str:
         if option not in words:
             able = ", ".join(f"{name}:" for name in CONTENT)
             raise UsageError(
-                f"{option} applies to columns, but {spec} is not one of {able}.",
+                f"{option} applies only to a single dataset with columns ({able}), not to {spec}.",
                 "For several datasets as domains, give the columns of each: "
                 "a=arrays:a.npz?label=grade,b=arrays:b.npz?label=y",
             )

@@ -132,7 +132,7 @@ def fetch(
         if found != published:
             part.unlink()
             raise MachineError(
-                f"{url} has the {kind} {found}; the published one is {published}. The download was removed.",
+                f"{url} has the {kind} {found}; the published {kind} is {published}. The download was removed.",
                 "Try again later, or get the file elsewhere and check it: fedcache datasets check NAME PATH",
             )
     return part.replace(target)

@@ -140,13 +140,13 @@ def infer(
         fits_layout = len(roles) in depths
     if len(depths) > 1 or 0 in depths or not fits_layout:
         examples = sorted(depths.items())[:3]
-        found = "; ".join(f"{depth} above {name!r}" for depth, name in examples)
+        found = "; ".join(f"{depth} for {name!r}" for depth, name in examples)
         raise UsageError(
-            f"The images of {where} are not in one folder per class: folders found: {found}; expected "
-            f"{expected}.",
+            f"The images of {where} are not in one folder per class. Number of folders above an image: {found}; "
+            f"expected {expected}.",
             _with_tables(
                 tables,
-                "Move the other files away, give --layout (for example domain/class), or list the images "
+                "Move the images at other levels away, give --layout (for example domain/class), or list the images "
                 "in a CSV file with the columns path,label,domain,split and use folder:FILE.csv",
             ),
         )
@@ -221,7 +221,7 @@ def _labels(folders: Sequence[tuple[str, ...]], roles: tuple[str, ...], where: s
     classes = of_level.pop("class")
     splits = None
     if "split" in of_level:
-        hint = f"{where} was read as {layout}; correct --layout"
+        hint = f"{where} was read with the layout {layout}. Give another layout with --layout."
         splits = _split_codes(of_level.pop("split"), hint)
     domains = [ONE_DOMAIN] * len(folders)
     domain_levels = [level for level, role in enumerate(roles) if role == "domain"]
@@ -338,7 +338,7 @@ def _locate(rest: str) -> Path:
             named = str(path)
         endings = ", ".join(_SUFFIXES)
         raise UsageError(
-            f"There is no {named!r} (seen from {Path.cwd()}); expected a directory or a {endings} file.",
+            f"There is no {named!r} (current directory: {Path.cwd()}); expected a directory or a {endings} file.",
             "Give the path of the files: --dataset folder:PATH or sound:PATH",
         )
     if not path.is_dir() and archives.is_compressed_tar(path):

@@ -178,7 +178,7 @@ def _locate(place: str, context: Context) -> Path:
         named = place or "path"
         endings = " or ".join(SUFFIXES)
         raise UsageError(
-            f"There is no {named!r} (seen from {Path.cwd()}); expected a {endings} file or a folder of them.",
+            f"There is no {named!r} (current directory: {Path.cwd()}); expected a {endings} file or a folder of them.",
             "Give the path of the files, --dataset hf:PATH, or a name of huggingface.co",
         )
     if not root.exists():
@@ -268,8 +268,8 @@ def _saved(path: Path, names: Sequence[str]) -> list[str]:
         state = _read_json(path / folder / "state.json")
         if state.get("_indices_data_files"):
             raise UsageError(
-                f"{path / folder} was saved with rows picked by an index.",
-                "ds.flatten_indices().save_to_disk(FOLDER)",
+                f"{path / folder} was saved with an index that selects rows, which fedcache does not read.",
+                "Save the selected rows again:  ds.flatten_indices().save_to_disk(FOLDER)",
             )
         held = state.get("_data_files")
         if not isinstance(held, list) or {"filename": file} in held:

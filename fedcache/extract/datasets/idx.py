@@ -118,7 +118,7 @@ def _locate(rest: str, context: Context) -> list[Path]:
     if not found:
         named = rest or "path"
         raise UsageError(
-            f"There is no {named!r} with IDX files (seen from {Path.cwd()}); expected for example "
+            f"There is no {named!r} with IDX files (current directory: {Path.cwd()}); expected for example "
             "train-images-idx3-ubyte and train-labels-idx1-ubyte, or with .gz.",
             "Give the folder that contains them: --dataset idx:FOLDER",
         )
@@ -127,7 +127,7 @@ def _locate(rest: str, context: Context) -> list[Path]:
         example = shell_word(folder / max(found))
         raise UsageError(
             f"{folder} holds {len(found)} datasets: {stems}.",
-            f"Choose one by the beginning of its name: --dataset idx:{example}",
+            f"Choose one by the beginning of its file names: --dataset idx:{example}",
         )
     (files,) = found.values()
     return [files[split] for split in sorted(files, key=_word)]

@@ -136,7 +136,7 @@ def parse_list(
                 f"column of {where}",
                 path_column,
                 columns,
-                hint="Choose one of these with --images-key NAME",
+                hint="Choose one of these columns with --images-key NAME",
             )
         possible = [path_column]
     else:
@@ -239,7 +239,7 @@ def _records(where: str, raw: bytes) -> dict[str, list[Any]]:
     except ValueError as error:
         number = len(records) + 1
         raise UsageError(
-            f"Line {number:,} of {where} is not JSON: {error}.", "One object a line."
+            f"Line {number:,} of {where} is not JSON: {error}.", "Write one JSON object per line."
         ) from None
     if not all(isinstance(record, Mapping) for record in records):
         raise UsageError(

@@ -121,7 +121,7 @@ def _checked(items: Any) -> Any:
     is_sequence = hasattr(items, "__len__") and hasattr(items, "__getitem__")
     if is_plain or not is_sequence:
         if hasattr(items, "dataset"):
-            hint = "Give its .dataset"
+            hint = "Give the attribute .dataset of this object."
         else:
             hint = f"Expected a spec such as folder:PATH, or {_EXPECTED}"
         raise UsageError(f"A {type(items).__name__} has no rows that can be read by number.", hint)
@@ -165,7 +165,7 @@ def _item(items: Any, row: int) -> tuple[Any, Any, Mapping[str, Any]]:
     except Exception as error:
         raise UsageError(
             f"Item {row} of the dataset cannot be read: {reason(error)}",
-            "Fix the dataset; the error above shows where",
+            "Fix the dataset, so that this item can be read.",
         ) from error
     return _split_item(item, row)
 

@@ -63,7 +63,7 @@ KINDS = {
         "idx",
         OwnFiles(
             "idx:FOLDER",
-            "pairs of IDX files of images and labels, as for MNIST, .gz too",
+            "pairs of IDX files (images and labels), as of MNIST, also compressed (.gz)",
             "files named train are the training set, files named t10k or test the test set",
             "idx:mnist/raw",
             "idx:mnist/raw",
@@ -99,7 +99,7 @@ KINDS = {
         "texts",
         OwnFiles(
             "texts:FILE",
-            "texts in a column of a .csv, .tsv, .parquet or .feather file, .gz too, with labels in another column",
+            "texts in a column of a .csv, .tsv, .parquet or .feather file (also .gz), with labels in another column",
             "columns are detected by name, or chosen with --images-key for the texts, --label-key, --group-key, "
             "or texts:FILE?text=A&label=B&split=C&name=D&domain=E&group=F,G",
             "texts:reviews.csv",
@@ -112,8 +112,8 @@ KINDS = {
         OwnFiles(
             "rows:FILE",
             "rows of numbers, such as wave forms, and labels in a .npz, .npy or .h5 file, or in a folder of .npy files",
-            'a module: encoder with reads = "rows" receives the rows unchanged; columns are chosen as for '
-            "arrays:FILE, the rows with --images-key or rows:FILE?rows=A",
+            'a module: encoder with reads = "rows" receives the rows unchanged. Columns are chosen as for '
+            "arrays:FILE; --images-key or rows:FILE?rows=A chooses the column of rows",
             "rows:tones.npz",
             "rows:tones.npz --label-key pitch",
         ),

@@ -57,13 +57,13 @@ def pull(
         hf.pull(name, root, say)
         return root
     if kind != "torchvision" or mirror is not None:
-        problem = "no download"
+        problem = "cannot be downloaded"
         expected = "torchvision:NAME, hf:NAME or paper:NAME"
         if mirror:
-            problem = "no download from another address"
+            problem = "cannot be downloaded from another address"
             expected = "paper:NAME"
         raise UsageError(
-            f"{spec!r} has {problem}; expected {expected}.",
+            f"{spec!r} {problem}; expected {expected}.",
             "fedcache datasets list   lists what each dataset needs",
         )
     torchvision.pull(name, root)

@@ -120,8 +120,8 @@ def _of_files(
     where = [place.base, *(lists or tables)][-1]
     if not entries:
         raise CorruptionError(
-            f"{where} lists no image of these classes.",
-            "Download or unpack it again, and check its path",
+            f"{where} has no image of a class of {place.paper.title}.",
+            "Download or unpack the dataset again, and check its path",
         )
     entries = sorted(entries, key=lambda entry: name_of(entry.name))
     for entry in entries:
@@ -169,7 +169,7 @@ def _read_files(place: FoundLayout, notes: list[str]) -> Iterator[ImageEntry]:
         dataset = shell_word(place.paper.name)
         raise MachineError(
             f"Class folders are missing in {place.base}: {names}.",
-            f"Unpack it again; fedcache datasets check {dataset} {shell_word(place.root)}",
+            f"Unpack the dataset again, then check it:  fedcache datasets check {dataset} {shell_word(place.root)}",
         )
     domains = place.paper.domains
     options = place.layout.options
@@ -385,7 +385,7 @@ def _column(path: Path, key: str, high: int) -> list[int]:
     """The whole numbers of a column, which must be from 1 to ``high``; else raises CorruptionError."""
     held = _mat(path).get(key)
     if held is None or not np.issubdtype(held.dtype, np.number):
-        raise damaged(path, f"it holds no numbers {key!r}")
+        raise damaged(path, f"it has no array of numbers called {key!r}")
     values: list[int] = held.reshape(-1).astype(np.int64).tolist()
     for value in values:
         if not 1 <= value <= high:
@@ -493,7 +493,7 @@ def load_pickle(path: Path) -> Any:
             return load_plain(file)
     except FileNotFoundError:
         raise MachineError(
-            f"{path} is missing.", "Unpack the dataset again, or copy the file there"
+            f"{path} is missing.", "Unpack the dataset again, or copy the file to this path"
         ) from None
     except (OSError, ValueError) as error:
         raise CorruptionError(

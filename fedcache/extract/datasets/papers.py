@@ -175,7 +175,7 @@ def steps(held: Paper) -> list[str]:
     return [
         *held.steps,
         *addresses,
-        f"Then --data {name}=DIR, or keep it in $FEDCACHE_HOME/data/{held.name}.",
+        f"Then use --data {name}=DIR, or keep the files in $FEDCACHE_HOME/data/{held.name}.",
     ]
 
 
@@ -185,7 +185,7 @@ def _require(name: str, context: Context) -> FoundLayout:
     root, place = _look_for(name, context)
     if place is not None:
         return replace(place, follow_links=context.follow_links)
-    looked = "nowhere, because --data was not given"
+    looked = "no folder, because --data was not given"
     layout = held.layouts[0]
     found = ""
     if root is not None:
@@ -194,7 +194,7 @@ def _require(name: str, context: Context) -> FoundLayout:
         if there:
             present = ", ".join(there)
             lacking = ", ".join(missing)
-            found = f"; {present} is there, but {lacking} is missing"
+            found = f"; found {present}, but not {lacking}"
     needs = ", ".join(layout.needs)
     raise MachineError(
         f"{held.title} was not found (looked in {looked}); expected {layout.name}: {needs}{found}.",
@@ -230,7 +230,7 @@ def check(name: str, root: Path) -> dict[str, Any]:
         others = ""
         if there:
             present = ", ".join(there)
-            others = f" (in addition to {present})"
+            others = f" (found: {present})"
         report["missing"] = [f"{what}{others}, for the layout {layout.name!r}" for what in missing]
         return report
     report["layout"] = place.layout.name

@@ -129,11 +129,14 @@ def layout_of(shape: Sequence[int], dtype: np.dtype[Any], where: str) -> Layout:
     """
     row = tuple(int(side) for side in shape[1:])
     if dtype != np.uint8:
-        hint = "(255 * images).round().astype('uint8')   of images in [0, 1]"
+        hint = "(255 * images).round().astype('uint8')   converts images in [0, 1]"
         if dtype.kind == "b":
-            hint = "255 * images.astype('uint8')   of black and white"
+            hint = "255 * images.astype('uint8')   converts black-and-white images"
         elif dtype.kind in "iu":
-            hint = "images.astype('uint8')   of numbers from 0 to 255; of others  images // 257  first, up to 65,535"
+            hint = (
+                "images.astype('uint8')   converts numbers from 0 to 255. For numbers up to 65,535:  "
+                "(images // 257).astype('uint8')"
+            )
         raise UsageError(
             f"The images of {where} are {dtype}, not uint8, so the range of their numbers is unknown.",
             hint,

@@ -109,7 +109,7 @@ def _locate(place: str) -> Path:
         if place:
             named = str(path)
         raise UsageError(
-            f"There is no file {named!r} (seen from {Path.cwd()}).",
+            f"There is no file {named!r} (current directory: {Path.cwd()}).",
             "Give the table of the texts: --dataset texts:FILE.csv",
         )
     if ending_of(path) not in TABLES:
@@ -129,7 +129,7 @@ def _opened(path: Path, request: str | None) -> tuple[str, Table]:
         usual = ", ".join(USUAL_TEXTS)
         raise UsageError(
             f"{path} has no column of texts; it has {found}.",
-            f"Choose it with --images-key NAME. Without it, fedcache looks for {usual}.",
+            f"Choose the column with --images-key NAME. By default, fedcache looks for the names {usual}.",
         )
     kind = table.types[name]
     value = kind

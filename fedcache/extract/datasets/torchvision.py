@@ -274,7 +274,7 @@ def _require(name: str, context: Context) -> Path:
     root = context.root_of("torchvision", name)
     if root is not None and ready(name, context):
         return root
-    looked = "nowhere, because --data was not given"
+    looked = "no folder, because --data was not given"
     if root is not None:
         looked = str(root / TABLE[name].files)
     get = ""

@@ -138,8 +138,9 @@ def _shards(place: str, context: Context) -> tuple[Path, list[Path]]:
     if not place or not found:
         named = place or "nothing"
         raise UsageError(
-            f"No tar matches {named!r} (seen from {Path.cwd()}).",
-            "A tar, a folder of tars, a glob or --dataset 'webdataset:shards/train-{0000..0009}.tar'",
+            f"No tar file matches {named!r} (current directory: {Path.cwd()}).",
+            "Give a tar file, a folder of tar files or a pattern, for example --dataset "
+            "'webdataset:shards/train-{0000..0009}.tar'",
         )
     for one in found:
         if not one.is_file():
@@ -171,7 +172,7 @@ def _expand(pattern: str) -> Iterator[str]:
         if total > MOST_SHARDS:
             raise UsageError(
                 f"{pattern!r} matches more than {MOST_SHARDS:,} shards.",
-                "Give the folder instead",
+                "Give the folder of the shards instead.",
             )
         pieces.append([pattern[last : match.start()]])
         pieces.append(choices)
@@ -347,8 +348,8 @@ def _check_captions(labels: Any) -> None:
     if mostly_different and any(" " in word for word in labels.words):
         example = labels.words[0][:60]
         raise UsageError(
-            f"{different:,} of {known:,} samples have different texts, such as {example!r}. These are "
-            "captions, not classes.",
+            f"{different:,} of {known:,} samples have different texts, such as {example!r}. Such texts "
+            "are captions, not classes.",
             "--label-key FIELD   selects a field of .json; --label-key cls selects the .cls file",
         )
 

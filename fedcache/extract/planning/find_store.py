@@ -130,7 +130,7 @@ def locate_store(
     if pinned is not None:
         if observer is not None:
             (name,) = pinned.values()
-            observer.note(Detail(f"Dataset {name}: the one that {FILE_NAME} of this folder names."))
+            observer.note(Detail(f"Dataset {name}, which {FILE_NAME} of this folder names."))
         return locate_store(
             home, path=pinned.get("store"), dataset=pinned.get("dataset"), observer=observer
         )
@@ -172,7 +172,7 @@ def _store_at(home: Home, path: Path) -> Path:
             message += f" Did you mean {near!r}?"
         raise StoreError(
             message,
-            "fedcache ls   lists stores. To make one:  fedcache extract --dataset digits --backbones "
+            "fedcache ls   lists stores. To make a store:  fedcache extract --dataset digits --backbones "
             "efficientnet-lite0",
         )
     if is_published(place):
@@ -266,8 +266,8 @@ def refuse_several_datasets(home: Home) -> None:
     listed = ", ".join(names)
     example = shell_word(names[0])
     raise StoreError(
-        f"No dataset is named, and {home.stores} holds {len(names)}: {listed}.",
-        f"Add --dataset {example}, or choose one for this folder:  fedcache use {example}",
+        f"No dataset was given, and {home.stores} has stores of {len(names)} datasets: {listed}.",
+        f"Add --dataset {example}, or choose a dataset for this folder:  fedcache use {example}",
     )
 
 
@@ -282,7 +282,7 @@ def no_store_remembered(home: Home) -> FedcacheError | None:
     shown = []
     example = shell_word(paths[0].name)
     hints = [
-        f"Choose one, for example:  fedcache inspect {example}   (others take --store NAME)",
+        f"Choose a store, for example:  fedcache inspect {example}   (other commands take --store NAME)",
     ]
     for path in paths:
         try:
@@ -345,7 +345,7 @@ def ingested_path(home: Home, spec: str) -> Path | None:
         ingested = ", ".join(found) or "nothing yet"
         example = shell_word(name or "NAME")
         hint = (
-            f"Ingested datasets: {ingested}. To ingest another one:  fedcache ingest FILE --name "
+            f"Ingested datasets: {ingested}. To ingest another file:  fedcache ingest FILE --name "
             f"{example}"
         )
         raise unknown("dataset", name, [*found, *others], hint=hint)
@@ -399,7 +399,7 @@ def extract_command(
     order = replace(known or ExtractConfig(), backbones=tuple(backbones), recipe=dict(recipe or {}))
     if known is None:
         words = ["fedcache", "extract", "--store", str(store.path), *extract_arguments(order)]
-        return f"{shlex.join(words)}, with --dataset and its other options"
+        return f"{shlex.join(words)}, with --dataset and the other options of the first extraction"
     return _command_of(order, store, home)
 
 
@@ -580,13 +580,13 @@ def keep_groups(store: Store, groups: Mapping[str, Group], spec: str, observer: 
         if before & set(changed):
             report = observer.warn
         report(
-            f"{_columns(changed)} updated to {spec} in {store.path.name}; earlier partitions keep their "
-            "rows."
+            f"{_columns(changed)} updated in {store.path.name} to the values of {spec}. Earlier partitions keep "
+            "their rows."
         )
     if gone:
         observer.warn(
-            f"{_columns(gone)} not part of {spec} and removed from {store.path.name}; extracting a "
-            "dataset with these columns adds them again."
+            f"{_columns(gone)} not part of {spec} and removed from {store.path.name}. To add columns again, "
+            "extract a dataset that has them."
         )
 
 

@@ -177,7 +177,7 @@ def ingest_file(
         elif holds_part_of(old, content):
             made = Store.from_content(content, old.path, observer)
         elif replace:
-            observer.note(f"Replacing {old.path} ({old.rows:,} rows), with its partitions.")
+            observer.note(f"Replacing {old.path} ({old.rows:,} rows). Its partitions are deleted.")
             made = _replaced(old.path, content, target, observer)
         else:
             rows = len(content.samples.name)
@@ -233,7 +233,7 @@ def _changed_groups(store: Store, content: Content) -> list[str]:
     if not differences:
         return []
     listed = " and ".join(differences)
-    return [f"{store.path.name} has the same features and labels, and also {listed}."]
+    return [f"{store.path.name} has the same features and labels. fedcache stored {listed} in it."]
 
 
 def _replaced(old: Path, content: Content, target: Path, observer: Observer) -> Store:
@@ -271,7 +271,7 @@ def describe_ingested(store: Store, home: Home, name: str) -> tuple[list[str], s
         if not counts[word]:
             lines.append(
                 f"There are no {word} rows, so nothing can be trained and scored. Add rows to classes that "
-                "have only one."
+                "have only one row."
             )
             return lines, ingest_command(store)
     if not has_label.any() and not store.texts:

@@ -99,8 +99,8 @@ def place_of_part(part: StorePart, whole: Path) -> Path:
     """The folder of a part of the store ``whole``. Raises UsageError where that is the name of a part itself."""
     if PLACE.fullmatch(whole.name):
         raise UsageError(
-            f"--store {whole} is the name of a part, but with --part it must be the name of the whole "
-            "store.",
+            f"--store {whole} is the name of a part, but with --part, --store must be the name of the "
+            "whole store.",
             EXAMPLE,
         )
     return part.place(whole)

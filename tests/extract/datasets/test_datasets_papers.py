@@ -252,7 +252,13 @@ CAR = np.array([("1.jpg", 197)], dtype=[("fname", object), ("class", object)])
             "expected an image and a class",
         ),
         ("flowers102", 1, "setid.mat", b"MATLAB 5.0 MAT-file, cut", "scipy cannot read it"),
-        ("flowers102", 1, "setid.mat", {"trnid": np.array([[1]])}, "holds no numbers 'valid'"),
+        (
+            "flowers102",
+            1,
+            "setid.mat",
+            {"trnid": np.array([[1]])},
+            "has no array of numbers called 'valid'",
+        ),
         ("domainnet10", 1, "real_test.txt", b"\xff\xfe\n", "not text in UTF-8"),
         (
             "cars",

@@ -218,7 +218,7 @@ def test_another_file_than_the_published_one_is_removed(server, own_home):
     (folder / "cifar-10-python.tar.gz").write_bytes(b"not the batches")
     done = fedcache(f"datasets pull cifar10 --from {address}")
     assert done.code == 6
-    assert "the published one is c58f30108f718f92721af3b95e74349a" in done.err
+    assert "the published md5 is c58f30108f718f92721af3b95e74349a" in done.err
     assert [p for p in (own_home / "data" / "cifar10").rglob("*") if p.is_file()] == []
 
 
@@ -307,7 +307,7 @@ def test_an_unencrypted_address_of_another_machine_needs_a_checksum(
 
 def test_a_file_with_another_sha256_is_removed(server, tmp_path):
     (server[1] / "a.bin").write_bytes(b"the file")
-    with pytest.raises(FedcacheError, match="published one is 000"):
+    with pytest.raises(FedcacheError, match="published sha256 is 000"):
         download.fetch(f"{server[0]}/a.bin", tmp_path / "a.bin", sha256="0" * 64, say=print)
     assert list(tmp_path.glob("a.bin*")) == []
     right = hashlib.sha256(b"the file").hexdigest()
