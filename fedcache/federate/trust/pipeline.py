@@ -667,7 +667,7 @@ def weight_warnings(
         c = int(clients[place])
         n = float(rows[place])
         part = n / whole
-        has = f"client {c} ({names[c]!r}) has {n:,.0f} rows, {part:.0%} of all"
+        has = f"client {c} ({names[c]!r}) has {n:,.0f} rows, {part:.0%} of all rows"
         if share is None:
             warnings.append(
                 f"{has}. This is more than half of all rows or {FAR_OUT} times the median, and uploads "

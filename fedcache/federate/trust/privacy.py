@@ -258,7 +258,10 @@ def parse_privacy(
     if bound is None and noise is None:
         for name, given in (("--dp-delta", delta), ("--dp-seed", seed), ("--dp-allow", allow)):
             if given is not None:
-                raise UsageError(f"{name} has no effect alone.", "Add --dp-clip 1 --dp-noise 1")
+                raise UsageError(
+                    f"{name} has no effect without --dp-clip and --dp-noise.",
+                    "Add --dp-clip 1 --dp-noise 1",
+                )
         return None
     if bound is None or noise is None:
         missing = "--dp-noise"
