@@ -391,8 +391,8 @@ class RunEvaluation:
             if t.at_limit:
                 nll += ", the largest value that was tried"
             notes.append(
-                f"--temperature {t.value:.4g} minimises {nll}. This temperature was fitted on these "
-                f"{t.rows:,} rows, so evaluate it on other rows."
+                f"--temperature {t.value:.4g} minimises {nll}. The fit used these {t.rows:,} rows, so "
+                "judge the temperature on other rows."
             )
         return notes
 

@@ -148,7 +148,7 @@ def personalise(
     except KeyError as error:
         raise StoreError(
             f"The stored server message lacks {error}, which {used.name} needs to make a personal model.",
-            "Train the run again with this version of fedcache and --fresh.",
+            "Train the run again with --fresh and this version of fedcache.",
         ) from error
     except RuntimeError as error:
         if not settings:

@@ -691,7 +691,7 @@ def tags_of(run: Path) -> tuple[str, ...]:
             ) from error
         raise CorruptionError(
             error.message,
-            f"The tags in this file are lost. Remove the file and add the tags again:  rm {shell_word(path)}",
+            f"The run's tags are lost. Remove the file and add the tags again:  rm {shell_word(path)}",
         ) from error
     if found is None:
         return ()

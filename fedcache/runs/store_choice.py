@@ -208,7 +208,7 @@ def common_arrays(stores: Sequence[Store], config: TrainConfig, needs_text: bool
         if not keys:
             raise StoreError(
                 f"{first.path.name} has no text features.",
-                "Extract a backbone with text features, then run fedcache shard again.",
+                "Extract a backbone with text features, then run `fedcache shard` again.",
             )
     # The same name is not enough, because other weights make other features.
     for store in stores:
@@ -217,7 +217,7 @@ def common_arrays(stores: Sequence[Store], config: TrainConfig, needs_text: bool
                 has = first.path.name
                 raise StoreError(
                     f"{store.path.name} has no features {key}, but {has} has them.",
-                    "Run fedcache shard again, so that all clients have the same features.",
+                    "Run `fedcache shard` again, so that all clients have the same features.",
                 )
     return keys
 
@@ -468,8 +468,8 @@ def find_or_extract(
             elif not train.backbones:  # no warning on other arrays if the user named some
                 command = array.command(store, home)
                 observer.warn(
-                    f"{array.state(store)}, so these features are not used. To complete them: {command}. To "
-                    "delete them: fedcache gc --days 0"
+                    f"{array.state(store)}, so these features are not used. To delete them: "
+                    f"`fedcache gc --days 0`. To complete them: {command}"
                 )
         if keys:
             store.refresh()

@@ -614,7 +614,7 @@ class RunState:
             raise failure
         named = ", ".join(repr(self.client_names[c]) for c in suspects[:5])
         tried = (
-            f"Leaving out any single upload of {len(suspects)} does not help. Farthest from the other uploads are those "
+            f"Leaving out any single upload of {len(suspects)} does not help. Farthest from the others are the uploads "
             f"of {named}."
         )
         raise FederatedRunError(f"{failure.message} {tried}", failure.hint) from failure
