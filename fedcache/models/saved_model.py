@@ -848,7 +848,7 @@ def check_settings(method: Method, hp: Mapping[str, Any], protocol: str) -> None
         raise refused(f"{method.name} has missing hyperparameters ({reason(error)})") from error
     if protocol != expected:
         raise refused(
-            f"its test protocol is {protocol}, but {method.name} with its settings has {expected}"
+            f"its protocol is {protocol}, but {method.name} with its settings has {expected}"
         )
 
 

@@ -94,8 +94,8 @@ def evaluate_runs(
                 options_of_runs[i] = replace(options, client=None)
                 name = places[i].name
                 observer.note(
-                    f"{name}: {facts.method} trained one global model, so {options.client} is evaluated "
-                    "with this model."
+                    f"{name}: {facts.method} trained one global model, which is also the model of --client "
+                    f"{options.client}."
                 )
     found = []
     for place, of_run in zip(places, options_of_runs, strict=True):

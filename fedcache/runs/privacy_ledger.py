@@ -268,7 +268,7 @@ def _damaged(ledger: Path, error: OSError | ValueError) -> FedcacheError:
         why = f"cannot be read ({error.strerror})"
     aside = ledger.parent / "privacy.damaged"
     return CorruptionError(
-        f"{ledger} {why}. The ledger no longer shows how much privacy these clients have spent.",
+        f"{ledger} {why}. The ledger no longer shows how much privacy has been spent.",
         f"Restore the ledger and {COUNT} from a copy. Or start a new ledger, and record by hand how much "
         f"privacy was spent before: mkdir {aside} && mv {ledger.parent}/privacy*.json* {aside}",
     )

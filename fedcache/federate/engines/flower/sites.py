@@ -210,10 +210,10 @@ def rows_of(facts: SiteFacts) -> RowCounts:
 
 SAME = {
     "classes": "its classes are {}, but the classes of the others are {}",
-    "recipes": "its features come from recipe {}, but those of the others from {}",
-    "widths": "its features are {} wide, but those of the others {}",
+    "recipes": "its features come from recipe {}, but those of the others come from {}",
+    "widths": "its features are {} wide, but those of the others are {} wide",
     "views": "it stores {} views of an image, but the others store {}",
-    "text": "its class text features have digest {}, but those of the others {}",
+    "text": "its class text features have digest {}, but those of the others have {}",
     "feat_post": "it uses feat_post {}, but the others use {}",
     "code": "its version of the method has code {}, but the others have {}",
 }
