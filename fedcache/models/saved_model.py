@@ -288,7 +288,9 @@ def _check_clients(known: Mapping[str, Any]) -> None:
     # A client that joined later has the number after the last one.
     numbers = sorted(saved.values())
     if len(set(numbers)) < len(saved) or any(number > clients for number in numbers):
-        raise refused(f"{len(saved)} saved clients of {clients} have the numbers {_shown(numbers)}")
+        raise refused(
+            f"its saved clients have the numbers {_shown(numbers)}, but there are {clients} clients"
+        )
     width = sum(known["widths"])
     for number, own in known["overrides"].items():
         # Number -1 has the settings for rows without a client.

@@ -1010,9 +1010,9 @@ def _not_alike(runs: Mapping[str, Sequence[StoredRun]], metric: str) -> list[str
             if kind != usual:
                 words = _PROTOCOL.get(kind, kind)
                 parts.append(f"{_some(names)}: {words}")
-        head = "Not scored alike"
+        head = "Runs are not scored alike"
         if metric in ("client_mean", "pooled"):
-            head = "Models of different kinds"
+            head = "Runs have models of different kinds"
         others = _PROTOCOL.get(usual, usual)
         scored = "; ".join(parts)
         notes.append(f"{head}. {scored}; all others: {others}.")
@@ -1022,7 +1022,7 @@ def _not_alike(runs: Mapping[str, Sequence[StoredRun]], metric: str) -> list[str
     if unlike is not None:
         notes.append(unlike)
     if approximations:
-        notes.append(f"Approximations of their method: {_some(approximations)}.")
+        notes.append(f"These runs approximate their method: {_some(approximations)}.")
     return notes
 
 
@@ -1038,7 +1038,7 @@ def _drawn_apart(accuracies: Mapping[str, Mapping[str, Any]]) -> list[str]:
     if len(kinds) < 2:
         return []
     parts = "; ".join(f"{_some(names)}: {kind}" for kind, names in kinds.items())
-    return [f"Scored over different numbers of clients. {parts}."]
+    return [f"Runs are scored over different numbers of clients. {parts}."]
 
 
 def _seeds_differ(runs: Mapping[str, Sequence[StoredRun]]) -> list[str]:
@@ -1050,7 +1050,7 @@ def _seeds_differ(runs: Mapping[str, Sequence[StoredRun]]) -> list[str]:
     number = str(counts[0])
     if counts[0] < counts[-1]:
         number = f"{counts[0]} to {counts[-1]}"
-    return [f"Values are means over seeds that differ between runs ({number} of them)."]
+    return [f"Each value is the mean over a run's own {number} seeds, which differ between runs."]
 
 
 def _some(names: Sequence[str], between: str = ", ") -> str:

@@ -100,7 +100,7 @@ LEAST_NOISE = 1e-3
 UNCOVERED = {
     "evaluation": "every result that is measured on clients' own rows: accuracy, F1, confusion, diagnostics, classes "
     "owned",
-    "participants": "who took part in which round",
+    "participants": "which clients took part in which round",
     "rows": "how many training rows all clients have together",
     "statistics": "mean of every feature over all clients' training rows (feat_post=center), mean and deviation "
     "(feat_post=standardize), or the "
