@@ -49,7 +49,7 @@ def backbone(
     if isinstance(module, str):
         if not module.startswith(MODULE):
             raise UsageError(
-                f"{module!r} is not a module: backbone; only module: backbones need permission.",
+                f"{module!r} does not begin with module:, and only backbones that do need permission.",
                 "fc.backbone('module:PACKAGE.MODULE:FACTORY')",
             )
         note_named(module)
@@ -77,7 +77,7 @@ def backbone_names(backbones: Any) -> tuple[str, ...]:
             if earlier is not one and not both_are_names:
                 raise UsageError(
                     f"Two backbones are called {name}.",
-                    "fc.backbone(module, name='another') gives one another name.",
+                    "Rename one of them: fc.backbone(module, name='another')",
                 )
             made[name] = one
     stripped = [name.strip() for name in made]

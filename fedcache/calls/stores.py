@@ -66,7 +66,7 @@ def ingest(
     """
     if not isinstance(file, str | Path):
         raise UsageError(
-            f"ingest reads a file of embeddings, but {type(file).__name__} is not the path of one.",
+            f"ingest needs the path of a file of embeddings, but got {type(file).__name__}.",
             "fc.Store.from_arrays({'mine': X}, labels=y, name='mine')   takes arrays",
         )
     refuse_remote(store, "store")

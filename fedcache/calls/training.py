@@ -141,7 +141,7 @@ def named(method: str | Method, jobs: int) -> str:
         # Other processes import methods by name; an object of this process is not among them.
         raise UsageError(
             f"jobs={jobs} trains in other processes, which do not know the Method {method.name}.",
-            f"jobs=1; or make it a package:  fedcache new method {shell_word(method.name)}",
+            f"Use jobs=1, or make the method a package:  fedcache new method {shell_word(method.name)}",
         )
     return register("method", method)
 
@@ -179,7 +179,8 @@ def grid(
         words = {"by": ("domain",), **words}
         if len(words["by"]) != 1:
             raise UsageError(
-                f"hold_out='each' takes one column, but by names {len(words['by'])}.", "by='domain'"
+                f"hold_out='each' takes one column, but by names {len(words['by'])} columns.",
+                "by='domain'",
             )
         least = "1"
         if len(words.get("min_rows", ())) == 1:

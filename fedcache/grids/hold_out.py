@@ -41,7 +41,7 @@ def every_value(
         raise UsageError(
             f"--hold-out each: the column {by} has only one value, {', '.join(words)}, so no client is "
             "left to train.",
-            "Another column:  --by COLUMN   (`fedcache inspect` shows them)",
+            "Use another column:  --by COLUMN   (`fedcache inspect` lists the columns)",
         )
     # A ``min_rows`` that is not a whole number is rejected later, by the partition.
     least = whole_number(str(min_rows)) or 0
@@ -54,8 +54,8 @@ def every_value(
         if len(words) < 2:
             second = sorted((rows[word] for word in every), reverse=True)[1]
             raise UsageError(
-                f"--hold-out each: at least two values of {by} need {least:,} rows or more, but only "
-                f"{len(words)} have them.",
+                f"--hold-out each needs at least two values of {by} with {least:,} rows or more, but only "
+                f"{len(words)} have so many.",
                 f"--min-rows {second}",
             )
         small = [word for word in every if rows[word] < least]
@@ -69,8 +69,8 @@ def every_value(
         examples = ",".join(without_comma[:2]) or "VALUE,VALUE"
         swept = shell_word(f"hold_out={examples}")
         raise UsageError(
-            f"--hold-out each: the column {by} has {len(words):,} values, which needs one run per value. "
-            f"For more than {MOST} values, list them.",
+            f"--hold-out each trains one run per value, but the column {by} has {len(words):,} values. "
+            f"At most {MOST} values are held out without naming them.",
             f"Name the values to hold out in turn:  --by {shell_word(by)} --sweep {swept}",
         )
     return words

@@ -103,12 +103,13 @@ def check_sweeps(methods: Sequence[str], sweeps: Mapping[str, Sequence[str]]) ->
             flag = option.replace("_", "-")
             raise UsageError(
                 f"--sweep {key}: {option} must be the same for all configurations.",
-                f"--{flag} VALUE next to the sweeps; in Python  options={{{option!r}: VALUE}}",
+                f"Give --{flag} VALUE once, together with the sweeps. In Python:  options={{{option!r}: VALUE}}",
             )
         if place_and_name in seen:
             earlier = seen[place_and_name]
             raise UsageError(
-                f"--sweep {earlier} and --sweep {key} are the same.", "Leave one of them out."
+                f"--sweep {earlier} and --sweep {key} sweep the same setting.",
+                "Leave one of them out.",
             )
         seen[place_and_name] = key
         # 0.1 and 1e-1 are two spellings of one value.
@@ -139,7 +140,7 @@ def _parsed_by(methods: Sequence[str], key: str, value: str) -> list[tuple[str, 
         for method in map(find_method, methods):
             if name == key and _has_hyperparameter(method, name):
                 raise UsageError(
-                    f"--sweep {key}: {method.name} has a hyperparameter of the same name.",
+                    f"--sweep {key} is ambiguous, because the scheme and {method.name} both have {key}.",
                     f"--sweep partition.{key}=... for the scheme, or --sweep set.{key}=... for the method",
                 )
         return [("", _partition_value(name, value))]

@@ -115,8 +115,8 @@ def read_record(path: Path) -> dict[str, Any] | None:
             raise ValueError("is damaged: it has no whole line")
     except (OSError, ValueError) as error:
         raise CorruptionError(
-            f"{path} {damage_of(error)}. The runs of the grid do not depend on it.",
-            f"Remove it; the grid command writes it again:  rm {shell_word(path)}",
+            f"{path} {damage_of(error)}. The runs of the grid are not affected.",
+            f"Remove the file. The grid command writes it again:  rm {shell_word(path)}",
         ) from error
     start = lines[0]
     points = [(str(method), dict(sweep)) for method, sweep in start["points"]]

@@ -102,8 +102,8 @@ class Trials:
                 self.ended: list[FrozenTrial] = [self._trial(line) for line in self._kept]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise CorruptionError(
-                f"{self._file} {damage_of(error)}. It does not show which trials this search has made.",
-                "Remove it and run the same command again, which draws the same trials and reuses the "
+                f"{self._file} {damage_of(error)}. The file no longer shows which trials this search has made.",
+                "Remove the file and run the same command again. It draws the same trials and reuses the "
                 f"stored runs:  rm {shell_word(self._file)}",
             ) from error
         self._journal = self._new_journal()
@@ -376,8 +376,8 @@ class SearchRun(GridRun):
         for number in range(stored):
             if not self._read(trials.ended[number], trials):
                 self.observer.note(
-                    f"Trial {number + 1} was made from other data or by other code. The search continues "
-                    "from there."
+                    f"Trial {number + 1} was made from other data or with another version of the code. The "
+                    f"search makes trial {number + 1} and all later trials again."
                 )
                 trials.cut(number)
                 self.request = replace(self.request, points=self.request.points[:number])

@@ -148,8 +148,8 @@ def search_of(
                 words = ",".join(values)
                 raise UsageError(
                     f"--sweep {key}={words} is a range, but a grid needs a list of values.",
-                    "--sampler optuna searches the range, optuna:random draws from it; or list values: "
-                    f"--sweep {key}=a,b",
+                    "Search the range with --sampler optuna, or draw from it with --sampler optuna:random. Or "
+                    f"list values: --sweep {key}=a,b",
                 )
         return None
     names = "|".join(SAMPLERS)
@@ -195,8 +195,8 @@ def _dimension(
         raise UsageError(
             f"--sweep {key} changes the partition, but a search must compare accuracies on the same "
             "validation rows.",
-            "Run one search per value, with the option instead of this --sweep; or leave --sampler "
-            "optuna out",
+            "Run one search per value, and give the option instead of this --sweep. Or leave --sampler "
+            "optuna out.",
         )
     found = [_ends_of(value) for value in values]
     if not any(found):
@@ -230,11 +230,11 @@ def _dimension(
         if whole:
             what = "whole numbers"
             example = "8..64"
-        order = "the lower first"
+        order = "with the lower number first"
         if log:
-            order += ", above 0"
+            order += " and both numbers above 0"
         raise UsageError(
-            f"--sweep {key}={values[0]} is not a range of {what}, {order}.",
+            f"--sweep {key}={values[0]} is not a range of {what} {order}.",
             f"For example --sweep {key}={example}",
         )
     return Range(low, high, log, whole)

@@ -53,10 +53,14 @@ def points_that_differ(
     lacking = methods_without(methods, [*sweeps, *config.set])
     for key, names in lacking.items():
         listed = ", ".join(names)
-        notes.append(f"{listed}: no hyperparameter {key}; trained without it.")
+        notes.append(
+            f"{key} is not a hyperparameter of {listed}, so these runs are trained without it."
+        )
     points, unread = drop_unread(combinations(methods, sweeps, lacking), config)
     for key, why in unread.items():
-        notes.append(f"{key} has no effect with {why}: trained once without it.")
+        notes.append(
+            f"{key} has no effect with {why}, so such configurations are trained once, without {key}."
+        )
     # Without these values, several points may be the same.
     distinct = dict.fromkeys((name, tuple(sweep.items())) for name, sweep in points)
     return [(name, dict(sweep)) for name, sweep in distinct], tuple(notes)
@@ -96,7 +100,7 @@ def drop_unread(
             method_name = shell_word(points[0][0])
             raise UsageError(
                 f"--sweep {key} changes nothing: {hparam} has no effect with {why}.",
-                "Leave it out, or change the hyperparameter that disables it; see  fedcache methods info "
+                "Leave this --sweep out, or change the hyperparameter that disables it:  fedcache methods info "
                 f"{method_name}",
             )
     return kept, unread

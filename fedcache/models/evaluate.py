@@ -382,15 +382,17 @@ class RunEvaluation:
         if self.client_prior is not None:
             notes.append(self.client_prior.sentence())
         if m.nll == float("inf"):
-            notes.append("NLL is inf: the model gives probability 0 to the class of some rows.")
+            notes.append(
+                "NLL is inf, because the model gives probability 0 to the true class of some rows."
+            )
         t = m.temperature
         if t is not None:
             nll = f"the NLL ({t.nll:.4f})"
             if t.at_limit:
                 nll += ", the largest value that was tried"
             notes.append(
-                f"--temperature {t.value:.4g} minimises {nll}. It was fitted on these {t.rows:,} rows, so "
-                "judge it on other rows."
+                f"--temperature {t.value:.4g} minimises {nll}. The fit used these {t.rows:,} rows, so "
+                "judge the temperature on other rows."
             )
         return notes
 
@@ -577,13 +579,13 @@ def matched(
     if not labelled.any():
         raise StoreError(
             f"{name}: no readable row has a label. {reasons}",
-            "Labels are a column called labels, label or y. To classify rows without labels: fedcache "
+            "Labels are read from a column called labels, label or y. To classify rows without labels: fedcache "
             "predict",
         )
     if not known.any():
         own = first_names(classes, 5)
         raise StoreError(
-            f"{name}: no row has a label of a class that the model knows; its classes are {own}. {reasons}",
+            f"{name}: no row is labelled with a class of the model. The model's classes are {own}. {reasons}",
             "Give data with classes of these names.",
         )
     domains = tuple(names[1])

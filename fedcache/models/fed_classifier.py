@@ -146,8 +146,8 @@ class FedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if others:
             more = ", ".join(sorted(others))
             raise UsageError(
-                f"{method.name} reads {more}, and FedClassifier has features and labels alone.",
-                f"fedcache.train({method.name!r}, store) of a store that has them.",
+                f"{method.name} also reads {more}, but FedClassifier passes only features and labels.",
+                f"fedcache.train({method.name!r}, store)   trains on a store that has them.",
             )
         seed = self.random_state
         # As in scikit-learn, ``random_state`` may also be None or a generator, from which the seed is drawn.
@@ -276,7 +276,8 @@ class FedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if groups is None:
             raise UsageError(
                 f"{model.facts.method} trains one model per client, but the client of each row is unknown.",
-                "predict(X, groups=...) with the client of each row, or a method with one model, for example fedavg",
+                "Give the client of each row: predict(X, groups=...). Or use a method with one model, for "
+                "example fedavg.",
             )
         names = _names(groups, X)
         out = np.empty((len(rows), len(self.classes_)))

@@ -73,8 +73,8 @@ class Model:
         model = self._alone("a file")
         if self.predictor.prior is not None:
             raise UsageError(
-                "A model file holds no client prior.",
-                "Export the model (fedcache export-model), or give client_prior when the file is loaded.",
+                "A model file cannot contain a client prior.",
+                "Export the model (fedcache export-model), or give client_prior when you load the file.",
             )
         if not overwrite and Path(path).exists():
             raise UsageError(
@@ -155,7 +155,8 @@ class Model:
         count = len(self.predictor.members)
         if count > 1:
             raise UsageError(
-                f"{what.capitalize()} needs one seed, but {count} are loaded.", "seed=0"
+                f"{what.capitalize()} needs one seed, but {count} are loaded.",
+                "Load one seed: seed=0",
             )
         return self.predictor.members[0]
 
@@ -186,7 +187,7 @@ class Model:
             hint = f"store.Xy({list(facts.backbones)!r}) gives such features of a store."
             # Two mistakes are common: a single row without its axis, and images instead of features.
             if first.shape == (facts.width,):
-                hint = "model.scores(x[None])   of one row."
+                hint = "For one row:  model.scores(x[None])"
             elif first.ndim in (3, 4) and first.shape[-1] == 3:
                 hint = AS_BYTES
             found = type(X).__name__

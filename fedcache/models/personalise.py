@@ -52,7 +52,9 @@ def settled(model: SavedModel, method: Method, settings: Mapping[str, Any]) -> d
     if "global" in (facts.protocol, method.protocol(hp)):
         why = " with these settings."
         if not facts.personal:
-            why = ": it trained one global model, which a new client can use unchanged."
+            why = (
+                ", because it trained one global model. A new client can use this model unchanged."
+            )
         raise UsageError(
             f"{facts.method} has no personal part{why}", "fedcache predict RUN --store SHARD"
         )
@@ -136,8 +138,8 @@ def personalise(
         if used.deploy is not keep_down:
             # A probe would be trained on the labelled rows of all clients.
             absent = missing_rows(
-                f"A model of {used.name} ends with a probe on the labelled rows of all clients, which are "
-                "not available here.",
+                f"A model of {used.name} ends with a probe that is trained on the labelled rows of all "
+                "clients. These rows are not available here.",
                 "Train again with the new client taking part.",
             )
             deployed = used.deploy(down, state, absent, ctx)
@@ -146,7 +148,7 @@ def personalise(
     except KeyError as error:
         raise StoreError(
             f"The stored server message lacks {error}, which {used.name} needs to make a personal model.",
-            "Train the run again with this version: --fresh.",
+            "Train the run again with --fresh and this version of fedcache.",
         ) from error
     except RuntimeError as error:
         if not settings:

@@ -94,7 +94,7 @@ class Predictor:
         if not isinstance(top, Integral) or not 1 <= top <= C:
             raise UsageError(
                 f"{name} is {top!r}, but the model has {C:,} classes.",
-                f"A whole number from 1 to {C}.",
+                f"Give a whole number from 1 to {C}.",
             )
 
     @cached_property
@@ -157,7 +157,7 @@ class Predictor:
         count = len(self.members)
         if count > 1:
             raise UsageError(
-                f"{count} models are loaded, and each gives other embeddings.",
+                f"{count} models are loaded, and each gives different embeddings.",
                 "Load one seed: seed=0",
             )
         member = self.members[0]
@@ -263,8 +263,8 @@ def _missing_array(store: Store, key: str, recipe: Mapping[str, Any]) -> StoreEr
                 differences.append(f"{field_} {str(other)[:SHOWN]} instead of {str(value)[:SHOWN]}")
     has = "it has " + (", ".join(store.arrays) or "none")
     if differences:
-        has = f"its {name} has {', '.join(differences)}"
-    message = f"{store.path.name} has no features of {name} as the model was trained on"
+        has = f"its features of {name} have {', '.join(differences)}"
+    message = f"{store.path.name} lacks the features of {name} that the model was trained on"
     if "size" not in recipe:  # ingested embeddings
         return StoreError(f"{message}; {has}.", "Give a store that has them.")
     if weights != "none":

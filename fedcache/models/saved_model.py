@@ -213,7 +213,7 @@ def check_facts(facts: Mapping[str, Any]) -> None:
     classes = known["classes"]
     distinct = len(set(classes))
     if not classes or distinct < len(classes):
-        raise refused(f"its {len(classes)} classes are {distinct} different names")
+        raise refused(f"its {len(classes)} classes have only {distinct} different names")
     # One width may stand for all keys; recipes and computed facts exist for every key or for none.
     count = len(known["keys"])
     legal = {"widths": (1, count), "recipes": (0, count), "computed": (0, count)}
@@ -240,10 +240,10 @@ def _check_recipe(key: str, recipe: Mapping[str, Any]) -> None:
         return
     strange = sorted(set(recipe) - {f.name for f in fields(Recipe)})
     if strange:
-        raise refused(f"the recipe of {key} has the fields {_shown(strange)}, which no recipe has")
+        raise refused(f"the recipe of {key} has unknown fields: {_shown(strange)}")
     made = Recipe.from_dict(recipe)
     if made.key != key:
-        raise refused(f"its recipe is that of {made.key}, and it was trained on {key}")
+        raise refused(f"its recipe belongs to {made.key}, but it was trained on {key}")
     try:
         row = declared(made.backbone)
         if row is not None:
@@ -269,11 +269,13 @@ def _check_encoder(known: Mapping[str, Any]) -> None:
     classes = len(known["classes"])
     names = len(known["names"])
     if names not in (0, classes):
-        raise refused(f"{classes} classes have {names} names for prompts")
+        raise refused(f"it has {classes} classes, but {names} class names for prompts")
     if encoder is None:
         return
     if encoder >= len(recipes) or "size" not in recipes[encoder]:
-        raise refused(f"its encoder is recipe {encoder}, and it has {len(recipes)}")
+        raise refused(
+            f"its encoder uses recipe number {encoder}, but it has {len(recipes)} recipes"
+        )
     if template is None or template.count("{}") != 1:
         raise refused(f"its prompt template is {_shown(template)}, expected one {{}} for the class")
 
@@ -282,20 +284,26 @@ def _check_clients(known: Mapping[str, Any]) -> None:
     saved = known["saved"]
     clients = known["clients"]
     if saved and known["protocol"] == "global":
-        raise refused(f"it is one model for all, and has models of {len(saved)} clients")
+        raise refused(f"it is one global model, but it also has models of {len(saved)} clients")
     # A client that joined later has the number after the last one.
     numbers = sorted(saved.values())
     if len(set(numbers)) < len(saved) or any(number > clients for number in numbers):
-        raise refused(f"{len(saved)} saved clients of {clients} have the numbers {_shown(numbers)}")
+        raise refused(
+            f"its saved clients have the numbers {_shown(numbers)}, but there are {clients} clients"
+        )
     width = sum(known["widths"])
     for number, own in known["overrides"].items():
         # Number -1 has the settings for rows without a client.
         known_client = number.isdecimal() and int(number) <= clients
         if number != "-1" and not known_client:
-            raise refused(f"it has settings of client {_shown(number)} of {clients}")
+            raise refused(
+                f"it has settings of client {_shown(number)}, but there are {clients} clients"
+            )
         if any(not 0 <= start < stop <= width for start, stop in own["columns"]):
             columns = _shown(own["columns"])
-            raise refused(f"client {number} reads columns {columns} of {width}")
+            raise refused(
+                f"client {number} reads the columns {columns}, but there are {width} columns"
+            )
 
 
 def check_tensors(facts: Any, tensors: Mapping[str, Tensor], *, stacked: bool) -> None:
@@ -565,7 +573,7 @@ class SavedModel:
                 ) from error
             raise CorruptionError(
                 error.message,
-                "To make it again, run the command of the run with --fresh. For a new client:  fedcache "
+                "To write the file again, run the command of the run with --fresh. For a new client:  fedcache "
                 "personalise --help",
             ) from error
         if found is None:
@@ -842,7 +850,7 @@ def check_settings(method: Method, hp: Mapping[str, Any], protocol: str) -> None
         raise refused(f"{method.name} has missing hyperparameters ({reason(error)})") from error
     if protocol != expected:
         raise refused(
-            f"its protocol is {protocol}, and that of {method.name} with its settings is {expected}"
+            f"its protocol is {protocol}, but {method.name} with its settings has {expected}"
         )
 
 
@@ -881,7 +889,9 @@ def _check_scores(model: DeployedModel, *, needs_client: bool) -> None:
             raise refused(f"{tensor} of {name} is {found}, expected {expected}")
     if tuple(scores.shape) != (1, env.classes) or not scores.is_floating_point():
         shape = list(scores.shape[1:])
-        raise refused(f"{name} scores {shape} classes with its tensors, of {env.classes}")
+        raise refused(
+            f"with its tensors, {name} gives scores of shape {shape} for {env.classes} classes"
+        )
 
 
 # From the output of a training to a ``SavedModel``: the server's tensors, and the models of the

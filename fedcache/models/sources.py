@@ -71,7 +71,7 @@ def find_inputs(
         backbones = shell_word(",".join(model.facts.backbones))
         names = " + ".join(model.facts.backbones)
         raise UsageError(
-            f"The model reads rows of numbers through {names}, which predict can read only from a store.",
+            f"The model reads rows of numbers with {names}. predict can read such rows only from a store.",
             f"fedcache extract --dataset rows:{file} --backbones {backbones}, then  fedcache predict RUN --store STORE",
         )
     if kind == TEXTS:

@@ -157,7 +157,7 @@ def compare_entries(
         why: tuple[str, ...] = ()
         if chosen:
             why = (
-                "The tests pair settings, because there are enough of them. One table for each setting:  "
+                "The tests pair settings, because there are enough settings. For one table per setting:  "
                 "--over seeds",
             )
         return Comparisons((only_table,), why, tuple(found.left_out))
@@ -187,7 +187,7 @@ def compare_entries(
             only = group[0]
             digest = only.digest[:8]
             sentences.append(
-                f"{where}: only one run, {only.method} ({digest}), so nothing to compare."
+                f"{where}: there is only one run, {only.method} ({digest}), so nothing can be compared."
             )
             continue
         try:
@@ -218,8 +218,8 @@ def compare_entries(
     if len(groups) > 1:
         sentences.insert(
             0,
-            f"The runs belong to {len(groups)} datasets or partitions, each with its own table (--over "
-            "settings compares methods across them).",
+            f"The runs belong to {len(groups)} datasets or partitions, each with its own table. To compare methods "
+            "across all of them:  --over settings",
         )
     return Comparisons(tuple(tables), tuple(sentences), tuple(found.left_out))
 

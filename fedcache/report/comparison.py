@@ -444,7 +444,9 @@ def _notes(c: Comparison, *, best_is_reference: bool) -> list[str]:
         return [_one_block(c)]
     notes = []
     if count < 3:
-        notes.append(f"Only two {c.over}: an interval needs at least three.")
+        notes.append(
+            f"There are no intervals, because they need at least three {c.over}, and there are only two."
+        )
     notes += _spreadless(c)
     if len(c.treatments) > 2:
         columns = zip(*(t.values for t in c.treatments), strict=True)
@@ -500,7 +502,7 @@ _MORE_BLOCKS = {
 """How to get an interval and a test where there is one block."""
 _SAME_VALUE = {
     "seeds": "does not depend on the seed",
-    "clients": "is the same for every client, as where all are scored on the same rows",
+    "clients": "is the same for every client, for example because all clients are scored on the same rows",
     "settings": "is the same in every setting",
     HELD_OUT: "is the same for every held-out value",
 }
@@ -512,7 +514,10 @@ def _one_block(c: Comparison) -> str:
     more = _MORE_BLOCKS[c.over]
     lacks = "no interval"
     if any(t.test_rows is not None for t in c.treatments):
-        more = f"Intervals are over test rows: Wilson's of one model, normal of clients' models. {more}"
+        more = (
+            "Intervals are over test rows: Wilson intervals for one model, normal intervals for clients' models. "
+            f"{more}"
+        )
         lacks = f"no interval over {c.over}"
     untested = "no test"
     if any(p.rows for p in c.pairs):
@@ -530,7 +535,7 @@ def _spreadless(c: Comparison) -> list[str]:
     for t in c.treatments:
         if len(t.known) == 1:
             (block,) = t.blocks(c.blocks)
-            notes.append(f"{t.name} has one of the {c.over} ({block}): no interval.")
+            notes.append(f"{t.name} has only one of the {c.over} ({block}), so it has no interval.")
         elif constant(t.known):
             same.append(t.name)
             if t.test_rows is not None:
@@ -550,7 +555,9 @@ def _spreadless(c: Comparison) -> list[str]:
         both_same = pair.one in same and pair.other in same
         if len(pair.blocks) == 1:
             block = pair.blocks[0]
-            notes.append(f"{words} share one of the {c.over} ({block}), too few for a test.")
+            notes.append(
+                f"{words} share only one of the {c.over} ({block}), which is too few for a test."
+            )
         elif pair.p is not None:
             continue
         elif both_same and c.over in ("seeds", "clients"):
@@ -636,9 +643,9 @@ def check_metric(metric: str, over: str) -> None:
         block = over.removesuffix("s")
         known = ", ".join(METRICS[over])
         raise UsageError(
-            f"The score {metric} cannot be compared over {over}: a result holds its mean over seeds, not its "
-            f"{block}s' own values.",
-            f"--over settings takes it; over {over} there is {known}.",
+            f"The score {metric} cannot be compared over {over}, because a result has only the mean over seeds, "
+            f"not a value for each {block}.",
+            f"Use --over settings with this score. Scores for --over {over}: {known}.",
         )
 
 
@@ -782,8 +789,8 @@ def merged_notes(runs: Mapping[str, Sequence[StoredRun]]) -> list[str]:
             if not run.exact:
                 notes.append(
                     f"{name}: these runs share some seeds. Accuracy uses each seed once. Costs, and "
-                    "results per client and class, are means over the runs. A run counts by the number of "
-                    "seeds that it adds."
+                    "results per client and class, are means over the runs, weighted by the number of seeds "
+                    "that each run adds."
                 )
     return notes
 
@@ -1003,9 +1010,9 @@ def _not_alike(runs: Mapping[str, Sequence[StoredRun]], metric: str) -> list[str
             if kind != usual:
                 words = _PROTOCOL.get(kind, kind)
                 parts.append(f"{_some(names)}: {words}")
-        head = "Not scored alike"
+        head = "Runs are not scored alike"
         if metric in ("client_mean", "pooled"):
-            head = "Models of different kinds"
+            head = "Runs have models of different kinds"
         others = _PROTOCOL.get(usual, usual)
         scored = "; ".join(parts)
         notes.append(f"{head}. {scored}; all others: {others}.")
@@ -1015,7 +1022,7 @@ def _not_alike(runs: Mapping[str, Sequence[StoredRun]], metric: str) -> list[str
     if unlike is not None:
         notes.append(unlike)
     if approximations:
-        notes.append(f"Approximations of their method: {_some(approximations)}.")
+        notes.append(f"These runs approximate their method: {_some(approximations)}.")
     return notes
 
 
@@ -1031,7 +1038,7 @@ def _drawn_apart(accuracies: Mapping[str, Mapping[str, Any]]) -> list[str]:
     if len(kinds) < 2:
         return []
     parts = "; ".join(f"{_some(names)}: {kind}" for kind, names in kinds.items())
-    return [f"Scored over different numbers of clients. {parts}."]
+    return [f"Runs are scored over different numbers of clients. {parts}."]
 
 
 def _seeds_differ(runs: Mapping[str, Sequence[StoredRun]]) -> list[str]:
@@ -1043,7 +1050,7 @@ def _seeds_differ(runs: Mapping[str, Sequence[StoredRun]]) -> list[str]:
     number = str(counts[0])
     if counts[0] < counts[-1]:
         number = f"{counts[0]} to {counts[-1]}"
-    return [f"Values are means over seeds that differ between runs ({number} of them)."]
+    return [f"Each value is the mean over a run's own {number} seeds, which differ between runs."]
 
 
 def _some(names: Sequence[str], between: str = ", ") -> str:

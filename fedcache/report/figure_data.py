@@ -437,8 +437,8 @@ def label_entropy(ident: str, source: RunStore) -> Plot | None:
     values = {name: _entropy_bits(unit, text, scale) for scale, name in scales.items()}
     most = float(np.log2(len(text)))
     description = (
-        f"Entropy in bits of the zero-shot labels of {len(x)} test rows by {backbone}; {most:.2f} means "
-        "no information."
+        f"Entropy in bits of the zero-shot labels of {len(x)} test rows by {backbone}; {most:.2f} bits "
+        "mean no information."
     )
 
     def fill(axes: Any, marks: Marks) -> None:

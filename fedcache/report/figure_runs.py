@@ -151,7 +151,7 @@ def spread(ident: str, runs: Named) -> Plot | None:
     shown = known[:MOST_STRIPS]
     description = (
         f"Accuracy of every client, in percent: {strip}, the bar is their mean, the triangle the mean of the "
-        "worst tenth (ten clients and more)."
+        "worst tenth (shown for ten clients or more)."
     )
     if len(known) > len(shown):
         description += f" {MOST_STRIPS} of {len(known)} runs, the best of each method first."

@@ -408,7 +408,7 @@ def several(runs: object) -> list[RunQuery]:
         given = list(runs)
     if not given:
         raise UsageError(
-            "The given object contains no run.", "None takes all runs of FEDCACHE_HOME."
+            "The given object contains no run.", "Give None to use all runs of FEDCACHE_HOME."
         )
     return given
 
@@ -440,7 +440,7 @@ def _paths(queries: Sequence[RunQuery], root: Path) -> Iterable[Path]:
 def _named(
     name: str | Path,
     root: Path,
-    hint: str = "See `fedcache runs list`, or give no name: all runs are taken then.",
+    hint: str = "`fedcache runs list` lists the runs. Without a name, all runs are used.",
 ) -> list[Path]:
     """Directories of the runs that a tag, a selection, a path or the first letters of a name mean.
 
@@ -448,16 +448,16 @@ def _named(
     """
     text = str(name)
     if not text:
-        raise UsageError("A run has an empty name.", "See `fedcache runs list`.")
+        raise UsageError("A run has an empty name.", "`fedcache runs list` lists the runs.")
     if text.startswith(OF_TAG):
         tag = text.removeprefix(OF_TAG)
         found = [path for path in _inside(root) if tag in tags_of(path)]
         if found:
             return found
-        known = ", ".join(_tags_in(_inside(root))) or "no tags"
+        known = ", ".join(_tags_in(_inside(root))) or "none"
         raise StoreError(
-            f"No run under {root} has the tag {tag!r}; there are {known}.",
-            f"fedcache runs tag {shell_word(check_tag(tag))} RUN   gives it",
+            f"No run under {root} has the tag {tag!r}. Known tags: {known}.",
+            f"fedcache runs tag {shell_word(check_tag(tag))} RUN   adds the tag",
         )
     takes = selector(text)
     if takes is not None:
@@ -465,7 +465,7 @@ def _named(
         if found:
             return found
         raise StoreError(
-            f"No finished run under {root} is of {name}.",
+            f"No finished run under {root} matches {name}.",
             "fedcache runs list   lists all runs",
         )
     path = Path(name)
@@ -480,13 +480,15 @@ def _named(
         return matches
     if matches:
         shown = ", ".join(path.name for path in matches[:5])
-        raise UsageError(f"{text!r} fits {len(matches)} runs: {shown}.", "Give more letters.")
+        raise UsageError(
+            f"{text!r} fits {len(matches)} runs: {shown}.", "Give more letters of the name."
+        )
     # The name of a method, dataset or partition needs a prefix.
     kind = _kind_of(text, root)
     if kind is not None:
-        hint = f"{kind}:{name}   names the runs of that {kind}"
+        hint = f"{kind}:{name}   selects the runs of that {kind}"
     elif text in METHODS:
-        hint = f"fedcache train {shell_word(name)}   trains one"
+        hint = f"fedcache train {shell_word(name)}   trains a run"
     raise UsageError(
         f"There is no run {text!r}: no directory has this name, and no run under {root} has a name "
         "that begins with it.",

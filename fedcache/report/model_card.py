@@ -354,9 +354,9 @@ def agreement(program: ModelProgram) -> str:
         "## Agreement with predict",
         "",
         f"Features are rounded to {kinds}, as in the store of the run. Libraries sum in different orders, "
-        "so a feature near the middle between two such numbers is rounded up by one and down by another. "
-        f"With every feature of {BATCH} random images changed {DRAWS} times, each by up to "
-        f"{LIBRARIES:.0e} of itself, scores changed by at most {moved.scores:.1g} and probabilities by "
+        f"so one library may round a feature up where another library rounds it down. fedcache changed "
+        f"every feature of {BATCH} random images {DRAWS} times, each time by up to {LIBRARIES:.0e} of its "
+        f"value. Scores changed by at most {moved.scores:.1g} and probabilities by at most "
         f"{moved.probabilities:.1g}.",
     ]
     if "float16" in dtypes:

@@ -304,7 +304,10 @@ MOST_NAMED = 4
 """Most runs that a note names; of more runs it gives the number."""
 MOST_VALUES = 24
 """Most values of a setting for which the table has a filter."""
-PRIVATE = "a run here has differential privacy, but its epsilon covers neither the partition nor the features"
+PRIVATE = (
+    "a run of this setting has differential privacy, and its epsilon covers neither the partition nor "
+    "the features"
+)
 
 
 def refuse_private(entries: Sequence[StoredRun]) -> None:
@@ -312,8 +315,8 @@ def refuse_private(entries: Sequence[StoredRun]) -> None:
     private = [e.digest[:8] for e in entries if e.private]
     if private:
         raise UsageError(
-            f"{some_names(private, 5)} has differential privacy, but its epsilon does not cover rows that "
-            "are shown as images.",
+            f"{some_names(private, 5)} has differential privacy. Its epsilon does not cover the rows that "
+            "--with-images shows as images.",
             "Leave --with-images out, or name other runs.",
         )
 
@@ -459,8 +462,8 @@ def section_of(
             notes += sentences_on_images
     else:
         notes.append(
-            f"Figures are made for the first {MOST_SETTINGS} settings. For these runs, write a separate "
-            "report."
+            f"Figures are made for the first {MOST_SETTINGS} settings. For the figures of this setting, "
+            "write a separate report of its runs."
         )
     # Commands name the store, so that they can be run where the store is.
     store = ""

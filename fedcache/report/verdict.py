@@ -383,7 +383,7 @@ def _sure(
         why = f"Its lead over every other method is statistically significant over {gap.over}."
     elif gap.high < 0:
         word = "Contradicted"
-        why = f"On the test rows the second is significantly better over {gap.over}."
+        why = f"On the test rows, the second run is significantly better over {gap.over}."
     else:
         word = "Not sure"
         why = _chance([label[e.digest] for e in undecided or rivals[:1]], len(rivals), gap)
@@ -478,7 +478,7 @@ def cost_of(
         accuracy = percent(score_of(least.result, score).mean)
         sent_by_least = _bytes(sent_bytes(least)) or "nothing"
         words += (
-            f" Cheaper, without a significant difference on these rows: {label[least.digest]}, {accuracy} %, "
+            f" The cheapest run without a significant difference on these rows: {label[least.digest]}, {accuracy} %, "
             f"{sent_by_least} sent."
         )
     return words
@@ -526,7 +526,7 @@ def drawn_clients(result: Mapping[str, Any]) -> tuple[str, list[float]] | None:
         verb = "was"
     who = f"{scored:,} of {clients:,} clients {verb} drawn and scored"
     if trained == 0:
-        who += "; none of these took part in any round, so the accuracy is that of untrained models"
+        who += "; none of these took part in any round, so their models are untrained"
     elif trained is not None and trained < scored:
         who += f"; {trained:,} of these took part in some round"
     errors = [d["standard_error"] for d in drawn]
@@ -582,7 +582,7 @@ def chance_lines(result: Mapping[str, Any]) -> list[str]:
     more = percent(chance.least)
     return [
         f"NO BETTER THAN CHANCE: guessing gives {guess} % on these {chance.rows:,} test rows of "
-        f"{chance.classes} classes; only more than {more} % would differ from guessing.",
+        f"{chance.classes} classes; only an accuracy above {more} % would differ from guessing.",
         f"Next: {next_step(result)}",
     ]
 

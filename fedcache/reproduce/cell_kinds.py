@@ -123,7 +123,7 @@ def entropy(cell: PaperCell, workbench: Workbench) -> Measured:
     if entry is None:
         raise StoreError(
             f"{cell.backbones[0]} has no text features.",
-            "Name one that has, for example glyph-clip.",
+            "Use a backbone with text features, for example glyph-clip.",
         )
     text_features = np.array(read_text(store.path, cell.backbones[0], entry), np.float32)
     text = torch.from_numpy(text_features)
@@ -151,7 +151,9 @@ def noise(cell: PaperCell, workbench: Workbench) -> Measured:
     of_class = data.label == data.classes.index(name)
     rows = np.flatnonzero(of_class & (data.split == 0))
     if not len(rows):
-        raise UsageError(f"{cell.dataset} has no training image of {name}.", "Try --on.")
+        raise UsageError(
+            f"{cell.dataset} has no training image of {name}.", "Use another dataset: --on DATASET"
+        )
     image = decode(data.source.read(int(rows[0])))
     x = np.asarray(image, np.float64) / 255
     rng = np.random.default_rng(parse_seeds(cell.seeds)[0])

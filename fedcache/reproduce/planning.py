@@ -236,7 +236,7 @@ def plan(entry: PaperTable, options: Options, looker: RequirementCheck) -> list[
             used = ", ".join(mapping.values()) or "no backbone"
             raise UsageError(
                 f"--recipe {key} refers to {named!r}, which has no role in {entry.name}.",
-                f"In use: {used}.",
+                f"Backbones in use: {used}.",
             )
     return [_planned(cell, options, mapping) for cell in chosen(entry, options.only)]
 
@@ -281,7 +281,7 @@ def roles(entry: PaperTable, options: Options, looker: RequirementCheck) -> dict
             own = ", ".join(named) or "none"
             raise UsageError(
                 f"{entry.name} uses none of the backbones that have a substitute ({known}).",
-                f"Name them: --backbones A,B in place of {own}",
+                f"Name the substitutes: --backbones A,B in place of {own}",
             )
         return mapping
     for name in options.backbones:

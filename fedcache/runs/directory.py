@@ -101,7 +101,7 @@ class DamagedRunError(CorruptionError):
     def __init__(self, path: Path, why: str = "was changed after fedcache wrote it") -> None:
         super().__init__(
             f"{path} {why}.",
-            f"The same command with --fresh runs it again; or remove {path.parent}.",
+            f"Run the same command again with --fresh, or remove {path.parent}.",
         )
         self._args = (path, why)
 
@@ -460,8 +460,8 @@ def check_config(path: Path | None) -> None:
         if found_digest != digests.get(name, found_digest):
             raise CorruptionError(
                 f"{folder / name} is missing or was changed.",
-                "Train with the options of the run instead of --config, or copy config.toml elsewhere to "
-                "change it.",
+                "Train with the options of the run instead of --config. To change a configuration, copy "
+                "config.toml elsewhere and edit the copy.",
             )
 
 
@@ -617,7 +617,10 @@ def owning(
             make_private(folder.parent)
             make_private(folder)
         for folder in locked:
-            words = f"{folder.name} is being trained by another process or thread. Waiting until that ends{why}."
+            words = (
+                f"{folder.name} is being trained by another process or thread. Waiting until that training "
+                f"ends{why}."
+            )
             # The lock file stays when the block ends, because waiting processes have it open.
             lock = wait_for_lock(folder / LOCK, partial(observer.note, words), give_up_if_stopped)
             try:
@@ -688,7 +691,7 @@ def tags_of(run: Path) -> tuple[str, ...]:
             ) from error
         raise CorruptionError(
             error.message,
-            f"Its tags are lost. Remove the file and add the tags again:  rm {shell_word(path)}",
+            f"The run's tags are lost. Remove the file and add the tags again:  rm {shell_word(path)}",
         ) from error
     if found is None:
         return ()

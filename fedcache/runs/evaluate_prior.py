@@ -63,11 +63,14 @@ def with_client_prior(
         return predictor
     if kind == "em":
         raise UsageError(
-            "em estimates the class shares of test rows, so only `fedcache evaluate` takes it.",
+            "--client-prior em estimates class shares from test rows, so only `fedcache evaluate` "
+            "accepts it.",
             "--client-prior counts",
         )
     if name is None:
-        raise UsageError("--client-prior needs the client whose prior it is.", "--client NAME")
+        raise UsageError(
+            "--client-prior needs the client whose class prior is added.", "--client NAME"
+        )
     tests = PriorTests.of(place, predictor, None, kind, home, [name], observer)
     number = tests.partition.table.names.index(name)
     place_of_client = int(np.searchsorted(tests.numbers, number))
@@ -165,7 +168,9 @@ class PriorTests:
             if own is not None:
                 hint = f"--store {shell_word(own.path)}"
             raise UsageError(
-                "A client prior needs the run's own store, which alone has the clients' rows.", hint
+                "A client prior needs the store that the run was trained on, because no other store has "
+                "the clients' rows.",
+                hint,
             )
         store = source
         method = first.deployed[0].method
@@ -182,8 +187,8 @@ class PriorTests:
             )
         if kind in ("fitted", "em") and is_private(result):
             raise UsageError(
-                f"The run has differential privacy, but its epsilon does not cover {kind}, which reads the "
-                "class counts of all clients.",
+                "The run has differential privacy. Its epsilon does not cover the class counts of all "
+                f"clients, which --client-prior {kind} reads.",
                 "--client-prior counts",
             )
         partitions = []
@@ -200,7 +205,7 @@ class PriorTests:
         partition = partitions[0]
         if any(other.digest != partition.digest for other in partitions):
             raise UsageError(
-                "--client-prior takes the model of one seed, because each seed has its own partition.",
+                "--client-prior needs the model of one seed, because each seed has its own partition.",
                 f"--seed {facts.seed}",
             )
         samples = store.samples
@@ -245,7 +250,7 @@ class PriorTests:
         if not found:
             raise StoreError(
                 "No client has a test row among the rows that are evaluated.",
-                "Leave --split out, or take --split test.",
+                "Leave --split out, or use --split test.",
             )
         return PriorAccuracy(
             self.priors.kind, self.priors.concentration, self.partition.test_protocol, found
@@ -258,7 +263,9 @@ class PriorTests:
         table = self.partition.table
         for place, number in enumerate(self.numbers.tolist()):
             if stop.requested:
-                raise StoppedError("Stopped before every client was evaluated.", "Run it again.")
+                raise StoppedError(
+                    "Stopped before every client was evaluated.", "Run the same command again."
+                )
             observer.advance(1)
             name = table.names[number]
             predictor = first

@@ -94,7 +94,8 @@ def evaluate_runs(
                 options_of_runs[i] = replace(options, client=None)
                 name = places[i].name
                 observer.note(
-                    f"{name}: {facts.method} trained one global model, which {options.client} uses too."
+                    f"{name}: {facts.method} trained one global model, which is also the model of --client "
+                    f"{options.client}."
                 )
     found = []
     for place, of_run in zip(places, options_of_runs, strict=True):
@@ -154,7 +155,8 @@ def evaluate_run(
             for name in names:
                 if stop.requested:
                     raise StoppedError(
-                        "Stopped before every client's model was evaluated.", "Run it again."
+                        "Stopped before every client's model was evaluated.",
+                        "Run the same command again.",
                     )
                 yield str(name), replace(first, client=name).checked()
                 observer.advance(1)
@@ -245,8 +247,8 @@ def mistakes_on(
         own_digest = result["dataset"]["digest"]
         if rows.source.dataset.get("digest") == own_digest:
             raise UsageError(
-                f"{place.name} has differential privacy, but its epsilon does not cover rows of its own "
-                "dataset that are shown as images.",
+                f"{place.name} has differential privacy. Its epsilon does not cover the rows of its own "
+                "dataset that --with-images shows as images.",
                 "Leave --with-images out, or evaluate on another dataset.",
             )
     if not clients:
@@ -444,7 +446,7 @@ def _warning(
         same = int(seen[rows.rows].sum())
         if not same:
             return None
-        advice = ": --split test leaves them out."
+        advice = ". To leave these rows out: --split test"
         # A scheme may assign rows of the test split too, and then --split test does not help.
         if (seen & (split == TEST)).any():
             advice = "."

@@ -84,15 +84,16 @@ def read_store(
         if identical:
             path = shell_word(store.path)
             observer.warn(
-                f"The features of {key} are identical in the first {identical} rows, as from a model that "
-                f"ignores its input. To see how they were made:  fedcache inspect {path}"
+                f"The features of {key} are identical in the first {identical} rows, so the backbone may "
+                f"ignore its input. To see how the features were made:  fedcache inspect {path}"
             )
     views = [array.shape[1] for array in arrays]
     common = min(views)
     if len(set(views)) > 1:
         each = ", ".join(map(str, views))
         observer.note(
-            f"Views: {common} of each backbone, the number that all backbones have ({each})."
+            f"Training uses {common} view(s) of each backbone, because the backbones have different "
+            f"numbers of views ({each})."
         )
     # Large features stay in their files; small ones, and those of several backbones, are copied into memory.
     x: Features | None = stored_rows(arrays, feat_post)

@@ -180,7 +180,8 @@ def _old_runs(home: Home) -> Iterator[tuple[Path, str]]:
         if result.get("code") != current[method]:
             yield (
                 run,
-                f"result of {method} by an older version of the code; the same command recomputes it",
+                f"result of {method}, made by an older version of the code; the run's command "
+                "recomputes it",
             )
 
 

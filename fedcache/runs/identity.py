@@ -133,8 +133,8 @@ def own_digest(method: Method) -> str:
     """
     if method.name in NAMES:
         raise UsageError(
-            f"This Method is called {method.name!r} but is not the {method.name} of fedcache.",
-            f"Give it another name: dataclasses.replace(method, name='my-{method.name}')",
+            f"This Method is called {method.name!r}, which is the name of another method of fedcache.",
+            f"Give your method another name: dataclasses.replace(method, name='my-{method.name}')",
         )
     plugin = find("methods", method.name)
     folders: tuple[Path, ...] = ()

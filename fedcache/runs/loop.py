@@ -205,7 +205,8 @@ def _return_stored(run: OpenRun, stored: Run, observer: Observer, position: Grid
     if more:
         seeds = len(run.earlier)
         observer.note(
-            f"This run also has seeds {seeds_text(more)}; the result is over all {seeds} seeds."
+            f"This run was also trained with seeds {seeds_text(more)}. The result covers all {seeds} "
+            "seeds."
         )
     note = run.kept.note_on_stored(stored.path)
     if note is not None and (position is ALONE or run.kept.which == "all"):
@@ -422,18 +423,21 @@ def note_earlier(run: OpenRun, observer: Observer) -> None:
     before = seeds_text(run.earlier)
     every = seeds_text({*run.spec.seeds, *run.earlier})
     observer.note(
-        f"{run.name} has the seeds {before} already. This command trains seeds {missing}; the result covers "
-        f"seeds {every}."
+        f"{run.name} already has results of seeds {before}. This command trains seeds {missing}. The "
+        f"result covers seeds {every}."
     )
 
 
 def note_stored(run: Run, observer: Observer) -> None:
     """Note that a result is stored already. Warn if its measured times are lost."""
-    again = "--fresh trains it again"
+    again = "; --fresh trains it again"
     cost = run.result.get("trust", {}).get("privacy", {})
     if cost.get("noise") and not cost.get("simulation"):
-        again = "returning it spends no privacy; --fresh draws new noise and spends as much again"
-    observer.note(f"The same run is stored already ({run.path.name}); {again}.")
+        again = (
+            ". Returning the stored result spends no privacy. --fresh draws new noise and spends as much "
+            "privacy again"
+        )
+    observer.note(f"The same run is stored already ({run.path.name}){again}.")
     if not run.measured:
         observer.warn(
             f"{run.path / 'measured.json'} is missing or damaged. The result is complete, but its times "
@@ -492,8 +496,8 @@ class OpenRun:
         note = ""
         if self.spec.trust.protects:
             note = (
-                "Noise comes from the operating system, so every new run has another result and spends "
-                "privacy again."
+                "The noise comes from the operating system, so every new training of this run gives another "
+                "result and spends privacy again."
             )
         if fresh:
             self._forget_seeds()
@@ -541,8 +545,9 @@ class OpenRun:
             released = self._is_released(seed)
             if released and not self.fresh:
                 self.events.observer.warn(
-                    f"Noise was drawn for seed {seed} of {self.name} before, but no complete result or state "
-                    "of it exists. The seed is trained again from the start and spends privacy again."
+                    f"Noise was drawn before for seed {seed} of {self.name}, but that training left no "
+                    "complete result or state. The seed is trained again from the start and spends privacy "
+                    "again."
                 )
             self._record_release(seed)
             keep_reported_rounds(self._ledger, self.name, seed, 0)
@@ -564,14 +569,14 @@ class OpenRun:
         if released and reported is not None and reported <= rounds:
             return
         if not released:
-            later = "the ledger has no entry for it"
+            later = "the privacy ledger has no entry for this seed"
         elif reported is None:
             later = "the number of published rounds is unknown"
         else:
-            later = f"round {reported:,} was published"
+            later = f"round {reported:,} was published already"
         self.events.observer.warn(
-            f"The state of seed {seed} of {self.name} is that after round {rounds:,}, and {later}. Noise is "
-            "drawn again, which spends privacy again."
+            f"Seed {seed} of {self.name} resumes from its stored state after round {rounds:,}, but {later}. "
+            "The later rounds draw new noise, which spends privacy again."
         )
         self._record_release(seed)
         keep_reported_rounds(self._ledger, self.name, seed, rounds)
@@ -742,8 +747,8 @@ class OpenRun:
         if lost:
             seeds = seeds_text(lost)
             self.events.observer.warn(
-                f"The files of seeds {seeds} of {self.name} are missing or damaged, so its result is without them. "
-                f"Train them again: --seeds {seeds}"
+                f"The files of seeds {seeds} of {self.name} are missing or damaged, so the result does not "
+                f"include these seeds. To train them again: --seeds {seeds}"
             )
         return [found[seed] for seed in sorted(found)]
 

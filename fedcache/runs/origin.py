@@ -48,7 +48,7 @@ def check_text(store: Store, key: str) -> None:
     of_text = str(current["meta"].get("weights"))[:12]
     of_images = str(recipe.get("weights"))[:12]
     raise StoreError(
-        f"The text features of {name} were made with the weights {of_text}, but those of the images ({key}) "
-        f"with {of_images}.",
+        f"The text features of {name} were made with the weights {of_text}, but the image features "
+        f"({key}) were made with {of_images}.",
         more_features(store, name),
     )

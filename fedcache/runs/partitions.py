@@ -86,7 +86,8 @@ def check_same(store: Store, made: Partition, name: str) -> None:
     if store.manifest.files.get(relative) != sha256_hex(*parts):
         raise UsageError(
             f"The partition {name!r} of {store.path.name} is damaged, and the new one differs from it.",
-            f"To make it again:  {command_of(store, name)};  to replace it: --replace",
+            f"To make the damaged partition again:  {command_of(store, name)};  to replace it with the new "
+            "one: --replace",
         )
 
 
@@ -189,8 +190,9 @@ def save_partition(store: Store, made: Partition, name: str, *, replace: bool = 
             if digest == made.digest:
                 return
             raise UsageError(
-                f"{store.path.name} has a partition {name!r} with other rows, which runs may refer to.",
-                f"Another name: --name {shell_word(name)}-2;  or replace it: --replace",
+                f"{store.path.name} already has a partition {name!r} with other rows, and runs may refer "
+                "to it.",
+                f"Use another name: --name {shell_word(name)}-2;  or replace the old partition: --replace",
             )
     store.put_partition(name, made.to_file())
 
@@ -337,7 +339,7 @@ def partition_seeds(
             if not defaults or not error.instead:
                 raise
             scaled = ", ".join(f"{name} {value}" for name, value in error.instead.items())
-            observer.note(f"{error.message} Scaled down to {scaled}.")
+            observer.note(f"{error.message} fedcache uses {scaled} instead.")
             arguments = {**arguments, **error.instead}
             made[seed] = make_partition(store, scheme, seed=own, save=False, **arguments)
     first = next(iter(made.values()))
@@ -365,9 +367,9 @@ def load_partition(store: Store, name: str) -> Partition:
     if not loaded.digest.startswith(pinned):
         digest = loaded.digest[:16]
         raise StoreError(
-            f"The partition {name!r} of {store.path.name} was replaced by one with other rows: its digest "
-            f"is {digest}, not {pinned}.",
-            f"To train on the new one: --partition {shell_word(name)}",
+            f"The partition {name!r} of {store.path.name} was replaced by a partition with other rows: the "
+            f"digest is now {digest}, expected {pinned}.",
+            f"To train on the new partition: --partition {shell_word(name)}",
         )
     return loaded
 
@@ -493,7 +495,7 @@ def given_partition(
     if rows_are_given and typed:
         argument = next(iter(typed))
         raise UsageError(
-            f"{argument} is given together with the rows of each client.",
+            f"{argument} and the rows of each client are both given.",
             "Leave one of them out.",
         )
     if isinstance(clients, Mapping):
@@ -509,7 +511,7 @@ def given_partition(
         numbered = all(word.rpartition("/")[2].isdigit() for word in store.samples.name)
         if named is None and not numbered:
             first = store.samples.name[0]
-            note = f"clients are given in the order of the rows by name: the first is {first!r}"
+            note = f"clients are read in the order of the row names; the first row is {first!r}"
             made = dataclasses.replace(made, notes=(*made.notes, note))
     save_partition(store, made, name or _free_name(store, made, replace), replace=replace)
     return made
@@ -568,9 +570,9 @@ def _returned(clients: object) -> object:
         usable = is_given(clients)
     if not usable:
         raise UsageError(
-            f"The function of the store returned {clients!r:.60}.",
-            'It must return the rows of each client, {"north": [0, 1], "south": [2, 3]}; the client of '
-            "each row, as a list as long as the store; or the path of a .csv file with "
+            f"The function that assigns rows to clients returned {clients!r:.60}.",
+            'It must return the rows of each client, {"north": [0, 1], "south": [2, 3]}, or a list with '
+            "the client of each row of the store, or the path of a .csv file with the columns "
             "name,client[,split].",
         )
     return clients
@@ -707,7 +709,7 @@ def check_held_out_domains(store: Store, arguments: Mapping[str, Any]) -> None:
         for name in store.groups:
             words[name] = store.group(name).words
         columns = [name for name, known in words.items() if value in known]
-        hint = "--by COLUMN names another column."
+        hint = "To hold out values of another column: --by COLUMN"
         if columns:
             options = " or ".join(f"--by {shell_word(name)}" for name in columns[:4])
             hint = f"{value!r} is a value of another column: {options}"

@@ -86,7 +86,8 @@ def open_members(place: Path, options: ModelOptions, observer: Observer) -> tupl
     """The models of the requested seeds; arguments and errors as ``open_predictor``."""
     if options.one_for_all and options.client is not None:
         raise UsageError(
-            "--client and --global are both given, but they name two models.", "Leave one out."
+            "--client and --global are both given, but they select different models.",
+            "Leave one of them out.",
         )
     if place.suffix == ".safetensors":
         members: tuple[SavedModel, ...] = (SavedModel.load(place),)
@@ -94,7 +95,7 @@ def open_members(place: Path, options: ModelOptions, observer: Observer) -> tupl
         if options.seed not in (None, str(held)):
             raise UsageError(
                 f"The file contains seed {held}, not {options.seed}.",
-                "Leave --seed out, or give the run.",
+                "Leave --seed out, or give the run instead of the file.",
             )
     else:
         members = tuple(load_seed(place, number) for number in seeds_of(place, options.seed))
@@ -441,7 +442,10 @@ def check_new(path: Path) -> None:
     """Raise UsageError for a file that exists already, that is no .safetensors, or whose folder is missing."""
     check_place(path)
     if path.exists():
-        raise UsageError(f"{path} exists already.", "-o another.safetensors, or remove it.")
+        raise UsageError(
+            f"{path} exists already.",
+            "Write another file: -o another.safetensors, or remove this file.",
+        )
 
 
 def rows_of_unknown_classes(store: Store, classes: Sequence[str]) -> str | None:
@@ -457,8 +461,8 @@ def rows_of_unknown_classes(store: Store, classes: Sequence[str]) -> str | None:
     total = int(labelled.sum())
     count = int(left_out.sum())
     return (
-        f"{count:,} of {total:,} labelled rows of {store.path.name} are of classes that the model does "
-        f"not know ({few}) and are left out."
+        f"{count:,} of {total:,} labelled rows of {store.path.name} have classes that the model does "
+        f"not know ({few}). These rows are left out."
     )
 
 
@@ -482,10 +486,10 @@ def client_of_store(
     readers = [store.reader(key) for key in array_keys(model, store)]
     views = min(facts.views, *(reader.shape[1] for reader in readers))
     if "views" in reads and views < facts.views:
-        held = f"{store.path.name} holds {views} view of each image"
+        held = f"{store.path.name} has {views} view(s) of each image"
         backbones = shell_word(",".join(facts.backbones))
         raise StoreError(
-            f"{held}, but {facts.method} was trained on {facts.views}.",
+            f"{held}, but {facts.method} was trained on {facts.views} views.",
             f"fedcache extract --views {shell_word(facts.views)} --backbones {backbones}",
         )
     if facts.image is not None:

@@ -258,7 +258,7 @@ def _read_count(ledger: Path) -> int:
 def _check_count(ledger: Path, lines: int, count: int) -> None:
     """Refuse a ledger that has lost lines at its end, or the file with their number."""
     if lines not in (count, count + 1):
-        why = f"is damaged: it has {lines} whole lines, but {COUNT} lists {count}"
+        why = f"is damaged: it has {lines} complete lines, but {COUNT} records {count}"
         raise _damaged(ledger, ValueError(why))
 
 
@@ -268,9 +268,9 @@ def _damaged(ledger: Path, error: OSError | ValueError) -> FedcacheError:
         why = f"cannot be read ({error.strerror})"
     aside = ledger.parent / "privacy.damaged"
     return CorruptionError(
-        f"{ledger} {why}. It does not show how much privacy of these clients has been spent.",
-        f"Restore it and {COUNT} from a copy. Or start a new ledger, and keep track by hand of what was "
-        f"spent: mkdir {aside} && mv {ledger.parent}/privacy*.json* {aside}",
+        f"{ledger} {why}. The ledger no longer shows how much privacy has been spent.",
+        f"Restore the ledger and {COUNT} from a copy. Or start a new ledger, and record by hand how much "
+        f"privacy was spent before: mkdir {aside} && mv {ledger.parent}/privacy*.json* {aside}",
     )
 
 
@@ -288,7 +288,7 @@ def describe_privacy(cost: Mapping[str, Any]) -> str:
     # Seeds train on the same rows, so they cost more together than each alone.
     seeds = cost["seeds"]
     if seeds > 1:
-        figures += f" for each of {seeds} seeds and {_tight(together)} for all of them together"
+        figures += f" for each of {seeds} seeds and {_tight(together)} for all seeds together"
         renyi += f" and {_number(together['epsilon_rdp'])}"
     delta = cost["delta"]
     figures += f" (by Renyi divergence {renyi}), delta {delta:g}; {cost['rounds']} rounds, "
@@ -310,8 +310,8 @@ def describe_privacy(cost: Mapping[str, Any]) -> str:
         secret = " Participation is published, so client sampling gives no extra privacy."
     allowed = ", ".join(cost["allowed"])
     return (
-        f"Privacy: {figures}{secret} Noise from the operating system: the run cannot be repeated bit for bit. Epsilon "
-        f"does not cover, and --dp-allow allows: {allowed}."
+        f"Privacy: {figures}{secret} The noise comes from the operating system, so the run cannot be repeated bit "
+        f"for bit. Epsilon does not cover these results, which --dp-allow allows: {allowed}."
     )
 
 

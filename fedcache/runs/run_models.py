@@ -126,9 +126,9 @@ class KeptModels:
             most = MOST_BYTES / 1e6
             raise MachineError(
                 f"The models of {clients:,} clients take {megabytes:,.0f} MB, and writing them needs "
-                f"{COPIES} times as much memory; {free_megabytes:,.0f} MB are free.",
-                "--save-clients NAME,NAME saves only some clients. Without it, models are saved up to "
-                f"{most:,.0f} MB.",
+                f"{COPIES} times as much memory, but only {free_megabytes:,.0f} MB are free.",
+                "To save only some clients: --save-clients NAME,NAME. Without --save-clients, fedcache "
+                f"saves personal models only if they take at most {most:,.0f} MB.",
             )
 
     def note_on_stored(self, run: Path) -> str | None:
@@ -138,9 +138,12 @@ class KeptModels:
                 return "The stored run has no saved model; --fresh trains it again and saves one."
             return None
         if self.which == "none":
-            return "The stored run keeps its models; to list them:  fedcache gc --kind models"
+            return "The stored run keeps its models. To list them:  fedcache gc --kind models"
         if self.clients is not None:
-            return "The stored run keeps its earlier choice of models; --fresh saves those of --save-clients."
+            return (
+                "The stored run keeps the models that were chosen when it was trained. To save the models "
+                "that --save-clients names, add --fresh."
+            )
         return None
 
     def wants(
@@ -315,7 +318,7 @@ def seeds_of(run: Path, word: str | None) -> list[int]:
     except ValueError:
         numbers = ", ".join(map(str, seeds))
         raise UsageError(
-            f"--seed {word!r} is not a seed of the run.", f"One of {numbers}, or all."
+            f"--seed {word!r} is not a seed of the run.", f"Use --seed with {numbers} or all."
         ) from None
 
 
@@ -350,14 +353,14 @@ def load_seed(run: Path, seed: int | None = None) -> SavedModel:
         seed = seeds_of(run, None)[0]
     elif seed not in seeds:
         numbers = ", ".join(map(str, seeds))
-        raise UsageError(f"The run has no seed {seed}.", f"It has {numbers}.")
+        raise UsageError(f"The run has no seed {seed}.", f"The run has the seeds {numbers}.")
     path = model_file(run, seed)
     listed = found.content["files"].get(path.name)
     if listed is None:
         raise StoreError(f"The run has no model of seed {seed}.", again)
     if found.content["result"] != digest_of(result):
         raise CorruptionError(
-            f"{folder} holds the models of another result than {run / 'result.json'}.", again
+            f"The models in {folder} belong to another result than {run / 'result.json'}.", again
         )
     if not path.is_file() or file_sha256(path) != listed["sha256"]:
         raise CorruptionError(f"{path} is missing or was changed.", again)
@@ -369,13 +372,13 @@ def train_again(run: Path, result: Mapping[str, Any]) -> str:
     command = shlex.join(["fedcache", "train", "--config", str(run / "config.toml"), "--fresh"])
     own_name = str(result["digest"])[:16]
     if run.name != own_name:  # moved or copied; the command makes it under its own name
-        return f"To train it again, in the directory {own_name} of your runs:  {command}"
+        return f"To train the run again, in the directory {own_name} of your runs:  {command}"
     if is_private(result):
         return (
             "The run is private. Training it again draws new noise, spends as much privacy again "
             f"(fedcache ls --privacy) and replaces its result.  {command}"
         )
-    return f"To train it again and save a model:  {command}"
+    return f"To train the run again and save a model:  {command}"
 
 
 def drop(run: Path, seeds: Sequence[int] | None = None) -> None:

@@ -225,7 +225,9 @@ def at_chance(result: Mapping[str, Any]) -> Chance | None:
 
 NOT_A_CHOICE = "best by test accuracy (no validation split)"
 BY_VALIDATION = "best by validation accuracy"
-FIRST_OF_EQUALS = "the first by method and settings (numbers in ascending order, then words)"
+FIRST_OF_EQUALS = (
+    "the first when sorted by method and settings (numbers in ascending order, then words)"
+)
 """The run that is taken if several runs have equal values."""
 DIGITS = 12
 """Decimals by which values are compared: sums in another order differ in the last digits of a float."""
@@ -306,7 +308,7 @@ def tie_sentence(
     if tied < 2:
         return None
     score = percent(figures[0])
-    return f"{tied} {what} tie at {of}{score}. fedcache takes {first}, {FIRST_OF_EQUALS}."
+    return f"{tied} {what} tie at {of}{score}. fedcache chooses {first}, {FIRST_OF_EQUALS}."
 
 
 def _order_of_value(value: object) -> tuple[int, float, str]:
@@ -332,9 +334,9 @@ def unlike_tests(results: Iterable[Mapping[str, Any]]) -> str | None:
     if not any(map(unseen_classes, known)):
         return None
     return (
-        "Validation rows have the classes of each client, but the test rows here have all classes. "
-        "Validation may therefore prefer another kind of model (personal or global) than the one that is "
-        "best on the test rows. --option test_protocol=matched makes both alike."
+        "Each client's validation rows have only the client's own classes, but the test rows here have all "
+        "classes. Validation accuracy may therefore rank personal and global models in another order than "
+        "test accuracy. To test each client with its own class shares: --option test_protocol=matched"
     )
 
 
@@ -348,7 +350,7 @@ def unseen_classes(result: Mapping[str, Any]) -> list[str]:
         return []
     return [
         f"ON UNSEEN CLASSES: each personal model is tested on all {result['classes']} classes, but a "
-        f"typical client has training rows of {typical:.3g}. To test with each client's own class shares: "
+        f"typical client has training rows of only {typical:.3g} classes. To test with each client's own class shares: "
         "--option test_protocol=matched"
     ]
 

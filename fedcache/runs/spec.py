@@ -95,7 +95,7 @@ def client_overrides(
         if other:
             raise UsageError(
                 f"--client-backbones names {other[0]}, which is not among the run's backbones.",
-                "Leave --backbones out, or name all of them there.",
+                "Leave --backbones out, or name in it all backbones of --client-backbones.",
             )
         columns.append(tuple(place[key] for key in chosen))
     # Each value is parsed once, and not for every client.
@@ -167,8 +167,8 @@ def setting_notes(method: Method, config: TrainConfig) -> list[str]:
     notes = []
     if leaves_batchnorm_out(method, config):
         notes.append(
-            f"bn=false: {method.name} is trained without BatchNorm, because --dp-noise could make its "
-            "variances negative."
+            f"bn=false: {method.name} is trained without BatchNorm, because --dp-noise could make "
+            "BatchNorm's variances negative."
         )
     if config.preset == "tuned" and not method.tuned:
         notes.append(
@@ -426,7 +426,7 @@ def timing_from_config(
         if given:
             option = _option_of(given[0])
             raise UsageError(
-                f"{option} belongs to an asynchronous server.",
+                f"{option} has an effect only with --asynchronous.",
                 "Add for example --asynchronous 10",
             )
         if config.client_durations is None:
@@ -437,7 +437,7 @@ def timing_from_config(
     if method is not None and method.central:
         raise UsageError(
             f"{method.name} trains on the rows of all clients together, so there is no time per client.",
-            "Leave it out.",
+            "Leave --asynchronous and --client-durations out.",
         )
     if rule.buffer is None:
         # The time of a round depends on its slowest client, so it would reveal something about the participants.
@@ -452,13 +452,13 @@ def timing_from_config(
         option = _option_of(given[0])
         raise UsageError(
             f"--asynchronous uses the plain mean of uploads, but {option} is given.",
-            "Leave one out.",
+            "Leave one of them out.",
         )
     if config.client_sampling == "poisson":
         raise UsageError(
-            "--asynchronous needs a fixed number of clients in training, but --client-sampling poisson "
-            "has none.",
-            "Use uniform or weighted.",
+            "--asynchronous needs a fixed number of clients in training, but with --client-sampling "
+            "poisson the number varies.",
+            "Use --client-sampling uniform or --client-sampling weighted.",
         )
     if method is None:
         return rule
@@ -468,7 +468,7 @@ def timing_from_config(
     if why:
         raise UsageError(
             f"{method.name} does not support --asynchronous: {why}.",
-            "Methods that do: fedavg, fedprox, fedrep and others.",
+            "These methods support it: fedavg, fedprox, fedrep and others.",
         )
     return rule
 
@@ -529,7 +529,7 @@ def parse_seeds(text: str) -> tuple[int, ...]:
         if not is_huge:
             seeds.update(dict.fromkeys(range(first, last + 1)))
         if is_huge or len(seeds) > MOST_SEEDS:
-            raise UsageError(f"--seeds {text} are more than {MOST_SEEDS:,} seeds.", example)
+            raise UsageError(f"--seeds {text} names more than {MOST_SEEDS:,} seeds.", example)
     return tuple(seeds)
 
 
@@ -577,14 +577,14 @@ def check_participation(config: TrainConfig, clients: int) -> None:
         requested = parse_share(text, option)
         if isinstance(requested, int) and requested > clients:
             raise UsageError(
-                f"{option} {requested}, but there are {clients} clients.",
+                f"{option} is {requested}, but there are only {clients} clients.",
                 f"For example {option} all",
             )
     if (config.asynchronous or 0) > clients:
-        why = "a buffer never contains two updates of one client"
+        why = "the buffer of the server never contains two updates of one client"
         most = max(1, clients // 2)
         raise UsageError(
-            f"--asynchronous {config.asynchronous}, but there are {clients} clients, and {why}.",
+            f"--asynchronous is {config.asynchronous}, but there are only {clients} clients, and {why}.",
             f"For example --asynchronous {most}",
         )
 
@@ -621,7 +621,7 @@ def check_config(config: TrainConfig, partition: PartitionConfig) -> None:
         (
             shards and elsewhere,
             "--clients-from and another store, dataset or partition",
-            "The client stores replace them.",
+            "Client stores replace a store, a dataset and a partition.",
         ),
     )
     for both_given, names, why in contradictions:

@@ -65,7 +65,7 @@ def chosen_arrays(store: Store, names: Sequence[str], *, pixels: bool = False) -
     if not info:
         problem = "has no features yet"
         if store.arrays:
-            problem = "has the images themselves (pixels) and no features"
+            problem = "has images (pixels) but no features"
         raise StoreError(
             f"{store.path.name} {problem}.", more_features(store, "efficientnet-lite0")
         )
@@ -164,7 +164,10 @@ def arrays_for(
     with_text = [key for key in keys if _has_text(store, store.arrays[key])]
     if not with_text:
         where = " + ".join(names) or store.path.name
-        hint = "Text features describe classes, but this dataset has no classes: extract it with labels."
+        hint = (
+            "Text features describe classes, but this dataset has no classes. Extract the dataset with "
+            "labels."
+        )
         if is_ingested(store) or store.samples.classes:
             hint = more_features(store, "glyph-clip", "text/NAME")
         raise StoreError(f"{method.name} needs text features, but {where} has none.", hint)
@@ -187,7 +190,8 @@ def arrays_for(
     if not names:
         observer.note(
             Detail(
-                f"Backbone: {key} ({method.name} uses one with text features; change with --backbones)."
+                f"Backbone: {key} ({method.name} uses one backbone with text features; change with "
+                "--backbones)."
             )
         )
     return [key]
@@ -204,7 +208,7 @@ def common_arrays(stores: Sequence[Store], config: TrainConfig, needs_text: bool
         if not keys:
             raise StoreError(
                 f"{first.path.name} has no text features.",
-                "Extract a backbone with text, then shard again.",
+                "Extract a backbone with text features, then run `fedcache shard` again.",
             )
     # The same name is not enough, because other weights make other features.
     for store in stores:
@@ -212,8 +216,8 @@ def common_arrays(stores: Sequence[Store], config: TrainConfig, needs_text: bool
             if key not in store.arrays or store.arrays[key].digest != first.arrays[key].digest:
                 has = first.path.name
                 raise StoreError(
-                    f"{store.path.name} lacks {key}, which {has} has.",
-                    "Shard again, so that all clients have the same features.",
+                    f"{store.path.name} has no features {key}, but {has} has them.",
+                    "Run `fedcache shard` again, so that all clients have the same features.",
                 )
     return keys
 
@@ -390,7 +394,9 @@ def complete_array(
             f"{state}, but {array.backbone} now gives {key}, because its weights changed.",
             f"To continue with the earlier weights:  {command} --weights {weights}=FILE",
         )
-    observer.note(f"{state}. fedcache computes them first (--no-extract prevents this).")
+    observer.note(
+        f"{state}. fedcache computes the missing features first (--no-extract prevents this)."
+    )
     run_extract(array.order, home, store=store.path, observer=observer, stop=stop, keep_text=True)
 
 
@@ -462,8 +468,8 @@ def find_or_extract(
             elif not train.backbones:  # no warning on other arrays if the user named some
                 command = array.command(store, home)
                 observer.warn(
-                    f"{array.state(store)}, so it is left out (to delete it: `fedcache gc --days 0`). To "
-                    f"complete it: {command}"
+                    f"{array.state(store)}, so these features are not used. To delete them: "
+                    f"`fedcache gc --days 0`. To complete them: {command}"
                 )
         if keys:
             store.refresh()
@@ -592,7 +598,7 @@ def open_clients(folder: Path) -> list[Store]:
     if missing:
         raise StoreError(
             f"{folder} lacks client {missing[0]}: it has {len(stores)} stores, numbered up to {last}.",
-            "fedcache shard --partition NAME --out DIR   writes what is missing.",
+            "fedcache shard --partition NAME --out DIR   writes the missing client stores.",
         )
     # Labels and rows are numbers in the parent store, so all stores need the same parent and classes.
     parent = shards[0]["parent"]

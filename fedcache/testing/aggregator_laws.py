@@ -48,7 +48,7 @@ def agreement_is_returned(vote: Vote) -> None:
     sent = V[0]
     found = vote(V)
     same = torch.allclose(found, sent, rtol=0.0, atol=1e-9)
-    require(same, f"{found.tolist()} of rows {sent.tolist()}")
+    require(same, f"the result is {found.tolist()} for the uploads {sent.tolist()}")
 
 
 def clients_have_no_order(vote: Vote) -> None:

@@ -111,9 +111,9 @@ def the_same_items_give_the_same_bits(backbone: BackboneTrial) -> None:
     items = backbone.noise(encoder)
     first = features(encoder, items)
     same = torch.equal(first, features(encoder, items))
-    require(same, "a second look gives other features: is it in eval mode?")
+    require(same, "a second call gives other features, as without eval mode")
     same = torch.equal(first, features(backbone.load(), items))
-    require(same, "loaded again it gives other features")
+    require(same, "the backbone gives other features after it is loaded again")
 
 
 def an_item_does_not_see_its_batch(backbone: BackboneTrial) -> None:
@@ -150,7 +150,7 @@ def the_items_are_left_as_they_are(backbone: BackboneTrial) -> None:
         same = items == before
     else:
         same = bool((items == before).all())
-    require(same, "what it was given is changed")
+    require(same, "the backbone changed its input")
 
 
 BACKBONE_LAWS: dict[str, Callable[[BackboneTrial], None]] = {

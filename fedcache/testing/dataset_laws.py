@@ -73,10 +73,10 @@ def columns_have_a_value_for_every_row(spec: str) -> None:
     )
     for name, codes, least, greatest in columns:
         shape = codes.shape
-        require(shape == (rows,), f"{name} has shape {shape}, and there are {rows} rows")
+        require(shape == (rows,), f"{name} has shape {shape}, but there are {rows} rows")
         legal = (codes >= least) & (codes <= greatest)
         require(bool(legal.all()), f"{name} has codes outside of {least} to {greatest}")
-    require(len(set(found.classes)) == len(found.classes), "two classes have one name")
+    require(len(set(found.classes)) == len(found.classes), "two classes have the same name")
     require(bool((found.split == TRAIN).any()), "no row is for training")
 
 
@@ -135,7 +135,7 @@ def the_key_is_plain_and_stays(spec: str) -> None:
         context = Context(DigestMemory(Path(folder)))
         first = json.dumps(datasets.facts_of(spec, context))
         second = json.dumps(datasets.facts_of(spec, context))
-    require(first == second, "the key of the same files is another each time")
+    require(first == second, "the key of the same files differs between two calls")
 
 
 DATASET_LAWS: Mapping[str, Callable[[str], None]] = {

@@ -78,7 +78,7 @@ def executions_agree(trial: Trial) -> None:
     pair = trial.with_views()
     loop = trial.run(pair, execution="sequential")
     other = trial.run(pair, chunk=2)
-    require(other.execution == trial.execution, f"it was computed by {other.execution}")
+    require(other.execution == trial.execution, f"the run used {other.execution} execution")
     _same_run(loop, other, trial.closeness)
 
 
@@ -110,7 +110,7 @@ def a_grid_point_is_the_run_alone(trial: Trial) -> None:
     for settings, point in zip(points, together, strict=True):
         alone = replace(trial, settings=settings).run(pair, execution="sequential")
         if isinstance(point, FedcacheError):
-            raise LawBroken(f"a point failed: {point.message}")
+            raise LawBroken(f"a configuration of the grid failed: {point.message}")
         _same_run(alone, point, trial.closeness)
 
 
@@ -240,7 +240,7 @@ def who_is_not_sampled_sends_nothing_and_keeps_its_state(trial: Trial) -> None:
     absent = set(range(len(clients)))
     for record in out.records:
         absent -= set(record.clients)
-    require(bool(absent), "every client was sampled, which this law cannot be tried with")
+    require(bool(absent), "every client was sampled, so this law cannot be tried")
     # ``feat_post=center`` needs a sum and the number of rows of every client before the first round.
     sums = SHARED_SUMS.get(str(trial.hp.get("feat_post")), 0) * data.x.shape[-1]
     before_rounds = (sums + bool(sums), sums)
@@ -293,9 +293,9 @@ def a_missing_row_is_never_read(trial: Trial) -> None:
 
     def watched(down: Any, state: Any, data: Any, ctx: Any) -> Any:
         # Row 0 must not be padding either, even with weight 0, because 0 times NaN is NaN.
-        require(data.cut or bool((data.rows > 0).all()), "padding is the missing row")
+        require(data.cut or bool((data.rows > 0).all()), "padding reads the missing row")
         finite = torch.isfinite(data.x[data.rows]).all()
-        require(bool(finite), "rows that are NaN are handed over")
+        require(bool(finite), "the method received rows that are NaN")
         return trial.method.fit(down, state, data, ctx)
 
     plain = trial.run((data, clients))

@@ -77,7 +77,7 @@ def every_client_trains(trial: SchemeTrial) -> None:
     """Every client has a unique name, training rows and test rows."""
     partition = trial.make()
     names = [client.name for client in partition.clients]
-    require(len(set(names)) == len(names), "two clients have one name")
+    require(len(set(names)) == len(names), "two clients have the same name")
     for client in partition.clients:
         require(len(client.train) > 0, f"{client.name} has no training row")
         require(len(client.test) > 0, f"{client.name} has no test row")
@@ -128,9 +128,9 @@ def illegal_values_are_refused(trial: SchemeTrial) -> None:
         try:
             replace(trial, args={**trial.args, argument.name: wrong}).make()
         except FedcacheError as error:
-            require(bool(error.hint), f"the refusal of {setting} has no hint")
+            require(bool(error.hint), f"the error for {setting} has no hint")
         else:
-            raise LawBroken(f"{setting} is taken, though {argument.low} is the least value")
+            raise LawBroken(f"{setting} is accepted, although {argument.low} is the least value")
 
 
 PARTITION_LAWS: dict[str, Callable[[SchemeTrial], None]] = {

@@ -224,7 +224,7 @@ def test_what_has_no_client_prior_is_refused_by_name(store, tmp_path):
     for said, method, rows, code in (
         ("No client has a test row", "fed3r", f"{store} --split train", Exit.STORE),
         ("fedpcl predicts by similarity", "fedpcl", store, Exit.USAGE),
-        ("the run's own store", "fed3r", other, Exit.USAGE),
+        ("the store that the run was trained on", "fed3r", other, Exit.USAGE),
     ):
         words = f"evaluate {run_of(method)} --client-prior counts --store {rows}"
         must_fail(said, words, code=code)
@@ -247,7 +247,7 @@ def test_a_concentration_of_a_private_run_is_refused(store, monkeypatch):
     words = ("evaluate", run_of("fed3r"), "--store", store, "--client-prior")
     assert "concentration k" not in ok(*words, "classes").err
     for kind in ("fitted", "em"):
-        must_fail(f"epsilon does not cover {kind}", *words, kind)
+        must_fail(f"which --client-prior {kind} reads", *words, kind)
 
 
 @pytest.mark.slow

@@ -177,7 +177,7 @@ def test_one_score_chooses_in_a_grid_in_compare_and_in_a_report(tmp_path, own_ho
     assert {t["name"]: t["validation"] for t in compared["treatments"]} == pytest.approx(held)
     assert compared["chosen"] == best
     assert any(
-        "Validation rows have the classes of each client" in note for note in compared["notes"]
+        "validation rows have only the client's own classes" in note for note in compared["notes"]
     )
     index = RunIndex(own_home / "runs")
     index.look()

@@ -249,7 +249,7 @@ def test_two_nodes_survive_the_loss_of_one(words, whole, tmp_path, quiet):
     )
     _, err = quiet.end(run)
     assert "lost a node" in err
-    assert re.search(r"Ray: 2 at once on 2 nodes of the Ray cluster at 127.0.0.1:\d+", err)
+    assert re.search(r"Ray: 2 tasks at once on 2 nodes of the Ray cluster at 127.0.0.1:\d+", err)
     assert content(store) == content(whole)
 
 

@@ -269,7 +269,7 @@ def test_a_torn_last_trial_is_made_again_and_other_damage_is_refused_with_what_t
     )
     for raw in damaged:
         trials.write_bytes(raw)
-        must_fail("Remove it and run the same command again", words, code=5)
+        must_fail("Remove the file and run the same command again", words, code=5)
     assert ok(f"{words} --fresh").data["search"]["finished"] == 3
     trials.unlink()
     assert points(ok(words).data) == points(first)

@@ -135,5 +135,6 @@ def test_a_comparison_of_a_run_with_drawn_clients_says_so(tmp_path):
         for more in ((), ("--eval-clients", 2))
     ]
     assert (
-        "Scored over different numbers of clients." in ok("compare", *paths, "--over", "seeds").out
+        "Runs are scored over different numbers of clients."
+        in ok("compare", *paths, "--over", "seeds").out
     )

@@ -116,7 +116,7 @@ def test_only_what_the_paper_chose_is_scaled_down():
     found, _, notes = dealt({}, PartitionConfig())  # 100 clients of 30 rows
     clients = len(found[4].clients)
     assert 0 < clients < 100
-    assert notes[2].endswith(f" Scaled down to clients {clients}.")
+    assert notes[2].endswith(f" fedcache uses clients {clients} instead.")
     for asked in (PartitionConfig("dirichlet"), PartitionConfig(None, 100)):
         refused(dealt, {}, asked, match="\\w")
 

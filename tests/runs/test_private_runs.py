@@ -373,7 +373,7 @@ def test_resuming_from_an_older_state_is_another_release():
     train(CONFIG, Home(home()), observer=heard)
     assert len(releases()) == 2
     (said,) = (w for w in heard.warnings if "spends privacy again" in w)
-    assert "is that after round 2, and round 4 was published" in said
+    assert "after round 2, but round 4 was published already" in said
     assert not list((home() / "privacy-rounds").iterdir())  # the seed has ended
 
 

@@ -45,7 +45,7 @@ def test_all_arrays_are_concatenated_as_far_as_they_have_views():
     parts = [place.reader(key).all()[:, :2] for key in keys]
     assert torch.equal(inputs.data.x, torch.from_numpy(np.concatenate(parts, axis=2)))
     assert inputs.data.widths == (3, 2)
-    assert any(note.startswith("Views: 2 of each backbone") for note in heard.notes)
+    assert any(note.startswith("Training uses 2 view(s) of each backbone") for note in heard.notes)
     assert inputs.features.arrays == keys
     assert inputs.features.digests == tuple(place.arrays[key].digest for key in keys)
     assert (inputs.domains, inputs.classes) == (("ink", "pen"), ("cat", "dog"))

@@ -26,7 +26,7 @@ class Waiting(Heard):
 
     def note(self, text):
         super().note(text)
-        if "Waiting until that ends" in text:
+        if "Waiting until that training ends" in text:
             self.begun.set()
 
 

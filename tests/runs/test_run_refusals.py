@@ -96,4 +96,4 @@ def test_models_of_another_result_are_corruption(tmp_path, monkeypatch):
     load = run_models.load_seed
     refused(UsageError, "seed 5", lambda: load(tmp_path, 5))
     assert refused(StoreError, "seed 4", lambda: load(tmp_path, 4)) == "fedcache train again"
-    refused(CorruptionError, "models of another result", lambda: load(tmp_path))
+    refused(CorruptionError, "belong to another result", lambda: load(tmp_path))

@@ -72,7 +72,7 @@ def test_fewer_seeds_return_the_run_of_all_seeds_and_say_so():
     again = with_seeds("1", observer=heard)
     assert again.reused
     assert again.result == first.result
-    assert any("also has seeds 0,2" in note for note in heard.notes)
+    assert any("also trained with seeds 0,2" in note for note in heard.notes)
 
 
 def test_a_grid_with_more_seeds_trains_those_that_are_missing():

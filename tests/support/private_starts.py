@@ -32,7 +32,7 @@ pause, folder = sys.argv[1], Path(sys.argv[2])
 
 class Told(Silent):
     def note(self, text):
-        if "Waiting until that ends" in text:
+        if "Waiting until that training ends" in text:
             (folder / f"waiting-{{os.getpid()}}").touch()
 
 def hold(told):

@@ -154,7 +154,7 @@ def prepare_features(
         found = sorted(f.shape for f in features)
         raise StoreError(
             f"The backbones have different rows or views: {found}.",
-            "Extract them for one store with the same number of views: see fedcache inspect.",
+            "Extract all backbones into one store with the same number of views. To see the views: fedcache inspect",
         )
     N, V = shapes.pop()
     widths = [f.shape[2] for f in features]
@@ -494,7 +494,7 @@ class Data:
                 raise StoreError(
                     f"The features are {features} for {self.classes} classes, but {name} has shape {found}, expected "
                     f"{expected}.",
-                    "Text features and image features must come from the same backbone: see fedcache inspect.",
+                    "Text features and image features must come from the same backbone. To see them: fedcache inspect",
                 )
 
     def to(self, device: str) -> Data:

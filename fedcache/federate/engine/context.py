@@ -478,7 +478,7 @@ def check_views(hp: Hp, views: int) -> None:
         if hp.get(name) == "aug" and views == 1:
             raise StoreError(
                 f"{name}=aug trains on stored augmentations, but the features have only 1 view.",
-                f"Extract some, for example fedcache extract --views 4, or --set {name}=center.",
+                f"Extract more views, for example fedcache extract --views 4, or use --set {name}=center.",
             )
 
 

@@ -509,8 +509,9 @@ def check_mixed(
         allowed = ", ".join(sorted(method.mixed)) or "nothing"
         others = ", ".join(refused)
         raise UsageError(
-            f"Clients of {method.name} may differ in {allowed}, not in {others}.",
-            "Give every client the same, or choose a method that exchanges no weights, for example flesd-head.",
+            f"Clients of {method.name} may differ in {allowed}, but not in {others}.",
+            f"Give every client the same {others}, or choose a method that exchanges no weights, for example "
+            "flesd-head.",
         )
     # Columns are ranges of the concatenated features, inside them and not empty.
     for client, o in own.items():

@@ -116,12 +116,13 @@ def choose(
         why = refusals[name]
         others = " | ".join(able)
         raise UsageError(
-            f"The execution {name!r} cannot serve {method.name}: {why}.",
-            f"Use another one: --execution {others}",
+            f"The execution mode {name!r} does not support {method.name}: {why}.",
+            f"Use another execution mode: --execution {others}",
         )
     if chunk is not None and chunk < 1:
         raise UsageError(
-            f"chunk is {chunk}, expected at least 1.", "Leave it out to let the engine pick."
+            f"chunk is {chunk}, expected at least 1.",
+            "Leave it out, and fedcache chooses the value.",
         )
     if name == "auto":
         # Of equal costs the first wins, so built-in executors come before registered ones.
@@ -463,7 +464,7 @@ def _check(
     if count > 1:
         raise FederatedRunError(
             f"Clients must have different names, found {name!r} {count} times.",
-            "Rename the clients of the partition: their names key the random draws.",
+            "Rename the clients of the partition, because random draws depend on client names.",
         )
 
 

@@ -98,7 +98,7 @@ def eligible_clients(
     if public and not len(clients[0].train):
         raise FederatedRunError(
             f"{method.name} uses client 0 as the public set, but client 0 has no training rows.",
-            "Assign rows to it, for example with --scheme flesd.",
+            "Assign rows to client 0, for example with --scheme flesd.",
         )
     names = names_of(clients)
     rows = train_sizes(clients)
@@ -276,7 +276,7 @@ class RunState:
             self.liars = self.trust.attack.attackers(names, seed)
             if not self.liars:
                 self.warnings.append(
-                    f"--attack {self.trust.attack.text}: of {len(names)} clients this share is less than one "
+                    f"--attack {self.trust.attack.text}: this share of {len(names)} clients is less than one "
                     "client, so no client is malicious"
                 )
         self.labels: Tensor | None = None
@@ -336,7 +336,7 @@ class RunState:
         needs = self.method.reads(self.hp)
         if "text" in needs and self.env.text is None:
             raise StoreError(
-                f"{self.method.name} needs class text features, but these features have no texts.",
+                f"{self.method.name} needs class text features, but the features of this run have none.",
                 "Use a backbone with a text tower, for example --backbones glyph-clip.",
             )
         # These depend on the store or the device, so they are checked before any client trains.
@@ -582,9 +582,7 @@ class RunState:
             if not too_large:
                 return pipeline, pooled
             name, size = next(iter(too_large.items()))
-            problem = (
-                f"{name} of the model would contain {size:.2g}, from which no client can train"
-            )
+            problem = f"{name} of the model would contain {size:.2g}, and no client can train from such a model"
         except FederatedRunError as error:
             failure = error
             problem = failure.message.rstrip(".")
@@ -615,7 +613,10 @@ class RunState:
         if not suspects:
             raise failure
         named = ", ".join(repr(self.client_names[c]) for c in suspects[:5])
-        tried = f"Leaving out any one of {len(suspects)} uploads does not help. Farthest from the others: {named}."
+        tried = (
+            f"Leaving out any single upload of {len(suspects)} does not help. Farthest from the others are the uploads "
+            f"of {named}."
+        )
         raise FederatedRunError(f"{failure.message} {tried}", failure.hint) from failure
 
     def _too_large(self, made: Tree) -> dict[str, float]:

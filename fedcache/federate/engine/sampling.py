@@ -70,7 +70,7 @@ def read_trace(path: Path) -> AvailabilityTrace:
     Raises UsageError, naming the line, for any other file.
     """
     example = (
-        "Write a line for every client and period of availability:  client,first,last  and then  "
+        "Write a line for every period in which a client is available:  client,first,last  and then  "
         "client-0,1,20"
     )
     here = f"--availability {path}"
@@ -179,7 +179,7 @@ class ClusterRule:
         if self.digest:
             cluster[numbers_of(self.named, names, "--client-clusters")] = self.given
         elif self.count > clients:
-            why = f"--client-clusters {self.count}, but there are {clients} clients"
+            why = f"--client-clusters is {self.count}, but there are only {clients} clients"
             fewer = max(1, clients // 10)
             raise UsageError(f"{why}.", f"For example --client-clusters {fewer}")
         else:
@@ -223,7 +223,7 @@ def parse_clusters(clusters: str | None, per_round: int) -> ClusterRule | None:
             f"--client-clusters {clusters}: expected a number from 1, or a file.", "For example 10"
         )
     if not 1 <= per_round <= rule.count:
-        why = f"--clusters-per-round {per_round}, but there are {rule.count} clusters"
+        why = f"--clusters-per-round is {per_round}, but there are only {rule.count} clusters"
         raise UsageError(f"{why}.", "For example --clusters-per-round 1")
     return rule
 
@@ -527,8 +527,8 @@ class ClientSampler:
             share = participation * clients
             if share < 0.5:
                 found.append(
-                    f"a share of {participation:g} is {share:.2g} of {clients:,} clients, so each round "
-                    "has one client"
+                    f"a share of {participation:g} of {clients:,} clients is only {share:.2g} clients, so each "
+                    "round has one client"
                 )
         return found
 
@@ -540,7 +540,7 @@ class ClientSampler:
         if there == clients:
             return []
         return [
-            f"the trace has lines of {there:,} of the {clients:,} clients; all others are never available"
+            f"the trace has lines for only {there:,} of the {clients:,} clients; all others are never available"
         ]
 
     def _small_clusters(self, participation: Participation) -> list[str]:
@@ -552,12 +552,12 @@ class ClientSampler:
         least = int(sizes[: self._per_round].sum())
         if least >= count:
             return []
-        smallest = f"{self._per_round} together have"
+        smallest = f"{self._per_round} smallest of {len(sizes)} clusters have"
         if self._per_round == 1:
-            smallest = "has"
-        found = f"of {len(sizes)} clusters the smallest {smallest} {least} that can train"
+            smallest = f"smallest of {len(sizes)} clusters has"
         return [
-            f"{count} clients per round were requested, but {found}, so such a round has no more"
+            f"{count} clients per round were requested, but the {smallest} only {least} clients that can "
+            "train, so a round with such clusters has fewer clients"
         ]
 
     def share(self, participation: Participation) -> float:

@@ -326,7 +326,7 @@ class TimedRun(RunState):
             elif name.endswith(STATISTICS) and self.rule.step > 1.0:
                 why = f"does not support --server-step above 1, which can make a variance negative ({name})"
             if why is not None:
-                raise UsageError(f"{self.method.name} {why}.", "Leave it out.")
+                raise UsageError(f"{self.method.name} {why}.", "Leave this option out.")
 
     def begin_step(self) -> dict[int, list[int]]:
         """Let time pass until the buffer is full. Returns version of the model -> clients in the buffer."""

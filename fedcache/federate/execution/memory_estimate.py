@@ -351,8 +351,8 @@ def refuse_too_much(
     hint = "Use fewer clients per round (--participation), a smaller head, or fewer configurations at once."
     if 0 < fits < plan.chunk:
         hint = (
-            f"At most {fits} clients at once fit in memory. The engine uses {plan.chunk}; --execution "
-            "sequential uses one."
+            f"At most {fits} clients fit in memory at once, but this run trains {plan.chunk} at once. To train "
+            "one client after another: --execution sequential"
         )
     raise MachineError(problem, hint)
 
@@ -400,7 +400,7 @@ def refuse_too_little_room(load: Load, plan: ExecutionPlan, place: Path) -> None
         raise MachineError(
             f"{load.participants:,} clients take part and keep {_mib(needed)} between rounds, but "
             f"{_mib(free)} are free in {place}.",
-            _fewer_participants(load, free, "or use another disk with --runs DIR"),
+            _fewer_participants(load, free, "use another disk with --runs DIR"),
         )
 
 
@@ -409,7 +409,7 @@ def _fewer_participants(load: Load, room: int, other: str) -> str:
     # At most (clients per round) x (rounds) clients take part.
     fits = room // (load.points * load.state_bytes)
     if not fits:
-        return f"Not even one client fits: {other}."
+        return f"Not even one client fits, so {other}."
     a_round = max(1, fits // load.rounds)
     rounds = min(fits, load.rounds)
-    return f"{fits:,} clients fit: --participation {a_round} --rounds {rounds}"
+    return f"At most {fits:,} clients fit: --participation {a_round} --rounds {rounds}"

@@ -254,12 +254,12 @@ def _lock_of(path: Path) -> Path:
 
 def _damaged(path: Path) -> CorruptionError:
     return CorruptionError(
-        f"{path} is missing or was changed.", "Remove it; its content will be made again."
+        f"{path} is missing or was changed.", "Remove the file. fedcache makes its content again."
     )
 
 
 def _in_use(path: Path) -> StoreError:
     return StoreError(
         f"{path} is in use by another process that trains the same run.",
-        "Wait for its result, or stop it.",
+        "Wait for the result of that process, or stop it.",
     )

@@ -83,7 +83,7 @@ def plugin_method(name: str) -> Method:
             found = f"a {type(method).__name__}"
         raise UsageError(
             f"The plug-in method {name!r} of {plugin.origin} is {found}.",
-            "Its entry point names a fedcache.Method whose name is that of the entry point.",
+            f"The entry point {name!r} must name a fedcache.Method that is called {name!r}.",
         )
     return method
 

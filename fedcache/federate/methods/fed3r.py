@@ -280,7 +280,7 @@ def best_for_clients(up: Tree, known: Tree, ctx: Ctx) -> Tensor:
     """
     if len(up["gram"]) < 2:
         raise FederatedRunError(
-            "lam_by=clients leaves out one client at a time, and there is one client.",
+            "lam_by=clients leaves out one client at a time, but there is only one client.",
             "Use --set lam_by=rows",
         )
     ridges = ridges_of(known["values"])
@@ -395,8 +395,8 @@ def notice(sums: Tree, ctx: Ctx) -> str:
     known = {**sums, **eigenvalues(sums, ctx)}
     auto = automatic(known, ctx).ridge
     return (
-        f"lam={lam:g} is below all eigenvalues of the summed squared features, so it does nothing, and there are fewer "
-        f"than {FEW_ROWS} rows for each of {width} features. Use --set lam=auto, which is {auto:.3g}"
+        f"lam={lam:g} is below all eigenvalues of the summed squared features, so it has no effect, and there are "
+        f"fewer than {FEW_ROWS} rows for each of {width} features. Use --set lam=auto, which is {auto:.3g}"
     )
 
 

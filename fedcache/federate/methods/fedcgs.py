@@ -120,7 +120,7 @@ def covariance(up: Tree, cov: str) -> torch.Tensor:
     if free < 1:
         rows = float(n.sum())
         raise FederatedRunError(
-            f"cov={cov} needs more rows than means, and the clients have {rows:.0f} rows and {rows - free:.0f} means.",
+            f"cov={cov} needs more rows than means, but the clients have {rows:.0f} rows and {rows - free:.0f} means.",
             "Use more rows, or a method without covariances: --method fedncm",
         )
     return (G - between.mT @ between) / free

@@ -140,8 +140,8 @@ def _fitted(z: np.ndarray, k: int, cov: str, ctx: Ctx, seed: int) -> Gaussians:
     becomes_zero = (made.mean != 0.0) & (made.mean.astype(np.float16) == 0.0)
     if np.mean(becomes_zero) > 0.5:
         raise FederatedRunError(
-            f"Features reach {np.abs(z).max():.3g}, and FedPFT sends 16-bit numbers, which begin at 6e-08: most means "
-            "would be sent as 0.",
+            f"Features reach {np.abs(z).max():.3g}, and FedPFT sends 16-bit numbers, which begin at 6e-08, so most "
+            "means would be sent as 0.",
             SCALE,
         )
     return made
@@ -256,8 +256,8 @@ def notice(up: Tree, ctx: Ctx) -> str:
     if found >= reg:
         return ""
     return (
-        f"the features have a variance of {found:.2g}, less than reg_covar={reg:g}, which is added to it: the drawn "
-        f"rows are mostly noise. {SCALE}"
+        f"the features have a variance of {found:.2g}, less than reg_covar={reg:g}, which is added to it, so the "
+        f"drawn rows are mostly noise. {SCALE}"
     )
 
 

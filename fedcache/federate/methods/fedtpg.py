@@ -205,7 +205,7 @@ def check(hp: Hp, ctx: Ctx) -> None:
     if E % heads:
         raise UsageError(
             f"heads={heads} does not divide the {E} numbers of a token of {ctx.towers.name}.",
-            f"--set heads={math.gcd(E, 4)} does.",
+            f"--set heads={math.gcd(E, 4)}",
         )
     prompts.class_names(ctx, ctx.count("n_ctx"))
 

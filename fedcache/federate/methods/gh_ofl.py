@@ -240,8 +240,8 @@ def notice(up: Tree, ctx: Ctx) -> str:
     if found >= FLOOR:
         return ""
     return (
-        f"the features have a variance of {found:.2g}, less than the {FLOOR:g} that the released code adds to it: the "
-        "classes hardly differ. Bring the features to mean 0 and variance 1 with --set feat_post=standardize"
+        f"the features have a variance of {found:.2g}, less than the {FLOOR:g} that the released code adds to it, so "
+        "the classes hardly differ. Bring the features to mean 0 and variance 1 with --set feat_post=standardize"
     )
 
 

@@ -328,7 +328,7 @@ def counts_or_error(scheme: Scheme, args: Values, streams: Streams, rule_of: Rul
             return found.counts
         if rule.least_share > 0.0:
             least += f" and {rule.least_share:.3g} of a class in shares"
-        stop = "that is the cap"
+        stop = "fedcache makes no more draws"
         if found.hopeless:
             stop = "more draws would not help"
         message = f"{who}: none of {found.draws:,} draws gave every client {least} ({stop}); "

@@ -91,7 +91,8 @@ def of_splits(
         if not train or not test:
             raise UsageError(
                 f"Client {name!r} has {train} training rows and {test} test rows.",
-                "Give every client both, or leave out the split, so that each client holds out a fifth.",
+                "Give every client training and test rows. Or leave out the split, so that each client holds out a "
+                "fifth of its rows.",
             )
     return of_rows(columns, clients, validation)
 
@@ -132,7 +133,7 @@ def of_rows(columns: Columns, clients: Mapping[str, Any], validation: object = N
         validating.append(found[ok[found]])
     if validation is not None and any(map(len, validating)):
         raise UsageError(
-            "Validation rows are given together with a share or split for them.",
+            "Validation rows are given twice: as rows of clients, and as a share or split.",
             "Give one of them.",
         )
     trained = np.concatenate(list(train.values()))

@@ -520,7 +520,7 @@ def _problem_of_validation(table: ClientTable, held: Validation) -> str | None:
     rows = held.rows
     own = held.own
     if not len(rows):
-        return "there is no row among its validation rows"
+        return "its lists of validation rows are all empty"
     if own is not None and len(own) != len(table):
         return "clients and lists of validation rows differ in number"
     if own is not None:

@@ -66,8 +66,8 @@ def deal_natural(pool: RowPool, args: Values, streams: Streams) -> Dealt:
         first = given[0]
         schemes = " | ".join(SCHEMES)
         raise UsageError(
-            f"{first} is an argument of a scheme inside every value of {by}, but no scheme was given.",
-            f"--by {shell_word(by)} --scheme {schemes}; without {first} every value is one client",
+            f"{first} needs a scheme that divides the rows of every value of {by}, but no scheme was given.",
+            f"--by {shell_word(by)} --scheme {schemes}; without {first}, every value is one client",
         )
     # A given ``within`` looks like the default here; ``with_column`` refuses it.
     if args["hold_out"] is not None and args["tests"] != "within":
@@ -215,14 +215,15 @@ def _with_own_tests(members: Members, pool: RowPool) -> tuple[Members, list[str]
         drawn = int((test.sizes[untested] > 0).sum())
         if drawn:
             notes.append(
-                f"{drawn:,} of {count:,} clients without rows of the test split: a fifth of each class is held out"
+                f"{drawn:,} of {count:,} clients have no rows of the test split, so a fifth of each of their classes "
+                "is held out"
             )
     single = members.test.sizes == 0
     dropped = int(single.sum())
     if dropped:
         many = f"{dropped:,} of {len(single):,} clients"
         notes.append(
-            f"{many} left out, because one row cannot be split into training and test rows"
+            f"{many} are left out, because their only row cannot be both a training and a test row"
         )
         members = _selected(members, np.flatnonzero(~single))
     return members, notes
@@ -256,7 +257,7 @@ def _keep_large(
             more = left_out - len(small)
             named += f" and {more:,} more"
         many = f"{left_out:,} of {len(sizes):,} clients"
-        notes.append(f"{many} with fewer than {least:,} rows left out: {named}")
+        notes.append(f"{many} with fewer than {least:,} rows are left out: {named}")
     most_clients = args["max_clients"]
     if isinstance(most_clients, int) and most_clients < len(enough):
         notes.append(f"{most_clients:,} of {len(enough):,} clients are drawn")

@@ -619,8 +619,8 @@ def _tests_of_clients(
         fit = MOST_TESTED // len(chosen.order)
         clients = len(train)
         why = (
-            f"Scheme {scheme.name}: {clients} clients have {total} test rows in all, at most {MOST_TESTED} "
-            f"can be listed for the digest; {fit} clients never have more."
+            f"Scheme {scheme.name}: {clients} clients have {total} test rows in all, but at most "
+            f"{MOST_TESTED} can be listed for the digest. {fit} clients never have more test rows than this."
         )
         raise scheme.infeasible(values, why, {"clients": fit})
     return chosen

@@ -150,7 +150,7 @@ def deal_iid(pool: RowPool, args: Values, streams: Streams) -> Dealt:
     clients = count_of(args, "clients")
     rows = len(pool.train)
     if clients > rows:
-        why = f"Scheme iid with {clients} clients: {rows} rows; the largest number of clients that works is {rows}."
+        why = f"Scheme iid cannot assign {rows} rows to {clients} clients; the largest number that works is {rows}."
         raise IID.infeasible(args, why, {"clients": rows})
     return Dealt(even_pieces(streams("rows").permutation(pool.train), clients))
 
@@ -212,8 +212,8 @@ def _shards_infeasible(args: Values, sizes: np.ndarray, fewest: int, most: int) 
     tried = _words(given)
     smallest = sizes.min()
     why = (
-        f"Scheme shards with {tried}: {shards} shards, but the {fewest} classes, the smallest with {smallest} rows, "
-        f"can be cut into {fewest} to {most} shards; {works} works."
+        f"Scheme shards with {tried} needs {shards} shards, but {fewest} classes, the smallest with {smallest} rows, "
+        f"can be cut only into {fewest} to {most} shards; {works} works."
     )
     return SHARDS.infeasible(args, why, instead)
 

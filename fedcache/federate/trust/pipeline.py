@@ -167,9 +167,9 @@ class TrustPolicy:
         if bare:
             names = [h.name for h in method.hparams if h.name in WITHOUT_COUNTS]
             switches = " ".join(f"--set {name}={WITHOUT_COUNTS[name]}" for name in names)
-            instead = "Another method"
+            instead = "Use another method"
             if switches:
-                instead = f"{switches}, or another method"
+                instead = f"Use {switches}, or another method"
             raise UsageError(
                 f"{method.name} sends {bare} without noise.",
                 f"{instead}: fedavg, fedprox, fedproto, or fed3r without a bias.",
@@ -667,7 +667,7 @@ def weight_warnings(
         c = int(clients[place])
         n = float(rows[place])
         part = n / whole
-        has = f"client {c} ({names[c]!r}) has {n:,.0f} rows, {part:.0%} of all"
+        has = f"client {c} ({names[c]!r}) has {n:,.0f} rows, {part:.0%} of all rows"
         if share is None:
             warnings.append(
                 f"{has}. This is more than half of all rows or {FAR_OUT} times the median, and uploads "

@@ -100,7 +100,7 @@ LEAST_NOISE = 1e-3
 UNCOVERED = {
     "evaluation": "every result that is measured on clients' own rows: accuracy, F1, confusion, diagnostics, classes "
     "owned",
-    "participants": "who took part in which round",
+    "participants": "which clients took part in which round",
     "rows": "how many training rows all clients have together",
     "statistics": "mean of every feature over all clients' training rows (feat_post=center), mean and deviation "
     "(feat_post=standardize), or the "
@@ -258,7 +258,10 @@ def parse_privacy(
     if bound is None and noise is None:
         for name, given in (("--dp-delta", delta), ("--dp-seed", seed), ("--dp-allow", allow)):
             if given is not None:
-                raise UsageError(f"{name} has no effect alone.", "Add --dp-clip 1 --dp-noise 1")
+                raise UsageError(
+                    f"{name} has no effect without --dp-clip and --dp-noise.",
+                    "Add --dp-clip 1 --dp-noise 1",
+                )
         return None
     if bound is None or noise is None:
         missing = "--dp-noise"

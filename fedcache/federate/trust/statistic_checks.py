@@ -314,9 +314,7 @@ def _ridge_solutions(checked: _Checked) -> str | None:
     most = checked.rows * (1.0 + checked.tolerance(width)) + error
     # Written so that numbers that overflow here are refused too.
     if not energy <= most or not math.isfinite(most):
-        return (
-            f"fits its rows with {energy:.3g}, but {checked.rows:g} rows give at most that number"
-        )
+        return f"fits its rows with {energy:.3g}, but {checked.rows:g} rows give at most {checked.rows:g}"
     longest = float(sums.norm(dim=-1).sum())
     error = rounding * float(checked.values.norm(dim=-1).sum())
     if longest > checked.rows * checked.within + error:

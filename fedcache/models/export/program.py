@@ -351,7 +351,7 @@ def export(module: ImageModel, inputs: Sequence[ModelInput]) -> torch.export.Exp
     except Exception as error:  # torch.export raises errors of many classes
         method = module.saved.facts.method
         raise UsageError(
-            f"predict of {method} cannot be made a program: {_first_line(error)}",
+            f"predict of {method} cannot be converted to a torch program: {_first_line(error)}",
             "fedcache export-model RUN -o head.safetensors   writes its tensors.",
         ) from error
 
@@ -622,7 +622,7 @@ def write_onnx(out: Path, parts: Parts) -> dict[str, Any]:
         raise
     except Exception as error:  # torch.onnx and onnxruntime raise errors of many classes
         raise UsageError(
-            f"predict of {method} cannot be made an ONNX graph: {_first_line(error)}",
+            f"predict of {method} cannot be converted to an ONNX graph: {_first_line(error)}",
             "fedcache export-model RUN -o model.pt2   writes it for torch.",
         ) from error
     # NaN must be an error too, so the check is whether the gaps are small.
@@ -631,7 +631,7 @@ def write_onnx(out: Path, parts: Parts) -> dict[str, Any]:
         found = f"scores of {method} differ by {gap.scores:.1g} and probabilities by {gap.probabilities:.1g}"
         expected = f"{most.scores:.1g} and {most.probabilities:.1g}"
         raise MachineError(
-            f"In onnxruntime {found} from torch's, expected at most {expected}; nothing is written.",
+            f"In onnxruntime, {found} from those in torch, expected at most {expected}. Nothing is written.",
             "fedcache export-model RUN -o model.pt2",
         )
     write_output(out, raw)
@@ -748,7 +748,7 @@ def linear_head(predictor: Predictor) -> LinearHead:
         if found is not None:
             return found
     raise UsageError(
-        f"The scores of {name} are not linear in the features, so no coefficients give them.",
+        f"The scores of {name} are not linear in the features, so coefficients cannot represent them.",
         "fedcache export-model RUN -o DIR, model.onnx, model.pt2 or head.safetensors   supports every "
         "method.",
     )

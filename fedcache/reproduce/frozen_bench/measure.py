@@ -107,11 +107,11 @@ class BenchRun:
             if self.options.backbones:
                 raise MachineError(lacks.why, lacks.command)
             why = lacks.why.split(" Looked at:")[0]
-            self.observer.note(f"Without {name}: {why}")
+            self.observer.note(f"{name} is left out: {why}")
         if not here:
             raise MachineError(
                 "None of the backbones is available.",
-                "Give one that is available:  --backbones efficientnet-lite0",
+                "Use an available backbone:  --backbones efficientnet-lite0",
             )
         made = []
         for label, source in self.study.data.items():
@@ -121,7 +121,9 @@ class BenchRun:
                 if not only_for or label in only_for:
                     names.append(name)
             if not names:
-                self.observer.note(f"Without {label}: none of {', '.join(here)} is for it.")
+                self.observer.note(
+                    f"{label} is left out, because none of {', '.join(here)} reads such data."
+                )
                 continue
             config = ExtractConfig(
                 dataset=source.dataset,

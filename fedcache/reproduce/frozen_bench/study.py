@@ -155,7 +155,8 @@ class Study:
                 spec = text
             if label in found:
                 raise UsageError(
-                    f"Two data sets are called {label}.", f"Name them: --on {label}-2={spec}"
+                    f"Two data sets are called {label}.",
+                    f"Give one of them another label: --on {label}-2={spec}",
                 )
             found[label] = BenchData(spec)
         if found:

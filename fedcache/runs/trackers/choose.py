@@ -129,7 +129,7 @@ def _tracker_of(own: Plugin, place: Path) -> Tracker:
     if not callable(made) or not callable(getattr(made, "close", None)):
         kind = type(made).__name__
         raise UsageError(
-            f"The tracker {own.name!r} of {own.origin} makes a {kind}.",
+            f"The tracker {own.name!r} of {own.origin} returned a {kind}.",
             f"Expected {KINDS['trackers']}.",
         )
     tracker: Tracker = made
@@ -169,7 +169,7 @@ def _close(spec: str, made: Tracker, runs: Path, observer: Observer | None) -> N
             command = look_at(spec, runs)
         if observer is not None and command is not None:
             name = spec.partition(":")[0]
-            observer.note(f"Tracked by {name}:  {command}")
+            observer.note(f"The runs are recorded with {name}. To see them:  {command}")
     except Exception as error:
         kind = type(error).__name__
         text = f"--track {shell_word(spec)} could not be finished: {kind}: {error}"

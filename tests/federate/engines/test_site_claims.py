@@ -225,7 +225,7 @@ def test_test_rows_that_are_claimed_do_not_decide_the_accuracy(sites, tmp_path):
     )
     run = federated(grid, tmp_path)
     assert mean_accuracy(run) == without_liar(sites, tmp_path) < 1.0
-    assert "rows to be scored on" in missed_by(run)[0]["why"]
+    assert "test rows, but at most" in missed_by(run)[0]["why"]
     assert "accuracy" in run.result["federation"]["claimed"]
 
 

@@ -67,7 +67,9 @@ def test_a_site_that_is_started_again_has_its_name_by_its_key(grid, tmp_path):
 def test_without_keys_names_are_bound_for_one_run_and_that_is_said(grid, tmp_path):
     heard = Heard()
     run(grid, tmp_path / "first", None, heard)
-    assert any("Without keys, a name belongs to the first node" in line for line in heard.lines)
+    assert any(
+        "Without keys, a site name belongs to the first node" in line for line in heard.lines
+    )
     grid.sites[IMPOSTOR] = grid.sites.pop(OWNER)
     assert missed_by(run(grid, tmp_path / "later", None)) == []
 
@@ -82,7 +84,7 @@ def test_a_damaged_table_is_refused(damage, grid, tmp_path):
     names.path.write_bytes(damage(names.path.read_bytes()))
     refused(
         lambda: run(grid, tmp_path / "later", names),
-        "It assigns site names to keys",
+        "This file assigns site names to keys",
         code=Exit.CORRUPT,
     )
 

@@ -23,7 +23,8 @@ from fedcache.store.store import Store
 
 app = ClientApp()
 NO_SHARD = (
-    "The node was started without a shard.  fedcache flower site --shard PATH --superlink HOST:PORT"
+    "The node was started without a shard. Start the node with:  fedcache flower site --shard PATH "
+    "--superlink HOST:PORT"
 )
 
 

@@ -52,7 +52,7 @@ def check_secure(method: Method, hp: Hp, trust: TrustPolicy) -> None:
         raise UsageError(
             f"{method.name} cannot be aggregated securely: its server needs {kept} of each site, but "
             "secure aggregation gives it only sums.",
-            "Methods that average or add uploads can: fedavg, fedprox, fedncm, fed3r, fedcgs, scaffold, ...",
+            "Use a method that averages or adds uploads: fedavg, fedprox, fedncm, fed3r, fedcgs, scaffold, ...",
         )
     if not trust.plain or trust.max_share is not None:
         raise UsageError(

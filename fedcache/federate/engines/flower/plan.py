@@ -68,7 +68,7 @@ README = """# {name}
 
     fedcache flower run {folder} --superlink HOST:PORT --keys KEYS
 
-`[tool.flwr.app.config]` of pyproject.toml is what it does; the Python in it is the same for every method.
+`[tool.flwr.app.config]` in pyproject.toml configures this app. The Python code is the same for every method.
 """
 
 
@@ -92,7 +92,7 @@ def why_not(method: Method, hp: Hp) -> str | None:
     if "row norms" in needs:
         return "rff_sigma=auto takes the mean length of all clients' rows: --set rff_sigma=NUMBER"
     if "row counts" in needs:
-        return "its clients take the mean number of all clients' rows"
+        return "its clients need the mean number of rows over all clients"
     return None
 
 
@@ -211,7 +211,7 @@ class Plan:
             if place != "set" or name == "feat_post":
                 raise UsageError(
                     f"--sweep {key}: a federation can sweep only hyperparameters of the training.",
-                    f"Run it once per value: fedcache flower app {_option(key)} VALUE",
+                    f"Make one app per value: fedcache flower app {_option(key)} VALUE",
                 )
         for _, config in self.points:
             hp = method.resolve(config.preset, config.set)
@@ -224,7 +224,7 @@ class Plan:
         ):
             if not 1 <= value <= self.sites:
                 raise UsageError(
-                    f"{name} {value}, but there are {self.sites} sites.",
+                    f"{name} is {value}, but there are {self.sites} sites.",
                     f"Give a number from 1 to {self.sites}.",
                 )
         check_participation(self.train, self.sites)
@@ -254,14 +254,15 @@ class Plan:
         # Two sums over different sites differ by the uploads of single sites.
         if a_round < self.sites:
             raise UsageError(
-                f"--secure needs all sites in every round, but {a_round} of {self.sites} are drawn: the "
-                "difference of two sums would reveal single uploads.",
+                f"--secure needs all sites in every round, but {a_round} of {self.sites} are drawn. The "
+                "difference of two sums over different sites would reveal single uploads.",
                 "--participation all",
             )
         if method.one_shot and len(parse_seeds(self.train.seeds)) > 1:
             raise UsageError(
-                f"--secure allows only one seed of {method.name}: its sites would send the same again, so "
-                "if one site drops out between two seeds, the difference of the sums reveals its upload.",
+                f"--secure allows only one seed of {method.name}, because its sites send the same upload for "
+                "every seed. If a site drops out between two seeds, the difference of the sums reveals its "
+                "upload.",
                 "--seeds 0",
             )
         if not 0 < self.secure_bound < float("inf"):

@@ -391,8 +391,8 @@ def read_site_keys(path: Path) -> tuple[Path, Path]:
     ca = folder / "ca.crt"
     key = folder / "node.key"
     hint = (
-        "Copy KEYS/sites/NAME from the folder of keys; it has ca.crt and node.key (fedcache flower keys "
-        "--out KEYS)"
+        "Copy KEYS/sites/NAME, which has ca.crt and node.key, from the folder that `fedcache flower keys "
+        "--out KEYS` made."
     )
     for file in (ca, key):
         if not file.exists():
@@ -418,7 +418,7 @@ def _authority(keys: Keys) -> tuple[Any, Any]:
     if len(missing) == 1:
         raise UsageError(
             f"{keys.path} has no {missing[0]}, which signs certificates of the server.",
-            f"Put {missing[0]} back. For a new authority name another folder, and give every site its new keys.",
+            f"Put {missing[0]} back. Or make new keys in another folder, and give every site its new keys.",
         )
     if not missing:
         known = load_pem_private_key(path.read_bytes(), None)

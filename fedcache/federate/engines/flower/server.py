@@ -103,7 +103,7 @@ def summed_round(
         groups.setdefault(tuple(sorted(sample)), []).append(g)
     for clients, group in groups.items():
         if len(clients) < LEAST_SITES:
-            why = f"{len(clients)} sites are in it, but a sum of fewer than {LEAST_SITES} reveals single uploads"
+            why = f"the sum has {len(clients)} sites, but a sum of fewer than {LEAST_SITES} reveals single uploads"
             for g in group:
                 found[g] = SummedUploads(failed=why)
             continue
@@ -369,7 +369,7 @@ class Server:
             client = min(reasons)
             name = self.sites.members[client].facts.name
             why = reasons[client].removeprefix(NO_ANSWER).rstrip(".")
-            needed += f"; site {name!r} is out because: {why}"
+            needed += f". Site {name!r} is out, because {why}"
         count = f"{len(ids)} of {len(sample)} sites"
         raise FederatedRunError(
             f"Round {number}: {count} sent a valid upload, but {needed}.",
@@ -479,7 +479,7 @@ class Server:
             shapes = {name: tuple(t.shape) for name, t in wider.server.items()}
             if shapes != job.shapes:
                 why = "came late, and the method cannot add it"
-                kept = f"{run.method.name} can use only the sites it started with"
+                kept = f"{run.method.name} can use only the sites that took part from the start"
                 self.sites.miss(number, name, why, f"site {name!r} came late: {kept}.")
                 return
             wider.server = run.server
@@ -520,8 +520,8 @@ def _check_model_was_usable(
     count = f"{len(turned)} of {sampled} sites"
     why = reasons[turned[0]].rstrip(".")
     raise FederatedRunError(
-        f"Round {number}: the uploads of {count} are invalid, but those of the same sites in round "
-        f"{before} were valid. The cause is the model of round {before}, not the sites. One upload is "
+        f"Round {number}: the uploads of {count} are invalid, although the uploads of the same sites were "
+        f"valid in round {before}. The cause is the model of round {before}, not the sites. One upload is "
         f"invalid because {why}.",
         "Start again with a robust rule, for example --aggregate median, or with a lower learning rate.",
     )
@@ -730,7 +730,9 @@ def _begin_points(points: Sequence[OpenRun], observer: Observer, *, fresh: bool)
             if not federation.get("missed"):
                 observer.note(f"The same run is stored already ({name}); --fresh trains it again.")
                 continue
-            observer.note(f"Sites were missing in the last run of {name}, so it is trained again.")
+            observer.note(
+                f"Sites were missing when {name} was trained, so the run is trained again."
+            )
         run.begin(fresh=fresh or run.stored is not None)
         run.stored = None
         begun.append(run)

@@ -48,8 +48,8 @@ class SiteNames:
             found = read_sealed(self.path, WHAT)
         except CorruptionError as error:
             raise CorruptionError(
-                f"{error.message} It assigns site names to keys.",
-                "Restore it, or remove it. Each name then belongs to the next key that uses it.",
+                f"{error.message} This file assigns site names to keys.",
+                "Restore the file, or remove it. After that, each name belongs to the next key that uses it.",
             ) from error
         if found is None:
             return {}

@@ -209,22 +209,22 @@ def rows_of(facts: SiteFacts) -> RowCounts:
 
 
 SAME = {
-    "classes": "its classes are {}, and the others' {}",
-    "recipes": "its features come from recipe {}, and the others' from {}",
-    "widths": "its features are {} wide, and the others' {}",
-    "views": "it stores {} views of an image, and the others {}",
-    "text": "its class text features have digest {}, and the others' {}",
-    "feat_post": "it would do {} to its features, and the others {}",
-    "code": "its version of the method has code {}, the others have {}",
+    "classes": "its classes are {}, but the classes of the others are {}",
+    "recipes": "its features come from recipe {}, but those of the others come from {}",
+    "widths": "its features are {} wide, but those of the others are {} wide",
+    "views": "it stores {} views of an image, but the others store {}",
+    "text": "its class text features have digest {}, but those of the others have {}",
+    "feat_post": "it uses feat_post {}, but the others use {}",
+    "code": "its version of the method has code {}, but the others have {}",
 }
 """Facts that must be equal at all sites -> how a difference is reported; the first one that differs is reported."""
 
 HINTS = {
     "classes": "Make all shards from one store, or extract with the same class names.",
-    "recipes": "Extract there with the same backbone and recipe: fedcache extract --help, fedcache inspect.",
-    "widths": "Extract there with the same backbone and recipe: fedcache extract --help, fedcache inspect.",
-    "views": "Extract there with the same --views.",
-    "text": "Extract there with the same --text templates.",
+    "recipes": "Extract on that site with the same backbone and recipe. To see the recipe: fedcache inspect",
+    "widths": "Extract on that site with the same backbone and recipe. To see the recipe: fedcache inspect",
+    "views": "Extract on that site with the same --views.",
+    "text": "Extract on that site with the same --text templates.",
     "feat_post": "Set it for all sites: fedcache flower app --set feat_post=none",
     "code": "Install the same fedcache on all machines: pip install fedcache==VERSION",
 }
@@ -340,18 +340,21 @@ class RowLimits:
             return cls(most, most, "--max-rows-per-client")
         train = far_out_limit([m.facts.train for m in members]) or MOST_ROWS
         test = far_out_limit([m.facts.test for m in members]) or MOST_ROWS
-        why = f"{FAR_OUT} times the median of three sites or more, {MOST_ROWS:,} at most"
+        why = (
+            f"{FAR_OUT} times the median over all sites, at most {MOST_ROWS:,}; with fewer than three sites, "
+            f"{MOST_ROWS:,}"
+        )
         return cls(min(MOST_ROWS, int(train)), min(MOST_ROWS, int(test)), why)
 
     def problem(self, facts: SiteFacts) -> Problem | None:
         """Which number of a site's rows is too large, in words, and a hint; None if both are accepted."""
         for rows, most, what in (
-            (facts.train, self.train, "train on"),
-            (facts.test, self.test, "be scored on"),
+            (facts.train, self.train, "training"),
+            (facts.test, self.test, "test"),
         ):
             if rows > most:
                 return (
-                    f"it reports {rows:,} rows to {what}, but at most {most:,} are accepted ({self.why})",
+                    f"it reports {rows:,} {what} rows, but at most {most:,} are accepted ({self.why})",
                     f"If this is correct: --max-rows-per-client {rows}",
                 )
         return None
@@ -481,7 +484,7 @@ class Sites:
         self.say(f"Waiting for {self.terms.sites} sites.")
         if self.names.path is None:
             self.say(
-                "Without keys, a name belongs to the first node that uses it, only for this run."
+                "Without keys, a site name belongs to the first node that uses it, and only for this run."
             )
         else:
             owned = len(self.names.known())
@@ -518,7 +521,7 @@ class Sites:
         self._bind(kept)
         limits = RowLimits.of(kept, self.terms.max_rows)
         most = f"{limits.train:,} training rows and {limits.test:,} test rows"
-        self.say(f"A site may have at most {most}: {limits.why}.")
+        self.say(f"A site may have at most {most} ({limits.why}).")
         return kept
 
     def _select_members(
@@ -618,8 +621,8 @@ class Sites:
         member, why, hint = refused[0]
         other = member.facts.name
         return StoreError(
-            f"{len(came)} sites are connected, but no more than half of them match: compared with "
-            f"{first!r}, site {other!r} differs: {why}.",
+            f"{len(came)} sites are connected, but no more than half of them match. For example, site "
+            f"{other!r} differs from {first!r}: {why}.",
             f"{hint} {SITE_THAT_IS_RIGHT}.",
         )
 

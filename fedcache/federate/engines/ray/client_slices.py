@@ -134,8 +134,8 @@ def check_execution(config: TrainConfig) -> TrainConfig:
     """The configuration with sequential execution. Raises UsageError if it requests another one."""
     if config.execution not in ("auto", "sequential"):
         raise UsageError(
-            "--engine ray trains clients one by one (--execution sequential), not with --execution "
-            f"{config.execution}.",
+            "--engine ray trains clients one by one (--execution sequential), but --execution "
+            f"{config.execution} is given.",
             "Leave --execution out.",
         )
     return replace(config, execution="sequential")

@@ -87,7 +87,7 @@ def open_pool(
             cluster, ChunkWorker, compute, spec, cpus=threads, gpus=int(on_gpus), most=workers
         )
         count = counted(len(nodes), "node")
-        observer.note(f"Ray: {pool.slots} at once on {count} of {cluster.words}.")
+        observer.note(f"Ray: {pool.slots} tasks at once on {count} of {cluster.words}.")
         yield pool
 
 

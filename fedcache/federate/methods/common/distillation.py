@@ -164,7 +164,7 @@ def check(hp: Hp, ctx: Ctx) -> None:
     if filled_again and steps <= size // batch:
         raise UsageError(
             f"queue_warm=false fills queue={size} again in every epoch, which takes all {steps} batches "
-            f"of the {rows} public rows: no step is left to learn by.",
+            f"of the {rows} public rows, so no step is left for training.",
             "Use a smaller --set queue=, or --set queue_warm=true.",
         )
 

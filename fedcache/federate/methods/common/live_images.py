@@ -186,12 +186,16 @@ def check(hp: Hp, ctx: Ctx) -> None:
     if on_images(hp) != bool(ctx.env.image):
         found = "features"
         wanted = "encoder=mlp"
+        other = "images"
+        names = "pixels"
         if ctx.env.image:
             found = "images"
             wanted = "encoder=conv"
+            other = "features"
+            names = "NAME"
         raise UsageError(
             f"encoder={hp['encoder']} cannot read {found}.",
-            f"Use --set {wanted}, or train on the other: --backbones pixels for images.",
+            f"Use --set {wanted}, or train on {other}: --backbones {names}",
         )
     if hp.get("amp") and ctx.env.device.type != "cuda":
         raise MachineError(

@@ -209,10 +209,10 @@ def class_names(ctx: Ctx, n: int) -> Names:
         longest = ctx.env.names[int(end.argmax())]
         fix = "Shorten the class name, or use another --backbones."
         if room > 0:
-            fix = f"--set n_ctx={room} fits."
+            fix = f"--set n_ctx={room}"
         raise UsageError(
             f"The prompt of class {longest!r} has {n} context vectors, a name of at least {last - 1} tokens,"
-            f" a start and an end: more than the {tower.context} tokens that {ctx.towers.name} reads.",
+            f" a start and an end. {ctx.towers.name} reads only {tower.context} tokens.",
             fix,
         )
     index, ends = slots(end, n, tower.context, str(ctx.hp["ctx_pos"]))
@@ -302,7 +302,7 @@ def check(hp: Hp, ctx: Ctx) -> None:
     n = init_context(ctx).shape[-2]
     if not n:
         raise UsageError(
-            f"ctx_init=words, but the template {ctx.towers.template!r} has none before {{}}.",
+            f"ctx_init=words, but the template {ctx.towers.template!r} has no words before {{}}.",
             "Use --set ctx_init=normal, or extract text features with another --text.",
         )
     class_names(ctx, n)
