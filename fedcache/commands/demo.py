@@ -209,9 +209,9 @@ def central_lines(rows: list[dict[str, Any]]) -> list[str]:
             better = [r["name"] for r in comparable if (r["accuracy"][label] or 0.0) > bound]
             if better:
                 lines.append(
-                    f"Above central on {label}: {', '.join(better)}. Central minimises the training "
-                    "cross-entropy of a linear head on all rows; another loss or model can classify more "
-                    "test rows correctly."
+                    f"More accurate than central on {label}: {', '.join(better)}. Central minimises the "
+                    "training cross-entropy of a linear head on all rows, but another loss or model can "
+                    "classify more test rows correctly."
                 )
     return lines
 

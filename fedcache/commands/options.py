@@ -695,7 +695,7 @@ def check_methods(names: Sequence[str]) -> None:
     def check_one(name: str) -> None:
         if "," in name:
             raise UsageError(
-                f"`fedcache train` takes one method, but {name!r} names several.",
+                f"{name!r} names several methods, but only one is possible here.",
                 f"fedcache grid {shell_word(name)}   trains several on the same rows",
             )
         if name not in METHODS:
