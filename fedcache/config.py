@@ -146,7 +146,7 @@ class ExtractConfig:
         DATASET,
         DATA,
         short="-d",
-        default_text="the only stored dataset, else digits",
+        default_text="the dataset extracted last, else digits",
         common=True,
     )
     name: str | None = option(
