@@ -58,7 +58,7 @@ Out = Annotated[
 def new_method(name: Name, out: Out = None) -> CommandResult:
     """Create a package with a working method, an entry point and the tests that every method must pass.
 
-    The example is FedAvg in which the server moves only a part of the way to the average. Replace it by your method.
+    The example is FedAvg whose server moves only part of the way to the average. Replace it by your method.
 
     Example: fedcache new method half-step
     """

@@ -96,8 +96,8 @@ METHOD = replace(
             `server_momentum`; $\eta_g$: `lr_g`.
         """,
         when="""
-            Use it if few clients take part in each round, so that the model changes abruptly between rounds. It sends no
-            more than FedAvg.
+            Use it if few clients take part in each round, so that the model changes abruptly between rounds. Clients
+            send no more than in FedAvg.
         """,
         cite=("hsu2019fedavgm",),
     ),

@@ -115,7 +115,7 @@ METHOD = Method(
         """,
         when="""
             Use it if uploads must be small, or if prompts must also work for new classes. It trains on cached image
-            features, which gives the same results as training on images.
+            features, without an approximation.
         """,
         cite=("guo2022promptfl", "zhou2022coop"),
     ),

@@ -156,7 +156,7 @@ METHOD = Method(
             $a$: the weight of the second.
         """,
         when="""
-            Use it to estimate in seconds how accurate TPFL is on your data. Its traffic differs from that of `tpfl`.
+            Use it to estimate in seconds how accurate TPFL is on your data. It does not estimate the traffic of `tpfl`.
         """,
         cite=("zhao2023tpfl",),
     ),
