@@ -392,7 +392,7 @@ class TrainConfig:
         DATA,
         path=True,
         remote=True,
-        default_text="the only one stored",
+        default_text="the only store",
     )
     backbones: tuple[str, ...] = option(
         (), BACKBONES, DATA, short="-b", default_text="all backbones of the store", common=True

@@ -1,8 +1,8 @@
 """Plug-ins: entry points of installed packages, and objects given to ``fc.register``.
 
-Tables of fedcache look here for a name that is not their own. So no plug-in is imported, and the installed packages are
-not searched, before such a name is requested or a list is shown. A plug-in that cannot be loaded is an error only if it
-is requested by name.
+Tables of fedcache search here for names that they do not have. So fedcache imports no plug-in, and searches no
+installed packages, until such a name is requested or a list is shown. A plug-in that cannot be loaded is an error only
+if it is requested by name.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Plugin:
             ) from error
 
     def loaded(self, expected: type[Any]) -> Any:
-        """The object. Raises UsageError as ``load``, and for an object of another kind or with another name."""
+        """The object. Raises UsageError like ``load``, and if the object has another kind or another name."""
         # An entry point may name a class of the expected kind, or an object.
         thing = self.load()
         if isinstance(thing, type):
@@ -104,7 +104,7 @@ _own: dict[str, frozenset[str]] = {}
 
 
 def offer(kind: str, names: Iterator[str] | list[str] | tuple[str, ...]) -> None:
-    """Declare the names of a kind that are fedcache's own, which no plug-in may hide."""
+    """Declare fedcache's own names of a kind. No plug-in may hide them."""
     _own[kind] = frozenset(names)
 
 

@@ -138,7 +138,7 @@ def _as_setting(option: str, key: str, arguments: Sequence[str]) -> list[str]:
 
 
 def unknown_command(words: Sequence[str], path: str, commands: Mapping[str, Any]) -> UsageError:
-    """The answer to a word that is no command of the program or of a group; ``words`` begin with it."""
+    """The answer to a word that is no command of the program or of a group; it is the first of ``words``."""
     word, *rest = words
     called = f"{path} {word}".removeprefix("fedcache ")
     message = f"There is no command {called!r}."

@@ -663,7 +663,7 @@ def pairs(
 
 
 def train_config(file: Mapping[str, Mapping[str, Any]], given: Given) -> TrainConfig:
-    """Section ``[train]`` of a file, overridden by options; an option that names data replaces the file's."""
+    """Section ``[train]`` of a file, overridden by options; an option that names data replaces the data of the file."""
     section = dict(file.get("train", {}))
     if given.get("store") or given.get("dataset") or given.get("clients_from"):
         section.pop("store", None)
@@ -678,7 +678,7 @@ def partition_config(file: Mapping[str, Mapping[str, Any]], given: Given) -> Par
 
 
 def scheme_arguments(given: Given) -> dict[str, Any]:
-    """The arguments of the scheme that were given: those with an option of their own, and those of ``--option``."""
+    """The arguments of the scheme that were given, by their own options or by ``--option``."""
     found = {}
     for item in fields(SchemeArguments):
         value = given.get(item.name)

@@ -195,7 +195,7 @@ FIRST = 20
 Where = Annotated[
     str | None,
     typer.Argument(
-        help="A store, its name, or the address of a published store. Default: the only one stored.",
+        help="A store, its name, or the address of a published store. Default: the only store.",
         show_default=False,
         autocompletion=OF_FIELDS["store"],
     ),
@@ -213,7 +213,7 @@ def one_store(store: str | None, named: str | None) -> str | None:
 def _path_of(
     store: str | None, named: str | None, dataset: str | None, observer: TerminalObserver
 ) -> Path:
-    """The directory of the store that a command names, or of the only one."""
+    """The directory of the store that a command names, or of the only stored store."""
     home = Home.from_environment()
     return need_path(home, path=one_store(store, named), dataset=dataset, observer=observer)
 

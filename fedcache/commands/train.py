@@ -588,7 +588,7 @@ def train(
 
 
 def one_of(name: str | None, option: str | None) -> str | None:
-    """The method that was named, as an argument or by its option. Raises UsageError if they differ."""
+    """The method that was named as an argument or by its option. Raises UsageError if the two differ."""
     if name is not None and option is not None and name != option:
         raise UsageError(f"{name} and --method {option} are both given.", "Leave one of them out.")
     return name or option
