@@ -76,8 +76,8 @@ def stop_on_signals(request: Callable[[], None], say: Callable[[str], None]) -> 
 
     The second signal raises a KeyboardInterrupt in the call, so that files are closed and locks released. The call may
     not react to the exception, for example in a computation that Python cannot interrupt, in a write without a reader,
-    or while it waits for a process. So after ``GRACE`` seconds, worker processes are killed and this process is ended. After a
-    signal, the handlers stay in place beyond the block, because the end of the process may hang too.
+    or while it waits for a process. So after ``GRACE`` seconds, worker processes are killed and this process is ended.
+    After a signal, the handlers stay in place beyond the block, because the end of the process may hang too.
 
     Args:
         request: called at the first signal.
