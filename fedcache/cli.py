@@ -256,7 +256,7 @@ app = typer.Typer(
     add_completion=True,
     context_settings={"help_option_names": ["--help", "-h"]},
     help="Run every frozen backbone once, then federate on the cached features in seconds.",
-    epilog="Start with:  fedcache demo    Results and stores live under $FEDCACHE_HOME.",
+    epilog="Start with:  fedcache demo    Results and stores are kept in $FEDCACHE_HOME.",
 )
 
 

@@ -93,5 +93,7 @@ def report(
             warning = ". Share it only with people who may see these images."
         lines.append(f"The page has {held}{warning}")
     if made.left_out:
-        lines.append(f"{made.left_out} left out: the page gives the reason and the fix.")
+        lines.append(
+            f"Runs left out: {made.left_out}. The page gives the reason and the fix of each."
+        )
     return CommandResult(made.to_dict(), lines, Exit.OK)

@@ -383,8 +383,8 @@ def runs_rm(
         users = ", ".join(partitions_named(one.path, found))
         if users:
             observer.warn(
-                f"The config.toml of {users} reads a partition that is stored in {name}. After the removal, it "
-                "cannot be trained again."
+                f"{users} cannot be trained again after the removal, because config.toml names a partition "
+                f"that is stored in {name}."
             )
         if isinstance(entry, StoredRun) and entry.private:
             observer.note(

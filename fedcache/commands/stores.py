@@ -331,7 +331,7 @@ def inspect(
     for array in unfinished:
         name = array["name"]
         kept = f"{array['kept']} of {array['chunks']}"
-        lines.append(f"unfinished  {name}: {kept} chunks; the same extract command resumes")
+        lines.append(f"unfinished  {name}: {kept} chunks; run the same extract command to resume")
     tables = []
     if arrays:
         tables.append(table_of_arrays(arrays))

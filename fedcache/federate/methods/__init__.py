@@ -83,7 +83,7 @@ def plugin_method(name: str) -> Method:
             found = f"a {type(method).__name__}"
         raise UsageError(
             f"The plug-in method {name!r} of {plugin.origin} is {found}.",
-            "Its entry point names a fedcache.Method whose name is that of the entry point.",
+            "The entry point must name a fedcache.Method that has the name of the entry point.",
         )
     return method
 
@@ -92,7 +92,7 @@ def unknown_method(name: str) -> FedcacheError:
     """The error for a name that is no method."""
     known = sorted([*METHODS, *plugins("methods")])
     hint = (
-        f"Known: {', '.join(known)}\nA method of yours is known when it is installed:  pip "
+        f"Known: {', '.join(known)}\nTo use your own method, install its package:  pip "
         "install -e FOLDER"
     )
     return unknown("method", name, known, hint=hint)

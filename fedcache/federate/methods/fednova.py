@@ -134,7 +134,7 @@ METHOD = replace(
     paper_count=paper_count,
     upload_descriptions={
         LENGTH: (
-            "length of the client's local training",
+            "length of its local training",
             "how many steps it took, and so about how many rows it has",
         ),
     },
