@@ -68,11 +68,11 @@ def extract(
     part: str | None = None,
     observer: Observer | None = None,
 ) -> Store:
-    """Run frozen backbones over a dataset; returns at once when the store has everything.
+    """Run frozen backbones over a dataset and store the features; stored features are not computed again.
 
     Args:
         dataset: a spec of ``fedcache datasets list``, a list of (image, label), a torch Dataset, or a dict of splits;
-            None for the last dataset.
+            None for the dataset of the last extraction.
         backbones: one name or several, or torch modules.
         name: name of the dataset, by which ``Store.open`` and ``--dataset`` find it; None for the name of its folder or
             file.
@@ -81,12 +81,12 @@ def extract(
         views: number of stored views of each image; all but the first are augmented.
         augment: augmentation policy of the views.
         text: prompt templates for class names.
-        recipe: other changes of the preprocessing, key -> value.
+        recipe: other changes of the preprocessing, key -> value, as for ``--recipe``.
         limit: number of rows to use, evenly spaced over the dataset; None for all.
-        layout: meaning of the folder levels.
+        layout: meaning of the folder levels, as for ``--layout``.
         device: ``auto``, ``cpu`` or ``cuda``; ``cuda`` never falls back to the CPU.
         dtype, batch, workers, threads, chunk_rows: how features are computed; see ``fedcache extract --help``.
-        max_bad: images that may be unreadable: ``"1%"`` or a number.
+        max_bad: largest share (``"1%"``) or number of unreadable images.
         weights: backbone -> file of its weights.
         data: name of a dataset -> its folder.
         skip_missing: whether to leave out backbones without weights.
@@ -97,7 +97,7 @@ def extract(
         part: ``"1/4"`` computes only the first of four parts, which ``join`` assembles.
         observer: receives progress messages.
 
-    Raises FedcacheError as the command, with its exit code and hint.
+    Raises the FedcacheError of the command, with its exit code and hint.
     """
     given = fields_of(ExtractConfig, locals())
     from fedcache.calls import stores
@@ -113,16 +113,16 @@ def join(
     max_bad: str = "1%",
     observer: Observer | None = None,
 ) -> Store:
-    """Assemble the parts of a store that ``extract(part="1/4")`` and so on made, on this or other machines.
+    """Assemble the parts of a store, which ``extract(part="1/4")`` and so on made on this or other machines.
 
     Args:
         parts: all parts, in any order.
-        store: directory of the store; None for the usual one of its dataset.
-        max_bad: images of all parts that may be unreadable: ``"1%"`` or a number.
+        store: directory of the store; None for the default directory of the dataset.
+        max_bad: largest share (``"1%"``) or number of unreadable images in all parts together.
         observer: receives progress messages.
 
-    Raises StoreError for parts that are missing, given twice, unfinished or of other data, recipes or weights, and
-    CorruptionError for a damaged part.
+    Raises StoreError if parts are missing, given twice, unfinished, or differ in data, recipes or weights, and
+    CorruptionError if a part is damaged.
     """
     from fedcache.calls import stores
 
@@ -147,7 +147,7 @@ def ingest(
     unlabelled: bool = False,
     observer: Observer | None = None,
 ) -> Store:
-    """Bring your own embeddings (npz, npy, h5, parquet, CSV, TSV, feather, safetensors) into a store.
+    """Import your own embeddings (npz, npy, h5, parquet, CSV, TSV, feather, safetensors) into a store.
 
     Args:
         file: file with features and labels.
@@ -155,11 +155,11 @@ def ingest(
         store: directory of the store; None for one under FEDCACHE_HOME.
         replace: whether to replace a stored dataset of the same ``name``.
         drop_nan: whether to leave out rows with features that are not finite.
-        features_key, label_key, split_key, name_key, domain_key: names of the columns, needed if they are not the
-            usual ones.
-        group_key: columns to keep as groups, and no others; None for every column that can be a group.
+        features_key, label_key, split_key, name_key, domain_key: names of the columns, needed if fedcache does
+            not detect them by name.
+        group_key: the only columns to keep as groups; None for every column that can be a group.
         no_label: labels that mean "no label", such as -1 or "NA".
-        unlabelled: whether no column holds labels.
+        unlabelled: whether to treat the dataset as unlabelled.
         observer: receives progress messages.
 
     Raises UsageError, StoreError, CorruptionError.
@@ -195,16 +195,16 @@ def partition(
 
     Args:
         store: a store or its path; None for the only one.
-        scheme: one of: a name as for ``fedcache partition``; None with ``by=COLUMN``; a list with the client of each
-            row in the order of ``Store.samples.name``; a dict of rows; a CSV of ``name,client[,split]``; a function of
-            the store that returns one of these.
+        scheme: a name as for ``fedcache partition``, or None with ``by=COLUMN``. Or the assignment itself: a list with
+            the client of each row in the order of ``Store.samples.name``, a dict from clients to rows, a CSV file with
+            ``name,client[,split]``, or a function of the store that returns an assignment.
         seed: seed of the random draws.
         name: name under which the partition is saved.
         arguments: arguments of the scheme (clients, alpha, shards, ...). ``replace=True`` replaces a partition of the
             same name that has other rows.
 
-    Raises UsageError if the scheme does not have an argument, if the rows do not allow its value, or if the name
-    belongs to a partition with other rows.
+    Raises UsageError for an argument that the scheme does not have, for a value that the rows do not allow, and for
+    the name of a partition that has other rows.
     """
     from fedcache.calls import stores
 
@@ -217,7 +217,7 @@ def shard(store: AnyStore | None, parts: Partition, out: str | Path | None = Non
     Args:
         store: a store or its path; None for the only one.
         parts: the partition.
-        out: another directory for the stores.
+        out: directory for the stores; None for one next to the store.
     """
     from fedcache.calls import stores
 
@@ -276,13 +276,13 @@ def train(
     save_model: bool = True,
     save_clients: str | None = None,
 ) -> Run:
-    """Train a federated method on cached features; the same run again returns the stored result.
+    """Train a federated method on cached features. A second call with the same arguments returns the stored result.
 
         fc.train("fedavg", store, parts, eval_every=1, on_round=lambda r: print(r.seed, r.round, r.accuracy))
 
     Args:
-        method: a name of ``fedcache methods list``, or a ``Method`` of your own from a file that can be read. The
-            digest of that file, and of your files that it imports, is part of the run's identity.
+        method: a name of ``fedcache methods list``, or your own ``Method`` from a readable file. fedcache identifies
+            the run by the content of this file and of your own files that it imports, among other things.
         store: a store or its path; None for the only one.
         parts: a partition or the name of a saved one; None for the partition of the method's paper.
         seeds: one seed or several.
@@ -302,7 +302,7 @@ def train(
             --help``.
         eval_every: also score after every k-th round; 0 for the final model only.
         eval_clients: clients whose personal models are scored: a number, a share or ``"all"``.
-        client_prior: also score with the log class prior of each client, as in ``evaluate``.
+        client_prior: also score with each client's log class prior, as in ``evaluate``.
         execution: how the clients of a round are computed: ``auto``, ``sequential``, ``batched`` or ``gram``.
         device: ``auto``, ``cpu`` or ``cuda``; ``cuda`` never falls back to the CPU.
         dtype: ``float32`` or ``float64``.
@@ -312,15 +312,15 @@ def train(
             protection against bad uploads, as in ``fedcache train --help``.
         dp_clip, dp_noise, dp_delta, dp_seed, dp_allow: differential privacy, as in ``fedcache train --help``.
         observer: receives progress messages.
-        on_round: called with a ``Round`` after every round, with stored rounds first. If it raises an exception, the
-            run continues without it.
-        track: trackers such as ``mlflow``, as in ``--track``.
+        on_round: function that is called with a ``Round`` after every round, first for stored rounds. If it raises an
+            exception, it is not called again and the run continues.
+        track: trackers such as ``mlflow``, as for ``--track``.
         fresh: whether to train again even if the result is stored.
         save_model: whether to keep the trained model, for ``Run.model`` and ``fedcache predict``.
         save_clients: clients whose personal models are kept: ``"all"``, ``"none"`` or names, comma-separated; None for
             all, up to 256 MB.
 
-    Raises FedcacheError as the command, with its exit code and hint.
+    Raises the FedcacheError of the command, with its exit code and hint.
     """
     # The names of parameters are those of the configuration.
     given = fields_of(TrainConfig, locals())
@@ -373,12 +373,12 @@ def grid(
     Args:
         methods: names of methods, or your own.
         store, parts, seeds, settings, observer, on_round, track, fresh: as in ``train``.
-        options: other keywords of ``train``, for all points.
+        options: other keywords of ``train``, for all configurations.
         sampler, trials, pruner, exact, jobs, save_models, save_clients, retrain, score: as in ``fedcache grid --help``.
-        sweeps: values of hyperparameters, rounds, hold_out, validation, ...
+        sweeps: values to combine: of hyperparameters, rounds, hold_out, validation, ...
 
-    Raises CorruptionError for a damaged point and FederatedRunError for a point that could not be trained, both after
-    all other points are finished and kept.
+    Raises CorruptionError if the result of a configuration is damaged, and FederatedRunError if a configuration could
+    not be trained. Both are raised after all other configurations are finished and stored.
     """
     from fedcache.calls import training
 
@@ -412,7 +412,7 @@ def load_model(
     """The trained model of a finished run: ``fc.load_model("model.safetensors").predict("photos/")``.
 
     Args:
-        source: a ``Run``, the directory of a run or the first letters of its digest, or a model file.
+        source: a ``Run``, the directory of a run, the first letters of its digest, or a model file.
         client: client whose personal model is loaded.
         seed: a seed of the run, ``"all"`` for the ensemble of all seeds; None for the first.
         method: the method of the run, if it is your own.
@@ -450,22 +450,22 @@ def evaluate(
 
     Args:
         source, seed, one_for_all: the model, as in ``load_model``.
-        dataset: dataset to evaluate on; the features that the model reads are extracted first.
+        dataset: dataset to evaluate on; fedcache first extracts the features that the model reads.
         store: store to evaluate on, in place of a dataset.
         embeddings: file of embeddings to evaluate on, in place of a dataset.
         split: rows to use: all, train, test or validation.
         client: client whose personal model is evaluated; None for each client's model in turn.
-        temperature: number that scores are divided by; None for the one that was fitted in training.
+        temperature: number that divides the scores; None for the temperature that was fitted in training.
         client_prior: also score each client's own test rows with a prior from its class counts. ``classes`` masks the
             classes that the client does not have, ``counts`` adds the log counts, ``fitted`` adds the log of smoothed
             shares, and ``em`` adds the log of shares estimated from the scores of these rows. ``client_prior`` of
-            the result has the accuracy without and with the prior.
+            the returned evaluation has the accuracy without and with the prior.
         out: .html, .csv or .json file to write with all figures.
         with_images: whether the page also shows images of mistakes.
         options: other keywords of ``extract``.
         observer: receives progress messages.
 
-    Raises FedcacheError as the command, with its exit code and hint.
+    Raises the FedcacheError of the command, with its exit code and hint.
     """
     given = dict(locals())
     from fedcache.calls import models
@@ -492,13 +492,13 @@ def personalise(
     Args:
         source: a ``Run``, the directory of a run, or a model file.
         store: store with the rows of the client.
-        out: file of the model; None for ``NAME.safetensors``. An existing file is kept.
-        name: name of the client; None for that of the shard or store.
-        settings, rounds: hyperparameters and rounds in place of the run's.
+        out: file to write the model to; None for ``NAME.safetensors``. An existing file is not replaced.
+        name: name of the client; None for the name of the shard or store.
+        settings, rounds: hyperparameters and rounds that replace those of the run.
         seed: a seed of the run; None for the first.
         weights, device, observer: as in ``extract``.
 
-    Raises FedcacheError as the command, with its exit code and hint.
+    Raises the FedcacheError of the command, with its exit code and hint.
     """
     given = dict(locals())
     from fedcache.calls import models
@@ -521,14 +521,15 @@ def compare(
 
     Args:
         runs: ``Run`` and ``Grid`` objects, directories or first letters of digests; None for all runs of the home.
-        over: unit of the tests: ``seeds``, ``clients`` or ``settings`` (datasets and partitions). None chooses it by
-            what differs between the runs.
+        over: unit of the tests: ``seeds``, ``clients`` or ``settings`` (datasets and partitions). None chooses
+            the unit by what differs between the runs.
         metric: accuracy, client_mean, pooled, macro_f1, ...
-        test: ``wilcoxon`` or ``ttest``; None chooses it by ``over``.
-        against: reference that all runs are compared with: a name in the table, a method or a run; None for the best.
+        test: ``wilcoxon`` or ``ttest``; None chooses the test by ``over``.
+        against: reference that all runs are compared with: a name in the table, a method or a run; None for the best
+            run.
         pairs: ``best`` compares all runs with the reference, ``all`` compares every pair.
         level: confidence level of intervals; tests use the significance level 1 - ``level``.
-        root: directory of the runs; None for that of the home.
+        root: directory of the runs; None for the runs of ``FEDCACHE_HOME``.
     """
     from fedcache.calls import runs as finished
 
@@ -550,7 +551,8 @@ def report(
     """Write one self-contained HTML file of runs. Raises UsageError, MachineError.
 
     Args:
-        runs: runs, grids, points, directories or first letters of digests; None for all of ``FEDCACHE_HOME``.
+        runs: runs, grids, points of grids, directories or first letters of digests; None for all runs of
+            ``FEDCACHE_HOME``.
         out: file to write.
         title: title of the page.
         embed: projection of the features: pca | tsne | umap | none.

@@ -46,7 +46,7 @@ COMMANDS = (
         "demo",
         "demo",
         MAIN,
-        "Extract, partition and train one method of each kind on the offline datasets; one table and one HTML report.",
+        "Extract, partition and train one method of each kind on the offline datasets; write one table and one report.",
     ),
     CommandEntry(
         "extract",
@@ -71,7 +71,7 @@ COMMANDS = (
         "shard",
         "partition",
         MAIN,
-        "Write one ordinary store per client, so that each can live on its own machine.",
+        "Write one ordinary store per client, so that each store can be moved to another machine.",
     ),
     CommandEntry("train", "train", MAIN, "Train a federated method on cached features."),
     CommandEntry(
@@ -140,7 +140,7 @@ COMMANDS = (
         "flower",
         "flower",
         MAIN,
-        "Federate over real sites through Flower: each keeps its own shard on its own machine (extra flower).",
+        "Federate over real sites through Flower; each site keeps its own shard on its own machine (extra flower).",
     ),
     CommandEntry(
         "ls",
@@ -168,7 +168,7 @@ COMMANDS = (
         "repair",
         "stores",
         STORES,
-        "Remove damaged files that can be made again; the extract command then recomputes only those.",
+        "Remove damaged files that can be recomputed; the same extract command then recomputes only these files.",
     ),
     CommandEntry(
         "gc", "stores", STORES, "List files that are no longer used; --delete removes them."
@@ -256,7 +256,7 @@ app = typer.Typer(
     add_completion=True,
     context_settings={"help_option_names": ["--help", "-h"]},
     help="Run every frozen backbone once, then federate on the cached features in seconds.",
-    epilog="Start with:  fedcache demo    Results and stores live under $FEDCACHE_HOME.",
+    epilog="Start with:  fedcache demo    Results and stores are kept in $FEDCACHE_HOME.",
 )
 
 

@@ -126,8 +126,8 @@ def option_value(value: object) -> str:
 SAMPLING = ("uniform", "weighted", "poisson")
 BAD_UPDATES = ("fail", "reject")
 DATASET = (
-    "A dataset such as digits or folder:PATH; `fedcache datasets list` shows all kinds. a=SPEC,b=SPEC joins several "
-    "as domains. Or a name given to ingest."
+    "A dataset such as digits or folder:PATH (`fedcache datasets list` shows all kinds), or the "
+    "name of an ingested one. a=SPEC,b=SPEC joins datasets as domains."
 )
 BACKBONES = (
     "Backbones, comma-separated: names of `fedcache backbones list`, or your own as onnx:FILE, "
@@ -146,14 +146,14 @@ class ExtractConfig:
         DATASET,
         DATA,
         short="-d",
-        default_text="the only one stored, else digits",
+        default_text="the dataset extracted last, else digits",
         common=True,
     )
     name: str | None = option(
         None,
         "Name for the dataset. Later commands take it as --dataset NAME.",
         DATA,
-        default_text="that of the folder or file",
+        default_text="the name of the folder or file",
         common=True,
     )
     backbones: tuple[str, ...] = option(
@@ -186,9 +186,10 @@ class ExtractConfig:
     )
     recipe: Mapping[str, str] = option(
         {},
-        "Change the preprocessing: key=value or NAME:key=value, comma-separated. Keys of images: size, "
-        "resize, interpolation, crop_pct, norm; of texts: pooling, max_tokens, prompt; of sounds: "
-        "pooling, seconds; of all: dtype; of your own files: output.",
+        "Change the preprocessing of all backbones (key=value) or of one (NAME:key=value), "
+        "comma-separated. Keys for images: size, resize, interpolation, crop_pct, norm. Texts: "
+        "pooling, max_tokens, prompt. Sounds: pooling, seconds. All: dtype. Your own model "
+        "files: output.",
         FEATURES,
         split=True,
         default_text="the published preprocessing of each backbone",
@@ -254,8 +255,8 @@ class ExtractConfig:
     )
     device: str = option(
         "auto",
-        "Device of the model. cuda fails if there is no GPU, and uses all GPUs of one kind; "
-        "cuda:0,cuda:2 uses these two.",
+        "Device of the model. cuda uses all GPUs of one kind, and fails if there is no GPU. "
+        "cuda:0,cuda:2 uses these two GPUs.",
         COMPUTING,
         choices=("auto", "cpu", "cuda"),
         common=True,
@@ -286,8 +287,9 @@ class ExtractConfig:
     )
     part: str | None = option(
         None,
-        "Compute only part i of n, e.g. 1/4, in a folder of its own; `fedcache join` assembles the "
-        "parts. auto reads the number from SLURM_ARRAY_TASK_ID, or from RANK and WORLD_SIZE.",
+        "Compute only one part of the dataset, e.g. 1/4, in a separate folder. `fedcache join` "
+        "assembles the parts. auto reads the part from SLURM_ARRAY_TASK_ID, or from RANK and "
+        "WORLD_SIZE.",
         COMPUTING,
         default_text="the whole dataset",
     )
@@ -335,7 +337,7 @@ class PartitionConfig:
     seed: int = option(0, "Random seed of the partition.", CLIENTS, name="--partition-seed")
     options: Mapping[str, Any] = option(
         {},
-        "key=value: any other argument of the scheme. Repeatable.",
+        "key=value: an argument of the scheme that has no separate option. Repeatable.",
         CLIENTS,
         name="--option",
         added=True,
@@ -346,7 +348,7 @@ class PartitionConfig:
         for key in self.options:
             if key in RESERVED or (key == "clients" and self.clients is not None):
                 raise UsageError(
-                    f"{key} is set as an argument of the scheme, but has an option of its own.",
+                    f"{key} is among the arguments of the scheme (--option), but it has a separate option.",
                     "fedcache partition --help   lists the options.",
                 )
 
@@ -375,8 +377,9 @@ class TrainConfig:
     )
     preset: str = option(
         PRESETS[0],
-        "Hyperparameter values. paper: from the paper; default: the same, except values that are known to "
-        "fail; official: from the released code; tuned: from the paper, with tuned learning rates.",
+        "Hyperparameter values. paper: those of the paper. default: those of the paper, except "
+        "values that are known to fail. official: those of the released code. tuned: those of "
+        "the paper, with tuned learning rates.",
         METHOD,
         choices=PRESETS,
     )
@@ -389,7 +392,7 @@ class TrainConfig:
         DATA,
         path=True,
         remote=True,
-        default_text="the only one stored",
+        default_text="the only store",
     )
     backbones: tuple[str, ...] = option(
         (), BACKBONES, DATA, short="-b", default_text="all backbones of the store", common=True
@@ -447,8 +450,8 @@ class TrainConfig:
     )
     client_clusters: str | None = option(
         None,
-        "Group clients into clusters; each round first draws clusters, then clients. A number of "
-        "clusters, or a CSV file with the columns client,cluster.",
+        "Number of clusters of clients, or a CSV file with the columns client,cluster. Each "
+        "round first draws clusters, then clients of these clusters.",
         PARTICIPATION,
         default_text="none",
     )
@@ -464,10 +467,15 @@ class TrainConfig:
         default_text="off; training is in rounds",
     )
     server_step: float = option(
-        1.0, "Step size of the server on the mean of these N updates.", PARTICIPATION
+        1.0,
+        "With --asynchronous: step size of the server on the mean of the N updates.",
+        PARTICIPATION,
     )
     staleness_power: float = option(
-        0.5, "Exponent a of the weight (1+t)^-a of an update that is t steps old.", PARTICIPATION
+        0.5,
+        "With --asynchronous: exponent a in (1+t)^-a, the weight of an update that is t "
+        "server steps old.",
+        PARTICIPATION,
     )
     client_durations: str | None = option(
         None,
@@ -490,7 +498,7 @@ class TrainConfig:
     )
     eval_clients: str | None = option(
         None,
-        "Score the personal models of only this number or share of clients, drawn once.",
+        "Number or share of clients whose personal models are scored. They are drawn once.",
         TRAINING,
         default_text="all clients",
     )
@@ -548,8 +556,8 @@ class TrainConfig:
     )
     attack: str | None = option(
         None,
-        "Simulate malicious clients, as NAME:SHARE:SCALE with NAME sign-flip | ipm | alie | mimic | "
-        "gaussian | label-flip | nan.",
+        "Simulate malicious clients: NAME:SHARE:SCALE, where NAME is sign-flip | ipm | alie | "
+        "mimic | gaussian | label-flip | nan.",
         TRUST,
         default_text="none",
     )
@@ -569,10 +577,10 @@ class TrainConfig:
     )
     max_rows_per_client: int | None = option(
         None,
-        "Leave out clients with more training rows.",
+        "Leave out clients with more training rows than this.",
         TRUST,
         minimum=1,
-        default_text="no limit; with Flower 10 times the median",
+        default_text="no limit; with Flower 10 times the median over sites",
     )
     max_share: float | None = option(
         None,
@@ -582,9 +590,10 @@ class TrainConfig:
     )
     max_row_norm: float | None = option(
         None,
-        "Treat statistics as invalid if they need feature rows longer than this.",
+        "Treat an uploaded statistic as invalid if only feature rows with a norm above this can "
+        "produce it.",
         TRUST,
-        default_text="no limit; for unit features their length",
+        default_text="no limit; for unit features their norm",
     )
     dp_clip: float | None = option(
         None,
@@ -610,7 +619,7 @@ class TrainConfig:
     )
     dp_allow: str | None = option(
         None,
-        "What may be published although epsilon does not cover it: "
+        "Allow the run to publish facts that epsilon does not cover: "
         "evaluation,participants,rows,statistics.",
         TRUST,
         default_text="nothing",
@@ -682,7 +691,7 @@ def refuse_remote(value: object, name: str, *, remote: bool = False) -> None:
     raise UsageError(
         f"{name} needs a local path, but {found[1]}:// is a remote address.",
         "Copy or mount the data and give the local path. Only published stores can be read from a remote "
-        "address, which must be given as text.",
+        "address, which must be a string and not a Path.",
     )
 
 
@@ -778,7 +787,7 @@ def read_file(
         ) from error
     except ValueError as error:
         raise UsageError(
-            f"{path} is not valid TOML: {error}.", "Fix that line and run the command again."
+            f"{path} is not valid TOML: {error}.", "Fix that line, then run the command again."
         ) from error
     for name, section in data.items():
         if name not in SECTIONS:
@@ -816,9 +825,7 @@ def resolve(
         if value is None:
             continue
         if values.get(key, value) != value:
-            raise UsageError(
-                f"{where} gives {key} twice, under two of its names.", f"Leave {name} out."
-            )
+            raise UsageError(f"{where} gives {key} twice, under two names.", f"Remove {name}.")
         values[key] = _typed(by_name[key], name, value, hints[key], where)
     for key, value in given.items():
         if value in (None, (), [], {}):

@@ -110,8 +110,8 @@ class InternalError(CodedError):
 def closest(name: str, known: Iterable[str], likeness: float = 0.5) -> str | None:
     """The known name that is most similar to ``name``, or the shortest that begins with it; None if none is similar.
 
-    ``likeness`` is between 0 and 1, for equal names; two words of six letters that share three have 0.5. That is enough
-    for names with the same first letter; others need 0.6.
+    ``likeness`` is the smallest similarity, between 0 and 1 (equal names). Two words of six letters that share three
+    letters have 0.5. Names with another first letter need a similarity of at least 0.6.
 
     >>> closest("fedpc", ["fedavg", "fedpcl", "solo"])
     'fedpcl'

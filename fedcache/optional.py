@@ -1,6 +1,6 @@
 """Optional packages, which ``pip install fedcache`` does not install: they are imported where they are used.
 
-If one cannot be imported, the error has the command that installs it; ``doctor`` lists every extra.
+If a package cannot be imported, the error has the command that installs it. ``doctor`` lists every extra.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ _FORMULA = tuple("=+-@\t\r＝＋－＠")
 
 
 def visible(text: str, *, lines: bool = False) -> str:
-    r"""The text with the number of every control character in its place; with ``lines``, new lines and tabs stay.
+    r"""The text, with every control character replaced by its number. With ``lines``, line breaks and tabs are kept.
 
     >>> visible("cat\x1b[2J\u202etxt.exe")
     'cat\\x1b[2J\\u202etxt.exe'
@@ -119,7 +119,7 @@ SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 def slug_of(name: str) -> str:
-    """A name as the name of a folder: other characters than letters, digits, ``.``, ``_`` and ``-`` become ``_``."""
+    """A name as the name of a folder: every character except letters, digits, ``.``, ``_`` and ``-`` becomes ``_``."""
     return re.sub(r"[^A-Za-z0-9._-]", "_", name)
 
 
@@ -135,8 +135,8 @@ def listed(text: str) -> list[str]:
         words = next(csv.reader([text], skipinitialspace=True), [])
     except csv.Error:
         raise UsageError(
-            f"{text!r} is not a list of words with commas between them: it has a line break.",
-            "Put a word that has a line break in it into quotes.",
+            f"{text!r} is not a comma-separated list of words, because it has a line break.",
+            "Put a word that contains a line break into quotes.",
         ) from None
     return [word.strip() for word in words if word.strip()]
 

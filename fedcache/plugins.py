@@ -1,8 +1,8 @@
 """Plug-ins: entry points of installed packages, and objects given to ``fc.register``.
 
-Tables of fedcache look here for a name that is not their own. So no plug-in is imported, and the installed packages are
-not searched, before such a name is requested or a list is shown. A plug-in that cannot be loaded is an error only if it
-is requested by name.
+Tables of fedcache search here for names that they do not have. So fedcache imports no plug-in, and searches no
+installed packages, until such a name is requested or a list is shown. A plug-in that cannot be loaded is an error only
+if it is requested by name.
 """
 
 from __future__ import annotations
@@ -23,11 +23,13 @@ T = TypeVar("T")
 KINDS = MappingProxyType(
     {
         "methods": "a federated method: fedcache.Method",
-        "backbones": "a function without arguments, in a module, that returns an nn.Module, or one and its transform",
+        "backbones": "an importable function without arguments that returns an nn.Module, or an "
+        "nn.Module and its transform",
         "datasets": "a module or object with key(rest, context) and load(rest, context)",
         "partitions": "a partition scheme: fedcache.federate.partition.scheme.Scheme",
-        "aggregators": "a function of V [m, d] that returns [d]",
-        "trackers": "a function of a folder that returns a hook, called with each round, with a method close()",
+        "aggregators": "a function that takes V [m, d] and returns [d]",
+        "trackers": "a function that takes a folder and returns a callback for rounds, which has "
+        "a method close()",
         "executors": "a class: fedcache.federate.execution.executor.Executor",
     }
 )
@@ -75,7 +77,7 @@ class Plugin:
             ) from error
 
     def loaded(self, expected: type[Any]) -> Any:
-        """The object. Raises UsageError as ``load``, and for an object of another kind or with another name."""
+        """The object. Raises UsageError like ``load``, and if the object has another kind or another name."""
         # An entry point may name a class of the expected kind, or an object.
         thing = self.load()
         if isinstance(thing, type):
@@ -90,8 +92,9 @@ class Plugin:
                 found += f" called {called!r}"
             expected_kind = KINDS[self.kind]
             raise UsageError(
-                f"The plug-in {self.name!r} of {self.origin} is {found}, expected {expected_kind} of that name.",
-                "Fix the object that the entry point names or that was registered.",
+                f"The plug-in {self.name!r} of {self.origin} is {found}. Expected: {expected_kind}, with "
+                "the name of the plug-in.",
+                "Fix the object that the entry point names, or that fc.register received.",
             )
         return thing
 
@@ -101,7 +104,7 @@ _own: dict[str, frozenset[str]] = {}
 
 
 def offer(kind: str, names: Iterator[str] | list[str] | tuple[str, ...]) -> None:
-    """Declare the names of a kind that are fedcache's own, which no plug-in may hide."""
+    """Declare fedcache's own names of a kind. No plug-in may hide them."""
     _own[kind] = frozenset(names)
 
 

@@ -72,12 +72,12 @@ def sigterm_interrupts() -> Iterator[None]:
 
 @contextmanager
 def stop_on_signals(request: Callable[[], None], say: Callable[[str], None]) -> Iterator[None]:
-    """Stop at SIGINT and SIGTERM: after the first at the next chunk, step or round, after the second at once.
+    """Stop at SIGINT and SIGTERM: the first signal stops at the next chunk, step or round, the second one at once.
 
     The second signal raises a KeyboardInterrupt in the call, so that files are closed and locks released. The call may
-    not react to it, for example in a computation that Python cannot interrupt, in a write without a reader, or while it
-    waits for a process. So after ``GRACE`` seconds, worker processes are killed and this process is ended. After a
-    signal, the handlers stay in place beyond the block, because the end of the process may hang too.
+    not react to the exception, for example in a computation that Python cannot interrupt, in a write without a reader,
+    or while it waits for a process. So after ``GRACE`` seconds, worker processes are killed and this process is ended.
+    After a signal, the handlers stay in place beyond the block, because the end of the process may hang too.
 
     Args:
         request: called at the first signal.

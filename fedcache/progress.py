@@ -82,7 +82,7 @@ class Observer(Protocol):
         """Receive a warning for the user; the call continues."""
 
     def start(self, what: str, total: int, unit: str) -> None:
-        """Begin a measured stretch of work: ``total`` units of ``unit`` (``images``, ``rounds``)."""
+        """Begin a piece of work of ``total`` units; ``unit`` names them (``images``, ``rounds``)."""
 
     def round_done(self, round_: Round) -> None:
         """Receive the figures of a round of training, also of stored rounds; ``advance`` counts it."""
@@ -91,14 +91,14 @@ class Observer(Protocol):
         """Count more units as done."""
 
     def stop(self) -> None:
-        """End the stretch of work."""
+        """End the piece of work."""
 
 
 @contextmanager
 def progress_of(observer: Observer, what: str, unit: str) -> Iterator[Callable[[int, int], None]]:
     """A context with a function that reports progress as (units done, units in total).
 
-    The first call begins a stretch of work. A call with fewer units than before begins another one, because work may
+    The first call begins a piece of work. A call with fewer units than before begins the next piece, because work may
     start again from 0, as for each of several files.
     """
     seen = 0

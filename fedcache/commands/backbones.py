@@ -129,7 +129,7 @@ def backbones_import(
 @backbones.command("pull")
 @command("backbones pull")
 def backbones_pull(observer: TerminalObserver, name: ListedName) -> CommandResult:
-    """Download published weights; prints size and source first.
+    """Download published weights, after printing their size and source.
 
     Example: fedcache backbones pull clip-rn50
     """
@@ -156,7 +156,9 @@ def backbones_pull(observer: TerminalObserver, name: ListedName) -> CommandResul
 @backbones.command("verify")
 @command("backbones verify")
 def backbones_verify(name: ListedName, weights: Weights = None) -> CommandResult:
-    """Load a backbone and run it once, to check that weights are complete, shapes right and outputs finite.
+    """Load a backbone and run it once, to check its weights, shapes and outputs.
+
+    The check fails if weights are missing, if a shape is wrong or if an output is not finite.
 
     Example: fedcache backbones verify glyph-clip
     """
@@ -165,4 +167,4 @@ def backbones_verify(name: ListedName, weights: Weights = None) -> CommandResult
     data: dict[str, Any] = check_backbone(name, _weight_files(weights), home)
     features = f"{data['width']} features from {data['origin']}"
     digest = data["sha256"][:16]
-    return CommandResult(data, [f"{name}: {features}, sha256 {digest}; finite."])
+    return CommandResult(data, [f"{name}: {features}, sha256 {digest}; all outputs are finite."])

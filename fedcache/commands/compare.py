@@ -116,8 +116,8 @@ def compare(
     """Compare finished runs: means, intervals, paired tests (Holm), ranks (Friedman, Nemenyi).
 
     Each combination of dataset and partition gets its own table and is never averaged with others. With --over
-    settings, each combination is one block of the test. Seeds repeat the training, not the data, so their p-values
-    hold only for this partition.
+    settings, each combination is one block of the test. Seeds repeat the training, not the partition, so p-values
+    over seeds hold only for the partition of the runs.
 
     Example: fedcache compare --against fedavg -o table.tex --plot ranks.svg
     """
@@ -184,7 +184,7 @@ def written_format(form: str | None, out: Path | None, as_json: bool) -> str | N
     if form is not None and as_json:
         raise UsageError(
             "--format and --json are both given, but only one of them can be printed on stdout.",
-            "With --json, -o FILE.md or FILE.tex",
+            "With --json, write the table to a file:  -o FILE.md or -o FILE.tex",
         )
     if out is None:
         return None

@@ -171,7 +171,7 @@ def datasets_pull(
     home = Home.from_environment()
     spec = full_spec(name)
     if home.offline:
-        raise MachineError("FEDCACHE_OFFLINE is set.", "Unset it to download.")
+        raise MachineError("FEDCACHE_OFFLINE is set.", "unset FEDCACHE_OFFLINE")
     folder = pull(spec, data=home.data, say=observer.note, mirror=mirror)
     lines = [str(folder)]
     left: list[str] = []

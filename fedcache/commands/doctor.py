@@ -34,7 +34,7 @@ Row = dict[str, str]
 def doctor() -> CommandResult:
     """Check this installation: versions, cores and memory, GPU, folders, offline setting, extras.
 
-    Each line is ok, warn or fail, with the command that fixes it. The exit code is 6 if a line is fail.
+    Each line says ok, warn or fail, and how to fix a problem. The exit code is 6 if a line says fail.
 
     Example: fedcache doctor
     """

@@ -54,7 +54,7 @@ def ingest(
         bool,
         typer.Option(
             "--replace",
-            help="Replace a stored dataset of the same name, and delete its partitions.",
+            help="Replace the stored dataset of the same name. Its partitions are deleted.",
         ),
     ] = False,
     drop_nan: Annotated[
@@ -67,10 +67,10 @@ def ingest(
     """Import your own embeddings into a store.
 
     Columns are detected by name: features (embeddings, X, features/BACKBONE, text/BACKBONE, or columns f0 .. f511),
-    labels (label, y, target, class), split, is_train, is_test, name (id, path), domain, class_names. Arrays may be
-    named by split (X_train, y_test, train/data). Every other column of words or whole numbers is kept as a group
-    (--by), unless nearly every row has its own value. Without a split, the fifth of each class with the smallest uids
-    is the test set.
+    labels (label, y, target, class), split, is_train, is_test, name (id, path), domain, class_names. Names of
+    arrays may contain the split (X_train, y_test, train/data). Every other column of words or whole numbers becomes a
+    group column for --by, unless nearly every row has a different value. Without a split, the test set is the fifth
+    of each class with the smallest uids.
 
     Example: fedcache ingest embeddings.npz --name mine
     """
@@ -114,7 +114,7 @@ def export(
         ),
     ] = None,
     named: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Same as the argument FILE.")
+        Path | None, typer.Option("--out", "-o", help="The same as the argument OUT.")
     ] = None,
     store: StorePlace = None,
     dataset: Dataset = None,

@@ -16,7 +16,7 @@ from fedcache.models.saved_model import ONE_SEED, ExportOptions, ModelOptions
 def export_model(observer: TerminalObserver, given: Given, run: RunName) -> CommandResult:
     """Export a trained model for plain torch, ONNX, torch.export, safetensors or scikit-learn.
 
-    A folder, .onnx and .pt2 include the frozen backbones and read images; .safetensors and .joblib (linear heads
+    A folder, .onnx and .pt2 include the frozen backbones and read images. .safetensors and .joblib (linear heads
     only) read features. Each export includes a model card. ONNX needs the extra export.
 
     Example: fedcache export-model 3f9c -o model.onnx

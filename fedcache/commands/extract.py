@@ -56,7 +56,7 @@ class ComputeOptions:
     """Options of ``extract`` outside of the configuration: whether to compute, and what to reuse."""
 
     dry_run: bool = option(
-        False, "Print the plan, the bytes and the time; compute nothing.", RESULTS, common=True
+        False, "Print the plan, its size and its time, without computing.", RESULTS, common=True
     )
     wait: bool = option(False, "Wait if another process is writing the same features.", RESULTS)
     fresh: bool = option(
@@ -81,7 +81,7 @@ def extract(
         str | None,
         typer.Argument(
             metavar="DATASET",
-            help="A folder or an archive of images, or a dataset as of --dataset.",
+            help="A folder or an archive of images, or a dataset as for --dataset.",
             show_default=False,
             autocompletion=complete_datasets,
         ),
@@ -134,8 +134,8 @@ def extract(
         refuse_scheme_options(given, out)
     elif resolved.part is not None:
         raise UsageError(
-            "--partition needs a whole store, but --part makes only a part of one.",
-            "Join the parts, then:  fedcache shard --help",
+            "--partition needs a whole store, but --part makes only a part of a store.",
+            "Join the parts, then write client stores:  fedcache shard --help",
         )
     cluster = engine_of(engine, ray_address)
     stop = Stop()
@@ -241,14 +241,14 @@ def refuse_scheme_options(given: Given, out: str | None) -> None:
         raise UsageError(
             "Options of a partition scheme were given without --partition, which writes one store per "
             "client.",
-            "For example --partition iid --clients 10; or make a partition afterwards: fedcache partition --help",
+            "For example --partition iid --clients 10. To make a partition later: fedcache partition --help",
         )
 
 
 def write_client_stores(
     done: Extraction, scheme: str, given: Given, out: str | None, observer: TerminalObserver
 ) -> tuple[int, Path]:
-    """Write one store per client by a scheme; return their number and their directory."""
+    """Assign rows to clients by a scheme and write one store per client; the number of stores and their folder."""
     config = PartitionConfig(scheme, given["clients"], given["seed"] or 0, scheme_arguments(given))
     arguments = dict(config.options)
     if config.clients is not None:
@@ -291,9 +291,10 @@ def describe_line(done: Extraction) -> str:
 
 
 def growth_lines(done: Extraction) -> list[str]:
-    """A sentence on the rows of an earlier state of the dataset; [] if there are none."""
+    """A sentence on rows added to or removed from the dataset since an earlier extraction; [] without such rows."""
     if done.growth is not None:
-        return [f"Since the store it grows from: {describe_growth(done.growth, done.holds)}."]
+        growth = describe_growth(done.growth, done.holds)
+        return [f"Compared with the earlier store of this dataset: {growth}."]
     if done.vanished:
         return [
             f"{done.vanished:,} rows of {done.holds} that are no longer in the dataset are kept but not "
@@ -305,8 +306,8 @@ def growth_lines(done: Extraction) -> list[str]:
 def text_lines(done: Extraction) -> list[str]:
     """A line for each backbone with new prompt templates; none for templates that were current before."""
     words = {
-        "computed": "computed and current from now on",
-        "made current": "current again, as stored",
+        "computed": "computed; these are the current templates now",
+        "made current": "stored before; these are the current templates again",
         "to compute": "to be computed",
     }
     lines = []

@@ -34,7 +34,7 @@ from fedcache.process import stop_on_signals
 flower = typer.Typer(
     name="flower",
     no_args_is_help=True,
-    help="Federate over real sites through Flower: each keeps its own shard on its own machine (extra flower).",
+    help="Federate over real sites through Flower; each site keeps its own shard on its own machine (extra flower).",
 )
 
 RUN_FIELDS = [
@@ -200,7 +200,7 @@ def keys(
     folders = {}
     for name in made.nodes:
         folder = str(made.site(name))
-        lines.append(f"Give {folder} to {name}, and nothing else of the folder.")
+        lines.append(f"Copy {folder} to the site {name}, and no other file of the keys folder.")
         folders[name] = folder
     return CommandResult({"path": path, "ca": str(made.ca), "sites": folders}, lines)
 
@@ -219,7 +219,7 @@ def server(
     ] = None,
     port: Port = 8000,
 ) -> CommandResult:
-    """Start the server (Flower's SuperLink) and keep it running. It never has features.
+    """Start the server (Flower's SuperLink) and keep it running. The server never receives features.
 
     Stop it with Ctrl-C or SIGTERM; the exit code is 0.
 
@@ -261,7 +261,7 @@ def site(
     ] = False,
     port: Port = None,
 ) -> CommandResult:
-    """Start a site (Flower's SuperNode) on its own shard and keep it running. It sends uploads, never features.
+    """Start a site (Flower's SuperNode) on its own shard and keep it running. The site sends uploads, never features.
 
     Stop it with Ctrl-C or SIGTERM; the exit code is 0.
 
@@ -299,7 +299,7 @@ def names(
         ),
     ] = None,
 ) -> CommandResult:
-    """List the names of sites that belong to a key at the server on this machine, or release names.
+    """List site names that are bound to a key on the server of this machine, or release names.
 
     A name belongs to the first key that uses it, also in later runs; another key that uses it is rejected. If a site
     gets a new key, release its name.
@@ -349,7 +349,7 @@ def run(
     if keys is not None:
         ca = read_keys(keys).ca
     address = Address.parse(superlink, ca)
-    address.need_loopback("Take --keys KEYS, the folder that the server was started with.")
+    address.need_loopback("Add --keys KEYS, the folder that the server was started with.")
     with _ending_on_sigterm():
         return _ended(run_app(known.path, address, _notifier(observer)))
 
@@ -364,7 +364,7 @@ def up(
     ],
     tls: Annotated[
         bool,
-        typer.Option("--tls", help="Use certificates and node keys, which are made for this run."),
+        typer.Option("--tls", help="Use certificates and node keys that are made for this run."),
     ] = False,
     sweep: Sweep = None,
     like: Like = "",
@@ -375,7 +375,7 @@ def up(
     port: Port = None,
     logs: Annotated[Path | None, typer.Option("--logs", help="Directory for the logs.")] = None,
 ) -> CommandResult:
-    """Try an app on loopback: starts a server and a site for every shard of a directory, runs the app and cleans up.
+    """Try an app on loopback: start a server and a site for every shard of a directory, run the app and clean up.
 
     Example: fedcache flower up --shards sites --method fed3r
     """
@@ -407,7 +407,7 @@ def _one_of(keys: Path | None, insecure: bool) -> None:
             problem = "Both --keys and --insecure are given."
         raise UsageError(
             problem,
-            "fedcache flower keys --out KEYS --sites a,b   makes keys; --insecure is for loopback alone.",
+            "fedcache flower keys --out KEYS --sites a,b   makes keys; --insecure is only for loopback.",
         )
 
 

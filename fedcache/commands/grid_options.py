@@ -19,8 +19,8 @@ class GridOptions:
 
     retrain: bool = option(
         False,
-        "Train the configuration of each method selected on --validation again, on all training rows. Its "
-        "test accuracy is the final result.",
+        "Select one configuration of each method on --validation, then train it again on all "
+        "training rows. Its test accuracy after that is the final result.",
         POINTS,
         common=True,
     )
@@ -80,9 +80,9 @@ Sweep = Annotated[
     list[str] | None,
     typer.Option(
         "--sweep",
-        help="key=v1,v2: values of a hyperparameter, or of rounds, participation, clients, alpha, shards, "
-        "shots, aggregate or attack. With --sampler optuna also a range, key=log:1e-4..1 or key=8..64. "
-        "Repeatable.",
+        help="key=v1,v2: values of a hyperparameter, or of rounds, participation, clients, "
+        "alpha, shards, shots, aggregate or attack. --sampler optuna also takes a range: "
+        "key=log:1e-4..1 or key=8..64. Repeatable.",
         rich_help_panel=POINTS,
         show_default="the values of --ready",
     ),

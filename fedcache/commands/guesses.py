@@ -79,7 +79,7 @@ def unknown_option(option: str, message: str, context: Any, arguments: Sequence[
     path = context.command_path
     renamed = RENAMED.get(option)
     if renamed in known:
-        return UsageError(message, f"Its name is now {renamed}.")
+        return UsageError(message, f"The option is now called {renamed}.")
     if "--set" in known and option.startswith("--"):
         found = hyperparameter(option, path, known, arguments)
         if found is not None:
@@ -118,7 +118,7 @@ def hyperparameter(
         )
     return UsageError(
         f"{option} is not an option of {path}.",
-        f"A hyperparameter of a method is given as --set {key}=VALUE; `fedcache methods info METHOD` lists them.",
+        f"Set a hyperparameter of a method with --set {key}=VALUE. `fedcache methods info METHOD` lists all names.",
     )
 
 
@@ -138,7 +138,7 @@ def _as_setting(option: str, key: str, arguments: Sequence[str]) -> list[str]:
 
 
 def unknown_command(words: Sequence[str], path: str, commands: Mapping[str, Any]) -> UsageError:
-    """The answer to a word that is no command of the program or of a group; ``words`` begin with it."""
+    """The answer to a word that is no command of the program or of a group; it is the first of ``words``."""
     word, *rest = words
     called = f"{path} {word}".removeprefix("fedcache ")
     message = f"There is no command {called!r}."

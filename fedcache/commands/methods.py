@@ -24,8 +24,8 @@ methods = typer.Typer(
 def methods_list() -> CommandResult:
     """List every method in one line, with the upload per round of a client that has rows of every class.
 
-    Sizes are those of the store used last, else 512 features and 10 classes; for image methods, 32 px with the towers
-    of glyph-clip.
+    The sizes are counted for the store that was used last, else for 512 features and 10 classes. For methods that
+    train on images, they are counted for 32 px with the image and text encoders of glyph-clip.
 
     Example: fedcache methods list
     """

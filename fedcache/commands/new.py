@@ -35,7 +35,7 @@ PLACES = {"method": "method:METHOD", "backbone": "encoder:build", "dataset": "re
 """Kind -> module of the package with its object, as the entry point names them."""
 
 DESCRIPTIONS = {
-    "method": "A federated method for fedcache: FedAvg whose server moves a part of the way to the average.",
+    "method": "A federated method for fedcache: FedAvg whose server moves only part of the way to the average.",
     "backbone": "A frozen backbone for fedcache: two layers of fixed random filters.",
     "dataset": "A reader of datasets for fedcache: images listed in a file of JSON lines.",
 }
@@ -56,9 +56,9 @@ Out = Annotated[
 @new.command("method")
 @command("new method")
 def new_method(name: Name, out: Out = None) -> CommandResult:
-    """Create a package with a working method, an entry point and tests of the laws of methods.
+    """Create a package with a working method, an entry point and the tests that every method must pass.
 
-    The method is FedAvg whose server moves a part of the way to the average: change it into yours.
+    The example is FedAvg whose server moves only part of the way to the average. Replace it by your method.
 
     Example: fedcache new method half-step
     """
@@ -69,9 +69,9 @@ def new_method(name: Name, out: Out = None) -> CommandResult:
 @new.command("backbone")
 @command("new backbone")
 def new_backbone(name: Name, out: Out = None) -> CommandResult:
-    """Create a package with a working backbone, an entry point and tests of the laws of backbones.
+    """Create a package with a working backbone, an entry point and the tests that every backbone must pass.
 
-    The backbone has two layers of fixed random filters: replace them by your module.
+    The example has two layers of fixed random filters. Replace them by your module.
 
     Example: fedcache new backbone my-encoder
     """
@@ -87,9 +87,9 @@ def new_backbone(name: Name, out: Out = None) -> CommandResult:
 @new.command("dataset")
 @command("new dataset")
 def new_dataset(name: Name, out: Out = None) -> CommandResult:
-    """Create a package with a working dataset reader, an entry point and tests of the laws of readers.
+    """Create a package with a working dataset reader, an entry point and the tests that every dataset reader must pass.
 
-    The reader reads a file of JSON lines that lists images: change it into a reader of your format.
+    The example reads a file of JSON lines that lists images. Replace it by a reader of your format.
 
     Example: fedcache new dataset my-format
     """
@@ -166,7 +166,7 @@ def package_of(kind: str, name: str, taken: Mapping[str, object]) -> str:
     reserved = {*keyword.kwlist, *sys.stdlib_module_names, "fedcache", "torch", "tests"}
     if package in reserved:
         raise UsageError(
-            f"A package called {package} would hide a package of Python or another one that is installed.",
+            f"A package called {package} would hide a module of Python or another installed package.",
             f"fedcache new {kind} my-{shell_word(name)}",
         )
     return package

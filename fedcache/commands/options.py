@@ -168,15 +168,16 @@ class SchemeArguments:
     )
     by: str | None = option(
         None,
-        "Make one client for each value of this column: a group of the data, domain or class. Together "
-        "with --scheme, that scheme divides the rows of each value among several clients.",
+        "Make one client for each value of this column: a group column, domain or class. If "
+        "--scheme is also given, the scheme divides the rows of each value among several clients.",
         CLIENTS,
         default_text="none; --scheme makes the clients",
         common=True,
     )
     hold_out: str | None = option(
         None,
-        "With --by: use all rows of these values as the test set, comma-separated.",
+        "With --by: comma-separated values of the column. All rows with these values are the "
+        "test set.",
         CLIENTS,
         default_text="none",
     )
@@ -194,10 +195,11 @@ class SchemeArguments:
     )
     tests: str | None = option(
         None,
-        "With --by, the test rows: within (own rows of each client), held-out-clients or global. For "
-        "feature-shift, label-shift and feature-label-shift: test rows per class.",
+        "With --by: which rows test the models, within (own rows of each client), "
+        "held-out-clients or global. For feature-shift, label-shift and feature-label-shift: "
+        "number of test rows per class.",
         CLIENTS,
-        default_text="within; 200 for feature-shift, else 100",
+        default_text="within with --by; 200 for feature-shift, 100 for the other two",
     )
     validation: str | None = option(
         None,
@@ -223,9 +225,9 @@ class RunOptions:
     )
     track: tuple[str, ...] = option(
         (),
-        "Also log every round, all parameters and the final metrics to tensorboard, mlflow, wandb or "
-        "trackio (extras of these names), one tracked run per seed. Append :DIR, or for mlflow :URL. "
-        "Repeatable.",
+        "Also log every round, all parameters and the final metrics to tensorboard, mlflow, "
+        "wandb or trackio. Each needs the extra of the same name, and logs one run per seed. "
+        "Append :DIR, or for mlflow :URL. Repeatable.",
         RESULTS,
         default_text="nowhere",
         whole=True,
@@ -243,11 +245,11 @@ class RunOptions:
     )
     no_extract: bool = option(False, "Fail instead of extracting missing features.", RESULTS)
     dry_run: bool = option(
-        False, "Show the execution mode and the peak of memory; train nothing.", RESULTS
+        False, "Show the execution mode and the peak memory, without training.", RESULTS
     )
     fresh: bool = option(False, "Train again even if the result exists.", RESULTS)
     verbose: bool = option(
-        False, "Also print every choice that was made and all figures.", RESULTS, short="-v"
+        False, "Also print every choice that fedcache made and all metrics.", RESULTS, short="-v"
     )
 
 
@@ -308,22 +310,22 @@ def pick(kind: type, *names: str) -> list[Field[Any]]:
 
 
 def bare(items: Sequence[Field[Any]]) -> list[Field[Any]]:
-    """The same fields, without a panel of the help and without words for the default."""
+    """Copies of fields without a help panel and without a text for the default."""
     return worded(items, None, panel="", default="")
 
 
 def rare(items: Sequence[Field[Any]]) -> list[Field[Any]]:
-    """The same fields as options that only ``--help-all`` shows."""
+    """Copies of fields as options that only ``--help-all`` shows."""
     return worded(items, None, common=False)
 
 
 def worded(items: Sequence[Field[Any]], name: str | None, **words: Any) -> list[Field[Any]]:
-    """The same fields, with other words for the option of one of them.
+    """Copies of fields whose options have other help texts.
 
     Args:
         items: fields of a configuration.
-        name: name of the field with other words; None for all fields.
-        words: ``meaning``, ``default``, ``panel`` or ``common`` of its ``OptionInfo``.
+        name: name of the only field to change; None to change all fields.
+        words: new values of ``meaning``, ``default``, ``panel`` or ``common`` of its ``OptionInfo``.
     """
     made = []
     for item in items:
@@ -393,8 +395,8 @@ EngineName = Annotated[
     str,
     typer.Option(
         "--engine",
-        help="local, or ray (extra ray): run in processes on one or several machines, with byte-identical "
-        "results.",
+        help="local, or ray: run in processes on one or several machines, with byte-identical "
+        "results. ray needs the extra ray.",
         rich_help_panel=COMPUTING,
     ),
 ]
@@ -402,8 +404,8 @@ RayAddress = Annotated[
     str | None,
     typer.Option(
         "--ray-address",
-        help="Address of a Ray cluster, HOST:PORT. Run the command on a node of it; all nodes must share all "
-        "paths.",
+        help="Address of a Ray cluster, HOST:PORT. Run the command on a node of the cluster. "
+        "Every path must exist on all nodes.",
         show_default="a local cluster",
         rich_help_panel=COMPUTING,
     ),
@@ -565,12 +567,12 @@ def value_type(item: Field[Any]) -> Any:
 
 
 def flags_of(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a configuration that were given; an option that was not given is None or False.
+    """The options of a configuration that the user gave.
 
-    The words of a repeatable option become a dict of pairs or a tuple of values.
+    A repeatable option is returned as a dict of ``key=value`` pairs or as a tuple of values.
 
     Raises:
-        UsageError for an empty list, and for a word that is no pair.
+        UsageError for an empty list, and for a value without ``=`` where a ``key=value`` pair is expected.
     """
     found: dict[str, Any] = {}
     for item in fields(kind):
@@ -654,14 +656,14 @@ def pairs(
         if once and key in out:
             hint = f"Give all values in one option: {name} {key}={out[key]},{rest}"
             if name == "--set":
-                hint = f"Give one value; for several values in turn:  fedcache grid --sweep {shell_word(key)}=.."
+                hint = f"Give one value. To train with each value:  fedcache grid --sweep {shell_word(key)}=.."
             raise UsageError(f"{name} {key} is given twice.", hint)
         out[key] = rest
     return out
 
 
 def train_config(file: Mapping[str, Mapping[str, Any]], given: Given) -> TrainConfig:
-    """Section ``[train]`` of a file, overridden by options; an option that names data replaces the file's."""
+    """Section ``[train]`` of a file, overridden by options; an option that names data replaces the data of the file."""
     section = dict(file.get("train", {}))
     if given.get("store") or given.get("dataset") or given.get("clients_from"):
         section.pop("store", None)
@@ -676,7 +678,7 @@ def partition_config(file: Mapping[str, Mapping[str, Any]], given: Given) -> Par
 
 
 def scheme_arguments(given: Given) -> dict[str, Any]:
-    """The arguments of the scheme that were given: those with an option of their own, and those of ``--option``."""
+    """The arguments of the scheme that were given, by their own options or by ``--option``."""
     found = {}
     for item in fields(SchemeArguments):
         value = given.get(item.name)
@@ -693,7 +695,7 @@ def check_methods(names: Sequence[str]) -> None:
     def check_one(name: str) -> None:
         if "," in name:
             raise UsageError(
-                f"{name!r} is not one method.",
+                f"{name!r} names several methods, but only one is possible here.",
                 f"fedcache grid {shell_word(name)}   trains several on the same rows",
             )
         if name not in METHODS:
@@ -732,7 +734,7 @@ def engine_of(name: str, address: str | None) -> RayEngine | None:
     if name == "local":
         if address is not None:
             raise UsageError(
-                f"--ray-address {address} is for --engine ray.",
+                f"--ray-address {address} needs --engine ray.",
                 f"--engine ray --ray-address {address}",
             )
         return None

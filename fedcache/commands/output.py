@@ -88,7 +88,7 @@ class TerminalObserver:
             self._life.spoken(held=self._bar is not None)
 
     def start(self, what: str, total: int, unit: str) -> None:
-        """Begin a measured stretch of work, with a bar on a terminal."""
+        """Begin to report the progress of a piece of work; on a terminal, show a bar."""
         self._stretch = Stretch(visible(what), total, unit)
         self._said = self._stretch.begun
         if not self.quiet and animated():
@@ -97,7 +97,7 @@ class TerminalObserver:
             self._bar.start()
 
     def round_done(self, round_: Round) -> None:
-        """Keep a round for the words of the progress; without a stretch of work it is ignored."""
+        """Keep the figures of a round for the next line of progress; ignored before ``start`` and after ``stop``."""
         if self._stretch is not None:
             self._stretch.take(round_)
 
@@ -418,7 +418,7 @@ def _plain(value: Any) -> Any:
     return value
 
 
-# The live view: the progress of a stretch of work, as a bar on a terminal and in words everywhere.
+# The live view: the progress of a piece of work, as a bar on a terminal and in words everywhere.
 #
 # If a command prints nothing for two seconds, a line on the terminal says that it is working.
 
@@ -430,10 +430,10 @@ SILENCE = 1.5
 
 
 class Stretch:
-    """A measured stretch of work: the units that are done, and the figures of its rounds.
+    """Progress of a piece of work: the number of units that are done, and the figures of its rounds.
 
     Args:
-        what: the work, such as ``training fedavg``.
+        what: name of the work, such as ``training fedavg``.
         total: number of units.
         unit: ``images`` or ``rounds``.
     """
@@ -521,10 +521,10 @@ def animated() -> bool:
 
 
 class SignOfLife:
-    """A last line on a terminal, "working for 4 s", while a command prints nothing; other output replaces it.
+    """The line "working for 4 s" at the bottom of a terminal, while a command prints nothing.
 
-    A thread writes the line, so it also appears while a library is imported or a model is read. It is written only to
-    a terminal.
+    The next output replaces the line. A thread writes the line, so that it also appears while Python imports a library
+    or fedcache reads a model. Without a terminal, nothing is written.
     """
 
     def __init__(self) -> None:

@@ -76,8 +76,8 @@ def partition(
         typer.Option(
             "--out",
             "-o",
-            help="Also write the partition to a file, which can be shared without the data. A name ending in "
-            ".json gives JSON.",
+            help="Also write the partition to a file, which can be shared without the data. The file is "
+            "JSON if its name ends in .json.",
         ),
         COMMON,
     ] = None,
@@ -215,7 +215,7 @@ def shard(
     dataset: Dataset = None,
     store: StorePlace = None,
 ) -> CommandResult:
-    """Write one ordinary store per client, so that each can live on its own machine.
+    """Write one ordinary store per client, so that each store can be moved to another machine.
 
     Example: fedcache shard --partition iid-m10-s0 --out sites
     """

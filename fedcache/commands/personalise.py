@@ -18,9 +18,9 @@ MODEL = worded(pick(ModelOptions, "seed", "weights", "runs"), "seed", meaning=ON
 def personalise(observer: TerminalObserver, given: Given, run: RunName) -> CommandResult:
     """Make the personal model of a new client that took no part in training.
 
-    The new client receives the last message of the run's server and trains its personal part on its training rows, as
-    the clients of the run did. It sends nothing. The model is evaluated on the test rows of the store and written to
-    a file.
+    The new client receives the last message of the run's server. It trains its personal part of the model on its
+    training rows, as the clients of the run did, and sends nothing. fedcache evaluates the model on the test rows of
+    the store and writes it to a file.
 
     Example: fedcache personalise 3f9c --store newcomer.zarr -o newcomer.safetensors
     """

@@ -38,7 +38,7 @@ SHOWN = 20
 """Number of rows that are printed; -o writes all of them."""
 UNCALIBRATED = (
     "These scores are not probabilities of being right: no temperature was fitted when the model was "
-    "trained. `fedcache evaluate` fits one on labelled rows; `--temperature` applies it."
+    "trained. `fedcache evaluate` fits a temperature on labelled rows. Apply it with `--temperature`."
 )
 
 RunName = Annotated[
@@ -133,7 +133,7 @@ def check_one_named(places: Mapping[str, object], what: str, example: str) -> No
         options = ", ".join(others)
         found = " and ".join(given) or "none"
         raise UsageError(
-            f"Give exactly one of {options} or {last}, {what}; found {found}.",
+            f"Name {what} with exactly one of {options} or {last}. Given: {found}.",
             f"For example  {example}",
         )
 
@@ -179,7 +179,7 @@ def check_apart(
         what = "a file of a run or of a store"
     else:
         return
-    raise UsageError(f"-o {out} would overwrite {what}.", "Choose another -o.")
+    raise UsageError(f"-o {out} would overwrite {what}.", "Choose another file for -o.")
 
 
 def _is_owned(file: Path) -> bool:
@@ -215,7 +215,7 @@ def predictions_answer(
         )
     if first is not None and lost == answer.rows:
         raise CorruptionError(
-            f"None of {lost:,} rows could be read; the first: {first.name}: {first.reason}.",
+            f"None of the {lost:,} rows could be read. The first is {first.name}: {first.reason}.",
             "Give image files that an image viewer can open.",
         )
     rows = answer.shown[:SHOWN]

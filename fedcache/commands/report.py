@@ -58,11 +58,11 @@ def report(
 ) -> CommandResult:
     """Write one self-contained HTML file of runs: tables, curves, clients, costs, grids, confusions, features.
 
-    The page begins with the best run, how certain the order is and what the run costs. The best run is chosen by
-    validation accuracy if --validation was used, else by test accuracy, and the page says so. Each combination of
-    dataset and partition has its own section. Damaged and unfinished runs are listed with the command that fixes
-    them. --with-images shows thumbnails of the mistakes of each saved model, if the dataset is available; a page with
-    images of persons is personal data.
+    The page begins with the best run, how certain the ranking is and what the best run costs. The best run is chosen
+    by validation accuracy if --validation was used, else by test accuracy; the page names the rule. Each combination
+    of dataset and partition has its own section. Damaged and unfinished runs are listed with the command that fixes
+    them. --with-images shows thumbnails of the images that each saved model misclassifies, if the dataset is
+    available. A page with images of persons is personal data.
 
     Example: fedcache report -o report.html
     """
@@ -90,8 +90,10 @@ def report(
             held = f"{made.images} of {made.mistakes} images of mistakes"
         warning = "."
         if made.images:
-            warning = ": share it only with people who may see them."
-        lines.append(f"It holds {held}{warning}")
+            warning = ". Share it only with people who may see these images."
+        lines.append(f"The page has {held}{warning}")
     if made.left_out:
-        lines.append(f"{made.left_out} left out: the page gives the reason and the fix.")
+        lines.append(
+            f"Runs left out: {made.left_out}. The page gives the reason and the fix of each."
+        )
     return CommandResult(made.to_dict(), lines, Exit.OK)

@@ -146,7 +146,9 @@ def reproduce(
     if what not in known:
         raise unknown("table or figure", what, known, hint="fedcache reproduce list   shows all")
     if name is not None:
-        raise UsageError(f"Two names: {what} and {name}.", f"fedcache reproduce {shell_word(what)}")
+        raise UsageError(
+            f"Two names were given: {what} and {name}.", f"fedcache reproduce {shell_word(what)}"
+        )
     flags = {**flags_of(DepartureOptions, given), **flags_of(ExtractConfig, given)}
     on = flags.pop("on", ())
     only = only_labels(given["only"])
@@ -186,8 +188,8 @@ def refuse_options(what: str, given: dict[str, Any]) -> None:
     if options:
         named = ", ".join(options)
         raise UsageError(
-            f"{what} does not take {named}, because it runs nothing.",
-            "Leave it out. Options belong to a run:  fedcache reproduce NAME",
+            f"{what} does not take {named}, because {what} trains nothing.",
+            "Leave the options out. A reproduction takes them:  fedcache reproduce NAME",
         )
 
 

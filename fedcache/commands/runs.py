@@ -383,7 +383,8 @@ def runs_rm(
         users = ", ".join(partitions_named(one.path, found))
         if users:
             observer.warn(
-                f"{users} cannot be trained again from config.toml, which names a partition of {name}."
+                f"{users} cannot be trained again after the removal, because config.toml names a partition "
+                f"that is stored in {name}."
             )
         if isinstance(entry, StoredRun) and entry.private:
             observer.note(
@@ -401,7 +402,7 @@ def _confirmed(question: str, names: list[str], as_json: bool) -> bool:
     """Whether a person confirms. Raises UsageError where there is no terminal to ask."""
     if as_json or not sys.stdin.isatty():
         raise UsageError(
-            "Nothing was removed, because this is not a terminal, so you cannot confirm.",
+            "Nothing was removed, because a removal must be confirmed in a terminal or with --yes.",
             shlex.join(["fedcache", "runs", "rm", *names, "--yes"]),
         )
     print(question, end="", file=sys.stderr, flush=True)
@@ -414,7 +415,8 @@ def runs_tag(
     tag: Annotated[
         str | None,
         typer.Argument(
-            help="One word. Without it, the command lists all tags.", autocompletion=complete_tags
+            help="The tag, one word. Without a tag, the command lists all tags.",
+            autocompletion=complete_tags,
         ),
     ] = None,
     names: SomeRuns = None,

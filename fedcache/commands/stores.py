@@ -45,7 +45,7 @@ def ls(
     privacy: Annotated[
         bool,
         typer.Option(
-            "--privacy", help="List the privacy budget that private runs have spent together."
+            "--privacy", help="List the total privacy budget that private runs have spent."
         ),
     ] = False,
 ) -> CommandResult:
@@ -151,8 +151,8 @@ def list_privacy(observer: TerminalObserver) -> CommandResult:
         is_private = cost.get("noise") and not cost.get("simulation", True)
         if is_private and not made <= known:
             observer.warn(
-                f"The run {run} drew noise that is not in the ledger: lines are missing, or the run was "
-                "trained under another FEDCACHE_HOME. More privacy was spent than is shown."
+                f"The run {run} drew noise that is not in the ledger. Lines of the ledger are missing, or the "
+                "run was trained under another FEDCACHE_HOME. More privacy was spent than this list shows."
             )
     # One row for each partition, then one for each dataset whose rows are in several partitions.
     spent = totals(releases)
@@ -167,9 +167,9 @@ def list_privacy(observer: TerminalObserver) -> CommandResult:
         rows.append((t.dataset, partition, clients, *counts, delta, epsilon_words(t)))
     if several:
         observer.note(
-            "A row `all` bounds the privacy loss of any single row over all partitions of a dataset "
-            "together. It also bounds the loss of a client whose rows belong to one client in each "
-            "partition, as with and without --validation."
+            "A line `all` bounds the privacy loss of any single data row over all partitions of a dataset. "
+            "It also bounds the loss of a client whose rows stay with one client in every partition, for "
+            "example in partitions with and without --validation."
         )
     names = ("dataset", "partition", "clients", "runs", "seeds", "rounds", "delta", "epsilon")
     shown = []
@@ -195,7 +195,7 @@ FIRST = 20
 Where = Annotated[
     str | None,
     typer.Argument(
-        help="A store, its name, or the address of a published store. Default: the only one stored.",
+        help="A store, its name, or the address of a published store. Default: the only store.",
         show_default=False,
         autocompletion=OF_FIELDS["store"],
     ),
@@ -213,7 +213,7 @@ def one_store(store: str | None, named: str | None) -> str | None:
 def _path_of(
     store: str | None, named: str | None, dataset: str | None, observer: TerminalObserver
 ) -> Path:
-    """The directory of the store that a command names, or of the only one."""
+    """The directory of the store that a command names, or of the only stored store."""
     home = Home.from_environment()
     return need_path(home, path=one_store(store, named), dataset=dataset, observer=observer)
 
@@ -331,7 +331,7 @@ def inspect(
     for array in unfinished:
         name = array["name"]
         kept = f"{array['kept']} of {array['chunks']}"
-        lines.append(f"unfinished  {name}: {kept} chunks; the same extract command resumes")
+        lines.append(f"unfinished  {name}: {kept} chunks; run the same extract command to resume")
     tables = []
     if arrays:
         tables.append(table_of_arrays(arrays))
@@ -443,7 +443,7 @@ def repair(
     named: StorePlace = None,
     dataset: Dataset = None,
 ) -> CommandResult:
-    """Remove damaged files that can be made again; the extract command then recomputes only those.
+    """Remove damaged files that can be recomputed; the same extract command then recomputes only these files.
 
     Example: fedcache repair
     """
@@ -497,7 +497,7 @@ def gc(
         line = f"Nothing to delete among {', '.join(chosen)}."
         return CommandResult({"garbage": [], "bytes": 0, "deleted": delete}, [line])
     total = sum(g.bytes for g in found)
-    size = f"{counted(len(found), 'thing')}, {total / 1e6:,.1f} MB"
+    size = f"{counted(len(found), 'item')}, {total / 1e6:,.1f} MB"
     data = {"garbage": [g.to_dict() for g in found], "bytes": total, "deleted": delete}
     rows = [(str(g.path), g.kind, g.why, f"{g.bytes / 1e6:,.1f}") for g in found]
     shown = TextTable("", ("path", "kind", "why", "MB"), rows, right=("MB",))

@@ -133,8 +133,8 @@ def answer_lines(done: Run, *, verbose: bool = False) -> list[str]:
     prior = result["accuracy"].get("client_prior")
     if prior is not None:
         figures = {name: percent(value) for name, value in prior.items()}
-        own = "own test rows {own_rows} % without, {own_rows_with_prior} % with it"
-        whole = "all test rows {all_rows} and {all_rows_with_prior} %"
+        own = "own test rows {own_rows} % without and {own_rows_with_prior} % with the prior"
+        whole = "all test rows {all_rows} % without and {all_rows_with_prior} % with the prior"
         notes.append(f"Client prior: {own}; {whole}.".format(**figures))
     notes += describe_trust(result.get("trust", {}))
     notes.append(cost_words(run))
@@ -388,7 +388,10 @@ def weight_lines(counts: Mapping[str, int | None]) -> list[str]:
 def lost_lines(done: Grid) -> list[str]:
     """Points of a grid that failed, with hints."""
     lines = []
-    for word, lost in (("Damaged, left out", done.damaged), ("Failed", done.failed)):
+    for word, lost in (
+        ("Left out because its result is damaged", done.damaged),
+        ("Failed", done.failed),
+    ):
         for point in lost:
             words = point_words(point.method, point.sweep)
             lines += [f"{word}: {words}. {point.message}", f"  {point.hint}"]
@@ -585,7 +588,7 @@ def train(
 
 
 def one_of(name: str | None, option: str | None) -> str | None:
-    """The method that was named, as an argument or by its option. Raises UsageError if they differ."""
+    """The method that was named as an argument or by its option. Raises UsageError if the two differ."""
     if name is not None and option is not None and name != option:
         raise UsageError(f"{name} and --method {option} are both given.", "Leave one of them out.")
     return name or option
@@ -782,7 +785,8 @@ def note_preset(
     if left_out:
         own = " or ".join(s for s in preset.schemes if s not in schemes)
         observer.note(
-            f"Left out because the scheme {own} of the predefined grid is not used: {', '.join(left_out)}."
+            f"Arguments of the predefined grid that only its scheme {own} takes are left out: "
+            f"{', '.join(left_out)}."
         )
     for note in preset.notes:
         observer.note(note)

@@ -38,8 +38,9 @@ def ui(
 ) -> CommandResult:
     """Show stores, runs and grids live in the browser; compare and report runs there (extra ui).
 
-    The page is read-only and only for this machine: its address has a token, and nothing is loaded from a network. On
-    another machine, print the address with --no-open and forward its port:  ssh -L PORT:127.0.0.1:PORT machine
+    The page is read-only and only for this machine: its address has a token, and nothing is loaded from a network. If
+    fedcache runs on a remote machine, print the address there with --no-open and forward its port to yours:
+    ssh -L PORT:127.0.0.1:PORT machine
 
     Example: fedcache ui
     """
@@ -60,7 +61,7 @@ def ui(
     if home is not None and not shown.root.is_dir():
         raise UsageError(
             f"There is no directory {shown.root}.",
-            "--home takes a directory that FEDCACHE_HOME can name.",
+            "Give the directory of a fedcache home:  --home DIRECTORY",
         )
     # The module imports packages of the extra, which are known to be installed only now.
     serve = import_module("fedcache.ui.server").serve

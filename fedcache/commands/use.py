@@ -55,11 +55,13 @@ def use(
     if parse_toml(changed).get(SECTION, {}).get(key) != name:
         line = tomli_w.dumps({key: name}).strip()
         raise UsageError(
-            f"{FILE_NAME} of this folder is written in a way that cannot be changed here.",
+            f"fedcache cannot write this setting into {FILE_NAME} of this folder.",
             f"Write {line} below [{SECTION}] yourself.",
         )
     write_output(file, changed.encode())
-    line = f"Commands in this folder take {opened.path.name} now: {file} has {key} = {name!r}."
+    line = (
+        f"Commands in this folder now use {opened.path.name}, because {file} has {key} = {name!r}."
+    )
     data = {"path": str(opened.path), "file": str(file.resolve()), key: name}
     return CommandResult(data, [line])
 

@@ -122,15 +122,17 @@ METHOD = replace(
     fedncm.METHOD,
     name="afl",
     paper="He et al., CVPR 2025",
-    summary="Merges the clients' own ridge solutions into the least-squares solution of all rows; one round.",
+    summary="Each client solves a ridge regression; the server merges the solutions into that of "
+    "all rows; one round.",
     hparams=(
         FEAT_POST,
-        HParam("gamma", 1.0, "float", "ridge of each client's own solution", low=0.0),
+        HParam("gamma", 1.0, "float", "ridge of each client's solution", low=0.0),
         HParam(
             "clean",
             True,
             "bool",
-            "remove the clients' ridges from the merged solution, where it is regular",
+            "remove the clients' ridges from the merged solution, if the matrix without them is "
+            "regular",
             fit=False,
         ),
     ),

@@ -89,7 +89,7 @@ METHOD = replace(
             [atpfl](atpfl.md); $u$: the vector that is added to image features; $\mu$: the weight of the extra loss.
         """,
         when="""
-            Use it like `tpfl-feat` if the clients' data differ strongly. It says nothing about the traffic of `atpfl`.
+            Use it like `tpfl-feat` if the clients' data differ strongly. It does not estimate the traffic of `atpfl`.
         """,
         cite=("zhao2023tpfl",),
     ),

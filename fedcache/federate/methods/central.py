@@ -124,9 +124,9 @@ METHOD = Method(
             drop_last=False,
         ),
         LINEAR,
-        HParam("probe", "lbfgs", "choice", "how it is trained", choices=("lbfgs", "sgd")),
-        HParam("l2", 1e-4, "float", "penalty of probe=lbfgs", low=0.0),
-        HParam("lbfgs_steps", 500, "int", "most iterations of probe=lbfgs", low=1),
+        HParam("probe", "lbfgs", "choice", "how the head is trained", choices=("lbfgs", "sgd")),
+        HParam("l2", 1e-4, "float", "L2 penalty of probe=lbfgs", low=0.0),
+        HParam("lbfgs_steps", 500, "int", "largest number of iterations of probe=lbfgs", low=1),
     ),
     defaults=Defaults(rounds=1, participation=None, clients=100, scheme="iid"),
     init=model.init,
@@ -150,8 +150,8 @@ METHOD = Method(
             $W$, $b$: the linear head; $N$: the rows of all clients; $\lambda$: `l2`.
         """,
         when="""
-            Use it to see how good a linear head is if all rows are in one place. It is not an upper bound for closed
-            forms such as `fed3r`.
+            Use it to see how accurate a linear head is if all rows are in one place. It is not an upper bound for
+            closed-form methods such as `fed3r`.
         """,
         cite=("yan2024fstcbdg",),
     ),

@@ -65,10 +65,10 @@ METHOD = Method(
             the scale of the logits.
         """,
         when="""
-            Run it before anything else: it needs no labels, no clients and no training. A trained method that does not
-            beat it is not worth its traffic. If a few classes are predicted too often, `feat_post=center` subtracts the
-            mean of all training images, for which each client sends one sum. It assumes that all classes are about
-            equally frequent, and harms where they are not.
+            Run it before any other method: it needs no labels, no clients and no training. A trained method that does
+            not beat it is not worth its traffic. If a few classes are predicted too often, set `feat_post=center`. It
+            subtracts the mean of all training images, for which each client sends one sum. This helps if all classes
+            are about equally frequent, and lowers the accuracy if they are not.
         """,
         cite=("radford2021clip",),
     ),

@@ -84,11 +84,15 @@ METHOD = replace(
     fedavg.METHOD,
     name="ditto",
     paper="Li et al., ICML 2021",
-    summary="FedAvg, plus a personal model for every client that is kept near the global one.",
+    summary="FedAvg, plus a personal model of every client that is kept near the global model.",
     hparams=(
         *fedavg.METHOD.hparams,
         HParam(
-            "lambda", 1.0, "float", "strength of the pull on the personal model; 0 is solo", low=0.0
+            "lambda",
+            1.0,
+            "float",
+            "strength of the pull of the personal model towards the global model; 0 is solo",
+            low=0.0,
         ),
         HParam(
             "personal_epochs",
@@ -115,8 +119,8 @@ METHOD = replace(
             training rows; $\lambda$: the weight of the penalty.
         """,
         when="""
-            Use it if you need both a global model and personal models. With `head=linear` it sends little, and it is
-            strong if clients differ.
+            Use it if you need both a global model and personal models. With `head=linear` clients send little. It is
+            accurate if clients differ.
         """,
         cite=("li2021ditto",),
     ),

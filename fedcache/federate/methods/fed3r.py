@@ -533,28 +533,35 @@ METHOD = replace(
             "lam",
             PAPER_LAM,
             "float",
-            "ridge; in units of summed squared features",
+            "ridge, in units of summed squared features",
             low=0.0,
             fit=False,
             usual="auto",
-            auto="lowest generalised cross-validation; of weighted rows the paper's",
+            auto="the value with the lowest generalised cross-validation error; the paper's "
+            "value for weighted rows",
         ),
         HParam(
             "lam_by",
             "rows",
             "choice",
-            "error that lam=auto makes small: generalised cross-validation, or on clients that are left out in turn",
+            "error that lam=auto minimises; rows: generalised cross-validation; clients: error "
+            "on each client in turn, when it is left out",
             choices=("rows", "clients"),
         ),
         HParam("bias", False, "bool", "append a column of ones (D-74)", official=True),
         HParam(
-            "reg_bias", False, "bool", "regularise that column too (D-74)", official=True, fit=False
+            "reg_bias",
+            False,
+            "bool",
+            "regularise the column of ones too (D-74)",
+            official=True,
+            fit=False,
         ),
         HParam(
             "w_normalize",
             False,
             "bool",
-            "divide weights and bias of a class by its weights' norm (D-74, D-85)",
+            "divide the weights and the bias of each class by the norm of its weights (D-74, D-85)",
             official=True,
             fit=False,
         ),
@@ -562,23 +569,24 @@ METHOD = replace(
             "class_weight",
             "none",
             "choice",
-            "weigh rows by 1 / the client's own n_c",
+            "local: weigh rows of class c by 1/n_c, the client's number of rows of that class; "
+            "none: equal weights",
             choices=("none", "local"),
         ),
         HParam(
             "omega",
             0.0,
             "float",
-            "extra weight of a client's own rows in its own model; 0 is one model",
+            "extra weight of a client's own rows in its personal model; 0 gives one global model",
             low=0.0,
             fit=False,
         ),
-        HParam("rff_dim", 0, "int", "random Fourier features; 0 is none", low=0),
+        HParam("rff_dim", 0, "int", "number of random Fourier features; 0 is none", low=0),
         HParam(
             "rff_sigma",
             None,
             "float",
-            "bandwidth of their Gaussian kernel (D-87)",
+            "bandwidth of the Gaussian kernel of the random Fourier features (D-87)",
             low=1e-6,
             auto="mean length of all clients' training rows",
         ),
@@ -586,7 +594,7 @@ METHOD = replace(
             "precision",
             "float64",
             "choice",
-            "of the products in A_i; float32 is faster, for well-conditioned A",
+            "precision of the products in A_i; float32 is faster and needs a well-conditioned A",
             choices=("float64", "float32"),
         ),
     ),
@@ -616,8 +624,8 @@ METHOD = replace(
             generalised cross-validation.
         """,
         when="""
-            Try it first if all clients share one model. Each client sends a matrix of features by features, so use
-            FedCOF or FedNCM for very wide features.
+            Try it first if all clients share one model. Each client sends a matrix whose side is the number of
+            features, so use FedCOF or FedNCM for very wide features.
         """,
         cite=("fani2024fed3r",),
     ),

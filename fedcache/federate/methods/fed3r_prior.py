@@ -113,11 +113,12 @@ METHOD = replace(
             "lam",
             PAPER_LAM,
             "float",
-            "weight of the zero-shot classifier; in rows, when features are unit",
+            "weight of the zero-shot classifier; a number of rows, if features have unit length",
             low=0.0,
             fit=False,
             usual="auto",
-            auto="lowest generalised cross-validation; 1 unless feat_post is l2, l2_concat or center",
+            auto="the value with the lowest generalised cross-validation error; 1 unless "
+            "feat_post is l2, l2_concat or center",
         ),
         HParam(
             "kappa",
@@ -149,8 +150,8 @@ METHOD = replace(
             by generalised cross-validation; $\kappa$: the weight of the labels.
         """,
         when="""
-            Use it instead of `fed3r` if rows are few and zero-shot is good. `lam` says how many rows the texts are
-            worth; set it by hand, for example `lam=1`, to stay near the texts.
+            Use it instead of `fed3r` if there are few rows and zero-shot classification is good. `lam` is the number of
+            rows that the texts are worth. To stay near the texts, set it yourself, for example `lam=1`.
         """,
         cite=(
             "fani2024fed3r",

@@ -74,14 +74,16 @@ def predict(down: Tree, _state: Tree, _data: ClientData, x: Tensor, ctx: Ctx) ->
 METHOD = Method(
     name="fed-tip-proto",
     paper="ours; after Zhang et al., ECCV 2022",
-    summary="Zero-shot logits and a cache of the clients' unit class means; one round, no training.",
+    summary="Zero-shot logits plus a cache of all clients' class means of unit length; one "
+    "round, no training.",
     hparams=(
         *CACHE,
         HParam(
             "min_rows",
             2,
             "int",
-            "fewest rows behind a mean that is sent: a mean of one row is that row",
+            "smallest number of rows of a class for which a client sends a mean; the mean of one "
+            "row would reveal the row",
             low=2,
         ),
     ),
@@ -117,7 +119,7 @@ METHOD = Method(
             client $i$; $a$, $b$: weight and sharpness of the cache.
         """,
         when="""
-            Use it for one round with an upload as small as that of FedNCM, if class texts are available.
+            Use it if class texts are available and there is one round. Its upload is as small as that of FedNCM.
         """,
         cite=("zhang2022tip",),
     ),

@@ -38,7 +38,7 @@ METHOD = server_optimiser(
             small constant.
         """,
         when="""
-            Use it like `fedadam` for short trainings that should converge: its steps shrink in every round.
+            Use it like `fedadam` for short trainings that should converge, because its steps shrink in every round.
         """,
         cite=("reddi2021adaptive",),
     ),

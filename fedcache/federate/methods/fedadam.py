@@ -111,7 +111,12 @@ def server_optimiser(
             ),
             *more,
             HParam(
-                "tau", 1e-3, "float", "added to the root of the second moment", low=1e-12, fit=False
+                "tau",
+                1e-3,
+                "float",
+                "number added to the root of the second moment",
+                low=1e-12,
+                fit=False,
             ),
         ),
         executions=("sequential", "batched"),  # the step is no combination of the round's models

@@ -96,7 +96,8 @@ def paper_count(width: int, classes: int, _clients: int, hp: Hp) -> tuple[int, i
 METHOD = Method(
     name="fedavg",
     paper="McMahan et al., AISTATS 2017",
-    summary="Clients train the model locally; the server averages the models, weighted by rows.",
+    summary="Clients train the model locally; the server averages the models, weighted by "
+    "numbers of rows.",
     hparams=declare(FEAT_POST, MODEL, LOGIT_SCALE, init_param(independent=False), AGG, TRAINING),
     defaults=Defaults(
         rounds=100, participation=None, clients=5, scheme="label-shift", official_participation=20
@@ -123,8 +124,8 @@ METHOD = Method(
             gradient for `opt=sgd`; $\eta$: `lr`.
         """,
         when="""
-            Use it as the baseline of all other methods. It is good if clients are alike, and loses many points if each
-            client has few classes. On frozen features also try `fed3r`.
+            Use it as the baseline of all other methods. It is accurate if clients are alike, and loses many points of
+            accuracy if each client has few classes. On frozen features also try `fed3r`.
         """,
         cite=("mcmahan2017fedavg",),
     ),

@@ -16,7 +16,8 @@ from fedcache.federate.methods.common.model import AGG, declare
 METHOD = Method(
     name="fedavg-simclr",
     paper="baseline of FLESD (Shi et al., 2022)",
-    summary="FedAvg of SimCLR encoders, which are trained without labels; scored by a linear probe.",
+    summary="FedAvg of SimCLR encoders that are trained without labels; a linear probe scores "
+    "the encoder.",
     hparams=(simclr.ENCODER, *declare(simclr.SIMCLR, epochs=20), AGG, *simclr.PROBE),
     defaults=Defaults(rounds=10, participation=None, clients=6, scheme="flesd"),
     init=simclr.init,

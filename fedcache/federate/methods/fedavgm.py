@@ -73,7 +73,7 @@ METHOD = replace(
             "server_momentum",
             0.9,
             "float",
-            "share of the last server step that is taken again; 0 is fedavg",
+            "momentum: share of the last server step that is added to the next; 0 is fedavg",
             low=0.0,
             high=1.0,
             fit=False,
@@ -96,8 +96,8 @@ METHOD = replace(
             `server_momentum`; $\eta_g$: `lr_g`.
         """,
         when="""
-            Use it if few clients take part in each round, so that the model jumps between rounds. It sends no more than
-            FedAvg.
+            Use it if few clients take part in each round, so that the model changes abruptly between rounds. Clients
+            send no more than in FedAvg.
         """,
         cite=("hsu2019fedavgm",),
     ),

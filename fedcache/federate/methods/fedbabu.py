@@ -103,7 +103,8 @@ METHOD = replace(
     fedavg.METHOD,
     name="fedbabu",
     paper="Oh, Kim & Yun, ICLR 2022",
-    summary="A shared projection under a classifier that never changes; every client then fine-tunes it.",
+    summary="A shared projection under a classifier that keeps its first weights; at the end "
+    "every client fine-tunes the model.",
     hparams=(
         *declare(
             FEAT_POST, MLP, PROJECTION, LOGIT_HEAD, AGG, without(TRAINING, "reset_opt"), TRAIN_VIEW
@@ -113,12 +114,17 @@ METHOD = replace(
             "tune_epochs",
             5,
             "int",
-            "epochs on the client's own rows before its model is used",
+            "epochs of fine-tuning on the client's own rows before its model is used",
             low=0,
             fit=False,
         ),
         HParam(
-            "tune", "all", "choice", "what they move", choices=("all", "head", "body"), fit=False
+            "tune",
+            "all",
+            "choice",
+            "weights that the fine-tuning changes",
+            choices=("all", "head", "body"),
+            fit=False,
         ),
     ),
     defaults=replace(fedavg.METHOD.defaults, official_participation=None),

@@ -194,7 +194,7 @@ METHOD = replace(
             "cov",
             "within",
             "choice",
-            "covariance within classes, or of all rows (D-75)",
+            "covariance; within: within classes; total: of all rows (D-75)",
             choices=("within", "total"),
             official="total",
             fit=False,
@@ -203,10 +203,10 @@ METHOD = replace(
             "gamma_shrink",
             None,
             "float",
-            "added to the diagonal of the covariance (D-75)",
+            "number added to the diagonal of the covariance (D-75)",
             low=0.0,
             official=0.0,
-            auto="lowest generalised cross-validation",
+            auto="the value with the lowest generalised cross-validation error",
             fit=False,
         ),
     ),
@@ -230,7 +230,7 @@ METHOD = replace(
             $C$: the number of classes. `gamma_shrink` adds a ridge to $\Sigma$.
         """,
         when="""
-            Use it like `fed3r`, if class frequencies should influence the prediction. It selects its ridge
+            Use it instead of `fed3r` if class frequencies should influence the prediction. It selects its ridge
             (`gamma_shrink`) by generalised cross-validation.
         """,
         cite=("guan2025fedcgs",),

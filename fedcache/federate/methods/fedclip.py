@@ -123,7 +123,8 @@ def embed(down: Tree, _own: Tree, x: Tensor, _ctx: Ctx) -> Tensor:
 METHOD = Method(
     name="fedclip",
     paper="Lu et al., IEEE Data Engineering Bulletin 2023",
-    summary="A small attention network on CLIP's image features, trained against class texts and averaged.",
+    summary="Clients train a small attention network on CLIP's image features against class "
+    "texts; the server averages it.",
     hparams=(
         *declare(FEAT_POST, feat_post="l2"),
         AGG,
@@ -131,7 +132,7 @@ METHOD = Method(
             "objective",
             "contrastive",
             "choice",
-            "pairs of images and texts of a batch, or classes",
+            "contrastive: match the images and texts of a batch; ce: cross-entropy over classes",
             choices=("contrastive", "ce"),
         ),
         HParam("scale", 100.0, "float", "factor of the cosines", low=1e-6),

@@ -125,15 +125,16 @@ METHOD = replace(
             "gamma",
             None,
             "float",
-            "added to the diagonal of every class covariance; the paper has 0.1 to 1",
+            "number added to the diagonal of every class covariance; the paper has 0.1 to 1",
             low=0.0,
-            auto="what gamma_auto says",
+            auto="the value of gamma_auto",
         ),
         HParam(
             "gamma_auto",
             "scale",
             "choice",
-            "gamma=auto is 1e-2 of the estimated variance, or what the released scripts give the backbone (D-86)",
+            "value of gamma=auto; scale: 1e-2 of the estimated variance; backbone: the value of "
+            "the released scripts for the backbone (D-86)",
             choices=("scale", "backbone"),
             official="backbone",
             fit=False,
@@ -161,7 +162,7 @@ METHOD = replace(
             $\gamma$: the ridge.
         """,
         when="""
-            Use it for a better head than FedNCM with the same upload. It needs several clients for each class.
+            Use it for a better head than that of FedNCM with the same upload. Several clients must have each class.
         """,
         cite=("goswami2025fedcof",),
     ),

@@ -146,13 +146,20 @@ METHOD = replace(
     summary="FedAvg with less weight for clients whose class frequencies are far from uniform.",
     hparams=(
         *declare(FEAT_POST, MODEL, init_param(independent=False), TRAINING),
-        HParam("a", 0.5, "float", "weight of the distance from even classes", low=0.0, fit=False),
-        HParam("b", 0.1, "float", "added to every weight", low=0.0, fit=False),
+        HParam(
+            "a",
+            0.5,
+            "float",
+            "weight of the distance of a client's class shares from even shares",
+            low=0.0,
+            fit=False,
+        ),
+        HParam("b", 0.1, "float", "number added to every client's weight", low=0.0, fit=False),
         HParam(
             "metric",
             "kl",
             "choice",
-            "the distance: kl, divided by its sum over the clients, or l2 as it is",
+            "distance of class shares; kl: divided by its sum over the clients; l2: not divided",
             choices=("kl", "l2"),
         ),
     ),

@@ -165,19 +165,25 @@ METHOD = replace(
     fedavg.METHOD,
     name="feddyn",
     paper="Acar et al., ICLR 2021",
-    summary="FedAvg with a correction of each client's loss that makes the clients' minima agree.",
+    summary="FedAvg with a correction of each client's loss, so that all clients have the same "
+    "minimum.",
     hparams=(
         *declare(FEAT_POST, MODEL, init_param(independent=False)),
         *without(declare(TRAINING, opt="sgd", momentum=0.0), "lr", "reset_opt"),
         HParam("lr", 0.01, "float", "learning rate", low=0.0, official=0.1),
         HParam(
-            "alpha", 0.1, "float", "strength of the pull, and of the change of the loss", low=1e-9
+            "alpha",
+            0.1,
+            "float",
+            "strength of the pull towards the received model, and of the correction of the loss",
+            low=1e-9,
         ),
         HParam(
             "alpha_by",
             "alike",
             "choice",
-            "alike: alpha is the same for all clients; rows: divided by n_i M / N, as released",
+            "alike: all clients have the same alpha; rows: alpha is divided by n_i M / N, as in "
+            "the released code",
             choices=("alike", "rows"),
             official="rows",
         ),
@@ -185,7 +191,7 @@ METHOD = replace(
             "clip",
             0.0,
             "float",
-            "largest norm of a gradient, without its part alpha u; 0 for no limit",
+            "largest norm of a gradient, without its term alpha u; 0 for no limit",
             low=0.0,
             official=10.0,
         ),
@@ -215,8 +221,8 @@ METHOD = replace(
             $S$ of $M$ clients take part; $\alpha$: `alpha`.
         """,
         when="""
-            Use it against client drift with the traffic of FedAvg. Every client stores a vector as large as the model
-            between rounds. A small `alpha` needs long local training.
+            Use it against client drift if the traffic must be that of FedAvg. Every client stores a vector as large as
+            the model between rounds. A small `alpha` needs long local training.
         """,
         cite=("acar2021feddyn",),
     ),

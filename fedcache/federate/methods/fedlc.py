@@ -103,14 +103,15 @@ METHOD = replace(
             "absent",
             1.0,
             "float",
-            "number of rows that a class counts as if the client has no row of it",
+            "number of rows that is assumed for a class without rows at the client",
             low=1e-12,
         ),
         HParam(
             "denominator",
             "include",
             "choice",
-            "the loss's sum: all classes, or as printed without the row's",
+            "sum in the loss; include: over all classes; exclude: without the row's class, as "
+            "printed",
             choices=("include", "exclude"),
         ),
     ),
@@ -125,8 +126,8 @@ METHOD = replace(
             $\ell_c$: the logit of class $c$; $n_c$: the client's rows of that class; $\tau$: `tau`; $y$: the label.
         """,
         when="""
-            Use it if every client has all classes in very different numbers. If clients lack classes, read about the
-            switch `absent` first.
+            Use it if every client has all classes, but in very different numbers. If clients lack classes, first read
+            the description of the hyperparameter `absent`.
         """,
         cite=("zhang2022fedlc",),
     ),

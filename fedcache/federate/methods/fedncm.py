@@ -171,7 +171,7 @@ METHOD = Method(
             "metric",
             "cos",
             "choice",
-            "unit class means, or the nearest mean",
+            "cos: class means of unit length; euclid: the class with the nearest mean",
             choices=("cos", "euclid"),
             fit=False,
         ),
@@ -197,8 +197,8 @@ METHOD = Method(
             $c$, for cosine similarity. `metric=euclid` uses the Euclidean distance instead.
         """,
         when="""
-            Use it as the first baseline: no method sends less. It is good enough on a backbone that was trained for the
-            task, and weak if the rows of a class are spread out.
+            Use it as the first baseline, because no method sends less. It is accurate enough on a backbone that was
+            trained for the task, and weak if the features of a class are spread out.
         """,
         cite=("legate2023guiding",),
     ),

@@ -53,7 +53,13 @@ LENGTH = "length"
 """Name of a_i, [1], in an upload."""
 
 SGD = (
-    HParam("opt", "sgd", "choice", "optimiser; the lengths are those of SGD", choices=("sgd",)),
+    HParam(
+        "opt",
+        "sgd",
+        "choice",
+        "optimiser; the normalisation of steps holds only for SGD",
+        choices=("sgd",),
+    ),
     HParam("momentum", 0.0, "float", "momentum of SGD", low=0.0, high=0.999),
 )
 
@@ -113,7 +119,7 @@ METHOD = replace(
     fedavg.METHOD,
     name="fednova",
     paper="Wang et al., NeurIPS 2020",
-    summary="FedAvg in which clients that take more steps do not count more.",
+    summary="FedAvg in which a client does not get more weight by taking more local steps.",
     hparams=(
         *declare(FEAT_POST, MODEL, init_param(independent=False), AGG),
         *SGD,

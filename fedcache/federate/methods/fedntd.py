@@ -112,7 +112,7 @@ METHOD = replace(
             "lr_decay",
             1.0,
             "float",
-            "factor on the learning rate after every round",
+            "factor of the learning rate after every round",
             low=0.0,
             official=0.99,
         ),
@@ -130,8 +130,8 @@ METHOD = replace(
             temperature; $\beta$: the weight of the second loss.
         """,
         when="""
-            Use it if clients forget classes that they do not have. On features of unit length set `logit_scale` too,
-            because the second loss is nearly zero without it.
+            Use it if clients forget classes that they do not have. On features of unit length set `logit_scale` too:
+            without a larger scale, the second loss is nearly zero.
         """,
         cite=("lee2022fedntd",),
     ),

@@ -72,13 +72,21 @@ NOISE = (
         "noise_on",
         "off",
         "choice",
-        "perturb uploaded prototypes, or training features (an approximation of image noise)",
+        "proto: perturb uploaded prototypes; features: perturb training features, which "
+        "approximates noise on images",
         choices=("off", "proto", "features"),
     ),
     HParam(
         "noise", "gaussian", "choice", "distribution of the noise", choices=("laplace", "gaussian")
     ),
-    HParam("p", 0.1, "float", "share of the value that is removed", low=0.0, high=1.0),
+    HParam(
+        "p",
+        0.1,
+        "float",
+        "share p of a value that is removed: (1 - p) x + noise",
+        low=0.0,
+        high=1.0,
+    ),
     HParam("s", 0.05, "float", "scale of the noise", low=0.0),
     HParam(
         "noise_local_infer",
@@ -270,14 +278,15 @@ def paper_count(_width: int, classes: int, clients: int, hp: Hp) -> tuple[int, i
 METHOD = Method(
     name="fedpcl",
     paper="Tan et al., NeurIPS 2022",
-    summary="Contrast projections with global prototypes and all clients' prototypes; only prototypes travel.",
+    summary="Clients contrast their projections with global prototypes and with all clients' "
+    "prototypes; only prototypes are sent.",
     hparams=(
         *declare(FEAT_POST, PROJECTION, PROTO_INIT, PROTO_AGG, TRAINING, TAU, z_norm="l2"),
         HParam(
             "objective",
             "paper",
             "choice",
-            "the anchor (D-04)",
+            "anchor of the contrast; paper: the row; proto_anchor: the prototype (D-04)",
             ("paper", "proto_anchor"),
             official="proto_anchor",
         ),
@@ -285,14 +294,14 @@ METHOD = Method(
             "denominator",
             "exclude",
             "choice",
-            "whether A(y) holds y (D-03)",
+            "whether the denominator's set A(y) contains the class y itself (D-03)",
             choices=("exclude", "include"),
         ),
         HParam(
             "terms",
             "g+p",
             "choice",
-            "L_g, L_p or both (D-05)",
+            "terms of the loss; g: L_g; p: L_p; g+p: both (D-05)",
             choices=("g", "p", "g+p"),
             official="p",
         ),
@@ -300,17 +309,23 @@ METHOD = Method(
             "lp_reduce",
             "mean",
             "choice",
-            "L_p over clients (D-05)",
+            "how L_p combines clients (D-05)",
             choices=("mean", "sum"),
             official="sum",
         ),
-        HParam("pad", True, "bool", "fill missing classes of a set with Cbar (eq 7)"),
+        HParam(
+            "pad",
+            True,
+            "bool",
+            "replace missing prototypes of a client by the global prototypes (eq 7)",
+        ),
         *OWN_PROTOTYPES,
         HParam(
             "warmup",
             "proto_only",
             "choice",
-            "round 0 (D-10)",
+            "round 0, without prototypes yet; proto_only: compute prototypes without training; "
+            "zero_loss: Adam steps on a loss of zero (D-10)",
             ("proto_only", "zero_loss"),
             official="zero_loss",
         ),
@@ -318,7 +333,9 @@ METHOD = Method(
             "infer_proto",
             "local",
             "choice",
-            "prototypes for predictions (D-12, D-15); with infer_score=dot, local_padded is nearly the same as local",
+            "prototypes for predictions (D-12, D-15); local: the client's own; global: the "
+            "global ones; local_padded: the client's own, and the global ones of its missing "
+            "classes; with infer_score=dot it predicts nearly the same as local",
             ("local", "local_padded", "global"),
         ),
         *NOISE,
@@ -359,8 +376,8 @@ METHOD = Method(
             have the class; $m$: the number of clients; $\tau$: the temperature.
         """,
         when="""
-            Use it with several backbones, few rows per client and a small upload. Every client receives the prototypes
-            of all clients, so downloads grow with the number of clients.
+            Use it if you have several backbones and few rows per client, and if uploads must be small. Every client
+            receives the prototypes of all clients, so downloads grow with the number of clients.
         """,
         cite=("tan2022fedpcl",),
     ),

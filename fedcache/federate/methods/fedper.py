@@ -42,7 +42,8 @@ METHOD = replace(
     fedrep.METHOD,
     name="fedper",
     paper="Arivazhagan et al., 2019",
-    summary="A shared projection and a personal classifier, trained together; only the projection travels.",
+    summary="A shared projection and a personal classifier, trained together; only the "
+    "projection is sent.",
     hparams=declare(
         FEAT_POST, MLP, PROJECTION, BN_MODE, LOGIT_HEAD, PROTO_INIT, AGG, TRAINING, TRAIN_VIEW
     ),
@@ -59,7 +60,7 @@ METHOD = replace(
             its training rows; $n_i$, $N$: rows of client $i$ and of all clients.
         """,
         when="""
-            Use it like `fedrep` with less training time: it trains projection and classifier together.
+            Use it like `fedrep` if training must be faster: it trains projection and classifier together.
         """,
         cite=("arivazhagan2019fedper",),
     ),

@@ -293,21 +293,27 @@ METHOD = Method(
             "k_mix",
             1,
             "int",
-            "Gaussians per class and client; one for a class with no more rows than that",
+            "Gaussians per class and client; a class with at most this many rows gets one",
             low=1,
         ),
         HParam(
-            "cov", "spherical", "choice", "their covariances", choices=("spherical", "diag", "full")
+            "cov",
+            "spherical",
+            "choice",
+            "covariances of the Gaussians",
+            choices=("spherical", "diag", "full"),
         ),
-        HParam("reg_covar", 1e-6, "float", "added to the diagonal of every covariance", low=0.0),
-        HParam("tol", 1e-12, "float", "gain of the likelihood at which EM stops", low=0.0),
-        HParam("max_iter", 1000, "int", "most steps of EM", low=1),
+        HParam(
+            "reg_covar", 1e-6, "float", "number added to the diagonal of every covariance", low=0.0
+        ),
+        HParam("tol", 1e-12, "float", "EM stops if the likelihood gains less than this", low=0.0),
+        HParam("max_iter", 1000, "int", "largest number of EM steps", low=1),
         LINEAR,
         HParam(
             "center",
             True,
             "bool",
-            "train on drawn rows less their mean, which the bias then takes back",
+            "train on drawn rows minus their mean; the bias is corrected afterwards",
             official=False,
             fit=False,
         ),
@@ -348,8 +354,8 @@ METHOD = Method(
             fitted by EM; $\tilde z$: a drawn feature, $n_{ic}$ from each mixture; $W$, $b$: the head.
         """,
         when="""
-            Use it if the server must train the head itself, with a loss of its choice. Mixtures reveal more about a
-            client's rows than sums do, and take longer to fit.
+            Use it if the server must train the head itself, for example with a special loss. Mixtures reveal more about
+            a client's rows than sums do, and take longer to compute.
         """,
         cite=("beitollahi2024fedpft",),
     ),

@@ -150,7 +150,8 @@ def paper_count(_width: int, classes: int, _clients: int, hp: Hp) -> tuple[int, 
 METHOD = Method(
     name="fedproto",
     paper="Tan et al., AAAI 2022",
-    summary="Personal models that are pulled towards shared class prototypes; only prototypes travel.",
+    summary="Personal models that are pulled towards shared class prototypes; only prototypes "
+    "are sent.",
     hparams=(
         *declare(
             FEAT_POST,
@@ -167,16 +168,24 @@ METHOD = Method(
             "protodist",
             "sq_l2",
             "choice",
-            "distance to the prototype (D-73)",
+            "distance to the prototype; sq_l2: squared distance; mse: its mean over all numbers "
+            "(D-73)",
             choices=("sq_l2", "mse"),
             official="mse",
         ),
-        HParam("lambda_proto", 1.0, "float", "weight of the distance; 0 is solo", low=0.0),
+        HParam(
+            "lambda_proto",
+            1.0,
+            "float",
+            "weight of the distance to the prototype; 0 is solo",
+            low=0.0,
+        ),
         HParam(
             "proto_infer",
             "global",
             "choice",
-            "classify by these prototypes, or by the head (D-73)",
+            "global: classify by the global prototypes; global_own: by those of the client's own "
+            "classes; local: by the client's own prototypes; head: by the classifier (D-73)",
             choices=("global", "global_own", "local", "head"),
             official="global_own",
         ),
@@ -209,7 +218,7 @@ METHOD = Method(
             clients' prototypes of class $j$; $\lambda$: the weight of the penalty; $\hat y$: the prediction.
         """,
         when="""
-            Use it if the clients' networks differ, or if little may be sent. It is simpler and faster than `fedpcl`.
+            Use it if the clients' networks differ, or if uploads must be small. It is simpler and faster than `fedpcl`.
         """,
         cite=("tan2022fedproto",),
     ),

@@ -46,8 +46,20 @@ METHOD = replace(
     summary="FedAvg with a penalty that keeps clients near the received model.",
     hparams=(
         *fedavg.METHOD.hparams,
-        HParam("mu", 1e-3, "float", "strength of the pull; 0 is fedavg", low=0.0),
-        HParam("prox_half", True, "bool", "the paper's 1/2 before mu (D-31)", official=False),
+        HParam(
+            "mu",
+            1e-3,
+            "float",
+            "strength of the pull towards the received model; 0 is fedavg",
+            low=0.0,
+        ),
+        HParam(
+            "prox_half",
+            True,
+            "bool",
+            "keep the paper's factor 1/2 before mu (D-31)",
+            official=False,
+        ),
     ),
     fit=local(loss, model.names, model.trained, fedavg.sent_names),
     page=MethodPage(
@@ -63,7 +75,7 @@ METHOD = replace(
         """,
         when="""
             Use it if clients train for many local steps and drift apart. Select `mu` on validation rows: a small `mu`
-            has no effect, a large one stops the training.
+            has no effect, and a large `mu` stops the training.
         """,
         cite=("li2020fedprox",),
     ),

@@ -36,8 +36,20 @@ METHOD = replace(
     summary="FedAvg of SimCLR encoders with the penalty of FedProx.",
     hparams=(
         *FEDAVG_SIMCLR.hparams,
-        HParam("mu", 1e-4, "float", "strength of the pull; 0 is fedavg-simclr", low=0.0),
-        HParam("prox_half", True, "bool", "the paper's 1/2 before mu (D-31)", official=False),
+        HParam(
+            "mu",
+            1e-4,
+            "float",
+            "strength of the pull towards the received encoder; 0 is fedavg-simclr",
+            low=0.0,
+        ),
+        HParam(
+            "prox_half",
+            True,
+            "bool",
+            "keep the paper's factor 1/2 before mu (D-31)",
+            official=False,
+        ),
     ),
     fit=simclr.fit_with(loss, send=True),
     page=MethodPage(

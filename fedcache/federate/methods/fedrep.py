@@ -106,7 +106,8 @@ def paper_count(width: int, classes: int, _clients: int, hp: Hp) -> tuple[int, i
 METHOD = Method(
     name="fedrep",
     paper="Collins et al., ICML 2021",
-    summary="A shared projection and a personal classifier, trained in turn; only the projection travels.",
+    summary="A shared projection and a personal classifier, trained one after the other; only "
+    "the projection is sent.",
     hparams=(
         *declare(FEAT_POST, MLP, PROJECTION, BN_MODE, LOGIT_HEAD, PROTO_INIT, AGG, TRAIN_VIEW),
         *without(TRAINING, "epochs", "reset_opt"),
@@ -114,7 +115,8 @@ METHOD = Method(
             "e_h",
             1,
             "int",
-            "epochs of the classifier, trained before the projection; 10 in FedRep's released code (D-72)",
+            "epochs of the classifier, which is trained before the projection; FedRep's released "
+            "code has 10 (D-72)",
             low=0,
         ),
         HParam("e_b", 1, "int", "epochs of the projection (D-72)", low=0),
@@ -141,8 +143,8 @@ METHOD = Method(
             its training rows; $n_i$, $N$: rows of client $i$ and of all clients.
         """,
         when="""
-            Try it first if each client has few classes and is tested on those classes. To predict, a client needs its
-            own saved classifier.
+            Try it first if each client has few classes and its test rows have the same classes. To predict, a client
+            needs its own saved classifier.
         """,
         cite=("collins2021fedrep",),
     ),

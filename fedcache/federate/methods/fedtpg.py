@@ -213,17 +213,20 @@ def check(hp: Hp, ctx: Ctx) -> None:
 METHOD = Method(
     name="fedtpg",
     paper="Qiu et al., FedTPG, ICLR 2024",
-    summary="A shared network that computes CLIP's prompts from the class names.",
+    summary="A shared network that computes the prompts for CLIP from the class names.",
     hparams=(
         *declare(FEAT_POST, AGG, feat_post="l2", agg="uniform"),
         *declare(without(CONTEXT, "csc", "ctx_init"), n_ctx=4),
-        HParam("depth", 0, "int", "blocks of self-attention after the first attention", low=0),
-        HParam("heads", 4, "int", "heads of an attention", low=1),
+        HParam(
+            "depth", 0, "int", "number of self-attention blocks after the first attention", low=0
+        ),
+        HParam("heads", 4, "int", "number of attention heads", low=1),
         HParam(
             "names",
             "own",
             "choice",
-            "names that a client trains with: those of its own classes, or all",
+            "class names that a client trains with; own: those of its own classes; all: those of "
+            "all classes",
             choices=("own", "all"),
         ),
         SCALE,
@@ -268,7 +271,7 @@ METHOD = Method(
             of class $c$.
         """,
         when="""
-            Use it if the classes at test time differ from those in training: the prompt is computed from their names.
+            Use it if the classes at test time differ from those in training: the prompts are computed from class names.
         """,
         cite=("qiu2024fedtpg",),
     ),

@@ -44,7 +44,7 @@ METHOD = server_optimiser(
             their decay; $\eta_g$: `lr_g`; $\tau$: a small constant.
         """,
         when="""
-            Use it like `fedadam` if some updates are much larger than others: its second moment falls slowly.
+            Use it like `fedadam` if some updates are much larger than others, because its second moment falls slowly.
         """,
         cite=("reddi2021adaptive",),
     ),

@@ -127,7 +127,8 @@ def diagnose(server: Tree, states: Mapping[int, Tree], *_: object) -> dict[str, 
 METHOD = Method(
     name="flesd",
     paper="Shi et al., FLESD, 2022",
-    summary="Distils the clients' averaged similarities of public images into one encoder.",
+    summary="Averages the clients' similarities of public images and distils them into one "
+    "encoder.",
     hparams=(
         ON_IMAGES,
         *declare(simclr.SIMCLR, epochs=100),
@@ -135,7 +136,7 @@ METHOD = Method(
             "send",
             "reps",
             "choice",
-            "representations of the public rows, or their similarities",
+            "what clients send of the public rows; reps: representations; matrix: similarities",
             ("reps", "matrix"),
         ),
         *distillation.DISTIL,
@@ -183,7 +184,7 @@ METHOD = Method(
             the batch.
         """,
         when="""
-            Use it if clients have no labels and different networks, and if everybody may see the public images.
+            Use it if clients have no labels and have different networks, and if all clients may see the public images.
         """,
         cite=("shi2022flesd",),
     ),

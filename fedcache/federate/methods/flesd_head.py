@@ -37,7 +37,7 @@ METHOD = replace(
             $h_k$: the network of client $k$; $x$: the cached feature of a public row; $R_k$: its encoding.
         """,
         when="""
-            Use it to run FLESD in seconds: extract with `--views 4` first. It is not the experiment of the paper.
+            Use it to run FLESD in seconds, after an extraction with `--views 4`. It is not the experiment of the paper.
         """,
         cite=("shi2022flesd",),
     ),

@@ -238,7 +238,8 @@ def fidelity(hp: Hp, _views: int) -> str:
 METHOD = Method(
     name="fst-cbdg",
     paper="Yan & Guo, Lightweight unsupervised federated learning with pretrained vision language model",
-    summary="Self-training from zero-shot soft labels, balanced by synthetic text features; no labels.",
+    summary="Self-training from zero-shot soft labels; synthetic text features balance the "
+    "classes; no labels.",
     hparams=(
         *declare(
             FEAT_POST,
@@ -256,32 +257,41 @@ METHOD = Method(
         ),
         LINEAR,
         HParam(
-            "init", "text", "choice", "initial W: text features, or zero", choices=("text", "zero")
+            "init",
+            "text",
+            "choice",
+            "initial W; text: text features; zero: zeros",
+            choices=("text", "zero"),
         ),
         HParam(
             "beta",
             0.9,
             "float",
-            "memory of the soft labels (eq 4); 1 keeps them",
+            "share of the old soft labels that each update keeps (eq 4); 1 never changes them",
             low=0.0,
             high=1.0,
         ),
         HParam(
-            "lambda", 1.0, "float", "weight of the synthetic term (eq 8); 0 is ist_only", low=0.0
+            "lambda",
+            1.0,
+            "float",
+            "weight of the loss on synthetic rows (eq 8); 0 is ablation=ist_only",
+            low=0.0,
         ),
         HParam(
             "train_view",
             "center",
             "choice",
-            "view 0, or stored augmentations (D-50)",
+            "center: the image without augmentation; aug: stored augmentations (D-50)",
             choices=("center", "aug"),
         ),
         HParam(
             "tsamp_scope",
             "client",
             "choice",
-            "m_k of the client's rows, once an epoch, n_k divided among its steps; of the batch; or of "
-            "the client's rows in every step, which draws all n_k again (algorithm 1; D-56, D-84)",
+            "where m_k is counted; client: over the client's rows once per epoch, with the n_k "
+            "rows divided among the steps; batch: over the batch; iteration: over the client's "
+            "rows in every step, which draws all n_k rows again (algorithm 1; D-56, D-84)",
             choices=("client", "batch", "iteration"),
         ),
         *SYNTHESIS,
@@ -289,17 +299,21 @@ METHOD = Method(
             "ablation",
             "none",
             "choice",
-            "terms of eq 8 (table 3)",
+            "terms of eq 8 that are used (table 3); none: all of them",
             choices=("none", "ist_only", "tsamp_only", "tsamp_central"),
         ),
         HParam(
-            "central_rows", 100, "int", "synthetic rows per class and round of tsamp_central", low=1
+            "central_rows",
+            100,
+            "int",
+            "synthetic rows per class and round with ablation=tsamp_central",
+            low=1,
         ),
         HParam(
             "pseudo",
             "text",
             "choice",
-            "first soft labels: zero-shot (text, eq 2), or uniform",
+            "first soft labels; text: zero-shot (eq 2); uniform: equal for all classes",
             choices=("text", "uniform"),
         ),
     ),
@@ -335,11 +349,11 @@ METHOD = Method(
         """,
         when="""
             Use it if clients have no labels at all and the classes are about equally frequent. It balances the
-            predicted classes, so with unequal frequencies it falls below the zero-shot classifier that it starts as.
-            On photographs it gained 1.1 to 3.0 points over zero-shot in 20 to 50 steps of each client. From uniform
-            first labels, which know nothing of the images, it gained 1.1 to 4.4: self-training is not what helps.
-            `clip-zs` with `feat_post=center` gained 3.9 and `soft-means` 6.8 to 10.2 points without training (D-51 in
-            the [interpretations](../readings.md)).
+            predicted classes, so with unequal frequencies it falls below zero-shot classification, with which it
+            starts. On photographs it gained 1.1 to 3.0 points over zero-shot in 20 to 50 steps of each client. With
+            uniform first labels, which contain no information about the images, it gained 1.1 to 4.4 points, so the
+            gain does not come from self-training. Without training, `clip-zs` with `feat_post=center` gained 3.9 points
+            and `soft-means` 6.8 to 10.2 points (D-51 in the [interpretations](../readings.md)).
         """,
         cite=("yan2024fstcbdg",),
     ),

@@ -119,13 +119,14 @@ METHOD = replace(
         *declare(FEAT_POST, feat_post="l2"),
         replace(
             PROTO_VIEW,
-            help="rows of the statistics: plain images, or as released all stored augmentations",
+            help="rows of the statistics; center: the plain images; aug: all stored "
+            "augmentations, as in the released code",
         ),
         HParam(
             "alpha",
             1.0,
             "float",
-            "weight of the discriminants; 0 is clip-zs, the paper searches 1e-4 to 100",
+            "weight of the discriminants; 0 is clip-zs; the paper searches 1e-4 to 100",
             low=0.0,
             fit=False,
         ),
@@ -155,8 +156,8 @@ METHOD = replace(
             features and classes; $\alpha$: `alpha`, selected on validation rows.
         """,
         when="""
-            Use it for one round without training, if validation rows are available to select `alpha`. It sends the same
-            statistics as `fedcgs`.
+            Use it if there is one round without training, and validation rows are available to select `alpha`. It sends
+            the same statistics as `fedcgs`.
         """,
         cite=("wang2024gda",),
     ),

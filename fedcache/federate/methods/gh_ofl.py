@@ -354,33 +354,35 @@ METHOD = replace(
     fedncm.METHOD,
     name="gh-ofl",
     paper="Turazza et al., ICLR 2026",
-    summary="Naive Bayes or linear or quadratic discriminants from summed statistics; one round.",
+    summary="Naive Bayes, linear discriminants or quadratic discriminants from summed "
+    "statistics; one round.",
     hparams=(
         FEAT_POST,
         HParam(
             "head",
             "nb",
             "choice",
-            "naive Bayes, linear or quadratic discriminants",
+            "nb: naive Bayes; lda: linear discriminants; qda: quadratic discriminants",
             choices=("nb", "lda", "qda"),
         ),
         HParam(
             "variance",
             "class",
             "choice",
-            "of naive Bayes: each class has its own, or all share one",
+            "variances of naive Bayes; class: separate for each class; pooled: the same for all "
+            "classes",
             choices=("class", "pooled"),
         ),
         HParam(
             "shrink",
             RELEASED,
             "float",
-            "part of lda's and qda's covariances that is replaced by its mean diagonal",
+            "for lda and qda: share of a covariance that is replaced by its mean diagonal",
             low=0.0,
             high=1.0,
             fit=False,
             usual="auto",
-            auto="of lda lowest generalised cross-validation, else 0.05",
+            auto="for lda the value with the lowest generalised cross-validation error, else 0.05",
         ),
     ),
     fit=fit,
@@ -408,8 +410,8 @@ METHOD = replace(
             `shrink`, for the matrices.
         """,
         when="""
-            Use `head=nb` if little may be sent. Use `head=lda` if a matrix may be sent; it is FedCGS with nearly the
-            same ridge. `head=qda` needs many rows for each class.
+            Use `head=nb` if uploads must be small. Use `head=lda` if a client may send a matrix; it is FedCGS with
+            nearly the same ridge. `head=qda` needs many rows for each class.
         """,
         cite=("turazza2026ghofl",),
     ),

@@ -205,7 +205,8 @@ METHOD = replace(
     fedavg.METHOD,
     name="ifca",
     paper="Ghosh et al., NeurIPS 2020",
-    summary="The server keeps several models; each client trains and uses the one that fits its rows best.",
+    summary="The server keeps several models; each client trains and uses the model that fits "
+    "its rows best.",
     hparams=(
         *declare(
             FEAT_POST,
@@ -216,7 +217,7 @@ METHOD = replace(
             z_norm="l2",
         ),
         SHARED_INIT,
-        HParam("models", 2, "int", "K, the models of the server", low=1),
+        HParam("models", 2, "int", "number K of models at the server", low=1),
     ),
     defaults=replace(fedavg.METHOD.defaults, official_participation=None),
     executions=("sequential", "batched"),

@@ -68,7 +68,7 @@ def paper_count(_width: int, classes: int, _clients: int, hp: Hp) -> tuple[int, 
 METHOD = Method(
     name="lg-fedavg",
     paper="Liang et al., 2020",
-    summary="A personal projection under a shared classifier; only the classifier travels.",
+    summary="A personal projection under a shared classifier; only the classifier is sent.",
     hparams=declare(FEAT_POST, MLP, PROJECTION, LOGIT_HEAD, PROTO_INIT, AGG, TRAINING, TRAIN_VIEW),
     defaults=Defaults(rounds=100, participation=None, clients=5, scheme="label-shift"),
     executions=ON_ROWS,
@@ -92,8 +92,8 @@ METHOD = Method(
             its training rows; $n_i$, $N$: rows of client $i$ and of all clients.
         """,
         when="""
-            Use it if little may be sent: only the classifier travels. The projections must start from the same weights,
-            so that the classifier fits all of them.
+            Use it if uploads must be small: clients send only the classifier. The projections must start from the same
+            weights, so that the classifier fits all of them.
         """,
         cite=("liang2020lgfedavg",),
     ),

@@ -45,7 +45,8 @@ def deploy(_down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> Tree:
 METHOD = replace(
     tpfl.METHOD,
     name="local-prompt",
-    summary="Every client learns a text and a visual prompt alone; scored on all test rows; needs images.",
+    summary="Every client learns a text prompt and a visual prompt alone; all test rows score "
+    "them; needs images.",
     hparams=without(tpfl.METHOD.hparams, "agg"),
     init=lambda _ctx: {},
     enter=enter,
@@ -65,7 +66,7 @@ METHOD = replace(
             $\mathrm{ctx}$: the text prompt; $D_i$: client $i$'s $n_i$ rows.
         """,
         when="""
-            Use it as the lower bound for `tpfl`. It needs the images.
+            Use it as the lower bound for `tpfl`. It needs the images, not only their features.
         """,
         cite=("zhao2023tpfl",),
     ),

@@ -70,14 +70,16 @@ METHOD = replace(
     scratch.METHOD,
     name="local-supervised",
     paper="reference of FLESD (Shi et al., 2022), figure 2",
-    summary="Every client trains its own ResNet with labels; scored by its classifier or a linear probe.",
+    summary="Every client trains its own ResNet with labels; its classifier or a linear probe is "
+    "scored.",
     hparams=(
         *map(released, SWITCHES),
         HParam(
             "score",
             "classifier",
             "choice",
-            "what is scored on a trained trunk",
+            "what is scored on the trained ResNet; classifier: its own classifier; probe: a "
+            "linear probe",
             choices=("classifier", "probe"),
         ),
         *simclr.PROBE,

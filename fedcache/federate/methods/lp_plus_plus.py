@@ -142,36 +142,38 @@ def predict(down: Tree, _state: Tree, _data: ClientData, x: Tensor, ctx: Ctx) ->
 METHOD = Method(
     name="lp-plus-plus",
     paper="after Huang et al. (LP++), CVPR 2024; averaged over clients",
-    summary="A linear probe with a trained multiplier of each class text and no learning rate; averaged.",
+    summary="A linear probe plus a trained multiplier of each class text, without a learning "
+    "rate; the server averages both.",
     hparams=(
         *declare(FEAT_POST, AGG, feat_post="l2", agg="weighted"),
-        HParam("epochs", 30, "int", "iterations of a round, each on all rows of the client", low=0),
+        HParam("epochs", 30, "int", "iterations per round, each on all rows of the client", low=0),
         HParam(
             "alpha_every",
             10,
             "int",
-            "iterations from one step of the multipliers to the next",
+            "number of iterations between two steps of the multipliers",
             low=1,
         ),
         HParam(
             "alpha_init",
             250.0,
             "float",
-            "first multipliers, in mean products of a row and its class text",
+            "initial multipliers, in units of the mean product of a row and its class text",
             low=0.0,
         ),
         HParam(
             "alpha_grad",
             "last",
             "choice",
-            "multipliers move by their gradient, or by the sum of all so far",
+            "step of the multipliers; last: by their last gradient; sum: by the sum of all "
+            "gradients so far",
             choices=("last", "sum"),
             official="sum",
         ),
         HParam(
             "momentum", 0.0, "float", "momentum of the weights", low=0.0, high=1.0, official=0.9
         ),
-        HParam("bias", False, "bool", "a bias of each class", official=True),
+        HParam("bias", False, "bool", "train a bias for each class", official=True),
     ),
     defaults=Defaults(rounds=10, participation=None, clients=10, scheme="few-shot"),
     init=init,
@@ -199,7 +201,7 @@ METHOD = Method(
             $\alpha_k$: the trained weights and multiplier; $\eta_w$, $\eta_\alpha$: their step sizes.
         """,
         when="""
-            Use it for a trained classifier without tuning. Its paper has no clients; fedcache adds the averaging.
+            Use it for a trained classifier without tuning. Its paper is not federated; fedcache adds the averaging.
         """,
         cite=("huang2024lppp",),
     ),

@@ -32,7 +32,7 @@ def enter(down: Tree, data: ClientData, ctx: Ctx) -> Tree:
 METHOD = replace(
     FEDAVG_SIMCLR,
     name="min-local",
-    summary="Every client trains its own SimCLR encoder; the worst one is reported.",
+    summary="Every client trains its own SimCLR encoder; the worst encoder is reported.",
     hparams=declare(without(FEDAVG_SIMCLR.hparams, "agg"), epochs=200),
     defaults=Defaults(rounds=1, participation=None, clients=6, scheme="flesd"),
     init=lambda _ctx: {},
@@ -54,7 +54,7 @@ METHOD = replace(
             $g_k$: the encoder of client $k$.
         """,
         when="""
-            Use it as the lower bound in FLESD's tables: no exchange at all.
+            Use it as the lower bound in FLESD's tables, because clients exchange nothing.
         """,
         cite=("shi2022flesd",),
     ),

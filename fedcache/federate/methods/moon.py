@@ -113,8 +113,8 @@ METHOD = replace(
             client's previous model; $\tau$: the temperature; $\mu$: the weight of the loss.
         """,
         when="""
-            Use it against drift of the projection. It sends as much as FedAvg and needs three forward passes. It has no
-            effect with a linear head.
+            Use it against drift of the projection. Clients send as much as in FedAvg and need three forward passes per
+            batch. It has no effect with a linear head.
         """,
         cite=("li2021moon",),
     ),

@@ -139,7 +139,7 @@ METHOD = replace(
     fedavg.METHOD,
     name="perfedavg",
     paper="Fallah et al., NeurIPS 2020 (first order)",
-    summary="A global model that is trained to adapt to each client in one gradient step.",
+    summary="A global model that is trained so that one gradient step adapts it to each client.",
     hparams=(
         *declare(FEAT_POST, without(MODEL, "bn_mode"), init_param(independent=False), AGG),
         *without(TRAINING, "opt", "lr", "wd", "momentum", "reset_opt"),
@@ -147,7 +147,7 @@ METHOD = replace(
             "alpha",
             1e-2,
             "float",
-            "learning rate of the step ahead and of adaptation; 0 is fedavg",
+            "learning rate of the look-ahead step and of the adaptation; 0 is fedavg",
             low=0.0,
         ),
         HParam("beta", 1e-3, "float", "learning rate of theta", low=0.0, tuned=1e-2),
@@ -155,7 +155,8 @@ METHOD = replace(
             "adapt_on",
             "train",
             "choice",
-            "rows the deployed model adapts on; test is a leak (D-71)",
+            "rows on which a client adapts the model before it is scored; test uses labelled "
+            "test rows, which is a leak (D-71)",
             choices=("train", "test"),
             official="test",
         ),
@@ -163,7 +164,7 @@ METHOD = replace(
             "adapt_steps",
             1,
             "int",
-            "steps of adaptation; 0 deploys theta (D-71)",
+            "number of adaptation steps; 0 uses theta itself (D-71)",
             low=0,
             official=2,
         ),
@@ -190,7 +191,7 @@ METHOD = replace(
             steps of size $\alpha$.
         """,
         when="""
-            Use it if new clients should adapt in a step or two. It has two learning rates of plain SGD; `--preset
+            Use it if new clients should adapt in a step or two. It has two learning rates of plain SGD. `--preset
             tuned` sets both.
         """,
         cite=("fallah2020perfedavg",),

@@ -130,18 +130,26 @@ METHOD = replace(
     hparams=(
         *declare(FEAT_POST, without(MODEL, "bn_mode"), init_param(independent=False), AGG),
         *without(TRAINING, "opt", "lr", "wd", "momentum", "reset_opt"),
-        HParam("K", 5, "int", "inner steps on a batch", low=1),
-        HParam("lambda", 15.0, "float", "strength of the pull to w_i; 0 never moves w", low=0.0),
+        HParam("K", 5, "int", "number of inner steps on each batch", low=1),
+        HParam(
+            "lambda", 15.0, "float", "strength of the pull towards w_i; 0 never changes w", low=0.0
+        ),
         HParam("lr_p", 0.1, "float", "learning rate of the inner steps", low=0.0, tuned=0.01),
         HParam(
             "eta",
             0.005,
             "float",
-            "learning rate of w_i; eta * lambda = 1 makes it theta_i",
+            "learning rate of w_i; with eta * lambda = 1, w_i becomes theta_i",
             low=0.0,
             tuned=0.2,
         ),
-        HParam("beta", 1.0, "float", "share of the clients' mean in the new w; 0 keeps w", low=0.0),
+        HParam(
+            "beta",
+            1.0,
+            "float",
+            "share of the clients' mean in the new w; 0 never changes w",
+            low=0.0,
+        ),
         HParam(
             "inner_decay",
             0.0,
@@ -154,7 +162,7 @@ METHOD = replace(
             "eval",
             "personalised",
             "choice",
-            "deploy theta_i, or one w for all",
+            "personalised: each client uses theta_i; global: all clients use w",
             choices=("personalised", "global"),
         ),
     ),
@@ -181,8 +189,8 @@ METHOD = replace(
             average; $n_i$, $N$: rows.
         """,
         when="""
-            Use it if personal models should stay near a common one. It has more learning rates than any other method;
-            start with `--preset tuned`.
+            Use it if personal models should stay near a common model. It has more learning rates than any other method,
+            so start with `--preset tuned`.
         """,
         cite=("dinh2020pfedme",),
     ),

@@ -85,7 +85,7 @@ METHOD = replace(
     promptfl.METHOD,
     name="pfedprompt",
     paper="after Guo et al., pFedPrompt, WWW 2023",
-    summary="A shared prompt, plus an attention of each client over its own labelled features.",
+    summary="A shared prompt, plus attention of each client to its own labelled features.",
     hparams=(
         *promptfl.METHOD.hparams,
         HParam(
@@ -96,7 +96,8 @@ METHOD = replace(
             "values",
             "labels",
             "choice",
-            "what is attended to: labels of the client's rows, or the rows (D-107)",
+            "values of the attention; labels: the labels of the client's rows; features: the "
+            "rows themselves (D-107)",
             choices=("labels", "features"),
             fit=False,
         ),
@@ -115,8 +116,8 @@ METHOD = replace(
             logits; $F_n$, $y_n$: the client's own labelled features; $a$, $b$: weight and sharpness of the votes.
         """,
         when="""
-            Use it for a shared prompt and clients whose images differ. The model of a client contains the features of
-            its rows.
+            Use it if clients share a prompt and their images differ. The model of a client contains the features of its
+            rows.
         """,
         cite=("guo2023pfedprompt",),
     ),

@@ -73,7 +73,7 @@ def predict(down: Tree, _state: Tree, _data: ClientData, x: Tensor, ctx: Ctx) ->
 METHOD = Method(
     name="promptfl",
     paper="Guo et al., PromptFL, arXiv:2208.11625, 2022",
-    summary="Clients learn the context words of CLIP's prompts; the server averages them.",
+    summary="Clients learn the context vectors of CLIP's prompts; the server averages them.",
     hparams=(
         *declare(FEAT_POST, feat_post="l2"),
         AGG,
@@ -84,7 +84,7 @@ METHOD = Method(
             "train_view",
             "center",
             "choice",
-            "view 0, or stored augmentations (D-66)",
+            "center: the image without augmentation; aug: stored augmentations (D-66)",
             choices=("center", "aug"),
         ),
     ),
@@ -114,8 +114,8 @@ METHOD = Method(
             class $c$; $n_i$, $N$: rows of client $i$ and of all clients.
         """,
         when="""
-            Use it for small uploads and for prompts that also work for new classes. It uses cached image features and
-            is exact.
+            Use it if uploads must be small, or if prompts must also work for new classes. It trains on cached image
+            features, without an approximation.
         """,
         cite=("guo2022promptfl", "zhou2022coop"),
     ),

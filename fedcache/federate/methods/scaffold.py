@@ -51,9 +51,16 @@ from fedcache.federate.methods.common.model import (
 
 PLAIN = (
     HParam(
-        "opt", "sgd", "choice", "optimiser; option II is right for plain SGD only", choices=("sgd",)
+        "opt", "sgd", "choice", "optimiser; option II holds only for plain SGD", choices=("sgd",)
     ),
-    HParam("momentum", 0.0, "float", "option II is right for plain SGD only", low=0.0, high=0.0),
+    HParam(
+        "momentum",
+        0.0,
+        "float",
+        "momentum of SGD; option II holds only for plain SGD",
+        low=0.0,
+        high=0.0,
+    ),
 )
 
 
@@ -149,7 +156,7 @@ METHOD = replace(
         *PLAIN,
         *without(TRAINING, "opt", "lr", "momentum", "reset_opt"),
         HParam("lr", 0.1, "float", "learning rate", low=0.0, official=1.0),
-        HParam("lr_g", 1.0, "float", "the server's step towards the mean of its clients", low=0.0),
+        HParam("lr_g", 1.0, "float", "the server's step towards the mean of the clients", low=0.0),
     ),
     init=init,
     enter=enter,
@@ -175,7 +182,7 @@ METHOD = replace(
         """,
         when="""
             Use it against client drift if the same clients take part in many rounds. It uses plain SGD, so tune `lr`.
-            It sends twice as much as FedAvg.
+            Clients send twice as much as in FedAvg.
         """,
         cite=("karimireddy2020scaffold",),
     ),

@@ -136,21 +136,23 @@ METHOD = replace(
     fedncm.METHOD,
     name="soft-means",
     paper="ours; one step of EM from class texts",
-    summary="Class means of unlabelled rows, weighted by zero-shot probabilities; one round, no labels.",
+    summary="Class means of unlabelled rows, weighted by zero-shot class probabilities; one "
+    "round, no labels.",
     hparams=(
         *declare(FEAT_POST, feat_post="center"),
         HParam(
             "own_mean",
             False,
             "bool",
-            "each client subtracts the mean of its own rows; for clients of one domain each",
+            "each client subtracts the mean of its own rows; use it if each client has one domain",
         ),
         HParam("scale", 30.0, "float", "factor s of the zero-shot scores", low=1e-6),
         HParam(
             "ridge",
             1.0,
             "float",
-            "added to the diagonal of the covariance, times its mean variance",
+            "number that is multiplied by the mean variance and added to the diagonal of the "
+            "covariance",
             low=0.0,
             fit=False,
         ),
@@ -192,9 +194,9 @@ METHOD = replace(
         """,
         when="""
             Use it if there are class texts and many images, but no labels. It trains nothing, takes one round, and does
-            not depend on the partition. If each client has images of one domain, set `own_mean=true`. It assumes that
-            all classes are about equally frequent, and harms where they are not: see D-51 in the
-            [interpretations](../readings.md).
+            not depend on the partition. If each client has images of one domain, set `own_mean=true`. The method
+            assumes that all classes are about equally frequent, and lowers the accuracy if they are not. See D-51 in
+            the [interpretations](../readings.md).
         """,
         cite=("dempster1977em",),
     ),

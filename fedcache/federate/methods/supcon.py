@@ -86,7 +86,8 @@ def predict(down: Tree, state: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> 
 METHOD = Method(
     name="supcon",
     paper="Khosla et al., NeurIPS 2020, as an ablation of FedPCL (Tan et al., NeurIPS 2022)",
-    summary="Every client contrasts its own rows and predicts by its own prototypes; no traffic.",
+    summary="Every client trains a contrastive loss on its own rows and predicts by its own "
+    "prototypes; no traffic.",
     hparams=(
         *declare(FEAT_POST, PROJECTION, PROTO_INIT, TRAINING, z_norm="l2"),
         TAU,

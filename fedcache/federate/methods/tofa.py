@@ -207,7 +207,8 @@ METHOD = replace(
     fedcgs.METHOD,
     name="tofa",
     paper="after Zhang et al., TOFA, AAAI 2026",
-    summary="Personal Gaussian prototypes and jointly weighted class texts, combined row by row; one round.",
+    summary="Combines each client's Gaussian class means with class texts that all clients weigh "
+    "together; one round.",
     hparams=(
         *declare(FEAT_POST, feat_post="l2"),
         HParam(
@@ -223,7 +224,8 @@ METHOD = replace(
             "prior",
             "counts",
             "choice",
-            "classes are as likely as the weighed counts say, or equally (D-104)",
+            "class probabilities; counts: from the weighted counts; equal: equal for all classes "
+            "(D-104)",
             choices=("counts", "equal"),
             fit=False,
         ),
@@ -231,7 +233,7 @@ METHOD = replace(
             "texts",
             len(TEMPLATES) + 1,
             "int",
-            "texts of each class; 1 is the backbone's own (D-101)",
+            "number of texts of each class; 1 is the backbone's own template (D-101)",
             low=1,
             high=len(TEMPLATES) + 1,
         ),
@@ -242,7 +244,8 @@ METHOD = replace(
             "fusion",
             "adaptive",
             "choice",
-            "eta by confidence; 1/2; or one of the two alone",
+            "weight eta of vision against text; adaptive: by confidence; half: 1/2; vision or "
+            "text: only that part",
             choices=("adaptive", "half", "vision", "text"),
             fit=False,
         ),
@@ -289,8 +292,8 @@ METHOD = replace(
             $u^k$: how well a text fits the rows of client $k$ of $K$; $s$: the scale of the logits.
         """,
         when="""
-            Use it for one round and a model for each client that combines its own rows with those of all clients. It
-            needs class texts.
+            Use it if there is one round, and each client needs a model that combines its own rows with those of all
+            clients. It needs class texts.
         """,
         cite=("zhang2026tofa",),
     ),

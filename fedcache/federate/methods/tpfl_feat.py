@@ -112,10 +112,11 @@ def moved(server: Tree, *_: object) -> dict[str, float]:
 METHOD = Method(
     name="tpfl-feat",
     paper="after Zhao et al., UbiComp companion 2023; an approximation of tpfl",
-    summary="Approximates TPFL on cached features: vectors added to image features and class texts.",
+    summary="Approximates TPFL on cached features, by vectors that are added to image features "
+    "and class texts.",
     hparams=(
         *declare(FEAT_POST, AGG, feat_post="l2", agg="weighted"),
-        HParam("csc", False, "bool", "every class has a residual of its own"),
+        HParam("csc", False, "bool", "each class has a separate residual"),
         HParam("a", 0.5, "float", "factor of the text residual", low=0.0),
         HParam("scale", 100.0, "float", "factor of the cosines", low=1e-6),
         *PROMPT_TRAINING,
@@ -155,7 +156,7 @@ METHOD = Method(
             $a$: the weight of the second.
         """,
         when="""
-            Use it to estimate in seconds what TPFL does on your data. Its traffic says nothing about that of `tpfl`.
+            Use it to estimate in seconds how accurate TPFL is on your data. It does not estimate the traffic of `tpfl`.
         """,
         cite=("zhao2023tpfl",),
     ),

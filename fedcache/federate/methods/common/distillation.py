@@ -42,7 +42,7 @@ DISTIL = (
         "zeta",
         0.999,
         "float",
-        "how much of the key encoder stays in a step (eq 10)",
+        "share of the old key encoder that each update keeps (eq 10)",
         low=0.0,
         high=1.0,
     ),
@@ -50,11 +50,14 @@ DISTIL = (
         "anchors",
         "auto",
         "choice",
-        "a queue of keys, or all public rows; auto: all up to 4,096",
+        "queue: a queue of keys; all: all public rows; auto: all for up to 4,096 public rows, "
+        "else queue",
         choices=("auto", "all", "queue"),
         official="queue",
     ),
-    HParam("queue", 2048, "int", "K_q, length of the queue; a multiple of esd_batch", low=1),
+    HParam(
+        "queue", 2048, "int", "length K_q of the queue; it must be a multiple of esd_batch", low=1
+    ),
     HParam(
         "queue_warm",
         True,
@@ -66,7 +69,8 @@ DISTIL = (
         "key_mode",
         "eval",
         "choice",
-        "BatchNorm of a queue's keys: running statistics, or the batch's (D-94)",
+        "BatchNorm statistics for the keys of a queue; eval: running statistics; train: those of "
+        "the batch (D-94)",
         choices=("eval", "train"),
         official="train",
     ),
@@ -74,20 +78,29 @@ DISTIL = (
         "ema",
         "after",
         "choice",
-        "eq 10 after the step; or before the keys, in every batch or in those that the "
-        "queue's filling leaves (D-95)",
+        "when eq 10 updates the key encoder; after: after the step; before: before the keys of a "
+        "batch are computed; filled: like before, but not while the queue fills (D-95)",
         choices=("after", "before", "filled"),
         official="before",
     ),
-    HParam("exclude_self", False, "bool", "leave a query's own key out of its anchors (D-35)"),
     HParam(
-        "sim_at", "projection", "choice", "what is compared (D-32)", choices=("projection", "trunk")
+        "exclude_self",
+        False,
+        "bool",
+        "leave the key of a query's own row out of its anchors (D-35)",
+    ),
+    HParam(
+        "sim_at",
+        "projection",
+        "choice",
+        "layer whose outputs are compared (D-32)",
+        choices=("projection", "trunk"),
     ),
     HParam(
         "sim_topk_percent",
         100.0,
         "float",
-        "share of similarities kept in a row, the largest",
+        "percentage of the similarities of each row that is kept; the largest are kept",
         low=1e-3,
         high=100,
     ),
@@ -95,13 +108,26 @@ DISTIL = (
         "sim_topk_own",
         False,
         "bool",
-        "the share rounded down, plus the row's own similarity (D-96)",
+        "round sim_topk_percent of a row down, and keep the row's similarity to itself as well "
+        "(D-96)",
         official=True,
     ),
-    HParam("esd_epochs", 200, "int", "epochs of distillation a round", low=0),
-    HParam("esd_batch", 256, "int", "its batch", low=1),
-    HParam("esd_drop_last", False, "bool", "leave its short last batch out (D-93)", official=True),
-    HParam("esd_lr", 1e-3, "float", "its learning rate (Adam, decay wd)", low=0.0),
+    HParam("esd_epochs", 200, "int", "epochs of distillation per round", low=0),
+    HParam("esd_batch", 256, "int", "batch of the distillation", low=1),
+    HParam(
+        "esd_drop_last",
+        False,
+        "bool",
+        "leave out the shorter last batch of the distillation (D-93)",
+        official=True,
+    ),
+    HParam(
+        "esd_lr",
+        1e-3,
+        "float",
+        "Adam learning rate of the distillation, with weight decay wd",
+        low=0.0,
+    ),
 )
 
 

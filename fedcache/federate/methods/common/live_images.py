@@ -24,7 +24,7 @@ ON_IMAGES = HParam(
     "encoder",
     "conv",
     "choice",
-    "conv: a ResNet-18 on images (--backbones pixels); resnet50: one of bottleneck blocks",
+    "conv: a ResNet-18 on images (--backbones pixels); resnet50: a ResNet-50 on images",
     choices=tuple(RESNETS),
 )
 
@@ -48,8 +48,9 @@ AUGMENT = (
         "augment",
         "simclr",
         "choice",
-        "policy of live augmentation (D-91); auto: cifar for images of up to 32 px, "
-        "imagenet beyond; supervised: padded crop up to 32 px, resized beyond",
+        "policy of live augmentation (D-91); auto: cifar for images of up to 32 px, imagenet for "
+        "larger ones; supervised: padded crop for images of up to 32 px, resized crop for larger "
+        "ones",
         official="auto",
         choices=("auto", *POLICIES),
     ),
@@ -57,7 +58,8 @@ AUGMENT = (
         "crop",
         "auto",
         "choice",
-        "a window of drawn size, or of the image's size moved over a margin of 4 px",
+        "crop of the augmentation; resized: a window of random size; padded: a window as large "
+        "as the image, over a margin of 4 px; auto: that of the policy",
         choices=("auto", "resized", "padded", "none"),
     ),
     HParam(
@@ -81,7 +83,7 @@ AUGMENT = (
         "hue",
         None,
         "float",
-        "largest turn of the hue, in circles",
+        "largest change of the hue, as a share of the colour circle",
         low=0.0,
         high=0.5,
         auto="the policy's",
@@ -96,7 +98,12 @@ AUGMENT = (
         auto="the policy's",
     ),
     HParam("blur", None, "float", "share of blurred views", low=0.0, high=1.0, auto="the policy's"),
-    HParam("flip", True, "bool", "live augmentation may mirror images; not for letters and digits"),
+    HParam(
+        "flip",
+        True,
+        "bool",
+        "whether live augmentation may mirror images; set false for letters and digits",
+    ),
 )
 
 LIVE = (
@@ -104,14 +111,15 @@ LIVE = (
         "channels",
         64,
         "int",
-        "channels of the first convolution; 64 is ResNet-18 and ResNet-50",
+        "channels of the first convolution; ResNet-18 and ResNet-50 have 64",
         low=1,
     ),
     HParam(
         "stem",
         "cifar",
         "choice",
-        "first layers of a ResNet: 3 x 3, or ImageNet's 7 x 7 and max pool",
+        "first layers of the ResNet; cifar: a 3 x 3 convolution; imagenet: a 7 x 7 convolution "
+        "and max pooling",
         choices=STEMS,
     ),
     *AUGMENT,
@@ -119,7 +127,7 @@ LIVE = (
         "amp",
         False,
         "bool",
-        "forward passes of training in bfloat16 on a CUDA GPU, as autocast mixes it (D-97)",
+        "train with autocast in bfloat16 on a CUDA GPU (D-97)",
     ),
 )
 

@@ -22,9 +22,10 @@ FEAT_POST = HParam(
     "feat_post",
     "none",
     "choice",
-    "transformation of features when they are loaded; none, or the default of the backbone: l2 for CLIP "
-    "towers, and with preset official sign for FedPCL's ResNets (D-01); center is l2 less the mean of all "
-    "training rows, for which each client sends one sum; a value that you set applies to every backbone",
+    "transformation of features when they are loaded; the default depends on the backbone: l2 "
+    "for CLIP towers, sign for FedPCL's ResNets with preset official (D-01), else none; center "
+    "is l2 minus the mean of all training rows, for which each client sends one sum; a value "
+    "that you set applies to every backbone",
     choices=FEAT_POSTS,
 )
 
@@ -35,8 +36,8 @@ TRAINING = (
     HParam("momentum", 0.9, "float", "momentum of sgd; adam ignores it", low=0.0, high=1.0),
     HParam("batch", 32, "int", "rows of a batch", low=1),
     HParam("epochs", 1, "int", "local epochs of a round", low=0),
-    HParam("reset_opt", True, "bool", "a fresh optimiser every round on every client"),
-    HParam("drop_last", False, "bool", "leave the short last batch out (D-09)", official=True),
+    HParam("reset_opt", True, "bool", "start every round with a new optimiser at every client"),
+    HParam("drop_last", False, "bool", "leave out the shorter last batch (D-09)", official=True),
 )
 
 ADAM = (
@@ -49,7 +50,7 @@ ADAM = (
         low=0.0,
         high=0.999999,
     ),
-    HParam("adam_eps", 1e-8, "float", "what adam adds to its denominator", low=1e-16),
+    HParam("adam_eps", 1e-8, "float", "number that adam adds to its denominator", low=1e-16),
 )
 """Adam's constants, for methods whose released code does not use torch's defaults."""
 
@@ -59,7 +60,7 @@ PROJECTION = (
         "z_norm",
         "none",
         "choice",
-        "normalisation of the projection; l2 in all methods of the released code (D-02)",
+        "normalisation of the projection; the released code has l2 in all methods (D-02)",
         choices=("l2", "none"),
         official="l2",
     ),
@@ -77,7 +78,8 @@ BN_MODE = HParam(
     "bn_mode",
     "avg",
     "choice",
-    "running statistics are averaged, or stay with the client",
+    "running statistics of BatchNorm; avg: the server averages them; local: each client keeps "
+    "its own",
     choices=("avg", "local"),
 )
 
@@ -85,12 +87,18 @@ LOGIT_HEAD = HParam(
     "logit_head",
     "plain",
     "choice",
-    "the released classifier has ReLU and L2 on its logits (D-13)",
+    "relu_l2: ReLU and unit length on the logits, as in the released code; plain: neither (D-13)",
     choices=("plain", "relu_l2"),
     official="relu_l2",
 )
 
-MLP = HParam("head", "mlp", "choice", "P and Q: prototypes need a projection", choices=("mlp",))
+MLP = HParam(
+    "head",
+    "mlp",
+    "choice",
+    "projection P and classifier Q; prototypes need a projection",
+    choices=("mlp",),
+)
 
 LINEAR = HParam("head", "linear", "choice", "the head", choices=("linear",))
 
@@ -98,7 +106,8 @@ LOGIT_SCALE = HParam(
     "logit_scale",
     1.0,
     "float",
-    "factor of the logits everywhere, of first soft labels, students and teachers alike; CLIP's is 100 (D-50, D-83)",
+    "factor of all logits: of the model, first soft labels, students and teachers; CLIP has 100 "
+    "(D-50, D-83)",
     low=1e-6,
 )
 
@@ -106,7 +115,8 @@ TRAIN_VIEW = HParam(
     "train_view",
     "center",
     "choice",
-    "rows of an epoch: the plain image, or a stored augmentation drawn for each (D-08); tests are always plain",
+    "training rows of an epoch; center: the plain images; aug: a random stored augmentation of "
+    "each image (D-08); test rows are always plain",
     choices=("center", "aug"),
 )
 
@@ -114,7 +124,8 @@ PROTO_VIEW = HParam(
     "proto_view",
     "center",
     "choice",
-    "rows of the prototypes: the plain image, or a stored augmentation (D-08, D-20)",
+    "rows that prototypes are computed from; center: the plain images; aug: stored augmentations "
+    "(D-08, D-20)",
     choices=("center", "aug"),
 )
 
@@ -123,7 +134,7 @@ MODEL = (
         "head",
         "mlp",
         "choice",
-        "mlp: P and Q; linear: one map on the features",
+        "mlp: projection P and classifier Q; linear: one linear layer on the features",
         choices=("mlp", "linear"),
     ),
     *PROJECTION,
@@ -136,7 +147,8 @@ PROTO_AGG = HParam(
     "proto_agg",
     "weighted",
     "choice",
-    "merge prototypes by n_ij/N_j, by plain mean, or eq 6 as printed (D-06)",
+    "how the server merges prototypes; weighted: by n_ij/N_j; mean: plain mean; eq6: equation 6 "
+    "as printed (D-06)",
     choices=("weighted", "mean", "eq6"),
     official="mean",
 )
@@ -145,20 +157,25 @@ PROTO_INIT = HParam(
     "init",
     "shared",
     "choice",
-    "initial weights from the broadcast seed, or each client's own (D-11)",
+    "initial weights; shared: the same for all clients, from the broadcast seed; independent: "
+    "different for each client (D-11)",
     choices=("shared", "independent"),
     official="independent",
 )
 
 SHARED_INIT = HParam(
-    "init", "shared", "choice", "initial weights from the broadcast seed", choices=("shared",)
+    "init",
+    "shared",
+    "choice",
+    "initial weights: the same for all clients, from the broadcast seed",
+    choices=("shared",),
 )
 
 AGG = HParam(
     "agg",
     "weighted",
     "choice",
-    "average uploads by n_i/N, or uniformly (D-14, D-53)",
+    "average of uploads; weighted: by n_i/N; uniform: equal weights (D-14, D-53)",
     choices=("weighted", "uniform"),
     official="uniform",
 )

@@ -39,22 +39,23 @@ CONTEXT = (
         "n_ctx",
         16,
         "int",
-        "context vectors of a prompt (D-62); with ctx_init=words as many as the words",
+        "number of context vectors of a prompt (D-62); ctx_init=words has one for each word",
         low=1,
     ),
     HParam(
         "ctx_pos",
         "end",
         "choice",
-        "where the class name stands among them",
+        "position of the class name among the context vectors",
         choices=("end", "middle", "front"),
     ),
-    HParam("csc", False, "bool", "every class has context vectors of its own"),
+    HParam("csc", False, "bool", "each class has separate context vectors"),
     HParam(
         "ctx_init",
         "normal",
         "choice",
-        "N(0, 0.02^2), or the words before {} in the backbone's template",
+        "initial context vectors; normal: N(0, 0.02^2); words: the words before {} in the "
+        "backbone's template",
         choices=("normal", "words"),
     ),
 )
@@ -64,14 +65,14 @@ VISUAL = (
         "vp_template",
         "padding",
         "choice",
-        "which pixels the visual prompt covers",
+        "pixels that the visual prompt covers",
         choices=("padding", "fixed_patch", "random_patch"),
     ),
     HParam(
         "vp_size",
         None,
         "int",
-        "border or side in pixels (D-62); 0 for no visual prompt",
+        "width of the border, or side of the patch, in pixels (D-62); 0 for no visual prompt",
         low=0,
         auto="30 of 224, in proportion",
     ),
@@ -92,7 +93,7 @@ SCHEDULE = (
         "sched_unit",
         "round",
         "choice",
-        "the cosine of lr counts rounds; none keeps lr",
+        "round: lr follows a cosine over the rounds; none: lr is constant",
         choices=("round", "none"),
     ),
     HParam(
@@ -103,8 +104,10 @@ SCHEDULE = (
         low=1,
         auto="those of the run",
     ),
-    HParam("warm_rounds", 0, "int", "rounds before the cosine takes over (D-66)", low=0),
-    HParam("warm_lr", 1e-5, "float", "lr of those rounds", low=0.0),
+    HParam(
+        "warm_rounds", 0, "int", "warm-up rounds before the cosine schedule of lr (D-66)", low=0
+    ),
+    HParam("warm_lr", 1e-5, "float", "lr of the warm-up rounds", low=0.0),
 )
 
 # Adam, its rate and "epoch=20" are the paper's. The 20 epochs are read as local epochs of a round (D-81): with one, a
@@ -124,7 +127,8 @@ AUG = (
         "gamma_aug",
         None,
         "float",
-        "temperature of that pull; the paper prints one Gamma for eqs 2 and 4 (D-82)",
+        "temperature of the pull towards the global prompts; the paper prints one Gamma for eqs "
+        "2 and 4 (D-82)",
         low=1e-6,
         auto="1/scale, that of eq 2",
     ),

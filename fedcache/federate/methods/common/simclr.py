@@ -37,8 +37,8 @@ ENCODER = HParam(
     "encoder",
     "mlp",
     "choice",
-    "mlp: a head on cached views; on images (--backbones pixels) conv, a ResNet-18, or "
-    "resnet50, one of bottleneck blocks",
+    "mlp: a head on cached views; conv: a ResNet-18 on images (--backbones pixels); resnet50: a "
+    "ResNet-50 on images",
     choices=("mlp", *RESNETS),
 )
 
@@ -51,7 +51,8 @@ SIMCLR = (
         "simclr",
         "nt_xent",
         "choice",
-        "both views as candidates, or one direction (D-30)",
+        "contrastive loss; nt_xent: NT-Xent, with both views as candidates; one_way: one "
+        "direction only (D-30)",
         choices=("nt_xent", "one_way"),
         official="one_way",
     ),
@@ -59,7 +60,7 @@ SIMCLR = (
         "dropout",
         0.2,
         "float",
-        "share of features a view loses when one view is stored",
+        "share of the features that each view drops, if only one view is stored",
         low=0.0,
         high=0.99,
     ),
@@ -67,7 +68,8 @@ SIMCLR = (
         "bn_views",
         "joint",
         "choice",
-        "BatchNorm sees both views of a batch together, or each separately (D-92)",
+        "BatchNorm over the two views of a batch; joint: over both at once; separate: over each "
+        "view (D-92)",
         choices=("joint", "separate"),
         official="separate",
     ),
@@ -79,11 +81,17 @@ PROBE = (
         "probe_epochs",
         60,
         "int",
-        "epochs of the linear probe; the rate falls to a tenth at 1/2 and 5/6",
+        "epochs of the linear probe; the learning rate falls to a tenth after 1/2 and 5/6 of them",
         low=1,
     ),
-    HParam("probe_lr", 0.03, "float", "its learning rate (SGD, momentum 0.9)", low=0.0),
-    HParam("probe_batch", 256, "int", "its batch", low=1),
+    HParam(
+        "probe_lr",
+        0.03,
+        "float",
+        "SGD learning rate of the linear probe, with momentum 0.9",
+        low=0.0,
+    ),
+    HParam("probe_batch", 256, "int", "batch of the linear probe", low=1),
 )
 
 BLOCK = 512

@@ -16,32 +16,46 @@ from fedcache.federate.engine.local_training import Batch, batch_sizes
 from fedcache.heads.class_balance import deficits, votes
 
 SYNTHESIS = (
-    HParam("gamma", 0.0, "float", "synthetic rows beyond the largest class (eq 7, D-55)", low=0.0),
     HParam(
-        "sigma", None, "float", "noise around text features (eq 5, D-52)", low=0.0, auto="1/sqrt(D)"
+        "gamma",
+        0.0,
+        "float",
+        "synthetic rows beyond the size of the largest class, as a share of that size (eq 7, D-55)",
+        low=0.0,
+    ),
+    HParam(
+        "sigma",
+        None,
+        "float",
+        "standard deviation of the noise around text features (eq 5, D-52)",
+        low=0.0,
+        auto="1/sqrt(D)",
     ),
     HParam(
         "tsamp_reduce",
         "sum",
         "choice",
-        "eq 6 as a mean over its rows, the sum as printed, or one mean over real and synthetic rows (D-51, D-84)",
+        "how eq 6 combines synthetic rows; mean: their mean; sum: their sum, as printed; joint: "
+        "one mean over real and synthetic rows (D-51, D-84)",
         choices=("mean", "sum", "joint"),
         usual="joint",
     ),
-    HParam("renorm_synth", False, "bool", "bring synthetic rows to unit length"),
+    HParam("renorm_synth", False, "bool", "scale synthetic rows to unit length"),
     HParam(
         "synth",
         "exact",
         "choice",
-        "exact: n_k synthetic rows of class k (eq 5); strata: equally many per class, with weight n_k (approximate)",
+        "exact: n_k synthetic rows of class k (eq 5); strata: the same number of rows for each "
+        "class, with weight n_k (an approximation)",
         choices=("exact", "strata"),
     ),
-    HParam("strata", 1, "int", "rows of a class and step under synth=strata", low=1),
+    HParam("strata", 1, "int", "synthetic rows of each class in a step, with synth=strata", low=1),
     HParam(
         "sampling",
         "balanced",
         "choice",
-        "n_k by eq 7, or equal (table 4)",
+        "number n_k of synthetic rows; balanced: by eq 7; equal: the same for all classes (table "
+        "4)",
         choices=("balanced", "equal"),
     ),
 )
