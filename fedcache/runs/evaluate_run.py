@@ -94,7 +94,7 @@ def evaluate_runs(
                 options_of_runs[i] = replace(options, client=None)
                 name = places[i].name
                 observer.note(
-                    f"{name}: {facts.method} trained one global model, which is also the model of --client "
+                    f"{name}: {facts.method} trained one global model, which is also the model of client "
                     f"{options.client}."
                 )
     found = []

@@ -35,7 +35,7 @@ def test_all_gpus_of_one_kind_are_taken_or_those_that_are_named(monkeypatch):
     assert (one.name, one.gpus, one.why) == ("B100", (1,), "requested")
     assert resolve_device("cuda:3,cuda:0").gpus == (3, 0)
     refused(lambda: resolve_device("cuda:0,cuda:1"), "A100", "B100", "cuda:1")
-    refused(lambda: resolve_device("cuda:4"), "cuda:4", "sees 4", code=Exit.ENVIRONMENT)
+    refused(lambda: resolve_device("cuda:4"), "cuda:4", "sees: 4", code=Exit.ENVIRONMENT)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert resolve_device("cuda").gpus == ()
     assert resolve_device("auto").why == "torch sees a GPU"

@@ -34,7 +34,7 @@ def test_a_model_below_its_class_texts_says_by_how_much():
 )
 def test_clients_models_that_are_scored_on_classes_they_have_not_seen_say_so(owned, typical):
     (line,) = caution_lines(result(protocol="personalised", **owned))
-    assert f" {typical}. " in line
+    assert f" {typical} classes. " in line
 
 
 def test_a_global_model_matched_tests_and_clients_with_most_classes_say_nothing_of_unseen_ones():

@@ -9,7 +9,7 @@ import pytest
 from command import environment, ok
 
 from fedcache.store.files import open_unnamed, write_sealed
-from fedcache.store.lock import NOTES, WHAT, output_file, write_output
+from fedcache.store.lock import NOTE_KIND, NOTES, output_file, write_output
 
 KILLED = """
 import os, signal, sys
@@ -117,7 +117,7 @@ def test_a_note_can_name_no_file_but_a_partial_one(tmp_path, own_home):
     (own_home / NOTES).mkdir(parents=True)
     kept = tmp_path / "kept.csv"
     kept.write_text("mine")
-    write_sealed(own_home / NOTES / "a.json", WHAT, {"path": str(kept), "pid": 2**22 + 1})
+    write_sealed(own_home / NOTES / "a.json", NOTE_KIND, {"path": str(kept), "pid": 2**22 + 1})
     ok("gc --delete")
     assert kept.read_text() == "mine"
 

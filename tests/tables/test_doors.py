@@ -791,9 +791,9 @@ def test_a_column_goes_with_the_array_of_its_split_unless_there_are_two(tmp_path
     write_npz(tmp_path / "e.npz", arrays, columns)
     assert read_file("", tmp_path / "e.npz").labels == [0] * 10 + [1] * 6
     write_npz(tmp_path / "two.npz", {**arrays, "X_dev": FEATURES[16:22]}, columns)
-    unreadable("", tmp_path / "two.npz", "which rows y_validation belongs to")
+    unreadable("", tmp_path / "two.npz", "y_validation")
     write_npz(tmp_path / "twice.npz", arrays, {**columns, "y_val": ["c"] * 6})
-    unreadable("", tmp_path / "twice.npz", "which rows y_validation belongs to")
+    unreadable("", tmp_path / "twice.npz", "y_validation")
 
 
 def test_features_of_two_splits_are_those_of_the_file(tmp_path):

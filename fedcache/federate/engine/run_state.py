@@ -613,10 +613,7 @@ class RunState:
         if not suspects:
             raise failure
         named = ", ".join(repr(self.client_names[c]) for c in suspects[:5])
-        tried = (
-            f"Leaving out any single upload of {len(suspects)} does not help. Farthest from the others are the uploads "
-            f"of {named}."
-        )
+        tried = f"Leaving out any single upload of {len(suspects)} does not help. Farthest from the others: {named}."
         raise FederatedRunError(f"{failure.message} {tried}", failure.hint) from failure
 
     def _too_large(self, made: Tree) -> dict[str, float]:

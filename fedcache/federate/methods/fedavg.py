@@ -96,8 +96,7 @@ def paper_count(width: int, classes: int, _clients: int, hp: Hp) -> tuple[int, i
 METHOD = Method(
     name="fedavg",
     paper="McMahan et al., AISTATS 2017",
-    summary="Clients train the model locally; the server averages the models, weighted by "
-    "numbers of rows.",
+    summary="Clients train the model locally; the server averages the models, weighted by rows.",
     hparams=declare(FEAT_POST, MODEL, LOGIT_SCALE, init_param(independent=False), AGG, TRAINING),
     defaults=Defaults(
         rounds=100, participation=None, clients=5, scheme="label-shift", official_participation=20

@@ -191,7 +191,7 @@ def test_what_is_no_image_is_left_out_and_counted(tmp_path):
     ("names", "word"),
     [
         ([], "holds no images"),
-        (["1.png", "2.png"], "0 above"),
+        (["1.png", "2.png"], "0 for"),
         (["cat/1.png", "cat/2.png"], "'cat'"),
         ([*SPLIT, "preview.png"], "'preview.png'"),
     ],

@@ -152,7 +152,7 @@ def test_a_file_that_says_something_else_is_parsed_again(tmp_path):
     ("count", "each", "named"),
     [
         ("2.5", 1, "--client-clusters 2.5"),
-        ("3", 4, "--clusters-per-round 4"),
+        ("3", 4, "--clusters-per-round is 4"),
         (None, 2, "--clusters-per-round"),
     ],
 )
@@ -163,7 +163,7 @@ def test_numbers_of_clusters_that_cannot_be_are_refused(count, each, named):
 def test_more_clusters_than_clients_are_refused():
     refused(
         lambda: go("fedavg", sampling=SamplingRule(clusters=ClusterRule(10))),
-        "--client-clusters 10",
+        "--client-clusters is 10",
     )
 
 

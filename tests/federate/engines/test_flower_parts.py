@@ -355,7 +355,7 @@ def test_stores_of_their_own_are_sites_under_the_names_they_are_given(tmp_path):
             {"method": "fedavg", "sweep": {"rounds": ("1", "2")}},
             "only hyperparameters of the training",
         ),
-        ({"method": "fedavg", "quorum": 4}, "--quorum 4"),
+        ({"method": "fedavg", "quorum": 4}, "--quorum is 4"),
     ],
 )
 def test_what_cannot_run_over_sites_is_refused_before_anything_is_sent(words, why):

@@ -202,7 +202,7 @@ FORGERIES = {
         lambda p: max(p["clients"], key=lambda c: len(c["validation"]))["validation"].reverse(),
         "ascend",
     ),
-    "none at all": (OWN, lambda p: [c.update(validation=[]) for c in p["clients"]], "no row"),
+    "none at all": (OWN, lambda p: [c.update(validation=[]) for c in p["clients"]], "empty"),
     "of schema 1": (OWN, lambda p: p.update(schema="fedcache.partition/1"), "client 0"),
     "both": (OWN, lambda p: p.update(validation=[1]), "client 0"),
     "split, falling": (SPLIT, lambda p: p["validation"].reverse(), "ascend"),
