@@ -63,7 +63,7 @@ def store_of_run(entries: Sequence[StoredRun]) -> RunStore | str:
             partition = load_partition(store, _partition_of(entry, table))
             if partition.digest not in entry.result["partition"]["digests"]:
                 name = entry.result["partition"]["name"]
-                why = f"the partition {name!r} has been replaced by one with other rows"
+                why = f"the partition {name!r} has been replaced by a partition with other rows"
                 continue
         except (FedcacheError, OSError) as error:
             why = getattr(error, "message", str(error)).rstrip(".")

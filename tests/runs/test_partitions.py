@@ -150,4 +150,4 @@ def test_the_configuration_and_the_report_of_a_run_know_its_partition_by_its_row
     for text in (config.read_text(), former):
         config.write_text(text)
         ok("report", run["digest"][:12], "-o", tmp_path / "page.html")
-        assert "replaced by one with other rows" in (tmp_path / "page.html").read_text()
+        assert "replaced by a partition with other rows" in (tmp_path / "page.html").read_text()

@@ -69,7 +69,7 @@ DISTIL = (
         "key_mode",
         "eval",
         "choice",
-        "BatchNorm statistics for the keys of a queue; eval: running statistics; train: those of "
+        "BatchNorm statistics for the keys of a queue: running statistics, or with train those of "
         "the batch (D-94)",
         choices=("eval", "train"),
         official="train",
