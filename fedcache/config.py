@@ -348,13 +348,13 @@ class PartitionConfig:
         for key in self.options:
             if key in RESERVED or (key == "clients" and self.clients is not None):
                 raise UsageError(
-                    f"{key} is among the arguments of the scheme (--option), but it has a separate option.",
+                    f"{key} is a setting of the partition, so --option cannot set it.",
                     "fedcache partition --help   lists the options.",
                 )
 
 
 RESERVED = ("store", "scheme", "seed", "name", "save", "replace")
-"""Names of options of a partition, which no scheme has as an argument."""
+"""Settings of a partition. No scheme has an argument with one of these names."""
 
 
 PRESETS = ("default", "paper", "official", "tuned")

@@ -78,7 +78,7 @@ class StoreError(CodedError):
 
 
 class CorruptionError(CodedError):
-    """Bytes on the disk differ from those that were written, or too many inputs cannot be read."""
+    """Bytes on the disk are not the bytes that were written, or too many inputs cannot be read."""
 
     exit = Exit.CORRUPT
 

@@ -1,4 +1,4 @@
-"""Options of the command line: those made from fields of a configuration, and those that several commands share."""
+"""Options of the command line: options made from fields of a configuration, and options of several commands."""
 
 from __future__ import annotations
 
@@ -466,7 +466,7 @@ def command(
         called.__name__ = function.__name__
         called.__doc__ = function.__doc__
         called.__module__ = __name__
-        # Options on computing come last in the help, also those that the function declares.
+        # Options on computing come last in the help. Some are declared by the function itself.
         first = []
         last = []
         for p in own:

@@ -1,6 +1,6 @@
 """Extract arrays into a store: plan the missing batches, have them computed, complete the arrays.
 
-If the process is killed, the batches under way are lost: those that are being computed, and those of chunks that are
+If the process is killed, some batches are lost: the batches that are being computed, and all batches of chunks that are
 being filled or written. ``ChunkCollector.limit`` bounds their number, and the first line of output gives the rows.
 """
 

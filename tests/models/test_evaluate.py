@@ -131,15 +131,15 @@ def test_a_temperature_undoes_a_scale():
 
 
 def test_classes_are_matched_by_name_and_what_is_not_scored_is_counted():
-    label = np.array([0, 1, 2, 2, -1, 0, 1])
+    label = np.array([-1] * 10 + [0, 1, 2, 2, -1, 0, 1])
     readable = np.array([1, 1, 1, 1, 1, 0, 1], bool)
-    codes, names = (label, np.zeros(7, np.int64)), (("dog", "cat", "emu"), ("one",))
-    rows = matched("r", np.arange(7), codes, readable, names, ("cat", "cow", "dog"), [])
-    assert rows.rows.tolist() == [0, 1, 6]
+    codes, names = (label, np.zeros(17, np.int64)), (("dog", "cat", "emu"), ("one",))
+    rows = matched("r", np.arange(10, 17), codes, readable, names, ("cat", "cow", "dog"), [])
+    assert rows.rows.tolist() == [10, 11, 16]
     assert rows.label.tolist() == [2, 0, 0]
     assert rows.left_out == LeftOutRows(unlabelled=1, unreadable=1, unknown={"emu": 2})
     with pytest.raises(StoreError, match="cow"):
-        matched("r", np.arange(7), codes, readable, names, ("cow",), [])
+        matched("r", np.arange(10, 17), codes, readable, names, ("cow",), [])
 
 
 def test_rows_without_a_score_are_counted_and_not_right():

@@ -119,7 +119,7 @@ def ready(path: Path) -> bool:
 def pull(name: str, root: Path, say: Callable[[str], None]) -> None:
     """Download the parquet files of a dataset of huggingface.co into ``root``; ``say`` receives their size first.
 
-    If a repository has no parquet files, fedcache takes those that Hugging Face made of it. Raises UsageError
+    If a repository has no parquet files, fedcache downloads the ones that Hugging Face made. Raises UsageError
     for an invalid name, MachineError without the library, the network or the files.
     """
     if not _NAME.fullmatch(name):

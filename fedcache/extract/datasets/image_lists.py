@@ -179,7 +179,7 @@ def _spelt(path: str, exists: Callable[[str], bool], stems: Stems) -> str:
 
 
 def _check(where: str, paths: Sequence[str]) -> None:
-    """Raise UsageError for invalid paths, for those that lead out of the folder of the list, and for repeated ones."""
+    """Raise UsageError for invalid paths, paths that lead out of the folder of the list, and repeated paths."""
     seen: dict[str, int] = {}
     for number, image in enumerate(paths, start=1):
         has_odd_folder = {"", ".", ".."} & set(image.split("/"))

@@ -10,7 +10,7 @@ new store, at the path that a fresh one would have, and the work for the earlier
 - **Rows.** The rows of the parent come in their order, then the new rows in the order of their names. A row whose image
   is gone or has other bytes is kept with ``ok`` 0 and never used; an image that comes back is a new row. Labels,
   domains and splits are those of the dataset now.
-- **Chunks.** The whole chunks of an array of the parent are reused if its recipe and its ``how`` are the same. They are
+- **Chunks.** If an array of the parent has the same recipe and ``how``, its whole chunks are reused. They are
   verified, hard-linked (copied across devices), and entered into the new journal. The last, partial chunk is computed
   again, because the padding of its batches differs. The array is then an ordinary unfinished one.
 

@@ -39,6 +39,10 @@ def loss(p: Tree, batch: Tree, down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
     return value + scale * proximal(p, down, ctx), updates
 
 
+PROX_HALF = HParam(
+    "prox_half", True, "bool", "keep the paper's factor 1/2 before mu (D-31)", official=False
+)
+
 METHOD = replace(
     fedavg.METHOD,
     name="fedprox",
@@ -53,13 +57,7 @@ METHOD = replace(
             "strength of the pull towards the received model; 0 is fedavg",
             low=0.0,
         ),
-        HParam(
-            "prox_half",
-            True,
-            "bool",
-            "keep the paper's factor 1/2 before mu (D-31)",
-            official=False,
-        ),
+        PROX_HALF,
     ),
     fit=local(loss, model.names, model.trained, fedavg.sent_names),
     page=MethodPage(

@@ -16,6 +16,7 @@ from torch import Tensor
 from fedcache.federate.engine.context import Ctx, is_zero, squared_distance
 from fedcache.federate.methods.common import HParam, MethodPage, Tree, simclr
 from fedcache.federate.methods.fedavg_simclr import METHOD as FEDAVG_SIMCLR
+from fedcache.federate.methods.fedprox import PROX_HALF
 
 
 def loss(p: Tree, batch: Tree, down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
@@ -43,13 +44,7 @@ METHOD = replace(
             "strength of the pull towards the received encoder; 0 is fedavg-simclr",
             low=0.0,
         ),
-        HParam(
-            "prox_half",
-            True,
-            "bool",
-            "keep the paper's factor 1/2 before mu (D-31)",
-            official=False,
-        ),
+        PROX_HALF,
     ),
     fit=simclr.fit_with(loss, send=True),
     page=MethodPage(

@@ -67,13 +67,13 @@ def discriminants(up: Tree) -> tuple[Tensor, Tensor]:
     n = up["count"]
     mean = fedcgs.means(up)
     C, D = mean.shape
-    moments = unpack(up["gram"], D)
+    scatter = unpack(up["gram"], D)
+    rounding = D * torch.finfo(scatter.dtype).eps * float(scatter.trace())
     # S = G - sum_c N_c mu_c mu_c', as a product of rows sqrt(N_c) mu_c.
     rows = mean * n.sqrt().unsqueeze(-1)
-    scatter = moments - rows.mT @ rows
+    scatter -= rows.mT @ rows
     ridge = float(scatter.trace()) / max(1.0, float(n.sum()) - 1.0)
     # If every class has one row, the scatter is rounding error only. Its pseudo-inverse is 0.
-    rounding = D * torch.finfo(scatter.dtype).eps * float(moments.trace())
     W = torch.zeros_like(mean)
     if ridge > rounding:
         W = D * solve(scatter, mean.mT, ridge).mT

@@ -47,7 +47,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 def corrupt(origin: str, problem: str) -> FedcacheError:
     """The error for a file that is no partition, or that is damaged."""
     return CorruptionError(
-        f"{origin} is not a valid partition file: {problem.rstrip('.')}.",
+        f"{origin} is not a valid partition file: {problem}.",
         "Make it again: fedcache partition --help",
     )
 

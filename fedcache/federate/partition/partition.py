@@ -67,6 +67,9 @@ SEED = "--partition-seed"
 MOST_TRIED = 20
 """Most partitions that are made to find arguments that work."""
 
+NOT_ONE = "Not a partition: "
+"""Beginning of the message about rows that no partition can have."""
+
 MOST_TESTED = 10**10
 """Most test rows of all clients together; their digest takes minutes."""
 
@@ -137,7 +140,7 @@ class Partition:
         problem = not_rows(self.clients, self.test) or problem_of(self.table, self.test)
         if problem:
             raise UsageError(
-                f"Not a partition: {problem}.", "Make one from a scheme: fedcache partition --help"
+                f"{NOT_ONE}{problem}.", "Make one from a scheme: fedcache partition --help"
             )
         object.__setattr__(self, "clients", self.table)
 
@@ -698,7 +701,8 @@ def _checked(
     try:
         partition = Partition(**fields)
     except FedcacheError as error:
-        raise json_file.corrupt(origin, error.message) from error
+        problem = error.message.removeprefix(NOT_ONE).removesuffix(".")
+        raise json_file.corrupt(origin, problem) from error
     if vouched:
         partition.__dict__["digest"] = digest
     elif partition.digest != digest:

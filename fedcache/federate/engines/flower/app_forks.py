@@ -9,6 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
+from multiprocessing import forkserver
 
 from flwr.supercore.cli import flower_superexec
 from flwr.supercore.superexec import run_superexec
@@ -55,5 +56,6 @@ class ForkExecutor(SubprocessExecutor):  # type: ignore[misc]  # as in secure_ag
 def main() -> None:
     """Run Flower's own command line ``flower-superexec`` with forks."""
     FORKS.set_forkserver_preload(list(IMPORTED))
+    forkserver.ensure_running()
     run_superexec.get_executor = lambda *_, **__: ForkExecutor()
     flower_superexec()
