@@ -129,7 +129,7 @@ $(VENV)/.browser: pyproject.toml | $(BIN)/python
 	$(call INSTALL,'.[dev$(comma)docs$(comma)browser]')
 	@touch $@
 
-browser: $(VENV)/.browser pages
+browser: $(VENV)/.browser docs
 	@command -v chromium chromium-browser google-chrome >/dev/null || \
 	  { [ "$$(id -u)" = 0 ] && apt-get update -qq && apt-get install -qq -y chromium; } || \
 	  { echo "make browser needs Chromium: apt-get install chromium"; exit 1; }

@@ -51,6 +51,7 @@ LAYERS = (
         "option_info",
         "progress",
         "errors",
+        "forks",
         "notebooks",
         "optional",
         "parsing",
@@ -320,6 +321,7 @@ def grouped_tokens() -> dict[str, int]:
 
 TRACED = """
 import inspect, json, runpy, sys, threading
+import torch  # whose own functions would each be looked at
 out, root, *words = sys.argv[1:]
 files = set()
 

@@ -21,13 +21,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tools"))
+
+import warm_commands  # noqa: E402
+
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs" / "tutorials").glob("[0-9]*.md")))
 SETUP = ("pip ", "make ", "python3 -m venv")
 """How lines begin that install fedcache or are themselves what runs this."""
@@ -134,12 +138,13 @@ def shell(body: str, work: Path, environment: dict[str, str]) -> str:
     return done.stdout
 
 
-def run(path: Path, home: Path, *, write: bool = False) -> float:
+def run(path: Path, home: Path, fedcache: Path, *, write: bool = False) -> float:
     """Run a page; seconds it took.
 
     Args:
         path: the page.
         home: for FEDCACHE_HOME and, in `work/`, the working directory.
+        fedcache: the program that the commands of the page run.
         write: put what is printed into the page.
 
     Raises:
@@ -153,9 +158,9 @@ def run(path: Path, home: Path, *, write: bool = False) -> float:
     programs.mkdir(exist_ok=True)
     if not (work / "examples").exists():
         (work / "examples").symlink_to(ROOT / "examples")  # pages are read in a clone
-    for name, words in (("fedcache", "-m fedcache"), ("python", "")):
-        (programs / name).write_text(f'#!/bin/sh\nexec {sys.executable} {words} "$@"\n')
-        (programs / name).chmod(0o755)
+    (programs / "fedcache").symlink_to(fedcache)
+    (programs / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    (programs / "python").chmod(0o755)
     given = {
         "FEDCACHE_HOME": str(home),
         "FEDCACHE_OFFLINE": "1",
@@ -225,9 +230,9 @@ def apart(path: Path, home: Path, *words: str) -> str:
     return done.stdout.strip()
 
 
-def every(home: Path, *words: str) -> Iterator[str]:
-    """Run README.md, then the tutorials two at a time; a line of each."""
-    first, *others = PAGES
+def every(pages: Sequence[Path], home: Path, *words: str) -> Iterator[str]:
+    """Run the first page, then the others two at a time; a line of each."""
+    first, *others = pages
     yield apart(first, home / first.stem, *words)
     for path in others:
         # Only digits: the photos of a page would be taken for a later version of the README's.
@@ -245,14 +250,17 @@ def main() -> None:
     words.add_argument("page", nargs="*", type=Path)
     words.add_argument("--write", action="store_true", help="put what is printed into the pages")
     words.add_argument("--home", type=Path, help="where to run one page")
+    words.add_argument("--fedcache", type=Path, help="the program that the commands of a page run")
     given = words.parse_args()
-    with tempfile.TemporaryDirectory() as home:
-        if not given.page:
-            for line in every(Path(home), *["--write"] * given.write):
-                print(line, flush=True)
+    if given.home:
         for path in given.page:
-            place = given.home or Path(home) / path.stem
-            print(f"{path.name}: {run(path.resolve(), place, write=given.write):.1f} s", flush=True)
+            seconds = run(path.resolve(), given.home, given.fedcache, write=given.write)
+            print(f"{path.name}: {seconds:.1f} s")
+        return
+    with tempfile.TemporaryDirectory() as home, warm_commands.program(Path(home), ROOT) as fedcache:
+        chosen = ["--fedcache", str(fedcache), *["--write"] * given.write]
+        for line in every(given.page or PAGES, Path(home), *chosen):
+            print(line, flush=True)
 
 
 if __name__ == "__main__":

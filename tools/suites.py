@@ -128,6 +128,8 @@ ROWS = (
 """Rows run beside each other, the suites of a row one after another."""
 
 SUITES = tuple(suite for row in ROWS for suite in row)
+INCLUDED = {"docs": "browser"}
+"""Targets that another target makes, where it runs."""
 
 
 def run_row(row: Sequence[Suite]) -> list[str]:
@@ -170,6 +172,10 @@ def main() -> int:
     for suite in SUITES:
         if reason := suite.reason(changed):
             print(f"-- make {suite.target}: skipped, as {reason}", flush=True)
+    for target, other in INCLUDED.items():
+        if {target, other} <= chosen:
+            chosen.remove(target)
+            print(f"-- make {target}: part of make {other}", flush=True)
     if asked.list:
         print("runs:", *(suite.target for suite in SUITES if suite.target in chosen))
         return 0

@@ -7,7 +7,7 @@ Their results then equal those of single runs up to rounding. With ``exact`` eve
 
 from __future__ import annotations
 
-import multiprocessing
+import os
 import signal
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
@@ -21,6 +21,7 @@ from fedcache.errors import Exit, FedcacheError, StoppedError, UsageError
 from fedcache.federate.engine.run import find_executor
 from fedcache.federate.execution.grid_batch import GridCache
 from fedcache.federate.execution.memory_estimate import shares_uploads
+from fedcache.forks import take_environment, worker_context
 from fedcache.grids.points import point_groups
 from fedcache.grids.record import GridRecord
 from fedcache.grids.request import GridRequest
@@ -412,11 +413,14 @@ def train_in_processes(grid: GridRun, jobs: int) -> None:
     # The first point is trained alone, so that features are extracted once and a wrong option gives one message.
     grid.train(numbers[:1])
     threads = max(1, torch.get_num_threads() // jobs)
-    context = multiprocessing.get_context("spawn")
+    context = worker_context("fedcache.grids.train_grid")
     grid.observer.start("points", len(numbers) - 1, "points")
     try:
         with ProcessPoolExecutor(
-            jobs, mp_context=context, initializer=_set_up_process, initargs=(threads,)
+            jobs,
+            mp_context=context,
+            initializer=_set_up_process,
+            initargs=(threads, dict(os.environ)),
         ) as pool:
             futures = {pool.submit(_train_point, grid.request, n): n for n in numbers[1:]}
             waiting = set(futures)
@@ -445,8 +449,9 @@ def train_in_processes(grid: GridRun, jobs: int) -> None:
         grid.observer.stop()
 
 
-def _set_up_process(threads: int) -> None:
-    """Set the threads of a worker, and let it ignore Ctrl-C, which its parent handles."""
+def _set_up_process(threads: int, environment: dict[str, str]) -> None:
+    """Set the threads and environment of a worker, and let it ignore Ctrl-C, which its parent handles."""
+    take_environment(environment)
     torch.set_num_threads(threads)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 

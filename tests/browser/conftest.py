@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from command import ok
+from homes import made_once
 from made_path import place_of
 from pictures import folder
 
@@ -59,10 +60,9 @@ def opened(chromium):
     return window
 
 
-@pytest.fixture
-def demo(tmp_path):
+def made_demo(place):
     """A report of runs in two settings, with curves, two backbones and a class whose name is a script."""
-    images = folder(tmp_path / "shapes", train=16, test=6)
+    images = folder(place / "shapes", train=16, test=6)
     for split in ("train", "test"):
         first = sorted((images / split).iterdir())[0]
         first.rename(images / split / "<script>alert(1)<∕script>")
@@ -79,19 +79,18 @@ def demo(tmp_path):
     ok(
         "train --method fed3r --backbones random-projection --scheme iid --clients 3",
     )
-    return report(tmp_path)
+    return report(place)
 
 
-@pytest.fixture
-def grid(tmp_path, own_home):
+def made_grid(place):
     """A report of 240 points: one trained run, and 239 results that differ from it in numbers and the accuracy."""
-    images = folder(tmp_path / "shapes")
+    images = folder(place / "shapes")
     ok(f"extract --dataset folder:{images} --backbones random-projection --size 8")
     iid = "--scheme iid --clients 4"
     made = place_of(f"train fedavg {iid} --rounds 2 --set batch=2 --eval-every 1 --seeds 0-2")
     result = read_result(made / "result.json")
     for i in range(1, 240):
-        copy = shutil.copytree(made, own_home / "runs" / f"{i:016x}")
+        copy = shutil.copytree(made, made.with_name(f"{i:016x}"))
         values = {
             "lr": [0.3, 0.1, 0.03, 0.01, 0.003, 0.001][i % 6],
             "wd": [0.0, 1e-4, 1e-3, 1e-2][i // 6 % 4],
@@ -105,24 +104,28 @@ def grid(tmp_path, own_home):
             "hyperparameters": {**result["hyperparameters"], **values},
         }
         write_result(copy / "result.json", {**result, **changed})
-    made_of = report(tmp_path)
+    made_of = report(place)
     assert made_of.read_text(encoding="utf-8").count("<tr data-run") == 240
     return made_of
 
 
-@pytest.fixture
-def mistakes(tmp_path):
+def made_mistakes(place):
     """A report with the images of what a run got wrong, of classes whose names are long."""
-    images = folder(tmp_path / "shapes", train=4, test=8, classes=6)
+    images = folder(place / "shapes", train=4, test=8, classes=6)
     for split in ("train", "test"):
         for place in sorted((images / split).iterdir()):
             place.rename(f"{place}-with_a_name_that_has_no_room_in_a_narrow_column")
     ok(f"extract --dataset folder:{images} --backbones random-projection --size 8")
     ok("train --method fed3r --preset paper --scheme iid --clients 4")
-    return report(tmp_path, "--with-images")
+    return report(place, "--with-images")
 
 
-def report(tmp_path, *words):
+def report(place, *words):
     """All runs of the home as a page."""
-    ok(f"report -o {tmp_path}/report.html", *words)
-    return tmp_path / "report.html"
+    ok(f"report -o {place}/report.html", *words)
+    return place / "report.html"
+
+
+demo = made_once(made_demo)
+grid = made_once(made_grid)
+mistakes = made_once(made_mistakes)

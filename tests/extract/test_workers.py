@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from multiprocessing import spawn
+from multiprocessing import forkserver
 from types import SimpleNamespace
 
 import pytest
@@ -42,20 +42,44 @@ def half_an_answer():
     return HalfSent()
 
 
+def end_at_start(*_):
+    os._exit(1)
+
+
 @pytest.fixture
 def stillborn(monkeypatch):
     """Pools of workers that end before they read anything, as a signal to the group ends those that are starting."""
-
-    def made(count, needed, stop):
-        pool = WorkerProcesses(count, keep, (needed,), stop)
-        monkeypatch.setattr(spawn, "_python_exe", b"/bin/true")
-        return pool
-
-    return made
+    monkeypatch.setattr(processes, "start_worker", end_at_start)
+    return lambda count, needed, stop: WorkerProcesses(count, keep, (needed,), stop)
 
 
 def test_a_worker_that_dies_before_it_reads_what_it_needs_is_noticed(stillborn):
     pool = stillborn(2, MORE_THAN_A_PIPE, Stop())
+    with pytest.raises(MachineError, match="worker ended"):
+        pool.ask(os.getpid)
+    pool.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="workers are forks of a server on Linux")
+def test_workers_start_again_after_their_server_was_ended(tmp_path, monkeypatch):
+    """A signal to the whole group ends the server too, before or after it has started workers."""
+    for name in ("first", "second"):
+        monkeypatch.setenv("HERE", name)
+        pool = WorkerProcesses(2, keep, (b"",), Stop())
+        assert pool.ask(os.getenv, "HERE") == name
+        pool.close()
+        ended = forkserver._forkserver._forkserver_pid
+        os.kill(ended, signal.SIGKILL)
+        while forkserver._forkserver._forkserver_pid == ended:
+            forkserver.ensure_running()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="workers are forks of a server on Linux")
+def test_workers_whose_server_ends_before_they_start_are_an_error_of_the_machine():
+    pool = WorkerProcesses(1, keep, (b"",), Stop())
+    server = forkserver._forkserver._forkserver_pid
+    os.kill(server, signal.SIGSTOP)
+    threading.Timer(0.5, os.kill, (server, signal.SIGKILL)).start()
     with pytest.raises(MachineError, match="worker ended"):
         pool.ask(os.getpid)
     pool.close()
@@ -158,7 +182,8 @@ def test_a_worker_leaves_signals_to_its_parent_and_takes_what_it_is_sent(monkeyp
         processes.signal, "pthread_sigmask", lambda how, which: done.append((how, which))
     )
     monkeypatch.setattr(processes, "die_with_parent", lambda: done.append("watched"))
-    sent = SimpleNamespace(recv=lambda: ("a", 2))
+    sent = SimpleNamespace(recv=lambda: ({"PATH": "of the caller"}, ("a", 2)))
+    monkeypatch.setattr(processes.os, "environ", {"FROM_BEFORE": "1"})
     processes.start_worker(lambda *given: done.append(given), sent, threading.Lock())
     s = signal
     assert done == [
@@ -168,6 +193,7 @@ def test_a_worker_leaves_signals_to_its_parent_and_takes_what_it_is_sent(monkeyp
         "watched",
         ("a", 2),
     ]
+    assert processes.os.environ == {"PATH": "of the caller"}
 
 
 def test_a_worker_ends_with_its_parent(monkeypatch):

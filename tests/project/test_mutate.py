@@ -1,6 +1,7 @@
 """``tools/mutate.py`` on a toy package: what is tested is noticed, what is not is shown, and a person's word counts."""
 
 import importlib.util
+import os
 import subprocess
 import sys
 import textwrap
@@ -156,6 +157,7 @@ def mutate(root, *words):
             "0",
             *map(str, words),
         ],
+        env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},  # the toy's tests need none
         capture_output=True,
         text=True,
         timeout=250,

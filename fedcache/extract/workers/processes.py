@@ -6,7 +6,6 @@ A signal to the whole process group may end workers before they start, while the
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import sys
@@ -23,6 +22,7 @@ from multiprocessing.synchronize import Lock
 from typing import Any
 
 from fedcache.errors import FedcacheError, MachineError, StoppedError
+from fedcache.forks import blocked, take_environment, worker_context
 from fedcache.process import Stop
 
 
@@ -59,8 +59,7 @@ class WorkerProcesses:
     ) -> None:
         self.count = count
         self.stop = stop
-        # spawn, because a fork would copy torch's threads and locks in an undefined state
-        context = multiprocessing.get_context("spawn")
+        context = worker_context(initializer.__module__)
         self._arguments, sender = context.Pipe(duplex=False)
         self.pool = ProcessPoolExecutor(
             count,
@@ -68,16 +67,16 @@ class WorkerProcesses:
             initializer=start_worker,
             initargs=(initializer, self._arguments, context.Lock()),
         )
-        payload = bytes(ForkingPickler.dumps(initargs))
+        payload = bytes(ForkingPickler.dumps((dict(os.environ), initargs)))
         threading.Thread(target=_send_each, args=(sender, payload, count), daemon=True).start()
 
     def submit(self, call: Callable[..., Any], *args: Any) -> Future[Any]:
         """Start a call in a worker; raises what ``ended`` gives when a worker has died."""
         try:
             # Blocked while they start: a worker that Ctrl-C reaches before it can ignore it would print a traceback.
-            with without_main(), _blocked(signal.SIGINT):
+            with without_main(), blocked(signal.SIGINT):
                 return self.pool.submit(call, *args)
-        except BrokenProcessPool as error:
+        except (BrokenProcessPool, ConnectionError, EOFError) as error:
             raise self.ended(str(error)) from error
 
     def ask(self, call: Callable[..., Any], *args: Any, times: int = 1) -> Any:
@@ -141,16 +140,6 @@ def _send_each(sender: Connection, payload: bytes, count: int) -> None:
             sender.send_bytes(payload)
 
 
-@contextmanager
-def _blocked(number: signal.Signals) -> Iterator[None]:
-    """Block a signal while the block runs; processes that start meanwhile begin with it blocked."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
 # Functions that run inside a worker process.
 
 
@@ -177,5 +166,6 @@ def start_worker(initializer: Callable[..., None], arguments: Connection, turn: 
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     die_with_parent()
     with turn:
-        received = arguments.recv()
-    initializer(*received)
+        environment, initargs = arguments.recv()
+    take_environment(environment)
+    initializer(*initargs)

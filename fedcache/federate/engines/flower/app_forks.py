@@ -9,13 +9,14 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
-from multiprocessing import forkserver
 
 from flwr.supercore.cli import flower_superexec
 from flwr.supercore.superexec import run_superexec
 from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResult, SubprocessExecutor
 from flwr.supercore.tls import validate_and_resolve_root_certificates
 from flwr.supernode.runtime.run_clientapp import run_clientapp
+
+from fedcache.forks import worker_context
 
 FORKS = multiprocessing.get_context("forkserver")
 IMPORTED = (
@@ -55,7 +56,6 @@ class ForkExecutor(SubprocessExecutor):  # type: ignore[misc]  # as in secure_ag
 
 def main() -> None:
     """Run Flower's own command line ``flower-superexec`` with forks."""
-    FORKS.set_forkserver_preload(list(IMPORTED))
-    forkserver.ensure_running()
+    worker_context(*IMPORTED)
     run_superexec.get_executor = lambda *_, **__: ForkExecutor()
     flower_superexec()
