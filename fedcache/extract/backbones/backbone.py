@@ -16,13 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.errors import FedcacheError, MachineError, UsageError, shell_word
+from fedcache.extract.backbones.checkpoints import Taken, load_strict, read_state
 from fedcache.extract.recipe import IMAGES, Recipe
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
-
-    from fedcache.extract.backbones.checkpoints import Taken
 
     Tokenize = Callable[[list[str]], Tensor]
 
@@ -182,6 +181,12 @@ class Weights:
                 f"fedcache backbones pull {shell_word(backbone)}",
             )
         return self.path
+
+    def load_into(self, module: nn.Module, backbone: str, *, ignore: tuple[str, ...] = ()) -> None:
+        """Load the file into a module, as ``load_strict``; MachineError if it was not downloaded."""
+        path = self.file(backbone)
+        state = read_state(path, key=self.key)
+        load_strict(module, state, backbone=backbone, path=path, ignore=ignore, taken=self.taken)
 
 
 class FrozenEncoder(Protocol):
