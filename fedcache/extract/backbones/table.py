@@ -7,13 +7,11 @@ then remembered under ``<home>/recipes``. A name with a prefix of ``OWN`` is a m
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedcache.errors import (
     CorruptionError,
-    FedcacheError,
     StoreError,
     UsageError,
     shell_word,
@@ -38,11 +36,18 @@ from fedcache.extract.backbones import (
     word_clip,
 )
 from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder, Weights
-from fedcache.extract.backbones.own import Choice, content_sha256, output_of, remember, row_of
+from fedcache.extract.backbones.own import (
+    Choice,
+    content_sha256,
+    output_of,
+    read_row,
+    remember,
+    write_row,
+)
 from fedcache.extract.backbones.rows import BACKBONES
 from fedcache.extract.recipe import VERSION, Recipe, slug
 from fedcache.plugins import HUGGING_FACE, MODULE, ONNX, TFLITE, bare_name, offer, plugins
-from fedcache.store.files import digest_of, make_private, read_sealed, write_sealed
+from fedcache.store.files import digest_of
 
 if TYPE_CHECKING:
     import torch
@@ -158,12 +163,16 @@ def lookup(
     if home is None:
         return derive(name)
     path = home / "recipes" / f"{slug(name)}-{digest_of(name)[:8]}.json"
-    remembered = _recall(path, name)
-    if remembered is not None:
-        return remembered
-    row = derive(name)
-    make_private(path.parent)
-    write_sealed(path, _what(name), {**asdict(row), "recipe": row.recipe.to_dict()})
+    what = {"kind": "backbone", "name": name}
+    row = read_row(path, what)
+    # A row of another version of fedcache may have other preprocessing.
+    if (
+        row is None
+        or row.recipe.version != VERSION
+        or (row.name, row.recipe.backbone) != (name, name)
+    ):
+        row = derive(name)
+        write_row(row, path, what)
     return row
 
 
@@ -198,26 +207,6 @@ def lookup_recorded(
         if file is not None:  # the user's file is wrong, not the recipe
             raise
         raise StoreError(error.message, error.hint) from error
-
-
-def _recall(path: Path, name: str) -> Backbone | None:
-    """A remembered row; None for a missing or damaged file, or one of another version, which must be made again."""
-    try:
-        found = read_sealed(path, _what(name))
-        if found is None:
-            return None
-        row = row_of(found.content)
-    except (ValueError, KeyError, TypeError, FedcacheError):
-        return None
-    # A row of another version of fedcache may have other preprocessing.
-    if row.name == name == row.recipe.backbone and row.recipe.version == VERSION:
-        return row
-    return None
-
-
-def _what(name: str) -> dict[str, str]:
-    """Identity of the file of a remembered row, for its seal."""
-    return {"kind": "backbone", "name": name}
 
 
 def load(
