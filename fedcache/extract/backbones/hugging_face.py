@@ -8,9 +8,11 @@ model that has one, else its pooled output; ``--recipe output=...`` chooses anot
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +50,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 OUTPUTS = ("image_projection", "cls", "pooler_output", "last_hidden_state")
+PROCESSORS = {"tokenizer": "AutoTokenizer", "feature extractor": "AutoFeatureExtractor"}
+"""What makes a model's input from a text or a sound -> the class of transformers that reads it."""
 
 
 def folder_of(name: str, choice: Choice) -> Path:
@@ -72,18 +76,10 @@ def derive(name: str, choice: Choice) -> Backbone:
     folder = folder_of(name, choice)
     bare = bare_name(name)
     check_folder(folder, bare)
-    native = read_preprocessing(folder, bare)
-    side = choice.size or native.size
-    recipe = Recipe(
-        bare,
-        "",
-        size=side,
-        resize=native.resize,
-        interpolation=native.interpolation,
-        crop_pct=native.crop_pct,
-        mean=native.mean,
-        std=native.std,
-    )
+    recipe = read_preprocessing(folder, bare)
+    if choice.size:
+        recipe = replace(recipe, size=choice.size)
+    side = recipe.size
 
     def read() -> list[Any]:
         encoder, pooling, has_text = _encoder(
@@ -204,7 +200,7 @@ def _tokenizer(name: str, folder: Path, model: Any) -> Any:
     files = ("tokenizer.json", "vocab.json", "spiece.model")
     if not any((folder / file).is_file() for file in files):
         return None
-    tokenizer = open_tokenizer(name, folder)
+    tokenizer = open_processor(name, folder, "tokenizer")
     length = int(model.config.text_config.max_position_embeddings)
 
     def tokenize(prompts: list[str]) -> Tensor:
@@ -245,20 +241,12 @@ def open_model(name: str, folder: Path) -> tuple[Any, list[str]]:
     return model.eval(), sorted(missing)
 
 
-def open_tokenizer(name: str, folder: Path) -> Any:
-    """The tokenizer of a folder. Raises MachineError."""
-    return open_processor(name, folder, "AutoTokenizer", "tokenizer")
-
-
-def open_processor(name: str, folder: Path, loader: str, what: str) -> Any:
-    """The object that ``loader``, a class of transformers, reads from a folder; ``what`` is its name in messages.
-
-    Raises MachineError.
-    """
+def open_processor(name: str, folder: Path, what: str) -> Any:
+    """The object of a folder that ``what``, a key of ``PROCESSORS``, names. Raises MachineError."""
     library = needed_library("transformers", name, "hf")
     with _quiet(library):
         try:
-            return getattr(library, loader).from_pretrained(
+            return getattr(library, PROCESSORS[what]).from_pretrained(
                 folder, local_files_only=True, trust_remote_code=False
             )
         except Exception as error:
@@ -266,6 +254,12 @@ def open_processor(name: str, folder: Path, loader: str, what: str) -> Any:
                 f"The {what} of {name} cannot be read ({reason(error)}).",
                 "Get the folder again.",
             ) from error
+
+
+@lru_cache(maxsize=8)
+def shared_processor(name: str, folder: Path, stamp: str, what: str) -> tuple[Any, threading.Lock]:
+    """As ``open_processor``, read once in a process for each ``stamp`` of the files, and a lock for its use."""
+    return open_processor(name, folder, what), threading.Lock()
 
 
 @contextmanager

@@ -10,11 +10,9 @@ feature extractor, and a sound has the same feature alone and in any batch, up t
 
 from __future__ import annotations
 
-import threading
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,8 +31,8 @@ from fedcache.extract.backbones.backbone import (
 from fedcache.extract.backbones.hugging_face import (
     folder_of,
     open_model,
-    open_processor,
     refuse_missing,
+    shared_processor,
 )
 from fedcache.extract.backbones.hugging_face_folder import (
     PREPROCESSING,
@@ -62,6 +60,7 @@ MOST_SECONDS = 60.0
 AT_ONCE = {"cpu": 4, "cuda": 32}
 """Sounds of one forward, by device."""
 
+EXTRACTOR = "feature extractor"
 POOLINGS = ("mean", "max")
 POOLED = "pooler_output"
 """The recipe's word for the model's own pooled output."""
@@ -221,19 +220,12 @@ class Hearing:
 
     def extract(self, wave: NDArray[np.float32]) -> NDArray[np.float32]:
         """The model's input for a sound [n]: samples [n], or a spectrogram."""
-        extractor, lock = _extractor(self.name, self.folder, self.stamp)
+        extractor, lock = shared_processor(self.name, self.folder, self.stamp, EXTRACTOR)
         with lock:
             extracted = extractor(wave, sampling_rate=self.rate, return_tensors="np")
         batch = extracted[extractor.model_input_names[0]]
         found: NDArray[np.float32] = np.asarray(batch[0], np.float32)
         return found
-
-
-@lru_cache(maxsize=4)
-def _extractor(name: str, folder: Path, stamp: str) -> tuple[Any, threading.Lock]:
-    """The feature extractor of a folder, read once in a process, and a lock for its use. Raises MachineError."""
-    extractor = open_processor(name, folder, "AutoFeatureExtractor", "feature extractor")
-    return extractor, threading.Lock()
 
 
 class SoundEncoder:
@@ -281,7 +273,7 @@ class SoundEncoder:
         self.module = model.requires_grad_(False).to(self.device)
         stamp = str([stat_key(path) for path in model_files(folder)])
         self.prepare = Hearing(name, folder, stamp, recipe.rate, recipe.size)
-        extractor, _ = _extractor(name, folder, stamp)
+        extractor, _ = shared_processor(name, folder, stamp, EXTRACTOR)
         # Whisper pads every sound with silence to this number of samples.
         self.filled = int(getattr(extractor, "n_samples", 0))
 

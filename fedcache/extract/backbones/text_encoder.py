@@ -14,10 +14,9 @@ rounding. The groups depend only on the batch, so every worker and every resumed
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
@@ -33,7 +32,7 @@ from fedcache.extract.backbones.backbone import (
     deterministic,
     no_images,
 )
-from fedcache.extract.backbones.hugging_face import folder_of, open_model, open_tokenizer
+from fedcache.extract.backbones.hugging_face import folder_of, open_model, shared_processor
 from fedcache.extract.backbones.hugging_face_folder import (
     PREPROCESSING,
     PROMPTS,
@@ -289,7 +288,7 @@ class Tokenizing:
 
     def __call__(self, texts: Sequence[str]) -> Tokens:
         """The tokens of N texts; a text without a token is bad. Raises MachineError for a tokenizer that fails."""
-        tokenizer, lock = _tokenizer(self.name, self.folder, self.stamp)
+        tokenizer, lock = shared_processor(self.name, self.folder, self.stamp, "tokenizer")
         prompted = [self.prompt + str(text) for text in texts]
         # A tokenizer stores its maximum length, so only one thread may use it at a time.
         with lock:
@@ -318,12 +317,6 @@ def tokens_of(tokenizer: Any, texts: Sequence[str], length: int) -> Tokens:
                 is_cut = len(all_tokens) > length
             cut.append(is_cut)
     return Tokens(ids, ends, np.array(cut, bool), bad)
-
-
-@lru_cache(maxsize=4)
-def _tokenizer(name: str, folder: Path, stamp: str) -> tuple[Any, threading.Lock]:
-    """The tokenizer of a folder, read once in a process, and a lock for its use. Raises MachineError."""
-    return open_tokenizer(name, folder), threading.Lock()
 
 
 def groups_by_length(lengths: NDArray[np.int64], most: int) -> Iterator[NDArray[np.int64]]:
@@ -513,7 +506,7 @@ class TextEncoder:
         self.name = bare_name(name)
         self.output = TextOutput(pooling_of_folder(self.folder, self.name))
         stamp = str([stat_key(path) for path in model_files(self.folder)])
-        tokenizer, _ = _tokenizer(self.name, self.folder, stamp)
+        tokenizer, _ = shared_processor(self.name, self.folder, stamp, "tokenizer")
         self.model = open_texts_model(
             self.name, self.folder, stamp, torch.device(device), getattr(torch, dtype)
         )
