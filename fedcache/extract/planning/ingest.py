@@ -302,29 +302,11 @@ def describe_ingested(store: Store, home: Home, name: str) -> tuple[list[str], s
     return lines, shlex.join(["fedcache", "train", "--method", method, *partition, *where])
 
 
-HOLDERS = (
-    "client",
-    "site",
-    "hospital",
-    "clinic",
-    "center",
-    "centre",
-    "institution",
-    "user",
-    "writer",
-    "speaker",
-    "patient",
-    "device",
-    "sensor",
-    "camera",
-    "node",
-    "owner",
-    "store",
-    "branch",
-    "bank",
-    "school",
-    "farm",
+_HOLDERS = (
+    "client site hospital clinic center centre institution user writer speaker "
+    "patient device sensor camera node owner store branch bank school farm"
 )
+HOLDERS = tuple(_HOLDERS.split())
 """Parts of names of columns that say who holds a row."""
 
 
