@@ -29,13 +29,12 @@ from fedcache.extract.backbones.backbone import (
 from fedcache.extract.backbones.hugging_face_folder import (
     PATTERNS,
     PROMPTS,
-    architectures_of,
     check_folder,
+    folder_row,
     read_preprocessing,
 )
 from fedcache.extract.backbones.own import (
     Choice,
-    content_sha256,
     facts_of,
     find_place,
     output_of,
@@ -71,41 +70,26 @@ def folder_of(name: str, choice: Choice) -> Path:
         raise
 
 
-def derive(name: str, choice: Choice) -> Backbone:
-    """The row of ``hf:...``; MachineError for a missing or unreadable folder, UsageError for one without an encoder."""
-    folder = folder_of(name, choice)
-    bare = bare_name(name)
-    check_folder(folder, bare)
-    recipe = read_preprocessing(folder, bare)
+def derive(name: str, folder: Path, choice: Choice) -> Backbone:
+    """The row of a folder of images; MachineError for an unreadable one, UsageError for one without an encoder."""
+    recipe = read_preprocessing(folder, name)
     if choice.size:
         recipe = replace(recipe, size=choice.size)
     side = recipe.size
 
     def read() -> list[Any]:
         encoder, pooling, has_text = _encoder(
-            bare, folder, choice.output, recipe, device="cpu", dtype="float32"
+            name, folder, choice.output, recipe, device="cpu", dtype="float32"
         )
-        width = shape_of(encoder, bare, side)[1]
+        width = shape_of(encoder, name, side)[1]
         return [pooling, width, has_text]
 
     words = ("hf", choice.output, str(side))
-    facts = facts_of(folder, words, choice, read, identity=content_sha256(folder))
-    pooling, width, has_text = facts
-    text_width = None
+    pooling, width, has_text = facts_of(folder, words, choice, read)
+    row = folder_row(folder, "hugging_face", width, replace(recipe, pooling=pooling))
     if has_text:
-        text_width = width
-    return Backbone(
-        name=bare,
-        provider="hugging_face",
-        width=width,
-        text_width=text_width,
-        recipe=replace(recipe, pooling=pooling),
-        source=f"yours: {folder}",
-        files=("config.json",),
-        architecture=architectures_of(folder),
-        own=True,
-        place=str(folder),
-    )
+        row = replace(row, text_width=width)
+    return row
 
 
 def load(

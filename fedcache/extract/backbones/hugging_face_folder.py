@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcache.errors import MachineError, UsageError, shell_word
-from fedcache.extract.backbones.backbone import triple
+from fedcache.extract.backbones.backbone import Backbone, triple
 from fedcache.extract.recipe import UNIT, Recipe
 from fedcache.parsing import parse_json
 
@@ -102,10 +102,21 @@ def read_config(folder: Path, name: str) -> dict[str, Any]:
     return found
 
 
-def architectures_of(folder: Path) -> str:
-    """The classes of transformers that ``config.json`` names, comma-separated; "" if it names none."""
-    names = read_config(folder, "config.json").get("architectures") or []
-    return ", ".join(map(str, names))
+def folder_row(folder: Path, provider: str, width: int, recipe: Recipe) -> Backbone:
+    """The row of a model in a folder, without its kind of inputs and its text features."""
+    # The classes of transformers, if the file names some.
+    classes = read_config(folder, "config.json").get("architectures") or []
+    return Backbone(
+        name=recipe.backbone,
+        provider=provider,
+        width=width,
+        recipe=recipe,
+        source=f"yours: {folder}",
+        files=("config.json",),
+        architecture=", ".join(map(str, classes)),
+        own=True,
+        place=str(folder),
+    )
 
 
 def read_preprocessing(folder: Path, name: str) -> Recipe:

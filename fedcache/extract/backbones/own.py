@@ -101,18 +101,15 @@ def facts_of(
     words: tuple[str | None, ...],
     choice: Choice,
     read: Callable[[], Any],
-    identity: str | None = None,
 ) -> Any:
-    """The result of ``read`` for a file, a JSON value, remembered under the home until the file changes.
-
-    ``identity`` is the digest of a folder, because the time of a folder does not change with its files.
-    """
+    """The result of ``read`` for a file or folder, a JSON value, remembered in the home until the content changes."""
     if choice.home is None:
         return read()
     memory = DigestMemory(choice.home / "digests")
-    state = [identity]
-    if identity is None:
-        state = stat_key(path)
+    state = stat_key(path)
+    if path.is_dir():
+        # The time of a folder does not change with its files.
+        state = [content_sha256(path)]
     key = ["own backbone, tried alone", VERSION, *words, *state]
     facts = memory.recall(key)
     if facts is None:

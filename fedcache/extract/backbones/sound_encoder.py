@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,25 +29,22 @@ from fedcache.extract.backbones.backbone import (
     no_text,
 )
 from fedcache.extract.backbones.hugging_face import (
-    folder_of,
     open_model,
     refuse_missing,
     shared_processor,
 )
 from fedcache.extract.backbones.hugging_face_folder import (
     PREPROCESSING,
-    architectures_of,
-    check_folder,
+    folder_row,
     model_files,
     read_config,
 )
-from fedcache.extract.backbones.own import Choice, content_sha256, facts_of
+from fedcache.extract.backbones.own import Choice, facts_of
 from fedcache.extract.digests import stat_key
 from fedcache.extract.image_files import BadImage
 from fedcache.extract.recipe import DECODERS, SOUNDS, Recipe
 from fedcache.extract.sounds import decode_sound
 from fedcache.optional import reason
-from fedcache.plugins import bare_name
 
 if TYPE_CHECKING:
     import torch
@@ -81,25 +78,22 @@ def _rate_of(folder: Path) -> int | None:
     return None
 
 
-def derive(name: str, choice: Choice) -> Backbone:
-    """The row of ``hf:...`` of sounds; MachineError for an unreadable folder, UsageError for one of other models."""
-    folder = folder_of(name, choice)
-    bare = bare_name(name)
-    check_folder(folder, bare)
+def derive(name: str, folder: Path, choice: Choice) -> Backbone:
+    """The row of a folder of sounds; MachineError for an unreadable one, UsageError for one of other models."""
     rate = _rate_of(folder) or 0
     if not 1_000 <= rate <= 384_000:
         raise UsageError(
-            f"{bare} reads {rate:,} samples per second, expected 1,000 to 384,000.",
+            f"{name} reads {rate:,} samples per second, expected 1,000 to 384,000.",
             "Get the folder again.",
         )
 
     def read() -> list[Any]:
-        recipe = Recipe(bare, "", size=rate, rate=rate, pooling="mean")
-        encoder = SoundEncoder(bare, folder, recipe)
+        recipe = Recipe(name, "", size=rate, rate=rate, pooling="mean")
+        encoder = SoundEncoder(name, folder, recipe)
         width = encoder.tried()
         return [width, encoder.pools]
 
-    width, pools = facts_of(folder, ("sounds",), choice, read, identity=content_sha256(folder))
+    width, pools = facts_of(folder, ("sounds",), choice, read)
     known: tuple[str, ...] = POOLINGS
     usual = POOLINGS[0]
     if pools:
@@ -110,27 +104,16 @@ def derive(name: str, choice: Choice) -> Backbone:
         settings = {"pooling": choice.recorded.pooling, "seconds": str(choice.recorded.size / rate)}
     pooling = settings.get("pooling", usual)
     if pooling not in known:
-        raise unknown(f"pooling of {bare}", pooling[:40], known)
+        raise unknown(f"pooling of {name}", pooling[:40], known)
     recipe = Recipe(
-        bare,
+        name,
         "",
-        size=_samples_of(bare, settings.get("seconds"), rate),
+        size=_samples_of(name, settings.get("seconds"), rate),
         rate=rate,
         pooling=pooling,
         decoder=DECODERS[SOUNDS],
     )
-    return Backbone(
-        name=bare,
-        provider="sound_encoder",
-        width=width,
-        recipe=recipe,
-        source=f"yours: {folder}",
-        files=("config.json",),
-        architecture=architectures_of(folder),
-        own=True,
-        place=str(folder),
-        reads=SOUNDS,
-    )
+    return replace(folder_row(folder, "sound_encoder", width, recipe), reads=SOUNDS)
 
 
 def _samples_of(name: str, given: str | None, rate: int) -> int:

@@ -36,6 +36,7 @@ from fedcache.extract.backbones import (
     word_clip,
 )
 from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder, Weights
+from fedcache.extract.backbones.hugging_face_folder import check_folder
 from fedcache.extract.backbones.own import (
     Choice,
     content_sha256,
@@ -68,11 +69,14 @@ DERIVE: Mapping[str, Callable[[str], Backbone]] = {
 def _folder_row(name: str, choice: Choice) -> Backbone:
     """The row of a folder: of sounds if it has their sampling rate, of texts if it has a tokenizer, else of images."""
     folder = hugging_face.folder_of(name, choice)
+    derive_row = hugging_face.derive
     if sound_encoder.reads_sounds(folder):
-        return sound_encoder.derive(name, choice)
-    if text_encoder.reads_texts(folder):
-        return text_encoder.derive(name, choice)
-    return hugging_face.derive(name, choice)
+        derive_row = sound_encoder.derive
+    elif text_encoder.reads_texts(folder):
+        derive_row = text_encoder.derive
+    bare = bare_name(name)
+    check_folder(folder, bare)
+    return derive_row(bare, folder, choice)
 
 
 OWN: Mapping[str, Callable[[str, Choice], Backbone]] = {

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,8 +36,7 @@ from fedcache.extract.backbones.hugging_face import folder_of, open_model, share
 from fedcache.extract.backbones.hugging_face_folder import (
     PREPROCESSING,
     PROMPTS,
-    architectures_of,
-    check_folder,
+    folder_row,
     model_files,
     read_config,
 )
@@ -121,18 +120,15 @@ class TextOutput:
         return cls(pooling, int(layer))
 
 
-def derive(name: str, choice: Choice) -> Backbone:
-    """The row of ``hf:...`` of texts; MachineError for an unreadable folder, UsageError for one of other models."""
-    folder = folder_of(name, choice)
-    bare = bare_name(name)
-    check_folder(folder, bare)
+def derive(name: str, folder: Path, choice: Choice) -> Backbone:
+    """The row of a folder of texts; MachineError for an unreadable one, UsageError for one of other models."""
 
     def read() -> list[Any]:
-        encoder = TextEncoder(bare, folder=folder)
+        encoder = TextEncoder(name, folder=folder)
         model = encoder.model
         return [encoder.output.pooling, model.width, encoder.length, model.most, model.layers]
 
-    facts = facts_of(folder, ("texts and layers",), choice, read, identity=content_sha256(folder))
+    facts = facts_of(folder, ("texts and layers",), choice, read)
     pooling, width, length, most, layers = facts
     settings = dict(choice.options)
     output_name = choice.output
@@ -145,32 +141,21 @@ def derive(name: str, choice: Choice) -> Backbone:
         settings = {"pooling": recorded.pooling, "max_tokens": str(choice.recorded.size)}
         prompt = choice.recorded.prompt
     else:
-        prompt = _prompt_of(bare, folder, settings.get("prompt", ""))
-    layer = _layer_of(bare, output_name, layers, pooling)
+        prompt = _prompt_of(name, folder, settings.get("prompt", ""))
+    layer = _layer_of(name, output_name, layers, pooling)
     output = TextOutput(settings.get("pooling", pooling), layer)
-    tokens = _tokens_of(bare, settings.get("max_tokens"), length, most)
+    tokens = _tokens_of(name, settings.get("max_tokens"), length, most)
     if output.pooling not in POOLINGS:
-        raise unknown(f"pooling of {bare}", output.pooling, POOLINGS)
+        raise unknown(f"pooling of {name}", output.pooling, POOLINGS)
     # The store keeps one set of text features per backbone: those of the model's own output.
     text_width = None
     if output == TextOutput(pooling) and not prompt:
         text_width = width
-    return Backbone(
-        name=bare,
-        provider="text_encoder",
-        width=width,
-        text_width=text_width,
-        recipe=Recipe(
-            bare, "", size=tokens, pooling=output.word, decoder=DECODERS[TEXTS], prompt=prompt
-        ),
-        source=f"yours: {folder}",
-        files=("config.json",),
-        template=TEMPLATE,
-        architecture=architectures_of(folder),
-        own=True,
-        place=str(folder),
-        reads=TEXTS,
+    recipe = Recipe(
+        name, "", size=tokens, pooling=output.word, decoder=DECODERS[TEXTS], prompt=prompt
     )
+    row = folder_row(folder, "text_encoder", width, recipe)
+    return replace(row, text_width=text_width, template=TEMPLATE, reads=TEXTS)
 
 
 def _layer_of(name: str, given: str | None, layers: int, pooling: str) -> int | None:
