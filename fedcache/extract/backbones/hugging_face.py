@@ -35,11 +35,11 @@ from fedcache.extract.backbones.hugging_face_folder import (
 )
 from fedcache.extract.backbones.own import (
     Choice,
+    checked_encoder,
     facts_of,
     find_place,
     output_of,
     shape_of,
-    tried,
 )
 from fedcache.extract.recipe import Recipe
 from fedcache.optional import needed_library, reason
@@ -100,7 +100,7 @@ def load(
     encoder, _, _ = _encoder(
         backbone.name, folder, output_of(recipe), recipe, device=device, dtype=dtype
     )
-    return tried(encoder, backbone, recipe, dtype)
+    return checked_encoder(encoder, backbone, recipe, dtype)
 
 
 def _encoder(

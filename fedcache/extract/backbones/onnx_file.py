@@ -19,8 +19,8 @@ from fedcache.extract.backbones.own import Choice, unchanged_bytes
 from fedcache.extract.backbones.own_files import (
     FileEncoder,
     ImageInput,
-    derived,
-    loaded,
+    derive_file,
+    load_file,
 )
 from fedcache.extract.recipe import Recipe
 from fedcache.optional import needed_library, reason
@@ -36,35 +36,23 @@ TYPES = {
 
 
 def derive(name: str, choice: Choice) -> Backbone:
-    """The row of ``onnx:FILE``; raises as ``derived``."""
-    return derived(name, ONNX, choice, provider="onnx_file", norm="imagenet", opened=_opened)
+    """The row of ``onnx:FILE``; raises as ``derive_file``."""
+    return derive_file(name, ONNX, choice, provider="onnx_file", norm="imagenet", opened=_opened)
 
 
 def load(
     backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str, dtype: str
 ) -> FrozenEncoder:
-    """The encoder of a file, on the CPU; raises as ``loaded``."""
-    return loaded(_opened, backbone, weights, recipe, device, dtype)
-
-
-class OnnxEncoder(FileEncoder):
-    """An encoder over a session of onnxruntime."""
-
-    session: Any
-
-    def compute(self, images: NDArray[Any]) -> NDArray[Any]:
-        """See ``FileEncoder.compute``."""
-        (out,) = self.session.run([self.output], {self.given.name: images})
-        found: NDArray[Any] = out
-        return found
+    """The encoder of a file, on the CPU; raises as ``load_file``."""
+    return load_file(_opened, backbone, weights, recipe, device, dtype)
 
 
 def _opened(
     name: str, path: Path, sha256: str, requested: str | None, recipe: Recipe, threads: int
-) -> OnnxEncoder:
+) -> FileEncoder:
     """The encoder of a file; UsageError for an output that it does not have, and for several without a choice."""
     session = _session(name, path, unchanged_bytes(path, sha256), threads=threads)
-    images = _input(name, session)
+    given = _input(name, session)
     outputs = [out.name for out in session.get_outputs()]
     output = requested
     if output is None:
@@ -79,9 +67,13 @@ def _opened(
         (output,) = outputs
     if output not in outputs:
         raise unknown(f"output of {name}", output, outputs)
-    encoder = OnnxEncoder(name, images, outputs, output, recipe)
-    encoder.session = session
-    return encoder
+
+    def compute(images: NDArray[Any]) -> NDArray[Any]:
+        (found,) = session.run([output], {given.name: images})
+        features: NDArray[Any] = found
+        return features
+
+    return FileEncoder(name, given, outputs, output, recipe, compute)
 
 
 def _known_length(axis: Any) -> int | None:

@@ -221,7 +221,7 @@ def unchanged_bytes(path: Path, sha256: str) -> bytes:
     return raw
 
 
-def tried(
+def checked_encoder(
     encoder: FrozenEncoder, backbone: Backbone, recipe: Recipe, dtype: str = "float32"
 ) -> FrozenEncoder:
     """The encoder, after a check that it gives two finite rows of the backbone's width for images of the recipe's size.
@@ -245,7 +245,7 @@ def shape_of(
     Raises UsageError if the encoder fails, or its features are not finite, differ the second time or, with ``alone``,
     differ for an image alone. ``alone`` is False for a narrow compute dtype, in which rounding differs as much.
     """
-    images = tried_images(size)
+    images = trial_images(size)
     try:
         features = encoder.image(images)
         again = encoder.image(images)
@@ -321,7 +321,7 @@ def _distance(features: Tensor, others: Tensor) -> float:
     return float((features - others).norm() / norm)
 
 
-def tried_images(size: int) -> Tensor:
+def trial_images(size: int) -> Tensor:
     """Two images, uint8 [2, size, size, 3]; the second is darker, so an influence on each other's features is seen."""
     import torch
 

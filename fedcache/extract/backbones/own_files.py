@@ -1,12 +1,10 @@
 """Image encoders as one file that another library computes: shared code of ONNX and TFLite files.
 
 The file declares the size, layout and type of its input and its batch size; images are computed in blocks of this size.
-A subclass computes one block with its library.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,12 +23,12 @@ from fedcache.extract.backbones.backbone import (
 )
 from fedcache.extract.backbones.own import (
     Choice,
+    checked_encoder,
     facts_of,
     find_place,
     output_of,
     pooling_of,
     shape_of,
-    tried,
 )
 from fedcache.extract.recipe import NORMS, UNIT, Recipe
 from fedcache.optional import reason
@@ -77,7 +75,7 @@ class ImageInput:
         return height
 
 
-class FileEncoder(ABC):
+class FileEncoder:
     """A ``FrozenEncoder`` over a file.
 
     Args:
@@ -86,25 +84,29 @@ class FileEncoder(ABC):
         outputs: names of the outputs, for messages.
         output: the output that is the feature.
         recipe: its mean and std normalise inputs of floats. Inputs of integers are the pixels, less 128 if signed.
+        compute: the output for a block of images in the input's type and layout, by the library of the file.
     """
 
     def __init__(
-        self, name: str, given: ImageInput, outputs: Sequence[str], output: str, recipe: Recipe
+        self,
+        name: str,
+        given: ImageInput,
+        outputs: Sequence[str],
+        output: str,
+        recipe: Recipe,
+        compute: Callable[[NDArray[Any]], NDArray[Any]],
     ) -> None:
         self.name = name
         self.given = given
         self.outputs = outputs
         self.output = output
+        self.compute = compute
         self.rank = 2  # number of axes of the output, known after the first call
         # As in ModuleEncoder: (x / 255 - mean) / std as one multiplication and one addition, in float32.
         mean = np.array(recipe.mean)
         std = np.array(recipe.std)
         self._scale = (1 / (255 * std)).astype(np.float32)
         self._shift = (-mean / std).astype(np.float32)
-
-    @abstractmethod
-    def compute(self, images: NDArray[Any]) -> NDArray[Any]:
-        """The output for a block of images in the input's type and layout."""
 
     def image(self, x: Tensor) -> Tensor:
         """See ``FrozenEncoder.image``."""
@@ -174,7 +176,7 @@ Opened = Callable[[str, Path, str, str | None, Recipe, int], FileEncoder]
 """(name, path, sha256 or "", output or None, recipe, threads) -> the encoder of a file; None for its only output."""
 
 
-def derived(
+def derive_file(
     name: str,
     prefix: str,
     choice: Choice,
@@ -242,7 +244,7 @@ def derived(
     )
 
 
-def loaded(
+def load_file(
     opened: Opened, backbone: Backbone, weights: Weights, recipe: Recipe, device: str, dtype: str
 ) -> FrozenEncoder:
     """The encoder of the file whose sha256 is that of ``weights``, with as many threads as torch has.
@@ -260,4 +262,4 @@ def loaded(
     path = weights.file(name)
     threads = torch.get_num_threads()
     encoder = opened(name, path, weights.sha256, output_of(recipe), recipe, threads)
-    return tried(encoder, backbone, recipe)
+    return checked_encoder(encoder, backbone, recipe)

@@ -37,7 +37,7 @@ OF_MODULES = (IMAGES, TEXTS, ROWS)
 TEMPLATE = "a text about {}."
 """Default prompt template of a class."""
 
-TRIED = ["a text about a cat.", "another text, which is longer than the first."]
+TRIAL_TEXTS = ["a text about a cat.", "another text, which is longer than the first."]
 
 
 class OwnItemEncoder:
@@ -116,11 +116,11 @@ class OwnItemEncoder:
         features, _ = self.items(list(prompts))
         return torch.nn.functional.normalize(features, dim=-1)
 
-    def tried(self) -> int:
+    def trial_width(self) -> int:
         """The width of the features of two items. Raises UsageError if it fails, or they are not usable features."""
         import torch
 
-        two: Items = TRIED
+        two: Items = TRIAL_TEXTS
         if self.example is not None:
             two = torch.stack([self.example, self.example]).numpy()
         features, _ = self.items(two)

@@ -25,7 +25,7 @@ from fedcache.extract.backbones.backbone import (
     one_row_each,
     triple,
 )
-from fedcache.extract.backbones.own import Choice, pooling_of, shape_of, tried
+from fedcache.extract.backbones.own import Choice, checked_encoder, pooling_of, shape_of
 from fedcache.extract.backbones.own_digest import digest_of_parts
 from fedcache.extract.recipe import DECODERS, IMAGES, NORMS, TEXTS, UNIT, Recipe
 from fedcache.optional import reason
@@ -182,10 +182,10 @@ def load(
         )
     if own.reads != IMAGES:
         of_items = own_inputs.OwnItemEncoder(backbone.name, own.module, device=device, dtype=dtype)
-        of_items.tried()
+        of_items.trial_width()
         return of_items
     encoder = _encoder(backbone.name, own, recipe, device=device, dtype=dtype)
-    return tried(encoder, backbone, recipe, dtype)
+    return checked_encoder(encoder, backbone, recipe, dtype)
 
 
 def _own(name: str) -> OwnModule:
@@ -279,7 +279,7 @@ def _checked(
                     f"Leave out {option}.",
                 )
         encoder = own_inputs.OwnItemEncoder(name, module, device="cpu", dtype="float32")
-        width = encoder.tried()
+        width = encoder.trial_width()
         return OwnModule(module, None, 0, *UNIT, encoder.rank, width, encoder.kind)
     side = size
     if side is None:

@@ -90,7 +90,7 @@ def derive(name: str, folder: Path, choice: Choice) -> Backbone:
     def read() -> list[Any]:
         recipe = Recipe(name, "", size=rate, rate=rate, pooling="mean")
         encoder = SoundEncoder(name, folder, recipe)
-        width = encoder.tried()
+        width = encoder.trial_width()
         return [width, encoder.pools]
 
     width, pools = facts_of(folder, ("sounds",), choice, read)
@@ -136,7 +136,7 @@ def load(
     """The model in evaluation mode, after a check that it gives finite features of the backbone's width."""
     folder = weights.file(backbone.name)
     encoder = SoundEncoder(backbone.name, folder, recipe, device=device, dtype=dtype)
-    width = encoder.tried()
+    width = encoder.trial_width()
     if width != backbone.width:
         raise MachineError(
             f"{backbone.name} gives {width} numbers for a sound, expected {backbone.width}.",
@@ -311,7 +311,7 @@ class SoundEncoder:
                     pooled_rows.append(of_sound[:count].mean(0))
             return torch.stack(pooled_rows)
 
-    def tried(self) -> int:
+    def trial_width(self) -> int:
         """The width of the features of two sounds. Raises UsageError if the model fails, or they are not finite."""
         import torch
 

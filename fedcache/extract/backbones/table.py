@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from fedcache.errors import (
     CorruptionError,
@@ -53,7 +53,6 @@ from fedcache.store.files import digest_of
 if TYPE_CHECKING:
     import torch
 
-T = TypeVar("T")
 
 offer("backbones", list(BACKBONES))
 
@@ -63,7 +62,7 @@ DERIVE: Mapping[str, Callable[[str], Backbone]] = {
     open_clip.PREFIX: open_clip.derive,
     RANDOM: random.derive,
 }
-"""Prefix of a library's own names -> the function that makes their rows."""
+"""Prefix of a library's own names, up to the first colon -> the function that makes their rows."""
 
 
 def _folder_row(name: str, choice: Choice) -> Backbone:
@@ -85,7 +84,7 @@ OWN: Mapping[str, Callable[[str, Choice], Backbone]] = {
     TFLITE: tflite_file.derive,
     HUGGING_FACE: _folder_row,
 }
-"""Prefix of a user's model -> the function that makes its row."""
+"""Prefix of a user's model, up to the first colon -> the function that makes its row."""
 
 LOADERS: Mapping[str, Callable[..., Any]] = {
     provider.__name__.rpartition(".")[2]: provider.load
@@ -152,13 +151,15 @@ def lookup(
         return BACKBONES[name]
     if ":" not in name:
         name = bare_name(name)
-    derive_own = _by_prefix(name, OWN)
+    word, colon, _ = name.partition(":")
+    prefix = word + colon
+    derive_own = OWN.get(prefix)
     if derive_own is not None:
         row = derive_own(name, Choice(home, file, output, size, options or {}, recorded))
         if home is not None and not row.here_only:
             remember(row, home)
         return row
-    derive = _by_prefix(name, DERIVE)
+    derive = DERIVE.get(prefix)
     if derive is None:
         own_names = [f"{prefix}..." for prefix in OWN]
         names = ", ".join(["timm:NAME", "open_clip:ARCH@TAG", *own_names])
@@ -178,14 +179,6 @@ def lookup(
         row = derive(name)
         write_row(row, path, what)
     return row
-
-
-def _by_prefix(name: str, by_prefix: Mapping[str, T]) -> T | None:
-    """The value of the prefix that a name begins with; None without one."""
-    for prefix, value in by_prefix.items():
-        if name.startswith(prefix):
-            return value
-    return None
 
 
 def lookup_recorded(

@@ -41,7 +41,7 @@ from fedcache.extract.backbones.hugging_face_folder import (
     read_config,
 )
 from fedcache.extract.backbones.own import Choice, content_sha256, facts_of
-from fedcache.extract.backbones.own_inputs import TEMPLATE, TRIED
+from fedcache.extract.backbones.own_inputs import TEMPLATE, TRIAL_TEXTS
 from fedcache.extract.digests import stat_key
 from fedcache.extract.inputs import Items
 from fedcache.extract.recipe import DECODERS, TEXTS, Recipe
@@ -219,7 +219,7 @@ def load(
     """The model in evaluation mode, after a check that it gives finite features of the backbone's width."""
     folder = weights.file(backbone.name)
     encoder = TextEncoder(backbone.name, folder=folder, device=device, dtype=dtype, recipe=recipe)
-    features, _ = encoder.items(TRIED)
+    features, _ = encoder.items(TRIAL_TEXTS)
     if features.shape != (2, backbone.width) or not bool(features.isfinite().all()):
         raise MachineError(
             f"{backbone.name} gives {list(features.shape)} for two texts, expected [2, {backbone.width}], all finite.",

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from fedcache.errors import FedcacheError, MachineError, UsageError, shell_word, unknown
 from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder, Weights
 from fedcache.extract.backbones.own import Choice, unchanged_bytes
-from fedcache.extract.backbones.own_files import FileEncoder, ImageInput, derived, loaded
+from fedcache.extract.backbones.own_files import FileEncoder, ImageInput, derive_file, load_file
 from fedcache.extract.backbones.rows import PENULTIMATE
 from fedcache.extract.recipe import Recipe
 from fedcache.optional import needed_library, reason
@@ -179,39 +179,20 @@ TYPES = ("uint8", "int8", "float32")
 
 
 def derive(name: str, choice: Choice) -> Backbone:
-    """The row of ``tflite:FILE``; raises as ``derived``."""
-    return derived(name, TFLITE, choice, provider="tflite_file", norm="half", opened=_opened)
+    """The row of ``tflite:FILE``; raises as ``derive_file``."""
+    return derive_file(name, TFLITE, choice, provider="tflite_file", norm="half", opened=_opened)
 
 
 def load(
     backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str, dtype: str
 ) -> FrozenEncoder:
-    """The encoder of a file, on the CPU; raises as ``loaded``."""
-    return loaded(_opened, backbone, weights, recipe, device, dtype)
-
-
-class TfliteEncoder(FileEncoder):
-    """An encoder over an interpreter."""
-
-    interpreter: Any
-    input_number: int  # of the tensor
-    output_number: int  # of the tensor
-    scale: float  # of a quantised output; 0 for an output of floats
-    zero: int  # zero point of a quantised output
-
-    def compute(self, images: NDArray[Any]) -> NDArray[Any]:
-        """See ``FileEncoder.compute``."""
-        self.interpreter.set_tensor(self.input_number, images)
-        self.interpreter.invoke()
-        out: NDArray[Any] = self.interpreter.get_tensor(self.output_number)
-        if self.scale:
-            return (out.astype(np.float32) - self.zero) * np.float32(self.scale)
-        return out
+    """The encoder of a file, on the CPU; raises as ``load_file``."""
+    return load_file(_opened, backbone, weights, recipe, device, dtype)
 
 
 def _opened(
     name: str, path: Path, sha256: str, requested: str | None, recipe: Recipe, threads: int
-) -> TfliteEncoder:
+) -> FileEncoder:
     """The encoder of a file; UsageError for an output that it does not have or that is quantised by channel."""
     raw = unchanged_bytes(path, sha256)
     graph = read_graph(raw, path, name)
@@ -219,10 +200,10 @@ def _opened(
     if tensor != graph.outputs[0]:
         raw = with_output(raw, tensor, name)
     interpreter = _interpreter(name, path, raw, threads)
-    images, input_number = _input(name, _details(path, interpreter.get_input_details))
+    given, input_number = _input(name, _details(path, interpreter.get_input_details))
     size = recipe.size
     try:
-        if None in images.shape[1:]:
+        if None in given.shape[1:]:
             interpreter.resize_tensor_input(input_number, [1, size, size, 3])
         with _quiet():
             interpreter.allocate_tensors()
@@ -242,13 +223,19 @@ def _opened(
             "fedcache expects numbers with at most one scale.",
             f"--recipe {shell_word(name)}:output={PENULTIMATE}",
         )
-    encoder = TfliteEncoder(name, images, outputs, output, recipe)
-    encoder.interpreter = interpreter
-    encoder.input_number = input_number
-    encoder.output_number = detail["index"]
-    encoder.scale = float(detail["quantization"][0])
-    encoder.zero = int(detail["quantization"][1])
-    return encoder
+    # Of a quantised output; both are 0 for an output of floats.
+    scale = float(detail["quantization"][0])
+    zero_point = int(detail["quantization"][1])
+
+    def compute(images: NDArray[Any]) -> NDArray[Any]:
+        interpreter.set_tensor(input_number, images)
+        interpreter.invoke()
+        out: NDArray[Any] = interpreter.get_tensor(detail["index"])
+        if scale:
+            return (out.astype(np.float32) - zero_point) * np.float32(scale)
+        return out
+
+    return FileEncoder(name, given, outputs, output, recipe, compute)
 
 
 def _details(path: Path, details: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:

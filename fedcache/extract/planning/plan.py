@@ -17,7 +17,7 @@ from fedcache.errors import MachineError, UsageError, all_at_once, shell_word, u
 from fedcache.extract import backbones as registry
 from fedcache.extract.backbones import Backbone, Weights
 from fedcache.extract.backbones.backbone import prompts
-from fedcache.extract.backbones.own import known_name, tried_images
+from fedcache.extract.backbones.own import known_name, trial_images
 from fedcache.extract.datasets.dataset import Context
 from fedcache.extract.device import known_device, known_dtype, named_gpus
 from fedcache.extract.digests import DigestMemory
@@ -412,7 +412,7 @@ def check_backbone(name: str, given: dict[str, Path], home: Home) -> dict[str, o
     }
     if backbone.reads != IMAGES:  # loading it has tried it
         return tried_weights
-    features = encoder.image(tried_images(recipe.size or 32))
+    features = encoder.image(trial_images(recipe.size or 32))
     fits = features.shape == (2, backbone.width) and bool(features.isfinite().all())
     if recipe.dtype != "uint8" and not fits:
         shape = tuple(features.shape)

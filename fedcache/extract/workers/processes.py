@@ -57,7 +57,6 @@ class WorkerProcesses:
     def __init__(
         self, count: int, initializer: Callable[..., None], initargs: tuple[Any, ...], stop: Stop
     ) -> None:
-        self.count = count
         self.stop = stop
         # spawn, because a fork would copy torch's threads and locks in an undefined state
         context = multiprocessing.get_context("spawn")
