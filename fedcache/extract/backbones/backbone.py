@@ -6,7 +6,7 @@ No module-level import here needs torch, because a finished extraction is recogn
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -217,8 +217,9 @@ class Caches:
     torch: Path
 
 
-def library_caches(environ: Mapping[str, str] = os.environ) -> Caches:
+def library_caches() -> Caches:
     """The caches, by the libraries' own rules (``HF_HOME``, ``TORCH_HOME``, ...), without importing them."""
+    environ = os.environ
     cache = Path(environ.get("XDG_CACHE_HOME") or "~/.cache")
     hf_home = Path(environ.get("HF_HOME") or cache / "huggingface")
     hub = environ.get("HF_HUB_CACHE") or environ.get("HUGGINGFACE_HUB_CACHE") or hf_home / "hub"
