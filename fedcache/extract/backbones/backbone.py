@@ -481,12 +481,11 @@ def text_features(
             'For example --text "a photo of a {}."',
         )
     filled = [prompts(classes, template) for template in templates]
-    rows_of_templates = []
+    units = []
     for lines in filled:
         rows = encoder.text(lines).to("cpu").numpy()
-        rows_of_templates.append(rows.astype(np.float64))
-    total = np.sum([_unit(rows) for rows in rows_of_templates], axis=0)
-    return _unit(total).astype(np.float32)
+        units.append(_unit(rows.astype(np.float64)))
+    return _unit(np.sum(units, axis=0)).astype(np.float32)
 
 
 def _unit(rows: NDArray[np.float64]) -> NDArray[np.float64]:
