@@ -31,7 +31,8 @@ from fedcache.store.files import (
 if TYPE_CHECKING:
     from torch import Tensor
 
-WHAT = {"kind": "own backbone"}
+OWN_ROW = {"kind": "own backbone"}
+"""Identity of the file of a remembered row, for its seal."""
 CHANCE_CLOSE = 1e-5
 BATCH_CLOSE = 1e-3
 """Largest distances as a share of the norm: of features computed twice, and of an item alone and in a batch."""
@@ -64,8 +65,8 @@ def find_place(name: str, prefix: str, choice: Choice, *, folder: bool = False) 
         kind = "folder"
         example = f"{prefix}models/encoder"
         is_there = Path.is_dir
-    has_signs = any(sign in bare for sign in ",@\n")
-    if not text or has_signs or bare == prefix:
+    has_reserved_sign = any(sign in bare for sign in ",@\n")
+    if not text or has_reserved_sign or bare == prefix:
         raise UsageError(
             f"{name!r} is not a valid {kind}: a name must not contain a comma, @ or a line break.",
             f"For example {example}",
@@ -74,7 +75,7 @@ def find_place(name: str, prefix: str, choice: Choice, *, folder: bool = False) 
     if choice.file is not None:
         places = [choice.file.expanduser()]
     elif choice.home is not None:
-        remembered = read_row(_note_of(bare, choice.home), WHAT)
+        remembered = read_row(_note_of(bare, choice.home), OWN_ROW)
         if remembered is not None and name == bare:
             places.append(Path(remembered.place))
         places.append(choice.home / "weights" / slug(bare.removeprefix(prefix)))
@@ -121,15 +122,15 @@ def facts_of(
 def remember(row: Backbone, home: Path) -> None:
     """Write a row, with the path of its file, into the home."""
     path = _note_of(row.name, home)
-    if read_row(path, WHAT) != row:
-        write_row(row, path, WHAT)
+    if read_row(path, OWN_ROW) != row:
+        write_row(row, path, OWN_ROW)
 
 
 def remembered_rows(home: Path) -> list[Backbone]:
     """All remembered rows, sorted by name."""
     rows = []
     for path in sorted((home / "recipes").glob("own-*.json")):
-        row = read_row(path, WHAT)
+        row = read_row(path, OWN_ROW)
         if row is not None:
             rows.append(row)
     return sorted(rows, key=lambda row: row.name)
@@ -139,16 +140,16 @@ def _note_of(name: str, home: Path) -> Path:
     return home / "recipes" / f"own-{slug(name)[:80]}-{digest_of(name)[:8]}.json"
 
 
-def write_row(row: Backbone, path: Path, what: Mapping[str, str]) -> None:
-    """Write a row into a file of the home; ``what`` is the identity of the file, for its seal."""
+def write_row(row: Backbone, path: Path, identity: Mapping[str, str]) -> None:
+    """Write a row into a file of the home; ``identity`` is for the seal of the file."""
     make_private(path.parent)
-    write_sealed(path, what, {**asdict(row), "recipe": row.recipe.to_dict()})
+    write_sealed(path, identity, {**asdict(row), "recipe": row.recipe.to_dict()})
 
 
-def read_row(path: Path, what: Mapping[str, str]) -> Backbone | None:
+def read_row(path: Path, identity: Mapping[str, str]) -> Backbone | None:
     """The inverse of ``write_row``; None for a missing or damaged file."""
     try:
-        found = read_sealed(path, what)
+        found = read_sealed(path, identity)
         if found is None:
             return None
         data = dict(found.content)

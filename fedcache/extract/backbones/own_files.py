@@ -235,7 +235,7 @@ def derive_file(
         recipe=Recipe(bare, "", size=facts["size"], mean=mean, std=std, pooling=pooling),
         source=f"yours: {path}",
         files=(path.name,),
-        architecture=facts["layout"],
+        architecture=facts["layout"],  # a file does not name its architecture
         fixed=facts["fixed"],
         own=True,
         place=str(path),

@@ -168,8 +168,8 @@ def lookup(
     if home is None:
         return derive(name)
     path = home / "recipes" / f"{slug(name)}-{digest_of(name)[:8]}.json"
-    what = {"kind": "backbone", "name": name}
-    row = read_row(path, what)
+    identity = {"kind": "backbone", "name": name}
+    row = read_row(path, identity)
     # A row of another version of fedcache may have other preprocessing.
     if (
         row is None
@@ -177,7 +177,7 @@ def lookup(
         or (row.name, row.recipe.backbone) != (name, name)
     ):
         row = derive(name)
-        write_row(row, path, what)
+        write_row(row, path, identity)
     return row
 
 

@@ -281,7 +281,7 @@ def plan_incremental(
         made = in_earlier_order(data, before, rows, known=known)
         if fresh:
             parent = None
-        return _take_over(made, parent, jobs, chunk_rows)
+        return _plan_reuse(made, parent, jobs, chunk_rows)
     if fresh or path.exists():
         return None
     best: tuple[int, float, IncrementalPlan] | None = None
@@ -296,7 +296,7 @@ def plan_incremental(
             if 2 * kept < max(1, parent.rows):
                 continue
             made = in_earlier_order(data, parent.samples, rows)
-            plan = _take_over(made, parent, jobs, chunk_rows)
+            plan = _plan_reuse(made, parent, jobs, chunk_rows)
             if not plan.whole and keys & parent.arrays.keys():
                 differs = parent
             rank = (kept, (parent.path / "manifest.json").stat().st_mtime)
@@ -343,7 +343,7 @@ def earlier_stores(path: Path, slug: str, home: Home, keys: Collection[str]) -> 
     return [store for _, _, store in others[:OTHERS]]
 
 
-def _take_over(
+def _plan_reuse(
     data: IncrementalDataset,
     parent: Store | None,
     jobs: Sequence[FeatureJob],

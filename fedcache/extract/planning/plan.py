@@ -95,7 +95,7 @@ def plan(
     for template in config.text:
         prompts((), template)
     memory = memory_of(home, rehash=rehash)
-    config, wanted = looked_up(known_config(config, home), home)
+    config, wanted = look_up_backbones(known_config(config, home), home)
     given = {name: Path(path).expanduser() for name, path in config.weights.items()}
     for name in given:
         if not name.startswith(PREFIXES):
@@ -158,7 +158,7 @@ def check_reads(planned: Sequence[PlannedArray], spec: str, holds: str) -> None:
             )
 
 
-def looked_up(config: ExtractConfig, home: Home) -> tuple[ExtractConfig, list[Backbone]]:
+def look_up_backbones(config: ExtractConfig, home: Home) -> tuple[ExtractConfig, list[Backbone]]:
     """The configuration with bare names of backbones (``bare_config``), and the rows of all backbones.
 
     Unknown names are refused before any weights are looked for, so that a typo in the second name does not wait for the
