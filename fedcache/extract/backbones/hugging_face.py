@@ -225,25 +225,25 @@ def open_model(name: str, folder: Path) -> tuple[Any, list[str]]:
     return model.eval(), sorted(missing)
 
 
-def open_processor(name: str, folder: Path, what: str) -> Any:
-    """The object of a folder that ``what``, a key of ``PROCESSORS``, names. Raises MachineError."""
+def open_processor(name: str, folder: Path, kind: str) -> Any:
+    """The object of a folder that ``kind``, a key of ``PROCESSORS``, names. Raises MachineError."""
     library = needed_library("transformers", name, "hf")
     with _quiet(library):
         try:
-            return getattr(library, PROCESSORS[what]).from_pretrained(
+            return getattr(library, PROCESSORS[kind]).from_pretrained(
                 folder, local_files_only=True, trust_remote_code=False
             )
         except Exception as error:
             raise MachineError(
-                f"The {what} of {name} cannot be read ({reason(error)}).",
+                f"The {kind} of {name} cannot be read ({reason(error)}).",
                 "Get the folder again.",
             ) from error
 
 
 @lru_cache(maxsize=8)
-def shared_processor(name: str, folder: Path, stamp: str, what: str) -> tuple[Any, threading.Lock]:
+def shared_processor(name: str, folder: Path, stamp: str, kind: str) -> tuple[Any, threading.Lock]:
     """As ``open_processor``, read once in a process for each ``stamp`` of the files, and a lock for its use."""
-    return open_processor(name, folder, what), threading.Lock()
+    return open_processor(name, folder, kind), threading.Lock()
 
 
 @contextmanager
