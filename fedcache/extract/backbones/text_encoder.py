@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
@@ -253,31 +253,26 @@ class Tokens:
         return np.diff(self.ends)
 
 
-@dataclass(frozen=True)
-class Tokenizing:
-    """Texts -> ``Tokens``. Picklable, for the process or thread that reads the texts.
+def tokenised(
+    name: str, folder: Path, stamp: str, length: int, prompt: str, texts: Sequence[str]
+) -> Tokens:
+    """The tokens of N texts, in the process or thread that reads them; a text without a token is bad.
 
-    Attributes:
+    Args:
         name: of the backbone, for messages.
         folder: of the model.
         stamp: of the model's files; a process reads the tokenizer once per stamp.
         length: largest number of tokens of a text.
         prompt: added before every text.
+        texts: N texts.
+
+    Raises MachineError for a tokenizer that fails.
     """
-
-    name: str
-    folder: Path
-    stamp: str
-    length: int
-    prompt: str = ""
-
-    def __call__(self, texts: Sequence[str]) -> Tokens:
-        """The tokens of N texts; a text without a token is bad. Raises MachineError for a tokenizer that fails."""
-        tokenizer, lock = shared_processor(self.name, self.folder, self.stamp, "tokenizer")
-        prompted = [self.prompt + str(text) for text in texts]
-        # A tokenizer stores its maximum length, so only one thread may use it at a time.
-        with lock:
-            return tokens_of(tokenizer, prompted, self.length)
+    tokenizer, lock = shared_processor(name, folder, stamp, "tokenizer")
+    prompted = [prompt + str(text) for text in texts]
+    # A tokenizer stores its maximum length, so only one thread may use it at a time.
+    with lock:
+        return tokens_of(tokenizer, prompted, length)
 
 
 def tokens_of(tokenizer: Any, texts: Sequence[str], length: int) -> Tokens:
@@ -508,7 +503,7 @@ class TextEncoder:
             self.length = recipe.size
             prompt = recipe.prompt
         self.model.outputs.add(self.output)
-        self.prepare = Tokenizing(self.name, self.folder, stamp, self.length, prompt)
+        self.prepare = partial(tokenised, self.name, self.folder, stamp, self.length, prompt)
 
     @cached_property
     def weights(self) -> str:
