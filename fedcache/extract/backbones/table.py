@@ -169,15 +169,14 @@ def lookup(
         return derive(name)
     path = home / "recipes" / f"{slug(name)}-{digest_of(name)[:8]}.json"
     identity = {"kind": "backbone", "name": name}
-    row = read_row(path, identity)
-    # A row of another version of fedcache may have other preprocessing.
-    if (
-        row is None
-        or row.recipe.version != VERSION
-        or (row.name, row.recipe.backbone) != (name, name)
-    ):
-        row = derive(name)
-        write_row(row, path, identity)
+    remembered = read_row(path, identity)
+    if remembered is not None:
+        has_the_name = remembered.name == name == remembered.recipe.backbone
+        # A row of another version of fedcache may have other preprocessing.
+        if has_the_name and remembered.recipe.version == VERSION:
+            return remembered
+    row = derive(name)
+    write_row(row, path, identity)
     return row
 
 
