@@ -68,7 +68,7 @@ def find_place(name: str, prefix: str, choice: Choice, *, folder: bool = False) 
     has_reserved_sign = any(sign in bare for sign in ",@\n")
     if not text or has_reserved_sign or bare == prefix:
         raise UsageError(
-            f"{name!r} is not a valid {kind}: a name must not contain a comma, @ or a line break.",
+            f"{name!r} is not a valid {kind}: a name must not be empty or contain a comma, @ or a line break.",
             f"For example {example}",
         )
     places = [Path(text).expanduser()]
