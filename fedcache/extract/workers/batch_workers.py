@@ -133,7 +133,12 @@ class InProcess(BatchWorkers):
         import torch
 
         self._threads = torch.get_num_threads()
-        self.runner = make_runner(jobs, data.source, data.uid, len(data.names), settings)
+        try:
+            self.runner = make_runner(jobs, data.source, data.uid, len(data.names), settings)
+        except BaseException:
+            # ``make_runner`` has changed the number of threads, and there is no object to close.
+            self.close()
+            raise
 
     def submit(self, batch: int, keys: Sequence[str]) -> Future[Any]:
         """Compute at once."""
