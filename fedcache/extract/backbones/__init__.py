@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from fedcache.extract.backbones.backbone import (
     Backbone,
-    Caches,
-    Download,
     FrozenEncoder,
     Weights,
     library_caches,
@@ -29,8 +27,6 @@ __all__ = [
     "BACKBONES",
     "CHECKPOINTS",
     "Backbone",
-    "Caches",
-    "Download",
     "FrozenEncoder",
     "Weights",
     "import_weights",

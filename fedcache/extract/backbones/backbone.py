@@ -6,7 +6,7 @@ No module-level import here needs torch, because a finished extraction is recogn
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,13 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.errors import FedcacheError, MachineError, UsageError, shell_word
+from fedcache.extract.backbones.checkpoints import Taken, load_strict, read_state
 from fedcache.extract.recipe import IMAGES, Recipe
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
-
-    from fedcache.extract.backbones.checkpoints import Taken
 
     Tokenize = Callable[[list[str]], Tensor]
 
@@ -183,6 +182,12 @@ class Weights:
             )
         return self.path
 
+    def load_into(self, module: nn.Module, backbone: str, *, ignore: tuple[str, ...] = ()) -> None:
+        """Load the file into a module, as ``load_strict``; MachineError if it was not downloaded."""
+        path = self.file(backbone)
+        state = read_state(path, key=self.key)
+        load_strict(module, state, backbone=backbone, path=path, ignore=ignore, taken=self.taken)
+
 
 class FrozenEncoder(Protocol):
     """A loaded backbone; one of texts or rows is also an ``ItemEncoder``."""
@@ -212,8 +217,9 @@ class Caches:
     torch: Path
 
 
-def library_caches(environ: Mapping[str, str] = os.environ) -> Caches:
+def library_caches() -> Caches:
     """The caches, by the libraries' own rules (``HF_HOME``, ``TORCH_HOME``, ...), without importing them."""
+    environ = os.environ
     cache = Path(environ.get("XDG_CACHE_HOME") or "~/.cache")
     hf_home = Path(environ.get("HF_HOME") or cache / "huggingface")
     hub = environ.get("HF_HUB_CACHE") or environ.get("HUGGINGFACE_HUB_CACHE") or hf_home / "hub"
@@ -475,12 +481,11 @@ def text_features(
             'For example --text "a photo of a {}."',
         )
     filled = [prompts(classes, template) for template in templates]
-    rows_of_templates = []
+    units = []
     for lines in filled:
         rows = encoder.text(lines).to("cpu").numpy()
-        rows_of_templates.append(rows.astype(np.float64))
-    total = np.sum([_unit(rows) for rows in rows_of_templates], axis=0)
-    return _unit(total).astype(np.float32)
+        units.append(_unit(rows.astype(np.float64)))
+    return _unit(np.sum(units, axis=0)).astype(np.float32)
 
 
 def _unit(rows: NDArray[np.float64]) -> NDArray[np.float64]:

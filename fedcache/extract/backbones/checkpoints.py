@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedcache.errors import FedcacheError, MachineError, UsageError, shell_word
 from fedcache.store.files import SEAL, read_sealed
+from fedcache.tables.words import some_names
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -75,7 +76,7 @@ def read_state(path: Path, *, hub: str | None = None, key: str | None = None) ->
     raise _refuse(
         path,
         f"it has no weights under {key!r}",
-        f"Keys of the file: {_few(prefixes) or 'none'}. Leave out --key to list the weights that fit.",
+        f"Keys of the file: {some_names(prefixes, 4) or 'none'}. Leave out --key to list the weights that fit.",
     )
 
 
@@ -296,7 +297,7 @@ class Taken:
             others = "1 other tensor is"
             if len(self.left) != 1:
                 others = f"{len(self.left):,} other tensors are"
-            sentence += f" {others} not used: {_few(list(self.left))}."
+            sentence += f" {others} not used: {some_names(self.left, 4)}."
         for other in self.also:
             place = other.rstrip(".")
             command = import_command(path, backbone, other)
@@ -364,7 +365,7 @@ def load_strict(
         ("of another shape", shapes),
     ):
         if names:
-            faults.append(f"{len(names)} {what}: {_few(names)}")
+            faults.append(f"{len(names)} {what}: {some_names(names, 4)}")
     if faults:
         under = ""
         if found.prefix:
@@ -427,9 +428,8 @@ def weights_in(
 def _prefixes(name: str) -> Iterator[str]:
     """Possible prefixes of a name before the name of a module's tensor: "", and every beginning up to a dot."""
     yield ""
-    for number, letter in enumerate(name):
-        if letter == ".":
-            yield name[: number + 1]
+    for dot in re.finditer(r"\.", name):
+        yield name[: dot.end()]
 
 
 def _main_one(prefixes: Sequence[str]) -> str | None:
@@ -467,13 +467,6 @@ def weights_named(state: Mapping[str, Tensor], name: str) -> dict[str, Tensor] |
     if prefix is None:
         return None
     return after(prefix, state)
-
-
-def _few(names: list[str], most: int = 4) -> str:
-    shown = ", ".join(names[:most])
-    if len(names) > most:
-        shown += f" and {len(names) - most} more"
-    return shown
 
 
 def _refuse(path: Path, why: str, hint: str) -> FedcacheError:

@@ -148,16 +148,9 @@ def split_towers(name: str, template: str, encoder: ModuleEncoder) -> ClipTowers
     return ClipTowers(name, template, scale, ClipTextTower(name, encoder), image, encoder)
 
 
-def load_towers(
-    backbone: Backbone,
-    weights: Weights,
-    recipe: Recipe,
-    template: str,
-    *,
-    device: str | torch.device = "cpu",
-) -> ClipTowers:
+def load_towers(backbone: Backbone, weights: Weights, recipe: Recipe, template: str) -> ClipTowers:
     """Load a backbone as two live towers; arguments and errors are those of ``backbones.load`` and ``split_towers``."""
-    encoder = load(backbone, weights, recipe, device=device)
+    encoder = load(backbone, weights, recipe)
     if backbone.reads != IMAGES:
         raise UsageError(
             f"{backbone.name} reads {backbone.reads}, but trained prompts need both towers of a CLIP model.",

@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder, ModuleEncoder, Weights
-from fedcache.extract.backbones.checkpoints import load_strict, read_state
 from fedcache.extract.backbones.random import seed_of
 from fedcache.extract.recipe import Recipe
 
@@ -45,11 +44,7 @@ def load(
     """The network with weights from a file, or drawn from the seed."""
     module = build()
     if weights.path is not None:
-        path = weights.path
-        state = read_state(path, key=weights.key)
-        load_strict(
-            module, state, backbone=backbone.name, path=path, ignore=("fc2.",), taken=weights.taken
-        )
+        weights.load_into(module, backbone.name, ignore=("fc2.",))
     else:
         _draw(module, seed_of(backbone, weights))
     return ModuleEncoder(backbone.name, module, recipe, device=device, dtype=dtype)

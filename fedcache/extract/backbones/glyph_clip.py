@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from fedcache.errors import UsageError
 from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder, Weights, clip_encoder
-from fedcache.extract.backbones.checkpoints import load_strict, read_state
 from fedcache.extract.recipe import NORMS, Recipe
 
 if TYPE_CHECKING:
@@ -27,7 +26,6 @@ CONTEXT = 48
 START = 256
 END = 257
 VOCABULARY = 258
-PARAMETERS = 1_813_017
 
 _MEAN, _STD = NORMS["half"]
 
@@ -104,8 +102,6 @@ def load(
     backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str, dtype: str
 ) -> FrozenEncoder:
     """Both towers; the file's float16 weights are computed with in float32 (or the compute dtype, under autocast)."""
-    path = weights.file(backbone.name)
     model = build()
-    state = read_state(path, key=weights.key)
-    load_strict(model, state, backbone=backbone.name, path=path, taken=weights.taken)
+    weights.load_into(model, backbone.name)
     return clip_encoder(backbone.name, model, tokenize, recipe, device=device, dtype=dtype)

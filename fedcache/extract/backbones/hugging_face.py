@@ -8,9 +8,11 @@ model that has one, else its pooled output; ``--recipe output=...`` chooses anot
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,18 +29,17 @@ from fedcache.extract.backbones.backbone import (
 from fedcache.extract.backbones.hugging_face_folder import (
     PATTERNS,
     PROMPTS,
-    architectures_of,
     check_folder,
+    folder_row,
     read_preprocessing,
 )
 from fedcache.extract.backbones.own import (
     Choice,
-    content_sha256,
+    checked_encoder,
     facts_of,
     find_place,
     output_of,
     shape_of,
-    tried,
 )
 from fedcache.extract.recipe import Recipe
 from fedcache.optional import needed_library, reason
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 OUTPUTS = ("image_projection", "cls", "pooler_output", "last_hidden_state")
+PROCESSORS = {"tokenizer": "AutoTokenizer", "feature extractor": "AutoFeatureExtractor"}
+"""What makes a model's input from a text or a sound -> the class of transformers that reads it."""
 
 
 def folder_of(name: str, choice: Choice) -> Path:
@@ -67,49 +70,26 @@ def folder_of(name: str, choice: Choice) -> Path:
         raise
 
 
-def derive(name: str, choice: Choice) -> Backbone:
-    """The row of ``hf:...``; MachineError for a missing or unreadable folder, UsageError for one without an encoder."""
-    folder = folder_of(name, choice)
-    bare = bare_name(name)
-    check_folder(folder, bare)
-    native = read_preprocessing(folder, bare)
-    side = choice.size or native.size
-    recipe = Recipe(
-        bare,
-        "",
-        size=side,
-        resize=native.resize,
-        interpolation=native.interpolation,
-        crop_pct=native.crop_pct,
-        mean=native.mean,
-        std=native.std,
-    )
+def derive(name: str, folder: Path, choice: Choice) -> Backbone:
+    """The row of a folder of images; MachineError for an unreadable one, UsageError for one without an encoder."""
+    recipe = read_preprocessing(folder, name)
+    if choice.size:
+        recipe = replace(recipe, size=choice.size)
+    side = recipe.size
 
     def read() -> list[Any]:
         encoder, pooling, has_text = _encoder(
-            bare, folder, choice.output, recipe, device="cpu", dtype="float32"
+            name, folder, choice.output, recipe, device="cpu", dtype="float32"
         )
-        width = shape_of(encoder, bare, side)[1]
+        width = shape_of(encoder, name, side)[1]
         return [pooling, width, has_text]
 
     words = ("hf", choice.output, str(side))
-    facts = facts_of(folder, words, choice, read, identity=content_sha256(folder))
-    pooling, width, has_text = facts
-    text_width = None
+    pooling, width, has_text = facts_of(folder, words, choice, read)
+    row = folder_row(folder, "hugging_face", width, replace(recipe, pooling=pooling))
     if has_text:
-        text_width = width
-    return Backbone(
-        name=bare,
-        provider="hugging_face",
-        width=width,
-        text_width=text_width,
-        recipe=replace(recipe, pooling=pooling),
-        source=f"yours: {folder}",
-        files=("config.json",),
-        architecture=architectures_of(folder),
-        own=True,
-        place=str(folder),
-    )
+        row = replace(row, text_width=width)
+    return row
 
 
 def load(
@@ -120,7 +100,7 @@ def load(
     encoder, _, _ = _encoder(
         backbone.name, folder, output_of(recipe), recipe, device=device, dtype=dtype
     )
-    return tried(encoder, backbone, recipe, dtype)
+    return checked_encoder(encoder, backbone, recipe, dtype)
 
 
 def _encoder(
@@ -204,7 +184,7 @@ def _tokenizer(name: str, folder: Path, model: Any) -> Any:
     files = ("tokenizer.json", "vocab.json", "spiece.model")
     if not any((folder / file).is_file() for file in files):
         return None
-    tokenizer = open_tokenizer(name, folder)
+    tokenizer = open_processor(name, folder, "tokenizer")
     length = int(model.config.text_config.max_position_embeddings)
 
     def tokenize(prompts: list[str]) -> Tensor:
@@ -245,27 +225,25 @@ def open_model(name: str, folder: Path) -> tuple[Any, list[str]]:
     return model.eval(), sorted(missing)
 
 
-def open_tokenizer(name: str, folder: Path) -> Any:
-    """The tokenizer of a folder. Raises MachineError."""
-    return open_processor(name, folder, "AutoTokenizer", "tokenizer")
-
-
-def open_processor(name: str, folder: Path, loader: str, what: str) -> Any:
-    """The object that ``loader``, a class of transformers, reads from a folder; ``what`` is its name in messages.
-
-    Raises MachineError.
-    """
+def open_processor(name: str, folder: Path, kind: str) -> Any:
+    """The object of a folder that ``kind``, a key of ``PROCESSORS``, names. Raises MachineError."""
     library = needed_library("transformers", name, "hf")
     with _quiet(library):
         try:
-            return getattr(library, loader).from_pretrained(
+            return getattr(library, PROCESSORS[kind]).from_pretrained(
                 folder, local_files_only=True, trust_remote_code=False
             )
         except Exception as error:
             raise MachineError(
-                f"The {what} of {name} cannot be read ({reason(error)}).",
+                f"The {kind} of {name} cannot be read ({reason(error)}).",
                 "Get the folder again.",
             ) from error
+
+
+@lru_cache(maxsize=8)
+def shared_processor(name: str, folder: Path, stamp: str, kind: str) -> tuple[Any, threading.Lock]:
+    """As ``open_processor``, read once in a process for each ``stamp`` of the files, and a lock for its use."""
+    return open_processor(name, folder, kind), threading.Lock()
 
 
 @contextmanager

@@ -7,13 +7,12 @@ its own code, is refused.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fedcache.errors import MachineError, UsageError, shell_word
-from fedcache.extract.backbones.backbone import triple
-from fedcache.extract.recipe import UNIT
+from fedcache.extract.backbones.backbone import Backbone, triple
+from fedcache.extract.recipe import UNIT, Recipe
 from fedcache.parsing import parse_json
 
 PATTERNS = (
@@ -103,26 +102,25 @@ def read_config(folder: Path, name: str) -> dict[str, Any]:
     return found
 
 
-def architectures_of(folder: Path) -> str:
-    """The classes of transformers that ``config.json`` names, comma-separated; "" if it names none."""
-    names = read_config(folder, "config.json").get("architectures") or []
-    return ", ".join(map(str, names))
+def folder_row(folder: Path, provider: str, width: int, recipe: Recipe) -> Backbone:
+    """The row of a model in a folder, without its kind of inputs and its text features."""
+    # The classes of transformers, if the file names some.
+    classes = read_config(folder, "config.json").get("architectures") or []
+    return Backbone(
+        name=recipe.backbone,
+        provider=provider,
+        width=width,
+        recipe=recipe,
+        source=f"yours: {folder}",
+        files=("config.json",),
+        architecture=", ".join(map(str, classes)),
+        own=True,
+        place=str(folder),
+    )
 
 
-@dataclass(frozen=True)
-class Preprocessing:
-    """Content of ``preprocessor_config.json`` in the words of a recipe."""
-
-    size: int
-    resize: str
-    crop_pct: float
-    interpolation: str
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
-
-
-def read_preprocessing(folder: Path, name: str) -> Preprocessing:
-    """Preprocessing of a model's images.
+def read_preprocessing(folder: Path, name: str) -> Recipe:
+    """The recipe of a model of images, with its preprocessing alone.
 
     Raises MachineError without such a file (an encoder of texts), UsageError for preprocessing that a recipe cannot
     describe.
@@ -139,7 +137,7 @@ def read_preprocessing(folder: Path, name: str) -> Preprocessing:
             f"Get the folder again, with all of its files:  fedcache backbones pull {shell_word(name)}",
         )
     try:
-        return _preprocessing(config)
+        return _preprocessing(config, name)
     except (TypeError, ValueError, KeyError, ZeroDivisionError) as error:
         raise UsageError(
             f"A recipe cannot describe the preprocessing of {name} ({error}).",
@@ -147,7 +145,7 @@ def read_preprocessing(folder: Path, name: str) -> Preprocessing:
         ) from error
 
 
-def _preprocessing(config: Mapping[str, Any]) -> Preprocessing:
+def _preprocessing(config: Mapping[str, Any], name: str) -> Recipe:
     scale = float(config.get("rescale_factor", 1 / 255)) * 255
     if not config.get("do_resize", True) or abs(scale - 1) > 1e-6:
         raise ValueError("images are not resized, or not scaled to [0, 1]")
@@ -168,7 +166,16 @@ def _preprocessing(config: Mapping[str, Any]) -> Preprocessing:
             f"images of {size} pixels, cropped from {size / share:.0f}; expected 8 to 2048 pixels, and at least a "
             "tenth of the side"
         )
-    return Preprocessing(size, resize, share, FILTERS[resample], mean, std)
+    return Recipe(
+        name,
+        "",
+        size=size,
+        resize=resize,
+        interpolation=FILTERS[resample],
+        crop_pct=share,
+        mean=mean,
+        std=std,
+    )
 
 
 def _sides(config: Mapping[str, Any]) -> tuple[int, str, float]:

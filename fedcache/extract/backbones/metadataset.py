@@ -10,7 +10,6 @@ of the features.
 from __future__ import annotations
 
 from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder, ModuleEncoder, Weights
-from fedcache.extract.backbones.checkpoints import load_strict, read_state
 from fedcache.extract.recipe import Recipe
 
 
@@ -21,19 +20,10 @@ def load(
     from torch import nn
     from torchvision.models import resnet18
 
-    path = weights.file(backbone.name)
     model = resnet18(weights=None)
     model.conv1 = nn.Conv2d(3, 64, kernel_size=5, stride=2, padding=1, bias=False)
     if backbone.recipe.pooling == "avg":
         model.maxpool = nn.Identity()
     model.fc = nn.Identity()
-    state = read_state(path, key=weights.key)
-    load_strict(
-        model,
-        state,
-        backbone=backbone.name,
-        path=path,
-        ignore=("cls_fn.", "fc."),
-        taken=weights.taken,
-    )
+    weights.load_into(model, backbone.name, ignore=("cls_fn.", "fc."))
     return ModuleEncoder(backbone.name, model, recipe, device=device, dtype=dtype)

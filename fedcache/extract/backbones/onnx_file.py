@@ -15,13 +15,12 @@ from numpy.typing import NDArray
 
 from fedcache.errors import MachineError, UsageError, shell_word, unknown
 from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder, Weights
-from fedcache.extract.backbones.own import Choice, output_of, tried, unchanged_bytes
+from fedcache.extract.backbones.own import Choice, unchanged_bytes
 from fedcache.extract.backbones.own_files import (
     FileEncoder,
     ImageInput,
-    chosen_output,
-    derived,
-    on_the_cpu,
+    derive_file,
+    load_file,
 )
 from fedcache.extract.recipe import Recipe
 from fedcache.optional import needed_library, reason
@@ -37,54 +36,44 @@ TYPES = {
 
 
 def derive(name: str, choice: Choice) -> Backbone:
-    """The row of ``onnx:FILE``; raises as ``derived``."""
-
-    def given(path: Path, bare: str) -> ImageInput:
-        session = _session(bare, path, unchanged_bytes(path, ""), threads=1)
-        return _input(bare, session)
-
-    return derived(
-        name, ONNX, choice, provider="onnx_file", norm="imagenet", given=given, opened=_opened
-    )
+    """The row of ``onnx:FILE``; raises as ``derive_file``."""
+    return derive_file(name, ONNX, choice, provider="onnx_file", norm="imagenet", opened=_opened)
 
 
 def load(
     backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str, dtype: str
 ) -> FrozenEncoder:
-    """The encoder of the file whose sha256 is that of ``weights``, with as many threads as torch has."""
-    import torch
-
-    on_the_cpu(backbone.name, device, dtype)
-    path = weights.file(backbone.name)
-    threads = torch.get_num_threads()
-    encoder = _opened(backbone.name, path, weights.sha256, output_of(recipe), recipe, threads)
-    return tried(encoder, backbone, recipe)
-
-
-class OnnxEncoder(FileEncoder):
-    """An encoder over a session of onnxruntime."""
-
-    session: Any
-
-    def compute(self, images: NDArray[Any]) -> NDArray[Any]:
-        """See ``FileEncoder.compute``."""
-        (out,) = self.session.run([self.output], {self.given.name: images})
-        found: NDArray[Any] = out
-        return found
+    """The encoder of a file, on the CPU; raises as ``load_file``."""
+    return load_file(_opened, backbone, weights, recipe, device, dtype)
 
 
 def _opened(
     name: str, path: Path, sha256: str, requested: str | None, recipe: Recipe, threads: int
-) -> OnnxEncoder:
-    """The encoder of a file; UsageError for an output that it does not have."""
+) -> FileEncoder:
+    """The encoder of a file; UsageError for an output that it does not have, and for several without a choice."""
     session = _session(name, path, unchanged_bytes(path, sha256), threads=threads)
+    given = _input(name, session)
     outputs = [out.name for out in session.get_outputs()]
-    output = chosen_output(name, outputs, requested)
+    output = requested
+    if output is None:
+        if len(outputs) != 1:
+            first = "NAME"
+            if outputs:
+                first = outputs[0]
+            raise UsageError(
+                f"{name} has {len(outputs)} outputs ({', '.join(outputs[:20])}), but none was chosen.",
+                f"--recipe {shell_word(f'{name}:output={first}')}",
+            )
+        (output,) = outputs
     if output not in outputs:
         raise unknown(f"output of {name}", output, outputs)
-    encoder = OnnxEncoder(name, _input(name, session), outputs, output, recipe)
-    encoder.session = session
-    return encoder
+
+    def compute(images: NDArray[Any]) -> NDArray[Any]:
+        (found,) = session.run([output], {given.name: images})
+        features: NDArray[Any] = found
+        return features
+
+    return FileEncoder(name, given, outputs, output, recipe, compute)
 
 
 def _known_length(axis: Any) -> int | None:

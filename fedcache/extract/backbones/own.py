@@ -7,8 +7,7 @@ path.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +20,6 @@ from fedcache.extract.recipe import VERSION, Recipe, slug
 from fedcache.optional import reason
 from fedcache.plugins import HUGGING_FACE, bare_name
 from fedcache.store.files import (
-    canonical_json,
     digest_of,
     file_sha256,
     make_private,
@@ -33,7 +31,8 @@ from fedcache.store.files import (
 if TYPE_CHECKING:
     from torch import Tensor
 
-WHAT = {"kind": "own backbone"}
+OWN_ROW = {"kind": "own backbone"}
+"""Identity of the file of a remembered row, for its seal."""
 CHANCE_CLOSE = 1e-5
 BATCH_CLOSE = 1e-3
 """Largest distances as a share of the norm: of features computed twice, and of an item alone and in a batch."""
@@ -66,17 +65,17 @@ def find_place(name: str, prefix: str, choice: Choice, *, folder: bool = False) 
         kind = "folder"
         example = f"{prefix}models/encoder"
         is_there = Path.is_dir
-    has_signs = any(sign in bare for sign in ",@\n")
-    if not text or has_signs or bare == prefix:
+    has_reserved_sign = any(sign in bare for sign in ",@\n")
+    if not text or has_reserved_sign or bare == prefix:
         raise UsageError(
-            f"{name!r} is not a valid {kind}: a name must not contain a comma, @ or a line break.",
+            f"{name!r} is not a valid {kind}: a name must not be empty or contain a comma, @ or a line break.",
             f"For example {example}",
         )
     places = [Path(text).expanduser()]
     if choice.file is not None:
         places = [choice.file.expanduser()]
     elif choice.home is not None:
-        remembered = recall(bare, choice.home)
+        remembered = read_row(_note_of(bare, choice.home), OWN_ROW)
         if remembered is not None and name == bare:
             places.append(Path(remembered.place))
         places.append(choice.home / "weights" / slug(bare.removeprefix(prefix)))
@@ -103,18 +102,15 @@ def facts_of(
     words: tuple[str | None, ...],
     choice: Choice,
     read: Callable[[], Any],
-    identity: str | None = None,
 ) -> Any:
-    """The result of ``read`` for a file, a JSON value, remembered under the home until the file changes.
-
-    ``identity`` is the digest of a folder, because the time of a folder does not change with its files.
-    """
+    """The result of ``read`` for a file or folder, a JSON value, remembered in the home until the content changes."""
     if choice.home is None:
         return read()
     memory = DigestMemory(choice.home / "digests")
-    state = [identity]
-    if identity is None:
-        state = stat_key(path)
+    state = stat_key(path)
+    if path.is_dir():
+        # The time of a folder does not change with its files.
+        state = [content_sha256(path)]
     key = ["own backbone, tried alone", VERSION, *words, *state]
     facts = memory.recall(key)
     if facts is None:
@@ -126,24 +122,17 @@ def facts_of(
 def remember(row: Backbone, home: Path) -> None:
     """Write a row, with the path of its file, into the home."""
     path = _note_of(row.name, home)
-    content = {**asdict(row), "recipe": row.recipe.to_dict()}
-    with suppress(FedcacheError):  # a damaged file is written again
-        found = read_sealed(path, WHAT)
-        if found is not None and canonical_json(found.content) == canonical_json(content):
-            return
-    make_private(path.parent)
-    write_sealed(path, WHAT, content)
-
-
-def recall(name: str, home: Path) -> Backbone | None:
-    """The row of a bare name as it was remembered last; None for a missing or damaged file."""
-    return _read(_note_of(name, home))
+    if read_row(path, OWN_ROW) != row:
+        write_row(row, path, OWN_ROW)
 
 
 def remembered_rows(home: Path) -> list[Backbone]:
     """All remembered rows, sorted by name."""
-    paths = sorted((home / "recipes").glob("own-*.json"))
-    rows = [row for row in map(_read, paths) if row is not None]
+    rows = []
+    for path in sorted((home / "recipes").glob("own-*.json")):
+        row = read_row(path, OWN_ROW)
+        if row is not None:
+            rows.append(row)
     return sorted(rows, key=lambda row: row.name)
 
 
@@ -151,12 +140,23 @@ def _note_of(name: str, home: Path) -> Path:
     return home / "recipes" / f"own-{slug(name)[:80]}-{digest_of(name)[:8]}.json"
 
 
-def _read(path: Path) -> Backbone | None:
+def write_row(row: Backbone, path: Path, identity: Mapping[str, str]) -> None:
+    """Write a row into a file of the home; ``identity`` is for the seal of the file."""
+    make_private(path.parent)
+    write_sealed(path, identity, {**asdict(row), "recipe": row.recipe.to_dict()})
+
+
+def read_row(path: Path, identity: Mapping[str, str]) -> Backbone | None:
+    """The inverse of ``write_row``; None for a missing or damaged file."""
     try:
-        found = read_sealed(path, WHAT)
+        found = read_sealed(path, identity)
         if found is None:
             return None
-        return row_of(found.content)
+        data = dict(found.content)
+        data["recipe"] = Recipe.from_dict(data["recipe"])
+        data["files"] = tuple(data["files"])
+        data["sha256"] = tuple((file, digest) for file, digest in data["sha256"])
+        return Backbone(**data)
     except (ValueError, KeyError, TypeError, FedcacheError):
         return None
 
@@ -187,15 +187,6 @@ def known_name(name: str, home: Path) -> str:
         if all(folder == place for folder in folders):
             return other
     return name
-
-
-def row_of(content: Any) -> Backbone:
-    """A row from its plain values. Raises ValueError, KeyError, TypeError or FedcacheError for other values."""
-    data = dict(content)
-    data["recipe"] = Recipe.from_dict(data["recipe"])
-    data["files"] = tuple(data["files"])
-    data["sha256"] = tuple((file, digest) for file, digest in data["sha256"])
-    return Backbone(**data)
 
 
 def pooling_of(output: str, rank: int) -> str:
@@ -231,7 +222,7 @@ def unchanged_bytes(path: Path, sha256: str) -> bytes:
     return raw
 
 
-def tried(
+def checked_encoder(
     encoder: FrozenEncoder, backbone: Backbone, recipe: Recipe, dtype: str = "float32"
 ) -> FrozenEncoder:
     """The encoder, after a check that it gives two finite rows of the backbone's width for images of the recipe's size.
@@ -255,7 +246,7 @@ def shape_of(
     Raises UsageError if the encoder fails, or its features are not finite, differ the second time or, with ``alone``,
     differ for an image alone. ``alone`` is False for a narrow compute dtype, in which rounding differs as much.
     """
-    images = tried_images(size)
+    images = trial_images(size)
     try:
         features = encoder.image(images)
         again = encoder.image(images)
@@ -270,57 +261,59 @@ def shape_of(
             f"{name} fails on two images of {size} px: {reason(error)}",
             "Fix the model, or use another size: --size N",
         ) from error
-    if features.shape[1] == 0:
-        raise no_width(name)
-    if not bool(features.isfinite().all()):
-        raise UsageError(
-            f"{name} gives NaN or infinite numbers for two images of {size} px.",
-            "Check the weights of the model. If its inputs need another range, use --recipe norm=unit, half, "
-            "imagenet, clip or bytes.",
-        )
-    refuse_chance(name, features, again)
-    for row, one in zip(features, singly, strict=False):
-        refuse_company(name, row[None], one)
+    check_features(
+        name,
+        f"two images of {size} px",
+        features,
+        again,
+        singly,
+        "Check the weights of the model. If its inputs need another range, use --recipe norm=unit, half, "
+        "imagenet, clip or bytes.",
+    )
     return tuple(features.shape)
 
 
-def no_width(name: str) -> UsageError:
-    """The error for a model that gives rows without numbers."""
-    return UsageError(
-        f"{name} gives empty rows instead of features.",
-        "Return at least one number per item.",
-    )
+def check_features(
+    name: str,
+    items: str,
+    features: Tensor,
+    again: Tensor,
+    singly: Sequence[Tensor],
+    hint: str,
+) -> None:
+    """Raise UsageError unless features are finite, and depend on their own item alone.
 
-
-def refuse_complex(name: str, features: Tensor) -> None:
-    """Raise UsageError for complex numbers, because a store would keep only their real part."""
-    if features.is_complex():
+    Args:
+        name: of the backbone.
+        items: the two items in words.
+        features: of both items, [2, D].
+        again: of both items, computed a second time.
+        singly: of the first item alone, and of the second if it was computed alone, [1, D] each.
+        hint: of the error for features that are not finite.
+    """
+    if features.shape[1] == 0:
         raise UsageError(
-            f"{name} gives complex numbers, but features must be real.",
-            "Return the absolute value or both parts: out.abs(), or torch.view_as_real(out).flatten(1)",
+            f"{name} gives empty rows instead of features.",
+            "Return at least one number per item.",
         )
-
-
-def refuse_chance(name: str, features: Tensor, again: Tensor) -> None:
-    """Raise UsageError if the same items have other features the second time, beyond rounding, as on a GPU."""
+    if not bool(features.isfinite().all()):
+        raise UsageError(f"{name} gives NaN or infinite numbers for {items}.", hint)
+    # The second time may differ by rounding, as on a GPU.
     if features.shape != again.shape or _distance(features, again) > CHANCE_CLOSE:
         raise UsageError(
             f"{name} gives different features for the same items.",
             "Use no random numbers in its forward method (such as dropout with training=True), or a "
             "fixed seed.",
         )
-
-
-def refuse_company(name: str, together: Tensor, alone: Tensor) -> None:
-    """Raise UsageError if the features of an item, [1, D], differ between a batch and the item alone."""
-    distance = _distance(together, alone)
-    if distance > BATCH_CLOSE:
-        raise UsageError(
-            f"The features that {name} gives for an item depend on the other items of its batch. They change "
-            f"by {distance:.1g} of their norm.",
-            "Compute nothing over the batch axis, such as a mean, BatchNorm without running statistics, "
-            "or padding.",
-        )
+    for row, alone in zip(features, singly, strict=False):
+        distance = _distance(row[None], alone)
+        if distance > BATCH_CLOSE:
+            raise UsageError(
+                f"The features that {name} gives for an item depend on the other items of its batch. They change "
+                f"by {distance:.1g} of their norm.",
+                "Compute nothing over the batch axis, such as a mean, BatchNorm without running statistics, "
+                "or padding.",
+            )
 
 
 def _distance(features: Tensor, others: Tensor) -> float:
@@ -329,7 +322,7 @@ def _distance(features: Tensor, others: Tensor) -> float:
     return float((features - others).norm() / norm)
 
 
-def tried_images(size: int) -> Tensor:
+def trial_images(size: int) -> Tensor:
     """Two images, uint8 [2, size, size, 3]; the second is darker, so an influence on each other's features is seen."""
     import torch
 

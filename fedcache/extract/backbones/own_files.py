@@ -1,12 +1,10 @@
 """Image encoders as one file that another library computes: shared code of ONNX and TFLite files.
 
 The file declares the size, layout and type of its input and its batch size; images are computed in blocks of this size.
-A subclass computes one block with its library.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +14,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.errors import UsageError, shell_word
-from fedcache.extract.backbones.backbone import Backbone, no_text, one_row_each
-from fedcache.extract.backbones.own import Choice, facts_of, find_place, pooling_of, shape_of
+from fedcache.extract.backbones.backbone import (
+    Backbone,
+    FrozenEncoder,
+    Weights,
+    no_text,
+    one_row_each,
+)
+from fedcache.extract.backbones.own import (
+    Choice,
+    checked_encoder,
+    facts_of,
+    find_place,
+    output_of,
+    pooling_of,
+    shape_of,
+)
 from fedcache.extract.recipe import NORMS, UNIT, Recipe
 from fedcache.optional import reason
 from fedcache.plugins import bare_name
@@ -47,23 +59,23 @@ class ImageInput:
         """Whether it takes pixels that are not normalised."""
         return self.dtype.kind in "iu"
 
-    def side(self, name: str, choice: Choice) -> tuple[int, bool]:
-        """Pixels of the side, and whether they are fixed; UsageError for images that are not square."""
+    def fixed_side(self, name: str) -> int | None:
+        """Pixels of the side; None for a file that takes any size. UsageError for images that are not square."""
         if self.channels_last:
             height, width = self.shape[1:3]
         else:
             height, width = self.shape[2:4]
         if height is None or width is None:
-            return choice.size or SIZE, False
+            return None
         if height != width:
             raise UsageError(
                 f"{name} takes images of {height} x {width} pixels, but a recipe has only one side length.",
                 "Export the model for square images.",
             )
-        return height, True
+        return height
 
 
-class FileEncoder(ABC):
+class FileEncoder:
     """A ``FrozenEncoder`` over a file.
 
     Args:
@@ -72,25 +84,29 @@ class FileEncoder(ABC):
         outputs: names of the outputs, for messages.
         output: the output that is the feature.
         recipe: its mean and std normalise inputs of floats. Inputs of integers are the pixels, less 128 if signed.
+        compute: the output for a block of images in the input's type and layout, by the library of the file.
     """
 
     def __init__(
-        self, name: str, given: ImageInput, outputs: Sequence[str], output: str, recipe: Recipe
+        self,
+        name: str,
+        given: ImageInput,
+        outputs: Sequence[str],
+        output: str,
+        recipe: Recipe,
+        compute: Callable[[NDArray[Any]], NDArray[Any]],
     ) -> None:
         self.name = name
         self.given = given
         self.outputs = outputs
         self.output = output
+        self.compute = compute
         self.rank = 2  # number of axes of the output, known after the first call
         # As in ModuleEncoder: (x / 255 - mean) / std as one multiplication and one addition, in float32.
         mean = np.array(recipe.mean)
         std = np.array(recipe.std)
         self._scale = (1 / (255 * std)).astype(np.float32)
         self._shift = (-mean / std).astype(np.float32)
-
-    @abstractmethod
-    def compute(self, images: NDArray[Any]) -> NDArray[Any]:
-        """The output for a block of images in the input's type and layout."""
 
     def image(self, x: Tensor) -> Tensor:
         """See ``FrozenEncoder.image``."""
@@ -160,14 +176,13 @@ Opened = Callable[[str, Path, str, str | None, Recipe, int], FileEncoder]
 """(name, path, sha256 or "", output or None, recipe, threads) -> the encoder of a file; None for its only output."""
 
 
-def derived(
+def derive_file(
     name: str,
     prefix: str,
     choice: Choice,
     *,
     provider: str,
     norm: str,
-    given: Callable[[Path, str], ImageInput],
     opened: Opened,
 ) -> Backbone:
     """The row of ``PREFIX:FILE``; its width is that of the features of two images.
@@ -178,7 +193,6 @@ def derived(
         choice: needs an output for a file with several; a file that takes any size is tried with ``choice.size``.
         provider: the module that loads it.
         norm: of float inputs, unless a recipe has another.
-        given: reads the input of a file, from its path and name.
         opened: opens the file.
 
     Raises:
@@ -188,16 +202,19 @@ def derived(
     bare = bare_name(name)
 
     def read() -> dict[str, Any]:
-        images = given(path, bare)
-        size, fixed = images.side(bare, choice)
+        size = choice.size or SIZE
         encoder = opened(bare, path, "", choice.output, Recipe(bare, "", size=size), 1)
+        images = encoder.given
+        fixed_side = images.fixed_side(bare)
+        if fixed_side is not None:
+            size = fixed_side
         _, width = shape_of(encoder, bare, size)
         layout = "NCHW"
         if images.channels_last:
             layout = "NHWC"
         return {
             "size": size,
-            "fixed": fixed,
+            "fixed": fixed_side is not None,
             "raw": images.raw,
             "layout": layout,
             "output": encoder.output,
@@ -218,7 +235,7 @@ def derived(
         recipe=Recipe(bare, "", size=facts["size"], mean=mean, std=std, pooling=pooling),
         source=f"yours: {path}",
         files=(path.name,),
-        architecture=facts["layout"],
+        architecture=facts["layout"],  # a file does not name its architecture
         fixed=facts["fixed"],
         own=True,
         place=str(path),
@@ -227,25 +244,22 @@ def derived(
     )
 
 
-def chosen_output(name: str, outputs: Sequence[str], requested: str | None) -> str:
-    """The output requested, or the only one; UsageError for several."""
-    if requested is None and len(outputs) != 1:
-        first = "NAME"
-        if outputs:
-            first = outputs[0]
-        raise UsageError(
-            f"{name} has {len(outputs)} outputs ({', '.join(outputs[:20])}), but none was chosen.",
-            f"--recipe {shell_word(f'{name}:output={first}')}",
-        )
-    if requested is None:
-        return outputs[0]
-    return requested
+def load_file(
+    opened: Opened, backbone: Backbone, weights: Weights, recipe: Recipe, device: str, dtype: str
+) -> FrozenEncoder:
+    """The encoder of the file whose sha256 is that of ``weights``, with as many threads as torch has.
 
+    Raises UsageError for another device than the CPU or another dtype than float32.
+    """
+    import torch
 
-def on_the_cpu(name: str, device: str, dtype: str) -> None:
-    """Raise UsageError for another device than the CPU or another dtype than float32."""
+    name = backbone.name
     if (device, dtype) != ("cpu", "float32"):
         raise UsageError(
             f"{name} is computed on the CPU in float32, but {device} and {dtype} were requested.",
             "--device cpu --dtype float32",
         )
+    path = weights.file(name)
+    threads = torch.get_num_threads()
+    encoder = opened(name, path, weights.sha256, output_of(recipe), recipe, threads)
+    return checked_encoder(encoder, backbone, recipe)

@@ -22,7 +22,7 @@ from fedcache.extract.backbones.backbone import (
     no_text,
     one_row_each,
 )
-from fedcache.extract.backbones.own import no_width, refuse_chance, refuse_company, refuse_complex
+from fedcache.extract.backbones.own import check_features
 from fedcache.extract.inputs import Items, described_row
 from fedcache.extract.recipe import IMAGES, ROWS, TEXTS
 from fedcache.optional import reason
@@ -37,7 +37,7 @@ OF_MODULES = (IMAGES, TEXTS, ROWS)
 TEMPLATE = "a text about {}."
 """Default prompt template of a class."""
 
-TRIED = ["a text about a cat.", "another text, which is longer than the first."]
+TRIAL_TEXTS = ["a text about a cat.", "another text, which is longer than the first."]
 
 
 class OwnItemEncoder:
@@ -64,14 +64,7 @@ class OwnItemEncoder:
         self.kind = kind_of(name, module)
         self.example = example_of(name, module)
         self.rank = 2
-        try:
-            self.module = copy.deepcopy(module).eval().requires_grad_(False).to(self.device)
-        # Tensors that are results of computations cannot be copied.
-        except Exception as error:
-            raise UsageError(
-                f"{name} cannot be copied: {reason(error)}",
-                "Give a module whose tensors are parameters and buffers.",
-            ) from error
+        self.module = copied(name, module, self.device)
 
     def items(self, items: Items) -> tuple[Tensor, NDArray[np.bool_]]:
         """See ``ItemEncoder.items``; texts that the module cuts are not marked. Raises UsageError if it fails."""
@@ -92,18 +85,9 @@ class OwnItemEncoder:
                 f"{self.name} fails on {count} {self.kind}: {reason(error)}",
                 "Fix its forward method.",
             ) from error
-        shape = tuple(getattr(out, "shape", ()))
-        if not hasattr(out, "isfinite") or len(shape) not in (2, 3) or shape[0] != count:
-            found = type(out).__name__
-            if hasattr(out, "shape"):
-                found = str(list(shape))
-            raise UsageError(
-                f"{self.name} gives {found} for {count} {self.kind}, expected a tensor [B, D] or [B, T, D].",
-                "Return the features from forward as one tensor.",
-            )
-        refuse_complex(self.name, out)
-        self.rank = len(shape)
-        return one_row_each(out).float(), np.zeros(count, bool)
+        features = checked_output(self.name, out, count, self.kind)
+        self.rank = features.ndim
+        return one_row_each(features).float(), np.zeros(count, bool)
 
     def _rows(self, rows: NDArray[Any]) -> Tensor:
         import torch
@@ -132,26 +116,58 @@ class OwnItemEncoder:
         features, _ = self.items(list(prompts))
         return torch.nn.functional.normalize(features, dim=-1)
 
-    def tried(self) -> int:
+    def trial_width(self) -> int:
         """The width of the features of two items. Raises UsageError if it fails, or they are not usable features."""
         import torch
 
-        two: Items = TRIED
+        two: Items = TRIAL_TEXTS
         if self.example is not None:
             two = torch.stack([self.example, self.example]).numpy()
         features, _ = self.items(two)
         again, _ = self.items(two)
         alone, _ = self.items(two[:1])
-        if features.shape[1] == 0:
-            raise no_width(self.name)
-        if not bool(features.isfinite().all()):
-            raise UsageError(
-                f"{self.name} gives NaN or infinite numbers for two {self.kind}.",
-                "Fix its forward method.",
-            )
-        refuse_chance(self.name, features, again)
-        refuse_company(self.name, features[:1], alone)
+        items = f"two {self.kind}"
+        check_features(self.name, items, features, again, [alone], "Fix its forward method.")
         return int(features.shape[1])
+
+
+def copied(name: str, module: nn.Module, device: str | torch.device) -> nn.Module:
+    """A copy of a module in evaluation mode, on a device. Raises UsageError for a module that cannot be copied."""
+    try:
+        return copy.deepcopy(module).eval().requires_grad_(False).to(device)
+    # Tensors that are results of computations cannot be copied, and the user's code may raise any error.
+    except (Exception, SystemExit) as error:
+        raise UsageError(
+            f"{name} cannot be copied: {reason(error)}",
+            "Give a module whose tensors are parameters and buffers.",
+        ) from error
+
+
+def checked_output(name: str, out: Any, count: int, kind: str) -> Tensor:
+    """The output of a module for ``count`` items of a kind. Raises UsageError for one that holds no features."""
+    axes: tuple[int, ...] = (2, 3)
+    expected = "[B, D] or [B, T, D]"
+    if kind == IMAGES:
+        axes = (2, 3, 4)
+        expected = "[B, D], [B, T, D] or [B, D, H, W]"
+    shape: Any = getattr(out, "shape", None)
+    is_tensor = shape is not None and hasattr(out, "isfinite")
+    if not is_tensor or len(shape) not in axes or shape[0] != count:
+        found = type(out).__name__
+        if shape is not None:
+            found = str(list(shape))
+        raise UsageError(
+            f"{name} gives {found} for {count} {kind}, expected a tensor {expected}.",
+            "Return the features from forward as one tensor.",
+        )
+    features: Tensor = out
+    # A store would keep only the real part.
+    if features.is_complex():
+        raise UsageError(
+            f"{name} gives complex numbers, but features must be real.",
+            "Return the absolute value or both parts: out.abs(), or torch.view_as_real(out).flatten(1)",
+        )
+    return features
 
 
 def kind_of(name: str, module: nn.Module) -> str:

@@ -8,7 +8,6 @@ memory is known only to this process and runs only here. Both are identified by 
 
 from __future__ import annotations
 
-import copy
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -26,7 +25,7 @@ from fedcache.extract.backbones.backbone import (
     one_row_each,
     triple,
 )
-from fedcache.extract.backbones.own import Choice, pooling_of, refuse_complex, shape_of, tried
+from fedcache.extract.backbones.own import Choice, checked_encoder, pooling_of, shape_of
 from fedcache.extract.backbones.own_digest import digest_of_parts
 from fedcache.extract.recipe import DECODERS, IMAGES, NORMS, TEXTS, UNIT, Recipe
 from fedcache.optional import reason
@@ -183,10 +182,10 @@ def load(
         )
     if own.reads != IMAGES:
         of_items = own_inputs.OwnItemEncoder(backbone.name, own.module, device=device, dtype=dtype)
-        of_items.tried()
+        of_items.trial_width()
         return of_items
     encoder = _encoder(backbone.name, own, recipe, device=device, dtype=dtype)
-    return tried(encoder, backbone, recipe, dtype)
+    return checked_encoder(encoder, backbone, recipe, dtype)
 
 
 def _own(name: str) -> OwnModule:
@@ -280,7 +279,7 @@ def _checked(
                     f"Leave out {option}.",
                 )
         encoder = own_inputs.OwnItemEncoder(name, module, device="cpu", dtype="float32")
-        width = encoder.tried()
+        width = encoder.trial_width()
         return OwnModule(module, None, 0, *UNIT, encoder.rank, width, encoder.kind)
     side = size
     if side is None:
@@ -331,32 +330,13 @@ def _encoder(
     ranks: list[int] | None = None,
 ) -> FrozenEncoder:
     """The encoder over a copy of the module; each output appends its number of axes to ``ranks``."""
-    try:
-        module = copy.deepcopy(own.module)
-    # Tensors that are results of computations cannot be copied.
-    except (Exception, SystemExit) as error:
-        raise UsageError(
-            f"{name} cannot be copied: {reason(error)}",
-            "Give a module whose tensors are parameters and buffers.",
-        ) from error
+    module = own_inputs.copied(name, own.module, device)
 
     def image(x: Tensor) -> Tensor:
-        out = module(x)
-        images = x.shape[0]
-        shape: Any = getattr(out, "shape", None)
-        is_tensor = shape is not None and hasattr(out, "isfinite")
-        if not is_tensor or len(shape) not in (2, 3, 4) or shape[0] != images:
-            found = type(out).__name__
-            if shape is not None:
-                found = str(list(shape))
-            raise UsageError(
-                f"{name} gives {found} for {images} images, expected a tensor [B, D], [B, T, D] or [B, D, H, W].",
-                "Return the features from forward as one tensor.",
-            )
-        refuse_complex(name, out)
+        features = own_inputs.checked_output(name, module(x), x.shape[0], IMAGES)
         if ranks is not None:
-            ranks.append(len(shape))
-        return one_row_each(out)
+            ranks.append(features.ndim)
+        return one_row_each(features)
 
     if own.transform is None:
         return ModuleEncoder(name, module, recipe, device=device, dtype=dtype, image=image)

@@ -227,10 +227,7 @@ OPENAI_CLIP = (
     _openai("clip-vit-b-32", "ViT-B-32", 512, "timm/vit_base_patch32_clip_224.openai", 605_000_000),
 )
 
-METADATASET = (
-    *(_metadataset(domain, pooled=False) for domain in DOMAINS),
-    *(_metadataset(domain, pooled=True) for domain in DOMAINS),
-)
+METADATASET = tuple(_metadataset(domain, pooled) for pooled in (False, True) for domain in DOMAINS)
 
 AUGREG = (
     _vit("vit-tiny", "vit_tiny_patch16_224", 192, 0, published=False),

@@ -10,11 +10,9 @@ feature extractor, and a sound has the same feature alone and in any batch, up t
 
 from __future__ import annotations
 
-import threading
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,25 +29,22 @@ from fedcache.extract.backbones.backbone import (
     no_text,
 )
 from fedcache.extract.backbones.hugging_face import (
-    folder_of,
     open_model,
-    open_processor,
     refuse_missing,
+    shared_processor,
 )
 from fedcache.extract.backbones.hugging_face_folder import (
     PREPROCESSING,
-    architectures_of,
-    check_folder,
+    folder_row,
     model_files,
     read_config,
 )
-from fedcache.extract.backbones.own import Choice, content_sha256, facts_of
+from fedcache.extract.backbones.own import Choice, facts_of
 from fedcache.extract.digests import stat_key
 from fedcache.extract.image_files import BadImage
 from fedcache.extract.recipe import DECODERS, SOUNDS, Recipe
 from fedcache.extract.sounds import decode_sound
 from fedcache.optional import reason
-from fedcache.plugins import bare_name
 
 if TYPE_CHECKING:
     import torch
@@ -62,6 +57,7 @@ MOST_SECONDS = 60.0
 AT_ONCE = {"cpu": 4, "cuda": 32}
 """Sounds of one forward, by device."""
 
+EXTRACTOR = "feature extractor"
 POOLINGS = ("mean", "max")
 POOLED = "pooler_output"
 """The recipe's word for the model's own pooled output."""
@@ -82,25 +78,22 @@ def _rate_of(folder: Path) -> int | None:
     return None
 
 
-def derive(name: str, choice: Choice) -> Backbone:
-    """The row of ``hf:...`` of sounds; MachineError for an unreadable folder, UsageError for one of other models."""
-    folder = folder_of(name, choice)
-    bare = bare_name(name)
-    check_folder(folder, bare)
+def derive(name: str, folder: Path, choice: Choice) -> Backbone:
+    """The row of a folder of sounds; MachineError for an unreadable one, UsageError for one of other models."""
     rate = _rate_of(folder) or 0
     if not 1_000 <= rate <= 384_000:
         raise UsageError(
-            f"{bare} reads {rate:,} samples per second, expected 1,000 to 384,000.",
+            f"{name} reads {rate:,} samples per second, expected 1,000 to 384,000.",
             "Get the folder again.",
         )
 
     def read() -> list[Any]:
-        recipe = Recipe(bare, "", size=rate, rate=rate, pooling="mean")
-        encoder = SoundEncoder(bare, folder, recipe)
-        width = encoder.tried()
+        recipe = Recipe(name, "", size=rate, rate=rate, pooling="mean")
+        encoder = SoundEncoder(name, folder, recipe)
+        width = encoder.trial_width()
         return [width, encoder.pools]
 
-    width, pools = facts_of(folder, ("sounds",), choice, read, identity=content_sha256(folder))
+    width, pools = facts_of(folder, ("sounds",), choice, read)
     known: tuple[str, ...] = POOLINGS
     usual = POOLINGS[0]
     if pools:
@@ -111,27 +104,16 @@ def derive(name: str, choice: Choice) -> Backbone:
         settings = {"pooling": choice.recorded.pooling, "seconds": str(choice.recorded.size / rate)}
     pooling = settings.get("pooling", usual)
     if pooling not in known:
-        raise unknown(f"pooling of {bare}", pooling[:40], known)
+        raise unknown(f"pooling of {name}", pooling[:40], known)
     recipe = Recipe(
-        bare,
+        name,
         "",
-        size=_samples_of(bare, settings.get("seconds"), rate),
+        size=_samples_of(name, settings.get("seconds"), rate),
         rate=rate,
         pooling=pooling,
         decoder=DECODERS[SOUNDS],
     )
-    return Backbone(
-        name=bare,
-        provider="sound_encoder",
-        width=width,
-        recipe=recipe,
-        source=f"yours: {folder}",
-        files=("config.json",),
-        architecture=architectures_of(folder),
-        own=True,
-        place=str(folder),
-        reads=SOUNDS,
-    )
+    return replace(folder_row(folder, "sound_encoder", width, recipe), reads=SOUNDS)
 
 
 def _samples_of(name: str, given: str | None, rate: int) -> int:
@@ -154,7 +136,7 @@ def load(
     """The model in evaluation mode, after a check that it gives finite features of the backbone's width."""
     folder = weights.file(backbone.name)
     encoder = SoundEncoder(backbone.name, folder, recipe, device=device, dtype=dtype)
-    width = encoder.tried()
+    width = encoder.trial_width()
     if width != backbone.width:
         raise MachineError(
             f"{backbone.name} gives {width} numbers for a sound, expected {backbone.width}.",
@@ -221,19 +203,12 @@ class Hearing:
 
     def extract(self, wave: NDArray[np.float32]) -> NDArray[np.float32]:
         """The model's input for a sound [n]: samples [n], or a spectrogram."""
-        extractor, lock = _extractor(self.name, self.folder, self.stamp)
+        extractor, lock = shared_processor(self.name, self.folder, self.stamp, EXTRACTOR)
         with lock:
             extracted = extractor(wave, sampling_rate=self.rate, return_tensors="np")
         batch = extracted[extractor.model_input_names[0]]
         found: NDArray[np.float32] = np.asarray(batch[0], np.float32)
         return found
-
-
-@lru_cache(maxsize=4)
-def _extractor(name: str, folder: Path, stamp: str) -> tuple[Any, threading.Lock]:
-    """The feature extractor of a folder, read once in a process, and a lock for its use. Raises MachineError."""
-    extractor = open_processor(name, folder, "AutoFeatureExtractor", "feature extractor")
-    return extractor, threading.Lock()
 
 
 class SoundEncoder:
@@ -281,7 +256,7 @@ class SoundEncoder:
         self.module = model.requires_grad_(False).to(self.device)
         stamp = str([stat_key(path) for path in model_files(folder)])
         self.prepare = Hearing(name, folder, stamp, recipe.rate, recipe.size)
-        extractor, _ = _extractor(name, folder, stamp)
+        extractor, _ = shared_processor(name, folder, stamp, EXTRACTOR)
         # Whisper pads every sound with silence to this number of samples.
         self.filled = int(getattr(extractor, "n_samples", 0))
 
@@ -336,7 +311,7 @@ class SoundEncoder:
                     pooled_rows.append(of_sound[:count].mean(0))
             return torch.stack(pooled_rows)
 
-    def tried(self) -> int:
+    def trial_width(self) -> int:
         """The width of the features of two sounds. Raises UsageError if the model fails, or they are not finite."""
         import torch
 

@@ -7,13 +7,11 @@ then remembered under ``<home>/recipes``. A name with a prefix of ``OWN`` is a m
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from fedcache.errors import (
     CorruptionError,
-    FedcacheError,
     StoreError,
     UsageError,
     shell_word,
@@ -38,16 +36,23 @@ from fedcache.extract.backbones import (
     word_clip,
 )
 from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder, Weights
-from fedcache.extract.backbones.own import Choice, content_sha256, output_of, remember, row_of
+from fedcache.extract.backbones.hugging_face_folder import check_folder
+from fedcache.extract.backbones.own import (
+    Choice,
+    content_sha256,
+    output_of,
+    read_row,
+    remember,
+    write_row,
+)
 from fedcache.extract.backbones.rows import BACKBONES
 from fedcache.extract.recipe import VERSION, Recipe, slug
 from fedcache.plugins import HUGGING_FACE, MODULE, ONNX, TFLITE, bare_name, offer, plugins
-from fedcache.store.files import digest_of, make_private, read_sealed, write_sealed
+from fedcache.store.files import digest_of
 
 if TYPE_CHECKING:
     import torch
 
-T = TypeVar("T")
 
 offer("backbones", list(BACKBONES))
 
@@ -57,17 +62,20 @@ DERIVE: Mapping[str, Callable[[str], Backbone]] = {
     open_clip.PREFIX: open_clip.derive,
     RANDOM: random.derive,
 }
-"""Prefix of a library's own names -> the function that makes their rows."""
+"""Prefix of a library's own names, up to the first colon -> the function that makes their rows."""
 
 
 def _folder_row(name: str, choice: Choice) -> Backbone:
     """The row of a folder: of sounds if it has their sampling rate, of texts if it has a tokenizer, else of images."""
     folder = hugging_face.folder_of(name, choice)
+    derive_row = hugging_face.derive
     if sound_encoder.reads_sounds(folder):
-        return sound_encoder.derive(name, choice)
-    if text_encoder.reads_texts(folder):
-        return text_encoder.derive(name, choice)
-    return hugging_face.derive(name, choice)
+        derive_row = sound_encoder.derive
+    elif text_encoder.reads_texts(folder):
+        derive_row = text_encoder.derive
+    bare = bare_name(name)
+    check_folder(folder, bare)
+    return derive_row(bare, folder, choice)
 
 
 OWN: Mapping[str, Callable[[str, Choice], Backbone]] = {
@@ -76,7 +84,7 @@ OWN: Mapping[str, Callable[[str, Choice], Backbone]] = {
     TFLITE: tflite_file.derive,
     HUGGING_FACE: _folder_row,
 }
-"""Prefix of a user's model -> the function that makes its row."""
+"""Prefix of a user's model, up to the first colon -> the function that makes its row."""
 
 LOADERS: Mapping[str, Callable[..., Any]] = {
     provider.__name__.rpartition(".")[2]: provider.load
@@ -143,13 +151,15 @@ def lookup(
         return BACKBONES[name]
     if ":" not in name:
         name = bare_name(name)
-    derive_own = _by_prefix(name, OWN)
+    word, colon, _ = name.partition(":")
+    prefix = word + colon
+    derive_own = OWN.get(prefix)
     if derive_own is not None:
         row = derive_own(name, Choice(home, file, output, size, options or {}, recorded))
         if home is not None and not row.here_only:
             remember(row, home)
         return row
-    derive = _by_prefix(name, DERIVE)
+    derive = DERIVE.get(prefix)
     if derive is None:
         own_names = [f"{prefix}..." for prefix in OWN]
         names = ", ".join(["timm:NAME", "open_clip:ARCH@TAG", *own_names])
@@ -158,21 +168,16 @@ def lookup(
     if home is None:
         return derive(name)
     path = home / "recipes" / f"{slug(name)}-{digest_of(name)[:8]}.json"
-    remembered = _recall(path, name)
+    identity = {"kind": "backbone", "name": name}
+    remembered = read_row(path, identity)
     if remembered is not None:
-        return remembered
+        has_the_name = remembered.name == name == remembered.recipe.backbone
+        # A row of another version of fedcache may have other preprocessing.
+        if has_the_name and remembered.recipe.version == VERSION:
+            return remembered
     row = derive(name)
-    make_private(path.parent)
-    write_sealed(path, _what(name), {**asdict(row), "recipe": row.recipe.to_dict()})
+    write_row(row, path, identity)
     return row
-
-
-def _by_prefix(name: str, by_prefix: Mapping[str, T]) -> T | None:
-    """The value of the prefix that a name begins with; None without one."""
-    for prefix, value in by_prefix.items():
-        if name.startswith(prefix):
-            return value
-    return None
 
 
 def lookup_recorded(
@@ -198,26 +203,6 @@ def lookup_recorded(
         if file is not None:  # the user's file is wrong, not the recipe
             raise
         raise StoreError(error.message, error.hint) from error
-
-
-def _recall(path: Path, name: str) -> Backbone | None:
-    """A remembered row; None for a missing or damaged file, or one of another version, which must be made again."""
-    try:
-        found = read_sealed(path, _what(name))
-        if found is None:
-            return None
-        row = row_of(found.content)
-    except (ValueError, KeyError, TypeError, FedcacheError):
-        return None
-    # A row of another version of fedcache may have other preprocessing.
-    if row.name == name == row.recipe.backbone and row.recipe.version == VERSION:
-        return row
-    return None
-
-
-def _what(name: str) -> dict[str, str]:
-    """Identity of the file of a remembered row, for its seal."""
-    return {"kind": "backbone", "name": name}
 
 
 def load(

@@ -14,10 +14,9 @@ rounding. The groups depend only on the batch, so every worker and every resumed
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
@@ -33,17 +32,16 @@ from fedcache.extract.backbones.backbone import (
     deterministic,
     no_images,
 )
-from fedcache.extract.backbones.hugging_face import folder_of, open_model, open_tokenizer
+from fedcache.extract.backbones.hugging_face import folder_of, open_model, shared_processor
 from fedcache.extract.backbones.hugging_face_folder import (
     PREPROCESSING,
     PROMPTS,
-    architectures_of,
-    check_folder,
+    folder_row,
     model_files,
     read_config,
 )
 from fedcache.extract.backbones.own import Choice, content_sha256, facts_of
-from fedcache.extract.backbones.own_inputs import TEMPLATE, TRIED
+from fedcache.extract.backbones.own_inputs import TEMPLATE, TRIAL_TEXTS
 from fedcache.extract.digests import stat_key
 from fedcache.extract.inputs import Items
 from fedcache.extract.recipe import DECODERS, TEXTS, Recipe
@@ -122,18 +120,15 @@ class TextOutput:
         return cls(pooling, int(layer))
 
 
-def derive(name: str, choice: Choice) -> Backbone:
-    """The row of ``hf:...`` of texts; MachineError for an unreadable folder, UsageError for one of other models."""
-    folder = folder_of(name, choice)
-    bare = bare_name(name)
-    check_folder(folder, bare)
+def derive(name: str, folder: Path, choice: Choice) -> Backbone:
+    """The row of a folder of texts; MachineError for an unreadable one, UsageError for one of other models."""
 
     def read() -> list[Any]:
-        encoder = TextEncoder(bare, folder=folder)
+        encoder = TextEncoder(name, folder=folder)
         model = encoder.model
         return [encoder.output.pooling, model.width, encoder.length, model.most, model.layers]
 
-    facts = facts_of(folder, ("texts and layers",), choice, read, identity=content_sha256(folder))
+    facts = facts_of(folder, ("texts and layers",), choice, read)
     pooling, width, length, most, layers = facts
     settings = dict(choice.options)
     output_name = choice.output
@@ -146,32 +141,21 @@ def derive(name: str, choice: Choice) -> Backbone:
         settings = {"pooling": recorded.pooling, "max_tokens": str(choice.recorded.size)}
         prompt = choice.recorded.prompt
     else:
-        prompt = _prompt_of(bare, folder, settings.get("prompt", ""))
-    layer = _layer_of(bare, output_name, layers, pooling)
+        prompt = _prompt_of(name, folder, settings.get("prompt", ""))
+    layer = _layer_of(name, output_name, layers, pooling)
     output = TextOutput(settings.get("pooling", pooling), layer)
-    tokens = _tokens_of(bare, settings.get("max_tokens"), length, most)
+    tokens = _tokens_of(name, settings.get("max_tokens"), length, most)
     if output.pooling not in POOLINGS:
-        raise unknown(f"pooling of {bare}", output.pooling, POOLINGS)
+        raise unknown(f"pooling of {name}", output.pooling, POOLINGS)
     # The store keeps one set of text features per backbone: those of the model's own output.
     text_width = None
     if output == TextOutput(pooling) and not prompt:
         text_width = width
-    return Backbone(
-        name=bare,
-        provider="text_encoder",
-        width=width,
-        text_width=text_width,
-        recipe=Recipe(
-            bare, "", size=tokens, pooling=output.word, decoder=DECODERS[TEXTS], prompt=prompt
-        ),
-        source=f"yours: {folder}",
-        files=("config.json",),
-        template=TEMPLATE,
-        architecture=architectures_of(folder),
-        own=True,
-        place=str(folder),
-        reads=TEXTS,
+    recipe = Recipe(
+        name, "", size=tokens, pooling=output.word, decoder=DECODERS[TEXTS], prompt=prompt
     )
+    row = folder_row(folder, "text_encoder", width, recipe)
+    return replace(row, text_width=text_width, template=TEMPLATE, reads=TEXTS)
 
 
 def _layer_of(name: str, given: str | None, layers: int, pooling: str) -> int | None:
@@ -235,7 +219,7 @@ def load(
     """The model in evaluation mode, after a check that it gives finite features of the backbone's width."""
     folder = weights.file(backbone.name)
     encoder = TextEncoder(backbone.name, folder=folder, device=device, dtype=dtype, recipe=recipe)
-    features, _ = encoder.items(TRIED)
+    features, _ = encoder.items(TRIAL_TEXTS)
     if features.shape != (2, backbone.width) or not bool(features.isfinite().all()):
         raise MachineError(
             f"{backbone.name} gives {list(features.shape)} for two texts, expected [2, {backbone.width}], all finite.",
@@ -269,31 +253,26 @@ class Tokens:
         return np.diff(self.ends)
 
 
-@dataclass(frozen=True)
-class Tokenizing:
-    """Texts -> ``Tokens``. Picklable, for the process or thread that reads the texts.
+def tokenised(
+    name: str, folder: Path, stamp: str, length: int, prompt: str, texts: Sequence[str]
+) -> Tokens:
+    """The tokens of N texts, in the process or thread that reads them; a text without a token is bad.
 
-    Attributes:
+    Args:
         name: of the backbone, for messages.
         folder: of the model.
         stamp: of the model's files; a process reads the tokenizer once per stamp.
         length: largest number of tokens of a text.
         prompt: added before every text.
+        texts: N texts.
+
+    Raises MachineError for a tokenizer that fails.
     """
-
-    name: str
-    folder: Path
-    stamp: str
-    length: int
-    prompt: str = ""
-
-    def __call__(self, texts: Sequence[str]) -> Tokens:
-        """The tokens of N texts; a text without a token is bad. Raises MachineError for a tokenizer that fails."""
-        tokenizer, lock = _tokenizer(self.name, self.folder, self.stamp)
-        prompted = [self.prompt + str(text) for text in texts]
-        # A tokenizer stores its maximum length, so only one thread may use it at a time.
-        with lock:
-            return tokens_of(tokenizer, prompted, self.length)
+    tokenizer, lock = shared_processor(name, folder, stamp, "tokenizer")
+    prompted = [prompt + str(text) for text in texts]
+    # A tokenizer stores its maximum length, so only one thread may use it at a time.
+    with lock:
+        return tokens_of(tokenizer, prompted, length)
 
 
 def tokens_of(tokenizer: Any, texts: Sequence[str], length: int) -> Tokens:
@@ -318,12 +297,6 @@ def tokens_of(tokenizer: Any, texts: Sequence[str], length: int) -> Tokens:
                 is_cut = len(all_tokens) > length
             cut.append(is_cut)
     return Tokens(ids, ends, np.array(cut, bool), bad)
-
-
-@lru_cache(maxsize=4)
-def _tokenizer(name: str, folder: Path, stamp: str) -> tuple[Any, threading.Lock]:
-    """The tokenizer of a folder, read once in a process, and a lock for its use. Raises MachineError."""
-    return open_tokenizer(name, folder), threading.Lock()
 
 
 def groups_by_length(lengths: NDArray[np.int64], most: int) -> Iterator[NDArray[np.int64]]:
@@ -513,7 +486,7 @@ class TextEncoder:
         self.name = bare_name(name)
         self.output = TextOutput(pooling_of_folder(self.folder, self.name))
         stamp = str([stat_key(path) for path in model_files(self.folder)])
-        tokenizer, _ = _tokenizer(self.name, self.folder, stamp)
+        tokenizer, _ = shared_processor(self.name, self.folder, stamp, "tokenizer")
         self.model = open_texts_model(
             self.name, self.folder, stamp, torch.device(device), getattr(torch, dtype)
         )
@@ -530,7 +503,7 @@ class TextEncoder:
             self.length = recipe.size
             prompt = recipe.prompt
         self.model.outputs.add(self.output)
-        self.prepare = Tokenizing(self.name, self.folder, stamp, self.length, prompt)
+        self.prepare = partial(tokenised, self.name, self.folder, stamp, self.length, prompt)
 
     @cached_property
     def weights(self) -> str:

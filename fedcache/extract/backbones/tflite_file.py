@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from fedcache.errors import FedcacheError, MachineError, UsageError, shell_word, unknown
 from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder, Weights
-from fedcache.extract.backbones.own import Choice, output_of, tried, unchanged_bytes
-from fedcache.extract.backbones.own_files import SIZE, FileEncoder, ImageInput, derived, on_the_cpu
+from fedcache.extract.backbones.own import Choice, unchanged_bytes
+from fedcache.extract.backbones.own_files import FileEncoder, ImageInput, derive_file, load_file
 from fedcache.extract.backbones.rows import PENULTIMATE
 from fedcache.extract.recipe import Recipe
 from fedcache.optional import needed_library, reason
@@ -179,111 +179,63 @@ TYPES = ("uint8", "int8", "float32")
 
 
 def derive(name: str, choice: Choice) -> Backbone:
-    """The row of ``tflite:FILE``; raises as ``derived``."""
-
-    def given(path: Path, bare: str) -> ImageInput:
-        size = choice.size or SIZE
-        return _Opened(bare, path, "", None, size, threads=1, any_output=True).given
-
-    return derived(
-        name, TFLITE, choice, provider="tflite_file", norm="half", given=given, opened=_encoder
-    )
+    """The row of ``tflite:FILE``; raises as ``derive_file``."""
+    return derive_file(name, TFLITE, choice, provider="tflite_file", norm="half", opened=_opened)
 
 
 def load(
     backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str, dtype: str
 ) -> FrozenEncoder:
-    """The encoder of the file whose sha256 is that of ``weights``, with as many threads as torch has."""
-    import torch
-
-    on_the_cpu(backbone.name, device, dtype)
-    path = weights.file(backbone.name)
-    threads = torch.get_num_threads()
-    encoder = _encoder(backbone.name, path, weights.sha256, output_of(recipe), recipe, threads)
-    return tried(encoder, backbone, recipe)
+    """The encoder of a file, on the CPU; raises as ``load_file``."""
+    return load_file(_opened, backbone, weights, recipe, device, dtype)
 
 
-class TfliteEncoder(FileEncoder):
-    """An encoder over an interpreter."""
-
-    interpreter: Any
-    input_number: int  # of the tensor
-    output_number: int  # of the tensor
-    scale: float  # of a quantised output; 0 for an output of floats
-    zero: int  # zero point of a quantised output
-
-    def compute(self, images: NDArray[Any]) -> NDArray[Any]:
-        """See ``FileEncoder.compute``."""
-        self.interpreter.set_tensor(self.input_number, images)
-        self.interpreter.invoke()
-        out: NDArray[Any] = self.interpreter.get_tensor(self.output_number)
-        if self.scale:
-            return (out.astype(np.float32) - self.zero) * np.float32(self.scale)
-        return out
-
-
-class _Opened:
-    """A file in an interpreter, with the requested output."""
-
-    def __init__(
-        self,
-        name: str,
-        path: Path,
-        sha256: str,
-        requested: str | None,
-        size: int,
-        threads: int,
-        *,
-        any_output: bool = False,
-    ) -> None:
-        raw = unchanged_bytes(path, sha256)
-        self.graph: Graph = read_graph(raw, path, name)
-        first = self.graph.outputs[0]
-        self.tensor = first
-        if not any_output:
-            self.tensor = chosen_tensor(self.graph, name, requested)
-        self.output = self.graph.names[self.tensor]
-        if requested is not None:
-            self.output = requested
-        changed = raw
-        if self.tensor != first:
-            changed = with_output(raw, self.tensor, name)
-        self.interpreter = _interpreter(name, path, changed, threads)
-        self.given, self.index = _input(name, _details(path, self.interpreter.get_input_details))
-        try:
-            if None in self.given.shape[1:]:
-                self.interpreter.resize_tensor_input(self.index, [1, size, size, 3])
-            with _quiet():
-                self.interpreter.allocate_tensors()
-        except Exception as error:
-            raise UsageError(
-                f"{name} cannot process images of {size} px: {reason(error)}",
-                f"Give the size that the model was made for:  --recipe {shell_word(name)}:size=N",
-            ) from error
-
-
-def _encoder(
+def _opened(
     name: str, path: Path, sha256: str, requested: str | None, recipe: Recipe, threads: int
-) -> TfliteEncoder:
+) -> FileEncoder:
     """The encoder of a file; UsageError for an output that it does not have or that is quantised by channel."""
-    opened = _Opened(name, path, sha256, requested, recipe.size, threads)
-    outputs = [opened.graph.names[tensor] for tensor in opened.graph.outputs]
+    raw = unchanged_bytes(path, sha256)
+    graph = read_graph(raw, path, name)
+    tensor = chosen_tensor(graph, name, requested)
+    if tensor != graph.outputs[0]:
+        raw = with_output(raw, tensor, name)
+    interpreter = _interpreter(name, path, raw, threads)
+    given, input_number = _input(name, _details(path, interpreter.get_input_details))
+    size = recipe.size
+    try:
+        if None in given.shape[1:]:
+            interpreter.resize_tensor_input(input_number, [1, size, size, 3])
+        with _quiet():
+            interpreter.allocate_tensors()
+    except Exception as error:
+        raise UsageError(
+            f"{name} cannot process images of {size} px: {reason(error)}",
+            f"Give the size that the model was made for:  --recipe {shell_word(name)}:size=N",
+        ) from error
+    outputs = [graph.names[number] for number in graph.outputs]
     outputs.append(PENULTIMATE)
-    encoder = TfliteEncoder(name, opened.given, outputs, opened.output, recipe)
-    (detail, *_) = _details(path, opened.interpreter.get_output_details)
+    output = requested or graph.names[tensor]
+    (detail, *_) = _details(path, interpreter.get_output_details)
     scales = detail["quantization_parameters"]["scales"]
     if len(scales) > 1 or np.dtype(detail["dtype"]).kind not in "iuf":
         raise UsageError(
-            f"The output {encoder.output} of {name} has {len(scales)} scales and the type {detail['dtype']}. "
+            f"The output {output} of {name} has {len(scales)} scales and the type {detail['dtype']}. "
             "fedcache expects numbers with at most one scale.",
             f"--recipe {shell_word(name)}:output={PENULTIMATE}",
         )
-    encoder.interpreter = opened.interpreter
-    encoder.input_number = opened.index
-    encoder.output_number = detail["index"]
-    encoder.scale = float(detail["quantization"][0])
-    encoder.zero = int(detail["quantization"][1])
-    return encoder
+    # Of a quantised output; both are 0 for an output of floats.
+    scale = float(detail["quantization"][0])
+    zero_point = int(detail["quantization"][1])
+
+    def compute(images: NDArray[Any]) -> NDArray[Any]:
+        interpreter.set_tensor(input_number, images)
+        interpreter.invoke()
+        out: NDArray[Any] = interpreter.get_tensor(detail["index"])
+        if scale:
+            return (out.astype(np.float32) - zero_point) * np.float32(scale)
+        return out
+
+    return FileEncoder(name, given, outputs, output, recipe, compute)
 
 
 def _details(path: Path, details: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:

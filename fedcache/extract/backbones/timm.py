@@ -141,7 +141,8 @@ def derive(name: str) -> Backbone:
     if not isinstance(hub, str):
         hub = None
     source = f"timm's {architecture}"
-    if tag := settings.get("tag"):
+    tag = settings.get("tag")
+    if tag:
         source += f" ({tag})"
     side = settings["input_size"][-1]
     return Backbone(

@@ -7,7 +7,6 @@ crop is published for this size, so the image is squashed to the square.
 from __future__ import annotations
 
 from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder, ModuleEncoder, Weights
-from fedcache.extract.backbones.checkpoints import load_strict, read_state
 from fedcache.extract.recipe import Recipe
 
 
@@ -15,27 +14,14 @@ def load(
     backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str, dtype: str
 ) -> FrozenEncoder:
     """The convolutional part, flattened."""
-    from collections import OrderedDict
-
     import torch
     from torch import nn
     from torchvision.models import get_model
 
-    path = weights.file(backbone.name)
     with torch.device("meta"):  # the classifier, 94 % of the parameters, is never filled
         features = get_model(backbone.architecture, weights=None).features
-    parts: list[tuple[str, nn.Module]] = [
-        ("features", features.to_empty(device="cpu")),
-        ("flatten", nn.Flatten()),
-    ]
-    module = nn.Sequential(OrderedDict(parts))
-    state = read_state(path, key=weights.key)
-    load_strict(
-        module,
-        state,
-        backbone=backbone.name,
-        path=path,
-        ignore=("classifier.",),
-        taken=weights.taken,
-    )
+    module = nn.Sequential()
+    module.add_module("features", features.to_empty(device="cpu"))
+    module.add_module("flatten", nn.Flatten())
+    weights.load_into(module, backbone.name, ignore=("classifier.",))
     return ModuleEncoder(backbone.name, module, recipe, device=device, dtype=dtype)

@@ -16,7 +16,7 @@ from fedcache.extract.how import jobs_of, resolve_compute
 from fedcache.extract.planning.plan import PlannedArray
 from fedcache.extract.workers.batch_workers import InProcess, worker_count
 
-TRIED = 3
+MOST_TIMED = 3
 """Most batches that are timed; the median of their times is taken."""
 
 
@@ -32,7 +32,7 @@ class BatchCost:
 def measure_batch(
     jobs: Sequence[FeatureJob], data: Dataset, settings: ComputeSettings
 ) -> BatchCost:
-    """Decode and run up to ``TRIED`` batches in this process, after the models are warm."""
+    """Decode and run up to ``MOST_TIMED`` batches in this process, after the models are warm."""
     workers = InProcess(jobs, data, settings)
     keys = [job.key for job in jobs]
     decode = []
@@ -41,7 +41,7 @@ def measure_batch(
     batches = math.ceil(len(data.names) / settings.batch)
     try:
         workers.warm()
-        for batch in range(min(TRIED, batches)):
+        for batch in range(min(MOST_TIMED, batches)):
             before = time.process_time()
             computed = workers.submit(batch, keys).result()
             processor.append(time.process_time() - before)

@@ -404,17 +404,12 @@ def extract_command(
 
 
 def _command_of(order: ExtractConfig, store: Store, home: Home) -> str:
-    """The command of an extraction into a store, with --store where it is needed."""
-    words = ["fedcache", "extract", *extract_arguments(order), *store_option_of(store, home)]
-    return shlex.join(words)
-
-
-def store_option_of(store: Store, home: Home) -> list[str]:
-    """``--store PATH`` if an extraction of its dataset would not use this store by itself; else no words."""
+    """The command of an extraction into a store, with --store if its dataset does not lead to it."""
+    words = ["fedcache", "extract", *extract_arguments(order)]
     usual = place_of_content(home, store.dataset["slug"], store.content)
-    if store.path.resolve() == usual.resolve():
-        return []
-    return ["--store", str(store.path)]
+    if store.path.resolve() != usual.resolve():
+        words += ["--store", str(store.path)]
+    return shlex.join(words)
 
 
 def dataset_of_store(store: Store, home: Home) -> ExtractConfig | None:

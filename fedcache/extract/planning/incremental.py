@@ -281,7 +281,7 @@ def plan_incremental(
         made = in_earlier_order(data, before, rows, known=known)
         if fresh:
             parent = None
-        return _take_over(IncrementalPlan(made, parent), jobs, chunk_rows)
+        return _plan_reuse(made, parent, jobs, chunk_rows)
     if fresh or path.exists():
         return None
     best: tuple[int, float, IncrementalPlan] | None = None
@@ -296,7 +296,7 @@ def plan_incremental(
             if 2 * kept < max(1, parent.rows):
                 continue
             made = in_earlier_order(data, parent.samples, rows)
-            plan = _take_over(IncrementalPlan(made, parent), jobs, chunk_rows)
+            plan = _plan_reuse(made, parent, jobs, chunk_rows)
             if not plan.whole and keys & parent.arrays.keys():
                 differs = parent
             rank = (kept, (parent.path / "manifest.json").stat().st_mtime)
@@ -343,22 +343,26 @@ def earlier_stores(path: Path, slug: str, home: Home, keys: Collection[str]) -> 
     return [store for _, _, store in others[:OTHERS]]
 
 
-def _take_over(
-    plan: IncrementalPlan, jobs: Sequence[FeatureJob], chunk_rows: int | None
+def _plan_reuse(
+    data: IncrementalDataset,
+    parent: Store | None,
+    jobs: Sequence[FeatureJob],
+    chunk_rows: int | None,
 ) -> IncrementalPlan:
-    """The plan, with the arrays of the parent that have the recipe, the ``how`` and the chunk size of those requested.
+    """The plan that reuses arrays of the parent with the recipe, the ``how`` and the chunk size of those requested.
 
     ``chunk_rows`` is the requested number of rows per chunk; None for any.
     """
-    if plan.parent is None:
+    plan = IncrementalPlan(data, parent)
+    if parent is None:
         return plan
     for job in jobs:
-        info = plan.parent.arrays.get(job.key)
+        info = parent.arrays.get(job.key)
         if info is None or info.how != dict(job.how) or chunk_rows not in (None, info.chunk_rows):
             continue
         whole = len(info.chunks)
         # The last batch is padded with its last row, so it stays the same only if no row follows.
-        if plan.data.new:
+        if data.new:
             whole = info.shape[0] // info.chunk_rows
         if whole:
             plan.chunk_rows[job.key] = info.chunk_rows

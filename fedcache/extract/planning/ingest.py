@@ -160,7 +160,7 @@ def ingest_file(
         elif file.is_file() and not other_command and not other_option:
             hint = f"{error.hint}\nThen:  {again}"
         raise FedcacheError(error.code, error.message, hint) from error
-    with _alone(home, slug, path, replace=replace):
+    with _ingest_lock(home, slug, path, replace=replace):
         target, old = _place(home, path, slug, content)
         notes = list(found.notes)
         if old is None or not is_ingested(old):
@@ -193,7 +193,7 @@ def ingest_file(
 
 
 @contextmanager
-def _alone(home: Home, slug: str, path: Path | None, *, replace: bool) -> Iterator[None]:
+def _ingest_lock(home: Home, slug: str, path: Path | None, *, replace: bool) -> Iterator[None]:
     """A context in which no other ``ingest`` reads, writes or replaces the store of a name; others wait."""
     if path is not None and not replace:
         yield  # the writers of one store wait for each other anyway
@@ -302,29 +302,11 @@ def describe_ingested(store: Store, home: Home, name: str) -> tuple[list[str], s
     return lines, shlex.join(["fedcache", "train", "--method", method, *partition, *where])
 
 
-HOLDERS = (
-    "client",
-    "site",
-    "hospital",
-    "clinic",
-    "center",
-    "centre",
-    "institution",
-    "user",
-    "writer",
-    "speaker",
-    "patient",
-    "device",
-    "sensor",
-    "camera",
-    "node",
-    "owner",
-    "store",
-    "branch",
-    "bank",
-    "school",
-    "farm",
+_HOLDERS = (
+    "client site hospital clinic center centre institution user writer speaker "
+    "patient device sensor camera node owner store branch bank school farm"
 )
+HOLDERS = tuple(_HOLDERS.split())
 """Parts of names of columns that say who holds a row."""
 
 

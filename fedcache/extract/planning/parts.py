@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from fedcache.config import Home
@@ -36,7 +36,7 @@ def parse_part(text: str, observer: Observer) -> StorePart:
                 f"--part {text} is not valid: expected i/n with i from 1 to n, or auto.", EXAMPLE
             )
         return StorePart(int(pair[1]), int(pair[2]))
-    named = _parts_of_variables(os.environ)
+    named = _parts_of_variables()
     if len(named) != 1:
         why = "neither SLURM_ARRAY_TASK_ID nor RANK and WORLD_SIZE are set"
         if named:
@@ -49,17 +49,17 @@ def parse_part(text: str, observer: Observer) -> StorePart:
     return part
 
 
-def _parts_of_variables(environment: Mapping[str, str]) -> dict[str, StorePart]:
+def _parts_of_variables() -> dict[str, StorePart]:
     """The parts that the variables of a job give, by a phrase that names them. Raises UsageError for wrong values."""
     named = {}
-    if SLURM in environment:
-        task, low, high, count = (
-            _number(environment, f"SLURM_ARRAY_TASK_{name}")
-            for name in ("ID", "MIN", "MAX", "COUNT")
-        )
+    if SLURM in os.environ:
+        task = _number(SLURM)
+        low = _number("SLURM_ARRAY_TASK_MIN")
+        high = _number("SLURM_ARRAY_TASK_MAX")
+        count = _number("SLURM_ARRAY_TASK_COUNT")
         step = 1
-        if "SLURM_ARRAY_TASK_STEP" in environment:
-            step = max(1, _number(environment, "SLURM_ARRAY_TASK_STEP"))
+        if "SLURM_ARRAY_TASK_STEP" in os.environ:
+            step = max(1, _number("SLURM_ARRAY_TASK_STEP"))
         # If the tasks were listed one by one, as in a second submission, their numbers do not give the part.
         is_range = (high - low) // step + 1 == count
         place, rest = divmod(task - low, step)
@@ -70,9 +70,9 @@ def _parts_of_variables(environment: Mapping[str, str]) -> dict[str, StorePart]:
                 f"Give the part:  {EXAMPLE}",
             )
         named[f"{SLURM} {task} and SLURM_ARRAY_TASK_COUNT {count}"] = StorePart(place + 1, count)
-    if "RANK" in environment and "WORLD_SIZE" in environment:
-        rank = _number(environment, "RANK")
-        size = _number(environment, "WORLD_SIZE")
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        rank = _number("RANK")
+        size = _number("WORLD_SIZE")
         if not 0 <= rank < size:
             raise UsageError(
                 f"--part auto reads RANK {rank} and WORLD_SIZE {size}, which do not give a part.",
@@ -82,11 +82,12 @@ def _parts_of_variables(environment: Mapping[str, str]) -> dict[str, StorePart]:
     return named
 
 
-def _number(environment: Mapping[str, str], name: str) -> int:
-    value = environment.get(name, "")
+def _number(name: str) -> int:
+    """The number in a variable of the job."""
+    value = os.environ.get(name, "")
     if not re.fullmatch(r"\d{1,9}", value):
         state = f"{value!r}, not a number"
-        if name not in environment:
+        if name not in os.environ:
             state = "not set"
         raise UsageError(
             f"--part auto reads {name}, which is {state}.",

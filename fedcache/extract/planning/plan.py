@@ -17,7 +17,7 @@ from fedcache.errors import MachineError, UsageError, all_at_once, shell_word, u
 from fedcache.extract import backbones as registry
 from fedcache.extract.backbones import Backbone, Weights
 from fedcache.extract.backbones.backbone import prompts
-from fedcache.extract.backbones.own import known_name, tried_images
+from fedcache.extract.backbones.own import known_name, trial_images
 from fedcache.extract.datasets.dataset import Context
 from fedcache.extract.device import known_device, known_dtype, named_gpus
 from fedcache.extract.digests import DigestMemory
@@ -95,7 +95,7 @@ def plan(
     for template in config.text:
         prompts((), template)
     memory = memory_of(home, rehash=rehash)
-    config, wanted = looked_up(known_config(config, home), home)
+    config, wanted = look_up_backbones(known_config(config, home), home)
     given = {name: Path(path).expanduser() for name, path in config.weights.items()}
     for name in given:
         if not name.startswith(PREFIXES):
@@ -158,7 +158,7 @@ def check_reads(planned: Sequence[PlannedArray], spec: str, holds: str) -> None:
             )
 
 
-def looked_up(config: ExtractConfig, home: Home) -> tuple[ExtractConfig, list[Backbone]]:
+def look_up_backbones(config: ExtractConfig, home: Home) -> tuple[ExtractConfig, list[Backbone]]:
     """The configuration with bare names of backbones (``bare_config``), and the rows of all backbones.
 
     Unknown names are refused before any weights are looked for, so that a typo in the second name does not wait for the
@@ -171,7 +171,8 @@ def looked_up(config: ExtractConfig, home: Home) -> tuple[ExtractConfig, list[Ba
         # Options of this backbone, and those of all backbones. They belong to the row, because the output of a user's
         # model and its size determine the width of its features.
         options = {}
-        for (backbone, _, option), value in split_keys(config):
+        for key, value in config.recipe.items():
+            backbone, _, option = key.rpartition(":")
             if bare_name(backbone) in ("", bare):
                 options[option] = value
         requested = options.get("size", config.size)
@@ -215,14 +216,6 @@ def known_config(config: ExtractConfig, home: Home) -> ExtractConfig:
     return _renamed(config, lambda name: changed.get(name, name))
 
 
-def split_keys(config: ExtractConfig) -> list[tuple[tuple[str, str, str], str]]:
-    """Keys of ``--recipe`` as (backbone, ":", option), with their values.
-
-    The backbone and the colon are empty for an option of all backbones.
-    """
-    return [(key.rpartition(":"), value) for key, value in config.recipe.items()]
-
-
 def bare_config(config: ExtractConfig) -> ExtractConfig:
     """The configuration with backbones, recipes and weights under the names that stores know."""
     config = _renamed(config, bare_name)
@@ -232,7 +225,9 @@ def bare_config(config: ExtractConfig) -> ExtractConfig:
 def _renamed(config: ExtractConfig, new: Callable[[str], str]) -> ExtractConfig:
     """The configuration with new names of backbones, also in the keys of ``--recipe``, and without repeated names."""
     recipe = {}
-    for (name, colon, option), value in split_keys(config):
+    for key, value in config.recipe.items():
+        # The name and the colon are empty for an option of all backbones.
+        name, colon, option = key.rpartition(":")
         recipe[f"{new(name)}{colon}{option}"] = value
     backbones = tuple(dict.fromkeys(map(new, config.backbones)))
     return replace(config, backbones=backbones, recipe=recipe)
@@ -403,21 +398,19 @@ def check_backbone(name: str, given: dict[str, Path], home: Home) -> dict[str, o
             f"fedcache backbones pull {shell_word(name)}",
         )
     recipe = replace(backbone.recipe, weights=weights.sha256)
-    encoder = registry.load(backbone, weights, recipe, device="cpu", dtype="float32")
-    tried_weights: dict[str, object] = {
+    encoder = registry.load(backbone, weights, recipe)
+    # Encoders of texts, rows and sounds were checked when they were loaded; pixels have no width.
+    if backbone.reads == IMAGES and recipe.dtype != "uint8":
+        features = encoder.image(trial_images(recipe.size))
+        shape = tuple(features.shape)
+        if shape != (2, backbone.width) or not bool(features.isfinite().all()):
+            raise MachineError(
+                f"{name} gave {shape} features, expected (2, {backbone.width}), all finite.",
+                "The weights file is damaged or belongs to another model; import it again.",
+            )
+    return {
         "name": name,
         "width": backbone.width,
         "sha256": weights.sha256,
         "origin": weights.origin,
     }
-    if backbone.reads != IMAGES:  # loading it has tried it
-        return tried_weights
-    features = encoder.image(tried_images(recipe.size or 32))
-    fits = features.shape == (2, backbone.width) and bool(features.isfinite().all())
-    if recipe.dtype != "uint8" and not fits:
-        shape = tuple(features.shape)
-        raise MachineError(
-            f"{name} gave {shape} features, expected (2, {backbone.width}), all finite.",
-            "The weights file is damaged or belongs to another model; import it again.",
-        )
-    return tried_weights

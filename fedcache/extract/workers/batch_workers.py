@@ -22,7 +22,7 @@ from fedcache.extract.batches import (
     FeatureJob,
     make_runner,
 )
-from fedcache.extract.datasets import Dataset, Source
+from fedcache.extract.datasets import Dataset
 from fedcache.extract.workers.processes import WorkerProcesses
 from fedcache.process import Stop, keep_freed_memory
 
@@ -133,7 +133,12 @@ class InProcess(BatchWorkers):
         import torch
 
         self._threads = torch.get_num_threads()
-        self.runner = make_runner(jobs, data.source, data.uid, len(data.names), settings)
+        try:
+            self.runner = make_runner(jobs, data.source, data.uid, len(data.names), settings)
+        except BaseException:
+            # ``make_runner`` has changed the number of threads, and there is no object to close.
+            self.close()
+            raise
 
     def submit(self, batch: int, keys: Sequence[str]) -> Future[Any]:
         """Compute at once."""
@@ -187,18 +192,12 @@ _runner: BatchRunner | FedcacheError | None = None
 """The runner of this worker, or the error that prevents it."""
 
 
-def init_cpu_worker(
-    jobs: Sequence[FeatureJob],
-    source: Source,
-    uid: NDArray[np.uint8],
-    rows: int,
-    settings: ComputeSettings,
-) -> None:
-    """Prepare a worker process that decodes and computes: threads are fixed, backbones are loaded."""
+def init_cpu_worker(*arguments: Any) -> None:
+    """Prepare a worker process that decodes and computes; ``arguments`` are those of ``make_runner``."""
     keep_freed_memory()
     global _runner
     try:
-        _runner = make_runner(jobs, source, uid, rows, settings)
+        _runner = make_runner(*arguments)
     except FedcacheError as error:
         # The first call raises the error. An initializer that raises would end the pool with a traceback.
         _runner = error

@@ -69,7 +69,6 @@ class BatchUnderWay:
     keys: Sequence[str]
     rows: range
     slot: int
-    free: Callable[[], None]  # gives the slot back
     decoded: Future[Any]  # of ``decode_into``
     answer: Future[Any]  # of its ``ComputedBatch``
     inputs: Inputs = field(default_factory=dict)  # on the device, or texts and rows
@@ -86,28 +85,31 @@ class BatchUnderWay:
         return [index for index, row in enumerate(self.rows) if row in self.bad]
 
 
-NextBatch = Callable[[], BatchUnderWay | None]
-
-
 class DeviceLine:
-    """The three threads of one device: load, run and fetch. Devices take batches from one queue of decoded ones."""
+    """The three threads of one device: load, run and fetch.
+
+    All devices take batches from one queue ``decoded``. The decoders of ``pool`` wrote them into ``slots``.
+    """
 
     def __init__(
         self,
         runner: BatchRunner,
         device: DeviceStages,
         decoded: SimpleQueue[BatchUnderWay | None],
-        take: Callable[[BatchUnderWay], Inputs],
+        pool: WorkerProcesses,
+        slots: Slots,
     ) -> None:
         self.runner = runner
         self.device = device
-        self.take = take
+        self.decoded = decoded
+        self.pool = pool
+        self.slots = slots
         self.closed = False
         self.room = threading.Semaphore(HELD)
         to_run: SimpleQueue[BatchUnderWay | None] = SimpleQueue()
         to_fetch: SimpleQueue[BatchUnderWay | None] = SimpleQueue()
         stages = [
-            partial(self._stage, self._next_of(decoded), self._load, to_run),
+            partial(self._stage, self._next_decoded, self._load, to_run),
             partial(self._stage, to_run.get, self._run, to_fetch),
             partial(self._stage, to_fetch.get, self._fetch, None),
         ]
@@ -115,18 +117,14 @@ class DeviceLine:
         for thread in self.threads:
             thread.start()
 
-    def _next_of(self, decoded: SimpleQueue[BatchUnderWay | None]) -> NextBatch:
+    def _next_decoded(self) -> BatchUnderWay | None:
         """Wait until the device has room, then for the next decoded batch; other devices may take batches meanwhile."""
-
-        def next_batch() -> BatchUnderWay | None:
-            self.room.acquire()
-            return decoded.get()
-
-        return next_batch
+        self.room.acquire()
+        return self.decoded.get()
 
     def _stage(
         self,
-        next_batch: NextBatch,
+        next_batch: Callable[[], BatchUnderWay | None],
         work_on: Callable[[BatchUnderWay], None],
         outgoing: SimpleQueue[BatchUnderWay | None] | None,
     ) -> None:
@@ -149,7 +147,8 @@ class DeviceLine:
     def _load(self, work: BatchUnderWay) -> None:
         """Take what was decoded, begin its copy to the device and free its slot."""
         try:
-            inputs = self.take(work)
+            placed, work.bad, work.decode_seconds = self.pool.result(work.decoded)
+            inputs = self.slots.get(work.slot, placed)
             for key in work.keys:
                 job = self.runner.jobs[key]
                 shared = input_key(job.recipe)
@@ -163,7 +162,7 @@ class DeviceLine:
                     whole = filled_up(given, self.runner.settings.batch)
                     work.inputs[shared] = self.device.load(whole)
         finally:
-            work.free()
+            self.slots.free(work.slot)
 
     def _run(self, work: BatchUnderWay) -> None:
         """Begin the models of images, one after another. Texts and rows are encoded at once."""
@@ -223,9 +222,10 @@ class GpuFeeder(BatchWorkers):
         self.slots = Slots(self.depth, batch_bytes)
         self.pool = WorkerProcesses(workers, init_decoder, self.slots.address, stop)
         self.decoded: SimpleQueue[BatchUnderWay | None] = SimpleQueue()
-        self.lines = [
-            DeviceLine(runner, make_stages(runner), self.decoded, self._take) for runner in runners
-        ]
+        self.lines: list[DeviceLine] = []
+        for runner in runners:
+            stages = make_stages(runner)
+            self.lines.append(DeviceLine(runner, stages, self.decoded, self.pool, self.slots))
 
     def warm(self) -> dict[str, float]:
         """Seconds per image and backbone on the first device; all of them warm up."""
@@ -239,15 +239,9 @@ class GpuFeeder(BatchWorkers):
         """Decode in a worker; the first device that is free takes it from there."""
         slot = self.slots.take()
         decoded = self.pool.submit(decode_into, slot, *self.runner.decoding(batch, keys))
-        free = partial(self.slots.free, slot)
-        work = BatchUnderWay(keys, self.runner.rows_of(batch), slot, free, decoded, Future())
+        work = BatchUnderWay(keys, self.runner.rows_of(batch), slot, decoded, Future())
         decoded.add_done_callback(lambda _: self.decoded.put(work))
         return work.answer
-
-    def _take(self, work: BatchUnderWay) -> Inputs:
-        """The inputs of a decoded batch, which are in its slot."""
-        placed, work.bad, work.decode_seconds = self.pool.result(work.decoded)
-        return self.slots.get(work.slot, placed)
 
     def close(self) -> None:
         """End the decoders and the devices' threads, without waiting for batches that are no longer needed."""

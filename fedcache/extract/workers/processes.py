@@ -57,7 +57,6 @@ class WorkerProcesses:
     def __init__(
         self, count: int, initializer: Callable[..., None], initargs: tuple[Any, ...], stop: Stop
     ) -> None:
-        self.count = count
         self.stop = stop
         context = worker_context(initializer.__module__)
         self._arguments, sender = context.Pipe(duplex=False)
