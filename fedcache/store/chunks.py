@@ -251,6 +251,13 @@ def checksum(data: bytes | memoryview | NDArray[np.uint8]) -> int:
     return int(google_crc32c.value(data))
 
 
+def has_checksum(raw: bytes, crc: int) -> bool:
+    """Whether the bytes of a chunk file end with this checksum, and it is that of the bytes before."""
+    return (
+        raw[-CRC_BYTES:] == crc.to_bytes(CRC_BYTES, "little") and checksum(raw[:-CRC_BYTES]) == crc
+    )
+
+
 def encode(rows: NDArray[Any], chunk_rows: int, dtype: str) -> NDArray[Any]:
     """Rows [n, ...] as a whole chunk [chunk_rows, ...], little-endian, padded with the fill value."""
     target = np.dtype(dtype).newbyteorder("<")

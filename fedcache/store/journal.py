@@ -94,16 +94,20 @@ def header_line(header: dict[str, Any]) -> bytes:
 def header_differences(
     one: Mapping[str, Any], other: Mapping[str, Any]
 ) -> list[tuple[str, Any, Any]]:
-    """Differences of two headers of journals: (name, value in ``one``, value in ``other``), sorted by name."""
-    # The entries of ``how`` are compared one by one.
+    """As ``differences_of``, for two headers of journals; the entries of ``how`` are compared one by one."""
     left = {**one["how"], **one, "how": None}
     right = {**other["how"], **other, "how": None}
+    return differences_of(left, right)
+
+
+def differences_of(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """Differences of two mappings: (name, value in ``one``, value in ``other``), sorted by name."""
     differences = []
-    for name in sorted({*left, *right}):
-        left_value = left.get(name)
-        right_value = right.get(name)
-        if left_value != right_value:
-            differences.append((name, left_value, right_value))
+    for name in sorted({*one, *other}):
+        value = one.get(name)
+        other_value = other.get(name)
+        if value != other_value:
+            differences.append((name, value, other_value))
     return differences
 
 

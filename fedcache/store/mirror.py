@@ -21,7 +21,7 @@ from fedcache.config import Home, is_store_address
 from fedcache.errors import CorruptionError, FedcacheError, MachineError, StoreError, shell_word
 from fedcache.parsing import slug_of
 from fedcache.store.byte_source import ByteSource, open_source
-from fedcache.store.chunks import CRC_BYTES, checksum, chunk_path
+from fedcache.store.chunks import CRC_BYTES, has_checksum
 from fedcache.store.files import (
     digest_of,
     disk_free,
@@ -41,6 +41,7 @@ from fedcache.store.manifest import (
     Manifest,
     chunk_files,
     column_file,
+    feature_file,
     parse_manifest,
 )
 
@@ -145,9 +146,8 @@ def checked_chunk(
             raw = source.get_range(name, start, size + CRC_BYTES)
     except FileNotFoundError as error:
         raise _other_bytes(source, f"{name} is missing") from error
-    tail = crc.to_bytes(CRC_BYTES, "little")
-    whole = size is None or len(raw) == size + CRC_BYTES
-    if not whole or raw[-CRC_BYTES:] != tail or checksum(raw[:-CRC_BYTES]) != crc:
+    is_whole = size is None or len(raw) == size + CRC_BYTES
+    if not is_whole or not has_checksum(raw, crc):
         raise _other_bytes(source, f"{name} does not have the checksum of the manifest")
     return raw
 
@@ -173,14 +173,13 @@ def _other_bytes(source: ByteSource, what: str) -> FedcacheError:
 def array_chunk(source: ByteSource, manifest: Manifest, key: str, number: int) -> bytes:
     """A chunk of a feature array with its checksum, from a source. Raises as ``checked_chunk``."""
     info = manifest.arrays[key]
-    folder = Path("features") / key
-    axes = len(info.shape)
     crc = info.chunks[number]
     size = info.chunk_bytes
     if key not in manifest.shards:
-        return checked_chunk(source, chunk_path(folder, number, axes).as_posix(), crc, size)
+        name = feature_file(Path(), key, number, info.shape).as_posix()
+        return checked_chunk(source, name, crc, size)
     shard, place = divmod(number, manifest.shards[key])
-    name = chunk_path(folder, shard, axes).as_posix()
+    name = feature_file(Path(), key, shard, info.shape).as_posix()
     return checked_chunk(source, name, crc, size, place * (size + CRC_BYTES))
 
 
@@ -237,7 +236,7 @@ class Mirror:
     def bring(self, key: str, number: int) -> None:
         """Fetch the file of a chunk if it is missing. Raises as ``checked_chunk``, or MachineError for a full disk."""
         info = self.manifest.arrays[key]
-        file = chunk_path(self.path / "features" / key, number, len(info.shape))
+        file = feature_file(self.path, key, number, info.shape)
         with suppress(OSError):
             os.utime(file)  # its time is when it was read last; OSError for a missing file
             return

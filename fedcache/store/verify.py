@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from fedcache.errors import CorruptionError, FedcacheError, shell_word
-from fedcache.store import chunks as files
 from fedcache.store.byte_source import ByteSource, open_source
+from fedcache.store.chunks import array_bytes, read_checked
 from fedcache.store.files import (
     explain_disk_errors,
     file_sha256,
@@ -27,10 +27,12 @@ from fedcache.store.manifest import (
     Manifest,
     chunk_files,
     column_file,
+    feature_file,
     part_of,
     read_history,
     read_manifest,
     read_quarantine,
+    write_sidecar,
 )
 from fedcache.store.mirror import (
     array_chunk,
@@ -126,7 +128,7 @@ def verify(path: Path) -> VerifyReport:
         return _verify_published(open_source(store.address))
     report = VerifyReport(str(path))
     for place, crc, size, what in chunk_files(store.path, store.manifest):
-        report.check(place, partial(files.read_checked, place, crc, what, size=size))
+        report.check(place, partial(read_checked, place, crc, what, size=size))
     report.read(path / NAME)
     for relative, digest in sorted(store.manifest.files.items()):
         # The list of unreadable images is checked with its column.
@@ -139,7 +141,9 @@ def verify(path: Path) -> VerifyReport:
                 report.add(place, "does not have the sha256 of the manifest")
         except OSError:
             report.add(place, "is missing or unreadable")
-    _check_rows(store, report)
+    # A commit may be replacing these two files at this moment.
+    report.check(column_file(path, "ok"), store.readable)
+    report.check(path / QUARANTINE, store.quarantined)
     _check_history(path, report)
     _check_journals(store, report)
     for file in leftover_files(store):
@@ -191,12 +195,6 @@ def leftover_files(store: Store) -> list[Path]:
     return found
 
 
-def _check_rows(store: Store, report: VerifyReport) -> None:
-    """Check ``samples/ok`` and the list of unreadable images, which a commit may be replacing at this moment."""
-    report.check(column_file(store.path, "ok"), store.readable)
-    report.check(store.path / QUARANTINE, store.quarantined)
-
-
 def _check_history(path: Path, report: VerifyReport) -> None:
     place = path / HISTORY
     report.read(place)
@@ -211,7 +209,6 @@ def _check_journals(store: Store, report: VerifyReport) -> None:
         report.read(journal.path)
         if journal.key in store.arrays:
             continue  # complete; only the removal of its journal is outstanding
-        folder = store.path / "features" / journal.key
         if journal.header is None or journal.torn:
             report.add(
                 journal.path,
@@ -220,11 +217,11 @@ def _check_journals(store: Store, report: VerifyReport) -> None:
         if journal.header is None:
             continue
         shape = (journal.header["chunk_rows"], *journal.header["shape"][1:])
-        size = files.array_bytes(shape, journal.header["dtype"])
+        size = array_bytes(shape, journal.header["dtype"])
         for chunk, line in sorted(journal.chunks.items()):
-            place = files.chunk_path(folder, chunk, len(shape))
+            place = feature_file(store.path, journal.key, chunk, shape)
             what = f"chunk {chunk} of unfinished {journal.key}"
-            report.check(place, partial(files.read_checked, place, line.crc, what, size=size))
+            report.check(place, partial(read_checked, place, line.crc, what, size=size))
         count = journal.count
         done = len(journal.chunks)
         whose = ""
@@ -281,13 +278,11 @@ def repair(path: Path) -> list[str]:
         now = read_manifest(path)
         whole = sidecars_of(now)
         for relative in problems:
-            place = path / relative
             parts = relative.split("/")
             kind = parts[0]
             raw = whole.get(relative)
             if raw is not None and sha256_hex(raw) == now.files.get(relative):
-                files.make_directories(place.parent)
-                write_atomic(place, raw)
+                write_sidecar(path, now, relative, raw)
                 done.append(f"{relative} was written again.")
             elif kind in FORGOTTEN and relative in now.files:
                 del now.files[relative]
@@ -324,9 +319,9 @@ def _reopen(path: Path, key: str) -> list[str]:
         bad = read_quarantine(path, now)
         lines = [header_line(info.header)]
         for number, crc in enumerate(info.chunks):
-            place = files.chunk_path(path / "features" / key, number, len(info.shape))
+            place = feature_file(path, key, number, info.shape)
             try:
-                files.read_checked(place, crc, key, size=info.chunk_bytes)
+                read_checked(place, crc, key, size=info.chunk_bytes)
             except FedcacheError:
                 continue
             rows = range(number * info.chunk_rows, (number + 1) * info.chunk_rows)
