@@ -50,7 +50,7 @@ LARGEST_HEAD = 1 << 28
 """Bytes; names of a million clients take a tenth of it."""
 
 _START = len(MAGIC) + 8
-_LINE = 8
+_ALIGNMENT = 8
 _DTYPES = ("uint8", "uint16", "uint32", "uint64")
 
 
@@ -173,13 +173,15 @@ def _is_entry(entry: object) -> bool:
 
 
 def _gap(size: int) -> int:
-    """Number of bytes from ``size`` to the next multiple of ``_LINE``."""
-    return -size % _LINE
+    """Number of bytes from ``size`` to the next multiple of ``_ALIGNMENT``."""
+    return -size % _ALIGNMENT
 
+
+# Chunk files and the metadata of arrays.
 
 CRC_BYTES = 4
-LINE = 64
-"""Bytes of a cache line."""
+CACHE_LINE = 64
+"""Bytes."""
 
 DTYPES = ("float16", "float32", "uint8", "int16", "int32", "int64")
 
@@ -520,8 +522,8 @@ def empty(shape: Sequence[int], dtype: np.dtype[Any]) -> NDArray[Any]:
     to such a place at a third of the speed.
     """
     size = math.prod(shape) * dtype.itemsize
-    raw = np.empty(size + LINE, np.uint8)
-    start = -raw.ctypes.data % LINE
+    raw = np.empty(size + CACHE_LINE, np.uint8)
+    start = -raw.ctypes.data % CACHE_LINE
     return raw[start : start + size].view(dtype).reshape(shape)
 
 

@@ -389,10 +389,10 @@ _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
 @contextmanager
-def explain_disk_errors(place: Path, needed: int) -> Iterator[None]:
+def explain_disk_errors(place: Path, needed: int = 0) -> Iterator[None]:
     """Turn the operating system's refusal to write ``needed`` bytes to ``place`` into an error with its figures.
 
-    Raises MachineError, with needed and free bytes when the disk is full.
+    ``needed`` is 0 if the number is not known. Raises MachineError, with needed and free bytes when the disk is full.
     """
     try:
         yield

@@ -7,7 +7,6 @@ damaged JSON always raises a ``FedcacheError``.
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -282,10 +281,10 @@ def read_manifest(store: Path) -> Manifest:
             made = "To make a store from a folder of images"
         elif store.exists():
             what = "is a file, not a fedcache store"
-        command = shlex.join(
-            ["fedcache", "extract", "--dataset", named, "--backbones", "efficientnet-lite0"]
-        )
-        raise StoreError(f"{store} {what}.", f"{made}:  {command}") from error
+        raise StoreError(
+            f"{store} {what}.",
+            f"{made}:  fedcache extract --dataset {shell_word(named)} --backbones efficientnet-lite0",
+        ) from error
     except OSError as error:
         raise _corrupt(store, f"cannot be read ({error.strerror})") from error
     return parse_manifest(raw, store)
@@ -571,7 +570,7 @@ def _damaged(path: Path, why: str) -> FedcacheError:
 def append_event(store: Path, event: Mapping[str, Any]) -> None:
     """Append one event, after removing an incomplete last line. The caller holds the history's lock."""
     path = store / HISTORY
-    with explain_disk_errors(path, 0):
+    with explain_disk_errors(path):
         if path.exists():
             raw = read_whole(path)
             if raw and not raw.endswith(b"\n"):

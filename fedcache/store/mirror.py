@@ -78,7 +78,7 @@ def mirrored(published: Path | str) -> Path:
     slug = slug_of(manifest.dataset["slug"])[:80]
     version = digest_of([place, sha256_hex(raw)])[:16]
     path = home.root / FOLDER / f"{slug}-{version}.zarr"
-    with explain_disk_errors(path, 0):
+    with explain_disk_errors(path):
         if not (path / NAME).exists():
             make_private(home.root)
             make_private(path.parent)

@@ -131,14 +131,14 @@ def publish(
     size = sum(map(len, files.values())) + len(raw_manifest)
     observer.start("publishing", total, "files")
     try:
-        for key, shard, length in shards:
-            info = store.arrays[key]
-            name = feature_file(Path(), key, shard, info.shape).as_posix()
-            size += length
+        for key, numbers, length in shards:
+            info = manifest.arrays[key]
             per_shard = manifest.shards[key]
+            name = feature_file(Path(), key, numbers.start // per_shard, info.shape).as_posix()
+            size += length
             may_exist = own or key in unchanged
-            if not may_exist or not _has_shard(source, name, length, info, shard, per_shard):
-                raw = _shard(zarr, store.reader(key), shard, per_shard)
+            if not may_exist or not _has_shard(source, name, length, info, numbers):
+                raw = _shard(zarr, store.reader(key), numbers, per_shard)
                 source.put(name, raw)
                 written += 1
             observer.advance(1)
@@ -264,27 +264,26 @@ def _array(
     return metadata, array, objects
 
 
-def _shards(manifest: Manifest) -> Iterator[tuple[str, int, int]]:
-    """(key, number, bytes) of every shard file: its chunks, and an index with a checksum."""
+def _shards(manifest: Manifest) -> Iterator[tuple[str, range, int]]:
+    """(key, numbers of its chunks, bytes) of every shard file: the chunks, and an index with a checksum."""
     for key, info in manifest.arrays.items():
         per_shard = manifest.shards[key]
         index_bytes = 16 * per_shard + CRC_BYTES
-        count = -(-len(info.chunks) // per_shard)
-        for shard in range(count):
-            chunks = len(_chunks_of(info, shard, per_shard))
-            chunks_bytes = chunks * (info.chunk_bytes + CRC_BYTES)
-            yield key, shard, chunks_bytes + index_bytes
+        count = len(info.chunks)
+        for start in range(0, count, per_shard):
+            numbers = range(start, min(start + per_shard, count))
+            chunks_bytes = len(numbers) * (info.chunk_bytes + CRC_BYTES)
+            yield key, numbers, chunks_bytes + index_bytes
 
 
-def _shard(zarr: Any, reader: Reader, shard: int, per_shard: int) -> bytes:
+def _shard(zarr: Any, reader: Reader, numbers: range, per_shard: int) -> bytes:
     """The bytes of a shard file, made by zarr. Raises InternalError unless it holds the chunks of the manifest."""
     info = reader.info
     _, array, objects = _array(zarr, reader.key, info, per_shard)
-    numbers = _chunks_of(info, shard, per_shard)
     first = numbers.start * info.chunk_rows
     rows = np.concatenate([reader.chunk(number) for number in numbers])
     array[first : first + len(rows)] = rows
-    name = chunk_path(Path(), shard, len(info.shape)).as_posix()
+    name = chunk_path(Path(), numbers.start // per_shard, len(info.shape)).as_posix()
     raw: bytes = objects[name].to_bytes()
     if not _holds_chunks(raw, info, numbers):
         raise InternalError(
@@ -292,12 +291,6 @@ def _shard(zarr: Any, reader: Reader, shard: int, per_shard: int) -> bytes:
             "pip install 'zarr>=3.1,<3.2'",
         )
     return raw
-
-
-def _chunks_of(info: ArrayInfo, shard: int, per_shard: int) -> range:
-    """The numbers of the chunks in a shard."""
-    start = shard * per_shard
-    return range(start, min(start + per_shard, len(info.chunks)))
 
 
 def _holds_chunks(raw: bytes, info: ArrayInfo, numbers: range) -> bool:
@@ -311,15 +304,13 @@ def _holds_chunks(raw: bytes, info: ArrayInfo, numbers: range) -> bool:
     return has_checksum(index, checksum(index[:-CRC_BYTES]))
 
 
-def _has_shard(
-    source: ByteSource, name: str, length: int, info: ArrayInfo, shard: int, per_shard: int
-) -> bool:
+def _has_shard(source: ByteSource, name: str, length: int, info: ArrayInfo, numbers: range) -> bool:
     """Whether a shard file exists: in a folder with the right chunks, in a bucket with the right length."""
     if source.size(name) != length:
         return False
     if is_store_address(source.place):
         return True
-    return _holds_chunks(source.get(name), info, _chunks_of(info, shard, per_shard))
+    return _holds_chunks(source.get(name), info, numbers)
 
 
 def _claim(source: ByteSource, store: Store, raw: bytes, *, anonymous_names: bool) -> bool:

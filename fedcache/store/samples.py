@@ -25,7 +25,7 @@ from fedcache.store.files import Buffer
 from fedcache.store.journal import announced_checksums
 from fedcache.store.manifest import COLUMNS, Manifest, column_file, column_shape, read_sidecar
 from fedcache.tables.groups import Group
-from fedcache.tables.splits import TEST, TRAIN, VALIDATION
+from fedcache.tables.splits import SPLIT_NAMES, TEST, TRAIN, VALIDATION
 from fedcache.tables.words import EqualStrings
 
 INGESTED = "ingested"
@@ -34,7 +34,7 @@ INGESTED = "ingested"
 HELD_OUT = "the fifth of each class with the smallest uids"
 """Words for messages: the rows that ``held_out`` chooses."""
 
-SPLITS = ("train", "test", "validation")
+SPLITS = SPLIT_NAMES
 
 
 @dataclass(frozen=True)

@@ -271,7 +271,7 @@ def repair(path: Path) -> list[str]:
         with hold_lock(path / "locks" / "history.lock", f"the history of {path}", wait=True):
             events, damaged = read_history(path)
             lines = [to_signed(event) + b"\n" for event in events]
-            with explain_disk_errors(path, 0):
+            with explain_disk_errors(path):
                 write_atomic(path / HISTORY, *lines)
         done.append(f"{len(damaged)} damaged lines of the history were removed.")
     with lock_manifest(path):

@@ -64,6 +64,7 @@ from fedcache.store.manifest import (
     write_sidecar,
 )
 from fedcache.store.samples import Samples
+from fedcache.tables.splits import SPLIT_NAMES
 
 AXES = {2: ("feature",), 3: ("view", "feature"), 5: ("view", "height", "width", "channel")}
 """Names of the axes after the rows, by the number of all axes."""
@@ -263,7 +264,7 @@ class ArrayWriter:
             hold_lock(lock, f"{self.key} in {self.store.path}", wait=self._wait)
         )
         try:
-            with explain_disk_errors(self.store.path, 0):
+            with explain_disk_errors(self.store.path):
                 self._open()
         except BaseException:
             self._stack.close()
@@ -397,7 +398,7 @@ class ArrayWriter:
                 f"file {what}.",
                 "Put the store on a path that all nodes share, e.g. NFS, with --store or FEDCACHE_HOME.",
             )
-        with explain_disk_errors(place, 0):
+        with explain_disk_errors(place):
             made.file.replace(place)
             fsync_directory(place.parent)  # the name is on disk before its journal line
             self.add_to_journal(made.chunk, made.crc, made.bad)
@@ -589,7 +590,7 @@ def sidecars_of(manifest: Manifest) -> dict[str, bytes]:
     }
     found = {
         "zarr.json": group_metadata({"fedcache": FORMAT, "dataset": manifest.dataset["slug"]}),
-        "samples/zarr.json": group_metadata({"splits": ["train", "test", "validation"]}),
+        "samples/zarr.json": group_metadata({"splits": list(SPLIT_NAMES)}),
         "features/zarr.json": group_metadata({}),
         "text/zarr.json": group_metadata({}),
     }

@@ -84,11 +84,6 @@ def _checked(path: Path, schema: Any) -> dict[str, Any]:
     return types
 
 
-def _meta_of(schema: Any) -> dict[str, Any]:
-    metadata = schema.metadata or {}
-    return dict(parse_json(metadata.get(b"fedcache", b"{}")))
-
-
 def hugging_face_features(schema: Any) -> dict[str, dict[str, Any]]:
     """Hugging Face's description of each column of a file, by name; {} if there is none or it is damaged."""
     metadata = schema.metadata or {}
@@ -124,6 +119,14 @@ def class_names_of(features: dict[str, dict[str, Any]]) -> dict[str, list[str]]:
     return {name: feature["names"] for name, feature in features.items() if feature.get("names")}
 
 
+def _table(path: Path, schema: Any, batches: Batches, count: int | None) -> Table:
+    """A table with the types and descriptions of its columns that arrow's schema holds."""
+    metadata = schema.metadata or {}
+    meta = dict(parse_json(metadata.get(b"fedcache", b"{}")))
+    names = class_names_of(hugging_face_features(schema))
+    return Table(path, _checked(path, schema), batches, count, meta, class_names=names)
+
+
 def _parquet(path: Path) -> Table:
     pa = arrow()
 
@@ -133,16 +136,7 @@ def _parquet(path: Path) -> Table:
             yield from file.iter_batches(rows, columns=list(columns))
 
     with pa.parquet.ParquetFile(path) as file:
-        schema = file.schema_arrow
-        names = class_names_of(hugging_face_features(schema))
-        return Table(
-            path,
-            _checked(path, schema),
-            batches,
-            file.metadata.num_rows,
-            _meta_of(schema),
-            class_names=names,
-        )
+        return _table(path, file.schema_arrow, batches, file.metadata.num_rows)
 
 
 def _feather(path: Path) -> Table:
@@ -159,11 +153,9 @@ def _feather(path: Path) -> Table:
                     yield batch.slice(first, rows)
 
     with pa.OSFile(str(path)) as raw, pa.ipc.open_file(raw) as file:
-        types = _checked(path, file.schema)
-        meta = _meta_of(file.schema)
-        class_names = class_names_of(hugging_face_features(file.schema))
-    names = list(types)
-    return Table(path, types, batches, None, meta, class_names=class_names)
+        table = _table(path, file.schema, batches, None)
+    names = list(table.types)
+    return table
 
 
 def _text(path: Path) -> Table:
@@ -208,18 +200,16 @@ def _text(path: Path) -> Table:
         )
     types = _checked(path, schema)
     measured = set()
-    for name, kind in types.items():
-        if first is not None:
+    if first is not None:
+        for name, kind in types.items():
             column = first.column(name)
-        else:
-            column = pa.nulls(0, kind)
-        if pa.types.is_floating(kind):
-            values = column.drop_null().to_numpy(zero_copy_only=False)
-            fractions = values[np.isfinite(values)] % 1
-            if fractions.any():
-                measured.add(name)
-        elif pa.types.is_string(kind) and is_list_text(column):
-            types[name] = pa.list_(pa.float64())
+            if pa.types.is_floating(kind):
+                values = column.drop_null().to_numpy(zero_copy_only=False)
+                fractions = values[np.isfinite(values)] % 1
+                if fractions.any():
+                    measured.add(name)
+            elif pa.types.is_string(kind) and is_list_text(column):
+                types[name] = pa.list_(pa.float64())
     return Table(
         path,
         types,

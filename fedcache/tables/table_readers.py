@@ -236,11 +236,14 @@ def _refuse_almost_features(table: Table, requested: Sequence[str]) -> None:
     numeric = [name for name, kind in types.items() if is_number_kind(kind)]
     unnamed = [name for name in numeric if not has_a_meaning(name)]
     if not requested and len(unnamed) >= MANY_NUMBERS:
-        raise _own_names(table, unnamed)
+        raise _own_names(table, numeric, unnamed)
 
 
-def _own_names(table: Table, numbers: Sequence[str]) -> FedcacheError:
-    """The error of a table whose dimensions have names of their own, such as genes, with code that numbers them."""
+def _own_names(table: Table, numeric: Sequence[str], unnamed: Sequence[str]) -> FedcacheError:
+    """The error of a table whose dimensions have names of their own, such as genes, with code that numbers them.
+
+    ``numeric`` are its columns of numbers, and ``unnamed`` those whose names do not give them a role.
+    """
     path = table.path
     out = path.with_name(f"{stem_of(path)}-numbered.parquet")
     readers = {".parquet": "parquet", ".feather": "feather", ".arrow": "feather"}
@@ -250,11 +253,10 @@ def _own_names(table: Table, numbers: Sequence[str]) -> FedcacheError:
         options += f", sep={table.separator!r}"
     if table.encoding != "utf8":
         options += f", encoding={table.encoding!r}"
-    numeric = [name for name, kind in table.types.items() if is_number_kind(kind)]
     kept = [name for name in numeric if has_a_meaning(name)]
-    count = len(numbers)
+    count = len(unnamed)
     return UsageError(
-        f"{path} has {count:,} columns of numbers with names of their own, {some_names(numbers, 3)}. "
+        f"{path} has {count:,} columns of numbers with names of their own, {some_names(unnamed, 3)}. "
         "fedcache cannot tell which are dimensions of the features.",
         conversion(
             [

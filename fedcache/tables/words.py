@@ -478,11 +478,9 @@ def dates_of(values: NDArray[Any]) -> Words:
         rounded = times.astype(f"M8[{unit}]")
         if (rounded == times).all():
             break
-    words = np.datetime_as_string(rounded).tolist()
-    rows: list[str | None] = [None] * len(values)
-    for row, word in zip(np.flatnonzero(known).tolist(), words, strict=True):
-        rows[row] = word
-    return Words.of(rows)
+    rows = np.full(len(values), None, object)
+    rows[known] = np.datetime_as_string(rounded).tolist()
+    return Words.of(rows.tolist())
 
 
 def sorted_words(words: Iterable[str]) -> list[str]:
@@ -558,9 +556,8 @@ def joined_columns(parts: Sequence[Column | None], lengths: Sequence[int]) -> Co
     # Tables may list different class names, or in another order: a row keeps the name that its own table gives.
     names = tuple(dict.fromkeys(chain.from_iterable(part.words for part in declared)))
     repeated = tuple(dict.fromkeys(chain.from_iterable(part.repeated for part in declared)))
-    place = {word: index for index, word in enumerate(names)}
-    codes = [-1 if word is None else place[word] for word in words]
-    return Words(np.array(codes, np.int32), names, declared=True, repeated=repeated)
+    codes = Words.of(words).recoded(names)
+    return Words(codes, names, declared=True, repeated=repeated)
 
 
 def _fits_float(column: Column) -> bool:
