@@ -18,6 +18,7 @@ from fedcache.errors import CorruptionError, FedcacheError, StoreError, shell_wo
 from fedcache.progress import Observer
 from fedcache.store.chunks import read_checked
 from fedcache.store.journal import (
+    BadRows,
     differences_of,
     header_differences,
     journal_path,
@@ -70,7 +71,7 @@ def rows_of_part(store: Store) -> tuple[int, list[dict[str, Any]]]:
     # Arrays with another number of rows per chunk begin and end at other rows; together they cover one range.
     starts = [store.rows]
     stops = [0]
-    bad: dict[int, tuple[str, str]] = {}
+    bad: BadRows = {}
     for key, info in finished_arrays(store).items():
         own = part.chunks(info.count)
         if own:

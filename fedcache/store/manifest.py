@@ -58,7 +58,7 @@ from fedcache.store.files import (
     to_signed,
     write_atomic,
 )
-from fedcache.store.journal import announced_checksums, journal_path
+from fedcache.store.journal import BadRows, announced_checksums, journal_path
 
 # Part i of n of a store: some chunks of every array, in a folder of their own until ``join``
 # assembles all parts.
@@ -493,7 +493,7 @@ VANISHED = "is no longer in the dataset"
 HISTORY = "history.jsonl"
 
 
-def entries_of(rows: Mapping[int, tuple[str, str]]) -> list[dict[str, Any]]:
+def entries_of(rows: BadRows) -> list[dict[str, Any]]:
     """{row, name, reason} of unreadable rows, sorted by row."""
     entries = []
     for row, (name, reason) in sorted(rows.items()):
@@ -501,7 +501,7 @@ def entries_of(rows: Mapping[int, tuple[str, str]]) -> list[dict[str, Any]]:
     return entries
 
 
-def lines_of(rows: Mapping[int, tuple[str, str]]) -> bytes:
+def lines_of(rows: BadRows) -> bytes:
     """The bytes of ``quarantine.jsonl``: a line per entry."""
     return b"".join(canonical_json(entry) + b"\n" for entry in entries_of(rows))
 
@@ -514,13 +514,13 @@ def write_sidecar(store: Path, manifest: Manifest, relative: str, *parts: Buffer
     manifest.files[relative] = sha256_hex(*parts)
 
 
-def commit_of(manifest: Manifest, rows: Mapping[int, tuple[str, str]]) -> dict[str, Any]:
+def commit_of(manifest: Manifest, rows: BadRows) -> dict[str, Any]:
     """The checksums ``samples/ok`` and the list will have once ``rows`` are quarantined; a journal's commit line."""
     raw = encode(_ok(manifest, rows), max(1, manifest.rows), "uint8")
     return {"ok": checksum(raw), "quarantine": sha256_hex(lines_of(rows))}
 
 
-def replace_sidecars(store: Path, manifest: Manifest, rows: Mapping[int, tuple[str, str]]) -> None:
+def replace_sidecars(store: Path, manifest: Manifest, rows: BadRows) -> None:
     """Write ``samples/ok`` and the list, and enter them in ``manifest``, which the caller writes."""
     ok = _ok(manifest, rows)
     place = column_file(store, "ok")
@@ -530,13 +530,13 @@ def replace_sidecars(store: Path, manifest: Manifest, rows: Mapping[int, tuple[s
         write_sidecar(store, manifest, QUARANTINE, lines_of(rows))
 
 
-def _ok(manifest: Manifest, rows: Mapping[int, tuple[str, str]]) -> NDArray[np.uint8]:
+def _ok(manifest: Manifest, rows: BadRows) -> NDArray[np.uint8]:
     ok = np.ones(manifest.rows, np.uint8)
     ok[sorted(rows)] = 0
     return ok
 
 
-def read_quarantine(store: Path, manifest: Manifest) -> dict[int, tuple[str, str]]:
+def read_quarantine(store: Path, manifest: Manifest) -> BadRows:
     """(name, reason) per bad row. Raises CorruptionError if the file has neither the digest of manifest nor journal."""
     path = store / QUARANTINE
     expected = manifest.files.get(QUARANTINE)
@@ -704,7 +704,10 @@ TEXT_ORDER = ("clip-rn50", "clip-vit-b-16", "clip-vit-b-32", "glyph-clip")
 
 
 def find_text(
-    manifest: Manifest, backbone: str, templates: Sequence[str] | None, weights: str | None
+    manifest: Manifest,
+    backbone: str,
+    templates: Sequence[str] | None = None,
+    weights: str | None = None,
 ) -> dict[str, Any] | None:
     """The entry written or chosen last of a backbone or its array, of these templates and weights if given."""
     slug = slug_of(backbone_of(manifest, backbone))
@@ -733,8 +736,8 @@ def text_of_array(manifest: Manifest, key: str) -> dict[str, Any] | None:
     recipe = manifest.arrays[key].recipe
     name = str(recipe.get("backbone"))
     weights = recipe.get("weights")
-    found = find_text(manifest, name, None, weights)
-    current = find_text(manifest, name, None, None)
+    found = find_text(manifest, name, weights=weights)
+    current = find_text(manifest, name)
     if found is None and current is not None and "weights" not in current["meta"]:
         return current
     return found

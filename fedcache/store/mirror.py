@@ -64,10 +64,7 @@ def mirrored(published: Path | str) -> Path:
         StoreError for a place without a published store, or without access to it; CorruptionError for a damaged store;
         MachineError without the extra ``remote``, the network or room on the disk.
     """
-    if isinstance(published, str) and is_store_address(published):
-        place = published.rstrip("/")
-    else:
-        place = str(Path(published).resolve())
+    place = normal_place(published)
     home = Home.from_environment()
     if home.offline and is_store_address(place):
         raise MachineError(
@@ -88,6 +85,13 @@ def mirrored(published: Path | str) -> Path:
             write_atomic(path / NAME, raw)
         os.utime(path / ORIGIN)  # its time is when the mirror was opened last
     return path
+
+
+def normal_place(published: Path | str) -> str:
+    """An absolute path, or an address without a slash at its end."""
+    if is_store_address(published):
+        return published.rstrip("/")
+    return str(Path(published).resolve())
 
 
 def idle_mirrors(home: Home, idle_days: float) -> Iterator[tuple[Path, str]]:

@@ -49,7 +49,7 @@ from fedcache.store.manifest import (
     read_sidecar,
     text_sidecars,
 )
-from fedcache.store.mirror import FETCHERS, published_manifest, small_chunks
+from fedcache.store.mirror import FETCHERS, normal_place, published_manifest, small_chunks
 from fedcache.store.reader import Reader
 from fedcache.store.store import Store
 from fedcache.store.writer import description, sidecars_of
@@ -78,7 +78,7 @@ class Published:
 
 
 def check_target(target: str) -> str:
-    """A target in its normal form: an absolute path, or an address without a slash at its end.
+    """A target in the form of ``normal_place``.
 
     Raises UsageError for an address to which nothing can be written.
     """
@@ -88,9 +88,7 @@ def check_target(target: str) -> str:
             f"{target} is a web address, to which fedcache cannot write.",
             "Publish to a folder or a bucket that the web server serves:  fedcache publish STORE FOLDER",
         )
-    if is_store_address(target):
-        return target.rstrip("/")
-    return str(Path(target).resolve())
+    return normal_place(target)
 
 
 def publish(

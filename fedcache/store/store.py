@@ -396,7 +396,7 @@ class Store:
 
     def templates(self, backbone: str) -> list[str] | None:
         """The templates of a backbone's current text features; None when it has none, [] when they are not known."""
-        entry = find_text(self.manifest, backbone, None, None)
+        entry = find_text(self.manifest, backbone)
         if entry is None:
             return None
         return list(entry["templates"])
@@ -426,7 +426,7 @@ class Store:
 
         Raises StoreError.
         """
-        entry = find_text(self.manifest, backbone, templates, None)
+        entry = find_text(self.manifest, backbone, templates)
         name = backbone_of(self.manifest, backbone)
         if entry is None:
             raise no_text_features(self.path, name)

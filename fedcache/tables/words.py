@@ -134,7 +134,7 @@ def explain_damage(path: Path) -> Iterator[None]:
         raise UsageError(message, hint) from error
 
 
-def blocks_of(rows: FileRows | NDArray[Any], size: int) -> Iterator[NDArray[Any]]:
+def blocks_of(rows: Rows, size: int) -> Iterator[NDArray[Any]]:
     """Blocks of ``size`` rows in order, then the rest, from a file or from memory; errors as ``FileRows.blocks``."""
     if isinstance(rows, FileRows):
         return rows.blocks(size)
@@ -202,7 +202,11 @@ class FileRows:
         return out
 
 
-def joined_rows(path: Path, name: str, parts: Sequence[FileRows | NDArray[Any]]) -> FileRows:
+Rows = NDArray[Any] | FileRows
+"""Rows of numbers, in memory or in a file."""
+
+
+def joined_rows(path: Path, name: str, parts: Sequence[Rows]) -> FileRows:
     """Matrices of several splits, one after another. Their rows stay in the file.
 
     Raises UsageError for rows of different shapes.
