@@ -6,6 +6,7 @@ fedcache ignores this line and all after it, and the next writer cuts them off b
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -84,8 +85,7 @@ class Journal:
     def cut(self) -> None:
         """Cut off the damaged end."""
         if self.torn:
-            with self.path.open("r+b") as file:
-                file.truncate(self.valid_bytes)
+            os.truncate(self.path, self.valid_bytes)
             self.torn = False
 
 

@@ -6,6 +6,7 @@ damaged JSON always raises a ``FedcacheError``.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -574,8 +575,7 @@ def append_event(store: Path, event: Mapping[str, Any]) -> None:
         if path.exists():
             raw = read_whole(path)
             if raw and not raw.endswith(b"\n"):
-                with path.open("r+b") as file:
-                    file.truncate(raw.rfind(b"\n") + 1)
+                os.truncate(path, raw.rfind(b"\n") + 1)
         append_line(path, to_signed(event))
 
 

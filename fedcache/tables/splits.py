@@ -360,6 +360,7 @@ def _of_flags(
     for key, truth in flags.items():
         code = meanings[key]
         clash = truth & (codes != UNKNOWN) & (codes != code)
+        # Two columns that mark the same split must mark the same rows.
         same = [other for other in flags if other != key and meanings[other] == code]
         if same:
             clash = clash | (truth != flags[same[0]])

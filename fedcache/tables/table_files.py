@@ -193,7 +193,7 @@ def _text(path: Path) -> Table:
         schema = file.schema
         first = next(iter(file), None)
     are_numbers = all(is_number(name) for name in schema.names)
-    if are_numbers and not _follow(sorted(schema.names, key=float)):
+    if are_numbers and not _are_consecutive(sorted(schema.names, key=float)):
         raise UsageError(
             f"{path} begins with a row of numbers.",
             "Its first line names the columns, for example f0,f1,f2,label",
@@ -230,7 +230,7 @@ def is_number(word: str) -> bool:
         return False
 
 
-def _follow(words: Sequence[str]) -> bool:
+def _are_consecutive(words: Sequence[str]) -> bool:
     """Whether the words are consecutive whole numbers in order."""
     numbers = [whole_number(word) for word in words]
     first = numbers[0]
@@ -398,7 +398,7 @@ TABLES: dict[str, Callable[[Path], Table]] = {
 PIECE = 64 << 10
 """Bytes that are decoded at a time."""
 
-LOOKED_AT = 8 << 20
+DIALECT_BYTES = 8 << 20
 """Bytes of a file that are decoded to find its dialect; its first line must not be longer."""
 
 SEPARATORS = (",", ";", "\t")
@@ -448,7 +448,7 @@ def _dialect(file: IO[bytes], path: Path) -> Dialect:
     decoder = codecs.getincrementaldecoder(_CODECS[encoding])()
     head = ""
     # Much more than the first line is decoded, so that another encoding is refused before columns are missed.
-    for _ in range(LOOKED_AT // PIECE):
+    for _ in range(DIALECT_BYTES // PIECE):
         try:
             text = decoder.decode(piece)
         except UnicodeDecodeError:

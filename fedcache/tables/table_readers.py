@@ -190,9 +190,10 @@ def _family(table: Table, requested: Sequence[str]) -> tuple[str, tuple[str, ...
         first = next(iter(chosen)) or "0"
         hint = f"Choose one: --features-key {shell_word(first)}"
         raise UsageError(f"{table.path}: {shown} could all be features.", hint)
-    for names in chosen.values():
-        return key, names
-    return None
+    if not chosen:
+        return None
+    (names,) = chosen.values()
+    return key, names
 
 
 def _are_usual(prefix: str) -> bool:
@@ -236,10 +237,12 @@ def _refuse_almost_features(table: Table, requested: Sequence[str]) -> None:
     numeric = [name for name, kind in types.items() if is_number_kind(kind)]
     unnamed = [name for name in numeric if not has_a_meaning(name)]
     if not requested and len(unnamed) >= MANY_NUMBERS:
-        raise _own_names(table, numeric, unnamed)
+        raise _named_dimensions(table, numeric, unnamed)
 
 
-def _own_names(table: Table, numeric: Sequence[str], unnamed: Sequence[str]) -> FedcacheError:
+def _named_dimensions(
+    table: Table, numeric: Sequence[str], unnamed: Sequence[str]
+) -> FedcacheError:
     """The error of a table whose dimensions have names of their own, such as genes, with code that numbers them.
 
     ``numeric`` are its columns of numbers, and ``unnamed`` those whose names do not give them a role.

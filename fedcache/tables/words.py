@@ -385,6 +385,7 @@ def _are_floats(words: set[str]) -> bool:
         return bool(finite)
     if len(set(values.values())) < len(words):
         return False
+    # Any word shows the number of decimals, if one format writes all of them.
     after_point = min(words).partition(".")[2].lower()
     decimals = len(after_point.partition("e")[0])
     writings: list[Callable[[float], str]] = [
