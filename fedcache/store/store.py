@@ -372,8 +372,8 @@ class Store:
         check_name("array", key)
         self.need_writable()
         return ArrayWriter(
-            self,
-            key,
+            store=self,
+            key=key,
             shape=shape,
             dtype=dtype,
             chunk_rows=chunk_rows,

@@ -177,53 +177,33 @@ class OpenStore(Protocol):
         """Read the manifest again."""
 
 
+@dataclass(eq=False, kw_only=True)
 class ArrayWriter:
-    """The one writer of an array, holding its lock from ``with`` to the end of the block.
+    """The one writer of an array, holding its lock from ``with`` to the end of the block."""
 
-    Args:
-        store: to which the array belongs.
-        key: name of the array.
-        shape: (N, V, D).
-        dtype: stored dtype.
-        chunk_rows: rows per chunk file.
-        recipe: settings that determine the values.
-        how: how they are computed; must not change while the array is unfinished.
-        wait: wait for another writer.
-        fresh: discard an unfinished array.
-    """
+    store: OpenStore  # to which the array belongs
+    key: str  # name of the array
+    shape: tuple[int, ...]  # (N, V, D)
+    dtype: str  # stored dtype
+    chunk_rows: int  # rows per chunk file
+    recipe: dict[str, Any]  # settings that determine the values
+    how: dict[str, Any]  # how they are computed; must not change while the array is unfinished
+    wait: bool  # wait for another writer
+    fresh: bool  # discard an unfinished array
 
-    def __init__(
-        self,
-        store: OpenStore,
-        key: str,
-        *,
-        shape: tuple[int, ...],
-        dtype: str,
-        chunk_rows: int,
-        recipe: dict[str, Any],
-        how: dict[str, Any],
-        wait: bool = False,
-        fresh: bool = False,
-    ) -> None:
-        shape_fits = len(shape) >= 2 and shape[0] == store.rows
-        if not shape_fits or dtype not in DTYPES or chunk_rows < 1:
+    def __post_init__(self) -> None:
+        rows = self.store.rows
+        shape_fits = len(self.shape) >= 2 and self.shape[0] == rows
+        if not shape_fits or self.dtype not in DTYPES or self.chunk_rows < 1:
             dtypes = ", ".join(DTYPES)
             raise InternalError(
-                f"{key}: shape {shape}, {dtype}, {chunk_rows} rows per chunk, in a store of {store.rows} "
-                "rows.",
-                f"Expected shape ({store.rows}, ...), one of {dtypes}, and at least 1 row per chunk.",
+                f"{self.key}: shape {self.shape}, {self.dtype}, {self.chunk_rows} rows per chunk, in a store of "
+                f"{rows} rows.",
+                f"Expected shape ({rows}, ...), one of {dtypes}, and at least 1 row per chunk.",
             )
-        self.store = store
-        self.key = key
-        self.shape = tuple(shape)
-        self.dtype = dtype
-        self.chunk_rows = chunk_rows
-        self.recipe = recipe
-        self.how = how
-        self._wait = wait
-        self._fresh = fresh
-        self.path = store.path / "features" / key
-        self.journal = Journal(journal_path(store.path, key))
+        self.shape = tuple(self.shape)
+        self.path = self.store.path / "features" / self.key
+        self.journal = Journal(journal_path(self.store.path, self.key))
         self.finished = False
         self._stack = ExitStack()
 
@@ -261,7 +241,7 @@ class ArrayWriter:
     def __enter__(self) -> ArrayWriter:
         lock = self.store.path / "locks" / f"{self.key}.lock"
         self._stack.enter_context(
-            hold_lock(lock, f"{self.key} in {self.store.path}", wait=self._wait)
+            hold_lock(lock, f"{self.key} in {self.store.path}", wait=self.wait)
         )
         try:
             with explain_disk_errors(self.store.path):
@@ -288,7 +268,7 @@ class ArrayWriter:
             # Its journal remains if it was killed after it had written the manifest.
             self.journal.path.unlink(missing_ok=True)
             return
-        if self._fresh:
+        if self.fresh:
             self._discard()
         # An array is continued only if everything on which the values of its rows depend is equal.
         header = self._info().header
