@@ -75,7 +75,7 @@ class Journal:
     def add(self, chunk: int, crc: int, bad: BadRows) -> None:
         """Vouch for a chunk whose file is on disk."""
         append_line(self.path, chunk_line(chunk, crc, bad))
-        self.chunks[chunk] = JournaledChunk(crc, dict(bad))
+        self.chunks[chunk] = JournaledChunk(crc, bad)
 
     def announce(self, commit: dict[str, Any]) -> None:
         """Say which sidecars are about to change, before they do."""

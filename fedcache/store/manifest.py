@@ -803,7 +803,7 @@ def text_sidecars(
             shape,
             "float32",
             max(1, shape[0]),
-            {"templates": list(entry["templates"])},
+            {"templates": entry["templates"]},
             (f"class_{name}", f"feature_{name}"),
         )
     return found

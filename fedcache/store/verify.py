@@ -144,7 +144,13 @@ def verify(path: Path) -> VerifyReport:
     # A commit may be replacing these two files at this moment.
     report.check(column_file(path, "ok"), store.readable)
     report.check(path / QUARANTINE, store.quarantined)
-    _check_history(path, report)
+    report.read(path / HISTORY)
+    _, damaged = read_history(path)
+    for number in damaged:
+        report.add(
+            path / HISTORY,
+            f"line {number} is incomplete or does not match the digest at its end",
+        )
     _check_journals(store, report)
     for file in leftover_files(store):
         report.notes.append(f"{file.relative_to(path)} is not part of the store")
@@ -193,14 +199,6 @@ def leftover_files(store: Store) -> list[Path]:
         if not is_lock and not file.is_dir() and file not in known:
             found.append(file)
     return found
-
-
-def _check_history(path: Path, report: VerifyReport) -> None:
-    place = path / HISTORY
-    report.read(place)
-    _, damaged = read_history(path)
-    for number in damaged:
-        report.add(place, f"line {number} is incomplete or does not match the digest at its end")
 
 
 def _check_journals(store: Store, report: VerifyReport) -> None:

@@ -473,10 +473,10 @@ class ArrayWriter:
 
 
 def description(
-    key: str, recipe: Mapping[str, Any], axes: int
+    key: str, recipe: dict[str, Any], axes: int
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Attributes of a feature array for other Zarr readers, and the names of its axes."""
-    attributes = {"name": recipe.get("backbone", key), "recipe": digest_of(dict(recipe))}
+    attributes = {"name": recipe.get("backbone", key), "recipe": digest_of(recipe)}
     names = [f"{axis}_{key}" for axis in AXES[axes]]
     return attributes, ("row", *names)
 

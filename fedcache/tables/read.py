@@ -43,7 +43,7 @@ Found = dict[str, Any]
 """Columns by name: numbers [N], ``Words``, ``FileRows`` of matrices of floats, and ``Unread``."""
 
 
-def read_columns(path: Path, features: Sequence[str] = ()) -> Found:
+def read_columns(path: Path, features: Sequence[str]) -> Found:
     """Columns by name; errors as ``embeddings.open_embeddings``.
 
     ``features`` are the columns that the user names as features. For a table they may also be the common beginning of

@@ -560,12 +560,12 @@ def _domains(
         return np.zeros(count, np.int32), tuple(names or (ONE_DOMAIN,)), []
     column = columns[key]
     if names is not None:
-        repeated, times = Counter(names).most_common(1)[0]
-        if times > 1:
-            raise UsageError(
-                f"{where}: the domain name {repeated!r} occurs {times} times.",
-                "Give every domain a name of its own.",
-            )
+        for repeated, times in Counter(names).most_common(1):
+            if times > 1:
+                raise UsageError(
+                    f"{where}: the domain name {repeated!r} occurs {times} times.",
+                    "Give every domain a name of its own.",
+                )
         column = with_names(vector(column), names, f"{where}: {key}")
     coded = read_domains(f"{where}: {key}", column, count)
     without = coded.codes < 0

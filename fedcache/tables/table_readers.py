@@ -356,16 +356,18 @@ def _list_parts(
     path: Path, batches: Batches, name: str, shape: tuple[int, ...], rows: int
 ) -> Iterator[NDArray[Any]]:
     """Blocks [n, *shape] of a column of lists, or of texts of lists; rows and values that are empty are NaN."""
+    width = math.prod(shape)
     for batch in batches([name], rows, floats=False):
         column = batch.column(0)
         if list_kind(column.type) is not None:
-            yield _lists(path, name, column, shape)
+            values = _lists(path, name, column, width)
         else:
-            yield _texts(path, name, column, shape)
+            values = _texts(path, name, column, width)
+        yield values.reshape(len(column), *shape)
 
 
-def _lists(path: Path, name: str, column: Any, shape: tuple[int, ...]) -> NDArray[Any]:
-    width = math.prod(shape)
+def _lists(path: Path, name: str, column: Any, width: int) -> NDArray[Any]:
+    """The values of lists of ``width`` numbers, [n, width]."""
     empty = np.asarray(column.is_null())
     lengths = np.asarray(column.value_lengths().fill_null(width))
     if (lengths != width).any():
@@ -373,18 +375,18 @@ def _lists(path: Path, name: str, column: Any, shape: tuple[int, ...]) -> NDArra
     # ``flatten`` leaves out empty rows, so the values are those of the other rows.
     values = np.asarray(column.flatten().to_numpy(zero_copy_only=False))
     if not empty.any():
-        return values.reshape(len(column), *shape)
-    out = np.full((len(column), *shape), np.nan, values.dtype)
-    out[~empty] = values.reshape(-1, *shape)
+        return values.reshape(len(column), width)
+    out = np.full((len(column), width), np.nan, values.dtype)
+    out[~empty] = values.reshape(-1, width)
     return out
 
 
-def _texts(path: Path, name: str, column: Any, shape: tuple[int, ...]) -> NDArray[Any]:
-    width = math.prod(shape)
+def _texts(path: Path, name: str, column: Any, width: int) -> NDArray[Any]:
+    """The values of texts of ``width`` numbers, [n, width]."""
     # All rows at once if they are regular, else row by row.
     whole = _all_texts(column, width)
     if whole is not None:
-        return whole.reshape(len(column), *shape)
+        return whole
     out = np.full((len(column), width), np.nan)
     for row, word in enumerate(column.to_pylist()):
         if word is None or not word.strip():
@@ -393,7 +395,7 @@ def _texts(path: Path, name: str, column: Any, shape: tuple[int, ...]) -> NDArra
         if len(numbers) != width:
             raise _uneven(path, name, {width, len(numbers)})
         out[row] = numbers
-    return out.reshape(len(column), *shape)
+    return out
 
 
 def _all_texts(column: Any, width: int) -> NDArray[np.float64] | None:

@@ -586,7 +586,7 @@ def as_words(column: Column) -> list[str | None]:
     for value in column.tolist():
         if math.isnan(value):
             found.append(None)
-        elif math.isfinite(value) and value == round(value):
+        elif value.is_integer():
             found.append(str(int(value)))
         else:
             found.append(str(value))
