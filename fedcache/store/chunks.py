@@ -491,16 +491,16 @@ def damaged(what: str, path: Path, why: str) -> FedcacheError:
     """A corruption error for one file of a store."""
     store = next((p for p in path.parents if p.suffix == ".zarr"), path.parent)
     place = shell_word(store)
-    if (store / "origin.json").exists():
-        return CorruptionError(
-            f"{what}: {path} {why}.",
-            f"This store is a copy of a published store. Remove it, then run the same command again:  rm -r {place}",
-        )
-    return CorruptionError(
-        f"{what}: {path} {why}.",
+    hint = (
         f"fedcache verify {place}   lists the damage;  fedcache repair {place}   removes damaged files; "
-        "the extract command then recomputes only those.",
+        "the extract command then recomputes only those."
     )
+    if (store / "origin.json").exists():
+        hint = (
+            "This store is a copy of a published store. Remove it, then run the same command again:  "
+            f"rm -r {place}"
+        )
+    return CorruptionError(f"{what}: {path} {why}.", hint)
 
 
 def map_file(path: Path, size: int, what: str) -> NDArray[np.uint8]:

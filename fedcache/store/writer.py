@@ -28,7 +28,6 @@ from fedcache.store.chunks import (
     DTYPES,
     array_bytes,
     array_metadata,
-    chunk_path,
     encode_strings,
     group_metadata,
     make_directories,
@@ -55,6 +54,7 @@ from fedcache.store.manifest import (
     column_file,
     column_shape,
     commit_of,
+    feature_file,
     nothing_is_added,
     part_of,
     read_manifest,
@@ -87,18 +87,13 @@ class WorkerArray:
     header: str  # digest of the journal's header, so that another array at this path is not taken for this one
 
     @property
-    def path(self) -> Path:
-        """The array's directory."""
-        return self.store / "features" / self.key
-
-    @property
     def chunk_bytes(self) -> int:
         """Bytes of a chunk's rows; the checksum in its file comes on top."""
         return array_bytes((self.chunk_rows, *self.shape[1:]), self.dtype)
 
     def chunk_file(self, chunk: int) -> Path:
         """The file of a chunk after it was committed."""
-        return chunk_path(self.path, chunk, len(self.shape))
+        return feature_file(self.store, self.key, chunk, self.shape)
 
     def check(self) -> None:
         """Raise MachineError if the journal of the writer is not visible on this machine."""
