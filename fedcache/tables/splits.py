@@ -164,9 +164,6 @@ class FoundSplits:
     notes: list[str]  # sentences for the user
 
 
-NO_SPLITS = FoundSplits((), None, [])
-
-
 def find_splits(
     where: str,
     raw: Mapping[str, Any],
@@ -343,7 +340,7 @@ def _flags(where: str, raw: Mapping[str, Any], groups: Sequence[str], count: int
             meanings[key] = meaning
     if flags:
         return _of_flags(where, flags, meanings, count)
-    return NO_SPLITS
+    return FoundSplits((), None, [])
 
 
 def _of_flags(

@@ -31,7 +31,7 @@ EMPTY_CELLS = ["", "NA", "N/A", "n/a", "nan", "NaN", "NAN", "null", "NULL", "Non
 class Batches(Protocol):
     """Reads a table from its beginning."""
 
-    def __call__(self, columns: Sequence[str], rows: int, *, floats: bool) -> Iterator[Any]:
+    def __call__(self, columns: Sequence[str], rows: int, *, floats: bool = False) -> Iterator[Any]:
         """Batches of at most ``rows`` rows with some columns; the cells of a CSV are ``floats``, or words."""
 
 
@@ -130,7 +130,7 @@ def _table(path: Path, schema: Any, batches: Batches, count: int | None) -> Tabl
 def _parquet(path: Path) -> Table:
     pa = arrow()
 
-    def batches(columns: Sequence[str], rows: int, *, floats: bool) -> Iterator[Any]:
+    def batches(columns: Sequence[str], rows: int, *, floats: bool = False) -> Iterator[Any]:
         with pa.parquet.ParquetFile(path) as file:
             # never more than one row group in memory
             yield from file.iter_batches(rows, columns=list(columns))
@@ -142,7 +142,7 @@ def _parquet(path: Path) -> Table:
 def _feather(path: Path) -> Table:
     pa = arrow()
 
-    def batches(columns: Sequence[str], rows: int, *, floats: bool) -> Iterator[Any]:
+    def batches(columns: Sequence[str], rows: int, *, floats: bool = False) -> Iterator[Any]:
         numbers = [names.index(column) for column in columns]
         options = pa.ipc.IpcReadOptions(included_fields=numbers)
         with pa.OSFile(str(path)) as raw, pa.ipc.open_file(raw, options=options) as file:
@@ -179,7 +179,7 @@ def _text(path: Path) -> Table:
             path, read_options=reading, parse_options=parsing, convert_options=converting
         )
 
-    def batches(columns: Sequence[str], rows: int, *, floats: bool) -> Iterator[Any]:
+    def batches(columns: Sequence[str], rows: int, *, floats: bool = False) -> Iterator[Any]:
         kind = pa.string()
         if floats:
             kind = pa.float64()
@@ -309,7 +309,7 @@ def _json(path: Path) -> Table:
         held = _table_of_records(whole)
     types = _checked(path, held.schema)
 
-    def batches(columns: Sequence[str], rows: int, *, floats: bool) -> Iterator[Any]:
+    def batches(columns: Sequence[str], rows: int, *, floats: bool = False) -> Iterator[Any]:
         yield from held.select(list(columns)).combine_chunks().to_batches(rows)
 
     return Table(path, types, batches, held.num_rows)

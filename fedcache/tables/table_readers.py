@@ -131,7 +131,7 @@ def _is_matrix(table: Table, name: str, features: Sequence[str]) -> bool:
 
 
 def _first_is_list(table: Table, name: str) -> bool:
-    batch = next(table.batches([name], 64, floats=False), None)
+    batch = next(table.batches([name], 64), None)
     return batch is not None and is_list_text(batch.column(0))
 
 
@@ -279,7 +279,7 @@ def _no_numbers(table: Table, name: str) -> FedcacheError:
     path = table.path
     row = 0
     if are_words(table.types[name]) and not is_binary(table.types[name]):
-        for batch in table.batches([name], BATCH, floats=False):
+        for batch in table.batches([name], BATCH):
             for number, word in enumerate(batch.column(0).to_pylist(), start=row):
                 if word is None or word in EMPTY_CELLS or is_number(word):
                     continue
@@ -335,7 +335,7 @@ def _list_rows(table: Table, name: str, count: int) -> FileRows:
     inner = list_kind(kind)
     if shape is None:
         # The first list that is not empty shows the width; 0 if all are empty.
-        batches = table.batches([name], 1024, floats=False)
+        batches = table.batches([name], 1024)
         widths = (_first_width(batch.column(0)) for batch in batches)
         width = next(filter(None, widths), 0)
         shape = (width,)
@@ -357,7 +357,7 @@ def _list_parts(
 ) -> Iterator[NDArray[Any]]:
     """Blocks [n, *shape] of a column of lists, or of texts of lists; rows and values that are empty are NaN."""
     width = math.prod(shape)
-    for batch in batches([name], rows, floats=False):
+    for batch in batches([name], rows):
         column = batch.column(0)
         if list_kind(column.type) is not None:
             values = _lists(path, name, column, width)
@@ -578,7 +578,7 @@ def read_others(table: Table, names: Sequence[str]) -> tuple[dict[str, Any], int
     for start in range(0, len(left), width):
         some = left[start : start + width]
         rows = max(1, CELLS // len(some))
-        for batch in table.batches(some, rows, floats=False):
+        for batch in table.batches(some, rows):
             for name in some:
                 columns[name].add(batch.column(name))
             if count is not None and all(columns[name].why for name in some):
@@ -599,7 +599,7 @@ def read_others(table: Table, names: Sequence[str]) -> tuple[dict[str, Any], int
 
 def _of_use(table: Table, columns: dict[str, GatheredColumn]) -> list[str]:
     """The columns that may be of use, judged by their first rows. Long texts and pictures are not among them."""
-    for batch in table.batches([*columns], FIRST_ROWS, floats=False):
+    for batch in table.batches([*columns], FIRST_ROWS):
         for name, column in columns.items():
             column.add(batch.column(name))
         break
