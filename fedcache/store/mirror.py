@@ -12,9 +12,10 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from fedcache.config import Home, is_store_address
@@ -196,24 +197,28 @@ def small_chunks(manifest: Manifest) -> Iterator[tuple[str, int, int | None]]:
     yield ok.as_posix(), manifest.samples["ok"], max(1, manifest.rows)
 
 
+def small_objects(
+    source: ByteSource, manifest: Manifest
+) -> Iterator[tuple[str, Callable[[], bytes]]]:
+    """The name of every object except the manifest and features, and a function that reads and checks the object."""
+    for name, crc, size in small_chunks(manifest):
+        yield name, partial(checked_chunk, source, name, crc, size)
+    for name, digest in sorted(manifest.files.items()):
+        yield name, partial(checked_file, source, name, digest)
+
+
 def _bring_small_files(source: ByteSource, path: Path, manifest: Manifest) -> None:
     """Fetch all files of a store except features and the ``zarr.json`` files, which only other readers need."""
 
-    def chunk(wanted: tuple[str, int, int | None]) -> None:
-        name, crc, size = wanted
-        _write(path / name, checked_chunk(source, name, crc, size))
+    def bring(name: str, read: Callable[[], bytes]) -> None:
+        _write(path / name, read())
 
-    def file(wanted: tuple[str, str]) -> None:
-        name, digest = wanted
-        _write(path / name, checked_file(source, name, digest))
-
-    files = []
-    for name, digest in manifest.files.items():
+    reads = {}
+    for name, read in small_objects(source, manifest):
         if not name.endswith("zarr.json"):
-            files.append((name, digest))
+            reads[name] = read
     with ThreadPoolExecutor(FETCHERS) as pool:
-        list(pool.map(chunk, small_chunks(manifest)))
-        list(pool.map(file, files))
+        list(pool.map(bring, reads.keys(), reads.values()))
 
 
 def _write(path: Path, raw: bytes) -> None:

@@ -34,13 +34,7 @@ from fedcache.store.manifest import (
     read_quarantine,
     write_sidecar,
 )
-from fedcache.store.mirror import (
-    array_chunk,
-    checked_chunk,
-    checked_file,
-    published_manifest,
-    small_chunks,
-)
+from fedcache.store.mirror import array_chunk, published_manifest, small_objects
 from fedcache.store.store import Store
 from fedcache.store.writer import sidecars_of
 
@@ -169,10 +163,8 @@ def _verify_published(source: ByteSource) -> VerifyReport:
         except CorruptionError as error:
             report.add(Path(name), error.message)
 
-    for name, crc, size in small_chunks(manifest):
-        check(name, partial(checked_chunk, source, name, crc, size))
-    for name, digest in sorted(manifest.files.items()):
-        check(name, partial(checked_file, source, name, digest))
+    for name, read in small_objects(source, manifest):
+        check(name, read)
     for key, info in manifest.arrays.items():
         for number in range(len(info.chunks)):
             name = f"features/{key}, chunk {number}"
