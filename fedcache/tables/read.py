@@ -199,7 +199,7 @@ def _read_h5(path: Path) -> Found:
         for key, item in h5_items(path, file):
             # Matrices of floats may be features: they stay in the file.
             if item.dtype.kind == "f" and item.ndim in (2, 3):
-                parts = partial(_h5_parts, path, key, len(item))
+                parts = partial(_h5_parts, path, key)
                 found[key] = FileRows(path, item.shape, item.dtype, parts)
             else:
                 found[key] = _h5_column(item)
@@ -233,12 +233,13 @@ def _h5_column(item: Any) -> Any:
     return as_column(values)
 
 
-def _h5_parts(path: Path, key: str, count: int, rows: int) -> Iterator[NDArray[Any]]:
+def _h5_parts(path: Path, key: str, rows: int) -> Iterator[NDArray[Any]]:
     import h5py
 
     with h5py.File(path, "r") as file:
-        for first in range(0, count, rows):
-            yield file[key][first : first + rows]
+        item = file[key]
+        for first in range(0, len(item), rows):
+            yield item[first : first + rows]
 
 
 def _read_safetensors(path: Path) -> Found:

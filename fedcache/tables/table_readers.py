@@ -25,7 +25,6 @@ from fedcache.tables.roles import TEXTS, has_a_meaning
 from fedcache.tables.table_files import (
     EMPTY_CELLS,
     TABLES,
-    Batches,
     Table,
     are_words,
     arrow,
@@ -85,7 +84,7 @@ def read_table(path: Path, features: Sequence[str]) -> dict[str, Any]:
             found[key] = Words.of(meta[key])
     for name, entry in meta.get("text", {}).items():
         found[f"text/{name}"] = _matrix(entry)
-    wide_key, wide = _family(table, features) or ("", ())
+    wide = _family(table, features)
     matrices = [name for name in table.types if _is_matrix(table, name, features)]
     if not wide and not matrices:
         _refuse_almost_features(table, features)
@@ -104,7 +103,8 @@ def read_table(path: Path, features: Sequence[str]) -> dict[str, Any]:
         kinds = [_float_of(table.types[name]) for name in wide]
         dtype = np.result_type(*kinds)
         parts = partial(_wide_parts, table, wide, dtype)
-        found[wide_key] = FileRows(path, (count, len(wide)), dtype, parts, wide)
+        key = f"features/{stem_of(path)}"
+        found[key] = FileRows(path, (count, len(wide)), dtype, parts, wide)
     return found
 
 
@@ -160,25 +160,24 @@ def _families(types: dict[str, Any]) -> dict[str, tuple[str, ...]]:
     return families
 
 
-def _family(table: Table, requested: Sequence[str]) -> tuple[str, tuple[str, ...]] | None:
-    """Key and columns in order of the features of a table with one column per dimension; None for another table.
+def _family(table: Table, requested: Sequence[str]) -> tuple[str, ...]:
+    """The columns, in order, of the features of a table with one column per dimension; () for another table.
 
     Raises UsageError if several families of columns may be the features.
     """
     families = _families(table.types)
-    key = f"features/{stem_of(table.path)}"
     for word in requested:
         for prefix, names in families.items():
             # The word is a column of the family, or its prefix if no column is called so.
             is_prefix = word not in table.types and word.rstrip("_.- ") == prefix
             if word in names or is_prefix:
-                return key, names
+                return names
     features = {name: kind for name, kind in table.types.items() if is_feature(name)}
     if requested or any(list_kind(kind) is not None for kind in features.values()):
-        return None
+        return ()
     words = [name for name, kind in features.items() if kind == arrow().string()]
     if any(_first_is_list(table, name) for name in words):
-        return None
+        return ()
     for prefix in list(families):
         if prefix.lower() in NOT_FEATURES:
             del families[prefix]
@@ -190,10 +189,7 @@ def _family(table: Table, requested: Sequence[str]) -> tuple[str, tuple[str, ...
         first = next(iter(chosen)) or "0"
         hint = f"Choose one: --features-key {shell_word(first)}"
         raise UsageError(f"{table.path}: {shown} could all be features.", hint)
-    if not chosen:
-        return None
-    (names,) = chosen.values()
-    return key, names
+    return next(iter(chosen.values()), ())
 
 
 def _are_usual(prefix: str) -> bool:
@@ -342,7 +338,7 @@ def _list_rows(table: Table, name: str, count: int) -> FileRows:
     dtype = np.dtype("f8")
     if inner is not None:
         dtype = _float_of(inner)
-    parts = partial(_list_parts, table.path, table.batches, name, tuple(shape))
+    parts = partial(_list_parts, table, name, tuple(shape))
     return FileRows(table.path, (count, *shape), dtype, parts)
 
 
@@ -353,16 +349,16 @@ def _first_width(column: Any) -> int:
 
 
 def _list_parts(
-    path: Path, batches: Batches, name: str, shape: tuple[int, ...], rows: int
+    table: Table, name: str, shape: tuple[int, ...], rows: int
 ) -> Iterator[NDArray[Any]]:
     """Blocks [n, *shape] of a column of lists, or of texts of lists; rows and values that are empty are NaN."""
     width = math.prod(shape)
-    for batch in batches([name], rows):
+    for batch in table.batches([name], rows):
         column = batch.column(0)
         if list_kind(column.type) is not None:
-            values = _lists(path, name, column, width)
+            values = _lists(table.path, name, column, width)
         else:
-            values = _texts(path, name, column, width)
+            values = _texts(table.path, name, column, width)
         yield values.reshape(len(column), *shape)
 
 
