@@ -208,7 +208,8 @@ class RemoteSource:
             try:
                 found = bytes(self._store.get_range(name, start=start, length=length))
             except Exception as error:
-                if _has_no_ranges(error):
+                # The server answered with the whole object.
+                if type(error).__name__ == "NotSupportedError":
                     return None
                 raise
             if len(found) != length:
@@ -314,11 +315,6 @@ def _may_pass(error: Exception) -> bool:
     """Whether the same request may succeed a moment later."""
     status = _status(error)
     return not 400 <= status < 500 or status in (408, 425, 429)
-
-
-def _has_no_ranges(error: Exception) -> bool:
-    """Whether a server answered a request for a range with the whole object."""
-    return type(error).__name__ == "NotSupportedError"
 
 
 def _in_words(error: Exception) -> str:

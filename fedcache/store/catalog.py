@@ -104,13 +104,8 @@ def _last_extraction(store: Store) -> float:
 
 def finished_stores(home: Home) -> list[Store]:
     """The stores of a home, and parts of stores, that hold a finished array; damaged ones are left out."""
-    found = []
-    for place in folders_in(home.stores):
-        with suppress(FedcacheError):
-            store = Store.open(place, part=True)
-            if finished_arrays(store):
-                found.append(store)
-    return found
+    opened = _opened(folders_in(home.stores), part=True)
+    return [store for store in opened if finished_arrays(store)]
 
 
 def ingested_stores(home: Home) -> dict[str, Path]:
@@ -119,11 +114,11 @@ def ingested_stores(home: Home) -> dict[str, Path]:
     return {str(store.dataset["slug"]): store.path for store in found}
 
 
-def _opened(places: Iterable[Path]) -> Iterator[Store]:
-    """The stores at some places, opened; damaged ones and other folders are left out."""
+def _opened(places: Iterable[Path], *, part: bool = False) -> Iterator[Store]:
+    """The stores at some places, and parts of stores if ``part``; damaged ones and other folders are left out."""
     for place in places:
         with suppress(FedcacheError):
-            yield Store.open(place)
+            yield Store.open(place, part=part)
 
 
 def ingest_command(store: Store) -> str:

@@ -50,7 +50,7 @@ LARGEST_HEAD = 1 << 28
 """Bytes; names of a million clients take a tenth of it."""
 
 _START = len(MAGIC) + 8
-_LINE = 8
+_ALIGNMENT = 8
 _DTYPES = ("uint8", "uint16", "uint32", "uint64")
 
 
@@ -173,13 +173,15 @@ def _is_entry(entry: object) -> bool:
 
 
 def _gap(size: int) -> int:
-    """Number of bytes from ``size`` to the next multiple of ``_LINE``."""
-    return -size % _LINE
+    """Number of bytes from ``size`` to the next multiple of ``_ALIGNMENT``."""
+    return -size % _ALIGNMENT
 
+
+# Chunk files and the metadata of arrays.
 
 CRC_BYTES = 4
-LINE = 64
-"""Bytes of a cache line."""
+CACHE_LINE = 64
+"""Bytes."""
 
 DTYPES = ("float16", "float32", "uint8", "int16", "int32", "int64")
 
@@ -249,6 +251,13 @@ def checksum(data: bytes | memoryview | NDArray[np.uint8]) -> int:
     if isinstance(data, memoryview):
         data = np.frombuffer(data, np.uint8)
     return int(google_crc32c.value(data))
+
+
+def has_checksum(raw: bytes, crc: int) -> bool:
+    """Whether the bytes of a chunk file end with this checksum, and it is that of the bytes before."""
+    return (
+        raw[-CRC_BYTES:] == crc.to_bytes(CRC_BYTES, "little") and checksum(raw[:-CRC_BYTES]) == crc
+    )
 
 
 def encode(rows: NDArray[Any], chunk_rows: int, dtype: str) -> NDArray[Any]:
@@ -482,16 +491,16 @@ def damaged(what: str, path: Path, why: str) -> FedcacheError:
     """A corruption error for one file of a store."""
     store = next((p for p in path.parents if p.suffix == ".zarr"), path.parent)
     place = shell_word(store)
-    if (store / "origin.json").exists():
-        return CorruptionError(
-            f"{what}: {path} {why}.",
-            f"This store is a copy of a published store. Remove it, then run the same command again:  rm -r {place}",
-        )
-    return CorruptionError(
-        f"{what}: {path} {why}.",
+    hint = (
         f"fedcache verify {place}   lists the damage;  fedcache repair {place}   removes damaged files; "
-        "the extract command then recomputes only those.",
+        "the extract command then recomputes only those."
     )
+    if (store / "origin.json").exists():
+        hint = (
+            "This store is a copy of a published store. Remove it, then run the same command again:  "
+            f"rm -r {place}"
+        )
+    return CorruptionError(f"{what}: {path} {why}.", hint)
 
 
 def map_file(path: Path, size: int, what: str) -> NDArray[np.uint8]:
@@ -513,8 +522,8 @@ def empty(shape: Sequence[int], dtype: np.dtype[Any]) -> NDArray[Any]:
     to such a place at a third of the speed.
     """
     size = math.prod(shape) * dtype.itemsize
-    raw = np.empty(size + LINE, np.uint8)
-    start = -raw.ctypes.data % LINE
+    raw = np.empty(size + CACHE_LINE, np.uint8)
+    start = -raw.ctypes.data % CACHE_LINE
     return raw[start : start + size].view(dtype).reshape(shape)
 
 

@@ -30,7 +30,7 @@ from fedcache.store.writer import ArrayWriter
 from fedcache.tables.embeddings import Embeddings, assemble
 from fedcache.tables.groups import Group
 from fedcache.tables.roles import GROUP, ColumnChoice
-from fedcache.tables.words import Column, EqualStrings, FileRows, as_column, blocks_of
+from fedcache.tables.words import Column, EqualStrings, Rows, as_column, blocks_of
 
 # Features of one backbone on their way into a store: block by block, in the stored dtype, with a
 # digest of all.
@@ -46,7 +46,7 @@ NOT_FINITE_HINT = "Fix these rows, or leave them out: drop_nan=True."
 class ContentArray:
     """Features of one backbone in the order of the rows of a store."""
 
-    source: NDArray[Any] | FileRows  # [N, V, D], any float dtype
+    source: Rows  # [N, V, D], any float dtype
     dtype: str  # stored
     chunk_rows: int  # rows per chunk file
     name: str  # of the backbone, for messages
@@ -210,7 +210,7 @@ def arrange(
     observer = observer or Silent()
     count = len(embeddings.names)
     names = embeddings.names
-    features: dict[str, NDArray[Any] | FileRows] = {**embeddings.features}
+    features: dict[str, Rows] = {**embeddings.features}
     for key in features:
         _check_feature_name(key)
     order: Any = slice(None)
@@ -279,7 +279,7 @@ def _content_digest(samples: Samples, texts: Mapping[str, NDArray[np.float32]]) 
 
 
 def _read_once(
-    features: Mapping[str, NDArray[Any] | FileRows], drop: bool, observer: Observer
+    features: Mapping[str, Rows], drop: bool, observer: Observer
 ) -> tuple[list[ContentArray], NDArray[np.uint8], NDArray[np.bool_]]:
     """Read all features once, for their digests.
 
@@ -385,7 +385,7 @@ def _stored_dtype(dtype: np.dtype[Any]) -> str:
     return "float32"
 
 
-def _storable(key: str, values: NDArray[Any] | FileRows, drop: bool) -> NDArray[Any]:
+def _storable(key: str, values: Rows, drop: bool) -> NDArray[Any]:
     """All values in memory, in their stored dtype. Raises CorruptionError for those that are not finite there."""
     dtype = _stored_dtype(values.dtype)
     (block,) = ContentArray(values, dtype, len(values), key, drop=drop).blocks()

@@ -19,7 +19,7 @@ from fedcache.store.chunks import are_empty
 from fedcache.store.files import digest_of, explain_disk_errors, make_private
 from fedcache.store.lock import output_file
 from fedcache.store.manifest import backbone_of, read_text, text_of_array
-from fedcache.store.store import Store, put_groups
+from fedcache.store.store import Store, copy_texts, put_groups
 from fedcache.tables.groups import Group
 from fedcache.tables.roles import GROUP, has_a_meaning
 from fedcache.tables.splits import SPLIT_NAMES, TEST, TRAIN, VALIDATION
@@ -237,15 +237,7 @@ def _write_shard(
                     bad[first + int(place)] = reasons[int(of_chunk[place])]
                 writer.write(chunk, values, bad)
             writer.complete()
-    for entries in store.texts.values():
-        for entry in entries:
-            backbone = str(entry["meta"].get("backbone"))
-            weights = entry["meta"].get("weights")
-            if not shard.has_text(backbone, entry["templates"], weights=weights):
-                matrix = read_text(store.path, backbone, entry)
-                shard.put_text(backbone, entry["templates"], matrix, entry["meta"])
-            # The last entry is current in the parent. In a shard of an earlier call, another may be current.
-            shard.use_text(backbone, entry["templates"], weights=weights)
+    copy_texts(store, shard)
 
 
 def _groups_of_rows(store: Store, rows: NDArray[np.int64]) -> dict[str, Group]:

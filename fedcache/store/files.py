@@ -165,7 +165,7 @@ def written_unnamed(path: Path, needed: int = 0) -> Iterator[BinaryIO]:
         with written_whole(path, needed) as file:
             yield file
         return
-    with _filled(lambda: unnamed, path, needed, lambda file: _name_it(file, path)) as file:
+    with _filled(lambda: unnamed, path, needed, lambda file: _give_name(file, path)) as file:
         yield file
 
 
@@ -187,9 +187,7 @@ def _filled(
                 file.flush()
                 os.fsync(file.fileno())
             finally:
-                if file.closed:
-                    written = 0
-                else:
+                if not file.closed:
                     written = file.tell()
             put(file)
     except OSError as error:
@@ -214,7 +212,7 @@ def open_unnamed(folder: Path) -> BinaryIO | None:
         return None
 
 
-def _name_it(file: BinaryIO, path: Path) -> None:
+def _give_name(file: BinaryIO, path: Path) -> None:
     """Give a file without a name the name ``path``, and replace an existing file of that name."""
     with suppress(FileExistsError):
         _link_opened(file, path)
@@ -389,10 +387,10 @@ _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
 @contextmanager
-def explain_disk_errors(place: Path, needed: int) -> Iterator[None]:
+def explain_disk_errors(place: Path, needed: int = 0) -> Iterator[None]:
     """Turn the operating system's refusal to write ``needed`` bytes to ``place`` into an error with its figures.
 
-    Raises MachineError, with needed and free bytes when the disk is full.
+    ``needed`` is 0 if the number is not known. Raises MachineError, with needed and free bytes when the disk is full.
     """
     try:
         yield
@@ -728,8 +726,7 @@ class SealedLines:
         """Append one line. A torn last line is cut off first."""
         line = to_signed({**content, NUMBER: self.count + 1, BEFORE: sha256_hex(self._last)})
         if self._torn:
-            with self._path.open("r+b") as file:
-                file.truncate(self._whole)
+            os.truncate(self._path, self._whole)
             self._torn = False
         append_line(self._path, line)
         self._last = line

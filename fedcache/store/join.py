@@ -16,17 +16,19 @@ from typing import Any
 
 from fedcache.errors import CorruptionError, FedcacheError, StoreError, shell_word
 from fedcache.progress import Observer
-from fedcache.store.chunks import chunk_path, read_checked
+from fedcache.store.chunks import read_checked
 from fedcache.store.journal import (
-    Journal,
+    BadRows,
+    differences_of,
     header_differences,
     journal_path,
     journals,
     read_journal,
 )
-from fedcache.store.manifest import PART, ArrayInfo, StorePart, entries_of, part_of, read_text
+from fedcache.store.manifest import PART, ArrayInfo, StorePart, entries_of, feature_file, part_of
 from fedcache.store.samples import group_digests
-from fedcache.store.store import ArrayWriter, Store, finished_arrays, put_groups
+from fedcache.store.store import ArrayWriter, Store, copy_texts, finished_arrays, put_groups
+from fedcache.tables.words import some_names
 
 
 @dataclass(frozen=True)
@@ -41,13 +43,6 @@ class OpenPart:
         """Its folder."""
         return self.store.path
 
-    @property
-    def begun(self) -> dict[str, Journal]:
-        """The journals of its arrays, finished or not, by key."""
-        return {
-            journal.key: journal for journal in journals(self.path) if journal.header is not None
-        }
-
 
 def chunks_are_whole(store: Store, keys: Sequence[str]) -> bool:
     """Whether the chunk files of a part's finished arrays have the checksums in its journals."""
@@ -58,7 +53,7 @@ def chunks_are_whole(store: Store, keys: Sequence[str]) -> bool:
         for key in keys:
             info = found[key]
             for chunk, crc in zip(part.chunks(info.count), info.chunks, strict=True):
-                place = chunk_path(store.path / "features" / key, chunk, len(info.shape))
+                place = feature_file(store.path, key, chunk, info.shape)
                 read_checked(place, crc, key, size=info.chunk_bytes)
     except CorruptionError:
         return False
@@ -76,7 +71,7 @@ def rows_of_part(store: Store) -> tuple[int, list[dict[str, Any]]]:
     # Arrays with another number of rows per chunk begin and end at other rows; together they cover one range.
     starts = [store.rows]
     stops = [0]
-    bad: dict[int, tuple[str, str]] = {}
+    bad: BadRows = {}
     for key, info in finished_arrays(store).items():
         own = part.chunks(info.count)
         if own:
@@ -119,9 +114,7 @@ def open_parts(paths: Sequence[Path]) -> list[OpenPart]:
             )
     missing = [number for number in range(1, count + 1) if number not in numbers]
     if missing:
-        listed = ", ".join(map(str, missing[:10]))
-        if len(missing) > 10:
-            listed += f" and {len(missing) - 10:,} more"
+        listed = some_names(map(str, missing), 10)
         first_missing = StorePart(missing[0], count)
         raise StoreError(
             f"{len(missing)} of {count} parts are missing: {listed}.",
@@ -157,8 +150,9 @@ def _check_arrays(other: OpenPart, first: OpenPart) -> None:
     """Refuse a part whose arrays are unfinished, or are not those of the first. Raises StoreError."""
     whole = finished_arrays(other.store)
     again = other.part.command
-    for key, journal in other.begun.items():
-        if key not in whole:
+    for journal in journals(other.path):
+        key = journal.key
+        if journal.header is not None and key not in whole:
             kept = len(journal.chunks)
             chunks = len(other.part.chunks(journal.count))
             raise StoreError(
@@ -207,11 +201,10 @@ def _other_arrays(
         for expected_info in expected.values():
             if expected_info.recipe.get("backbone") == backbone:
                 differences = []
-                for name in sorted({*info.recipe, *expected_info.recipe}):
-                    value = info.recipe.get(name)
-                    expected_value = expected_info.recipe.get(name)
-                    if value != expected_value:
-                        differences.append(f"{name} {value!r:.20} and not {expected_value!r:.20}")
+                for name, value, expected_value in differences_of(
+                    info.recipe, expected_info.recipe
+                ):
+                    differences.append(f"{name} {value!r:.20} and not {expected_value!r:.20}")
                 listed = ", ".join(differences)
                 return (
                     f"{other.path} has {backbone} with another recipe than {first.path}: {listed}"
@@ -258,7 +251,7 @@ def join_parts(
     dataset = {name: value for name, value in first.dataset.items() if name != PART}
     store = Store.create(place, first.samples, dataset=dataset)
     put_groups(store, {name: first.group(name) for name in first.groups})
-    _take_text(store, first)
+    copy_texts(first, store)
     arrays = finished_arrays(first)
     observer.start("joining", sum(info.count for info in arrays.values()), "chunks")
     try:
@@ -279,18 +272,6 @@ def join_parts(
     return Store.open(place)
 
 
-def _take_text(store: Store, first: Store) -> None:
-    """Copy the text features of a part in their order. The current ones of the part become the current ones."""
-    for entries in first.texts.values():
-        for entry in entries:
-            backbone = str(entry["meta"]["backbone"])
-            weights = entry["meta"].get("weights")
-            if not store.has_text(backbone, entry["templates"], weights=weights):
-                matrix = read_text(first.path, backbone, entry)
-                store.put_text(backbone, entry["templates"], matrix, entry["meta"])
-            store.use_text(backbone, entry["templates"], weights=weights)
-
-
 def _take_chunks(writer: ArrayWriter, parts: Sequence[OpenPart], observer: Observer) -> None:
     """Give a writer the chunks that it lacks; each is verified first. Raises CorruptionError, naming part and file."""
     missing = set(writer.missing())
@@ -301,7 +282,7 @@ def _take_chunks(writer: ArrayWriter, parts: Sequence[OpenPart], observer: Obser
             if chunk not in missing:
                 continue
             line = journal.chunks[chunk]
-            source = chunk_path(one.path / "features" / writer.key, chunk, len(writer.shape))
+            source = feature_file(one.path, writer.key, chunk, writer.shape)
             reasons = {row: reason for row, (_, reason) in line.bad.items()}
             try:
                 # A file copied from another machine may not be on the disk yet; then a hard link to it is not either.

@@ -6,6 +6,7 @@ fedcache ignores this line and all after it, and the next writer cuts them off b
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,13 +18,16 @@ from fedcache.store.files import append_line, fsync_directory, parse_signed, rea
 PREFIX = "journal-"
 SUFFIX = ".jsonl"
 
+BadRows = dict[int, tuple[str, str]]
+"""(name, reason) per row of the store that could not be read."""
+
 
 @dataclass(frozen=True)
 class JournaledChunk:
     """A chunk whose file was on disk when its line was written."""
 
     crc: int  # crc32c of the rows
-    bad: dict[int, tuple[str, str]]  # (name, reason) per row of the store that could not be read
+    bad: BadRows
 
 
 @dataclass
@@ -55,9 +59,9 @@ class Journal:
         return -(-rows // per_chunk)
 
     @property
-    def bad(self) -> dict[int, tuple[str, str]]:
-        """(name, reason) per bad row, over all finished chunks."""
-        found: dict[int, tuple[str, str]] = {}
+    def bad(self) -> BadRows:
+        """The bad rows of all finished chunks."""
+        found: BadRows = {}
         for chunk in sorted(self.chunks):
             found |= self.chunks[chunk].bad
         return found
@@ -68,10 +72,10 @@ class Journal:
         fsync_directory(self.path.parent)
         self.header = header
 
-    def add(self, chunk: int, crc: int, bad: dict[int, tuple[str, str]]) -> None:
+    def add(self, chunk: int, crc: int, bad: BadRows) -> None:
         """Vouch for a chunk whose file is on disk."""
         append_line(self.path, chunk_line(chunk, crc, bad))
-        self.chunks[chunk] = JournaledChunk(crc, dict(bad))
+        self.chunks[chunk] = JournaledChunk(crc, bad)
 
     def announce(self, commit: dict[str, Any]) -> None:
         """Say which sidecars are about to change, before they do."""
@@ -81,8 +85,7 @@ class Journal:
     def cut(self) -> None:
         """Cut off the damaged end."""
         if self.torn:
-            with self.path.open("r+b") as file:
-                file.truncate(self.valid_bytes)
+            os.truncate(self.path, self.valid_bytes)
             self.torn = False
 
 
@@ -94,20 +97,24 @@ def header_line(header: dict[str, Any]) -> bytes:
 def header_differences(
     one: Mapping[str, Any], other: Mapping[str, Any]
 ) -> list[tuple[str, Any, Any]]:
-    """Differences of two headers of journals: (name, value in ``one``, value in ``other``), sorted by name."""
-    # The entries of ``how`` are compared one by one.
+    """As ``differences_of``, for two headers of journals; the entries of ``how`` are compared one by one."""
     left = {**one["how"], **one, "how": None}
     right = {**other["how"], **other, "how": None}
+    return differences_of(left, right)
+
+
+def differences_of(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """Differences of two mappings: (name, value in ``one``, value in ``other``), sorted by name."""
     differences = []
-    for name in sorted({*left, *right}):
-        left_value = left.get(name)
-        right_value = right.get(name)
-        if left_value != right_value:
-            differences.append((name, left_value, right_value))
+    for name in sorted({*one, *other}):
+        value = one.get(name)
+        other_value = other.get(name)
+        if value != other_value:
+            differences.append((name, value, other_value))
     return differences
 
 
-def chunk_line(chunk: int, crc: int, bad: dict[int, tuple[str, str]]) -> bytes:
+def chunk_line(chunk: int, crc: int, bad: BadRows) -> bytes:
     """The line that vouches for a chunk, without its newline."""
     lines = [[row, name, reason] for row, (name, reason) in sorted(bad.items())]
     return to_signed({"chunk": chunk, "crc": crc, "bad": lines})
@@ -200,16 +207,15 @@ def _read_line(journal: Journal, line: bytes) -> bool:
 
 
 def _is_header(header: Any) -> bool:
-    if not isinstance(header, dict):
-        return False
-    shape = header.get("shape")
-    rows = header.get("chunk_rows")
-    if not isinstance(shape, list) or len(shape) < 2:
-        return False
-    if type(rows) is not int or not 0 < rows < 1 << 40:
-        return False
-    if not all(type(n) is int and 0 <= n < 1 << 40 for n in shape):
-        return False
-    if header.get("dtype") not in DTYPES:
-        return False
-    return isinstance(header.get("how"), dict) and isinstance(header.get("recipe"), str)
+    match header:
+        case {
+            "recipe": str(),
+            "how": dict(),
+            "dtype": str(dtype),
+            "shape": list(shape),
+            "chunk_rows": int(rows),
+        }:
+            # A truth value is an int for Python, but no count.
+            are_counts = all(type(n) is int and 0 <= n < 1 << 40 for n in (rows, *shape))
+            return are_counts and rows > 0 and len(shape) >= 2 and dtype in DTYPES
+    return False

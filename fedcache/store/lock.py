@@ -208,7 +208,7 @@ def hold_lock(path: Path, what: str, *, wait: bool) -> Iterator[None]:
     try:
         for left in path.parent.glob(f".{path.stem}.json.*.partial"):
             left.unlink(missing_ok=True)
-        with explain_disk_errors(path, 0):
+        with explain_disk_errors(path):
             write_atomic(path.with_suffix(".json"), json.dumps(this_process()).encode())
         yield
     finally:

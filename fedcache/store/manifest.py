@@ -6,8 +6,8 @@ damaged JSON always raises a ``FedcacheError``.
 
 from __future__ import annotations
 
+import os
 import re
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,8 +28,23 @@ from fedcache.errors import (
 )
 from fedcache.parsing import SAFE, parse_json, slug_of
 from fedcache.plugins import bare_name
-from fedcache.store import chunks as files
-from fedcache.store.chunks import DTYPES, is_array_file, mapped, read_content
+from fedcache.store.chunks import (
+    DTYPES,
+    array_bytes,
+    array_metadata,
+    checksum,
+    chunk_path,
+    damaged,
+    encode,
+    group_metadata,
+    is_array_file,
+    make_directories,
+    mapped,
+    read_checked,
+    read_content,
+    to_stored_dtype,
+    write_chunk_file,
+)
 from fedcache.store.files import (
     Buffer,
     append_line,
@@ -44,7 +59,7 @@ from fedcache.store.files import (
     to_signed,
     write_atomic,
 )
-from fedcache.store.journal import announced_checksums, journal_path
+from fedcache.store.journal import BadRows, announced_checksums, journal_path
 
 # Part i of n of a store: some chunks of every array, in a folder of their own until ``join``
 # assembles all parts.
@@ -78,7 +93,7 @@ class StorePart:
     @property
     def command(self) -> str:
         """The command that computes it, without the options that all parts have."""
-        return f"fedcache extract --part {shell_word(self.option)}"
+        return f"fedcache extract --part {self.option}"
 
     def chunks(self, count: int) -> range:
         """The numbers of this part's chunks of an array with ``count`` chunks; may be none if there are many parts."""
@@ -118,7 +133,7 @@ def join_command(path: Path) -> str:
     # The star is for the shell, so it is not quoted.
     stem = shell_word(path.with_name(found[1]))
     whole = shell_word(path.with_name(f"{found[1]}.zarr"))
-    return " ".join(["fedcache", "join", f"{stem}.part-*-of-{found[3]}.zarr", "-o", whole])
+    return f"fedcache join {stem}.part-*-of-{found[3]}.zarr -o {whole}"
 
 
 def no_store(path: Path, dataset: Mapping[str, Any]) -> StoreError:
@@ -171,12 +186,19 @@ class ArrayInfo:
     @property
     def chunk_bytes(self) -> int:
         """Bytes of the rows of a chunk file."""
-        return files.array_bytes((self.chunk_rows, *self.shape[1:]), self.dtype)
+        return array_bytes((self.chunk_rows, *self.shape[1:]), self.dtype)
 
     @property
     def header(self) -> dict[str, Any]:
-        """Header of the journal that the array had while it was unfinished."""
-        return journal_header(self.recipe, self.how, self.shape, self.dtype, self.chunk_rows)
+        """Header of the journal while the array is unfinished: everything on which the values of its rows depend."""
+        return {
+            "format": FORMAT,
+            "recipe": self.digest,
+            "how": self.how,
+            "shape": list(self.shape),
+            "dtype": self.dtype,
+            "chunk_rows": self.chunk_rows,
+        }
 
 
 def column_shape(key: str, rows: int) -> tuple[int, ...]:
@@ -189,21 +211,12 @@ def column_shape(key: str, rows: int) -> tuple[int, ...]:
 def column_file(store: Path, key: str) -> Path:
     """The file of a column in a store, also of ``name``."""
     axes = len(column_shape(key, 0))
-    return files.chunk_path(store / "samples" / key, 0, axes)
+    return chunk_path(store / "samples" / key, 0, axes)
 
 
-def journal_header(
-    recipe: dict[str, Any], how: dict[str, Any], shape: Sequence[int], dtype: str, chunk_rows: int
-) -> dict[str, Any]:
-    """Header of the journal of an unfinished array: everything on which the values of its rows depend."""
-    return {
-        "format": FORMAT,
-        "recipe": digest_of(recipe),
-        "how": how,
-        "shape": list(shape),
-        "dtype": dtype,
-        "chunk_rows": chunk_rows,
-    }
+def feature_file(store: Path, key: str, number: int, shape: Sequence[int]) -> Path:
+    """The file of a chunk, or of a shard of a published store, of a feature array of this shape."""
+    return chunk_path(store / "features" / key, number, len(shape))
 
 
 @dataclass
@@ -269,10 +282,10 @@ def read_manifest(store: Path) -> Manifest:
             made = "To make a store from a folder of images"
         elif store.exists():
             what = "is a file, not a fedcache store"
-        command = shlex.join(
-            ["fedcache", "extract", "--dataset", named, "--backbones", "efficientnet-lite0"]
-        )
-        raise StoreError(f"{store} {what}.", f"{made}:  {command}") from error
+        raise StoreError(
+            f"{store} {what}.",
+            f"{made}:  fedcache extract --dataset {shell_word(named)} --backbones efficientnet-lite0",
+        ) from error
     except OSError as error:
         raise _corrupt(store, f"cannot be read ({error.strerror})") from error
     return parse_manifest(raw, store)
@@ -405,12 +418,12 @@ def chunk_files(path: Path, listed: Manifest) -> Iterator[tuple[Path, int, int |
     """
     for key, dtype in COLUMNS.items():
         if key != "ok":
-            size = files.array_bytes(column_shape(key, max(1, listed.rows)), dtype)
+            size = array_bytes(column_shape(key, max(1, listed.rows)), dtype)
             yield column_file(path, key), listed.samples[key], size, f"samples/{key}"
     yield column_file(path, "name"), listed.samples["name"], None, "samples/name"
     for key, info in listed.arrays.items():
         for number, crc in enumerate(info.chunks):
-            place = files.chunk_path(path / "features" / key, number, len(info.shape))
+            place = feature_file(path, key, number, info.shape)
             yield place, crc, info.chunk_bytes, f"chunk {number} of {key}"
     for slug, entries in listed.texts.items():
         for entry in entries:
@@ -481,7 +494,7 @@ VANISHED = "is no longer in the dataset"
 HISTORY = "history.jsonl"
 
 
-def entries_of(rows: Mapping[int, tuple[str, str]]) -> list[dict[str, Any]]:
+def entries_of(rows: BadRows) -> list[dict[str, Any]]:
     """{row, name, reason} of unreadable rows, sorted by row."""
     entries = []
     for row, (name, reason) in sorted(rows.items()):
@@ -489,36 +502,42 @@ def entries_of(rows: Mapping[int, tuple[str, str]]) -> list[dict[str, Any]]:
     return entries
 
 
-def lines_of(rows: Mapping[int, tuple[str, str]]) -> bytes:
+def lines_of(rows: BadRows) -> bytes:
     """The bytes of ``quarantine.jsonl``: a line per entry."""
     return b"".join(canonical_json(entry) + b"\n" for entry in entries_of(rows))
 
 
-def commit_of(manifest: Manifest, rows: Mapping[int, tuple[str, str]]) -> dict[str, Any]:
+def write_sidecar(store: Path, manifest: Manifest, relative: str, *parts: Buffer) -> None:
+    """Write a small file of a store and enter it in ``manifest``, which the caller writes."""
+    path = store / relative
+    make_directories(path.parent)
+    write_atomic(path, *parts)
+    manifest.files[relative] = sha256_hex(*parts)
+
+
+def commit_of(manifest: Manifest, rows: BadRows) -> dict[str, Any]:
     """The checksums ``samples/ok`` and the list will have once ``rows`` are quarantined; a journal's commit line."""
-    raw = files.encode(_ok(manifest, rows), max(1, manifest.rows), "uint8")
-    return {"ok": files.checksum(raw), "quarantine": sha256_hex(lines_of(rows))}
+    raw = encode(_ok(manifest, rows), max(1, manifest.rows), "uint8")
+    return {"ok": checksum(raw), "quarantine": sha256_hex(lines_of(rows))}
 
 
-def replace_sidecars(store: Path, manifest: Manifest, rows: Mapping[int, tuple[str, str]]) -> None:
+def replace_sidecars(store: Path, manifest: Manifest, rows: BadRows) -> None:
     """Write ``samples/ok`` and the list, and enter them in ``manifest``, which the caller writes."""
     ok = _ok(manifest, rows)
     place = column_file(store, "ok")
-    manifest.samples["ok"] = files.write_chunk_file(place, ok, max(1, manifest.rows), "uint8")
+    manifest.samples["ok"] = write_chunk_file(place, ok, max(1, manifest.rows), "uint8")
     manifest.rows_ok = int(ok.sum())
     if rows or QUARANTINE in manifest.files:
-        lines = lines_of(rows)
-        write_atomic(store / QUARANTINE, lines)
-        manifest.files[QUARANTINE] = sha256_hex(lines)
+        write_sidecar(store, manifest, QUARANTINE, lines_of(rows))
 
 
-def _ok(manifest: Manifest, rows: Mapping[int, tuple[str, str]]) -> NDArray[np.uint8]:
+def _ok(manifest: Manifest, rows: BadRows) -> NDArray[np.uint8]:
     ok = np.ones(manifest.rows, np.uint8)
     ok[sorted(rows)] = 0
     return ok
 
 
-def read_quarantine(store: Path, manifest: Manifest) -> dict[int, tuple[str, str]]:
+def read_quarantine(store: Path, manifest: Manifest) -> BadRows:
     """(name, reason) per bad row. Raises CorruptionError if the file has neither the digest of manifest nor journal."""
     path = store / QUARANTINE
     expected = manifest.files.get(QUARANTINE)
@@ -546,18 +565,17 @@ def read_quarantine(store: Path, manifest: Manifest) -> dict[int, tuple[str, str
 
 
 def _damaged(path: Path, why: str) -> FedcacheError:
-    return files.damaged("the list of unreadable images", path, why)
+    return damaged("the list of unreadable images", path, why)
 
 
 def append_event(store: Path, event: Mapping[str, Any]) -> None:
     """Append one event, after removing an incomplete last line. The caller holds the history's lock."""
     path = store / HISTORY
-    with explain_disk_errors(path, 0):
+    with explain_disk_errors(path):
         if path.exists():
             raw = read_whole(path)
             if raw and not raw.endswith(b"\n"):
-                with path.open("r+b") as file:
-                    file.truncate(raw.rfind(b"\n") + 1)
+                os.truncate(path, raw.rfind(b"\n") + 1)
         append_line(path, to_signed(event))
 
 
@@ -568,15 +586,15 @@ def read_history(store: Path) -> tuple[list[dict[str, Any]], list[int]]:
     except OSError:
         return [], []
     events = []
-    damaged = []
+    damaged_lines = []
     for number, line in enumerate(raw.splitlines(keepends=True), 1):
         try:
             if not line.endswith(b"\n"):
                 raise ValueError("is torn")
             events.append(parse_signed(line[:-1]))
         except ValueError:
-            damaged.append(number)
-    return events, damaged
+            damaged_lines.append(number)
+    return events, damaged_lines
 
 
 def forgotten_arrays(store: Path, manifest: Manifest) -> list[str]:
@@ -622,9 +640,9 @@ def read_sidecar(store: Path, manifest: Manifest, relative: str, what: str) -> m
     try:
         raw = mapped(path)
     except OSError as error:
-        raise files.damaged(what, path, "is missing or unreadable") from error
+        raise damaged(what, path, "is missing or unreadable") from error
     if sha256_hex(raw) != manifest.files[relative]:
-        raise files.damaged(what, path, "does not have the sha256 of the manifest")
+        raise damaged(what, path, "does not have the sha256 of the manifest")
     return raw
 
 
@@ -638,9 +656,9 @@ def partition_words(store: Path, manifest: Manifest, name: str) -> dict[str, Any
         else:
             found = parse_json(bytes(raw))
     except ValueError as error:
-        raise files.damaged(f"partition {name}", path, "is not JSON") from error
+        raise damaged(f"partition {name}", path, "is not JSON") from error
     if not isinstance(found, dict):
-        raise files.damaged(f"partition {name}", path, "is not a partition")
+        raise damaged(f"partition {name}", path, "is not a partition")
     return found
 
 
@@ -668,16 +686,13 @@ def write_partition(
     Returns:
         files of this partition with another ending, to be removed once the manifest is written.
     """
-    path = store / relative
-    files.make_directories(path.parent)
-    write_atomic(path, *parts)
+    write_sidecar(store, manifest, relative, *parts)
     replaced = []
     for suffix in PARTITION_SUFFIXES:
         other = f"partitions/{name}{suffix}"
         if other in manifest.files and other != relative:
             del manifest.files[other]
             replaced.append(store / other)
-    manifest.files[relative] = sha256_hex(*parts)
     return replaced
 
 
@@ -689,7 +704,10 @@ TEXT_ORDER = ("clip-rn50", "clip-vit-b-16", "clip-vit-b-32", "glyph-clip")
 
 
 def find_text(
-    manifest: Manifest, backbone: str, templates: Sequence[str] | None, weights: str | None
+    manifest: Manifest,
+    backbone: str,
+    templates: Sequence[str] | None = None,
+    weights: str | None = None,
 ) -> dict[str, Any] | None:
     """The entry written or chosen last of a backbone or its array, of these templates and weights if given."""
     slug = slug_of(backbone_of(manifest, backbone))
@@ -718,8 +736,8 @@ def text_of_array(manifest: Manifest, key: str) -> dict[str, Any] | None:
     recipe = manifest.arrays[key].recipe
     name = str(recipe.get("backbone"))
     weights = recipe.get("weights")
-    found = find_text(manifest, name, None, weights)
-    current = find_text(manifest, name, None, None)
+    found = find_text(manifest, name, weights=weights)
+    current = find_text(manifest, name)
     if found is None and current is not None and "weights" not in current["meta"]:
         return current
     return found
@@ -728,7 +746,7 @@ def text_of_array(manifest: Manifest, key: str) -> dict[str, Any] | None:
 def read_text(store: Path, backbone: str, entry: dict[str, Any]) -> NDArray[np.float32]:
     """The matrix [C, D] of an entry, verified. Raises CorruptionError."""
     place, size = text_file(store, slug_of(backbone), entry)
-    raw = files.read_checked(place, entry["crc"], f"text features of {backbone}", size=size)
+    raw = read_checked(place, entry["crc"], f"text features of {backbone}", size=size)
     rows, width = entry["shape"]
     return np.frombuffer(raw, "<f4")[: rows * width].reshape(rows, width)
 
@@ -736,8 +754,8 @@ def read_text(store: Path, backbone: str, entry: dict[str, Any]) -> NDArray[np.f
 def text_file(store: Path, slug: str, entry: Mapping[str, Any]) -> tuple[Path, int]:
     """The file of an entry and the bytes of its rows."""
     rows, width = entry["shape"]
-    place = files.chunk_path(store / "text" / slug / entry["id"], 0, 2)
-    return place, files.array_bytes((max(1, rows), width), "float32")
+    place = chunk_path(store / "text" / slug / entry["id"], 0, 2)
+    return place, array_bytes((max(1, rows), width), "float32")
 
 
 def write_text(
@@ -757,19 +775,18 @@ def write_text(
         raise InternalError(
             f"Text features of {backbone} have shape {values.shape}.", "Expected [classes, D]."
         )
-    values = files.to_stored_dtype(values, "float32", (), 0, f"text features of {backbone}")
+    values = to_stored_dtype(values, "float32", (), 0, f"text features of {backbone}")
     slug = slug_of(backbone)
     rows = max(1, len(values))
     check_name("backbone", slug)
     entry = {"templates": list(templates), "meta": dict(meta)}
     name = digest_of(entry)[:8]
     # The chunk first, then its metadata: a crash in between leaves files that no manifest lists.
-    place = files.chunk_path(store / "text" / slug / name, 0, 2)
-    crc = files.write_chunk_file(place, values, rows, "float32")
-    listed = {**entry, "id": name, "shape": list(values.shape), "crc": crc}
+    listed: dict[str, Any] = {**entry, "id": name, "shape": list(values.shape)}
+    place, _ = text_file(store, slug, listed)
+    listed["crc"] = write_chunk_file(place, values, rows, "float32")
     for relative, raw in text_sidecars(slug, backbone, [listed]).items():
-        write_atomic(store / relative, raw)
-        manifest.files[relative] = sha256_hex(raw)
+        write_sidecar(store, manifest, relative, raw)
     kept = [other for other in manifest.texts.get(slug, []) if other["id"] != name]
     manifest.texts[slug] = [*kept, listed]
 
@@ -778,15 +795,15 @@ def text_sidecars(
     slug: str, backbone: str, entries: Sequence[Mapping[str, Any]]
 ) -> dict[str, bytes]:
     """``zarr.json`` of a backbone's group of text features and of the arrays in it, by path."""
-    found = {f"text/{slug}/zarr.json": files.group_metadata({"backbone": backbone})}
+    found = {f"text/{slug}/zarr.json": group_metadata({"backbone": backbone})}
     for entry in entries:
         name = entry["id"]
         shape = entry["shape"]
-        found[f"text/{slug}/{name}/zarr.json"] = files.array_metadata(
+        found[f"text/{slug}/{name}/zarr.json"] = array_metadata(
             shape,
             "float32",
             max(1, shape[0]),
-            {"templates": list(entry["templates"])},
+            {"templates": entry["templates"]},
             (f"class_{name}", f"feature_{name}"),
         )
     return found

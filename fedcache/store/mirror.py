@@ -12,16 +12,17 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from fedcache.config import Home, is_store_address
 from fedcache.errors import CorruptionError, FedcacheError, MachineError, StoreError, shell_word
 from fedcache.parsing import slug_of
 from fedcache.store.byte_source import ByteSource, open_source
-from fedcache.store.chunks import CRC_BYTES, checksum, chunk_path
+from fedcache.store.chunks import CRC_BYTES, has_checksum
 from fedcache.store.files import (
     digest_of,
     disk_free,
@@ -41,6 +42,7 @@ from fedcache.store.manifest import (
     Manifest,
     chunk_files,
     column_file,
+    feature_file,
     parse_manifest,
 )
 
@@ -63,10 +65,7 @@ def mirrored(published: Path | str) -> Path:
         StoreError for a place without a published store, or without access to it; CorruptionError for a damaged store;
         MachineError without the extra ``remote``, the network or room on the disk.
     """
-    if isinstance(published, str) and is_store_address(published):
-        place = published.rstrip("/")
-    else:
-        place = str(Path(published).resolve())
+    place = normal_place(published)
     home = Home.from_environment()
     if home.offline and is_store_address(place):
         raise MachineError(
@@ -77,7 +76,7 @@ def mirrored(published: Path | str) -> Path:
     slug = slug_of(manifest.dataset["slug"])[:80]
     version = digest_of([place, sha256_hex(raw)])[:16]
     path = home.root / FOLDER / f"{slug}-{version}.zarr"
-    with explain_disk_errors(path, 0):
+    with explain_disk_errors(path):
         if not (path / NAME).exists():
             make_private(home.root)
             make_private(path.parent)
@@ -87,6 +86,13 @@ def mirrored(published: Path | str) -> Path:
             write_atomic(path / NAME, raw)
         os.utime(path / ORIGIN)  # its time is when the mirror was opened last
     return path
+
+
+def normal_place(published: Path | str) -> str:
+    """An absolute path, or an address without a slash at its end."""
+    if is_store_address(published):
+        return published.rstrip("/")
+    return str(Path(published).resolve())
 
 
 def idle_mirrors(home: Home, idle_days: float) -> Iterator[tuple[Path, str]]:
@@ -145,9 +151,8 @@ def checked_chunk(
             raw = source.get_range(name, start, size + CRC_BYTES)
     except FileNotFoundError as error:
         raise _other_bytes(source, f"{name} is missing") from error
-    tail = crc.to_bytes(CRC_BYTES, "little")
-    whole = size is None or len(raw) == size + CRC_BYTES
-    if not whole or raw[-CRC_BYTES:] != tail or checksum(raw[:-CRC_BYTES]) != crc:
+    is_whole = size is None or len(raw) == size + CRC_BYTES
+    if not is_whole or not has_checksum(raw, crc):
         raise _other_bytes(source, f"{name} does not have the checksum of the manifest")
     return raw
 
@@ -173,14 +178,13 @@ def _other_bytes(source: ByteSource, what: str) -> FedcacheError:
 def array_chunk(source: ByteSource, manifest: Manifest, key: str, number: int) -> bytes:
     """A chunk of a feature array with its checksum, from a source. Raises as ``checked_chunk``."""
     info = manifest.arrays[key]
-    folder = Path("features") / key
-    axes = len(info.shape)
     crc = info.chunks[number]
     size = info.chunk_bytes
     if key not in manifest.shards:
-        return checked_chunk(source, chunk_path(folder, number, axes).as_posix(), crc, size)
+        name = feature_file(Path(), key, number, info.shape).as_posix()
+        return checked_chunk(source, name, crc, size)
     shard, place = divmod(number, manifest.shards[key])
-    name = chunk_path(folder, shard, axes).as_posix()
+    name = feature_file(Path(), key, shard, info.shape).as_posix()
     return checked_chunk(source, name, crc, size, place * (size + CRC_BYTES))
 
 
@@ -193,24 +197,28 @@ def small_chunks(manifest: Manifest) -> Iterator[tuple[str, int, int | None]]:
     yield ok.as_posix(), manifest.samples["ok"], max(1, manifest.rows)
 
 
+def small_objects(
+    source: ByteSource, manifest: Manifest
+) -> Iterator[tuple[str, Callable[[], bytes]]]:
+    """The name of every object except the manifest and features, and a function that reads and checks the object."""
+    for name, crc, size in small_chunks(manifest):
+        yield name, partial(checked_chunk, source, name, crc, size)
+    for name, digest in sorted(manifest.files.items()):
+        yield name, partial(checked_file, source, name, digest)
+
+
 def _bring_small_files(source: ByteSource, path: Path, manifest: Manifest) -> None:
     """Fetch all files of a store except features and the ``zarr.json`` files, which only other readers need."""
 
-    def chunk(wanted: tuple[str, int, int | None]) -> None:
-        name, crc, size = wanted
-        _write(path / name, checked_chunk(source, name, crc, size))
+    def bring(name: str, read: Callable[[], bytes]) -> None:
+        _write(path / name, read())
 
-    def file(wanted: tuple[str, str]) -> None:
-        name, digest = wanted
-        _write(path / name, checked_file(source, name, digest))
-
-    files = []
-    for name, digest in manifest.files.items():
+    reads = {}
+    for name, read in small_objects(source, manifest):
         if not name.endswith("zarr.json"):
-            files.append((name, digest))
+            reads[name] = read
     with ThreadPoolExecutor(FETCHERS) as pool:
-        list(pool.map(chunk, small_chunks(manifest)))
-        list(pool.map(file, files))
+        list(pool.map(bring, reads.keys(), reads.values()))
 
 
 def _write(path: Path, raw: bytes) -> None:
@@ -237,7 +245,7 @@ class Mirror:
     def bring(self, key: str, number: int) -> None:
         """Fetch the file of a chunk if it is missing. Raises as ``checked_chunk``, or MachineError for a full disk."""
         info = self.manifest.arrays[key]
-        file = chunk_path(self.path / "features" / key, number, len(info.shape))
+        file = feature_file(self.path, key, number, info.shape)
         with suppress(OSError):
             os.utime(file)  # its time is when it was read last; OSError for a missing file
             return

@@ -139,10 +139,16 @@ class ReachedCode:
         return described
 
     def _is_users(self, path: Path) -> bool:
-        """Whether a file belongs to the user, or to the plug-in that the object belongs to."""
-        if is_users(path):
+        """Whether a file is neither Python's, nor of an installed package, nor fedcache's.
+
+        Files of the plug-in that the object belongs to count as the user's.
+        """
+        place = path.resolve()
+        if any(place.is_relative_to(folder) for folder in self.packages):
             return True
-        return any(path.resolve().is_relative_to(place) for place in self.packages)
+        if any(place.is_relative_to(folder) for folder in (ROOT, *INSTALLED)):
+            return False
+        return "site-packages" not in place.parts
 
     def _note_source(self, path: Path, module: str) -> None:
         """Add a file of the user, and the user's files that it imports, to ``sources``."""
@@ -174,14 +180,6 @@ class ReachedCode:
             self.methods.add(path.stem)
         elif path.suffix == ".py" and self._is_users(path):
             self._note_source(path, name)
-
-
-def is_users(path: Path) -> bool:
-    """Whether a file is neither Python's, nor of an installed package, nor fedcache's."""
-    place = path.resolve()
-    if any(place.is_relative_to(folder) for folder in (ROOT, *INSTALLED)):
-        return False
-    return "site-packages" not in place.parts
 
 
 def _nested_codes(code: CodeType) -> Iterator[CodeType]:

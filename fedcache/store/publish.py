@@ -31,6 +31,7 @@ from fedcache.store.chunks import (
     chunk_path,
     encode_strings,
     fill_of,
+    has_checksum,
     read_checked,
 )
 from fedcache.store.files import canonical_json, parse_signed, sha256_hex, to_signed
@@ -42,15 +43,17 @@ from fedcache.store.manifest import (
     ArrayInfo,
     Manifest,
     column_file,
+    feature_file,
     lines_of,
     read_quarantine,
     read_sidecar,
     text_sidecars,
 )
-from fedcache.store.mirror import FETCHERS, published_manifest, small_chunks
+from fedcache.store.mirror import FETCHERS, normal_place, published_manifest, small_chunks
 from fedcache.store.reader import Reader
 from fedcache.store.store import Store
 from fedcache.store.writer import description, sidecars_of
+from fedcache.tables.words import numbered
 
 SHARD_BYTES = 128 << 20
 """Bytes of the chunks in a shard file: 8 files per GiB of features. A shard is made in memory."""
@@ -74,31 +77,8 @@ class Published:
         return vars(self)
 
 
-@dataclass(frozen=True)
-class _Publication:
-    """The manifest of a publication, and its files except the shards; these files are small."""
-
-    manifest: Manifest
-    files: Mapping[str, bytes]  # by name, in the order of writing; without the manifest
-
-    @property
-    def raw(self) -> bytes:
-        """The manifest's bytes."""
-        return self.manifest.to_bytes()
-
-
-def anonymous(rows: int) -> list[str]:
-    """Names of rows that tell only their order in the store.
-
-    >>> anonymous(11)[:2]
-    ['00', '01']
-    """
-    width = len(str(max(0, rows - 1)))
-    return [f"{row:0{width}d}" for row in range(rows)]
-
-
 def check_target(target: str) -> str:
-    """A target in its normal form: an absolute path, or an address without a slash at its end.
+    """A target in the form of ``normal_place``.
 
     Raises UsageError for an address to which nothing can be written.
     """
@@ -108,9 +88,7 @@ def check_target(target: str) -> str:
             f"{target} is a web address, to which fedcache cannot write.",
             "Publish to a folder or a bucket that the web server serves:  fedcache publish STORE FOLDER",
         )
-    if is_store_address(target):
-        return target.rstrip("/")
-    return str(Path(target).resolve())
+    return normal_place(target)
 
 
 def publish(
@@ -140,33 +118,34 @@ def publish(
         )
     zarr = needed_library("zarr", "publish", "remote")
     source = open_source(place)
-    made = _publication(store, card, zarr, anonymous_names=anonymous_names)
-    own = _claim(source, store, made.raw, anonymous_names=anonymous_names)
-    unchanged = _unchanged(source, made.manifest)
-    shards = list(_shards(made.manifest))
-    others = len(made.files) + 1  # with the manifest
+    manifest, files = _publication(store, card, zarr, anonymous_names=anonymous_names)
+    raw_manifest = manifest.to_bytes()
+    own = _claim(source, store, raw_manifest, anonymous_names=anonymous_names)
+    unchanged = _unchanged(source, manifest)
+    shards = list(_shards(manifest))
+    others = len(files) + 1  # with the manifest
     total = len(shards) + others
     written = 0
-    size = sum(map(len, made.files.values())) + len(made.raw)
+    size = sum(map(len, files.values())) + len(raw_manifest)
     observer.start("publishing", total, "files")
     try:
-        for key, shard, length in shards:
-            info = store.arrays[key]
-            name = chunk_path(Path("features") / key, shard, len(info.shape)).as_posix()
+        for key, numbers, length in shards:
+            info = manifest.arrays[key]
+            per_shard = manifest.shards[key]
+            name = feature_file(Path(), key, numbers.start // per_shard, info.shape).as_posix()
             size += length
-            per_shard = made.manifest.shards[key]
             may_exist = own or key in unchanged
-            if not may_exist or not _has_shard(source, name, length, info, shard, per_shard):
-                raw = _shard(zarr, store.reader(key), shard, per_shard)
+            if not may_exist or not _has_shard(source, name, length, info, numbers):
+                raw = _shard(zarr, store.reader(key), numbers, per_shard)
                 source.put(name, raw)
                 written += 1
             observer.advance(1)
         # zarr finds arrays by the root, so the root is written after all arrays.
-        small = {name: raw for name, raw in made.files.items() if name != ROOT}
+        root = files.pop(ROOT)
         with ThreadPoolExecutor(FETCHERS) as pool:
-            list(pool.map(source.put, small.keys(), small.values()))
-        source.put(ROOT, made.files[ROOT])
-        source.put(NAME, made.raw)
+            list(pool.map(source.put, files.keys(), files.values()))
+        source.put(ROOT, root)
+        source.put(NAME, raw_manifest)
         observer.advance(others)
     finally:
         observer.stop()
@@ -174,8 +153,13 @@ def publish(
     return Published(place, total + 1, size, written + others)
 
 
-def _publication(store: Store, card: str, zarr: Any, *, anonymous_names: bool) -> _Publication:
-    """Everything but features. Raises CorruptionError for damaged columns, texts, partitions or groups."""
+def _publication(
+    store: Store, card: str, zarr: Any, *, anonymous_names: bool
+) -> tuple[Manifest, dict[str, bytes]]:
+    """The manifest of a publication, and its other files by name, without the shards. These files are small.
+
+    Raises CorruptionError for damaged columns, texts, partitions or groups.
+    """
     path = store.path
     held = store.manifest
     bad = read_quarantine(path, held)
@@ -184,7 +168,7 @@ def _publication(store: Store, card: str, zarr: Any, *, anonymous_names: bool) -
         payloads[name] = read_checked(path / name, crc, name, size=size)
     samples = dict(held.samples)
     if anonymous_names:
-        names = anonymous(held.rows)
+        names = numbered(held.rows)
         raw = encode_strings(names)
         samples["name"] = checksum(raw)
         payloads[column_file(Path(), "name").as_posix()] = raw
@@ -205,7 +189,7 @@ def _publication(store: Store, card: str, zarr: Any, *, anonymous_names: bool) -
     digests = {name: sha256_hex(raw) for name, raw in files.items() if name not in payloads}
     manifest = replace(held, samples=samples, files=digests, shards=shards)
     files[CARD] = card.encode()
-    return _Publication(manifest, files)
+    return manifest, files
 
 
 def _metadata(store: Store, shards: Mapping[str, int], zarr: Any) -> dict[str, bytes]:
@@ -278,27 +262,26 @@ def _array(
     return metadata, array, objects
 
 
-def _shards(manifest: Manifest) -> Iterator[tuple[str, int, int]]:
-    """(key, number, bytes) of every shard file: its chunks, and an index with a checksum."""
+def _shards(manifest: Manifest) -> Iterator[tuple[str, range, int]]:
+    """(key, numbers of its chunks, bytes) of every shard file: the chunks, and an index with a checksum."""
     for key, info in manifest.arrays.items():
         per_shard = manifest.shards[key]
         index_bytes = 16 * per_shard + CRC_BYTES
-        count = -(-len(info.chunks) // per_shard)
-        for shard in range(count):
-            chunks = len(_chunks_of(info, shard, per_shard))
-            chunks_bytes = chunks * (info.chunk_bytes + CRC_BYTES)
-            yield key, shard, chunks_bytes + index_bytes
+        count = len(info.chunks)
+        for start in range(0, count, per_shard):
+            numbers = range(start, min(start + per_shard, count))
+            chunks_bytes = len(numbers) * (info.chunk_bytes + CRC_BYTES)
+            yield key, numbers, chunks_bytes + index_bytes
 
 
-def _shard(zarr: Any, reader: Reader, shard: int, per_shard: int) -> bytes:
+def _shard(zarr: Any, reader: Reader, numbers: range, per_shard: int) -> bytes:
     """The bytes of a shard file, made by zarr. Raises InternalError unless it holds the chunks of the manifest."""
     info = reader.info
     _, array, objects = _array(zarr, reader.key, info, per_shard)
-    numbers = _chunks_of(info, shard, per_shard)
     first = numbers.start * info.chunk_rows
     rows = np.concatenate([reader.chunk(number) for number in numbers])
     array[first : first + len(rows)] = rows
-    name = chunk_path(Path(), shard, len(info.shape)).as_posix()
+    name = chunk_path(Path(), numbers.start // per_shard, len(info.shape)).as_posix()
     raw: bytes = objects[name].to_bytes()
     if not _holds_chunks(raw, info, numbers):
         raise InternalError(
@@ -308,38 +291,24 @@ def _shard(zarr: Any, reader: Reader, shard: int, per_shard: int) -> bytes:
     return raw
 
 
-def _chunks_of(info: ArrayInfo, shard: int, per_shard: int) -> range:
-    """The numbers of the chunks in a shard."""
-    start = shard * per_shard
-    return range(start, min(start + per_shard, len(info.chunks)))
-
-
 def _holds_chunks(raw: bytes, info: ArrayInfo, numbers: range) -> bool:
     """Whether a shard file consists of these chunks and its index, each followed by its checksum."""
     size = info.chunk_bytes + CRC_BYTES
     for place, number in enumerate(numbers):
         chunk = raw[place * size : (place + 1) * size]
-        crc = info.chunks[number]
-        if checksum(chunk[:-CRC_BYTES]) != crc or not _ends_with(chunk, crc):
+        if not has_checksum(chunk, info.chunks[number]):
             return False
     index = raw[len(numbers) * size :]
-    return _ends_with(index, checksum(index[:-CRC_BYTES]))
+    return has_checksum(index, checksum(index[:-CRC_BYTES]))
 
 
-def _ends_with(raw: bytes, crc: int) -> bool:
-    """Whether the last bytes are this checksum."""
-    return raw[-CRC_BYTES:] == crc.to_bytes(CRC_BYTES, "little")
-
-
-def _has_shard(
-    source: ByteSource, name: str, length: int, info: ArrayInfo, shard: int, per_shard: int
-) -> bool:
+def _has_shard(source: ByteSource, name: str, length: int, info: ArrayInfo, numbers: range) -> bool:
     """Whether a shard file exists: in a folder with the right chunks, in a bucket with the right length."""
     if source.size(name) != length:
         return False
     if is_store_address(source.place):
         return True
-    return _holds_chunks(source.get(name), info, _chunks_of(info, shard, per_shard))
+    return _holds_chunks(source.get(name), info, numbers)
 
 
 def _claim(source: ByteSource, store: Store, raw: bytes, *, anonymous_names: bool) -> bool:

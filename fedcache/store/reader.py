@@ -187,6 +187,7 @@ class Reader:
             order = np.argsort(numbers, kind="stable")
             numbers = numbers[order]
             wanted = wanted[order]
+        # Places where the rows of another chunk begin.
         starts = np.flatnonzero(np.diff(numbers, prepend=-1))
         edges = [*starts.tolist(), len(wanted)]
         inside = wanted - numbers * self.info.chunk_rows

@@ -12,13 +12,20 @@ from numpy.typing import NDArray
 
 from fedcache.errors import UsageError, unknown
 from fedcache.notebooks import data_frame
-from fedcache.store import chunks as files
-from fedcache.store.chunks import damaged, pack, unpack
+from fedcache.store.chunks import (
+    array_bytes,
+    checksum,
+    damaged,
+    decode_strings,
+    pack,
+    read_checked,
+    unpack,
+)
 from fedcache.store.files import Buffer
 from fedcache.store.journal import announced_checksums
 from fedcache.store.manifest import COLUMNS, Manifest, column_file, column_shape, read_sidecar
 from fedcache.tables.groups import Group
-from fedcache.tables.splits import TEST, TRAIN, VALIDATION
+from fedcache.tables.splits import SPLIT_NAMES, TEST, TRAIN, VALIDATION
 from fedcache.tables.words import EqualStrings
 
 INGESTED = "ingested"
@@ -27,7 +34,7 @@ INGESTED = "ingested"
 HELD_OUT = "the fifth of each class with the smallest uids"
 """Words for messages: the rows that ``held_out`` chooses."""
 
-SPLITS = ("train", "test", "validation")
+SPLITS = SPLIT_NAMES
 
 
 @dataclass(frozen=True)
@@ -168,13 +175,11 @@ def read_samples(store: Path, manifest: Manifest) -> Samples:
     place = column_file(store, "name")
     raw = _verified(store, manifest, "name", place, None)
     try:
-        name = files.decode_strings(raw)
+        name = decode_strings(raw)
     except ValueError as error:
-        raise files.damaged("samples/name", place, f"has no valid names ({error})") from error
+        raise damaged("samples/name", place, f"has no valid names ({error})") from error
     if len(name) != max(1, manifest.rows):
-        raise files.damaged(
-            "samples/name", place, f"holds {len(name)} names for {manifest.rows} rows"
-        )
+        raise damaged("samples/name", place, f"holds {len(name)} names for {manifest.rows} rows")
     return Samples(
         name=name[: manifest.rows], classes=manifest.classes, domains=manifest.domains, **columns
     )
@@ -185,7 +190,7 @@ def read_column(store: Path, manifest: Manifest, key: str) -> NDArray[Any]:
     dtype = COLUMNS[key]
     shape = column_shape(key, max(1, manifest.rows))
     place = column_file(store, key)
-    raw = _verified(store, manifest, key, place, files.array_bytes(shape, dtype))
+    raw = _verified(store, manifest, key, place, array_bytes(shape, dtype))
     column = np.frombuffer(raw, np.dtype(dtype).newbyteorder("<")).reshape(shape)
     return column[: manifest.rows]
 
@@ -199,9 +204,9 @@ def _verified(store: Path, manifest: Manifest, key: str, place: Path, size: int 
     if key == "ok":
         # Between the replacement of this column and that of the manifest, a journal vouches for the new one.
         listed += announced_checksums(store, "ok")
-    raw = files.read_checked(place, None, f"samples/{key}", size=size)
-    if files.checksum(raw) not in listed:
-        raise files.damaged(
+    raw = read_checked(place, None, f"samples/{key}", size=size)
+    if checksum(raw) not in listed:
+        raise damaged(
             f"samples/{key}", place, "is valid, but not the column that the manifest lists"
         )
     return raw

@@ -20,9 +20,8 @@ from fedcache.errors import CorruptionError, FedcacheError, UsageError
 from fedcache.notebooks import html_table
 from fedcache.parsing import slug_of
 from fedcache.progress import Observer, Silent
-from fedcache.store.chunks import make_directories
 from fedcache.store.content import Content, arrange_arrays
-from fedcache.store.files import Buffer, digest_of, sha256_hex, write_atomic
+from fedcache.store.files import Buffer, digest_of
 from fedcache.store.journal import journal_path, read_journal, unfinished_arrays
 from fedcache.store.lock import hold_lock, lock_manifest
 from fedcache.store.manifest import (
@@ -51,12 +50,12 @@ from fedcache.store.manifest import (
     read_text,
     select_arrays,
     write_partition,
+    write_sidecar,
     write_text,
 )
 from fedcache.store.mirror import mirrored
 from fedcache.store.reader import Reader, open_reader
 from fedcache.store.samples import (
-    FOLDER,
     INGESTED,
     Samples,
     group_names,
@@ -104,7 +103,7 @@ class Store:
 
     def __init__(self, path: Path, manifest: Manifest) -> None:
         self.path = path
-        self._manifest = manifest
+        self.manifest = manifest
         self._readers: dict[str, Reader] = {}
 
     def __repr__(self) -> str:
@@ -263,13 +262,13 @@ class Store:
 
     def refresh(self) -> None:
         """Read the manifest again."""
-        self._manifest = read_manifest(self.path)
+        self.manifest = read_manifest(self.path)
         self.__dict__.pop("samples", None)
 
     @property
     def dataset(self) -> dict[str, Any]:
         """slug, digest, template, ..."""
-        return self._manifest.dataset
+        return self.manifest.dataset
 
     @property
     def content(self) -> str:
@@ -282,31 +281,26 @@ class Store:
     @property
     def rows(self) -> int:
         """N."""
-        return self._manifest.rows
+        return self.manifest.rows
 
     @property
     def rows_ok(self) -> int:
         """Rows whose image could be read."""
-        return self._manifest.rows_ok
+        return self.manifest.rows_ok
 
     @property
     def arrays(self) -> dict[str, ArrayInfo]:
         """Complete feature arrays by key, sorted."""
-        return dict(sorted(self._manifest.arrays.items()))
-
-    @property
-    def manifest(self) -> Manifest:
-        """The manifest."""
-        return self._manifest
+        return dict(sorted(self.manifest.arrays.items()))
 
     @cached_property
     def samples(self) -> Samples:
         """The columns, as old as this object's manifest. Raises CorruptionError."""
-        return self._while_replaced(lambda: read_samples(self.path, self._manifest))
+        return self._read(read_samples)
 
     def readable(self) -> NDArray[np.uint8]:
         """``ok`` of every row, uint8 [N], as it is now. Raises CorruptionError."""
-        return self._while_replaced(lambda: read_column(self.path, self._manifest, "ok"))
+        return self._read(read_column, "ok")
 
     def column(self, key: str) -> NDArray[Any]:
         """A column of numbers: uid [N, 16], label, domain, split or ok [N]. Raises CorruptionError.
@@ -316,27 +310,27 @@ class Store:
         samples = self.__dict__.get("samples")
         if samples is not None:
             return np.asarray(getattr(samples, key))
-        return self._while_replaced(lambda: read_column(self.path, self._manifest, key))
+        return self._read(read_column, key)
 
-    def _while_replaced(self, read: Callable[[], T]) -> T:
-        """The result of ``read``, which reads a file that a writer may be replacing at this moment.
+    def _read(self, read: Callable[..., T], *which: str) -> T:
+        """``read(path, manifest, *which)``, which reads a file that a writer may be replacing at this moment.
 
         Readers take no lock, and the manifest is replaced after the files it lists. If ``read`` fails and the manifest
         on disk is a newer one, ``read`` is tried again with that manifest. Otherwise the file is damaged.
         """
         while True:
             try:
-                return read()
+                return read(self.path, self.manifest, *which)
             except FedcacheError:
                 now = read_manifest(self.path)
-                if now == self._manifest:
+                if now == self.manifest:
                     raise
-                self._manifest = now
+                self.manifest = now
                 self.__dict__.pop("samples", None)
 
     def unfinished(self) -> list[dict[str, Any]]:
         """Unfinished arrays: name, chunks kept, chunks in all. Every array of a part is listed, finished or not."""
-        found = unfinished_arrays(self.path, self._manifest.arrays)
+        found = unfinished_arrays(self.path, self.manifest.arrays)
         part = part_of(self.dataset)
         if part is not None:
             for array in found:
@@ -345,7 +339,7 @@ class Store:
 
     def quarantined(self) -> list[dict[str, Any]]:
         """Rows whose image could not be read: row, name, reason. Raises CorruptionError."""
-        rows = self._while_replaced(lambda: read_quarantine(self.path, self._manifest))
+        rows = self._read(read_quarantine)
         return entries_of(rows)
 
     def vanished(self) -> NDArray[np.bool_]:
@@ -359,7 +353,7 @@ class Store:
     def reader(self, key: str) -> Reader:
         """A complete feature array. Raises StoreError, for an array that is unfinished or not there."""
         if key not in self._readers:
-            self._readers[key] = open_reader(self.path, self._manifest, key)
+            self._readers[key] = open_reader(self.path, self.manifest, key)
         return self._readers[key]
 
     def writer(
@@ -378,8 +372,8 @@ class Store:
         check_name("array", key)
         self.need_writable()
         return ArrayWriter(
-            self,
-            key,
+            store=self,
+            key=key,
             shape=shape,
             dtype=dtype,
             chunk_rows=chunk_rows,
@@ -392,17 +386,17 @@ class Store:
     @property
     def texts(self) -> dict[str, list[dict[str, Any]]]:
         """Text features per backbone slug; the last entry of each is the current one."""
-        return self._manifest.texts
+        return self.manifest.texts
 
     def has_text(
         self, backbone: str, templates: Sequence[str] | None = None, *, weights: str | None = None
     ) -> bool:
         """Whether there are text features of a backbone, for these templates and weights if given."""
-        return find_text(self._manifest, backbone, templates, weights) is not None
+        return find_text(self.manifest, backbone, templates, weights) is not None
 
     def templates(self, backbone: str) -> list[str] | None:
         """The templates of a backbone's current text features; None when it has none, [] when they are not known."""
-        entry = find_text(self._manifest, backbone, None, None)
+        entry = find_text(self.manifest, backbone)
         if entry is None:
             return None
         return list(entry["templates"])
@@ -415,11 +409,11 @@ class Store:
         Returns whether others were current before; if not, nothing is written. Raises StoreError, when the store has no
         text features of these templates and weights.
         """
-        entry = find_text(self._manifest, backbone, templates, weights)
+        entry = find_text(self.manifest, backbone, templates, weights)
         if entry is None:
             raise no_text_features(self.path, backbone)
         slug = slug_of(backbone)
-        if self._manifest.texts[slug][-1]["id"] == entry["id"]:
+        if self.manifest.texts[slug][-1]["id"] == entry["id"]:
             return False
         with self.edit() as manifest:
             entries = manifest.texts.get(slug, [])
@@ -432,8 +426,8 @@ class Store:
 
         Raises StoreError.
         """
-        entry = find_text(self._manifest, backbone, templates, None)
-        name = backbone_of(self._manifest, backbone)
+        entry = find_text(self.manifest, backbone, templates)
+        name = backbone_of(self.manifest, backbone)
         if entry is None:
             raise no_text_features(self.path, name)
         return read_text(self.path, name, entry)
@@ -469,18 +463,18 @@ class Store:
     @property
     def partitions(self) -> list[str]:
         """Names of the saved partitions."""
-        return self._manifest.partitions
+        return self.manifest.partitions
 
     def partition(self, name: str) -> dict[str, Any]:
         """Description of a saved partition: scheme, args, seed, digest, ...; ``fc.Partition`` reads its rows.
 
         One that an earlier release saved as JSON comes with its rows. Raises as ``partition_bytes``.
         """
-        return self._while_replaced(lambda: partition_words(self.path, self._manifest, name))
+        return self._read(partition_words, name)
 
     def partition_bytes(self, name: str) -> memoryview:
         """The file of a saved partition, mapped. Raises StoreError when there is none; CorruptionError."""
-        return self._while_replaced(lambda: read_partition(self.path, self._manifest, name))
+        return self._read(read_partition, name)
 
     def put_partition(self, name: str, content: Mapping[str, Any] | Sequence[Buffer]) -> None:
         """Save a partition under a name, replacing one of that name; the same content again writes nothing.
@@ -491,7 +485,7 @@ class Store:
         """
         check_name("partition", name)
         relative, parts = partition_parts(name, content)
-        if is_written(self.path, self._manifest, relative, parts):
+        if is_written(self.path, self.manifest, relative, parts):
             return
         with self.edit() as manifest:
             replaced = write_partition(self.path, manifest, name, relative, parts)
@@ -501,11 +495,11 @@ class Store:
     @property
     def groups(self) -> list[str]:
         """Names of the columns that came with the data and group its rows: hospital, writer, ..."""
-        return group_names(self._manifest)
+        return group_names(self.manifest)
 
     def group(self, name: str) -> Group:
         """The value of every row, as the store has it now. Raises UsageError for an unknown name; CorruptionError."""
-        return self._while_replaced(lambda: read_group(self.path, self._manifest, name))
+        return self._read(read_group, name)
 
     def Xy(  # noqa: N802  (what scikit-learn calls them)
         self, backbones: str | Sequence[str] | None = None, split: str | None = "train"
@@ -556,7 +550,7 @@ class Store:
 
     def to_dict(self) -> dict[str, Any]:
         """Content of the manifest as plain JSON values, without rows and features."""
-        m = self._manifest
+        m = self.manifest
         arrays = [{"key": key, **_described(info)} for key, info in self.arrays.items()]
         templates = {}
         for slug, entries in m.texts.items():
@@ -574,7 +568,7 @@ class Store:
         }
 
     def _repr_html_(self) -> str:
-        m = self._manifest
+        m = self.manifest
         classes = ", ".join(m.classes[:10])
         if len(m.classes) > 10:
             classes += f", .. ({len(m.classes):,})"
@@ -593,6 +587,20 @@ class Store:
 def _described(info: ArrayInfo) -> dict[str, Any]:
     backbone = str(info.recipe.get("backbone", ""))
     return {"backbone": backbone, "shape": list(info.shape), "dtype": info.dtype}
+
+
+def copy_texts(source: Store, target: Store) -> None:
+    """Copy the text features of a store in their order; its current ones become the current ones of ``target``."""
+    for entries in source.texts.values():
+        for entry in entries:
+            backbone = str(entry["meta"].get("backbone"))
+            templates = entry["templates"]
+            weights = entry["meta"].get("weights")
+            if not target.has_text(backbone, templates, weights=weights):
+                matrix = read_text(source.path, backbone, entry)
+                target.put_text(backbone, templates, matrix, entry["meta"])
+            # The last entry is current in the source. In a target that an earlier call began, another may be current.
+            target.use_text(backbone, templates, weights=weights)
 
 
 # Groups of a store.
@@ -623,14 +631,12 @@ def put_groups(store: Store, groups: Mapping[str, Group]) -> list[str]:
         return []
     changed = []
     with store.edit() as manifest:
-        make_directories(store.path / FOLDER)
         for name, parts in new.items():
             place = place_of(name)
-            digest = sha256_hex(*parts)
-            if manifest.files.get(place, digest) != digest:
+            before = manifest.files.get(place)
+            write_sidecar(store.path, manifest, place, *parts)
+            if before not in (None, manifest.files[place]):
                 changed.append(name)
-            write_atomic(store.path / place, *parts)
-            manifest.files[place] = digest
     return changed
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from fedcache.errors import CorruptionError, FedcacheError, shell_word
-from fedcache.store import chunks as files
 from fedcache.store.byte_source import ByteSource, open_source
+from fedcache.store.chunks import array_bytes, read_checked
 from fedcache.store.files import (
     explain_disk_errors,
     file_sha256,
@@ -27,18 +27,14 @@ from fedcache.store.manifest import (
     Manifest,
     chunk_files,
     column_file,
+    feature_file,
     part_of,
     read_history,
     read_manifest,
     read_quarantine,
+    write_sidecar,
 )
-from fedcache.store.mirror import (
-    array_chunk,
-    checked_chunk,
-    checked_file,
-    published_manifest,
-    small_chunks,
-)
+from fedcache.store.mirror import array_chunk, published_manifest, small_objects
 from fedcache.store.store import Store
 from fedcache.store.writer import sidecars_of
 
@@ -126,7 +122,7 @@ def verify(path: Path) -> VerifyReport:
         return _verify_published(open_source(store.address))
     report = VerifyReport(str(path))
     for place, crc, size, what in chunk_files(store.path, store.manifest):
-        report.check(place, partial(files.read_checked, place, crc, what, size=size))
+        report.check(place, partial(read_checked, place, crc, what, size=size))
     report.read(path / NAME)
     for relative, digest in sorted(store.manifest.files.items()):
         # The list of unreadable images is checked with its column.
@@ -139,8 +135,16 @@ def verify(path: Path) -> VerifyReport:
                 report.add(place, "does not have the sha256 of the manifest")
         except OSError:
             report.add(place, "is missing or unreadable")
-    _check_rows(store, report)
-    _check_history(path, report)
+    # A commit may be replacing these two files at this moment.
+    report.check(column_file(path, "ok"), store.readable)
+    report.check(path / QUARANTINE, store.quarantined)
+    report.read(path / HISTORY)
+    _, damaged = read_history(path)
+    for number in damaged:
+        report.add(
+            path / HISTORY,
+            f"line {number} is incomplete or does not match the digest at its end",
+        )
     _check_journals(store, report)
     for file in leftover_files(store):
         report.notes.append(f"{file.relative_to(path)} is not part of the store")
@@ -159,10 +163,8 @@ def _verify_published(source: ByteSource) -> VerifyReport:
         except CorruptionError as error:
             report.add(Path(name), error.message)
 
-    for name, crc, size in small_chunks(manifest):
-        check(name, partial(checked_chunk, source, name, crc, size))
-    for name, digest in sorted(manifest.files.items()):
-        check(name, partial(checked_file, source, name, digest))
+    for name, read in small_objects(source, manifest):
+        check(name, read)
     for key, info in manifest.arrays.items():
         for number in range(len(info.chunks)):
             name = f"features/{key}, chunk {number}"
@@ -191,27 +193,12 @@ def leftover_files(store: Store) -> list[Path]:
     return found
 
 
-def _check_rows(store: Store, report: VerifyReport) -> None:
-    """Check ``samples/ok`` and the list of unreadable images, which a commit may be replacing at this moment."""
-    report.check(column_file(store.path, "ok"), store.readable)
-    report.check(store.path / QUARANTINE, store.quarantined)
-
-
-def _check_history(path: Path, report: VerifyReport) -> None:
-    place = path / HISTORY
-    report.read(place)
-    _, damaged = read_history(path)
-    for number in damaged:
-        report.add(place, f"line {number} is incomplete or does not match the digest at its end")
-
-
 def _check_journals(store: Store, report: VerifyReport) -> None:
     part = part_of(store.dataset)
     for journal in journals(store.path):
         report.read(journal.path)
         if journal.key in store.arrays:
             continue  # complete; only the removal of its journal is outstanding
-        folder = store.path / "features" / journal.key
         if journal.header is None or journal.torn:
             report.add(
                 journal.path,
@@ -220,11 +207,11 @@ def _check_journals(store: Store, report: VerifyReport) -> None:
         if journal.header is None:
             continue
         shape = (journal.header["chunk_rows"], *journal.header["shape"][1:])
-        size = files.array_bytes(shape, journal.header["dtype"])
+        size = array_bytes(shape, journal.header["dtype"])
         for chunk, line in sorted(journal.chunks.items()):
-            place = files.chunk_path(folder, chunk, len(shape))
+            place = feature_file(store.path, journal.key, chunk, shape)
             what = f"chunk {chunk} of unfinished {journal.key}"
-            report.check(place, partial(files.read_checked, place, line.crc, what, size=size))
+            report.check(place, partial(read_checked, place, line.crc, what, size=size))
         count = journal.count
         done = len(journal.chunks)
         whose = ""
@@ -274,20 +261,18 @@ def repair(path: Path) -> list[str]:
         with hold_lock(path / "locks" / "history.lock", f"the history of {path}", wait=True):
             events, damaged = read_history(path)
             lines = [to_signed(event) + b"\n" for event in events]
-            with explain_disk_errors(path, 0):
+            with explain_disk_errors(path):
                 write_atomic(path / HISTORY, *lines)
         done.append(f"{len(damaged)} damaged lines of the history were removed.")
     with lock_manifest(path):
         now = read_manifest(path)
         whole = sidecars_of(now)
         for relative in problems:
-            place = path / relative
             parts = relative.split("/")
             kind = parts[0]
             raw = whole.get(relative)
             if raw is not None and sha256_hex(raw) == now.files.get(relative):
-                files.make_directories(place.parent)
-                write_atomic(place, raw)
+                write_sidecar(path, now, relative, raw)
                 done.append(f"{relative} was written again.")
             elif kind in FORGOTTEN and relative in now.files:
                 del now.files[relative]
@@ -324,9 +309,9 @@ def _reopen(path: Path, key: str) -> list[str]:
         bad = read_quarantine(path, now)
         lines = [header_line(info.header)]
         for number, crc in enumerate(info.chunks):
-            place = files.chunk_path(path / "features" / key, number, len(info.shape))
+            place = feature_file(path, key, number, info.shape)
             try:
-                files.read_checked(place, crc, key, size=info.chunk_bytes)
+                read_checked(place, crc, key, size=info.chunk_bytes)
             except FedcacheError:
                 continue
             rows = range(number * info.chunk_rows, (number + 1) * info.chunk_rows)

@@ -23,15 +23,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.errors import FedcacheError, InternalError, MachineError, StoreError
-from fedcache.store import chunks as files
+from fedcache.store.chunks import (
+    CRC_BYTES,
+    DTYPES,
+    array_bytes,
+    array_metadata,
+    encode_strings,
+    group_metadata,
+    make_directories,
+    read_checked,
+    to_stored_dtype,
+    write_chunk_file,
+    write_payload,
+)
 from fedcache.store.files import (
     digest_of,
     explain_disk_errors,
     fsync_directory,
     link_atomic,
-    sha256_hex,
     temporary_name,
-    write_atomic,
 )
 from fedcache.store.journal import Journal, header_differences, journal_path, read_journal
 from fedcache.store.lock import hold_lock, is_alive, lock_manifest, writer_of
@@ -44,15 +54,17 @@ from fedcache.store.manifest import (
     column_file,
     column_shape,
     commit_of,
-    journal_header,
+    feature_file,
     nothing_is_added,
     part_of,
     read_manifest,
     read_quarantine,
     replace_sidecars,
     was_store,
+    write_sidecar,
 )
 from fedcache.store.samples import Samples
+from fedcache.tables.splits import SPLIT_NAMES
 
 AXES = {2: ("feature",), 3: ("view", "feature"), 5: ("view", "height", "width", "channel")}
 """Names of the axes after the rows, by the number of all axes."""
@@ -75,18 +87,13 @@ class WorkerArray:
     header: str  # digest of the journal's header, so that another array at this path is not taken for this one
 
     @property
-    def path(self) -> Path:
-        """The array's directory."""
-        return self.store / "features" / self.key
-
-    @property
     def chunk_bytes(self) -> int:
         """Bytes of a chunk's rows; the checksum in its file comes on top."""
-        return files.array_bytes((self.chunk_rows, *self.shape[1:]), self.dtype)
+        return array_bytes((self.chunk_rows, *self.shape[1:]), self.dtype)
 
     def chunk_file(self, chunk: int) -> Path:
         """The file of a chunk after it was committed."""
-        return files.chunk_path(self.path, chunk, len(self.shape))
+        return feature_file(self.store, self.key, chunk, self.shape)
 
     def check(self) -> None:
         """Raise MachineError if the journal of the writer is not visible on this machine."""
@@ -118,7 +125,7 @@ class WorkerArray:
             if start <= row < start + count:
                 reasons[int(row)] = str(reason)
         lost = [row - start for row in reasons]
-        values = files.to_stored_dtype(rows, self.dtype, lost, start, self.key)
+        values = to_stored_dtype(rows, self.dtype, lost, start, self.key)
         return values, reasons
 
     def write(
@@ -129,7 +136,7 @@ class WorkerArray:
         place = self.chunk_file(chunk)
         file = temporary_name(place)
         with explain_disk_errors(place, self.chunk_bytes):
-            crc = files.write_chunk_file(file, values, self.chunk_rows, self.dtype)
+            crc = write_chunk_file(file, values, self.chunk_rows, self.dtype)
         return UncommittedChunk(self.key, chunk, crc, file, reasons)
 
 
@@ -165,53 +172,33 @@ class OpenStore(Protocol):
         """Read the manifest again."""
 
 
+@dataclass(eq=False, kw_only=True)
 class ArrayWriter:
-    """The one writer of an array, holding its lock from ``with`` to the end of the block.
+    """The one writer of an array, holding its lock from ``with`` to the end of the block."""
 
-    Args:
-        store: to which the array belongs.
-        key: name of the array.
-        shape: (N, V, D).
-        dtype: stored dtype.
-        chunk_rows: rows per chunk file.
-        recipe: settings that determine the values.
-        how: how they are computed; must not change while the array is unfinished.
-        wait: wait for another writer.
-        fresh: discard an unfinished array.
-    """
+    store: OpenStore  # to which the array belongs
+    key: str  # name of the array
+    shape: tuple[int, ...]  # (N, V, D)
+    dtype: str  # stored dtype
+    chunk_rows: int  # rows per chunk file
+    recipe: dict[str, Any]  # settings that determine the values
+    how: dict[str, Any]  # how they are computed; must not change while the array is unfinished
+    wait: bool  # wait for another writer
+    fresh: bool  # discard an unfinished array
 
-    def __init__(
-        self,
-        store: OpenStore,
-        key: str,
-        *,
-        shape: tuple[int, ...],
-        dtype: str,
-        chunk_rows: int,
-        recipe: dict[str, Any],
-        how: dict[str, Any],
-        wait: bool = False,
-        fresh: bool = False,
-    ) -> None:
-        shape_fits = len(shape) >= 2 and shape[0] == store.rows
-        if not shape_fits or dtype not in files.DTYPES or chunk_rows < 1:
-            dtypes = ", ".join(files.DTYPES)
+    def __post_init__(self) -> None:
+        rows = self.store.rows
+        shape_fits = len(self.shape) >= 2 and self.shape[0] == rows
+        if not shape_fits or self.dtype not in DTYPES or self.chunk_rows < 1:
+            dtypes = ", ".join(DTYPES)
             raise InternalError(
-                f"{key}: shape {shape}, {dtype}, {chunk_rows} rows per chunk, in a store of {store.rows} "
-                "rows.",
-                f"Expected shape ({store.rows}, ...), one of {dtypes}, and at least 1 row per chunk.",
+                f"{self.key}: shape {self.shape}, {self.dtype}, {self.chunk_rows} rows per chunk, in a store of "
+                f"{rows} rows.",
+                f"Expected shape ({rows}, ...), one of {dtypes}, and at least 1 row per chunk.",
             )
-        self.store = store
-        self.key = key
-        self.shape = tuple(shape)
-        self.dtype = dtype
-        self.chunk_rows = chunk_rows
-        self.recipe = recipe
-        self.how = how
-        self._wait = wait
-        self._fresh = fresh
-        self.path = store.path / "features" / key
-        self.journal = Journal(journal_path(store.path, key))
+        self.shape = tuple(self.shape)
+        self.path = self.store.path / "features" / self.key
+        self.journal = Journal(journal_path(self.store.path, self.key))
         self.finished = False
         self._stack = ExitStack()
 
@@ -242,13 +229,17 @@ class ArrayWriter:
             own = part.chunks(self.count)
         return [chunk for chunk in own if chunk not in self.journal.chunks]
 
+    def _info(self, crcs: tuple[int, ...] = ()) -> ArrayInfo:
+        """The array's entry in the manifest, with the checksums of its chunks."""
+        return ArrayInfo(self.recipe, self.how, self.shape, self.dtype, self.chunk_rows, crcs)
+
     def __enter__(self) -> ArrayWriter:
         lock = self.store.path / "locks" / f"{self.key}.lock"
         self._stack.enter_context(
-            hold_lock(lock, f"{self.key} in {self.store.path}", wait=self._wait)
+            hold_lock(lock, f"{self.key} in {self.store.path}", wait=self.wait)
         )
         try:
-            with explain_disk_errors(self.store.path, 0):
+            with explain_disk_errors(self.store.path):
                 self._open()
         except BaseException:
             self._stack.close()
@@ -272,10 +263,10 @@ class ArrayWriter:
             # Its journal remains if it was killed after it had written the manifest.
             self.journal.path.unlink(missing_ok=True)
             return
-        if self._fresh:
+        if self.fresh:
             self._discard()
         # An array is continued only if everything on which the values of its rows depend is equal.
-        header = journal_header(self.recipe, self.how, self.shape, self.dtype, self.chunk_rows)
+        header = self._info().header
         self.journal = read_journal(self.journal.path)
         if self.journal.header is None:
             # No journal, or one with a damaged first line: nothing confirms chunk files that may exist.
@@ -300,10 +291,11 @@ class ArrayWriter:
 
         Until then, only the commit line of that journal has their checksums.
         """
-        with lock_manifest(self.store.path):
-            manifest = read_manifest(self.store.path)
-            replace_sidecars(self.store.path, manifest, read_quarantine(self.store.path, manifest))
-            manifest.write(self.store.path)
+        path = self.store.path
+        with lock_manifest(path):
+            manifest = read_manifest(path)
+            replace_sidecars(path, manifest, read_quarantine(path, manifest))
+            manifest.write(path)
             self.store.refresh()
 
     def _differs(self, header: dict[str, Any]) -> FedcacheError:
@@ -324,9 +316,7 @@ class ArrayWriter:
         array = self.for_workers()
         for chunk, line in list(self.journal.chunks.items()):
             try:
-                files.read_checked(
-                    array.chunk_file(chunk), line.crc, self.key, size=array.chunk_bytes
-                )
+                read_checked(array.chunk_file(chunk), line.crc, self.key, size=array.chunk_bytes)
             except FedcacheError:
                 del self.journal.chunks[chunk]
 
@@ -348,7 +338,7 @@ class ArrayWriter:
         place = array.chunk_file(chunk)
         with explain_disk_errors(place, array.chunk_bytes):
             # on disk when this returns
-            crc = files.write_chunk_file(place, values, self.chunk_rows, self.dtype)
+            crc = write_chunk_file(place, values, self.chunk_rows, self.dtype)
             self.add_to_journal(chunk, crc, reasons)
 
     def for_workers(self) -> WorkerArray:
@@ -365,7 +355,7 @@ class ArrayWriter:
         self._refuse_finished(made.chunk)
         array = self.for_workers()
         place = array.chunk_file(made.chunk)
-        size = array.chunk_bytes + files.CRC_BYTES
+        size = array.chunk_bytes + CRC_BYTES
         found = -1
         # A network file system may show a new file of another host late.
         for seconds in (0.0, 0.2, 0.8, 2.0):
@@ -383,7 +373,7 @@ class ArrayWriter:
                 f"file {what}.",
                 "Put the store on a path that all nodes share, e.g. NFS, with --store or FEDCACHE_HOME.",
             )
-        with explain_disk_errors(place, 0):
+        with explain_disk_errors(place):
             made.file.replace(place)
             fsync_directory(place.parent)  # the name is on disk before its journal line
             self.add_to_journal(made.chunk, made.crc, made.bad)
@@ -407,12 +397,12 @@ class ArrayWriter:
         file is damaged; MachineError, when the disk refuses.
         """
         array = self.for_workers()
-        payload = files.read_checked(source, crc, self.key, size=array.chunk_bytes)
-        place = files.chunk_path(self.path, chunk, len(self.shape))
+        payload = read_checked(source, crc, self.key, size=array.chunk_bytes)
+        place = array.chunk_file(chunk)
         with explain_disk_errors(place, array.chunk_bytes):
-            files.make_directories(place.parent)
+            make_directories(place.parent)
             if not link_atomic(source, place):
-                files.write_payload(place, payload)
+                write_payload(place, payload)
             self.add_to_journal(chunk, crc, bad)
 
     def add_to_journal(self, chunk: int, crc: int, bad: Mapping[int, str]) -> None:
@@ -448,17 +438,13 @@ class ArrayWriter:
             self._quarantine(manifest)
             # 2. The metadata that makes the folder an array for other Zarr readers.
             attributes, dimensions = description(self.key, self.recipe, len(self.shape))
-            metadata = files.array_metadata(
+            metadata = array_metadata(
                 self.shape, self.dtype, self.chunk_rows, attributes, dimensions
             )
-            files.make_directories(self.path)
-            write_atomic(self.path / "zarr.json", metadata)
-            manifest.files[f"features/{self.key}/zarr.json"] = sha256_hex(metadata)
+            write_sidecar(self.store.path, manifest, f"features/{self.key}/zarr.json", metadata)
             # 3. The manifest: the array is complete once this file is replaced.
             crcs = tuple(self.journal.chunks[chunk].crc for chunk in range(self.count))
-            manifest.arrays[self.key] = ArrayInfo(
-                self.recipe, self.how, self.shape, self.dtype, self.chunk_rows, crcs
-            )
+            manifest.arrays[self.key] = self._info(crcs)
             manifest.write(self.store.path)
             self.store.refresh()
             # 4. The journal, which is no longer needed. If this process is killed here, the next writer removes it.
@@ -482,10 +468,10 @@ class ArrayWriter:
 
 
 def description(
-    key: str, recipe: Mapping[str, Any], axes: int
+    key: str, recipe: dict[str, Any], axes: int
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Attributes of a feature array for other Zarr readers, and the names of its axes."""
-    attributes = {"name": recipe.get("backbone", key), "recipe": digest_of(dict(recipe))}
+    attributes = {"name": recipe.get("backbone", key), "recipe": digest_of(recipe)}
     names = [f"{axis}_{key}" for axis in AXES[axes]]
     return attributes, ("row", *names)
 
@@ -557,15 +543,12 @@ def _write_samples(
     crcs = {}
     for key, dtype in COLUMNS.items():
         values = getattr(samples, key)
-        crcs[key] = files.write_chunk_file(column_file(path, key), values, max(1, rows), dtype)
-    names = files.encode_strings(samples.name or [""])
-    crcs["name"] = files.write_payload(column_file(path, "name"), names)
+        crcs[key] = write_chunk_file(column_file(path, key), values, max(1, rows), dtype)
+    names = encode_strings(samples.name or [""])
+    crcs["name"] = write_payload(column_file(path, "name"), names)
     manifest = Manifest(dataset, rows, rows, samples.classes, samples.domains, crcs)
     for relative, raw in sidecars_of(manifest).items():
-        place = path / relative
-        files.make_directories(place.parent)
-        write_atomic(place, raw)
-        manifest.files[relative] = sha256_hex(raw)
+        write_sidecar(path, manifest, relative, raw)
     unread = {}
     for row in np.flatnonzero(samples.ok == 0).tolist():
         unread[row] = (samples.name[row], reasons.get(row, "given as unreadable"))
@@ -581,18 +564,16 @@ def sidecars_of(manifest: Manifest) -> dict[str, bytes]:
         "domain": {"domains": list(manifest.domains)},
     }
     found = {
-        "zarr.json": files.group_metadata(
-            {"fedcache": FORMAT, "dataset": manifest.dataset["slug"]}
-        ),
-        "samples/zarr.json": files.group_metadata({"splits": ["train", "test", "validation"]}),
-        "features/zarr.json": files.group_metadata({}),
-        "text/zarr.json": files.group_metadata({}),
+        "zarr.json": group_metadata({"fedcache": FORMAT, "dataset": manifest.dataset["slug"]}),
+        "samples/zarr.json": group_metadata({"splits": list(SPLIT_NAMES)}),
+        "features/zarr.json": group_metadata({}),
+        "text/zarr.json": group_metadata({}),
     }
     rows = manifest.rows
     for key, dtype in {**COLUMNS, "name": "string"}.items():
         shape = column_shape(key, rows)
         dimensions = ("row", "byte")[: len(shape)]
-        found[f"samples/{key}/zarr.json"] = files.array_metadata(
+        found[f"samples/{key}/zarr.json"] = array_metadata(
             shape, dtype, max(1, rows), codes.get(key, {}), dimensions
         )
     return found

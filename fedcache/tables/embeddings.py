@@ -149,8 +149,9 @@ def _joined_splits(
     tables = by_split(raw, has_rows, str(path), hint)
     if len(tables) == 1:
         return raw, None, {}
+    # The last table has the columns without a split.
     *of_splits, (_, others) = tables
-    # The features of a split say how many rows its other columns must have.
+    # The features of a split show how many rows its other columns must have.
     lengths = []
     for _, held in of_splits:
         keys = features_of(path, held, choice.features)[1]

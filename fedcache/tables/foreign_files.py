@@ -160,11 +160,11 @@ def clients_of(names: Sequence[str]) -> dict[str, dict[str, str]]:
     return found
 
 
-def refuse_client_images(path: Path, columns: Sequence[str]) -> FedcacheError | None:
-    """The error of images by client, with the lines that make one file of ``arrays:``; None without images."""
+def refuse_client_images(path: Path, columns: Sequence[str]) -> None:
+    """Raise UsageError for images by client, with the lines that make one file of ``arrays:``."""
     image = next((name for name in PIXELS if name in columns), None)
     if image is None:
-        return None
+        return
     out = path.with_name(f"{stem_of(path)}-images.npz")
     others = [name for name in columns if name != image]
     lines = [
@@ -176,7 +176,7 @@ def refuse_client_images(path: Path, columns: Sequence[str]) -> FedcacheError | 
         f"counts = [len(g[{image!r}]) for g in clients.values()]",
         f"numpy.savez({str(out)!r}, images=x, client=numpy.repeat(list(clients), counts), **held)",
     ]
-    return UsageError(
+    raise UsageError(
         f"{path} contains images of clients (TensorFlow Federated), not embeddings.",
         conversion(lines, f"fedcache extract --dataset arrays:{shell_word(out)}"),
     )
@@ -188,9 +188,7 @@ def joined_clients(path: Path, columns: Mapping[str, Any]) -> dict[str, Any]:
     if not clients:
         return dict(columns)
     names = list(next(iter(clients.values())))
-    refused = refuse_client_images(path, names)
-    if refused is not None:
-        raise refused
+    refuse_client_images(path, names)
     for client, held in clients.items():
         if held.keys() != set(names):
             own = ", ".join(held)

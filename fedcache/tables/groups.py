@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -90,6 +91,16 @@ class Group(Coded):
     def equals(self, other: Group) -> bool:
         """Whether every row has the same value."""
         return self.words == other.words and np.array_equal(self.codes, other.codes)
+
+
+def as_a_part(message: str) -> str:
+    """The message of an error of ``Group.of`` as a part of another sentence.
+
+    >>> as_a_part("Numbers with decimals cannot be a group.")
+    'numbers with decimals'
+    """
+    in_a_sentence = message[:1].lower() + message[1:]
+    return re.sub(r" cannot be a group\.$|\.$", "", in_a_sentence)
 
 
 def joined(parts: Sequence[Mapping[str, Group]], rows: Sequence[int]) -> dict[str, Group]:

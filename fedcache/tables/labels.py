@@ -15,7 +15,7 @@ import numpy as np
 
 from fedcache.errors import UsageError, shell_word
 from fedcache.parsing import counted
-from fedcache.tables.groups import Group
+from fedcache.tables.groups import Group, as_a_part
 from fedcache.tables.words import (
     NO_NUMBER,
     Column,
@@ -178,8 +178,7 @@ def _coded(where: str, column: Any, hint: str = ANOTHER_COLUMN) -> Group:
     try:
         return Group.of(column)
     except UsageError as error:
-        message = error.message.removesuffix(" cannot be a group.")
-        held = message[:1].lower() + message[1:]
+        held = as_a_part(error.message)
         rows = column.shape[0]
         raise UsageError(
             f"{where} holds {held}, expected {rows:,} integers or words.", hint

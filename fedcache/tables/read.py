@@ -43,7 +43,7 @@ Found = dict[str, Any]
 """Columns by name: numbers [N], ``Words``, ``FileRows`` of matrices of floats, and ``Unread``."""
 
 
-def read_columns(path: Path, features: Sequence[str] = ()) -> Found:
+def read_columns(path: Path, features: Sequence[str]) -> Found:
     """Columns by name; errors as ``embeddings.open_embeddings``.
 
     ``features`` are the columns that the user names as features. For a table they may also be the common beginning of
@@ -94,7 +94,7 @@ def _npy(path: Path, opened: Callable[[], AbstractContextManager[IO[bytes]]], si
         floats = dtype.kind == "f" and len(shape) in (2, 3)
         if floats and not fortran:
             return FileRows(path, shape, dtype, partial(_npy_parts, opened, start, shape, dtype))
-    if len(shape) > 1 and not floats and shape[1:] != (1,):
+    if shape and not floats and not _one_per_row(shape):
         # Only the shape is needed; no value is read.
         without_values = np.broadcast_to(np.zeros((), dtype), shape)
         return as_column(without_values)
@@ -199,11 +199,10 @@ def _read_h5(path: Path) -> Found:
         for key, item in h5_items(path, file):
             # Matrices of floats may be features: they stay in the file.
             if item.dtype.kind == "f" and item.ndim in (2, 3):
-                parts = partial(_h5_parts, path, key, len(item))
+                parts = partial(_h5_parts, path, key)
                 found[key] = FileRows(path, item.shape, item.dtype, parts)
             else:
-                text = item.shape is not None and h5py.check_string_dtype(item.dtype) is not None
-                found[key] = _h5_column(item, text)
+                found[key] = _h5_column(item)
         listed = {key: as_column(names) for key, names in h5_class_names(path, file)}
     return listed | joined_clients(path, found)
 
@@ -218,7 +217,10 @@ def h5_class_names(path: Path, file: Any) -> Iterator[tuple[str, NDArray[Any]]]:
                 yield f"{key}/{name}".lstrip("/"), names
 
 
-def _h5_column(item: Any, text: bool) -> Any:
+def _h5_column(item: Any) -> Any:
+    import h5py
+
+    text = h5py.check_string_dtype(item.dtype) is not None
     readable = text or item.dtype.kind in "iufbS"
     if item.shape is None or not _one_per_row(item.shape) or not readable:
         why = "one value"
@@ -231,12 +233,13 @@ def _h5_column(item: Any, text: bool) -> Any:
     return as_column(values)
 
 
-def _h5_parts(path: Path, key: str, count: int, rows: int) -> Iterator[NDArray[Any]]:
+def _h5_parts(path: Path, key: str, rows: int) -> Iterator[NDArray[Any]]:
     import h5py
 
     with h5py.File(path, "r") as file:
-        for first in range(0, count, rows):
-            yield file[key][first : first + rows]
+        item = file[key]
+        for first in range(0, len(item), rows):
+            yield item[first : first + rows]
 
 
 def _read_safetensors(path: Path) -> Found:

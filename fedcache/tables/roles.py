@@ -9,17 +9,17 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcache.config import DATA, option
+from fedcache.config import DATA, option, option_name
 from fedcache.errors import FedcacheError, UsageError, shell_word, unknown
 from fedcache.parsing import counted, in_a_list
-from fedcache.tables.groups import Group, differs_in_every_row, usable_group_name
+from fedcache.tables.groups import Group, as_a_part, differs_in_every_row, usable_group_name
 from fedcache.tables.labels import (
     distinct_names,
     read_domains,
@@ -155,24 +155,16 @@ class ColumnChoice:
 
     def options(self) -> list[str]:
         """The same as options of ``ingest``."""
-        groups: str | None = None
-        if self.groups is not None:
-            groups = in_a_list(self.groups)
-        one_each = {
-            "--features-key": ",".join(self.features) or None,
-            "--label-key": self.label,
-            "--split-key": self.split,
-            "--name-key": self.row_name,
-            "--domain-key": self.domain,
-            "--group-key": groups,
-            "--no-label": in_a_list(self.no_label) or None,
-        }
         words: list[str] = []
-        for name, value in one_each.items():
-            if value is not None:
-                words += [name, value]
-        if self.unlabelled:
-            words.append("--unlabelled")
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if value == item.default:
+                continue
+            words.append(option_name(item))
+            if isinstance(value, tuple):
+                value = in_a_list(value)
+            if value is not True:
+                words.append(value)
         return words
 
 
@@ -251,14 +243,14 @@ def read_roles(
     domain_key = _choose(where, columns, choice.domain, DOMAINS, places, "--domain-key")
     # Class names come from the caller, from a column that lists them, or are the indices of text features.
     class_key = _class_names_column(columns, label_key, count)
-    if class_key is not None and classes is None:
-        classes = words_in(columns[class_key])
+    if class_key is not None:
+        roles[class_key] = "class names"
+        if classes is None:
+            classes = words_in(columns[class_key])
     if classes is None and class_count is not None:
         labels = columns.get(label_key or "")
         if _index_classes(labels, class_count):
             classes = [str(index) for index in range(class_count)]
-    if class_key is not None:
-        roles[class_key] = "class names"
     coded, notes = _labels(where, columns, label_key, classes, count, choice)
     domains, domain_names, sentences = _domains(where, columns, domain_key, count)
     for key in columns:
@@ -568,12 +560,12 @@ def _domains(
         return np.zeros(count, np.int32), tuple(names or (ONE_DOMAIN,)), []
     column = columns[key]
     if names is not None:
-        repeated, times = Counter(names).most_common(1)[0]
-        if times > 1:
-            raise UsageError(
-                f"{where}: the domain name {repeated!r} occurs {times} times.",
-                "Give every domain a name of its own.",
-            )
+        for repeated, times in Counter(names).most_common(1):
+            if times > 1:
+                raise UsageError(
+                    f"{where}: the domain name {repeated!r} occurs {times} times.",
+                    "Give every domain a name of its own.",
+                )
         column = with_names(vector(column), names, f"{where}: {key}")
     coded = read_domains(f"{where}: {key}", column, count)
     without = coded.codes < 0
@@ -828,7 +820,7 @@ def groups_of(
                 )
             found[name] = group
         except FedcacheError as error:
-            why = _short(error.message)
+            why = as_a_part(error.message)
             if requested:
                 raise UsageError(f"{where}: {key} cannot be a group: {why}.", error.hint) from error
             left[key] = why
@@ -866,11 +858,6 @@ def _group(values: Any, count: int) -> Group:
             f"its {len(made.words):,} values are too long.", "Groups have short values."
         )
     return made
-
-
-def _short(message: str) -> str:
-    in_a_sentence = message[:1].lower() + message[1:]
-    return re.sub(r" cannot be a group\.$|\.$", "", in_a_sentence)
 
 
 def groups_sentence(groups: Mapping[str, Group]) -> list[str]:

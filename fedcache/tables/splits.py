@@ -164,9 +164,6 @@ class FoundSplits:
     notes: list[str]  # sentences for the user
 
 
-NO_SPLITS = FoundSplits((), None, [])
-
-
 def find_splits(
     where: str,
     raw: Mapping[str, Any],
@@ -343,7 +340,7 @@ def _flags(where: str, raw: Mapping[str, Any], groups: Sequence[str], count: int
             meanings[key] = meaning
     if flags:
         return _of_flags(where, flags, meanings, count)
-    return NO_SPLITS
+    return FoundSplits((), None, [])
 
 
 def _of_flags(
@@ -360,6 +357,7 @@ def _of_flags(
     for key, truth in flags.items():
         code = meanings[key]
         clash = truth & (codes != UNKNOWN) & (codes != code)
+        # Two columns that mark the same split must mark the same rows.
         same = [other for other in flags if other != key and meanings[other] == code]
         if same:
             clash = clash | (truth != flags[same[0]])

@@ -31,7 +31,7 @@ EMPTY_CELLS = ["", "NA", "N/A", "n/a", "nan", "NaN", "NAN", "null", "NULL", "Non
 class Batches(Protocol):
     """Reads a table from its beginning."""
 
-    def __call__(self, columns: Sequence[str], rows: int, *, floats: bool) -> Iterator[Any]:
+    def __call__(self, columns: Sequence[str], rows: int, *, floats: bool = False) -> Iterator[Any]:
         """Batches of at most ``rows`` rows with some columns; the cells of a CSV are ``floats``, or words."""
 
 
@@ -84,11 +84,6 @@ def _checked(path: Path, schema: Any) -> dict[str, Any]:
     return types
 
 
-def _meta_of(schema: Any) -> dict[str, Any]:
-    metadata = schema.metadata or {}
-    return dict(parse_json(metadata.get(b"fedcache", b"{}")))
-
-
 def hugging_face_features(schema: Any) -> dict[str, dict[str, Any]]:
     """Hugging Face's description of each column of a file, by name; {} if there is none or it is damaged."""
     metadata = schema.metadata or {}
@@ -124,31 +119,30 @@ def class_names_of(features: dict[str, dict[str, Any]]) -> dict[str, list[str]]:
     return {name: feature["names"] for name, feature in features.items() if feature.get("names")}
 
 
+def _table(path: Path, schema: Any, batches: Batches, count: int | None) -> Table:
+    """A table with the types and descriptions of its columns that arrow's schema holds."""
+    metadata = schema.metadata or {}
+    meta = dict(parse_json(metadata.get(b"fedcache", b"{}")))
+    names = class_names_of(hugging_face_features(schema))
+    return Table(path, _checked(path, schema), batches, count, meta, class_names=names)
+
+
 def _parquet(path: Path) -> Table:
     pa = arrow()
 
-    def batches(columns: Sequence[str], rows: int, *, floats: bool) -> Iterator[Any]:
+    def batches(columns: Sequence[str], rows: int, *, floats: bool = False) -> Iterator[Any]:
         with pa.parquet.ParquetFile(path) as file:
             # never more than one row group in memory
             yield from file.iter_batches(rows, columns=list(columns))
 
     with pa.parquet.ParquetFile(path) as file:
-        schema = file.schema_arrow
-        names = class_names_of(hugging_face_features(schema))
-        return Table(
-            path,
-            _checked(path, schema),
-            batches,
-            file.metadata.num_rows,
-            _meta_of(schema),
-            class_names=names,
-        )
+        return _table(path, file.schema_arrow, batches, file.metadata.num_rows)
 
 
 def _feather(path: Path) -> Table:
     pa = arrow()
 
-    def batches(columns: Sequence[str], rows: int, *, floats: bool) -> Iterator[Any]:
+    def batches(columns: Sequence[str], rows: int, *, floats: bool = False) -> Iterator[Any]:
         numbers = [names.index(column) for column in columns]
         options = pa.ipc.IpcReadOptions(included_fields=numbers)
         with pa.OSFile(str(path)) as raw, pa.ipc.open_file(raw, options=options) as file:
@@ -159,11 +153,9 @@ def _feather(path: Path) -> Table:
                     yield batch.slice(first, rows)
 
     with pa.OSFile(str(path)) as raw, pa.ipc.open_file(raw) as file:
-        types = _checked(path, file.schema)
-        meta = _meta_of(file.schema)
-        class_names = class_names_of(hugging_face_features(file.schema))
-    names = list(types)
-    return Table(path, types, batches, None, meta, class_names=class_names)
+        table = _table(path, file.schema, batches, None)
+    names = list(table.types)
+    return table
 
 
 def _text(path: Path) -> Table:
@@ -187,7 +179,7 @@ def _text(path: Path) -> Table:
             path, read_options=reading, parse_options=parsing, convert_options=converting
         )
 
-    def batches(columns: Sequence[str], rows: int, *, floats: bool) -> Iterator[Any]:
+    def batches(columns: Sequence[str], rows: int, *, floats: bool = False) -> Iterator[Any]:
         kind = pa.string()
         if floats:
             kind = pa.float64()
@@ -201,25 +193,23 @@ def _text(path: Path) -> Table:
         schema = file.schema
         first = next(iter(file), None)
     are_numbers = all(is_number(name) for name in schema.names)
-    if are_numbers and not _follow(sorted(schema.names, key=float)):
+    if are_numbers and not _are_consecutive(sorted(schema.names, key=float)):
         raise UsageError(
             f"{path} begins with a row of numbers.",
             "Its first line names the columns, for example f0,f1,f2,label",
         )
     types = _checked(path, schema)
     measured = set()
-    for name, kind in types.items():
-        if first is not None:
+    if first is not None:
+        for name, kind in types.items():
             column = first.column(name)
-        else:
-            column = pa.nulls(0, kind)
-        if pa.types.is_floating(kind):
-            values = column.drop_null().to_numpy(zero_copy_only=False)
-            fractions = values[np.isfinite(values)] % 1
-            if fractions.any():
-                measured.add(name)
-        elif pa.types.is_string(kind) and is_list_text(column):
-            types[name] = pa.list_(pa.float64())
+            if pa.types.is_floating(kind):
+                values = column.drop_null().to_numpy(zero_copy_only=False)
+                fractions = values[np.isfinite(values)] % 1
+                if fractions.any():
+                    measured.add(name)
+            elif pa.types.is_string(kind) and is_list_text(column):
+                types[name] = pa.list_(pa.float64())
     return Table(
         path,
         types,
@@ -240,7 +230,7 @@ def is_number(word: str) -> bool:
         return False
 
 
-def _follow(words: Sequence[str]) -> bool:
+def _are_consecutive(words: Sequence[str]) -> bool:
     """Whether the words are consecutive whole numbers in order."""
     numbers = [whole_number(word) for word in words]
     first = numbers[0]
@@ -319,7 +309,7 @@ def _json(path: Path) -> Table:
         held = _table_of_records(whole)
     types = _checked(path, held.schema)
 
-    def batches(columns: Sequence[str], rows: int, *, floats: bool) -> Iterator[Any]:
+    def batches(columns: Sequence[str], rows: int, *, floats: bool = False) -> Iterator[Any]:
         yield from held.select(list(columns)).combine_chunks().to_batches(rows)
 
     return Table(path, types, batches, held.num_rows)
@@ -408,7 +398,7 @@ TABLES: dict[str, Callable[[Path], Table]] = {
 PIECE = 64 << 10
 """Bytes that are decoded at a time."""
 
-LOOKED_AT = 8 << 20
+DIALECT_BYTES = 8 << 20
 """Bytes of a file that are decoded to find its dialect; its first line must not be longer."""
 
 SEPARATORS = (",", ";", "\t")
@@ -458,7 +448,7 @@ def _dialect(file: IO[bytes], path: Path) -> Dialect:
     decoder = codecs.getincrementaldecoder(_CODECS[encoding])()
     head = ""
     # Much more than the first line is decoded, so that another encoding is refused before columns are missed.
-    for _ in range(LOOKED_AT // PIECE):
+    for _ in range(DIALECT_BYTES // PIECE):
         try:
             text = decoder.decode(piece)
         except UnicodeDecodeError:

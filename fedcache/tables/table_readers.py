@@ -25,7 +25,6 @@ from fedcache.tables.roles import TEXTS, has_a_meaning
 from fedcache.tables.table_files import (
     EMPTY_CELLS,
     TABLES,
-    Batches,
     Table,
     are_words,
     arrow,
@@ -85,7 +84,7 @@ def read_table(path: Path, features: Sequence[str]) -> dict[str, Any]:
             found[key] = Words.of(meta[key])
     for name, entry in meta.get("text", {}).items():
         found[f"text/{name}"] = _matrix(entry)
-    wide_key, wide = _family(table, features) or ("", ())
+    wide = _family(table, features)
     matrices = [name for name in table.types if _is_matrix(table, name, features)]
     if not wide and not matrices:
         _refuse_almost_features(table, features)
@@ -104,7 +103,8 @@ def read_table(path: Path, features: Sequence[str]) -> dict[str, Any]:
         kinds = [_float_of(table.types[name]) for name in wide]
         dtype = np.result_type(*kinds)
         parts = partial(_wide_parts, table, wide, dtype)
-        found[wide_key] = FileRows(path, (count, len(wide)), dtype, parts, wide)
+        key = f"features/{stem_of(path)}"
+        found[key] = FileRows(path, (count, len(wide)), dtype, parts, wide)
     return found
 
 
@@ -131,7 +131,7 @@ def _is_matrix(table: Table, name: str, features: Sequence[str]) -> bool:
 
 
 def _first_is_list(table: Table, name: str) -> bool:
-    batch = next(table.batches([name], 64, floats=False), None)
+    batch = next(table.batches([name], 64), None)
     return batch is not None and is_list_text(batch.column(0))
 
 
@@ -160,25 +160,24 @@ def _families(types: dict[str, Any]) -> dict[str, tuple[str, ...]]:
     return families
 
 
-def _family(table: Table, requested: Sequence[str]) -> tuple[str, tuple[str, ...]] | None:
-    """Key and columns in order of the features of a table with one column per dimension; None for another table.
+def _family(table: Table, requested: Sequence[str]) -> tuple[str, ...]:
+    """The columns, in order, of the features of a table with one column per dimension; () for another table.
 
     Raises UsageError if several families of columns may be the features.
     """
     families = _families(table.types)
-    key = f"features/{stem_of(table.path)}"
     for word in requested:
         for prefix, names in families.items():
             # The word is a column of the family, or its prefix if no column is called so.
             is_prefix = word not in table.types and word.rstrip("_.- ") == prefix
             if word in names or is_prefix:
-                return key, names
+                return names
     features = {name: kind for name, kind in table.types.items() if is_feature(name)}
     if requested or any(list_kind(kind) is not None for kind in features.values()):
-        return None
+        return ()
     words = [name for name, kind in features.items() if kind == arrow().string()]
     if any(_first_is_list(table, name) for name in words):
-        return None
+        return ()
     for prefix in list(families):
         if prefix.lower() in NOT_FEATURES:
             del families[prefix]
@@ -190,9 +189,7 @@ def _family(table: Table, requested: Sequence[str]) -> tuple[str, tuple[str, ...
         first = next(iter(chosen)) or "0"
         hint = f"Choose one: --features-key {shell_word(first)}"
         raise UsageError(f"{table.path}: {shown} could all be features.", hint)
-    for names in chosen.values():
-        return key, names
-    return None
+    return next(iter(chosen.values()), ())
 
 
 def _are_usual(prefix: str) -> bool:
@@ -236,11 +233,16 @@ def _refuse_almost_features(table: Table, requested: Sequence[str]) -> None:
     numeric = [name for name, kind in types.items() if is_number_kind(kind)]
     unnamed = [name for name in numeric if not has_a_meaning(name)]
     if not requested and len(unnamed) >= MANY_NUMBERS:
-        raise _own_names(table, unnamed)
+        raise _named_dimensions(table, numeric, unnamed)
 
 
-def _own_names(table: Table, numbers: Sequence[str]) -> FedcacheError:
-    """The error of a table whose dimensions have names of their own, such as genes, with code that numbers them."""
+def _named_dimensions(
+    table: Table, numeric: Sequence[str], unnamed: Sequence[str]
+) -> FedcacheError:
+    """The error of a table whose dimensions have names of their own, such as genes, with code that numbers them.
+
+    ``numeric`` are its columns of numbers, and ``unnamed`` those whose names do not give them a role.
+    """
     path = table.path
     out = path.with_name(f"{stem_of(path)}-numbered.parquet")
     readers = {".parquet": "parquet", ".feather": "feather", ".arrow": "feather"}
@@ -250,11 +252,10 @@ def _own_names(table: Table, numbers: Sequence[str]) -> FedcacheError:
         options += f", sep={table.separator!r}"
     if table.encoding != "utf8":
         options += f", encoding={table.encoding!r}"
-    numeric = [name for name, kind in table.types.items() if is_number_kind(kind)]
     kept = [name for name in numeric if has_a_meaning(name)]
-    count = len(numbers)
+    count = len(unnamed)
     return UsageError(
-        f"{path} has {count:,} columns of numbers with names of their own, {some_names(numbers, 3)}. "
+        f"{path} has {count:,} columns of numbers with names of their own, {some_names(unnamed, 3)}. "
         "fedcache cannot tell which are dimensions of the features.",
         conversion(
             [
@@ -274,7 +275,7 @@ def _no_numbers(table: Table, name: str) -> FedcacheError:
     path = table.path
     row = 0
     if are_words(table.types[name]) and not is_binary(table.types[name]):
-        for batch in table.batches([name], BATCH, floats=False):
+        for batch in table.batches([name], BATCH):
             for number, word in enumerate(batch.column(0).to_pylist(), start=row):
                 if word is None or word in EMPTY_CELLS or is_number(word):
                     continue
@@ -330,14 +331,14 @@ def _list_rows(table: Table, name: str, count: int) -> FileRows:
     inner = list_kind(kind)
     if shape is None:
         # The first list that is not empty shows the width; 0 if all are empty.
-        batches = table.batches([name], 1024, floats=False)
+        batches = table.batches([name], 1024)
         widths = (_first_width(batch.column(0)) for batch in batches)
         width = next(filter(None, widths), 0)
         shape = (width,)
     dtype = np.dtype("f8")
     if inner is not None:
         dtype = _float_of(inner)
-    parts = partial(_list_parts, table.path, table.batches, name, tuple(shape))
+    parts = partial(_list_parts, table, name, tuple(shape))
     return FileRows(table.path, (count, *shape), dtype, parts)
 
 
@@ -348,19 +349,21 @@ def _first_width(column: Any) -> int:
 
 
 def _list_parts(
-    path: Path, batches: Batches, name: str, shape: tuple[int, ...], rows: int
+    table: Table, name: str, shape: tuple[int, ...], rows: int
 ) -> Iterator[NDArray[Any]]:
     """Blocks [n, *shape] of a column of lists, or of texts of lists; rows and values that are empty are NaN."""
-    for batch in batches([name], rows, floats=False):
+    width = math.prod(shape)
+    for batch in table.batches([name], rows):
         column = batch.column(0)
         if list_kind(column.type) is not None:
-            yield _lists(path, name, column, shape)
+            values = _lists(table.path, name, column, width)
         else:
-            yield _texts(path, name, column, shape)
+            values = _texts(table.path, name, column, width)
+        yield values.reshape(len(column), *shape)
 
 
-def _lists(path: Path, name: str, column: Any, shape: tuple[int, ...]) -> NDArray[Any]:
-    width = math.prod(shape)
+def _lists(path: Path, name: str, column: Any, width: int) -> NDArray[Any]:
+    """The values of lists of ``width`` numbers, [n, width]."""
     empty = np.asarray(column.is_null())
     lengths = np.asarray(column.value_lengths().fill_null(width))
     if (lengths != width).any():
@@ -368,18 +371,18 @@ def _lists(path: Path, name: str, column: Any, shape: tuple[int, ...]) -> NDArra
     # ``flatten`` leaves out empty rows, so the values are those of the other rows.
     values = np.asarray(column.flatten().to_numpy(zero_copy_only=False))
     if not empty.any():
-        return values.reshape(len(column), *shape)
-    out = np.full((len(column), *shape), np.nan, values.dtype)
-    out[~empty] = values.reshape(-1, *shape)
+        return values.reshape(len(column), width)
+    out = np.full((len(column), width), np.nan, values.dtype)
+    out[~empty] = values.reshape(-1, width)
     return out
 
 
-def _texts(path: Path, name: str, column: Any, shape: tuple[int, ...]) -> NDArray[Any]:
-    width = math.prod(shape)
+def _texts(path: Path, name: str, column: Any, width: int) -> NDArray[Any]:
+    """The values of texts of ``width`` numbers, [n, width]."""
     # All rows at once if they are regular, else row by row.
     whole = _all_texts(column, width)
     if whole is not None:
-        return whole.reshape(len(column), *shape)
+        return whole
     out = np.full((len(column), width), np.nan)
     for row, word in enumerate(column.to_pylist()):
         if word is None or not word.strip():
@@ -388,7 +391,7 @@ def _texts(path: Path, name: str, column: Any, shape: tuple[int, ...]) -> NDArra
         if len(numbers) != width:
             raise _uneven(path, name, {width, len(numbers)})
         out[row] = numbers
-    return out.reshape(len(column), *shape)
+    return out
 
 
 def _all_texts(column: Any, width: int) -> NDArray[np.float64] | None:
@@ -571,7 +574,7 @@ def read_others(table: Table, names: Sequence[str]) -> tuple[dict[str, Any], int
     for start in range(0, len(left), width):
         some = left[start : start + width]
         rows = max(1, CELLS // len(some))
-        for batch in table.batches(some, rows, floats=False):
+        for batch in table.batches(some, rows):
             for name in some:
                 columns[name].add(batch.column(name))
             if count is not None and all(columns[name].why for name in some):
@@ -592,7 +595,7 @@ def read_others(table: Table, names: Sequence[str]) -> tuple[dict[str, Any], int
 
 def _of_use(table: Table, columns: dict[str, GatheredColumn]) -> list[str]:
     """The columns that may be of use, judged by their first rows. Long texts and pictures are not among them."""
-    for batch in table.batches([*columns], FIRST_ROWS, floats=False):
+    for batch in table.batches([*columns], FIRST_ROWS):
         for name, column in columns.items():
             column.add(batch.column(name))
         break

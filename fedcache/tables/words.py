@@ -134,7 +134,7 @@ def explain_damage(path: Path) -> Iterator[None]:
         raise UsageError(message, hint) from error
 
 
-def blocks_of(rows: FileRows | NDArray[Any], size: int) -> Iterator[NDArray[Any]]:
+def blocks_of(rows: Rows, size: int) -> Iterator[NDArray[Any]]:
     """Blocks of ``size`` rows in order, then the rest, from a file or from memory; errors as ``FileRows.blocks``."""
     if isinstance(rows, FileRows):
         return rows.blocks(size)
@@ -202,7 +202,11 @@ class FileRows:
         return out
 
 
-def joined_rows(path: Path, name: str, parts: Sequence[FileRows | NDArray[Any]]) -> FileRows:
+Rows = NDArray[Any] | FileRows
+"""Rows of numbers, in memory or in a file."""
+
+
+def joined_rows(path: Path, name: str, parts: Sequence[Rows]) -> FileRows:
     """Matrices of several splits, one after another. Their rows stay in the file.
 
     Raises UsageError for rows of different shapes.
@@ -381,6 +385,7 @@ def _are_floats(words: set[str]) -> bool:
         return bool(finite)
     if len(set(values.values())) < len(words):
         return False
+    # Any word shows the number of decimals, if one format writes all of them.
     after_point = min(words).partition(".")[2].lower()
     decimals = len(after_point.partition("e")[0])
     writings: list[Callable[[float], str]] = [
@@ -478,11 +483,9 @@ def dates_of(values: NDArray[Any]) -> Words:
         rounded = times.astype(f"M8[{unit}]")
         if (rounded == times).all():
             break
-    words = np.datetime_as_string(rounded).tolist()
-    rows: list[str | None] = [None] * len(values)
-    for row, word in zip(np.flatnonzero(known).tolist(), words, strict=True):
-        rows[row] = word
-    return Words.of(rows)
+    rows = np.full(len(values), None, object)
+    rows[known] = np.datetime_as_string(rounded).tolist()
+    return Words.of(rows.tolist())
 
 
 def sorted_words(words: Iterable[str]) -> list[str]:
@@ -558,9 +561,8 @@ def joined_columns(parts: Sequence[Column | None], lengths: Sequence[int]) -> Co
     # Tables may list different class names, or in another order: a row keeps the name that its own table gives.
     names = tuple(dict.fromkeys(chain.from_iterable(part.words for part in declared)))
     repeated = tuple(dict.fromkeys(chain.from_iterable(part.repeated for part in declared)))
-    place = {word: index for index, word in enumerate(names)}
-    codes = [-1 if word is None else place[word] for word in words]
-    return Words(np.array(codes, np.int32), names, declared=True, repeated=repeated)
+    codes = Words.of(words).recoded(names)
+    return Words(codes, names, declared=True, repeated=repeated)
 
 
 def _fits_float(column: Column) -> bool:
@@ -584,7 +586,7 @@ def as_words(column: Column) -> list[str | None]:
     for value in column.tolist():
         if math.isnan(value):
             found.append(None)
-        elif math.isfinite(value) and value == round(value):
+        elif value.is_integer():
             found.append(str(int(value)))
         else:
             found.append(str(value))

@@ -286,7 +286,8 @@ def _h5(path: Path) -> dict[str, FileArray]:
     clients = clients_of([*found])
     if clients:
         columns_of_client = next(iter(clients.values()))
-        raise refuse_client_images(path, [*columns_of_client]) or UsageError(
+        refuse_client_images(path, [*columns_of_client])
+        raise UsageError(
             f"{path} stores the rows of each client separately, under examples/CLIENT.",
             f"If the rows are embeddings:  fedcache ingest {shell_word(path)} --name NAME",
         )
