@@ -43,7 +43,7 @@ from fedcache.extract.planning.parts import join as join_parts
 from fedcache.extract.planning.plan import quoted
 from fedcache.extract.recipe import IMAGES, one_of, part_read
 from fedcache.parsing import counted, visible
-from fedcache.process import Stop, keep_freed_memory, stop_on_signals
+from fedcache.process import keep_freed_memory, stopped_by_signals
 from fedcache.runs.partitions import make_partition, write_shards
 from fedcache.store.manifest import QUARANTINE, join_command
 
@@ -138,8 +138,7 @@ def extract(
             "Join the parts, then write client stores:  fedcache shard --help",
         )
     cluster = engine_of(engine, ray_address)
-    stop = Stop()
-    with stop_on_signals(stop.ask, observer.note):
+    with stopped_by_signals(observer.note) as stop:
         done = run(
             resolved,
             Home.from_environment(),

@@ -14,7 +14,7 @@ from fedcache.commands.output import CommandResult, TerminalObserver, TextTable,
 from fedcache.config import Home
 from fedcache.errors import MachineError, shell_word
 from fedcache.extract.backbones import lookup
-from fedcache.process import Stop, keep_freed_memory, stop_on_signals
+from fedcache.process import keep_freed_memory, stopped_by_signals
 from fedcache.reproduce.frozen_bench.study import NAME, BenchBackbone, Study, read_study
 from fedcache.reproduce.planning import Options, RequirementCheck
 from fedcache.store.lock import write_output
@@ -120,11 +120,10 @@ def run_bench(
     from fedcache.reproduce.frozen_bench import measure, page
 
     need_folder(out)
-    stop = Stop()
     began = time.monotonic()
     # There are thousands of small runs, and each can use the freed memory of the last one.
     keep_freed_memory()
-    with stop_on_signals(stop.ask, observer.note):
+    with stopped_by_signals(observer.note) as stop:
         scores = measure.run_study(
             study, Home.from_environment(), options, runs=runs, observer=observer, stop=stop
         )

@@ -49,51 +49,43 @@ PIPED = 160
 class TerminalObserver:
     """Observer that writes to stderr: notes, warnings, and progress, a live bar or else one line every 10 s."""
 
-    def __init__(self, *, quiet: bool = False, as_json: bool = False) -> None:
-        self.quiet = quiet
+    def __init__(self, *, as_json: bool = False) -> None:
         self.as_json = as_json
         # A command that has the option -v sets this to its value.
         self.verbose = True
         self.warnings: list[str] = []
-        self.notes: list[str] = []
         self._bar: Progress | None = None
         self._stretch: Stretch | None = None
-        self._life = None
-        if not quiet:
-            self._life = SignOfLife()
+        self._life = SignOfLife()
 
     def note(self, text: str) -> None:
         """Write one line; a ``Detail`` only if ``verbose``."""
-        self.notes.append(text)
         if self.verbose or not isinstance(text, Detail):
-            self._say(text)
+            self._write(text)
 
     def warn(self, text: str) -> None:
         """Write one line and keep it for the envelope."""
         self.warnings.append(text)
-        self._say(f"warning: {text}")
+        self._write(f"warning: {text}")
 
-    def _say(self, text: str) -> None:
-        if self.quiet:
-            return
+    def _write(self, text: str) -> None:
         text = visible(text, lines=True)
-        self._spoken()
+        self._clear_sign_of_life()
         if self._bar is not None:
             self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
         else:
             print(text, file=sys.stderr, flush=True)
 
-    def _spoken(self) -> None:
-        if self._life is not None:
-            self._life.spoken(held=self._bar is not None)
+    def _clear_sign_of_life(self) -> None:
+        self._life.clear(held=self._bar is not None)
 
     def start(self, what: str, total: int, unit: str) -> None:
         """Begin to report the progress of a piece of work; on a terminal, show a bar."""
         self._stretch = Stretch(visible(what), total, unit)
-        self._said = self._stretch.begun
-        if not self.quiet and animated():
+        self._last_line = self._stretch.begun
+        if animated():
             self._bar = bar(self._stretch)
-            self._spoken()
+            self._clear_sign_of_life()
             self._bar.start()
 
     def round_done(self, round_: Round) -> None:
@@ -108,9 +100,9 @@ class TerminalObserver:
         now = time.monotonic()
         self._stretch.advance(units, now)
         # Without a terminal there is no bar, so a line now and then shows that the work continues.
-        silent = now - self._said >= LINE_EVERY
-        if silent and self._bar is None and not self.quiet:
-            self._said = now
+        silent = now - self._last_line >= LINE_EVERY
+        if silent and self._bar is None:
+            self._last_line = now
             words = visible(self._stretch.words(now))
             print(f"{self._stretch.what}: {words}", file=sys.stderr, flush=True)
 
@@ -119,13 +111,12 @@ class TerminalObserver:
         if self._bar is not None:
             self._bar.stop()
         self._bar = self._stretch = None
-        self._spoken()
+        self._clear_sign_of_life()
 
     def close(self) -> None:
         """Remove the bar and the sign of life, because the command has ended."""
         self.stop()
-        if self._life is not None:
-            self._life.end()
+        self._life.end()
 
 
 @dataclass(frozen=True)
@@ -536,17 +527,20 @@ class SignOfLife:
         if animated():
             threading.Thread(target=self._watch, name="heartbeat", daemon=True).start()
 
-    def spoken(self, *, held: bool = False) -> None:
+    def clear(self, *, held: bool) -> None:
         """Remove the line before other output; with ``held`` it stays away until this is called again."""
         with self._lock:
-            self._clear()
+            if self._shown:
+                sys.stderr.write("\r\x1b[K")
+                sys.stderr.flush()
+                self._shown = ""
             self._since = time.monotonic()
             self._held = held
 
     def end(self) -> None:
         """Remove the line and write nothing more."""
         self._ended.set()
-        self.spoken(held=True)
+        self.clear(held=True)
 
     def _watch(self) -> None:
         while not self._ended.wait(0.25):
@@ -558,12 +552,6 @@ class SignOfLife:
                     self._shown = words
                     sys.stderr.write(f"\r\x1b[K{words}")
                     sys.stderr.flush()
-
-    def _clear(self) -> None:
-        if self._shown:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
-            self._shown = ""
 
 
 def bar(stretch: Stretch) -> Progress:

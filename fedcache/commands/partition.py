@@ -22,7 +22,7 @@ from fedcache.commands.options import (
 )
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
 from fedcache.config import Home, PartitionConfig, TrainConfig, read_file
-from fedcache.errors import Exit, UsageError, shell_word
+from fedcache.errors import UsageError, shell_word
 from fedcache.extract.planning.find_store import more_features, need_store
 from fedcache.report.figure_data import draw
 from fedcache.runs.partitions import (
@@ -191,7 +191,7 @@ def partition(
     if validated:
         names.insert(2, "validation")
     shown = TextTable(title, names, cells, right=names[1:-1])
-    return CommandResult(data, lines, Exit.OK, [shown])
+    return CommandResult(data, lines, renderables=[shown])
 
 
 @command("shard")

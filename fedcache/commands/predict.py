@@ -24,7 +24,7 @@ from fedcache.config import ExtractConfig, Home
 from fedcache.errors import CorruptionError, Exit, UsageError
 from fedcache.models.predictions import Prediction, check_out, write_predictions
 from fedcache.models.saved_model import BATCH_OF_THE_RUN, ModelOptions, PredictOptions
-from fedcache.process import Stop, stop_on_signals
+from fedcache.process import stopped_by_signals
 from fedcache.report.find_runs import find_one
 from fedcache.runs.directory import is_of_run
 from fedcache.store.manifest import was_store
@@ -88,8 +88,7 @@ def predict(
     from fedcache.runs import predict_run
 
     home = Home.from_environment()
-    stop = Stop()
-    with stop_on_signals(stop.ask, observer.note):
+    with stopped_by_signals(observer.note) as stop:
         answer = Answer(keep_all=observer.as_json)
         predictor = predict_run.open_predictor(place, model, home, observer, config.device)
         predictions = predict_run.predict_rows(

@@ -25,7 +25,7 @@ from fedcache.commands.output import CommandResult, TerminalObserver, TextTable,
 from fedcache.config import ExtractConfig, Home, option
 from fedcache.errors import UsageError, shell_word, unknown
 from fedcache.parsing import without_codes
-from fedcache.process import Stop, keep_freed_memory, stop_on_signals
+from fedcache.process import keep_freed_memory, stopped_by_signals
 from fedcache.reproduce import registry
 from fedcache.reproduce.frozen_bench.study import NAME as FROZEN_BENCH
 from fedcache.reproduce.planning import Options, RequirementCheck
@@ -310,9 +310,8 @@ def run_entry(
     from fedcache.reproduce import render, runner
 
     need_folder(out)
-    stop = Stop()
     keep_freed_memory()
-    with stop_on_signals(stop.ask, observer.note):
+    with stopped_by_signals(observer.note) as stop:
         report = runner.reproduce(
             registry.entry(name),
             Home.from_environment(),

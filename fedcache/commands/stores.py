@@ -186,7 +186,7 @@ def list_privacy(observer: TerminalObserver) -> CommandResult:
         "datasets": [t.to_dict() for t in of_datasets],
         "releases": [asdict(r) for r in releases],
     }
-    return CommandResult(data, lines, Exit.OK, shown, listing=True)
+    return CommandResult(data, lines, renderables=shown, listing=True)
 
 
 FIRST = 20
@@ -335,7 +335,7 @@ def inspect(
     tables = []
     if arrays:
         tables.append(table_of_arrays(arrays))
-    return CommandResult(data, lines, Exit.OK, tables)
+    return CommandResult(data, lines, renderables=tables)
 
 
 def _value_counts(groups: Mapping[str, int]) -> str:

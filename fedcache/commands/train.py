@@ -48,7 +48,7 @@ from fedcache.grids.hold_out import EACH, every_value
 from fedcache.grids.result import Grid, HeldOut, Point, point_words
 from fedcache.grids.sampling import Sampling
 from fedcache.parsing import counted, seeds_text
-from fedcache.process import Stop, keep_freed_memory, stop_on_signals
+from fedcache.process import keep_freed_memory, stopped_by_signals
 from fedcache.progress import VALIDATION_ACCURACY, percent
 from fedcache.report.find_runs import StoredRun, setting_name
 from fedcache.report.verdict import (
@@ -605,7 +605,6 @@ def train_run(
     """Train a run, or return its stored result. Raises the errors of ``runs.loop.train``."""
     from fedcache.runs.loop import train as run
 
-    stop = Stop()
     runs = Path(given["runs"] or home.runs)
     models = "all"
     if given["no_model"]:
@@ -616,7 +615,7 @@ def train_run(
         if cluster is not None:
             training = cluster.training(config, partition, home, given["repartition"], observer)
             opened.enter_context(training)
-        opened.enter_context(stop_on_signals(stop.ask, observer.note))
+        stop = opened.enter_context(stopped_by_signals(observer.note))
         hooks: Sequence[OnRound] = ()
         if given["track"]:
             hooks = opened.enter_context(tracking(given["track"], home, runs, observer))
@@ -731,10 +730,9 @@ def grid(
     if given["dry_run"]:
         return plan_answer(grids.grid_plan(request, observer))
     cluster = engine_of(engine, ray_address)
-    stop = Stop()
     keep_freed_memory()
     with (
-        stop_on_signals(stop.ask, observer.note),
+        stopped_by_signals(observer.note) as stop,
         tracking(given["track"], home, runs, observer) as hooks,
     ):
         done = search.train_points(
