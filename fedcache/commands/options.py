@@ -74,7 +74,7 @@ def _methods(_home: Home) -> list[str]:
     return [*NAMES, *plugins("methods")]
 
 
-def _backbones(home: Home) -> list[str]:
+def _backbones(_home: Home) -> list[str]:
     table: Any = import_module("fedcache.extract.backbones.table")
     return [*table.BACKBONES, *plugins("backbones")]
 
