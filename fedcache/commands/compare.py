@@ -14,7 +14,6 @@ from fedcache.commands.options import (
     RunQuery,
     RunsDirectory,
     command,
-    need_folder,
     pick,
     runs_directory,
 )
@@ -27,7 +26,7 @@ from fedcache.report.comparison_output import caption, differences, sentences, v
 from fedcache.report.comparison_summary import summary
 from fedcache.report.drawing import check_file
 from fedcache.report.find_runs import gather, need_finished
-from fedcache.store.lock import write_output
+from fedcache.store.lock import need_folder, write_output
 
 FORMATS = ("table", "markdown", "latex")
 ENDINGS = {".md": "markdown", ".tex": "latex"}

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from fedcache import __version__
-from fedcache.commands.options import need_folder
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable, plain_line
 from fedcache.config import Home
 from fedcache.errors import MachineError, shell_word
@@ -17,7 +16,7 @@ from fedcache.extract.backbones import lookup
 from fedcache.process import keep_freed_memory, stopped_by_signals
 from fedcache.reproduce.frozen_bench.study import NAME, BenchBackbone, Study, read_study
 from fedcache.reproduce.planning import Options, RequirementCheck
-from fedcache.store.lock import write_output
+from fedcache.store.lock import need_folder, write_output
 
 COMMAND = f"fedcache reproduce {NAME}"
 
@@ -119,7 +118,8 @@ def run_bench(
     """Run the study and show its rankings. Raises FedcacheError, as ``run_study``."""
     from fedcache.reproduce.frozen_bench import measure, page
 
-    need_folder(out)
+    if out is not None:
+        need_folder(out)
     began = time.monotonic()
     # There are thousands of small runs, and each can use the freed memory of the last one.
     keep_freed_memory()

@@ -714,12 +714,6 @@ def runs_directory(folder: Path | None) -> Path:
     return folder or Home.from_environment().runs
 
 
-def need_folder(out: Path | None) -> None:
-    """Check that the directory of a file to write exists, if there is one. Raises UsageError."""
-    if out is not None and not out.parent.is_dir():
-        raise UsageError(f"The directory {out.parent} does not exist.", f"mkdir -p {out.parent}")
-
-
 ENGINES = ("local", "ray")
 
 

@@ -17,7 +17,6 @@ from fedcache.commands.options import (
     command,
     engine_of,
     flags_of,
-    need_folder,
     pairs,
     pick,
 )
@@ -29,7 +28,7 @@ from fedcache.process import keep_freed_memory, stopped_by_signals
 from fedcache.reproduce import registry
 from fedcache.reproduce.frozen_bench.study import NAME as FROZEN_BENCH
 from fedcache.reproduce.planning import Options, RequirementCheck
-from fedcache.store.lock import write_output
+from fedcache.store.lock import need_folder, write_output
 
 PROTOCOL = "Protocol"
 
@@ -309,7 +308,8 @@ def run_entry(
     """Run an entry and show it."""
     from fedcache.reproduce import render, runner
 
-    need_folder(out)
+    if out is not None:
+        need_folder(out)
     keep_freed_memory()
     with stopped_by_signals(observer.note) as stop:
         report = runner.reproduce(

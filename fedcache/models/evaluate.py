@@ -17,12 +17,12 @@ from fedcache.errors import StoreError, unknown
 from fedcache.federate.engine.outcome import macro_f1
 from fedcache.models.client_prior import NEVER, ClientPrior, add_offset, grid_minimum
 from fedcache.models.predictor import Predictor
-from fedcache.models.saved_model import first_names
 from fedcache.models.sources import FileFeatures, features_of_file, rows_of_split
 from fedcache.notebooks import html_facts, percent
 from fedcache.store.samples import SPLITS
 from fedcache.store.store import Store
 from fedcache.tables.embeddings import open_embeddings
+from fedcache.tables.words import some_names
 
 # Accuracy and calibration of a model on labelled rows.
 
@@ -257,10 +257,7 @@ class LeftOutRows:
         made = []
         if self.unknown:
             listed = [f"{name} ({rows:,})" for name, rows in self.unknown.items()]
-            names = ", ".join(listed[:8])
-            more = len(listed) - 8
-            if more > 0:
-                names += f" and {more} more"
+            names = some_names(listed, 8)
             rows = sum(self.unknown.values())
             made.append(_not_scored(rows, "of classes that are unknown to the model", f": {names}"))
         if self.unlabelled:
@@ -583,7 +580,7 @@ def matched(
             "predict",
         )
     if not known.any():
-        own = first_names(classes, 5)
+        own = some_names(classes, 5)
         raise StoreError(
             f"{name}: no row is labelled with a class of the model. The model's classes are {own}. {reasons}",
             "Give data with classes of these names.",

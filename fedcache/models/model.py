@@ -21,11 +21,12 @@ from fedcache.extract.embed_images import (
 )
 from fedcache.extract.recipe import TEXTS
 from fedcache.models.predictor import Predictor
-from fedcache.models.saved_model import AS_BYTES, SavedModel, first_names, type_of
+from fedcache.models.saved_model import AS_BYTES, SavedModel, type_of
 from fedcache.models.sources import named_predictions, predict_images, reads_of_model
 from fedcache.notebooks import html_facts
 from fedcache.process import Stop, usual_torch_state
 from fedcache.progress import Observer, Silent
+from fedcache.tables.words import some_names
 
 Features = Any
 """Float features [N, D], with several backbones concatenated or as one array each; or, for a method that trains on
@@ -202,16 +203,13 @@ class Model:
     def _facts(self) -> dict[str, Any]:
         members = self.predictor.members
         f = members[0].facts
-        prior = None
-        if self.predictor.prior is not None:
-            prior = self.predictor.prior.words
         return {
             "method": f.method,
             "dataset": f.dataset,
             "reads": " + ".join(f.backbones),
-            "classes": first_names(f.classes, 8),
+            "classes": some_names(f.classes, 8),
             "client": self.predictor.client,
-            "client prior": prior,
+            "client prior": self.predictor.prior_words,
             "seeds": ", ".join(str(m.facts.seed) for m in members),
             "run": f.run[:12],
             "bytes": f"{sum(m.bytes for m in members):,}",

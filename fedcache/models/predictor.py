@@ -79,6 +79,13 @@ class Predictor:
         return all(m.facts.temperature is not None for m in self.members)
 
     @property
+    def prior_words(self) -> str | None:
+        """Kind and client of the prior; None without one."""
+        if self.prior is None:
+            return None
+        return self.prior.words
+
+    @property
     def softmax_temperature(self) -> float:
         """The given temperature, or the fitted one (geometric mean over an ensemble), or 1."""
         if self.temperature is not None:

@@ -54,7 +54,8 @@ from fedcache.heads.linear import Tree
 from fedcache.models.client_stacks import PREFIX, ClientStacks, ClientTensors, of_format_1
 from fedcache.optional import reason
 from fedcache.store.files import explain_disk_errors, is_sealed, read_sealed, sealed_bytes
-from fedcache.store.lock import write_output
+from fedcache.store.lock import need_folder, write_output
+from fedcache.tables.words import some_names
 
 # Checks of a model file: every fact by its type and range, then facts and tensors against one
 # another.
@@ -508,8 +509,7 @@ def check_place(path: Path) -> None:
             f"{path} is not a model file.",
             f"A model file ends in .safetensors: {path.with_suffix('.safetensors')}",
         )
-    if not path.parent.is_dir():
-        raise UsageError(f"The directory {path.parent} does not exist.", f"mkdir -p {path.parent}")
+    need_folder(path)
 
 
 def computed_as(how: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
@@ -518,14 +518,6 @@ def computed_as(how: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ..
     for record in how:
         kept.append({name: record[name] for name in COMPUTED if name in record})
     return tuple(kept)
-
-
-def first_names(names: Sequence[str], most: int) -> str:
-    """The first names as a list in words, with dots if there are more than ``most``."""
-    words = ", ".join(names[:most])
-    if len(names) > most:
-        words += ", ..."
-    return words
 
 
 @dataclass(frozen=True)
@@ -594,11 +586,8 @@ class SavedModel:
 
     def tree(self, folder: str) -> Tree:
         """The tensors in ``features/`` or ``server/`` by their last name."""
-        found = {}
-        for name, t in self.tensors.items():
-            if name.startswith(folder):
-                found[name.removeprefix(folder)] = t
-        return found
+        inside = {name: t for name, t in self.tensors.items() if name.startswith(folder)}
+        return {name.removeprefix(folder): t for name, t in inside.items()}
 
     @cached_property
     def client_stacks(self) -> ClientStacks:
@@ -644,7 +633,7 @@ class SavedModel:
             return next(iter(facts.saved.values()))
         if client is not None and client in facts.saved:
             return facts.saved[client]
-        hint = f"--client NAME, one of: {first_names(self.clients, 5)}"
+        hint = f"--client NAME, one of: {some_names(self.clients, 5)}"
         if client is None:
             if not self.clients:
                 hint = "No personal model is saved. Train with --save-clients all"
@@ -787,14 +776,18 @@ class SavedModel:
             )
         of_one_view = [_finite(np.asarray(a))[:, None] for a in arrays]
         prepared, _ = prepare_features(of_one_view, facts.feat_post, scaling=self.scaling)
-        x = prepared[:, 0]
         number = None
         if client is not None or len(facts.saved) == 1:
             number = self.number_of(client)
-        own = self.overrides(number)
-        if own.columns:
-            x = torch.cat([x[:, start:stop] for start, stop in own.columns], -1)
+        x = self.own_columns(prepared[:, 0], number)
         return x.to(getattr(torch, facts.dtype))
+
+    def own_columns(self, x: Tensor, number: int | None = None) -> Tensor:
+        """The columns of features [N, D] that the model of a client reads, by its number; as ``overrides``."""
+        own = self.overrides(number)
+        if not own.columns:
+            return x
+        return torch.cat([x[:, start:stop] for start, stop in own.columns], -1)
 
     @property
     def scaling(self) -> Scaling | None:

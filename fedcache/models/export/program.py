@@ -175,18 +175,14 @@ class ImageModel(nn.Module):
 
     def read(self, parts: Sequence[Tensor]) -> Tensor:
         """[N, d] of each backbone -> [N, D] in the method's dtype, as ``SavedModel.read`` for a store."""
-        facts = self.saved.facts
         if self.encoders:
             parts = list(parts)
             for place, recipe in enumerate(self.saved.recipes):
                 if recipe.dtype == "float16":
                     parts[place] = parts[place].half().float()
-        x = self._post(parts)
         # ``ids`` is empty for a global model.
-        own = self.saved.overrides(*self.made.ctx.ids)
-        if own.columns:
-            x = torch.cat([x[:, start:stop] for start, stop in own.columns], -1)
-        return x.to(getattr(torch, facts.dtype))
+        x = self.saved.own_columns(self._post(parts), *self.made.ctx.ids)
+        return x.to(getattr(torch, self.saved.facts.dtype))
 
     def _post(self, parts: Sequence[Tensor]) -> Tensor:
         """``client_data.prepare_features`` on tensors: [N, d] of each backbone -> [N, D] float32."""
@@ -440,15 +436,12 @@ class Parts:
         inputs: tuple[ModelInput, ...] = ()
         if self.program is not None:
             inputs = self.program.inputs
-        prior = None
-        if self.predictor.prior is not None:
-            prior = self.predictor.prior.words
         return {
             "method": facts.method,
             "run": facts.run,
             "seed": facts.seed,
             "client": self.predictor.client,
-            "client_prior": prior,
+            "client_prior": self.predictor.prior_words,
             "dataset": facts.dataset,
             "classes": list(facts.classes),
             "temperature": self.predictor.softmax_temperature,
