@@ -10,7 +10,7 @@ from typing import Any
 
 from fedcache import __version__
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable, plain_line
-from fedcache.config import Home
+from fedcache.config import Home, option_value
 from fedcache.errors import MachineError, shell_word
 from fedcache.extract.backbones import lookup
 from fedcache.process import keep_freed_memory, stopped_by_signals
@@ -104,12 +104,7 @@ def _command(study: Study) -> str:
 
 def _pairs(values: Mapping[str, Any]) -> str:
     """Keys and values as text, with true and false as TOML spells them."""
-    words = []
-    for key, value in values.items():
-        if isinstance(value, bool):
-            value = str(value).lower()
-        words.append(f"{key} {value}")
-    return ", ".join(words)
+    return ", ".join(f"{key} {option_value(value)}" for key, value in values.items())
 
 
 def run_bench(

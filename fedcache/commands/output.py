@@ -146,9 +146,9 @@ class TextTable:
             return
         for row in self.rows:
             for name, cell in zip(self.columns, row, strict=True):
-                if cell is not None and str(cell) != "":
-                    text = visible(str(cell))
-                    yield Text(f"{name}: {text}", overflow="fold")
+                text = _cell(cell)
+                if text:
+                    yield Text(f"{_cell(name)}: {text}", overflow="fold")
             yield Text("")
 
     def needs(self) -> tuple[list[int], list[int]]:
@@ -157,8 +157,8 @@ class TextTable:
 
         longest_words = []
         longest_lines = []
-        for name, *cells in zip(self.columns, *self.rows, strict=True):
-            texts = [name, *map(_cell, cells)]
+        for cells in zip(self.columns, *self.rows, strict=True):
+            texts = [_cell(cell) for cell in cells]
             words = " ".join(texts).split()
             lines = "\n".join(texts).split("\n")
             # cell_len counts columns of a terminal: a Chinese letter takes two.
@@ -198,18 +198,17 @@ class TextTable:
             side: JustifyMethod = "left"
             if column in self.right:
                 side = "right"
-            made.add_column(column, justify=side, overflow="fold", width=width)
-        # A Text is not read as markup, so square brackets in a name stay as they are.
+            # A Text is not read as markup, so square brackets in a name stay as they are.
+            made.add_column(Text(_cell(column)), justify=side, overflow="fold", width=width)
         for row in self.rows:
             made.add_row(*(Text(_cell(cell)) for cell in row))
         return made
 
     def tsv(self) -> str:
         """The table as tab-separated values: a line of column names, then a line for each row."""
-        rows = [list(map(_cell, row)) for row in self.rows]
         lines = []
-        for row in (self.columns, *rows):
-            cells = [" ".join(cell.split()) for cell in row]
+        for row in (self.columns, *self.rows):
+            cells = [" ".join(_cell(cell).split()) for cell in row]
             lines.append("\t".join(cells))
         return "\n".join(lines)
 

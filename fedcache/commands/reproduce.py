@@ -21,7 +21,7 @@ from fedcache.commands.options import (
     pick,
 )
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable, plain_line
-from fedcache.config import ExtractConfig, Home, option
+from fedcache.config import ExtractConfig, Home, option, option_value
 from fedcache.errors import UsageError, shell_word, unknown
 from fedcache.parsing import without_codes
 from fedcache.process import keep_freed_memory, stopped_by_signals
@@ -287,14 +287,10 @@ def describe_entry(name: str) -> CommandResult:
 
 def _plain(value: Any) -> str:
     """A setting as text, with true and false as TOML spells them."""
-    if isinstance(value, dict):
-        inner = ", ".join(f"{key} {_plain(held)}" for key, held in value.items())
-        return "{" + inner + "}"
-    if isinstance(value, list):
-        return ",".join(map(str, value))
-    if value is True:
-        return str(value).lower()
-    return str(value)
+    if not isinstance(value, dict):
+        return option_value(value)
+    inner = ", ".join(f"{key} {_plain(held)}" for key, held in value.items())
+    return "{" + inner + "}"
 
 
 def run_entry(

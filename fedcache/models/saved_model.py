@@ -353,20 +353,21 @@ def _check_stacks(facts: Any, tensors: Mapping[str, Tensor], *, stacked: bool) -
     """Refuse stacks of clients' tensors that do not have one row for each saved client."""
     rows: dict[str, int] = {}  # group -> number of its clients
     listed: list[int] = []
-    stacks = {name: t for name, t in tensors.items() if name.startswith(PREFIX)}
-    for name, t in stacks.items():
+    stacks: list[tuple[str, str, Tensor]] = []  # group, name and tensor of each stack
+    for name, t in tensors.items():
+        if not name.startswith(PREFIX):
+            continue
         group, _, last = name.removeprefix(PREFIX).partition("/")
         if last == "number":
             if t.dtype != torch.int64 or t.dim() != 1:
                 raise refused(f"{name} is {type_of(t)}, expected a list of whole numbers")
             rows[group] = len(t)
             listed += t.tolist()
-        elif not last.startswith(("down/", "own/")):
+        elif last.startswith(("down/", "own/")):
+            stacks.append((group, name, t))
+        else:
             raise refused(f"it holds {_shown(name)}, which is not a tensor of a client")
-    for name, t in stacks.items():
-        group, _, last = name.removeprefix(PREFIX).partition("/")
-        if last == "number":
-            continue
+    for group, name, t in stacks:
         stacked_rows = group in rows and t.dim() >= 1
         if not stacked_rows or len(t) != rows[group]:
             raise refused(f"{name} is {list(t.shape)}, expected a row for each client of its group")
