@@ -76,11 +76,9 @@ def evaluate(observer: TerminalObserver, given: Given, run: RunNames) -> Command
     check_one_named(
         rows, "the data to evaluate on", "fedcache evaluate RUN --dataset folder:photos"
     )
-    out = None
-    if request.out is not None:
-        out = Path(request.out)
+    out = given["out"]
     check_request(out, with_images=request.with_images)
-    places = [find_model(name, model, observer) for name in run]
+    places = [find_model(name, given["runs"], observer) for name in run]
     for place in places:
         # The evaluation must not overwrite what it reads.
         check_apart(out, place, model, [request.embeddings])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from fedcache.commands.options import Given, command, configured, pick, worded
@@ -23,11 +22,8 @@ def export_model(observer: TerminalObserver, given: Given, run: RunName) -> Comm
     """
     model = configured(ModelOptions, given)
     request = configured(ExportOptions, given)
-    place = find_model(run, model, observer)
-    out = None
-    if request.out is not None:
-        out = Path(request.out)
-    check_apart(out, place, model)
+    place = find_model(run, given["runs"], observer)
+    check_apart(given["out"], place, model)
     from fedcache.report.model_card import export_model as write_model
 
     done = write_model(place, model, request, Home.from_environment(), observer)

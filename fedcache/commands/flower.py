@@ -122,7 +122,7 @@ def plan_of(given: Given, sweep: Sequence[str] | None, **fixed: int) -> Any:
     terms = {**asdict(configured(SiteOptions, given)), **fixed}
     runs = ""
     if given["runs"]:
-        runs = str(Path(given["runs"]).expanduser().resolve())
+        runs = str(given["runs"].expanduser().resolve())
     from fedcache.federate.engines.flower.plan import Plan
 
     return Plan(train, swept, runs=runs, fresh=given["fresh"], **terms).checked()

@@ -31,7 +31,7 @@ def personalise(observer: TerminalObserver, given: Given, run: RunName) -> Comma
             "Missing option --store: the rows of the new client.", "--store newcomer.zarr"
         )
     # The run is looked up before torch is imported, so that a wrong name is refused at once.
-    place = find_model(run, model, observer)
+    place = find_model(run, given["runs"], observer)
     from fedcache.runs.predict_run import personalise_run
 
     device = given.get("device") or "auto"

@@ -79,11 +79,10 @@ def predict(
     check_one_named(places, "the data to classify", "fedcache predict RUN photo.jpg")
     if rows.split != "all" and rows.store is None:
         raise UsageError("--split needs --store.", "Leave --split out.")
-    out = None
-    if rows.out is not None:
-        out = Path(rows.out)
+    out = given["out"]
+    if out is not None:
         check_out(out)
-    place = find_model(run, model, observer)
+    place = find_model(run, given["runs"], observer)
     check_apart(out, place, model, [*(images or ()), rows.embeddings])
     from fedcache.runs import predict_run
 
@@ -137,8 +136,11 @@ def check_one_named(places: Mapping[str, object], what: str, example: str) -> No
         )
 
 
-def find_model(run: str, model: ModelOptions, observer: TerminalObserver) -> Path:
-    """The directory of a run, or a model file. Raises UsageError for a name that is neither."""
+def find_model(run: str, runs: Path | None, observer: TerminalObserver) -> Path:
+    """The directory of a run, or a model file; ``runs`` is the directory of results, None for that of the home.
+
+    Raises UsageError for a name that is neither.
+    """
     if run.endswith(".safetensors"):
         return Path(run)
     if Path(run).is_file():
@@ -147,10 +149,7 @@ def find_model(run: str, model: ModelOptions, observer: TerminalObserver) -> Pat
             "The first argument is RUN: a directory, a name in `fedcache runs list` or its start, or "
             "a .safetensors file.",
         )
-    folder = None
-    if model.runs is not None:
-        folder = Path(model.runs)
-    return find_one(run, runs_directory(folder), observer)
+    return find_one(run, runs_directory(runs), observer)
 
 
 def check_apart(

@@ -605,7 +605,7 @@ def train_run(
     """Train a run, or return its stored result. Raises the errors of ``runs.loop.train``."""
     from fedcache.runs.loop import train as run
 
-    runs = Path(given["runs"] or home.runs)
+    runs = given["runs"] or home.runs
     models = "all"
     if given["no_model"]:
         models = "none"
@@ -702,7 +702,7 @@ def grid(
             "No method was given.", "For example fedcache grid fedavg --sweep lr=0.1,0.01"
         )
     check_methods(methods)
-    runs = Path(given["runs"] or home.runs)
+    runs = given["runs"] or home.runs
     jobs = given["jobs"] or 1
     check_score(given["score"])
     sampling = Sampling(sampler, given["trials"], given["pruner"] or "none")

@@ -740,8 +740,18 @@ def measure_clients(
             "The run has no saved personal models.", "Train again with --fresh --save-clients all"
         )
     f1, ece, nll = (float(np.nanmean(column)) for column in zip(*means, strict=True))
-    # Predictions of several models for one row are not independent, so there is no interval.
-    together = replace(total, all=replace(total.all, interval=None), macro_f1=f1, ece=ece, nll=nll)
+    # All models of a run have the same classes.
+    number = {name: i for i, name in enumerate(predictor.classes)}
+    pairs = [(number[label], number[found], n) for label, found, n in total.confusion]
+    together = replace(
+        total,
+        # Predictions of several models for one row are not independent, so there is no interval.
+        all=replace(total.all, interval=None),
+        macro_f1=f1,
+        ece=ece,
+        nll=nll,
+        by_class=class_measures(np.array(pairs, np.int64).reshape(-1, 3), predictor.classes),
+    )
     return together, ClientSpread(accuracy)
 
 
@@ -776,17 +786,8 @@ def measure_prior(
 
 
 def _added(a: Measures, b: Measures) -> Measures:
-    """Summed counts of two models on the same rows; the other measures are those of ``a``."""
-    classes = {c.name: c for c in a.by_class}
-    for c in b.by_class:
-        old = classes.get(c.name, replace(c, rows=0, predicted=0, right=0))
-        classes[c.name] = replace(
-            c,
-            rows=old.rows + c.rows,
-            predicted=old.predicted + c.predicted,
-            right=old.right + c.right,
-        )
-    # A class or domain that is missing in one of the two counts as 0 rows.
+    """Summed counts of two models on the same rows, without those of classes; other measures are those of ``a``."""
+    # A domain that is missing in one of the two counts as 0 rows.
     domains = dict(a.by_domain)
     for name, d in b.by_domain.items():
         before = domains.get(name, RightRows(0, 0))
@@ -803,7 +804,6 @@ def _added(a: Measures, b: Measures) -> Measures:
     return replace(
         a,
         all=_sum(a.all, b.all),
-        by_class=tuple(classes.values()),
         by_domain=domains,
         confusion=tuple((i, j, n) for (i, j), n in pairs.items()),
         bins=tuple(bins),
