@@ -155,10 +155,7 @@ def make_partitions(store: str, observer: TerminalObserver) -> dict[str, str]:
     names = {}
     for label, config in PARTITIONS:
         print_command(observer, "partition", *option_words(config))
-        arguments = dict(config.options)
-        if config.clients:
-            arguments["clients"] = config.clients
-        made = make_partition(opened, str(config.scheme), seed=config.seed, **arguments)
+        made = make_partition(opened, config.scheme, seed=config.seed, **config.arguments)
         observer.note(made.summary())
         names[label] = made.default_name()
     return names

@@ -249,10 +249,7 @@ def write_client_stores(
 ) -> tuple[int, Path]:
     """Assign rows to clients by a scheme and write one store per client; the number of stores and their folder."""
     config = PartitionConfig(scheme, given["clients"], given["seed"] or 0, scheme_arguments(given))
-    arguments = dict(config.options)
-    if config.clients is not None:
-        arguments["clients"] = config.clients
-    made = make_partition(done.store, scheme, seed=config.seed, **arguments)
+    made = make_partition(done.store, scheme, seed=config.seed, **config.arguments)
     return len(made.clients), write_shards(done.store, made, out, observer)
 
 

@@ -98,12 +98,10 @@ def partition(
     Example: fedcache partition --by hospital_id --min-rows 20
     """
     resolved = partition_config(read_file(config, observer.note), given)
-    arguments = dict(resolved.options)
+    arguments = resolved.arguments
     domains = split_list(given["domain"], "--domain")
     if domains:
         arguments["domain"] = domains
-    if resolved.clients is not None:
-        arguments["clients"] = resolved.clients
     if clients_csv is not None and resolved.scheme is not None:
         raise UsageError("--from and --scheme are both given.", "Leave one of them out.")
     if clients_csv is None:
@@ -116,8 +114,12 @@ def partition(
         )
     if opened.rows >= MANY_ROWS:
         observer.note(f"Assigning {opened.rows:,} rows to clients ...")
-    options: dict[str, Any] = {"seed": resolved.seed, "name": name, "replace": replace}
-    options |= arguments
+    options: dict[str, Any] = {
+        "seed": resolved.seed,
+        "name": name,
+        "replace": replace,
+        **arguments,
+    }
     with hints_name_the_store(dataset=dataset, store=store):
         if clients_csv is not None:
             made = given_partition(opened, clients_csv, **options)
