@@ -11,15 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedcache.commands.grid_options import (
-    Exact,
-    GridOptions,
-    Methods,
-    Ready,
-    Sampler,
-    Sweep,
-    WhichModels,
-)
+from fedcache.commands.grid_options import GridOptions, Methods
 from fedcache.commands.options import (
     ConfigFile,
     EngineName,
@@ -30,6 +22,7 @@ from fedcache.commands.options import (
     check_methods,
     command,
     complete_methods,
+    configured,
     engine_of,
     pairs,
     partition_config,
@@ -655,11 +648,6 @@ def grid(
         ),
     ] = None,
     method: Methods = None,
-    ready: Ready = None,
-    sweep: Sweep = None,
-    sampler: Sampler = "grid",
-    exact: Exact = False,
-    save_models: WhichModels = "best",
     engine: EngineName = "local",
     ray_address: RayAddress = None,
     config: ConfigFile = None,
@@ -673,21 +661,21 @@ def grid(
     Example: fedcache grid --method fedpcl --sweep lr=0.01,0.001 --validation 0.2 --retrain
     Example: fedcache grid --method fed3r,fedavg,fedncm --by domain --hold-out each
     """
-    if ready == "list":
+    options = configured(GridOptions, given)
+    if options.ready == "list":
         return list_ready_grids()
     check_config(config)
     observer.verbose = given["verbose"]
     file = read_file(config, observer.note)
     preset = None
-    if ready is not None:
-        preset = presets.find_preset(ready)
-    if preset is not None:
-        schemes = requested_schemes(sweep, given) or presets.of_file(file)
+    if options.ready is not None:
+        preset = presets.find_preset(options.ready)
+        schemes = requested_schemes(options.sweep, given) or presets.of_file(file)
         note_preset(preset, schemes, observer)
         file = preset.merged_with(file, schemes)
     resolved = train_config(file, given)
     partition = partition_config(file, given)
-    sweeps = swept_values(sweep, given, preset)
+    sweeps = swept_values(options.sweep, given, preset)
     home = Home.from_environment()
     if partition.options.get("hold_out") == EACH:
         sweeps, partition = hold_out_each(sweeps, partition, resolved, home, observer)
@@ -703,12 +691,12 @@ def grid(
         )
     check_methods(methods)
     runs = given["runs"] or home.runs
-    jobs = given["jobs"] or 1
-    check_score(given["score"])
-    sampling = Sampling(sampler, given["trials"], given["pruner"] or "none")
+    check_score(options.score)
+    sampling = Sampling(options.sampler, options.trials, options.pruner)
     from fedcache.grids import search
     from fedcache.grids import train_grid as grids
 
+    save_models = options.save_models
     if given["no_model"]:
         save_models = "none"
     request = grids.request_grid(
@@ -722,10 +710,10 @@ def grid(
         extract=not given["no_extract"],
         fresh=given["fresh"],
         sampler=sampling,
-        exact=exact,
+        exact=options.exact,
         save=SaveModels(save_models, given["save_clients"]),
-        retrain=given["retrain"],
-        score=given["score"],
+        retrain=options.retrain,
+        score=options.score,
     )
     if given["dry_run"]:
         return plan_answer(grids.grid_plan(request, observer))
@@ -736,7 +724,7 @@ def grid(
         tracking(given["track"], home, runs, observer) as hooks,
     ):
         done = search.train_points(
-            request, jobs=jobs, engine=cluster, observer=observer, hooks=hooks, stop=stop
+            request, jobs=options.jobs, engine=cluster, observer=observer, hooks=hooks, stop=stop
         )
     return grid_answer(done, list(sweeps), verbose=given["verbose"])
 
