@@ -20,6 +20,7 @@ from fedcache.commands.options import (
     configured,
     engine_of,
     help_of,
+    one_value,
     pick,
     rare,
     scheme_arguments,
@@ -223,10 +224,9 @@ def join(
 
 def dataset_of(named: str | None, spec: str | None) -> str | None:
     """The dataset that was named as an argument or by ``--dataset``. Raises UsageError if they differ."""
+    chosen = one_value(named, spec, "--dataset")
     if named is None:
-        return spec
-    if spec is not None and spec != named:
-        raise UsageError(f"{named} and --dataset {spec} are both given.", "Leave one of them out.")
+        return chosen
     return folder_spec(named)
 
 

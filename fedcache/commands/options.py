@@ -467,14 +467,8 @@ def command(
         called.__doc__ = function.__doc__
         called.__module__ = __name__
         # Options on computing come last in the help. Some are declared by the function itself.
-        first = []
-        last = []
-        for p in own:
-            panel = getattr(p.annotation.__metadata__[0], "rich_help_panel", None)
-            if panel == COMPUTING:
-                last.append(p)
-            else:
-                first.append(p)
+        last = [p for p in own if p.annotation.__metadata__[0].rich_help_panel == COMPUTING]
+        first = [p for p in own if p not in last]
         every = [*first, *generated, *last, json, *helps]
         called.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined]
         called.__annotations__ = {p.name: p.annotation for p in every}
@@ -684,6 +678,13 @@ def scheme_arguments(given: Given) -> dict[str, Any]:
     for key, text in pairs(given.get("options"), "--option").items():
         found[key.replace("-", "_")] = text
     return found
+
+
+def one_value(argument: str | None, value: str | None, name: str) -> str | None:
+    """The value of an argument or of the option ``name``. Raises UsageError if both are given and differ."""
+    if argument is not None and value is not None and argument != value:
+        raise UsageError(f"{argument} and {name} {value} are both given.", "Leave one of them out.")
+    return argument or value
 
 
 def check_methods(names: Sequence[str]) -> None:

@@ -273,9 +273,14 @@ def runs_show(name: RunName, root: RunsDirectory = None) -> CommandResult:
         lines.append("settings    all at the defaults of the method")
     # Figures that the run does not have are left out.
     known = []
+    seeds = len(r["seeds"])
     for name, value in figures.items():
-        if value is not None:
-            known.append((_over(name, r["seeds"]), _figure(name, value)))
+        if value is None:
+            continue
+        label = name
+        if name in TOTALS and seeds > 1:
+            label = f"{name}, {seeds} seeds"
+        known.append((label, _figure(name, value)))
     tables.append(TextTable("figures", ("figure", "value"), known, right=("value",)))
     sizes = [(name, f"{size:,}") for name, size in files]
     tables.append(TextTable("files", ("file", "bytes"), sizes, right=("bytes",)))
@@ -464,13 +469,6 @@ def _tags_answer(folder: Path) -> CommandResult:
         )
     shown = [TextTable("", ("tag", "runs", "which"), rows, right=("runs",))]
     return CommandResult({"tags": found}, renderables=shown, listing=True)
-
-
-def _over(name: str, seeds: Sequence[int]) -> str:
-    """A figure's name, with the number of seeds if it is a sum over several."""
-    if name in TOTALS and len(seeds) > 1:
-        return f"{name}, {len(seeds)} seeds"
-    return name
 
 
 def _figure(name: str, value: Any) -> str:

@@ -24,6 +24,7 @@ from fedcache.commands.options import (
     complete_methods,
     configured,
     engine_of,
+    one_value,
     pairs,
     partition_config,
     pick,
@@ -557,7 +558,7 @@ def train(
     check_config(config)
     observer.verbose = given["verbose"]
     file = read_file(config, observer.note)
-    given = {**given, "method": one_of(name, given["method"])}
+    given = {**given, "method": one_value(name, given["method"], "--method")}
     resolved = train_config(file, given)
     partition = partition_config(file, given)
     if resolved.method is None:
@@ -578,13 +579,6 @@ def train(
     done = train_run(resolved, partition, home, given, observer, cluster)
     data = {**done.to_dict(), "model_bytes": bytes_of_models(done.path)}
     return CommandResult(data, answer_lines(done, verbose=given["verbose"]))
-
-
-def one_of(name: str | None, option: str | None) -> str | None:
-    """The method that was named as an argument or by its option. Raises UsageError if the two differ."""
-    if name is not None and option is not None and name != option:
-        raise UsageError(f"{name} and --method {option} are both given.", "Leave one of them out.")
-    return name or option
 
 
 def train_run(

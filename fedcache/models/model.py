@@ -105,7 +105,9 @@ class Model:
         """
         if top is not None:
             self.predictor.check_top(top, "top")
-        if reads_of_model(self.predictor.members[0]) == TEXTS and _are_texts(images):
+        # The items are texts and not features if the first one is a text.
+        texts = isinstance(_first(images), str)
+        if texts and reads_of_model(self.predictor.members[0]) == TEXTS:
             named: NamedImages | None = texts_in_memory(images)
         else:
             named = _images(images)
@@ -164,18 +166,15 @@ class Model:
     def _arrays(self, X: Features) -> list[np.ndarray]:
         """Features as one array for each backbone, [N, d] each; images as one array."""
         facts = self.predictor.members[0].facts
-        several = isinstance(X, list | tuple)
-        first = X
-        if several and X:
-            first = X[0]
-        if isinstance(first, str | Path):
+        item = _first(X)
+        if isinstance(item, str | Path):
             raise UsageError(
-                f"{str(first)!r} is a path, but features must be numbers.",
+                f"{str(item)!r} is a path, but features must be numbers.",
                 "model.predict(paths) classifies images.",
             )
         if facts.image is not None:
             return [np.asarray(X)]
-        if several and np.ndim(first) >= 2:
+        if isinstance(X, list | tuple) and np.ndim(item) >= 2:
             parts = [np.asarray(a) for a in X]
         else:
             parts = [np.asarray(X)]
@@ -229,12 +228,11 @@ class Model:
         return html_facts(repr(self), self._facts())
 
 
-def _are_texts(given: Any) -> bool:
-    """Whether these are texts and not features."""
-    first = given
+def _first(given: Any) -> Any:
+    """The first item of a list or tuple; anything else, also an empty list, as it is."""
     if isinstance(given, list | tuple) and given:
-        first = given[0]
-    return isinstance(first, str)
+        return given[0]
+    return given
 
 
 def _images(given: Any) -> NamedImages | None:
