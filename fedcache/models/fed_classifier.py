@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from fedcache.federate.engine.method import Method
 from fedcache.federate.engine.outcome import TrainingOutput
 from fedcache.federate.engine.run import TrainingRun, run
 from fedcache.federate.methods import METHODS, find_method
+from fedcache.federate.partition.client_table import Client
 from fedcache.federate.partition.partition import SCHEMES, Columns
 from fedcache.federate.partition.scheme import Streams, make_pool
 from fedcache.models.calibrate import temperature_of
@@ -36,13 +37,6 @@ LEAST_ROWS = 20
 """Default number of clients; there are fewer if a client would have less than ``LEAST_ROWS`` rows."""
 MISSING = ("None", "nan", "NaT", "<NA>")
 """Texts of missing values in Python, numpy and pandas."""
-
-
-@dataclass(frozen=True)
-class _Client:
-    name: str
-    train: NDArray[np.int64]
-    test: NDArray[np.int64]  # empty, because scikit-learn scores the model
 
 
 class FedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -222,7 +216,7 @@ class FedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             return find_method(self.method)
         return self.method
 
-    def _dealt(self, codes: NDArray[np.int64], seed: int) -> list[_Client]:
+    def _dealt(self, codes: NDArray[np.int64], seed: int) -> list[Client]:
         """Assign rows to clients by the scheme. Raises UsageError if it cannot partition these rows."""
         if self.scheme not in SCHEMES:
             raise unknown("partition scheme", self.scheme, SCHEMES)
@@ -294,8 +288,9 @@ class FedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return Predictor((self.model_,), client, method=own)
 
 
-def _client(name: str, rows: NDArray[np.int64]) -> _Client:
-    return _Client(name, np.sort(rows), np.empty(0, np.int64))
+def _client(name: str, rows: NDArray[np.int64]) -> Client:
+    """A client without test rows, because scikit-learn scores the model."""
+    return Client(name, np.sort(rows), np.empty(0, np.int64))
 
 
 def _names(groups: Any, X: NDArray[np.float64]) -> NDArray[Any]:
@@ -313,7 +308,7 @@ def _names(groups: Any, X: NDArray[np.float64]) -> NDArray[Any]:
     return np.array(words)
 
 
-def _grouped(groups: Any, X: NDArray[np.float64]) -> list[_Client]:
+def _grouped(groups: Any, X: NDArray[np.float64]) -> list[Client]:
     """One client for each group, in the order of their names."""
     names, codes = np.unique(_names(groups, X), return_inverse=True)
     order = np.argsort(codes, kind="stable")
