@@ -287,19 +287,18 @@ def held_out_answer(done: Grid, rows: Sequence[HeldOut], *, verbose: bool = Fals
     """The answer of a grid that holds values out in turn: one row per setting, one column per value, and the mean."""
     best = rows[0]
     values = list(best.accuracy)
-    swept: dict[str, None] = {}
-    for row in rows:
-        swept |= dict.fromkeys(row.sweep)
+    # The swept keys of all rows, each once.
+    swept = list(dict.fromkeys(key for row in rows for key in row.sweep))
     # Values differ in size, so the heading of a value says how many rows it has.
     counts: dict[str, int | None] = {}
     headings = []
     for value in values:
         known = [row.rows[value] for row in rows if row.rows[value] is not None]
-        counts[value] = None
+        count = next(iter(known), None)
+        counts[value] = count
         heading = value
-        if known:
-            counts[value] = known[0]
-            heading = f"{value} ({known[0]:,})"
+        if count is not None:
+            heading = f"{value} ({count:,})"
         headings.append(heading)
     trained_again = _retrained(done)
     columns = ["method", *swept, *headings, "mean"]

@@ -129,10 +129,9 @@ def scores_of_rows(
 ) -> NDArray[np.float64]:
     """Scores float64 [n, C] of rows of the run."""
     parts = []
-    device = spec.data.x.device
-    for start in range(0, len(rows), BLOCK):
-        index = torch.from_numpy(rows[start : start + BLOCK]).to(device)
-        x = spec.data.x[index, 0]
+    numbers = torch.from_numpy(rows).to(spec.data.x.device)
+    for block in torch.split(numbers, BLOCK):
+        x = spec.data.x[block, 0]
         if x.is_floating_point():
             x = x.to(spec.dtype)
         with torch.no_grad():
