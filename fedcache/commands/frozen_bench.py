@@ -40,8 +40,8 @@ def chosen_study(on: Sequence[str], only: Mapping[str, Sequence[str]], options: 
 def list_sentence() -> str:
     """The line on this study in the answer of ``reproduce list``."""
     study = read_study()
-    looker = RequirementCheck(Home.from_environment())
-    available = [name for name in study.backbones if looker.weights(name) is None]
+    checker = RequirementCheck(Home.from_environment())
+    available = [name for name in study.backbones if checker.weights(name) is None]
     treatments = len(study.treatments)
     backbones = len(study.backbones)
     ready = ", ".join(available) or "none"
@@ -68,8 +68,8 @@ def describe_bench() -> CommandResult:
         searched = [f"{key} {', '.join(values)}" for key, values in t.search.items()]
         rows.append((label, t.method, t.family, _pairs(t.set), "; ".join(searched)))
     partition_rows = []
-    for label, deal in study.partitions.items():
-        partition_rows.append((label, deal.scheme, deal.clients or "", _pairs(deal.options)))
+    for label, made in study.partitions.items():
+        partition_rows.append((label, made.scheme, made.clients or "", _pairs(made.options)))
     shown = [
         TextTable("Treatments", ("treatment", "method", "family", "set", "chosen among"), rows),
         TextTable("Partitions", ("partition", "scheme", "clients", "arguments"), partition_rows),

@@ -55,7 +55,7 @@ class TerminalObserver:
         self.verbose = True
         self.warnings: list[str] = []
         self._bar: Progress | None = None
-        self._stretch: Stretch | None = None
+        self._work: WorkProgress | None = None
         self._life = SignOfLife()
 
     def note(self, text: str) -> None:
@@ -81,36 +81,36 @@ class TerminalObserver:
 
     def start(self, what: str, total: int, unit: str) -> None:
         """Begin to report the progress of a piece of work; on a terminal, show a bar."""
-        self._stretch = Stretch(visible(what), total, unit)
-        self._last_line = self._stretch.begun
+        self._work = WorkProgress(visible(what), total, unit)
+        self._last_line = self._work.begun
         if animated():
-            self._bar = bar(self._stretch)
+            self._bar = bar(self._work)
             self._clear_sign_of_life()
             self._bar.start()
 
     def round_done(self, round_: Round) -> None:
         """Keep the figures of a round for the next line of progress; ignored before ``start`` and after ``stop``."""
-        if self._stretch is not None:
-            self._stretch.take(round_)
+        if self._work is not None:
+            self._work.add_round(round_)
 
     def advance(self, units: int) -> None:
         """Count finished units of work."""
-        if self._stretch is None:
+        if self._work is None:
             return
         now = time.monotonic()
-        self._stretch.advance(units, now)
+        self._work.advance(units, now)
         # Without a terminal there is no bar, so a line now and then shows that the work continues.
         silent = now - self._last_line >= LINE_EVERY
         if silent and self._bar is None:
             self._last_line = now
-            words = visible(self._stretch.words(now))
-            print(f"{self._stretch.what}: {words}", file=sys.stderr, flush=True)
+            words = visible(self._work.words(now))
+            print(f"{self._work.what}: {words}", file=sys.stderr, flush=True)
 
     def stop(self) -> None:
         """End the bar."""
         if self._bar is not None:
             self._bar.stop()
-        self._bar = self._stretch = None
+        self._bar = self._work = None
         self._clear_sign_of_life()
 
     def close(self) -> None:
@@ -419,7 +419,7 @@ SILENCE = 1.5
 """Seconds without output after which a terminal shows that the command is working."""
 
 
-class Stretch:
+class WorkProgress:
     """Progress of a piece of work: the number of units that are done, and the figures of its rounds.
 
     Args:
@@ -439,7 +439,7 @@ class Stretch:
         self._measured: Round | None = None
         self._up = self._down = 0
 
-    def take(self, round_: Round) -> None:
+    def add_round(self, round_: Round) -> None:
         """Keep the figures of a round that has ended."""
         self._last = round_
         self._up += round_.up_bytes
@@ -553,7 +553,7 @@ class SignOfLife:
                     sys.stderr.flush()
 
 
-def bar(stretch: Stretch) -> Progress:
+def bar(work: WorkProgress) -> Progress:
     """A bar with the words of the progress below it, which wrap on a narrow terminal.
 
     The words are made when the terminal is drawn, ten times a second, and not when a round ends.
@@ -566,9 +566,9 @@ def bar(stretch: Stretch) -> Progress:
     class WithWords(Progress):
         def get_renderables(self) -> Iterable[RenderableType]:
             for task in self.tasks:
-                task.completed = stretch.done
+                task.completed = work.done
             yield self.make_tasks_table(self.tasks)
-            yield Text(visible(stretch.words(time.monotonic())))
+            yield Text(visible(work.words(time.monotonic())))
 
     made = WithWords(
         TextColumn("{task.description}", markup=False),
@@ -577,5 +577,5 @@ def bar(stretch: Stretch) -> Progress:
         console=Console(stderr=True),
         transient=True,
     )
-    made.add_task(stretch.what, total=stretch.total)
+    made.add_task(work.what, total=work.total)
     return made

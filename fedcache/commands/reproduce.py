@@ -203,14 +203,14 @@ def only_labels(values: list[str] | None) -> dict[str, tuple[str, ...]]:
 
 def list_entries() -> CommandResult:
     """The answer of ``reproduce list``: every entry, and what it lacks on this machine."""
-    looker = RequirementCheck(Home.from_environment())
+    checker = RequirementCheck(Home.from_environment())
     found = []
     rows = []
     commands: dict[tuple[str, str], tuple[str, str]] = {}
     for entry in registry.entries():
-        per_cell = [looker.missing(entry, cell) for cell in entry.cells]
+        per_cell = [checker.missing(entry, cell) for cell in entry.cells]
         ready = sum(not needs for needs in per_cell)
-        missing = looker.all_missing(entry)
+        missing = checker.all_missing(entry)
         status = "ready"
         if missing:
             kinds = ", ".join(dict.fromkeys(n.kind for n in missing))

@@ -375,7 +375,7 @@ def runs_rm(
         observer.note(f"{name}  {words}  {megabytes:,.2f} MB")
         if one.kept:
             kept = ", ".join(one.kept)
-            observer.warn(f"{name}: {kept} is not a file of the run and is kept.")
+            observer.warn(f"{name} also holds files that are not of the run and are kept: {kept}.")
         users = ", ".join(partitions_named(one.path, found))
         if users:
             observer.warn(

@@ -342,7 +342,7 @@ def _grid_result(
         for again in done.retrained:
             last.append(f"Trained again on all training rows: {again.words}")
             last += answer_lines(again.run, verbose=True)
-    last += lost_lines(done)
+    last += failure_lines(done)
     best = done.best()
     if done.retrained:
         best = done.retrained[0]
@@ -378,7 +378,7 @@ def weight_lines(counts: Mapping[str, int | None]) -> list[str]:
     ]
 
 
-def lost_lines(done: Grid) -> list[str]:
+def failure_lines(done: Grid) -> list[str]:
     """Points of a grid that failed, with hints."""
     lines = []
     for word, lost in (

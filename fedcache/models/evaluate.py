@@ -637,8 +637,9 @@ def measure(
         confidence[part] = np.exp(log_confidence)
         log_p[part] = np.take_along_axis(logs, rows.label[part, None], 1)[:, 0]
         if fit:
-            # A copy, because a view would keep the whole block in memory.
-            kept.append(scores[:, -part.start % step :: step].copy())
+            # The first row of the sample in this block. A copy, because a view would keep the whole block in memory.
+            first = -part.start % step
+            kept.append(scores[:, first::step].copy())
         if done is not None:
             done(scores.shape[1])
     known = predicted >= 0

@@ -148,7 +148,7 @@ class FedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if not isinstance(seed, int | np.integer):
             seed = check_random_state(seed).randint(2**31 - 1)
         if groups is None:
-            clients = self._dealt(codes, int(seed))
+            clients = self._assigned_clients(codes, int(seed))
         else:
             clients = _grouped(groups, X)
         self.clients_ = [client.name for client in clients]
@@ -216,7 +216,7 @@ class FedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             return find_method(self.method)
         return self.method
 
-    def _dealt(self, codes: NDArray[np.int64], seed: int) -> list[Client]:
+    def _assigned_clients(self, codes: NDArray[np.int64], seed: int) -> list[Client]:
         """Assign rows to clients by the scheme. Raises UsageError if it cannot partition these rows."""
         if self.scheme not in SCHEMES:
             raise unknown("partition scheme", self.scheme, SCHEMES)

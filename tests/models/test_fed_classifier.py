@@ -105,7 +105,7 @@ def test_it_predicts_what_the_engine_predicts():
     found.fit(X, y)
     clients = [
         Client(f"client-{i}", np.sort(c.train), np.empty(0, np.int64))
-        for i, c in enumerate(found._dealt(y, 7))
+        for i, c in enumerate(found._assigned_clients(y, 7))
     ]
     x = torch.from_numpy(X.astype(np.float32))[:, None]
     data = Data(x, torch.from_numpy(y), 10, widths=(64,))

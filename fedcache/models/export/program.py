@@ -530,7 +530,8 @@ def check_place(out: Path, kind: str, force: bool) -> None:
     if kind == "onnx" and missing:
         listed = ", ".join(missing)
         raise MachineError(
-            f"ONNX needs {listed}, which are not installed here.", "pip install 'fedcache[export]'"
+            f"ONNX needs packages that are not installed here: {listed}.",
+            "pip install 'fedcache[export]'",
         )
 
 
@@ -823,10 +824,10 @@ def estimator(predictor: Predictor, head: LinearHead) -> Any:
     last.classes_ = np.array(facts.classes)[order]
     last.n_features_in_ = facts.width
     last.n_iter_ = np.array([0])
-    return _after(facts.feat_post, facts.widths, saved.scaling, last)
+    return _with_feature_steps(facts.feat_post, facts.widths, saved.scaling, last)
 
 
-def _after(
+def _with_feature_steps(
     feat_post: str, widths: tuple[int, ...], scaling: Scaling | None, last: LogisticRegression
 ) -> Any:
     """The classifier after the steps of ``feat_post``; its coefficients include ``standardize``."""
