@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -66,7 +65,7 @@ def evaluate(observer: TerminalObserver, given: Given, run: RunNames) -> Command
     """
     model = configured(ModelOptions, given)
     request = configured(EvaluateOptions, given)
-    config = replace(configured(ExtractConfig, given), dataset=request.dataset)
+    config = configured(ExtractConfig, given)
     # Exactly one option names the rows to evaluate on.
     rows = {
         "--dataset": request.dataset,

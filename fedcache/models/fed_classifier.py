@@ -204,8 +204,7 @@ class FedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Labels [N] of the highest scores; ``groups`` as in ``decision_function``."""
         scores = self._scores(X, groups)
         best = np.where(np.isnan(scores), -np.inf, scores).argmax(1)
-        labels: Labels = self.classes_[best]
-        return labels
+        return np.asarray(self.classes_[best])
 
     def score(self, X: Any, y: Any, sample_weight: Any = None, groups: Any = None) -> float:
         """Accuracy, a fraction; ``groups`` as in ``decision_function``."""
@@ -265,8 +264,7 @@ class FedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         rows = X.astype(np.float32)
         model = self.model_
         if not model.facts.personal:
-            scores: NDArray[np.float64] = self._predictor(None).scores(rows)[0]
-            return scores
+            return np.asarray(self._predictor(None).scores(rows)[0])
         if groups is None:
             raise UsageError(
                 f"{model.facts.method} trains one model per client, but the client of each row is unknown.",
