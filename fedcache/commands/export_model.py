@@ -44,19 +44,11 @@ def export_model(observer: TerminalObserver, given: Given, run: RunName) -> Comm
         lines.append(f"  reads {one['name']} {shape} ({backbones})")
     if "difference" in done.written:
         # Largest difference between the exported program and the trained model, measured on random rows.
-        gap = done.written["difference"]
-        scores = f"{gap['scores']:.1g}"
-        probabilities = f"{gap['probabilities']:.1g}"
-        lines.append(
-            f"  on random rows, scores differ from this model's by at most {scores} and probabilities by "
-            f"{probabilities}"
-        )
+        changed = "{scores:.1g} and probabilities by {probabilities:.1g}"
+        gap = changed.format(**done.written["difference"])
+        lines.append(f"  on random rows, scores differ from this model's by at most {gap}")
         moved = done.written["moved_by_libraries"]
         if moved["scores"]:
-            scores = f"{moved['scores']:.1g}"
-            probabilities = f"{moved['probabilities']:.1g}"
-            lines.append(
-                f"  rounding differences of another library can change scores by {scores} and "
-                f"probabilities by {probabilities}"
-            )
+            gap = changed.format(**moved)
+            lines.append(f"  rounding differences of another library can change scores by {gap}")
     return CommandResult(data, lines)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -472,6 +473,11 @@ HOTTEST = 1e6
 """Lowest and highest temperature of the search for the best one."""
 
 
+def sample_step(numbers: int) -> int:
+    """The least k for which every k-th row of scores, ``numbers`` float64 in all, takes at most ``MOST_KEPT`` bytes."""
+    return max(1, math.ceil(8 * numbers / MOST_KEPT))
+
+
 @dataclass(frozen=True)
 class LabelledRows:
     """Rows of known classes, and the source of their features."""
@@ -622,8 +628,7 @@ def measure(
     predicted = np.full(n, -1)
     confidence = np.zeros(n)
     log_p = np.zeros(n)
-    # Every ``step``-th row is in the sample, so that its scores take at most ``MOST_KEPT`` bytes.
-    step = max(1, -(-8 * n * C * len(predictor.members) // MOST_KEPT))
+    step = sample_step(n * C * len(predictor.members))
     kept: list[Floats] = []
     start = 0
     for scores in rows.scores(predictor):
