@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from fedcache.commands.options import ListedName, Weights, command, pairs
-from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
+from fedcache.commands.output import CommandResult, TerminalObserver, TextTable, yes_or_no
 from fedcache.config import Home
 from fedcache.errors import FedcacheError, shell_word
 from fedcache.extract.backbones import import_weights, known, locate, lookup, pull
@@ -33,10 +33,8 @@ def backbones_list(weights: Weights = None) -> CommandResult:
     entries = known(given=files, home=home.root, memory=memory_of(home), offline=home.offline)
     rows = []
     for e in entries:
-        ready = "no"
-        if e["ready"]:
-            ready = "yes"
-        rows.append((e["name"], e["width"], e["size"] or "native", ready, e["about"]))
+        size = e["size"] or "native"
+        rows.append((e["name"], e["width"], size, yes_or_no(e["ready"]), e["about"]))
     shown = TextTable(
         "", ("backbone", "width", "pixels", "ready", "weights"), rows, right=("width", "pixels")
     )

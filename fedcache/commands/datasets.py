@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from fedcache.commands.options import Given, ListedName, bare, command, flags_of, pick
-from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
+from fedcache.commands.output import CommandResult, TerminalObserver, TextTable, yes_or_no
 from fedcache.config import ExtractConfig, Home, option_name
 from fedcache.errors import Exit, MachineError, shell_word
 from fedcache.extract.datasets import Context, holds_of, open_dataset
@@ -44,12 +44,7 @@ def datasets_list() -> CommandResult:
     Example: fedcache datasets list
     """
     entries = known(data=Home.from_environment().data)
-    rows = []
-    for e in entries:
-        ready = "no"
-        if e["ready"]:
-            ready = "yes"
-        rows.append((e["name"], e["about"], e["needs"], ready))
+    rows = [(e["name"], e["about"], e["needs"], yes_or_no(e["ready"])) for e in entries]
     shown = TextTable("", ("dataset", "what it is", "needs", "ready"), rows)
     return CommandResult({"datasets": entries}, renderables=[shown], listing=True)
 

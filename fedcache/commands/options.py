@@ -434,10 +434,11 @@ def command(
         hints = typing.get_type_hints(function, include_extras=True)
         accepted = inspect.signature(function).parameters
         # The parameters that the function declares; this wrapper passes observer, given and as_json.
-        own = []
-        for p in accepted.values():
-            if p.name not in ("observer", "given", "as_json"):
-                own.append(p.replace(annotation=hints[p.name], kind=p.KEYWORD_ONLY))
+        own = [
+            p.replace(annotation=hints[p.name], kind=p.KEYWORD_ONLY)
+            for p in accepted.values()
+            if p.name not in ("observer", "given", "as_json")
+        ]
         spelled = {p.name: _spelled(p) for p in (*own, *generated)}
         remote = {p.name for p in own if REMOTE in p.annotation.__metadata__}
         remote |= {item.name for item in items if item.metadata["option"].remote}

@@ -220,6 +220,13 @@ def _cell(cell: Any) -> str:
     return visible(str(cell))
 
 
+def yes_or_no(value: bool) -> str:
+    """A cell for a fact that holds or not."""
+    if value:
+        return "yes"
+    return "no"
+
+
 def plain_line(text: str) -> Any:
     """A line of text between tables, which rich does not read as markup."""
     from rich.text import Text

@@ -432,10 +432,10 @@ def bin_sums(confidence: Floats, right: NDArray[np.bool_]) -> Floats:
     """Sums [BINS, 3] over the rows of each bin: rows, confidence, right rows; confidence [n] is in [0, 1]."""
     number = np.ceil(confidence * BINS).astype(np.int64) - 1
     place = np.clip(number, 0, BINS - 1)
-    columns = []
-    for weights in (None, confidence, right.astype(np.float64)):
-        columns.append(np.bincount(place, weights, BINS).astype(np.float64))
-    return np.stack(columns, 1)
+    rows = np.bincount(place, minlength=BINS)
+    confidences = np.bincount(place, confidence, BINS)
+    hits = np.bincount(place, right, BINS)
+    return np.stack([rows, confidences, hits], 1)
 
 
 def mean_bins(sums: Floats) -> tuple[tuple[int, float, float], ...]:

@@ -1012,11 +1012,8 @@ def owned(tree: Tree) -> Tree:
 
 def in_double(tree: Mapping[str, Tensor]) -> Tree:
     """The same tensors, with floats as float64."""
-    made = dict(tree)
-    for name, t in tree.items():
-        if t.is_floating_point():
-            made[name] = t.double()
-    return made
+    floats = {name: t.double() for name, t in tree.items() if t.is_floating_point()}
+    return {**tree, **floats}
 
 
 # Options of ``predict``, ``evaluate``, ``export-model`` and ``personalise``.
