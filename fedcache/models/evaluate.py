@@ -596,7 +596,7 @@ def matched(
 
 
 def model_labels(
-    label: NDArray[np.int64], names: Sequence[str], classes: Sequence[str]
+    label: NDArray[Any], names: Sequence[str], classes: Sequence[str]
 ) -> NDArray[np.int64]:
     """Labels [n], indices into ``names``, as indices into a model's ``classes``; -1 for an unknown class."""
     number = {c: i for i, c in enumerate(classes)}
@@ -849,7 +849,7 @@ def find_mistakes(store: Store, models: Iterable[ScoredRows]) -> Mistakes:
         names = predictor.classes
         # All models of a run have the same classes.
         if not len(label):
-            known = model_labels(np.asarray(s.label, np.int64), s.classes, names)
+            known = model_labels(s.label, s.classes, names)
             label = np.where(s.ok == 1, known, -1)
         rows = np.asarray(held, np.int64)
         rows = rows[label[rows] >= 0]

@@ -45,6 +45,7 @@ from fedcache.models.client_prior import ModelWithPrior
 from fedcache.models.predictor import Predictor
 from fedcache.models.saved_model import SavedModel, in_double, owned
 from fedcache.models.sources import has_known_backbones, read_recipes
+from fedcache.optional import reason
 from fedcache.store.lock import write_output
 
 WEIGHTS = (InputKind.PARAMETER, InputKind.BUFFER)
@@ -347,17 +348,9 @@ def export(module: ImageModel, inputs: Sequence[ModelInput]) -> torch.export.Exp
     except Exception as error:  # torch.export raises errors of many classes
         method = module.saved.facts.method
         raise UsageError(
-            f"predict of {method} cannot be converted to a torch program: {_first_line(error)}",
+            f"predict of {method} cannot be converted to a torch program: {reason(error)}",
             "fedcache export-model RUN -o head.safetensors   writes its tensors.",
         ) from error
-
-
-def _first_line(error: Exception) -> str:
-    """The first line of an error's text, or its class if it has no text."""
-    lines = str(error).strip().splitlines()
-    if lines:
-        return lines[0]
-    return type(error).__name__
 
 
 def without_unused(made: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
@@ -616,7 +609,7 @@ def write_onnx(out: Path, parts: Parts) -> dict[str, Any]:
         raise
     except Exception as error:  # torch.onnx and onnxruntime raise errors of many classes
         raise UsageError(
-            f"predict of {method} cannot be converted to an ONNX graph: {_first_line(error)}",
+            f"predict of {method} cannot be converted to an ONNX graph: {reason(error)}",
             "fedcache export-model RUN -o model.pt2   writes it for torch.",
         ) from error
     # NaN must be an error too, so the check is whether the gaps are small.
