@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -232,11 +232,8 @@ def dataset_of(named: str | None, spec: str | None) -> str | None:
 
 def refuse_scheme_options(given: Given, out: str | None) -> None:
     """Refuse options of a scheme without ``--partition``. Raises UsageError."""
-    names = ["clients", "options", "seed"]
-    names += [item.name for item in fields(SchemeArguments)]
-    values = [given[name] for name in names]
-    values.append(out)
-    if any(value is not None for value in values):
+    others = (out, given["clients"], given["seed"])
+    if scheme_arguments(given) or any(value is not None for value in others):
         raise UsageError(
             "Options of a partition scheme were given without --partition, which writes one store per "
             "client.",

@@ -93,7 +93,7 @@ def predict(
         predictions = predict_run.predict_rows(
             predictor, images or (), model, rows, config, home, observer, stop
         )
-        found = answer.with_progress(predictions)
+        found = answer.counting(predictions)
         if out is not None:
             write_predictions(out, found, rows.top)
         deque(found, maxlen=0)  # compute the rows, which only a file has requested so far
@@ -111,7 +111,7 @@ class Answer:
     # the first ``SHOWN`` rows; with ``keep_all`` all
     shown: list[Prediction] = field(default_factory=list)
 
-    def with_progress(self, rows: Iterable[Prediction]) -> Iterator[Prediction]:
+    def counting(self, rows: Iterable[Prediction]) -> Iterator[Prediction]:
         """Yield the rows unchanged, and count each of them."""
         for row in rows:
             self.rows += 1

@@ -661,10 +661,14 @@ def write_head(out: Path, parts: Parts) -> dict[str, Any]:
     """
     predictor = parts.predictor
     made = predictor.deployed[0]
-    tensors: dict[str, Tensor] = {f"server/{k}": t for k, t in made.down.items()}
-    tensors |= {f"own/{k}": t for k, t in made.personal.items()}
-    features = predictor.members[0].tree("features/")
-    tensors |= {f"features/{k}": t for k, t in features.items()}
+    trees = {
+        "server": made.down,
+        "own": made.personal,
+        "features": predictor.members[0].tree("features/"),
+    }
+    tensors = {}
+    for group, tree in trees.items():
+        tensors |= {f"{group}/{name}": t for name, t in tree.items()}
     if isinstance(made, ModelWithPrior):
         tensors["prior/offset"] = made.offset
     head: LinearHead | None
