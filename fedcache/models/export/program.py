@@ -666,7 +666,7 @@ def write_head(out: Path, parts: Parts) -> dict[str, Any]:
         "own": made.personal,
         "features": predictor.members[0].tree("features/"),
     }
-    tensors = {}
+    tensors: Tree = {}
     for group, tree in trees.items():
         tensors |= {f"{group}/{name}": t for name, t in tree.items()}
     if isinstance(made, ModelWithPrior):
