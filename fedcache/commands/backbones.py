@@ -21,8 +21,7 @@ backbones = typer.Typer(
 )
 
 
-@backbones.command("list")
-@command("backbones list")
+@command("backbones list", within=backbones)
 def backbones_list(weights: Weights = None) -> CommandResult:
     """List every backbone, its width and whether its weights are available.
 
@@ -53,8 +52,7 @@ def _weight_files(weights: list[str] | None) -> dict[str, Path]:
     return {name: Path(file).expanduser() for name, file in files.items()}
 
 
-@backbones.command("info")
-@command("backbones info")
+@command("backbones info", within=backbones)
 def backbones_info(name: ListedName) -> CommandResult:
     """Show one backbone: its native recipe and where fedcache looks for its weights.
 
@@ -98,8 +96,7 @@ def backbones_info(name: ListedName) -> CommandResult:
     return CommandResult(data, lines)
 
 
-@backbones.command("import")
-@command("backbones import")
+@command("backbones import", within=backbones)
 def backbones_import(
     observer: TerminalObserver,
     file: Annotated[
@@ -124,8 +121,7 @@ def backbones_import(
     return CommandResult({"name": name, "path": str(path)}, lines)
 
 
-@backbones.command("pull")
-@command("backbones pull")
+@command("backbones pull", within=backbones)
 def backbones_pull(observer: TerminalObserver, name: ListedName) -> CommandResult:
     """Download published weights, after printing their size and source.
 
@@ -151,8 +147,7 @@ def backbones_pull(observer: TerminalObserver, name: ListedName) -> CommandResul
     )
 
 
-@backbones.command("verify")
-@command("backbones verify")
+@command("backbones verify", within=backbones)
 def backbones_verify(name: ListedName, weights: Weights = None) -> CommandResult:
     """Load a backbone and run it once, to check its weights, shapes and outputs.
 

@@ -36,8 +36,7 @@ COLUMNS = (
 """Options that give columns a meaning."""
 
 
-@datasets.command("list")
-@command("datasets list")
+@command("datasets list", within=datasets)
 def datasets_list() -> CommandResult:
     """List every dataset and what it needs.
 
@@ -49,12 +48,7 @@ def datasets_list() -> CommandResult:
     return CommandResult({"datasets": entries}, renderables=[shown], listing=True)
 
 
-@datasets.command("info")
-@command(
-    "datasets info",
-    bare(pick(ExtractConfig, "data")),
-    bare(pick(ExtractConfig, "layout", *COLUMNS)),
-)
+@command("datasets info", bare(pick(ExtractConfig, "data", "layout", *COLUMNS)), within=datasets)
 def datasets_info(observer: TerminalObserver, name: ListedName, given: Given) -> CommandResult:
     """Show one dataset. A specification such as folder:PATH is read and counted.
 
@@ -119,8 +113,7 @@ def _flat(value: Any) -> str:
     return str(value)
 
 
-@datasets.command("check")
-@command("datasets check")
+@command("datasets check", within=datasets)
 def datasets_check(
     name: ListedName,
     path: Annotated[Path, typer.Argument(help="Folder into which the dataset was unpacked.")],
@@ -149,8 +142,7 @@ def datasets_check(
     return CommandResult(report, lines, code=code)
 
 
-@datasets.command("pull")
-@command("datasets pull")
+@command("datasets pull", within=datasets)
 def datasets_pull(
     observer: TerminalObserver,
     name: ListedName,

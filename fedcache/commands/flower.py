@@ -128,8 +128,7 @@ def plan_of(given: Given, sweep: Sequence[str] | None, **fixed: int) -> Any:
     return Plan(train, swept, runs=runs, fresh=given["fresh"], **terms).checked()
 
 
-@flower.command()
-@command("flower app", pick(SiteOptions), RUN_FIELDS)
+@command("flower app", pick(SiteOptions), RUN_FIELDS, within=flower)
 def app(
     given: Given,
     out: Annotated[
@@ -151,8 +150,7 @@ def app(
     return CommandResult(data, [str(made.path), following])
 
 
-@flower.command()
-@command("flower keys")
+@command("flower keys", within=flower)
 def keys(
     out: Annotated[
         Path, typer.Option("--out", "-o", help="Folder for the keys; existing keys are kept.")
@@ -182,8 +180,7 @@ def keys(
     return CommandResult({"path": path, "ca": str(made.ca), "sites": folders}, lines)
 
 
-@flower.command()
-@command("flower server")
+@command("flower server", within=flower)
 def server(
     observer: TerminalObserver,
     keys: KeysDir = None,
@@ -210,8 +207,7 @@ def server(
     return CommandResult({"stopped": True}, ["The server has stopped."])
 
 
-@flower.command()
-@command("flower site")
+@command("flower site", within=flower)
 def site(
     observer: TerminalObserver,
     shard: Annotated[
@@ -264,8 +260,7 @@ def site(
     return CommandResult({"stopped": True}, ["The site has stopped."])
 
 
-@flower.command()
-@command("flower names")
+@command("flower names", within=flower)
 def names(
     port: Port = 8000,
     forget: Annotated[
@@ -302,8 +297,7 @@ def names(
     return CommandResult(data, lines, renderables=shown, listing=True)
 
 
-@flower.command()
-@command("flower run")
+@command("flower run", within=flower)
 def run(
     observer: TerminalObserver,
     app: Annotated[Path, typer.Argument(help="Directory of an app (fedcache flower app).")],
@@ -329,11 +323,11 @@ def run(
     return _ended(run_app(known.path, address, _notifier(observer)))
 
 
-@flower.command()
 @command(
     "flower up",
     pick(SiteOptions, "like", "wait", "timeout", "secure", "secure_bound"),
     RUN_FIELDS,
+    within=flower,
 )
 def up(
     observer: TerminalObserver,

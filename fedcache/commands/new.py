@@ -53,8 +53,7 @@ Out = Annotated[
 ]
 
 
-@new.command("method")
-@command("new method")
+@command("new method", within=new)
 def new_method(name: Name, out: Out = None) -> CommandResult:
     """Create a package with a working method, an entry point and the tests that every method must pass.
 
@@ -66,8 +65,7 @@ def new_method(name: Name, out: Out = None) -> CommandResult:
     return new_package("method", name, out, METHODS, following)
 
 
-@new.command("backbone")
-@command("new backbone")
+@command("new backbone", within=new)
 def new_backbone(name: Name, out: Out = None) -> CommandResult:
     """Create a package with a working backbone, an entry point and the tests that every backbone must pass.
 
@@ -79,8 +77,7 @@ def new_backbone(name: Name, out: Out = None) -> CommandResult:
     return new_package("backbone", name, out, BACKBONES, following)
 
 
-@new.command("dataset")
-@command("new dataset")
+@command("new dataset", within=new)
 def new_dataset(name: Name, out: Out = None) -> CommandResult:
     """Create a package with a working dataset reader, an entry point and the tests that every dataset reader must pass.
 

@@ -413,7 +413,9 @@ RayAddress = Annotated[
 
 
 def command(
-    name: str | Callable[..., str], *groups: Sequence[Field[Any]]
+    name: str | Callable[..., str],
+    *groups: Sequence[Field[Any]],
+    within: typer.Typer | None = None,
 ) -> Callable[[Callable[..., CommandResult]], Callable[..., None]]:
     """Make a command of a function that returns its answer.
 
@@ -424,6 +426,7 @@ def command(
     Args:
         name: name of the command for the envelope, or a function that returns it for the values of the parameters.
         groups: fields of configurations.
+        within: the group of commands to which the command is added, under the last word of its name.
     """
     items = list(itertools.chain.from_iterable(groups))
     generated = [parameter(item) for item in items]
@@ -473,6 +476,8 @@ def command(
         every = [*first, *generated, *last, json, *helps]
         called.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined]
         called.__annotations__ = {p.name: p.annotation for p in every}
+        if within is not None:
+            within.command(str(name).split()[-1])(called)
         return called
 
     return decorate

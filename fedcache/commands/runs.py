@@ -76,8 +76,7 @@ TOTALS = ("bytes up", "bytes down", "seconds")
 """Figures that are sums over the seeds."""
 
 
-@runs.command("list")
-@command("runs list")
+@command("runs list", within=runs)
 def runs_list(
     observer: TerminalObserver,
     names: RunQuery = None,
@@ -219,8 +218,7 @@ def _means_table(group: HeldOutGroup) -> TextTable:
     return TextTable(f"{group.title}: accuracy %", columns, rows, right=columns[1:])
 
 
-@runs.command("show")
-@command("runs show")
+@command("runs show", within=runs)
 def runs_show(name: RunName, root: RunsDirectory = None) -> CommandResult:
     """Show one finished run: its changed settings, its results and its files.
 
@@ -287,8 +285,7 @@ def runs_show(name: RunName, root: RunsDirectory = None) -> CommandResult:
     return CommandResult(data, lines, renderables=tables)
 
 
-@runs.command("diff")
-@command("runs diff")
+@command("runs diff", within=runs)
 def runs_diff(names: RunNames, root: RunsDirectory = None) -> CommandResult:
     """Show the settings and results that differ between finished runs.
 
@@ -342,8 +339,7 @@ def runs_diff(names: RunNames, root: RunsDirectory = None) -> CommandResult:
     return CommandResult(data, lines, renderables=tables, listing=True)
 
 
-@runs.command("rm")
-@command("runs rm")
+@command("runs rm", within=runs)
 def runs_rm(
     observer: TerminalObserver,
     as_json: bool,
@@ -405,8 +401,7 @@ def _confirmed(question: str, names: list[str], as_json: bool) -> bool:
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
-@runs.command("tag")
-@command("runs tag")
+@command("runs tag", within=runs)
 def runs_tag(
     tag: Annotated[
         str | None,
