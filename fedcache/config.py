@@ -352,6 +352,14 @@ class PartitionConfig:
                     "fedcache partition --help   lists the options.",
                 )
 
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of the scheme, with the number of clients if it is given."""
+        given = dict(self.options)
+        if self.clients is not None:
+            given["clients"] = self.clients
+        return given
+
 
 RESERVED = ("store", "scheme", "seed", "name", "save", "replace")
 """Settings of a partition. No scheme has an argument with one of these names."""

@@ -119,6 +119,14 @@ def stop_on_signals(request: Callable[[], None], say: Callable[[str], None]) -> 
             sender.close()
 
 
+@contextmanager
+def stopped_by_signals(say: Callable[[str], None]) -> Iterator[Stop]:
+    """A request to stop that the first SIGINT or SIGTERM sets. ``say`` and the second signal: ``stop_on_signals``."""
+    stop = Stop()
+    with stop_on_signals(stop.ask, say):
+        yield stop
+
+
 def _end_after_two(receiver: socket.socket) -> None:
     """End this process ``GRACE`` seconds after the second signal; return when no more signals can come."""
     requests = 0

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from fedcache.commands.options import ListedName, Weights, command, pairs
-from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
+from fedcache.commands.output import CommandResult, TerminalObserver, TextTable, yes_or_no
 from fedcache.config import Home
 from fedcache.errors import FedcacheError, shell_word
 from fedcache.extract.backbones import import_weights, known, locate, lookup, pull
@@ -21,8 +21,7 @@ backbones = typer.Typer(
 )
 
 
-@backbones.command("list")
-@command("backbones list")
+@command("backbones list", within=backbones)
 def backbones_list(weights: Weights = None) -> CommandResult:
     """List every backbone, its width and whether its weights are available.
 
@@ -33,10 +32,8 @@ def backbones_list(weights: Weights = None) -> CommandResult:
     entries = known(given=files, home=home.root, memory=memory_of(home), offline=home.offline)
     rows = []
     for e in entries:
-        ready = "no"
-        if e["ready"]:
-            ready = "yes"
-        rows.append((e["name"], e["width"], e["size"] or "native", ready, e["about"]))
+        size = e["size"] or "native"
+        rows.append((e["name"], e["width"], size, yes_or_no(e["ready"]), e["about"]))
     shown = TextTable(
         "", ("backbone", "width", "pixels", "ready", "weights"), rows, right=("width", "pixels")
     )
@@ -55,8 +52,7 @@ def _weight_files(weights: list[str] | None) -> dict[str, Path]:
     return {name: Path(file).expanduser() for name, file in files.items()}
 
 
-@backbones.command("info")
-@command("backbones info")
+@command("backbones info", within=backbones)
 def backbones_info(name: ListedName) -> CommandResult:
     """Show one backbone: its native recipe and where fedcache looks for its weights.
 
@@ -100,8 +96,7 @@ def backbones_info(name: ListedName) -> CommandResult:
     return CommandResult(data, lines)
 
 
-@backbones.command("import")
-@command("backbones import")
+@command("backbones import", within=backbones)
 def backbones_import(
     observer: TerminalObserver,
     file: Annotated[
@@ -126,8 +121,7 @@ def backbones_import(
     return CommandResult({"name": name, "path": str(path)}, lines)
 
 
-@backbones.command("pull")
-@command("backbones pull")
+@command("backbones pull", within=backbones)
 def backbones_pull(observer: TerminalObserver, name: ListedName) -> CommandResult:
     """Download published weights, after printing their size and source.
 
@@ -153,8 +147,7 @@ def backbones_pull(observer: TerminalObserver, name: ListedName) -> CommandResul
     )
 
 
-@backbones.command("verify")
-@command("backbones verify")
+@command("backbones verify", within=backbones)
 def backbones_verify(name: ListedName, weights: Weights = None) -> CommandResult:
     """Load a backbone and run it once, to check its weights, shapes and outputs.
 

@@ -14,7 +14,7 @@ from fedcache.commands.options import (
     RunQuery,
     RunsDirectory,
     command,
-    need_folder,
+    configured,
     pick,
     runs_directory,
 )
@@ -27,7 +27,7 @@ from fedcache.report.comparison_output import caption, differences, sentences, v
 from fedcache.report.comparison_summary import summary
 from fedcache.report.drawing import check_file
 from fedcache.report.find_runs import gather, need_finished
-from fedcache.store.lock import write_output
+from fedcache.store.lock import need_folder, write_output
 
 FORMATS = ("table", "markdown", "latex")
 ENDINGS = {".md": "markdown", ".tex": "latex"}
@@ -35,12 +35,45 @@ ENDINGS = {".md": "markdown", ".tex": "latex"}
 
 @dataclass(frozen=True)
 class CompareOptions:
-    """Options that choose which pairs are compared and how much is printed."""
+    """Options that choose the tests, which pairs are compared, and how much is printed."""
 
-    pairs: str | None = option(
+    over: str | None = option(
         None,
-        "best compares all runs with the reference; all compares every pair. Default: best.",
+        "Unit of the paired tests: seeds | clients | settings (dataset and partition). Default: "
+        "settings if there are enough of them for a test, else seeds.",
         "",
+    )
+    score: str = option(
+        "accuracy",
+        "Metric: client-mean, pooled (over all test rows), accuracy (the primary metric of the "
+        "methods if all share it, else client-mean) or macro_f1. With --over settings also worst10, "
+        "worst20, worst40 and best10.",
+        "",
+    )
+    test: str | None = option(
+        None,
+        "wilcoxon | ttest. Default: ttest over seeds, wilcoxon over clients and settings.",
+        "",
+    )
+    against: str | None = option(
+        None,
+        "Reference that all runs are compared with: a name of the table, a method or a digest. "
+        "Default: the best run by validation accuracy, else by test accuracy.",
+        "",
+    )
+    level: float = option(
+        0.95,
+        "Confidence level of intervals; tests use the significance level 1 - LEVEL.",
+        "",
+    )
+    form: str | None = option(
+        None,
+        "Output format on stdout: table | markdown | latex. Default: table.",
+        "",
+        name="--format",
+    )
+    pairs: str = option(
+        "best", "best compares all runs with the reference; all compares every pair.", ""
     )
     everything: bool = option(
         False, "Print every table, interval, test and note.", "", name="--all"
@@ -53,53 +86,6 @@ def compare(
     given: Given,
     runs: RunQuery = None,
     folder: RunsDirectory = None,
-    over: Annotated[
-        str | None,
-        typer.Option(
-            "--over",
-            help="Unit of the paired tests: seeds | clients | settings (dataset and partition). Default: "
-            "settings if there are enough of them for a test, else seeds.",
-        ),
-    ] = None,
-    score: Annotated[
-        str,
-        typer.Option(
-            "--score",
-            help="Metric: client-mean, pooled (over all test rows), accuracy (the primary metric of the "
-            "methods if all share it, else client-mean) or macro_f1. With --over settings also worst10, "
-            "worst20, worst40 and best10.",
-        ),
-    ] = "accuracy",
-    test: Annotated[
-        str | None,
-        typer.Option(
-            "--test",
-            help="wilcoxon | ttest. Default: ttest over seeds, wilcoxon over clients and settings.",
-        ),
-    ] = None,
-    against: Annotated[
-        str | None,
-        typer.Option(
-            "--against",
-            help="Reference that all runs are compared with: a name of the table, a method or a digest. "
-            "Default: the best run by validation accuracy, else by test accuracy.",
-        ),
-    ] = None,
-    level: Annotated[
-        float,
-        typer.Option(
-            "--level",
-            help="Confidence level of intervals; tests use the significance level 1 - LEVEL.",
-        ),
-    ] = 0.95,
-    form: Annotated[
-        str | None,
-        typer.Option(
-            "--format",
-            help="Output format on stdout: table | markdown | latex. Default: table.",
-            show_default=False,
-        ),
-    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -121,10 +107,18 @@ def compare(
 
     Example: fedcache compare --against fedavg -o table.tex --plot ranks.svg
     """
-    metric = score.replace("-", "_")
-    pairs = given["pairs"] or "best"
+    options = configured(CompareOptions, given)
+    form = options.form
+    how: dict[str, Any] = {
+        "over": options.over,
+        "metric": options.score.replace("-", "_"),
+        "test": options.test,
+        "against": options.against,
+        "pairs": options.pairs,
+        "level": options.level,
+    }
     try:
-        check(over=over, metric=metric, test=test, against=against, pairs=pairs, level=level)
+        check(**how)
     except UsageError as error:  # its hint has the names of Python
         raise UsageError(error.message, error.hint.replace("_", "-")) from None
     written = written_format(form, out, observer.as_json)
@@ -141,9 +135,7 @@ def compare(
         sentence = f"No result under {root} yet."
         empty: dict[str, Any] = {"comparisons": [], "sentences": [sentence], "left_out": []}
         return CommandResult(empty, [sentence, "fedcache grid --method fedavg,fed3r --seeds 0-4"])
-    made = compare_entries(
-        found, over=over, metric=metric, test=test, against=against, pairs=pairs, level=level
-    )
+    made = compare_entries(found, **how)
     if plot is not None:
         made.plot(plot)
     if out is not None:
@@ -155,7 +147,7 @@ def compare(
     # Without --format, stdout gets tables for a terminal.
     shown: list[Any] = []
     last = list(made.sentences)
-    if given["everything"]:
+    if options.everything:
         for table in made.tables:
             shown += tables_of(table)
     elif made.tables:

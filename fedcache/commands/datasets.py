@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from fedcache.commands.options import Given, ListedName, bare, command, flags_of, pick
-from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
+from fedcache.commands.output import CommandResult, TerminalObserver, TextTable, yes_or_no
 from fedcache.config import ExtractConfig, Home, option_name
 from fedcache.errors import Exit, MachineError, shell_word
 from fedcache.extract.datasets import Context, holds_of, open_dataset
@@ -36,30 +36,19 @@ COLUMNS = (
 """Options that give columns a meaning."""
 
 
-@datasets.command("list")
-@command("datasets list")
+@command("datasets list", within=datasets)
 def datasets_list() -> CommandResult:
     """List every dataset and what it needs.
 
     Example: fedcache datasets list
     """
     entries = known(data=Home.from_environment().data)
-    rows = []
-    for e in entries:
-        ready = "no"
-        if e["ready"]:
-            ready = "yes"
-        rows.append((e["name"], e["about"], e["needs"], ready))
+    rows = [(e["name"], e["about"], e["needs"], yes_or_no(e["ready"])) for e in entries]
     shown = TextTable("", ("dataset", "what it is", "needs", "ready"), rows)
     return CommandResult({"datasets": entries}, renderables=[shown], listing=True)
 
 
-@datasets.command("info")
-@command(
-    "datasets info",
-    bare(pick(ExtractConfig, "data")),
-    bare(pick(ExtractConfig, "layout", *COLUMNS)),
-)
+@command("datasets info", bare(pick(ExtractConfig, "data", "layout", *COLUMNS)), within=datasets)
 def datasets_info(observer: TerminalObserver, name: ListedName, given: Given) -> CommandResult:
     """Show one dataset. A specification such as folder:PATH is read and counted.
 
@@ -124,8 +113,7 @@ def _flat(value: Any) -> str:
     return str(value)
 
 
-@datasets.command("check")
-@command("datasets check")
+@command("datasets check", within=datasets)
 def datasets_check(
     name: ListedName,
     path: Annotated[Path, typer.Argument(help="Folder into which the dataset was unpacked.")],
@@ -154,8 +142,7 @@ def datasets_check(
     return CommandResult(report, lines, code=code)
 
 
-@datasets.command("pull")
-@command("datasets pull")
+@command("datasets pull", within=datasets)
 def datasets_pull(
     observer: TerminalObserver,
     name: ListedName,

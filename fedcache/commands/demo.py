@@ -12,11 +12,10 @@ import typer
 from fedcache.commands.options import check_methods, command
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
 from fedcache.config import ExtractConfig, Home, PartitionConfig, TrainConfig
-from fedcache.errors import Exit
 from fedcache.extract.extract_dataset import extract
 from fedcache.federate.methods import find_method
 from fedcache.grids.record import option_words
-from fedcache.process import Stop, stop_on_signals
+from fedcache.process import Stop, stopped_by_signals
 from fedcache.progress import percent
 from fedcache.report.page import write_report
 from fedcache.runs.partitions import make_partition
@@ -92,15 +91,13 @@ def demo(
     check_score(score)
     began = time.perf_counter()
     home = Home.from_environment()
-    stop = Stop()
     names: tuple[str, ...] = SHOWN
     if methods:
         names = tuple(name.strip() for name in methods.split(","))
-    for name in names:
-        check_methods([name])
+    check_methods(names)
     rows: list[dict[str, Any]] = []
     made: list[Run] = []
-    with stop_on_signals(stop.ask, observer.note):
+    with stopped_by_signals(observer.note) as stop:
         # Features are extracted once; every method is then trained on both partitions.
         path = extract_features(home, observer, stop)
         partitions = make_partitions(path, observer)
@@ -130,7 +127,7 @@ def demo(
         "More methods: fedcache methods list",
     ]
     data = {"methods": rows, "score": score, "seconds": seconds, "store": path, "report": str(page)}
-    return CommandResult(data, lines, Exit.OK, [shown])
+    return CommandResult(data, lines, renderables=[shown])
 
 
 def print_command(observer: TerminalObserver, *words: str) -> None:
@@ -158,10 +155,7 @@ def make_partitions(store: str, observer: TerminalObserver) -> dict[str, str]:
     names = {}
     for label, config in PARTITIONS:
         print_command(observer, "partition", *option_words(config))
-        arguments = dict(config.options)
-        if config.clients:
-            arguments["clients"] = config.clients
-        made = make_partition(opened, str(config.scheme), seed=config.seed, **arguments)
+        made = make_partition(opened, config.scheme, seed=config.seed, **config.arguments)
         observer.note(made.summary())
         names[label] = made.default_name()
     return names
@@ -193,7 +187,7 @@ def train_method(
         eval_every=1,
     )
     print_command(observer, "train", *option_words(config, without=("store",)))
-    return train(config, home, observer=TerminalObserver(quiet=True), stop=stop)
+    return train(config, home, stop=stop)
 
 
 def central_lines(rows: list[dict[str, Any]]) -> list[str]:

@@ -62,14 +62,12 @@ def config(observer: TerminalObserver, config: ConfigFile = None) -> CommandResu
     Example: fedcache config > fedcache.toml
     """
     sections = read_file(config)
-    # Each section of fedcache.toml as a configuration: defaults, overridden by the values of the file.
-    merged: dict[str, Any] = {
-        name: resolve(kind, sections.get(name, {}), {}) for name, kind in SECTIONS.items()
-    }
     home = Home.from_environment()
     shown = {}
     lines = []
-    for name, made in merged.items():
+    for name, kind in SECTIONS.items():
+        # The defaults, overridden by the values of the file.
+        made: Any = resolve(kind, sections.get(name, {}), {})
         # With --json, settings without a value are null; as TOML they would be left out.
         empty = dict.fromkeys(item.name for item in fields(made))
         shown[name] = {**empty, **to_table(made)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,11 +11,10 @@ from fedcache.commands.options import Given, command, complete_runs, configured,
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
 from fedcache.commands.predict import check_apart, check_one_named, find_model
 from fedcache.config import ExtractConfig, Home
-from fedcache.errors import Exit
 from fedcache.extract.planning.find_images import ImagePlaces
 from fedcache.models.evaluate import RunEvaluation
 from fedcache.models.saved_model import BATCH_OF_THE_RUN, EvaluateOptions, ModelOptions
-from fedcache.process import Stop, stop_on_signals
+from fedcache.process import stopped_by_signals
 from fedcache.progress import percent
 from fedcache.report.evaluation import check_request, write_evaluations
 
@@ -67,7 +65,7 @@ def evaluate(observer: TerminalObserver, given: Given, run: RunNames) -> Command
     """
     model = configured(ModelOptions, given)
     request = configured(EvaluateOptions, given)
-    config = replace(configured(ExtractConfig, given), dataset=request.dataset)
+    config = configured(ExtractConfig, given)
     # Exactly one option names the rows to evaluate on.
     rows = {
         "--dataset": request.dataset,
@@ -77,19 +75,16 @@ def evaluate(observer: TerminalObserver, given: Given, run: RunNames) -> Command
     check_one_named(
         rows, "the data to evaluate on", "fedcache evaluate RUN --dataset folder:photos"
     )
-    out = None
-    if request.out is not None:
-        out = Path(request.out)
+    out = given["out"]
     check_request(out, with_images=request.with_images)
-    places = [find_model(name, model, observer) for name in run]
+    places = [find_model(name, given["runs"], observer) for name in run]
     for place in places:
         # The evaluation must not overwrite what it reads.
         check_apart(out, place, model, [request.embeddings])
     from fedcache.runs.evaluate_run import evaluate_runs
 
     home = Home.from_environment()
-    stop = Stop()
-    with stop_on_signals(stop.ask, observer.note):
+    with stopped_by_signals(observer.note) as stop:
         found = evaluate_runs(places, model, request, config, home, observer, stop)
     if out is not None:
         images = None
@@ -129,7 +124,7 @@ def evaluation_answer(found: list[RunEvaluation], out: Path | None) -> CommandRe
         written = str(out)
         lines.append(written)
     data: dict[str, Any] = {"runs": [e.to_dict() for e in found], "out": written}
-    return CommandResult(data, lines, Exit.OK, tables)
+    return CommandResult(data, lines, renderables=tables)
 
 
 def _cells(e: RunEvaluation) -> list[Any]:

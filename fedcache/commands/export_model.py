@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from fedcache.commands.options import Given, command, configured, pick, worded
@@ -23,11 +22,8 @@ def export_model(observer: TerminalObserver, given: Given, run: RunName) -> Comm
     """
     model = configured(ModelOptions, given)
     request = configured(ExportOptions, given)
-    place = find_model(run, model, observer)
-    out = None
-    if request.out is not None:
-        out = Path(request.out)
-    check_apart(out, place, model)
+    place = find_model(run, given["runs"], observer)
+    check_apart(given["out"], place, model)
     from fedcache.report.model_card import export_model as write_model
 
     done = write_model(place, model, request, Home.from_environment(), observer)
@@ -48,19 +44,11 @@ def export_model(observer: TerminalObserver, given: Given, run: RunName) -> Comm
         lines.append(f"  reads {one['name']} {shape} ({backbones})")
     if "difference" in done.written:
         # Largest difference between the exported program and the trained model, measured on random rows.
-        gap = done.written["difference"]
-        scores = f"{gap['scores']:.1g}"
-        probabilities = f"{gap['probabilities']:.1g}"
-        lines.append(
-            f"  on random rows, scores differ from this model's by at most {scores} and probabilities by "
-            f"{probabilities}"
-        )
+        changed = "{scores:.1g} and probabilities by {probabilities:.1g}"
+        gap = changed.format(**done.written["difference"])
+        lines.append(f"  on random rows, scores differ from this model's by at most {gap}")
         moved = done.written["moved_by_libraries"]
         if moved["scores"]:
-            scores = f"{moved['scores']:.1g}"
-            probabilities = f"{moved['probabilities']:.1g}"
-            lines.append(
-                f"  rounding differences of another library can change scores by {scores} and "
-                f"probabilities by {probabilities}"
-            )
+            gap = changed.format(**moved)
+            lines.append(f"  rounding differences of another library can change scores by {gap}")
     return CommandResult(data, lines)

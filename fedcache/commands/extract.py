@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,6 +20,7 @@ from fedcache.commands.options import (
     configured,
     engine_of,
     help_of,
+    one_value,
     pick,
     rare,
     scheme_arguments,
@@ -43,7 +44,7 @@ from fedcache.extract.planning.parts import join as join_parts
 from fedcache.extract.planning.plan import quoted
 from fedcache.extract.recipe import IMAGES, one_of, part_read
 from fedcache.parsing import counted, visible
-from fedcache.process import Stop, keep_freed_memory, stop_on_signals
+from fedcache.process import keep_freed_memory, stopped_by_signals
 from fedcache.runs.partitions import make_partition, write_shards
 from fedcache.store.manifest import QUARANTINE, join_command
 
@@ -138,8 +139,7 @@ def extract(
             "Join the parts, then write client stores:  fedcache shard --help",
         )
     cluster = engine_of(engine, ray_address)
-    stop = Stop()
-    with stop_on_signals(stop.ask, observer.note):
+    with stopped_by_signals(observer.note) as stop:
         done = run(
             resolved,
             Home.from_environment(),
@@ -224,20 +224,16 @@ def join(
 
 def dataset_of(named: str | None, spec: str | None) -> str | None:
     """The dataset that was named as an argument or by ``--dataset``. Raises UsageError if they differ."""
+    chosen = one_value(named, spec, "--dataset")
     if named is None:
-        return spec
-    if spec is not None and spec != named:
-        raise UsageError(f"{named} and --dataset {spec} are both given.", "Leave one of them out.")
+        return chosen
     return folder_spec(named)
 
 
 def refuse_scheme_options(given: Given, out: str | None) -> None:
     """Refuse options of a scheme without ``--partition``. Raises UsageError."""
-    names = ["clients", "options", "seed"]
-    names += [item.name for item in fields(SchemeArguments)]
-    values = [given[name] for name in names]
-    values.append(out)
-    if any(value is not None for value in values):
+    others = (out, given["clients"], given["seed"])
+    if scheme_arguments(given) or any(value is not None for value in others):
         raise UsageError(
             "Options of a partition scheme were given without --partition, which writes one store per "
             "client.",
@@ -250,10 +246,7 @@ def write_client_stores(
 ) -> tuple[int, Path]:
     """Assign rows to clients by a scheme and write one store per client; the number of stores and their folder."""
     config = PartitionConfig(scheme, given["clients"], given["seed"] or 0, scheme_arguments(given))
-    arguments = dict(config.options)
-    if config.clients is not None:
-        arguments["clients"] = config.clients
-    made = make_partition(done.store, scheme, seed=config.seed, **arguments)
+    made = make_partition(done.store, scheme, seed=config.seed, **config.arguments)
     return len(made.clients), write_shards(done.store, made, out, observer)
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,6 +16,7 @@ from fedcache.commands.options import (
     RunOptions,
     check_methods,
     command,
+    configured,
     pick,
     split_list,
     sweep_lists,
@@ -23,7 +24,7 @@ from fedcache.commands.options import (
 )
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
 from fedcache.commands.train import model_lines
-from fedcache.config import Home, TrainConfig
+from fedcache.config import Home, TrainConfig, option
 from fedcache.errors import Exit, FedcacheError, UsageError, shell_word
 from fedcache.federate.engines.flower.network import Address, run_app
 from fedcache.federate.engines.flower.processes import make_keys, need_flower, read_keys
@@ -69,44 +70,6 @@ Sweep = Annotated[
         "Repeatable.",
     ),
 ]
-Sites = Annotated[int, typer.Option("--sites", min=1, help="Number of sites in the federation.")]
-StartWith = Annotated[
-    int | None,
-    typer.Option(
-        "--start-with",
-        min=1,
-        help="Start with this many sites when --wait is over. Default: all sites.",
-    ),
-]
-Like = Annotated[
-    str,
-    typer.Option(
-        "--like",
-        help="Site whose classes and recipes the others must match. Default: those of more than half of the "
-        "sites.",
-    ),
-]
-Quorum = Annotated[
-    int, typer.Option("--quorum", min=1, help="Sites that must upload in every round.")
-]
-Wait = Annotated[float, typer.Option("--wait", help="Seconds to wait for the sites to connect.")]
-Timeout = Annotated[
-    float, typer.Option("--timeout", help="Seconds to wait for the answer of a site.")
-]
-Secure = Annotated[
-    bool,
-    typer.Option(
-        "--secure",
-        help="Secure aggregation (Flower's SecAgg+): the server sees only sums of uploads, of at least 3 "
-        "sites.",
-    ),
-]
-SecureBound = Annotated[
-    float,
-    typer.Option(
-        "--secure-bound", help="With --secure: largest absolute value of a number in an upload."
-    ),
-]
 Port = Annotated[int | None, typer.Option("--port", min=1, max=65535, help="Port to listen on.")]
 KeysDir = Annotated[
     Path | None, typer.Option("--keys", help="Folder of keys (fedcache flower keys).")
@@ -117,23 +80,55 @@ Insecure = Annotated[
 SuperLink = Annotated[str, typer.Option("--superlink", help="Address of the server, HOST:PORT.")]
 
 
-def plan_of(given: Given, sweep: Sequence[str] | None, **terms: Any) -> Any:
-    """The plan of a federation: the options of its run, the points of a sweep, and the settings for its sites."""
+@dataclass(frozen=True)
+class SiteOptions:
+    """Settings of a federation that concern its sites; ``Plan`` has fields of the same names."""
+
+    sites: int = option(2, "Number of sites in the federation.", "", minimum=1)
+    start_with: int | None = option(
+        None,
+        "Start with this many sites when --wait is over.",
+        "",
+        minimum=1,
+        default_text="all sites",
+    )
+    like: str = option(
+        "",
+        "Site whose classes and recipes the others must match.",
+        "",
+        default_text="those of more than half of the sites",
+    )
+    quorum: int = option(1, "Sites that must upload in every round.", "", minimum=1)
+    wait: float = option(120.0, "Seconds to wait for the sites to connect.", "")
+    timeout: float = option(600.0, "Seconds to wait for the answer of a site.", "")
+    secure: bool = option(
+        False,
+        "Secure aggregation (Flower's SecAgg+): the server sees only sums of uploads, of at least 3 "
+        "sites.",
+        "",
+    )
+    secure_bound: float = option(
+        8.0, "With --secure: largest absolute value of a number in an upload.", ""
+    )
+
+
+def plan_of(given: Given, sweep: Sequence[str] | None, **fixed: int) -> Any:
+    """The plan of a federation from its options, the values of ``--sweep``, and fixed fields of ``SiteOptions``."""
     if given["method"]:
         check_methods([given["method"]])
     # Sites compute on their CPU, one client each, so the options of a simulation do not apply.
     train = train_config({}, {**given, "execution": "sequential", "device": "cpu"})
     swept = sweep_lists(sweep)
+    terms = {**asdict(configured(SiteOptions, given)), **fixed}
     runs = ""
     if given["runs"]:
-        runs = str(Path(given["runs"]).expanduser().resolve())
+        runs = str(given["runs"].expanduser().resolve())
     from fedcache.federate.engines.flower.plan import Plan
 
     return Plan(train, swept, runs=runs, fresh=given["fresh"], **terms).checked()
 
 
-@flower.command()
-@command("flower app", RUN_FIELDS)
+@command("flower app", pick(SiteOptions), RUN_FIELDS, within=flower)
 def app(
     given: Given,
     out: Annotated[
@@ -141,14 +136,6 @@ def app(
         typer.Option("--out", "-o", help="Directory of the app. Default: ./fedcache-METHOD."),
     ] = None,
     sweep: Sweep = None,
-    sites: Sites = 2,
-    start_with: StartWith = None,
-    like: Like = "",
-    quorum: Quorum = 1,
-    wait: Wait = 120.0,
-    timeout: Timeout = 600.0,
-    secure: Secure = False,
-    secure_bound: SecureBound = 8.0,
 ) -> CommandResult:
     """Write a Flower app for one method, or for a grid of its hyperparameters, over sites.
 
@@ -156,26 +143,14 @@ def app(
     """
     from fedcache.federate.engines.flower.plan import write_app
 
-    plan = plan_of(
-        given,
-        sweep,
-        sites=sites,
-        start_with=start_with,
-        like=like,
-        quorum=quorum,
-        wait=wait,
-        timeout=timeout,
-        secure=secure,
-        secure_bound=secure_bound,
-    )
+    plan = plan_of(given, sweep)
     made = write_app(plan, out or Path(f"fedcache-{plan.train.method}"))
     data = {"path": str(made.path), "config": plan.to_config(), "points": len(plan.points)}
     following = f"fedcache flower run {shell_word(made.path)} --superlink HOST:PORT --keys KEYS"
     return CommandResult(data, [str(made.path), following])
 
 
-@flower.command()
-@command("flower keys")
+@command("flower keys", within=flower)
 def keys(
     out: Annotated[
         Path, typer.Option("--out", "-o", help="Folder for the keys; existing keys are kept.")
@@ -205,8 +180,7 @@ def keys(
     return CommandResult({"path": path, "ca": str(made.ca), "sites": folders}, lines)
 
 
-@flower.command()
-@command("flower server")
+@command("flower server", within=flower)
 def server(
     observer: TerminalObserver,
     keys: KeysDir = None,
@@ -227,14 +201,13 @@ def server(
     """
     from fedcache.federate.engines.flower.serving import serve
 
-    _one_of(keys, insecure)
+    _need_keys_or_insecure(keys, insecure)
     with _until_stopped(observer) as stopping:
         serve(keys, host, port or 8000, Home.from_environment(), observer.note, stopping)
     return CommandResult({"stopped": True}, ["The server has stopped."])
 
 
-@flower.command()
-@command("flower site")
+@command("flower site", within=flower)
 def site(
     observer: TerminalObserver,
     shard: Annotated[
@@ -269,7 +242,7 @@ def site(
     """
     from fedcache.federate.engines.flower.serving import attend
 
-    _one_of(keys, insecure)
+    _need_keys_or_insecure(keys, insecure)
     # The site answers requests until a signal comes.
     with _until_stopped(observer) as stopping:
         home = Home.from_environment()
@@ -287,8 +260,7 @@ def site(
     return CommandResult({"stopped": True}, ["The site has stopped."])
 
 
-@flower.command()
-@command("flower names")
+@command("flower names", within=flower)
 def names(
     port: Port = 8000,
     forget: Annotated[
@@ -321,13 +293,11 @@ def names(
         shown.append(TextTable("", ("site", "key (sha256)"), cells))
     else:
         lines.append("No site name has a key.")
-    return CommandResult(
-        {"names": dict(rows), "forgotten": list(gone)}, lines, Exit.OK, shown, listing=True
-    )
+    data = {"names": dict(rows), "forgotten": list(gone)}
+    return CommandResult(data, lines, renderables=shown, listing=True)
 
 
-@flower.command()
-@command("flower run")
+@command("flower run", within=flower)
 def run(
     observer: TerminalObserver,
     app: Annotated[Path, typer.Argument(help="Directory of an app (fedcache flower app).")],
@@ -343,19 +313,22 @@ def run(
     """
     from fedcache.federate.engines.flower.plan import read_app
 
-    _one_of(keys, insecure)
+    _need_keys_or_insecure(keys, insecure)
     known = read_app(app)
     ca = None
     if keys is not None:
         ca = read_keys(keys).ca
     address = Address.parse(superlink, ca)
     address.need_loopback("Add --keys KEYS, the folder that the server was started with.")
-    with _ending_on_sigterm():
-        return _ended(run_app(known.path, address, _notifier(observer)))
+    return _ended(run_app(known.path, address, _notifier(observer)))
 
 
-@flower.command()
-@command("flower up", RUN_FIELDS)
+@command(
+    "flower up",
+    pick(SiteOptions, "like", "wait", "timeout", "secure", "secure_bound"),
+    RUN_FIELDS,
+    within=flower,
+)
 def up(
     observer: TerminalObserver,
     given: Given,
@@ -367,11 +340,6 @@ def up(
         typer.Option("--tls", help="Use certificates and node keys that are made for this run."),
     ] = False,
     sweep: Sweep = None,
-    like: Like = "",
-    wait: Wait = 120.0,
-    timeout: Timeout = 600.0,
-    secure: Secure = False,
-    secure_bound: SecureBound = 8.0,
     port: Port = None,
     logs: Annotated[Path | None, typer.Option("--logs", help="Directory for the logs.")] = None,
 ) -> CommandResult:
@@ -382,24 +350,15 @@ def up(
     need_flower()
     from fedcache.federate.engines.flower.serving import up as start
 
-    terms = {
-        "start_with": 1,
-        "like": like,
-        "wait": wait,
-        "timeout": timeout,
-        "secure": secure,
-        "secure_bound": secure_bound,
-    }
     # A site for each client store. `up` refuses an empty folder, with the command that makes the stores.
     stores = list(shards.glob("*.zarr"))
-    plan = plan_of(given, sweep, sites=len(stores) or 100_000, **terms)
+    plan = plan_of(given, sweep, sites=len(stores) or 100_000, start_with=1)
     home = Home.from_environment()
-    with _ending_on_sigterm():
-        last = start(plan, shards, home, _notifier(observer), tls=tls, port=port, keep=logs)
-        return _ended(last)
+    last = start(plan, shards, home, _notifier(observer), tls=tls, port=port, keep=logs)
+    return _ended(last)
 
 
-def _one_of(keys: Path | None, insecure: bool) -> None:
+def _need_keys_or_insecure(keys: Path | None, insecure: bool) -> None:
     """Refuse both or none of ``--keys`` and ``--insecure``. Raises UsageError."""
     if (keys is None) != insecure:
         problem = "Neither --keys nor --insecure is given."
@@ -449,17 +408,3 @@ def _until_stopped(observer: TerminalObserver) -> Iterator[threading.Event]:
     stopping = threading.Event()
     with stop_on_signals(stopping.set, observer.note):
         yield stopping
-
-
-@contextmanager
-def _ending_on_sigterm() -> Iterator[None]:
-    """SIGTERM ends the call as SIGINT does, so that the processes it has started end with it."""
-
-    def handle(_number: int, _frame: Any) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, handle)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -9,15 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from fedcache import __version__
-from fedcache.commands.options import need_folder
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable, plain_line
-from fedcache.config import Home
+from fedcache.config import Home, option_value
 from fedcache.errors import MachineError, shell_word
 from fedcache.extract.backbones import lookup
-from fedcache.process import Stop, keep_freed_memory, stop_on_signals
+from fedcache.process import keep_freed_memory, stopped_by_signals
 from fedcache.reproduce.frozen_bench.study import NAME, BenchBackbone, Study, read_study
 from fedcache.reproduce.planning import Options, RequirementCheck
-from fedcache.store.lock import write_output
+from fedcache.store.lock import need_folder, write_output
 
 COMMAND = f"fedcache reproduce {NAME}"
 
@@ -41,8 +40,8 @@ def chosen_study(on: Sequence[str], only: Mapping[str, Sequence[str]], options: 
 def list_sentence() -> str:
     """The line on this study in the answer of ``reproduce list``."""
     study = read_study()
-    looker = RequirementCheck(Home.from_environment())
-    available = [name for name in study.backbones if looker.weights(name) is None]
+    checker = RequirementCheck(Home.from_environment())
+    available = [name for name in study.backbones if checker.weights(name) is None]
     treatments = len(study.treatments)
     backbones = len(study.backbones)
     ready = ", ".join(available) or "none"
@@ -69,8 +68,8 @@ def describe_bench() -> CommandResult:
         searched = [f"{key} {', '.join(values)}" for key, values in t.search.items()]
         rows.append((label, t.method, t.family, _pairs(t.set), "; ".join(searched)))
     partition_rows = []
-    for label, deal in study.partitions.items():
-        partition_rows.append((label, deal.scheme, deal.clients or "", _pairs(deal.options)))
+    for label, made in study.partitions.items():
+        partition_rows.append((label, made.scheme, made.clients or "", _pairs(made.options)))
     shown = [
         TextTable("Treatments", ("treatment", "method", "family", "set", "chosen among"), rows),
         TextTable("Partitions", ("partition", "scheme", "clients", "arguments"), partition_rows),
@@ -105,12 +104,7 @@ def _command(study: Study) -> str:
 
 def _pairs(values: Mapping[str, Any]) -> str:
     """Keys and values as text, with true and false as TOML spells them."""
-    words = []
-    for key, value in values.items():
-        if isinstance(value, bool):
-            value = str(value).lower()
-        words.append(f"{key} {value}")
-    return ", ".join(words)
+    return ", ".join(f"{key} {option_value(value)}" for key, value in values.items())
 
 
 def run_bench(
@@ -119,12 +113,12 @@ def run_bench(
     """Run the study and show its rankings. Raises FedcacheError, as ``run_study``."""
     from fedcache.reproduce.frozen_bench import measure, page
 
-    need_folder(out)
-    stop = Stop()
+    if out is not None:
+        need_folder(out)
     began = time.monotonic()
     # There are thousands of small runs, and each can use the freed memory of the last one.
     keep_freed_memory()
-    with stop_on_signals(stop.ask, observer.note):
+    with stopped_by_signals(observer.note) as stop:
         scores = measure.run_study(
             study, Home.from_environment(), options, runs=runs, observer=observer, stop=stop
         )

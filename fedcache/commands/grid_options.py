@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from fedcache.commands.help import COMMON
 from fedcache.commands.options import POINTS, complete_methods
 from fedcache.config import COMPUTING, RESULTS, option
 from fedcache.grids.sampling import PRUNERS, TRIALS
@@ -17,6 +16,29 @@ from fedcache.grids.sampling import PRUNERS, TRIALS
 class GridOptions:
     """Options that ``grid`` has in addition to those of ``train``."""
 
+    ready: str | None = option(
+        None,
+        "Name of a predefined grid, from the ablations of the papers; `--ready list` shows all.",
+        POINTS,
+        default_text="none",
+    )
+    sweep: tuple[str, ...] = option(
+        (),
+        "key=v1,v2: values of a hyperparameter, or of rounds, participation, clients, "
+        "alpha, shards, shots, aggregate or attack. --sampler optuna also takes a range: "
+        "key=log:1e-4..1 or key=8..64. Repeatable.",
+        POINTS,
+        whole=True,
+        default_text="the values of --ready",
+        common=True,
+    )
+    sampler: str = option(
+        "grid",
+        "How configurations are chosen: grid (all); random:N[:SEED] (N configurations without repeats); "
+        "or optuna[:tpe|random|gp[:SEED]] (--trials configurations, selected one after another on "
+        "--validation; extra optuna).",
+        POINTS,
+    )
     retrain: bool = option(
         False,
         "Select one configuration of each method on --validation, then train it again on all "
@@ -55,6 +77,17 @@ class GridOptions:
         minimum=1,
         common=True,
     )
+    exact: bool = option(
+        False,
+        "Train every configuration separately, which gives results bit-identical to `fedcache train`.",
+        COMPUTING,
+    )
+    save_models: str = option(
+        "best",
+        "Trained models to keep: best (of each method, and of each held-out value), all or none.",
+        RESULTS,
+        choices=("best", "all", "none"),
+    )
 
 
 Methods = Annotated[
@@ -65,53 +98,5 @@ Methods = Annotated[
         rich_help_panel=POINTS,
         show_default="the values of --ready",
         autocompletion=complete_methods,
-    ),
-]
-Ready = Annotated[
-    str | None,
-    typer.Option(
-        "--ready",
-        help="Name of a predefined grid, from the ablations of the papers; `--ready list` shows all.",
-        rich_help_panel=POINTS,
-        show_default="none",
-    ),
-]
-Sweep = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--sweep",
-        help="key=v1,v2: values of a hyperparameter, or of rounds, participation, clients, "
-        "alpha, shards, shots, aggregate or attack. --sampler optuna also takes a range: "
-        "key=log:1e-4..1 or key=8..64. Repeatable.",
-        rich_help_panel=POINTS,
-        show_default="the values of --ready",
-    ),
-    COMMON,
-]
-Sampler = Annotated[
-    str,
-    typer.Option(
-        "--sampler",
-        help="How configurations are chosen: grid (all); random:N[:SEED] (N configurations without repeats); "
-        "or optuna[:tpe|random|gp[:SEED]] (--trials configurations, selected one after another on "
-        "--validation; extra optuna).",
-        rich_help_panel=POINTS,
-    ),
-]
-Exact = Annotated[
-    bool,
-    typer.Option(
-        "--exact",
-        help="Train every configuration separately, which gives results bit-identical to `fedcache train`.",
-        rich_help_panel=COMPUTING,
-    ),
-]
-WhichModels = Annotated[
-    str,
-    typer.Option(
-        "--save-models",
-        help="Trained models to keep: best (of each method, and of each held-out value), all or none.",
-        metavar="best|all|none",
-        rich_help_panel=RESULTS,
     ),
 ]

@@ -19,8 +19,7 @@ methods = typer.Typer(
 )
 
 
-@methods.command("list")
-@command("methods list")
+@command("methods list", within=methods)
 def methods_list() -> CommandResult:
     """List every method in one line, with the upload per round of a client that has rows of every class.
 
@@ -54,8 +53,7 @@ def methods_list() -> CommandResult:
     return CommandResult({"methods": data}, lines, renderables=[shown], listing=True)
 
 
-@methods.command("info")
-@command("methods info")
+@command("methods info", within=methods)
 def methods_info(name: ListedName) -> CommandResult:
     """Show one method: its objective, its hyperparameters in every preset, its deviations and the setting of its paper.
 

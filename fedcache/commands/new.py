@@ -53,8 +53,7 @@ Out = Annotated[
 ]
 
 
-@new.command("method")
-@command("new method")
+@command("new method", within=new)
 def new_method(name: Name, out: Out = None) -> CommandResult:
     """Create a package with a working method, an entry point and the tests that every method must pass.
 
@@ -62,12 +61,11 @@ def new_method(name: Name, out: Out = None) -> CommandResult:
 
     Example: fedcache new method half-step
     """
-    folder = write_package("method", name, out, METHODS)
-    return written("method", name, folder, f"fedcache grid --method fedavg,{shell_word(name)}")
+    following = f"fedcache grid --method fedavg,{shell_word(name)}"
+    return new_package("method", name, out, METHODS, following)
 
 
-@new.command("backbone")
-@command("new backbone")
+@command("new backbone", within=new)
 def new_backbone(name: Name, out: Out = None) -> CommandResult:
     """Create a package with a working backbone, an entry point and the tests that every backbone must pass.
 
@@ -75,17 +73,11 @@ def new_backbone(name: Name, out: Out = None) -> CommandResult:
 
     Example: fedcache new backbone my-encoder
     """
-    folder = write_package("backbone", name, out, BACKBONES)
-    return written(
-        "backbone",
-        name,
-        folder,
-        f"fedcache extract --dataset digits --backbones {shell_word(name)}",
-    )
+    following = f"fedcache extract --dataset digits --backbones {shell_word(name)}"
+    return new_package("backbone", name, out, BACKBONES, following)
 
 
-@new.command("dataset")
-@command("new dataset")
+@command("new dataset", within=new)
 def new_dataset(name: Name, out: Out = None) -> CommandResult:
     """Create a package with a working dataset reader, an entry point and the tests that every dataset reader must pass.
 
@@ -93,8 +85,27 @@ def new_dataset(name: Name, out: Out = None) -> CommandResult:
 
     Example: fedcache new dataset my-format
     """
-    folder = write_package("dataset", name, out, KINDS)
-    return written("dataset", name, folder, f"fedcache extract --dataset {shell_word(name)}:FILE")
+    following = f"fedcache extract --dataset {shell_word(name)}:FILE"
+    return new_package("dataset", name, out, KINDS, following)
+
+
+def new_package(
+    kind: str, name: str, out: Path | None, taken: Mapping[str, object], following: str
+) -> CommandResult:
+    """Write a package. The answer has its files and the next commands, of which ``following`` is the last."""
+    folder = write_package(kind, name, out, taken)
+    files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    data = {"kind": kind, "name": name, "folder": str(folder), "files": files}
+    lines = [
+        f"{folder}:",
+        *(f"  {file}" for file in files),
+        "",
+        "Next:",
+        f"  pip install -e {shell_word(folder)}",
+        f"  python -m pytest {shell_word(folder)}",
+        f"  {following}",
+    ]
+    return CommandResult(data, lines)
 
 
 def write_package(kind: str, name: str, out: Path | None, taken: Mapping[str, object]) -> Path:
@@ -176,19 +187,3 @@ def rendered(template: str, words: Mapping[str, str]) -> str:
     """A template with its ``${words}`` filled in; each of them must be known."""
     text = (TEMPLATES / f"{template}.txt").read_text(encoding="utf-8")
     return Template(text).substitute(words)
-
-
-def written(kind: str, name: str, folder: Path, first: str) -> CommandResult:
-    """The answer: the files that were written, and the next commands."""
-    files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
-    data = {"kind": kind, "name": name, "folder": str(folder), "files": files}
-    lines = [f"{folder}:"]
-    lines += [f"  {file}" for file in files]
-    lines += [
-        "",
-        "Next:",
-        f"  pip install -e {shell_word(folder)}",
-        f"  python -m pytest {shell_word(folder)}",
-        f"  {first}",
-    ]
-    return CommandResult(data, lines)

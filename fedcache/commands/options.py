@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from fedcache.commands.help import COMMON, show
+from fedcache.commands.help import COMMON, names_of, show
 from fedcache.commands.output import CommandResult, TerminalObserver, run_command
 from fedcache.config import (
     ADDRESSES,
@@ -74,7 +74,7 @@ def _methods(_home: Home) -> list[str]:
     return [*NAMES, *plugins("methods")]
 
 
-def _backbones(home: Home) -> list[str]:
+def _backbones(_home: Home) -> list[str]:
     table: Any = import_module("fedcache.extract.backbones.table")
     return [*table.BACKBONES, *plugins("backbones")]
 
@@ -413,7 +413,9 @@ RayAddress = Annotated[
 
 
 def command(
-    name: str | Callable[..., str], *groups: Sequence[Field[Any]]
+    name: str | Callable[..., str],
+    *groups: Sequence[Field[Any]],
+    within: typer.Typer | None = None,
 ) -> Callable[[Callable[..., CommandResult]], Callable[..., None]]:
     """Make a command of a function that returns its answer.
 
@@ -424,6 +426,7 @@ def command(
     Args:
         name: name of the command for the envelope, or a function that returns it for the values of the parameters.
         groups: fields of configurations.
+        within: the group of commands to which the command is added, under the last word of its name.
     """
     items = list(itertools.chain.from_iterable(groups))
     generated = [parameter(item) for item in items]
@@ -434,10 +437,11 @@ def command(
         hints = typing.get_type_hints(function, include_extras=True)
         accepted = inspect.signature(function).parameters
         # The parameters that the function declares; this wrapper passes observer, given and as_json.
-        own = []
-        for p in accepted.values():
-            if p.name not in ("observer", "given", "as_json"):
-                own.append(p.replace(annotation=hints[p.name], kind=p.KEYWORD_ONLY))
+        own = [
+            p.replace(annotation=hints[p.name], kind=p.KEYWORD_ONLY)
+            for p in accepted.values()
+            if p.name not in ("observer", "given", "as_json")
+        ]
         spelled = {p.name: _spelled(p) for p in (*own, *generated)}
         remote = {p.name for p in own if REMOTE in p.annotation.__metadata__}
         remote |= {item.name for item in items if item.metadata["option"].remote}
@@ -467,17 +471,13 @@ def command(
         called.__doc__ = function.__doc__
         called.__module__ = __name__
         # Options on computing come last in the help. Some are declared by the function itself.
-        first = []
-        last = []
-        for p in own:
-            panel = getattr(p.annotation.__metadata__[0], "rich_help_panel", None)
-            if panel == COMPUTING:
-                last.append(p)
-            else:
-                first.append(p)
+        last = [p for p in own if p.annotation.__metadata__[0].rich_help_panel == COMPUTING]
+        first = [p for p in own if p not in last]
         every = [*first, *generated, *last, json, *helps]
         called.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined]
         called.__annotations__ = {p.name: p.annotation for p in every}
+        if within is not None:
+            within.command(str(name).split()[-1])(called)
         return called
 
     return decorate
@@ -492,11 +492,8 @@ def _switch(name: str, annotation: Any) -> inspect.Parameter:
 
 def _spelled(given: inspect.Parameter) -> str:
     """A parameter as a user types it: ``--store``, or ``PATH`` for an argument."""
-    info = given.annotation.__metadata__[0]
-    for name in map(str, (info.default, *(info.param_decls or ()))):
-        if name.startswith("--"):
-            return name
-    return given.name.upper()
+    long_names = [name for name in names_of(given) if name.startswith("--")]
+    return next(iter(long_names), given.name.upper())
 
 
 LONGEST_WORDS = 16
@@ -689,6 +686,13 @@ def scheme_arguments(given: Given) -> dict[str, Any]:
     return found
 
 
+def one_value(argument: str | None, value: str | None, name: str) -> str | None:
+    """The value of an argument or of the option ``name``. Raises UsageError if both are given and differ."""
+    if argument is not None and value is not None and argument != value:
+        raise UsageError(f"{argument} and {name} {value} are both given.", "Leave one of them out.")
+    return argument or value
+
+
 def check_methods(names: Sequence[str]) -> None:
     """Refuse a misspelt method before torch is imported. Raises UsageError, with "did you mean"."""
 
@@ -712,12 +716,6 @@ def runs_directory(folder: Path | None) -> Path:
     if folder is not None and not folder.is_dir():
         raise UsageError(f"There is no directory {folder}.", "See `fedcache runs list`.")
     return folder or Home.from_environment().runs
-
-
-def need_folder(out: Path | None) -> None:
-    """Check that the directory of a file to write exists, if there is one. Raises UsageError."""
-    if out is not None and not out.parent.is_dir():
-        raise UsageError(f"The directory {out.parent} does not exist.", f"mkdir -p {out.parent}")
 
 
 ENGINES = ("local", "ray")

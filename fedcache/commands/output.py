@@ -49,83 +49,74 @@ PIPED = 160
 class TerminalObserver:
     """Observer that writes to stderr: notes, warnings, and progress, a live bar or else one line every 10 s."""
 
-    def __init__(self, *, quiet: bool = False, as_json: bool = False) -> None:
-        self.quiet = quiet
+    def __init__(self, *, as_json: bool = False) -> None:
         self.as_json = as_json
         # A command that has the option -v sets this to its value.
         self.verbose = True
         self.warnings: list[str] = []
-        self.notes: list[str] = []
         self._bar: Progress | None = None
-        self._stretch: Stretch | None = None
-        self._life = None
-        if not quiet:
-            self._life = SignOfLife()
+        self._work: WorkProgress | None = None
+        self._life = SignOfLife()
 
     def note(self, text: str) -> None:
         """Write one line; a ``Detail`` only if ``verbose``."""
-        self.notes.append(text)
         if self.verbose or not isinstance(text, Detail):
-            self._say(text)
+            self._write(text)
 
     def warn(self, text: str) -> None:
         """Write one line and keep it for the envelope."""
         self.warnings.append(text)
-        self._say(f"warning: {text}")
+        self._write(f"warning: {text}")
 
-    def _say(self, text: str) -> None:
-        if self.quiet:
-            return
+    def _write(self, text: str) -> None:
         text = visible(text, lines=True)
-        self._spoken()
+        self._clear_sign_of_life()
         if self._bar is not None:
             self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
         else:
             print(text, file=sys.stderr, flush=True)
 
-    def _spoken(self) -> None:
-        if self._life is not None:
-            self._life.spoken(held=self._bar is not None)
+    def _clear_sign_of_life(self) -> None:
+        self._life.clear(held=self._bar is not None)
 
     def start(self, what: str, total: int, unit: str) -> None:
         """Begin to report the progress of a piece of work; on a terminal, show a bar."""
-        self._stretch = Stretch(visible(what), total, unit)
-        self._said = self._stretch.begun
-        if not self.quiet and animated():
-            self._bar = bar(self._stretch)
-            self._spoken()
+        self._work = WorkProgress(visible(what), total, unit)
+        self._last_line = self._work.begun
+        if animated():
+            self._bar = bar(self._work)
+            self._clear_sign_of_life()
             self._bar.start()
 
     def round_done(self, round_: Round) -> None:
         """Keep the figures of a round for the next line of progress; ignored before ``start`` and after ``stop``."""
-        if self._stretch is not None:
-            self._stretch.take(round_)
+        if self._work is not None:
+            self._work.add_round(round_)
 
     def advance(self, units: int) -> None:
         """Count finished units of work."""
-        if self._stretch is None:
+        if self._work is None:
             return
         now = time.monotonic()
-        self._stretch.advance(units, now)
+        self._work.advance(units, now)
         # Without a terminal there is no bar, so a line now and then shows that the work continues.
-        silent = now - self._said >= LINE_EVERY
-        if silent and self._bar is None and not self.quiet:
-            self._said = now
-            words = visible(self._stretch.words(now))
-            print(f"{self._stretch.what}: {words}", file=sys.stderr, flush=True)
+        silent = now - self._last_line >= LINE_EVERY
+        if silent and self._bar is None:
+            self._last_line = now
+            words = visible(self._work.words(now))
+            print(f"{self._work.what}: {words}", file=sys.stderr, flush=True)
 
     def stop(self) -> None:
         """End the bar."""
         if self._bar is not None:
             self._bar.stop()
-        self._bar = self._stretch = None
-        self._spoken()
+        self._bar = self._work = None
+        self._clear_sign_of_life()
 
     def close(self) -> None:
         """Remove the bar and the sign of life, because the command has ended."""
         self.stop()
-        if self._life is not None:
-            self._life.end()
+        self._life.end()
 
 
 @dataclass(frozen=True)
@@ -155,9 +146,9 @@ class TextTable:
             return
         for row in self.rows:
             for name, cell in zip(self.columns, row, strict=True):
-                if cell is not None and str(cell) != "":
-                    text = visible(str(cell))
-                    yield Text(f"{name}: {text}", overflow="fold")
+                text = _cell(cell)
+                if text:
+                    yield Text(f"{_cell(name)}: {text}", overflow="fold")
             yield Text("")
 
     def needs(self) -> tuple[list[int], list[int]]:
@@ -166,8 +157,8 @@ class TextTable:
 
         longest_words = []
         longest_lines = []
-        for name, *cells in zip(self.columns, *self.rows, strict=True):
-            texts = [name, *map(_cell, cells)]
+        for cells in zip(self.columns, *self.rows, strict=True):
+            texts = [_cell(cell) for cell in cells]
             words = " ".join(texts).split()
             lines = "\n".join(texts).split("\n")
             # cell_len counts columns of a terminal: a Chinese letter takes two.
@@ -207,18 +198,17 @@ class TextTable:
             side: JustifyMethod = "left"
             if column in self.right:
                 side = "right"
-            made.add_column(column, justify=side, overflow="fold", width=width)
-        # A Text is not read as markup, so square brackets in a name stay as they are.
+            # A Text is not read as markup, so square brackets in a name stay as they are.
+            made.add_column(Text(_cell(column)), justify=side, overflow="fold", width=width)
         for row in self.rows:
             made.add_row(*(Text(_cell(cell)) for cell in row))
         return made
 
     def tsv(self) -> str:
         """The table as tab-separated values: a line of column names, then a line for each row."""
-        rows = [list(map(_cell, row)) for row in self.rows]
         lines = []
-        for row in (self.columns, *rows):
-            cells = [" ".join(cell.split()) for cell in row]
+        for row in (self.columns, *self.rows):
+            cells = [" ".join(_cell(cell).split()) for cell in row]
             lines.append("\t".join(cells))
         return "\n".join(lines)
 
@@ -228,6 +218,13 @@ def _cell(cell: Any) -> str:
     if cell is None:
         return ""
     return visible(str(cell))
+
+
+def yes_or_no(value: bool) -> str:
+    """A cell for a fact that holds or not."""
+    if value:
+        return "yes"
+    return "no"
 
 
 def plain_line(text: str) -> Any:
@@ -429,7 +426,7 @@ SILENCE = 1.5
 """Seconds without output after which a terminal shows that the command is working."""
 
 
-class Stretch:
+class WorkProgress:
     """Progress of a piece of work: the number of units that are done, and the figures of its rounds.
 
     Args:
@@ -449,7 +446,7 @@ class Stretch:
         self._measured: Round | None = None
         self._up = self._down = 0
 
-    def take(self, round_: Round) -> None:
+    def add_round(self, round_: Round) -> None:
         """Keep the figures of a round that has ended."""
         self._last = round_
         self._up += round_.up_bytes
@@ -536,17 +533,20 @@ class SignOfLife:
         if animated():
             threading.Thread(target=self._watch, name="heartbeat", daemon=True).start()
 
-    def spoken(self, *, held: bool = False) -> None:
+    def clear(self, *, held: bool) -> None:
         """Remove the line before other output; with ``held`` it stays away until this is called again."""
         with self._lock:
-            self._clear()
+            if self._shown:
+                sys.stderr.write("\r\x1b[K")
+                sys.stderr.flush()
+                self._shown = ""
             self._since = time.monotonic()
             self._held = held
 
     def end(self) -> None:
         """Remove the line and write nothing more."""
         self._ended.set()
-        self.spoken(held=True)
+        self.clear(held=True)
 
     def _watch(self) -> None:
         while not self._ended.wait(0.25):
@@ -559,14 +559,8 @@ class SignOfLife:
                     sys.stderr.write(f"\r\x1b[K{words}")
                     sys.stderr.flush()
 
-    def _clear(self) -> None:
-        if self._shown:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
-            self._shown = ""
 
-
-def bar(stretch: Stretch) -> Progress:
+def bar(work: WorkProgress) -> Progress:
     """A bar with the words of the progress below it, which wrap on a narrow terminal.
 
     The words are made when the terminal is drawn, ten times a second, and not when a round ends.
@@ -579,9 +573,9 @@ def bar(stretch: Stretch) -> Progress:
     class WithWords(Progress):
         def get_renderables(self) -> Iterable[RenderableType]:
             for task in self.tasks:
-                task.completed = stretch.done
+                task.completed = work.done
             yield self.make_tasks_table(self.tasks)
-            yield Text(visible(stretch.words(time.monotonic())))
+            yield Text(visible(work.words(time.monotonic())))
 
     made = WithWords(
         TextColumn("{task.description}", markup=False),
@@ -590,5 +584,5 @@ def bar(stretch: Stretch) -> Progress:
         console=Console(stderr=True),
         transient=True,
     )
-    made.add_task(stretch.what, total=stretch.total)
+    made.add_task(work.what, total=work.total)
     return made

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,8 +23,9 @@ from fedcache.commands.options import (
 )
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
 from fedcache.config import Home, PartitionConfig, TrainConfig, read_file
-from fedcache.errors import Exit, UsageError, shell_word
+from fedcache.errors import UsageError, shell_word
 from fedcache.extract.planning.find_store import more_features, need_store
+from fedcache.federate.partition.partition import ClientRow
 from fedcache.report.figure_data import draw
 from fedcache.runs.partitions import (
     columns_of,
@@ -98,12 +100,10 @@ def partition(
     Example: fedcache partition --by hospital_id --min-rows 20
     """
     resolved = partition_config(read_file(config, observer.note), given)
-    arguments = dict(resolved.options)
+    arguments = resolved.arguments
     domains = split_list(given["domain"], "--domain")
     if domains:
         arguments["domain"] = domains
-    if resolved.clients is not None:
-        arguments["clients"] = resolved.clients
     if clients_csv is not None and resolved.scheme is not None:
         raise UsageError("--from and --scheme are both given.", "Leave one of them out.")
     if clients_csv is None:
@@ -116,8 +116,12 @@ def partition(
         )
     if opened.rows >= MANY_ROWS:
         observer.note(f"Assigning {opened.rows:,} rows to clients ...")
-    options: dict[str, Any] = {"seed": resolved.seed, "name": name, "replace": replace}
-    options |= arguments
+    options: dict[str, Any] = {
+        "seed": resolved.seed,
+        "name": name,
+        "replace": replace,
+        **arguments,
+    }
     with hints_name_the_store(dataset=dataset, store=store):
         if clients_csv is not None:
             made = given_partition(opened, clients_csv, **options)
@@ -171,12 +175,27 @@ def partition(
     lines = [made.summary(), f"Saved as {saved}:  {following}"]
     if plot is not None:
         lines.append(str(plot))
-    # Of many clients, the first ones are shown as examples.
-    few = rows
+    shown = table_of_clients(rows, clients, validated=validated)
+    return CommandResult(data, lines, renderables=[shown])
+
+
+def table_of_clients(rows: Sequence[ClientRow], clients: int, *, validated: bool) -> TextTable:
+    """The rows of each client; of more than ``SHOWN`` clients, the first ones are shown as examples.
+
+    Args:
+        rows: of the first clients, or of all.
+        clients: number of all clients.
+        validated: whether the clients have validation rows.
+    """
+    title = ""
     if clients > SHOWN:
-        few = rows[:20]
+        rows = rows[:20]
+        title = f"the first {len(rows)} of {clients} clients"
+    names = ["client", "train", "test", "classes", "rows of each class"]
+    if validated:
+        names.insert(2, "validation")
     cells = []
-    for r in few:
+    for r in rows:
         counts = ""
         if len(r.counts) <= 20:
             counts = " ".join(map(str, r.counts))
@@ -184,14 +203,7 @@ def partition(
         if validated:
             cell.insert(2, r.validation)
         cells.append(cell)
-    title = ""
-    if len(few) != clients:
-        title = f"the first {len(few)} of {clients} clients"
-    names = ["client", "train", "test", "classes", "rows of each class"]
-    if validated:
-        names.insert(2, "validation")
-    shown = TextTable(title, names, cells, right=names[1:-1])
-    return CommandResult(data, lines, Exit.OK, [shown])
+    return TextTable(title, names, cells, right=names[1:-1])
 
 
 @command("shard")

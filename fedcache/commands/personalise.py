@@ -6,9 +6,9 @@ from fedcache.commands.options import Given, command, configured, pick, worded
 from fedcache.commands.output import CommandResult, TerminalObserver
 from fedcache.commands.predict import RunName, find_model
 from fedcache.config import ExtractConfig, Home
-from fedcache.errors import Exit, UsageError, shell_word
+from fedcache.errors import UsageError, shell_word
 from fedcache.models.saved_model import ONE_SEED, ModelOptions, PersonaliseOptions
-from fedcache.process import Stop, stop_on_signals
+from fedcache.process import stopped_by_signals
 from fedcache.progress import percent
 
 MODEL = worded(pick(ModelOptions, "seed", "weights", "runs"), "seed", meaning=ONE_SEED)
@@ -31,13 +31,12 @@ def personalise(observer: TerminalObserver, given: Given, run: RunName) -> Comma
             "Missing option --store: the rows of the new client.", "--store newcomer.zarr"
         )
     # The run is looked up before torch is imported, so that a wrong name is refused at once.
-    place = find_model(run, model, observer)
+    place = find_model(run, given["runs"], observer)
     from fedcache.runs.predict_run import personalise_run
 
     device = given.get("device") or "auto"
     home = Home.from_environment()
-    stop = Stop()
-    with stop_on_signals(stop.ask, observer.note):
+    with stopped_by_signals(observer.note) as stop:
         found = personalise_run(place, model, request, device, home, observer, stop)
     trained = ""
     if found.rounds:
@@ -56,4 +55,4 @@ def personalise(observer: TerminalObserver, given: Given, run: RunName) -> Comma
         str(found.path),
         f"Next:  fedcache predict {shell_word(found.path)} photo.jpg",
     ]
-    return CommandResult(found.to_dict(), lines, Exit.OK)
+    return CommandResult(found.to_dict(), lines)

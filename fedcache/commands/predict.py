@@ -24,7 +24,7 @@ from fedcache.config import ExtractConfig, Home
 from fedcache.errors import CorruptionError, Exit, UsageError
 from fedcache.models.predictions import Prediction, check_out, write_predictions
 from fedcache.models.saved_model import BATCH_OF_THE_RUN, ModelOptions, PredictOptions
-from fedcache.process import Stop, stop_on_signals
+from fedcache.process import stopped_by_signals
 from fedcache.report.find_runs import find_one
 from fedcache.runs.directory import is_of_run
 from fedcache.store.manifest import was_store
@@ -79,23 +79,21 @@ def predict(
     check_one_named(places, "the data to classify", "fedcache predict RUN photo.jpg")
     if rows.split != "all" and rows.store is None:
         raise UsageError("--split needs --store.", "Leave --split out.")
-    out = None
-    if rows.out is not None:
-        out = Path(rows.out)
+    out = given["out"]
+    if out is not None:
         check_out(out)
-    place = find_model(run, model, observer)
+    place = find_model(run, given["runs"], observer)
     check_apart(out, place, model, [*(images or ()), rows.embeddings])
     from fedcache.runs import predict_run
 
     home = Home.from_environment()
-    stop = Stop()
-    with stop_on_signals(stop.ask, observer.note):
+    with stopped_by_signals(observer.note) as stop:
         answer = Answer(keep_all=observer.as_json)
         predictor = predict_run.open_predictor(place, model, home, observer, config.device)
         predictions = predict_run.predict_rows(
             predictor, images or (), model, rows, config, home, observer, stop
         )
-        found = answer.with_progress(predictions)
+        found = answer.counting(predictions)
         if out is not None:
             write_predictions(out, found, rows.top)
         deque(found, maxlen=0)  # compute the rows, which only a file has requested so far
@@ -113,7 +111,7 @@ class Answer:
     # the first ``SHOWN`` rows; with ``keep_all`` all
     shown: list[Prediction] = field(default_factory=list)
 
-    def with_progress(self, rows: Iterable[Prediction]) -> Iterator[Prediction]:
+    def counting(self, rows: Iterable[Prediction]) -> Iterator[Prediction]:
         """Yield the rows unchanged, and count each of them."""
         for row in rows:
             self.rows += 1
@@ -138,8 +136,11 @@ def check_one_named(places: Mapping[str, object], what: str, example: str) -> No
         )
 
 
-def find_model(run: str, model: ModelOptions, observer: TerminalObserver) -> Path:
-    """The directory of a run, or a model file. Raises UsageError for a name that is neither."""
+def find_model(run: str, runs: Path | None, observer: TerminalObserver) -> Path:
+    """The directory of a run, or a model file; ``runs`` is the directory of results, None for that of the home.
+
+    Raises UsageError for a name that is neither.
+    """
     if run.endswith(".safetensors"):
         return Path(run)
     if Path(run).is_file():
@@ -148,10 +149,7 @@ def find_model(run: str, model: ModelOptions, observer: TerminalObserver) -> Pat
             "The first argument is RUN: a directory, a name in `fedcache runs list` or its start, or "
             "a .safetensors file.",
         )
-    folder = None
-    if model.runs is not None:
-        folder = Path(model.runs)
-    return find_one(run, runs_directory(folder), observer)
+    return find_one(run, runs_directory(runs), observer)
 
 
 def check_apart(

@@ -17,7 +17,6 @@ from fedcache.commands.options import (
 )
 from fedcache.commands.output import CommandResult, TerminalObserver
 from fedcache.config import Home
-from fedcache.errors import Exit
 from fedcache.extract.planning.find_images import ImagePlaces
 from fedcache.parsing import counted
 from fedcache.process import seldom_collected
@@ -96,4 +95,4 @@ def report(
         lines.append(
             f"Runs left out: {made.left_out}. The page gives the reason and the fix of each."
         )
-    return CommandResult(made.to_dict(), lines, Exit.OK)
+    return CommandResult(made.to_dict(), lines)

@@ -17,19 +17,18 @@ from fedcache.commands.options import (
     command,
     engine_of,
     flags_of,
-    need_folder,
     pairs,
     pick,
 )
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable, plain_line
-from fedcache.config import ExtractConfig, Home, option
+from fedcache.config import ExtractConfig, Home, option, option_value
 from fedcache.errors import UsageError, shell_word, unknown
 from fedcache.parsing import without_codes
-from fedcache.process import Stop, keep_freed_memory, stop_on_signals
+from fedcache.process import keep_freed_memory, stopped_by_signals
 from fedcache.reproduce import registry
 from fedcache.reproduce.frozen_bench.study import NAME as FROZEN_BENCH
 from fedcache.reproduce.planning import Options, RequirementCheck
-from fedcache.store.lock import write_output
+from fedcache.store.lock import need_folder, write_output
 
 PROTOCOL = "Protocol"
 
@@ -204,14 +203,14 @@ def only_labels(values: list[str] | None) -> dict[str, tuple[str, ...]]:
 
 def list_entries() -> CommandResult:
     """The answer of ``reproduce list``: every entry, and what it lacks on this machine."""
-    looker = RequirementCheck(Home.from_environment())
+    checker = RequirementCheck(Home.from_environment())
     found = []
     rows = []
     commands: dict[tuple[str, str], tuple[str, str]] = {}
     for entry in registry.entries():
-        per_cell = [looker.missing(entry, cell) for cell in entry.cells]
+        per_cell = [checker.missing(entry, cell) for cell in entry.cells]
         ready = sum(not needs for needs in per_cell)
-        missing = looker.all_missing(entry)
+        missing = checker.all_missing(entry)
         status = "ready"
         if missing:
             kinds = ", ".join(dict.fromkeys(n.kind for n in missing))
@@ -288,14 +287,10 @@ def describe_entry(name: str) -> CommandResult:
 
 def _plain(value: Any) -> str:
     """A setting as text, with true and false as TOML spells them."""
-    if isinstance(value, dict):
-        inner = ", ".join(f"{key} {_plain(held)}" for key, held in value.items())
-        return "{" + inner + "}"
-    if isinstance(value, list):
-        return ",".join(map(str, value))
-    if value is True:
-        return str(value).lower()
-    return str(value)
+    if not isinstance(value, dict):
+        return option_value(value)
+    inner = ", ".join(f"{key} {_plain(held)}" for key, held in value.items())
+    return "{" + inner + "}"
 
 
 def run_entry(
@@ -309,10 +304,10 @@ def run_entry(
     """Run an entry and show it."""
     from fedcache.reproduce import render, runner
 
-    need_folder(out)
-    stop = Stop()
+    if out is not None:
+        need_folder(out)
     keep_freed_memory()
-    with stop_on_signals(stop.ask, observer.note):
+    with stopped_by_signals(observer.note) as stop:
         report = runner.reproduce(
             registry.entry(name),
             Home.from_environment(),

@@ -11,6 +11,8 @@ from typing import Annotated, Any
 import typer
 
 from fedcache.commands.options import (
+    RunQuery,
+    RunsDirectory,
     command,
     complete_datasets,
     complete_methods,
@@ -48,10 +50,6 @@ runs = typer.Typer(
     no_args_is_help=True,
 )
 
-Root = Annotated[
-    Path | None,
-    typer.Option("--runs", help="Directory of results.", show_default="$FEDCACHE_HOME/runs"),
-]
 RUN_HELP = (
     "Run: a directory, a name in `fedcache runs list` or its start, tag:NAME, method:NAME, dataset:NAME "
     "or partition:NAME."
@@ -60,15 +58,7 @@ RunName = Annotated[str, typer.Argument(metavar="RUN", help=RUN_HELP, autocomple
 RunNames = Annotated[
     list[str], typer.Argument(metavar="RUN", help=RUN_HELP, autocompletion=complete_runs)
 ]
-SomeRuns = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="RUN",
-        help=f"{RUN_HELP} Default: all runs.",
-        autocompletion=complete_runs,
-        show_default=False,
-    ),
-]
+
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Remove without asking for confirmation.")]
 SHARES = (
     "accuracy",
@@ -86,11 +76,10 @@ TOTALS = ("bytes up", "bytes down", "seconds")
 """Figures that are sums over the seeds."""
 
 
-@runs.command("list")
-@command("runs list")
+@command("runs list", within=runs)
 def runs_list(
     observer: TerminalObserver,
-    names: SomeRuns = None,
+    names: RunQuery = None,
     method: Annotated[
         list[str] | None,
         typer.Option(
@@ -122,7 +111,7 @@ def runs_list(
             autocompletion=complete_words(STATES),
         ),
     ] = None,
-    root: Root = None,
+    root: RunsDirectory = None,
 ) -> CommandResult:
     """List all runs, oldest first, with their accuracy and the settings that differ between runs of one method.
 
@@ -146,52 +135,17 @@ def list_answer(
         observer.warn(f"{left.sentence} {left.hint}")
     for lost in found.tags_lost:
         observer.warn(lost)
-    entries = found.entries
-    metrics = []
-    sizes = []
-    for e in entries:
-        metric = "measured"
-        if e["claimed"]:
-            metric = "reported by sites"
-        metrics.append(metric)
-        megabytes = None
-        if e["model_bytes"] is not None:
-            megabytes = f"{e['model_bytes'] / 1e6:,.2f}"
-        sizes.append(megabytes)
-    columns: dict[str, list[Any]] = {
-        "run": [e["name"] for e in entries],
-        "state": [e["state"] for e in entries],
-        "method": [e["method"] for e in entries],
-        "differs in": [e["differs"] for e in entries],
-        "dataset": [e["dataset"] for e in entries],
-        "backbones": [" + ".join(e["backbones"]) for e in entries],
-        "partition": [_partition_cell(e) for e in entries],
-        "rounds": [e["rounds"] for e in entries],
-        "seeds": [len(e["seeds"]) or None for e in entries],
-        "accuracy %": [percent(e["accuracy"]) for e in entries],
-        "metric": metrics,
-        "model MB": sizes,
-        "tags": [" ".join(e["tags"]) for e in entries],
-    }
-    # On a terminal, columns with only the usual value are left out; a script always gets the same columns.
-    if sys.stdout.isatty():
-        usual = {"state": "finished", "differs in": "", "metric": "measured", "tags": ""}
-        for name in list(columns):
-            if set(columns[name]) == {usual.get(name)}:
-                del columns[name]
-    right = ("rounds", "seeds", "accuracy %", "model MB")
     shown = []
     lines = []
-    if entries:
-        rows = list(zip(*columns.values(), strict=True))
-        shown.append(TextTable("", list(columns), rows, right=right))
+    if found.entries:
+        shown.append(_table_of_runs(found.entries))
     elif every_run([], root):
         lines = ["No run matches.", "fedcache runs list"]
     else:
         lines = [f"No result under {root} yet.", "fedcache train fed3r"]
     left_out = [{"path": str(e.path), "why": e.why, "hint": e.hint} for e in found.problems]
     data = {
-        "entries": entries,
+        "entries": found.entries,
         "left_out": left_out,
         "held_out": [_means(group) for group in found.groups],
     }
@@ -199,13 +153,45 @@ def list_answer(
     return CommandResult(data, lines, renderables=shown, listing=True)
 
 
-def _partition_cell(entry: dict[str, Any]) -> str | None:
-    """The partition of a run, with its held-out values if there are any."""
-    held = ",".join(entry["hold_out"])
-    if held:
-        return f"{entry['partition']}, hold_out={held}"
-    partition: str | None = entry["partition"]
-    return partition
+def _table_of_runs(entries: Sequence[dict[str, Any]]) -> TextTable:
+    """One row for each run. On a terminal, columns in which all runs have the usual value are left out."""
+    cells = [_run_cells(entry) for entry in entries]
+    columns = list(cells[0])
+    # A script always gets the same columns.
+    if sys.stdout.isatty():
+        usual = {"state": "finished", "differs in": "", "metric": "measured", "tags": ""}
+        columns = [name for name in columns if {row[name] for row in cells} != {usual.get(name)}]
+    rows = [[row[name] for name in columns] for row in cells]
+    return TextTable("", columns, rows, right=("rounds", "seeds", "accuracy %", "model MB"))
+
+
+def _run_cells(entry: dict[str, Any]) -> dict[str, Any]:
+    """The row of a run: name of a column -> cell."""
+    partition = entry["partition"]
+    held_out = ",".join(entry["hold_out"])
+    if held_out:
+        partition = f"{partition}, hold_out={held_out}"
+    metric = "measured"
+    if entry["claimed"]:
+        metric = "reported by sites"
+    megabytes = None
+    if entry["model_bytes"] is not None:
+        megabytes = f"{entry['model_bytes'] / 1e6:,.2f}"
+    return {
+        "run": entry["name"],
+        "state": entry["state"],
+        "method": entry["method"],
+        "differs in": entry["differs"],
+        "dataset": entry["dataset"],
+        "backbones": " + ".join(entry["backbones"]),
+        "partition": partition,
+        "rounds": entry["rounds"],
+        "seeds": len(entry["seeds"]) or None,
+        "accuracy %": percent(entry["accuracy"]),
+        "metric": metric,
+        "model MB": megabytes,
+        "tags": " ".join(entry["tags"]),
+    }
 
 
 def _means(group: HeldOutGroup) -> dict[str, Any]:
@@ -232,9 +218,8 @@ def _means_table(group: HeldOutGroup) -> TextTable:
     return TextTable(f"{group.title}: accuracy %", columns, rows, right=columns[1:])
 
 
-@runs.command("show")
-@command("runs show")
-def runs_show(name: RunName, root: Root = None) -> CommandResult:
+@command("runs show", within=runs)
+def runs_show(name: RunName, root: RunsDirectory = None) -> CommandResult:
     """Show one finished run: its changed settings, its results and its files.
 
     Example: fedcache runs show 3f9c
@@ -286,18 +271,22 @@ def runs_show(name: RunName, root: Root = None) -> CommandResult:
         lines.append("settings    all at the defaults of the method")
     # Figures that the run does not have are left out.
     known = []
+    seeds = len(r["seeds"])
     for name, value in figures.items():
-        if value is not None:
-            known.append((_over(name, r["seeds"]), _figure(name, value)))
+        if value is None:
+            continue
+        label = name
+        if name in TOTALS and seeds > 1:
+            label = f"{name}, {seeds} seeds"
+        known.append((label, _figure(name, value)))
     tables.append(TextTable("figures", ("figure", "value"), known, right=("value",)))
     sizes = [(name, f"{size:,}") for name, size in files]
     tables.append(TextTable("files", ("file", "bytes"), sizes, right=("bytes",)))
     return CommandResult(data, lines, renderables=tables)
 
 
-@runs.command("diff")
-@command("runs diff")
-def runs_diff(names: RunNames, root: Root = None) -> CommandResult:
+@command("runs diff", within=runs)
+def runs_diff(names: RunNames, root: RunsDirectory = None) -> CommandResult:
     """Show the settings and results that differ between finished runs.
 
     Example: fedcache runs diff 3f9c 81ab
@@ -350,10 +339,13 @@ def runs_diff(names: RunNames, root: Root = None) -> CommandResult:
     return CommandResult(data, lines, renderables=tables, listing=True)
 
 
-@runs.command("rm")
-@command("runs rm")
+@command("runs rm", within=runs)
 def runs_rm(
-    observer: TerminalObserver, as_json: bool, names: RunNames, yes: Yes = False, root: Root = None
+    observer: TerminalObserver,
+    as_json: bool,
+    names: RunNames,
+    yes: Yes = False,
+    root: RunsDirectory = None,
 ) -> CommandResult:
     """Remove finished, unfinished or damaged runs, with their models and their tracker logs.
 
@@ -379,7 +371,7 @@ def runs_rm(
         observer.note(f"{name}  {words}  {megabytes:,.2f} MB")
         if one.kept:
             kept = ", ".join(one.kept)
-            observer.warn(f"{name}: {kept} is not a file of the run and is kept.")
+            observer.warn(f"{name} also holds files that are not of the run and are kept: {kept}.")
         users = ", ".join(partitions_named(one.path, found))
         if users:
             observer.warn(
@@ -409,8 +401,7 @@ def _confirmed(question: str, names: list[str], as_json: bool) -> bool:
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
-@runs.command("tag")
-@command("runs tag")
+@command("runs tag", within=runs)
 def runs_tag(
     tag: Annotated[
         str | None,
@@ -419,14 +410,14 @@ def runs_tag(
             autocompletion=complete_tags,
         ),
     ] = None,
-    names: SomeRuns = None,
+    names: RunQuery = None,
     remove: Annotated[
         bool,
         typer.Option(
             "--remove", help="Remove the tag from these runs, or from all runs if none is given."
         ),
     ] = False,
-    root: Root = None,
+    root: RunsDirectory = None,
 ) -> CommandResult:
     """Add a tag to runs; other commands then find them as tag:NAME.
 
@@ -473,13 +464,6 @@ def _tags_answer(folder: Path) -> CommandResult:
         )
     shown = [TextTable("", ("tag", "runs", "which"), rows, right=("runs",))]
     return CommandResult({"tags": found}, renderables=shown, listing=True)
-
-
-def _over(name: str, seeds: Sequence[int]) -> str:
-    """A figure's name, with the number of seeds if it is a sum over several."""
-    if name in TOTALS and len(seeds) > 1:
-        return f"{name}, {len(seeds)} seeds"
-    return name
 
 
 def _figure(name: str, value: Any) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from itertools import compress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -32,6 +31,7 @@ from fedcache.runs.privacy_ledger import (
 )
 from fedcache.store.join import rows_of_part
 from fedcache.store.manifest import QUARANTINE, VANISHED, join_command, part_of
+from fedcache.store.samples import SPLITS
 from fedcache.store.store import Store, finished_arrays
 from fedcache.store.verify import VerifyReport
 from fedcache.store.verify import repair as repair_store
@@ -65,7 +65,7 @@ def ls(
         return list_privacy(observer)
     home = Home.from_environment()
     entries: list[dict[str, Any]] = []
-    rows: list[tuple[str, ...]] = []
+    rows: list[dict[str, str]] = []
     listed = []
     if dataset is not None:
         listed = [need_path(home, dataset=dataset)]
@@ -78,7 +78,7 @@ def ls(
         except FedcacheError as error:
             observer.warn(f"{path.name}: {error.message}")
             entries.append({"name": path.name, "path": str(path), "problem": error.message})
-            rows.append((path.name, error.message, "", "", "", ""))
+            rows.append({"store": path.name, "rows": error.message})
             continue
         part = part_of(store.dataset)
         arrays = sorted(finished_arrays(store))
@@ -104,13 +104,16 @@ def ls(
             entries[-1]["part"] = [part.number, part.of]
             covered, bad = rows_of_part(store)
             held_rows = f"{covered - len(bad):,} of {store.rows:,}, {part}"
-        held = (
-            held_rows,
-            ", ".join(arrays),
-            _value_counts(counts),
-            ", ".join(partitions),
+        rows.append(
+            {
+                "store": path.name,
+                "rows": held_rows,
+                "arrays": ", ".join(arrays),
+                "groups": _value_counts(counts),
+                "partitions": ", ".join(partitions),
+                "size": f"{size / 1e6:,.1f} MB",
+            }
         )
-        rows.append((path.name, *held, f"{size / 1e6:,.1f} MB"))
     if not entries:
         hint = "fedcache extract --dataset digits --backbones efficientnet-lite0"
         return CommandResult(
@@ -118,13 +121,11 @@ def ls(
         )
     # Without any group or partition, their columns are left out.
     columns = ["store", "rows", "arrays", "groups", "partitions", "size"]
-    used = []
-    for i, name in enumerate(columns):
-        is_empty = not any(row[i] for row in rows)
-        used.append(not is_empty or name not in ("groups", "partitions"))
-    columns = list(compress(columns, used))
-    rows = [tuple(compress(row, used)) for row in rows]
-    shown = TextTable("", columns, rows, right=("rows", "size"))
+    for name in ("groups", "partitions"):
+        if not any(row.get(name) for row in rows):
+            columns.remove(name)
+    cells = [[row.get(name) for name in columns] for row in rows]
+    shown = TextTable("", columns, cells, right=("rows", "size"))
     return CommandResult({"entries": entries}, renderables=[shown], listing=True)
 
 
@@ -186,7 +187,7 @@ def list_privacy(observer: TerminalObserver) -> CommandResult:
         "datasets": [t.to_dict() for t in of_datasets],
         "releases": [asdict(r) for r in releases],
     }
-    return CommandResult(data, lines, Exit.OK, shown, listing=True)
+    return CommandResult(data, lines, renderables=shown, listing=True)
 
 
 FIRST = 20
@@ -241,7 +242,7 @@ def inspect(
     samples = opened.samples
     # Readable rows of each split.
     splits = {}
-    for code, name in enumerate(("train", "test", "validation")):
+    for code, name in enumerate(SPLITS):
         readable = (samples.split == code) & (samples.ok == 1)
         splits[name] = int(readable.sum())
     # Rows that vanished from the dataset keep their number, but are not counted.
@@ -335,7 +336,7 @@ def inspect(
     tables = []
     if arrays:
         tables.append(table_of_arrays(arrays))
-    return CommandResult(data, lines, Exit.OK, tables)
+    return CommandResult(data, lines, renderables=tables)
 
 
 def _value_counts(groups: Mapping[str, int]) -> str:

@@ -11,15 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedcache.commands.grid_options import (
-    Exact,
-    GridOptions,
-    Methods,
-    Ready,
-    Sampler,
-    Sweep,
-    WhichModels,
-)
+from fedcache.commands.grid_options import GridOptions, Methods
 from fedcache.commands.options import (
     ConfigFile,
     EngineName,
@@ -30,7 +22,9 @@ from fedcache.commands.options import (
     check_methods,
     command,
     complete_methods,
+    configured,
     engine_of,
+    one_value,
     pairs,
     partition_config,
     pick,
@@ -48,7 +42,7 @@ from fedcache.grids.hold_out import EACH, every_value
 from fedcache.grids.result import Grid, HeldOut, Point, point_words
 from fedcache.grids.sampling import Sampling
 from fedcache.parsing import counted, seeds_text
-from fedcache.process import Stop, keep_freed_memory, stop_on_signals
+from fedcache.process import keep_freed_memory, stopped_by_signals
 from fedcache.progress import VALIDATION_ACCURACY, percent
 from fedcache.report.find_runs import StoredRun, setting_name
 from fedcache.report.verdict import (
@@ -293,19 +287,18 @@ def held_out_answer(done: Grid, rows: Sequence[HeldOut], *, verbose: bool = Fals
     """The answer of a grid that holds values out in turn: one row per setting, one column per value, and the mean."""
     best = rows[0]
     values = list(best.accuracy)
-    swept: dict[str, None] = {}
-    for row in rows:
-        swept |= dict.fromkeys(row.sweep)
+    # The swept keys of all rows, each once.
+    swept = list(dict.fromkeys(key for row in rows for key in row.sweep))
     # Values differ in size, so the heading of a value says how many rows it has.
     counts: dict[str, int | None] = {}
     headings = []
     for value in values:
         known = [row.rows[value] for row in rows if row.rows[value] is not None]
-        counts[value] = None
+        count = next(iter(known), None)
+        counts[value] = count
         heading = value
-        if known:
-            counts[value] = known[0]
-            heading = f"{value} ({known[0]:,})"
+        if count is not None:
+            heading = f"{value} ({count:,})"
         headings.append(heading)
     trained_again = _retrained(done)
     columns = ["method", *swept, *headings, "mean"]
@@ -349,7 +342,7 @@ def _grid_result(
         for again in done.retrained:
             last.append(f"Trained again on all training rows: {again.words}")
             last += answer_lines(again.run, verbose=True)
-    last += lost_lines(done)
+    last += failure_lines(done)
     best = done.best()
     if done.retrained:
         best = done.retrained[0]
@@ -385,7 +378,7 @@ def weight_lines(counts: Mapping[str, int | None]) -> list[str]:
     ]
 
 
-def lost_lines(done: Grid) -> list[str]:
+def failure_lines(done: Grid) -> list[str]:
     """Points of a grid that failed, with hints."""
     lines = []
     for word, lost in (
@@ -564,7 +557,7 @@ def train(
     check_config(config)
     observer.verbose = given["verbose"]
     file = read_file(config, observer.note)
-    given = {**given, "method": one_of(name, given["method"])}
+    given = {**given, "method": one_value(name, given["method"], "--method")}
     resolved = train_config(file, given)
     partition = partition_config(file, given)
     if resolved.method is None:
@@ -587,13 +580,6 @@ def train(
     return CommandResult(data, answer_lines(done, verbose=given["verbose"]))
 
 
-def one_of(name: str | None, option: str | None) -> str | None:
-    """The method that was named as an argument or by its option. Raises UsageError if the two differ."""
-    if name is not None and option is not None and name != option:
-        raise UsageError(f"{name} and --method {option} are both given.", "Leave one of them out.")
-    return name or option
-
-
 def train_run(
     config: TrainConfig,
     partition: PartitionConfig,
@@ -605,8 +591,7 @@ def train_run(
     """Train a run, or return its stored result. Raises the errors of ``runs.loop.train``."""
     from fedcache.runs.loop import train as run
 
-    stop = Stop()
-    runs = Path(given["runs"] or home.runs)
+    runs = given["runs"] or home.runs
     models = "all"
     if given["no_model"]:
         models = "none"
@@ -616,7 +601,7 @@ def train_run(
         if cluster is not None:
             training = cluster.training(config, partition, home, given["repartition"], observer)
             opened.enter_context(training)
-        opened.enter_context(stop_on_signals(stop.ask, observer.note))
+        stop = opened.enter_context(stopped_by_signals(observer.note))
         hooks: Sequence[OnRound] = ()
         if given["track"]:
             hooks = opened.enter_context(tracking(given["track"], home, runs, observer))
@@ -656,11 +641,6 @@ def grid(
         ),
     ] = None,
     method: Methods = None,
-    ready: Ready = None,
-    sweep: Sweep = None,
-    sampler: Sampler = "grid",
-    exact: Exact = False,
-    save_models: WhichModels = "best",
     engine: EngineName = "local",
     ray_address: RayAddress = None,
     config: ConfigFile = None,
@@ -674,21 +654,21 @@ def grid(
     Example: fedcache grid --method fedpcl --sweep lr=0.01,0.001 --validation 0.2 --retrain
     Example: fedcache grid --method fed3r,fedavg,fedncm --by domain --hold-out each
     """
-    if ready == "list":
+    options = configured(GridOptions, given)
+    if options.ready == "list":
         return list_ready_grids()
     check_config(config)
     observer.verbose = given["verbose"]
     file = read_file(config, observer.note)
     preset = None
-    if ready is not None:
-        preset = presets.find_preset(ready)
-    if preset is not None:
-        schemes = requested_schemes(sweep, given) or presets.of_file(file)
+    if options.ready is not None:
+        preset = presets.find_preset(options.ready)
+        schemes = requested_schemes(options.sweep, given) or presets.of_file(file)
         note_preset(preset, schemes, observer)
         file = preset.merged_with(file, schemes)
     resolved = train_config(file, given)
     partition = partition_config(file, given)
-    sweeps = swept_values(sweep, given, preset)
+    sweeps = swept_values(options.sweep, given, preset)
     home = Home.from_environment()
     if partition.options.get("hold_out") == EACH:
         sweeps, partition = hold_out_each(sweeps, partition, resolved, home, observer)
@@ -703,13 +683,13 @@ def grid(
             "No method was given.", "For example fedcache grid fedavg --sweep lr=0.1,0.01"
         )
     check_methods(methods)
-    runs = Path(given["runs"] or home.runs)
-    jobs = given["jobs"] or 1
-    check_score(given["score"])
-    sampling = Sampling(sampler, given["trials"], given["pruner"] or "none")
+    runs = given["runs"] or home.runs
+    check_score(options.score)
+    sampling = Sampling(options.sampler, options.trials, options.pruner)
     from fedcache.grids import search
     from fedcache.grids import train_grid as grids
 
+    save_models = options.save_models
     if given["no_model"]:
         save_models = "none"
     request = grids.request_grid(
@@ -723,22 +703,21 @@ def grid(
         extract=not given["no_extract"],
         fresh=given["fresh"],
         sampler=sampling,
-        exact=exact,
+        exact=options.exact,
         save=SaveModels(save_models, given["save_clients"]),
-        retrain=given["retrain"],
-        score=given["score"],
+        retrain=options.retrain,
+        score=options.score,
     )
     if given["dry_run"]:
         return plan_answer(grids.grid_plan(request, observer))
     cluster = engine_of(engine, ray_address)
-    stop = Stop()
     keep_freed_memory()
     with (
-        stop_on_signals(stop.ask, observer.note),
+        stopped_by_signals(observer.note) as stop,
         tracking(given["track"], home, runs, observer) as hooks,
     ):
         done = search.train_points(
-            request, jobs=jobs, engine=cluster, observer=observer, hooks=hooks, stop=stop
+            request, jobs=options.jobs, engine=cluster, observer=observer, hooks=hooks, stop=stop
         )
     return grid_answer(done, list(sweeps), verbose=given["verbose"])
 

@@ -66,7 +66,7 @@ def ui(
     # The module imports packages of the extra, which are known to be installed only now.
     serve = import_module("fedcache.ui.server").serve
 
-    def say(address: str) -> None:
+    def announce(address: str) -> None:
         observer.note(f"Showing {shown.root}. Press Ctrl-C to stop.")
         observer.close()  # the server prints nothing from here on, so no line says that it is working
         # With --json, stdout is for the answer at the end.
@@ -75,5 +75,5 @@ def ui(
             stream = sys.stderr
         print(address, file=stream, flush=True)
 
-    address = serve(shown, port, show=not no_open, say=say)
+    address = serve(shown, port, show=not no_open, say=announce)
     return CommandResult({"address": address, "home": str(shown.root)}, ["Ended."])

@@ -52,7 +52,11 @@ def use(
         read_file(file)
         text = file.read_text(encoding="utf-8")
     changed = with_pin(text, key, name)
-    if parse_toml(changed).get(SECTION, {}).get(key) != name:
+    try:
+        is_set = parse_toml(changed).get(SECTION, {}).get(key) == name
+    except ValueError:  # for example a file with the section as an inline table
+        is_set = False
+    if not is_set:
         line = tomli_w.dumps({key: name}).strip()
         raise UsageError(
             f"fedcache cannot write this setting into {FILE_NAME} of this folder.",
@@ -89,11 +93,13 @@ def with_pin(text: str, key: str, name: str) -> str:
     line = tomli_w.dumps({key: name}).strip()
     lines = text.splitlines()
     header = f"[{SECTION}]"
-    if header not in lines:
+    # A comment may follow the header of a section.
+    headers = [one.partition("#")[0].strip() for one in lines]
+    if header not in headers:
         if lines:
             lines.append("")
         return "\n".join([*lines, header, line, ""])
-    first = lines.index(header) + 1
+    first = headers.index(header) + 1
     last = first
     while last < len(lines) and not lines[last].startswith("["):
         last += 1

@@ -31,7 +31,7 @@ from fedcache.federate.engine.outcome import DeployedModel, TrainingOutput
 from fedcache.federate.engine.run import TrainingRun, run
 from fedcache.federate.partition.client_table import ClientTable, RowLists, names_of
 from fedcache.federate.partition.validation import hold_out
-from fedcache.models.evaluate import COLDEST, HOTTEST, MOST_KEPT
+from fedcache.models.evaluate import COLDEST, HOTTEST, sample_step
 
 SHARE = 0.2
 """Share of every client's training rows that a second training leaves out."""
@@ -83,8 +83,7 @@ def _fitted(spec: TrainingRun, out: TrainingOutput, rows: NDArray[np.int64]) -> 
     model = out.deployed(None)
     label = spec.data.y.cpu().numpy()
     rows = rows[label[rows] >= 0]
-    step = max(1, -(-8 * len(rows) * spec.data.classes // MOST_KEPT))
-    rows = rows[::step]
+    rows = rows[:: sample_step(len(rows) * spec.data.classes)]
     if model is None or len(rows) < LEAST_ROWS:
         return None
     scores = scores_of_rows(model, spec, rows)
@@ -129,10 +128,9 @@ def scores_of_rows(
 ) -> NDArray[np.float64]:
     """Scores float64 [n, C] of rows of the run."""
     parts = []
-    device = spec.data.x.device
-    for start in range(0, len(rows), BLOCK):
-        index = torch.from_numpy(rows[start : start + BLOCK]).to(device)
-        x = spec.data.x[index, 0]
+    numbers = torch.from_numpy(rows).to(spec.data.x.device)
+    for block in torch.split(numbers, BLOCK):
+        x = spec.data.x[block, 0]
         if x.is_floating_point():
             x = x.to(spec.dtype)
         with torch.no_grad():

@@ -178,7 +178,11 @@ def estimate_log_prior(probabilities: Floats, shares: Floats) -> Floats:
     p = p[p.sum(-1) > 0]
     trained = np.where(shares > 0, shares, 1.0)
     found = shares
-    for _ in range(EM_STEPS * bool(len(p))):
+    # Without rows, the class shares of the training rows remain.
+    steps = EM_STEPS
+    if not len(p):
+        steps = 0
+    for _ in range(steps):
         posterior = p * (found / trained)
         posterior /= posterior.sum(-1, keepdims=True)
         last = found

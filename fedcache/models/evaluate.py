@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -17,12 +18,12 @@ from fedcache.errors import StoreError, unknown
 from fedcache.federate.engine.outcome import macro_f1
 from fedcache.models.client_prior import NEVER, ClientPrior, add_offset, grid_minimum
 from fedcache.models.predictor import Predictor
-from fedcache.models.saved_model import first_names
 from fedcache.models.sources import FileFeatures, features_of_file, rows_of_split
 from fedcache.notebooks import html_facts, percent
 from fedcache.store.samples import SPLITS
 from fedcache.store.store import Store
 from fedcache.tables.embeddings import open_embeddings
+from fedcache.tables.words import some_names
 
 # Accuracy and calibration of a model on labelled rows.
 
@@ -257,10 +258,7 @@ class LeftOutRows:
         made = []
         if self.unknown:
             listed = [f"{name} ({rows:,})" for name, rows in self.unknown.items()]
-            names = ", ".join(listed[:8])
-            more = len(listed) - 8
-            if more > 0:
-                names += f" and {more} more"
+            names = some_names(listed, 8)
             rows = sum(self.unknown.values())
             made.append(_not_scored(rows, "of classes that are unknown to the model", f": {names}"))
         if self.unlabelled:
@@ -434,10 +432,10 @@ def bin_sums(confidence: Floats, right: NDArray[np.bool_]) -> Floats:
     """Sums [BINS, 3] over the rows of each bin: rows, confidence, right rows; confidence [n] is in [0, 1]."""
     number = np.ceil(confidence * BINS).astype(np.int64) - 1
     place = np.clip(number, 0, BINS - 1)
-    columns = []
-    for weights in (None, confidence, right.astype(np.float64)):
-        columns.append(np.bincount(place, weights, BINS).astype(np.float64))
-    return np.stack(columns, 1)
+    rows = np.bincount(place, minlength=BINS)
+    confidences = np.bincount(place, confidence, BINS)
+    hits = np.bincount(place, right, BINS)
+    return np.stack([rows, confidences, hits], 1)
 
 
 def mean_bins(sums: Floats) -> tuple[tuple[int, float, float], ...]:
@@ -473,6 +471,11 @@ MOST_KEPT = 64 << 20
 COLDEST = 1e-6
 HOTTEST = 1e6
 """Lowest and highest temperature of the search for the best one."""
+
+
+def sample_step(numbers: int) -> int:
+    """The least k for which every k-th row of scores, ``numbers`` float64 in all, takes at most ``MOST_KEPT`` bytes."""
+    return max(1, math.ceil(8 * numbers / MOST_KEPT))
 
 
 @dataclass(frozen=True)
@@ -583,7 +586,7 @@ def matched(
             "predict",
         )
     if not known.any():
-        own = first_names(classes, 5)
+        own = some_names(classes, 5)
         raise StoreError(
             f"{name}: no row is labelled with a class of the model. The model's classes are {own}. {reasons}",
             "Give data with classes of these names.",
@@ -593,7 +596,7 @@ def matched(
 
 
 def model_labels(
-    label: NDArray[np.int64], names: Sequence[str], classes: Sequence[str]
+    label: NDArray[Any], names: Sequence[str], classes: Sequence[str]
 ) -> NDArray[np.int64]:
     """Labels [n], indices into ``names``, as indices into a model's ``classes``; -1 for an unknown class."""
     number = {c: i for i, c in enumerate(classes)}
@@ -625,8 +628,7 @@ def measure(
     predicted = np.full(n, -1)
     confidence = np.zeros(n)
     log_p = np.zeros(n)
-    # Every ``step``-th row is in the sample, so that its scores take at most ``MOST_KEPT`` bytes.
-    step = max(1, -(-8 * n * C * len(predictor.members) // MOST_KEPT))
+    step = sample_step(n * C * len(predictor.members))
     kept: list[Floats] = []
     start = 0
     for scores in rows.scores(predictor):
@@ -640,8 +642,9 @@ def measure(
         confidence[part] = np.exp(log_confidence)
         log_p[part] = np.take_along_axis(logs, rows.label[part, None], 1)[:, 0]
         if fit:
-            # A copy, because a view would keep the whole block in memory.
-            kept.append(scores[:, -part.start % step :: step].copy())
+            # The first row of the sample in this block. A copy, because a view would keep the whole block in memory.
+            first = -part.start % step
+            kept.append(scores[:, first::step].copy())
         if done is not None:
             done(scores.shape[1])
     known = predicted >= 0
@@ -743,8 +746,18 @@ def measure_clients(
             "The run has no saved personal models.", "Train again with --fresh --save-clients all"
         )
     f1, ece, nll = (float(np.nanmean(column)) for column in zip(*means, strict=True))
-    # Predictions of several models for one row are not independent, so there is no interval.
-    together = replace(total, all=replace(total.all, interval=None), macro_f1=f1, ece=ece, nll=nll)
+    # All models of a run have the same classes.
+    number = {name: i for i, name in enumerate(predictor.classes)}
+    pairs = [(number[label], number[found], n) for label, found, n in total.confusion]
+    together = replace(
+        total,
+        # Predictions of several models for one row are not independent, so there is no interval.
+        all=replace(total.all, interval=None),
+        macro_f1=f1,
+        ece=ece,
+        nll=nll,
+        by_class=class_measures(np.array(pairs, np.int64).reshape(-1, 3), predictor.classes),
+    )
     return together, ClientSpread(accuracy)
 
 
@@ -779,17 +792,8 @@ def measure_prior(
 
 
 def _added(a: Measures, b: Measures) -> Measures:
-    """Summed counts of two models on the same rows; the other measures are those of ``a``."""
-    classes = {c.name: c for c in a.by_class}
-    for c in b.by_class:
-        old = classes.get(c.name, replace(c, rows=0, predicted=0, right=0))
-        classes[c.name] = replace(
-            c,
-            rows=old.rows + c.rows,
-            predicted=old.predicted + c.predicted,
-            right=old.right + c.right,
-        )
-    # A class or domain that is missing in one of the two counts as 0 rows.
+    """Summed counts of two models on the same rows, without those of classes; other measures are those of ``a``."""
+    # A domain that is missing in one of the two counts as 0 rows.
     domains = dict(a.by_domain)
     for name, d in b.by_domain.items():
         before = domains.get(name, RightRows(0, 0))
@@ -806,7 +810,6 @@ def _added(a: Measures, b: Measures) -> Measures:
     return replace(
         a,
         all=_sum(a.all, b.all),
-        by_class=tuple(classes.values()),
         by_domain=domains,
         confusion=tuple((i, j, n) for (i, j), n in pairs.items()),
         bins=tuple(bins),
@@ -846,7 +849,7 @@ def find_mistakes(store: Store, models: Iterable[ScoredRows]) -> Mistakes:
         names = predictor.classes
         # All models of a run have the same classes.
         if not len(label):
-            known = model_labels(np.asarray(s.label, np.int64), s.classes, names)
+            known = model_labels(s.label, s.classes, names)
             label = np.where(s.ok == 1, known, -1)
         rows = np.asarray(held, np.int64)
         rows = rows[label[rows] >= 0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from fedcache.federate.engine.method import Method
 from fedcache.federate.engine.outcome import TrainingOutput
 from fedcache.federate.engine.run import TrainingRun, run
 from fedcache.federate.methods import METHODS, find_method
+from fedcache.federate.partition.client_table import Client
 from fedcache.federate.partition.partition import SCHEMES, Columns
 from fedcache.federate.partition.scheme import Streams, make_pool
 from fedcache.models.calibrate import temperature_of
@@ -36,13 +37,6 @@ LEAST_ROWS = 20
 """Default number of clients; there are fewer if a client would have less than ``LEAST_ROWS`` rows."""
 MISSING = ("None", "nan", "NaT", "<NA>")
 """Texts of missing values in Python, numpy and pandas."""
-
-
-@dataclass(frozen=True)
-class _Client:
-    name: str
-    train: NDArray[np.int64]
-    test: NDArray[np.int64]  # empty, because scikit-learn scores the model
 
 
 class FedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -154,7 +148,7 @@ class FedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if not isinstance(seed, int | np.integer):
             seed = check_random_state(seed).randint(2**31 - 1)
         if groups is None:
-            clients = self._dealt(codes, int(seed))
+            clients = self._assigned_clients(codes, int(seed))
         else:
             clients = _grouped(groups, X)
         self.clients_ = [client.name for client in clients]
@@ -210,8 +204,7 @@ class FedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Labels [N] of the highest scores; ``groups`` as in ``decision_function``."""
         scores = self._scores(X, groups)
         best = np.where(np.isnan(scores), -np.inf, scores).argmax(1)
-        labels: Labels = self.classes_[best]
-        return labels
+        return np.asarray(self.classes_[best])
 
     def score(self, X: Any, y: Any, sample_weight: Any = None, groups: Any = None) -> float:
         """Accuracy, a fraction; ``groups`` as in ``decision_function``."""
@@ -222,7 +215,7 @@ class FedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             return find_method(self.method)
         return self.method
 
-    def _dealt(self, codes: NDArray[np.int64], seed: int) -> list[_Client]:
+    def _assigned_clients(self, codes: NDArray[np.int64], seed: int) -> list[Client]:
         """Assign rows to clients by the scheme. Raises UsageError if it cannot partition these rows."""
         if self.scheme not in SCHEMES:
             raise unknown("partition scheme", self.scheme, SCHEMES)
@@ -271,8 +264,7 @@ class FedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         rows = X.astype(np.float32)
         model = self.model_
         if not model.facts.personal:
-            scores: NDArray[np.float64] = self._predictor(None).scores(rows)[0]
-            return scores
+            return np.asarray(self._predictor(None).scores(rows)[0])
         if groups is None:
             raise UsageError(
                 f"{model.facts.method} trains one model per client, but the client of each row is unknown.",
@@ -294,8 +286,9 @@ class FedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return Predictor((self.model_,), client, method=own)
 
 
-def _client(name: str, rows: NDArray[np.int64]) -> _Client:
-    return _Client(name, np.sort(rows), np.empty(0, np.int64))
+def _client(name: str, rows: NDArray[np.int64]) -> Client:
+    """A client without test rows, because scikit-learn scores the model."""
+    return Client(name, np.sort(rows), np.empty(0, np.int64))
 
 
 def _names(groups: Any, X: NDArray[np.float64]) -> NDArray[Any]:
@@ -313,7 +306,7 @@ def _names(groups: Any, X: NDArray[np.float64]) -> NDArray[Any]:
     return np.array(words)
 
 
-def _grouped(groups: Any, X: NDArray[np.float64]) -> list[_Client]:
+def _grouped(groups: Any, X: NDArray[np.float64]) -> list[Client]:
     """One client for each group, in the order of their names."""
     names, codes = np.unique(_names(groups, X), return_inverse=True)
     order = np.argsort(codes, kind="stable")

@@ -21,11 +21,12 @@ from fedcache.extract.embed_images import (
 )
 from fedcache.extract.recipe import TEXTS
 from fedcache.models.predictor import Predictor
-from fedcache.models.saved_model import AS_BYTES, SavedModel, first_names, type_of
+from fedcache.models.saved_model import AS_BYTES, SavedModel, type_of
 from fedcache.models.sources import named_predictions, predict_images, reads_of_model
 from fedcache.notebooks import html_facts
 from fedcache.process import Stop, usual_torch_state
 from fedcache.progress import Observer, Silent
+from fedcache.tables.words import some_names
 
 Features = Any
 """Float features [N, D], with several backbones concatenated or as one array each; or, for a method that trains on
@@ -104,7 +105,9 @@ class Model:
         """
         if top is not None:
             self.predictor.check_top(top, "top")
-        if reads_of_model(self.predictor.members[0]) == TEXTS and _are_texts(images):
+        # The items are texts and not features if the first one is a text.
+        texts = isinstance(_first(images), str)
+        if texts and reads_of_model(self.predictor.members[0]) == TEXTS:
             named: NamedImages | None = texts_in_memory(images)
         else:
             named = _images(images)
@@ -163,18 +166,15 @@ class Model:
     def _arrays(self, X: Features) -> list[np.ndarray]:
         """Features as one array for each backbone, [N, d] each; images as one array."""
         facts = self.predictor.members[0].facts
-        several = isinstance(X, list | tuple)
-        first = X
-        if several and X:
-            first = X[0]
-        if isinstance(first, str | Path):
+        item = _first(X)
+        if isinstance(item, str | Path):
             raise UsageError(
-                f"{str(first)!r} is a path, but features must be numbers.",
+                f"{str(item)!r} is a path, but features must be numbers.",
                 "model.predict(paths) classifies images.",
             )
         if facts.image is not None:
             return [np.asarray(X)]
-        if several and np.ndim(first) >= 2:
+        if isinstance(X, list | tuple) and np.ndim(item) >= 2:
             parts = [np.asarray(a) for a in X]
         else:
             parts = [np.asarray(X)]
@@ -202,16 +202,13 @@ class Model:
     def _facts(self) -> dict[str, Any]:
         members = self.predictor.members
         f = members[0].facts
-        prior = None
-        if self.predictor.prior is not None:
-            prior = self.predictor.prior.words
         return {
             "method": f.method,
             "dataset": f.dataset,
             "reads": " + ".join(f.backbones),
-            "classes": first_names(f.classes, 8),
+            "classes": some_names(f.classes, 8),
             "client": self.predictor.client,
-            "client prior": prior,
+            "client prior": self.predictor.prior_words,
             "seeds": ", ".join(str(m.facts.seed) for m in members),
             "run": f.run[:12],
             "bytes": f"{sum(m.bytes for m in members):,}",
@@ -231,12 +228,11 @@ class Model:
         return html_facts(repr(self), self._facts())
 
 
-def _are_texts(given: Any) -> bool:
-    """Whether these are texts and not features."""
-    first = given
+def _first(given: Any) -> Any:
+    """The first item of a list or tuple; anything else, also an empty list, as it is."""
     if isinstance(given, list | tuple) and given:
-        first = given[0]
-    return isinstance(first, str)
+        return given[0]
+    return given
 
 
 def _images(given: Any) -> NamedImages | None:

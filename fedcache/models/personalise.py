@@ -77,7 +77,6 @@ def personalise(
     *,
     settings: Mapping[str, Any] | None = None,
     rounds: int | None = None,
-    method: Method | None = None,
     encoders: FrozenEncoders | None = None,
     device: str = "cpu",
     each_round: Callable[[], None] = lambda: None,
@@ -93,13 +92,12 @@ def personalise(
         client: the new client. With the name of a client of the run it gets the draws of that client.
         settings: hyperparameters that replace those of the run.
         rounds: of local training, each with the run's number of epochs; None for as many as the run had.
-        method: a user's method.
         encoders: live encoders, for a model that runs some.
         device: of the computation.
         each_round: called before every round; an exception that it raises ends the training.
     """
     facts = model.facts
-    used = model.find_method(method)
+    used = model.find_method()
     hp = settled(model, used, settings or {})
     n = len(client.train)
     if not n:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from fedcache.errors import UsageError, unknown
 from fedcache.optional import need_arrow
 from fedcache.parsing import escape_json, sheet_cell
-from fedcache.store.lock import output_file
+from fedcache.store.lock import need_folder, output_file
 
 FORMATS = (".csv", ".jsonl", ".parquet")
 ROW_GROUP = 1 << 16
@@ -98,8 +98,7 @@ def check_out(path: Path) -> None:
         raise unknown("file ending", path.suffix, FORMATS)
     if path.is_dir():
         raise UsageError(f"{path} is a directory.", f"-o {path / 'classes.csv'}")
-    if not path.parent.is_dir():
-        raise UsageError(f"The directory {path.parent} does not exist.", f"mkdir -p {path.parent}")
+    need_folder(path)
     if path.suffix.lower() == ".parquet":
         need_arrow(str(path))
 

@@ -79,6 +79,13 @@ class Predictor:
         return all(m.facts.temperature is not None for m in self.members)
 
     @property
+    def prior_words(self) -> str | None:
+        """Kind and client of the prior; None without one."""
+        if self.prior is None:
+            return None
+        return self.prior.words
+
+    @property
     def softmax_temperature(self) -> float:
         """The given temperature, or the fitted one (geometric mean over an ensemble), or 1."""
         if self.temperature is not None:
@@ -256,11 +263,12 @@ def _missing_array(store: Store, key: str, recipe: Mapping[str, Any]) -> StoreEr
     weights = str(recipe.get("weights", ""))
     similar = [a.recipe for a in store.arrays.values() if a.recipe.get("backbone") == name]
     differences = []
-    for found in similar[:1]:
-        for field_, value in sorted(_of_one_view(recipe).items()):
-            other = found.get(field_)
+    if similar:
+        for key_of_recipe, value in sorted(_of_one_view(recipe).items()):
+            other = similar[0].get(key_of_recipe)
             if other != value:
-                differences.append(f"{field_} {str(other)[:SHOWN]} instead of {str(value)[:SHOWN]}")
+                words = f"{str(other)[:SHOWN]} instead of {str(value)[:SHOWN]}"
+                differences.append(f"{key_of_recipe} {words}")
     has = "it has " + (", ".join(store.arrays) or "none")
     if differences:
         has = f"its features of {name} have {', '.join(differences)}"

@@ -54,7 +54,8 @@ from fedcache.heads.linear import Tree
 from fedcache.models.client_stacks import PREFIX, ClientStacks, ClientTensors, of_format_1
 from fedcache.optional import reason
 from fedcache.store.files import explain_disk_errors, is_sealed, read_sealed, sealed_bytes
-from fedcache.store.lock import write_output
+from fedcache.store.lock import need_folder, write_output
+from fedcache.tables.words import some_names
 
 # Checks of a model file: every fact by its type and range, then facts and tensors against one
 # another.
@@ -352,20 +353,21 @@ def _check_stacks(facts: Any, tensors: Mapping[str, Tensor], *, stacked: bool) -
     """Refuse stacks of clients' tensors that do not have one row for each saved client."""
     rows: dict[str, int] = {}  # group -> number of its clients
     listed: list[int] = []
-    stacks = {name: t for name, t in tensors.items() if name.startswith(PREFIX)}
-    for name, t in stacks.items():
+    stacks: list[tuple[str, str, Tensor]] = []  # group, name and tensor of each stack
+    for name, t in tensors.items():
+        if not name.startswith(PREFIX):
+            continue
         group, _, last = name.removeprefix(PREFIX).partition("/")
         if last == "number":
             if t.dtype != torch.int64 or t.dim() != 1:
                 raise refused(f"{name} is {type_of(t)}, expected a list of whole numbers")
             rows[group] = len(t)
             listed += t.tolist()
-        elif not last.startswith(("down/", "own/")):
+        elif last.startswith(("down/", "own/")):
+            stacks.append((group, name, t))
+        else:
             raise refused(f"it holds {_shown(name)}, which is not a tensor of a client")
-    for name, t in stacks.items():
-        group, _, last = name.removeprefix(PREFIX).partition("/")
-        if last == "number":
-            continue
+    for group, name, t in stacks:
         stacked_rows = group in rows and t.dim() >= 1
         if not stacked_rows or len(t) != rows[group]:
             raise refused(f"{name} is {list(t.shape)}, expected a row for each client of its group")
@@ -508,8 +510,7 @@ def check_place(path: Path) -> None:
             f"{path} is not a model file.",
             f"A model file ends in .safetensors: {path.with_suffix('.safetensors')}",
         )
-    if not path.parent.is_dir():
-        raise UsageError(f"The directory {path.parent} does not exist.", f"mkdir -p {path.parent}")
+    need_folder(path)
 
 
 def computed_as(how: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
@@ -518,14 +519,6 @@ def computed_as(how: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ..
     for record in how:
         kept.append({name: record[name] for name in COMPUTED if name in record})
     return tuple(kept)
-
-
-def first_names(names: Sequence[str], most: int) -> str:
-    """The first names as a list in words, with dots if there are more than ``most``."""
-    words = ", ".join(names[:most])
-    if len(names) > most:
-        words += ", ..."
-    return words
 
 
 @dataclass(frozen=True)
@@ -594,11 +587,8 @@ class SavedModel:
 
     def tree(self, folder: str) -> Tree:
         """The tensors in ``features/`` or ``server/`` by their last name."""
-        found = {}
-        for name, t in self.tensors.items():
-            if name.startswith(folder):
-                found[name.removeprefix(folder)] = t
-        return found
+        inside = {name: t for name, t in self.tensors.items() if name.startswith(folder)}
+        return {name.removeprefix(folder): t for name, t in inside.items()}
 
     @cached_property
     def client_stacks(self) -> ClientStacks:
@@ -644,7 +634,7 @@ class SavedModel:
             return next(iter(facts.saved.values()))
         if client is not None and client in facts.saved:
             return facts.saved[client]
-        hint = f"--client NAME, one of: {first_names(self.clients, 5)}"
+        hint = f"--client NAME, one of: {some_names(self.clients, 5)}"
         if client is None:
             if not self.clients:
                 hint = "No personal model is saved. Train with --save-clients all"
@@ -787,14 +777,18 @@ class SavedModel:
             )
         of_one_view = [_finite(np.asarray(a))[:, None] for a in arrays]
         prepared, _ = prepare_features(of_one_view, facts.feat_post, scaling=self.scaling)
-        x = prepared[:, 0]
         number = None
         if client is not None or len(facts.saved) == 1:
             number = self.number_of(client)
-        own = self.overrides(number)
-        if own.columns:
-            x = torch.cat([x[:, start:stop] for start, stop in own.columns], -1)
+        x = self.own_columns(prepared[:, 0], number)
         return x.to(getattr(torch, facts.dtype))
+
+    def own_columns(self, x: Tensor, number: int | None = None) -> Tensor:
+        """The columns of features [N, D] that the model of a client reads, by its number; as ``overrides``."""
+        own = self.overrides(number)
+        if not own.columns:
+            return x
+        return torch.cat([x[:, start:stop] for start, stop in own.columns], -1)
 
     @property
     def scaling(self) -> Scaling | None:
@@ -1018,11 +1012,8 @@ def owned(tree: Tree) -> Tree:
 
 def in_double(tree: Mapping[str, Tensor]) -> Tree:
     """The same tensors, with floats as float64."""
-    made = dict(tree)
-    for name, t in tree.items():
-        if t.is_floating_point():
-            made[name] = t.double()
-    return made
+    floats = {name: t.double() for name, t in tree.items() if t.is_floating_point()}
+    return {**tree, **floats}
 
 
 # Options of ``predict``, ``evaluate``, ``export-model`` and ``personalise``.

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 from filelock import FileLock, Timeout
 
 from fedcache.config import Home
-from fedcache.errors import CorruptionError, MachineError, StoreError
+from fedcache.errors import CorruptionError, MachineError, StoreError, UsageError
 from fedcache.parsing import parse_json
 from fedcache.store.files import (
     Buffer,
@@ -252,6 +252,12 @@ NOTES = "outputs"
 
 NOTE_KIND = {"kind": "file that is being written"}
 """Kind of the sealed notes."""
+
+
+def need_folder(path: Path) -> None:
+    """Check that the directory of a file to write exists. Raises UsageError."""
+    if not path.parent.is_dir():
+        raise UsageError(f"The directory {path.parent} does not exist.", f"mkdir -p {path.parent}")
 
 
 @contextmanager

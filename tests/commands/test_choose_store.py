@@ -62,6 +62,15 @@ def test_a_store_is_chosen_for_a_folder_and_an_option_chooses_another(two):
     assert (two / "fedcache.toml").read_text().count("dataset") == 1
 
 
+def test_a_section_with_a_comment_is_kept_and_an_inline_section_is_refused(two):
+    (two / "fedcache.toml").write_text("[train] # mine\nrounds = 1\n")
+    ok("use photos")
+    assert dataset_of("inspect") == "photos"
+    assert (two / "fedcache.toml").read_text().count("[train]") == 1
+    (two / "fedcache.toml").write_text("train = {rounds = 1}\n")
+    assert fedcache("use photos").code == 2
+
+
 def fc_names():
     return [entry["dataset"] for entry in ok("ls").data["entries"]]
 

@@ -136,16 +136,16 @@ def test_every_execution_tells_every_round_once_also_of_a_run_that_is_resumed(mi
 
 
 def test_rounds_that_were_read_do_not_make_the_rest_look_fast():
-    stretch = output.Stretch("training", 100, "rounds")
-    begun = stretch.begun
+    progress = output.WorkProgress("training", 100, "rounds")
+    begun = progress.begun
     read = Round(Path(), "fedavg", 0, 1, 1, 90, 100, None, {}, 10, 20, 900, 1800, stored=True)
-    stretch.take(read)
-    stretch.advance(90, begun + 0.001)
-    assert "left" not in stretch.words(begun + 0.001)
+    progress.add_round(read)
+    progress.advance(90, begun + 0.001)
+    assert "left" not in progress.words(begun + 0.001)
     for i in range(1, 6):
-        stretch.take(replace(read, round=90 + i, stored=False))
-        stretch.advance(1, begun + 2.0 * i)
-    assert stretch.words(begun + 10.0).endswith("0.5 rounds/s, 0:10 left")
+        progress.add_round(replace(read, round=90 + i, stored=False))
+        progress.advance(1, begun + 2.0 * i)
+    assert progress.words(begun + 10.0).endswith("0.5 rounds/s, 0:10 left")
 
 
 def on_a_terminal(line, home, env):

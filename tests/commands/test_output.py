@@ -18,15 +18,12 @@ from fedcache.errors import Exit, StoreError
 Told = pytest.CaptureFixture[str]
 
 
-@pytest.mark.parametrize(
-    ("quiet", "err"), [(False, "a note\\x1b[2J\nwarning: careful\n"), (True, "")]
-)
-def test_notes_and_warnings_are_lines_on_stderr_and_kept(capsys, quiet, err):
-    observer = TerminalObserver(quiet=quiet)
+def test_notes_and_warnings_are_lines_on_stderr_and_warnings_are_kept(capsys):
+    observer = TerminalObserver()
     observer.note("a note\x1b[2J")
     observer.warn("careful")
-    assert capsys.readouterr() == ("", err)
-    assert (observer.notes, observer.warnings) == (["a note\x1b[2J"], ["careful"])
+    assert capsys.readouterr() == ("", "a note\\x1b[2J\nwarning: careful\n")
+    assert observer.warnings == ["careful"]
 
 
 @pytest.mark.parametrize(

@@ -236,7 +236,7 @@ def test_rows_that_could_not_be_read_are_an_error_where_there_is_no_other():
 
 def answer_of(rows):
     answer = Answer(True)
-    assert list(answer.with_progress(rows)) == rows
+    assert list(answer.counting(rows)) == rows
     return predictions_answer(answer, 1, None, calibrated=True)
 
 

@@ -17,7 +17,8 @@ import fedcache as fc
 from fedcache.federate.engine.client_data import Data
 from fedcache.federate.engine.run import TrainingRun, run
 from fedcache.federate.methods import METHODS
-from fedcache.models.fed_classifier import FedClassifier, _Client
+from fedcache.federate.partition.client_table import Client
+from fedcache.models.fed_classifier import FedClassifier
 
 ON_FEATURES = sorted(name for name, m in METHODS.items() if not m.reads(m.resolve()) - {"labels"})
 FAST = {"epochs": 1, "dim": 8}
@@ -103,8 +104,8 @@ def test_it_predicts_what_the_engine_predicts():
     found = FedClassifier("fedavg", settings, 3, participation=0.5, clients=4, random_state=7)
     found.fit(X, y)
     clients = [
-        _Client(f"client-{i}", np.sort(c.train), np.empty(0, np.int64))
-        for i, c in enumerate(found._dealt(y, 7))
+        Client(f"client-{i}", np.sort(c.train), np.empty(0, np.int64))
+        for i, c in enumerate(found._assigned_clients(y, 7))
     ]
     x = torch.from_numpy(X.astype(np.float32))[:, None]
     data = Data(x, torch.from_numpy(y), 10, widths=(64,))

@@ -45,6 +45,7 @@ from fedcache.models.client_prior import ModelWithPrior
 from fedcache.models.predictor import Predictor
 from fedcache.models.saved_model import SavedModel, in_double, owned
 from fedcache.models.sources import has_known_backbones, read_recipes
+from fedcache.optional import reason
 from fedcache.store.lock import write_output
 
 WEIGHTS = (InputKind.PARAMETER, InputKind.BUFFER)
@@ -175,18 +176,14 @@ class ImageModel(nn.Module):
 
     def read(self, parts: Sequence[Tensor]) -> Tensor:
         """[N, d] of each backbone -> [N, D] in the method's dtype, as ``SavedModel.read`` for a store."""
-        facts = self.saved.facts
         if self.encoders:
             parts = list(parts)
             for place, recipe in enumerate(self.saved.recipes):
                 if recipe.dtype == "float16":
                     parts[place] = parts[place].half().float()
-        x = self._post(parts)
         # ``ids`` is empty for a global model.
-        own = self.saved.overrides(*self.made.ctx.ids)
-        if own.columns:
-            x = torch.cat([x[:, start:stop] for start, stop in own.columns], -1)
-        return x.to(getattr(torch, facts.dtype))
+        x = self.saved.own_columns(self._post(parts), *self.made.ctx.ids)
+        return x.to(getattr(torch, self.saved.facts.dtype))
 
     def _post(self, parts: Sequence[Tensor]) -> Tensor:
         """``client_data.prepare_features`` on tensors: [N, d] of each backbone -> [N, D] float32."""
@@ -351,17 +348,9 @@ def export(module: ImageModel, inputs: Sequence[ModelInput]) -> torch.export.Exp
     except Exception as error:  # torch.export raises errors of many classes
         method = module.saved.facts.method
         raise UsageError(
-            f"predict of {method} cannot be converted to a torch program: {_first_line(error)}",
+            f"predict of {method} cannot be converted to a torch program: {reason(error)}",
             "fedcache export-model RUN -o head.safetensors   writes its tensors.",
         ) from error
-
-
-def _first_line(error: Exception) -> str:
-    """The first line of an error's text, or its class if it has no text."""
-    lines = str(error).strip().splitlines()
-    if lines:
-        return lines[0]
-    return type(error).__name__
 
 
 def without_unused(made: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
@@ -440,15 +429,12 @@ class Parts:
         inputs: tuple[ModelInput, ...] = ()
         if self.program is not None:
             inputs = self.program.inputs
-        prior = None
-        if self.predictor.prior is not None:
-            prior = self.predictor.prior.words
         return {
             "method": facts.method,
             "run": facts.run,
             "seed": facts.seed,
             "client": self.predictor.client,
-            "client_prior": prior,
+            "client_prior": self.predictor.prior_words,
             "dataset": facts.dataset,
             "classes": list(facts.classes),
             "temperature": self.predictor.softmax_temperature,
@@ -537,7 +523,8 @@ def check_place(out: Path, kind: str, force: bool) -> None:
     if kind == "onnx" and missing:
         listed = ", ".join(missing)
         raise MachineError(
-            f"ONNX needs {listed}, which are not installed here.", "pip install 'fedcache[export]'"
+            f"ONNX needs packages that are not installed here: {listed}.",
+            "pip install 'fedcache[export]'",
         )
 
 
@@ -622,7 +609,7 @@ def write_onnx(out: Path, parts: Parts) -> dict[str, Any]:
         raise
     except Exception as error:  # torch.onnx and onnxruntime raise errors of many classes
         raise UsageError(
-            f"predict of {method} cannot be converted to an ONNX graph: {_first_line(error)}",
+            f"predict of {method} cannot be converted to an ONNX graph: {reason(error)}",
             "fedcache export-model RUN -o model.pt2   writes it for torch.",
         ) from error
     # NaN must be an error too, so the check is whether the gaps are small.
@@ -674,10 +661,14 @@ def write_head(out: Path, parts: Parts) -> dict[str, Any]:
     """
     predictor = parts.predictor
     made = predictor.deployed[0]
-    tensors: dict[str, Tensor] = {f"server/{k}": t for k, t in made.down.items()}
-    tensors |= {f"own/{k}": t for k, t in made.personal.items()}
-    features = predictor.members[0].tree("features/")
-    tensors |= {f"features/{k}": t for k, t in features.items()}
+    trees = {
+        "server": made.down,
+        "own": made.personal,
+        "features": predictor.members[0].tree("features/"),
+    }
+    tensors: Tree = {}
+    for group, tree in trees.items():
+        tensors |= {f"{group}/{name}": t for name, t in tree.items()}
     if isinstance(made, ModelWithPrior):
         tensors["prior/offset"] = made.offset
     head: LinearHead | None
@@ -830,10 +821,10 @@ def estimator(predictor: Predictor, head: LinearHead) -> Any:
     last.classes_ = np.array(facts.classes)[order]
     last.n_features_in_ = facts.width
     last.n_iter_ = np.array([0])
-    return _after(facts.feat_post, facts.widths, saved.scaling, last)
+    return _with_feature_steps(facts.feat_post, facts.widths, saved.scaling, last)
 
 
-def _after(
+def _with_feature_steps(
     feat_post: str, widths: tuple[int, ...], scaling: Scaling | None, last: LogisticRegression
 ) -> Any:
     """The classifier after the steps of ``feat_post``; its coefficients include ``standardize``."""
