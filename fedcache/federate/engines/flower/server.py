@@ -60,9 +60,6 @@ from fedcache.runs.run import Run
 from fedcache.runs.run_models import training_run
 from fedcache.store.files import digest_of
 
-# A round of secure aggregation: for each job the summed uploads, and the clients in the sums.
-
-
 UPLOAD_BYTES = 8
 """Bytes of a number in a masked vector."""
 
@@ -76,66 +73,7 @@ class SummedUploads:
     sums: Mapping[str, tuple[Tensor, torch.dtype]] = field(default_factory=dict)
     missing: Mapping[int, str] = field(default_factory=dict)  # client -> why it is not in the sums
     failed: str = ""  # why there are no sums; "" if there are
-    sent: tuple[int, int] = (0, UPLOAD_BYTES)  # numbers that each client sent, and bytes of one
-
-
-def summed_round(
-    sites: Sites,
-    jobs: Sequence[ServerJob],
-    samples: Sequence[Sequence[int]],
-    downs: Sequence[Tree],
-    words: Callable[[Sequence[ServerJob], int], Mapping[str, Any]],
-    bound: float,
-) -> list[SummedUploads]:
-    """Run one round of every job. Jobs with the same clients share one message and one vector.
-
-    Args:
-        sites: the participating sites.
-        jobs: points and seeds.
-        samples: clients of the round of each job.
-        downs: broadcast of each job.
-        words: makes the words of a message with some jobs to a client.
-        bound: largest absolute value of a number in a vector.
-    """
-    found = [SummedUploads()] * len(jobs)
-    groups: dict[tuple[int, ...], list[int]] = {}
-    for g, sample in enumerate(samples):
-        groups.setdefault(tuple(sorted(sample)), []).append(g)
-    for clients, group in groups.items():
-        if len(clients) < LEAST_SITES:
-            why = f"the sum has {len(clients)} sites, but a sum of fewer than {LEAST_SITES} reveals single uploads"
-            for g in group:
-                found[g] = SummedUploads(failed=why)
-            continue
-        weights = {client: jobs[group[0]].run.client_rows[client] for client in clients}
-        scale = float(max(weights.values()))
-        maskings = []
-        for g in group:
-            run = jobs[g].run
-            expected = run.expected_uploads()
-            masking = Masking.of(run.method, run.hp, expected, downs[g], scale, bound)
-            maskings.append(masking)
-        secure = [masking.to_words() for masking in maskings]
-        messages = {}
-        clients_of = {}
-        for client in clients:
-            node = sites.members[client].node
-            message = dict(words([jobs[g] for g in group], client))
-            message["weight"] = weights[client]
-            message["secure"] = secure
-            messages[node] = SiteMessage(message, [downs[g] for g in group])
-            clients_of[node] = client
-        number = jobs[group[0]].run.round + 1
-        answer = sites.transport.ask_sum(messages, bound, number, sites.terms.timeout)
-        # The vectors of all jobs stand one after another in the sum.
-        start = 0
-        for place, (g, masking) in enumerate(zip(group, maskings, strict=True)):
-            part = answer.total[start : start + masking.size]
-            start += masking.size
-            found[g] = _sums_of_job(
-                jobs[g], answer, part, place, masking, downs[g], clients_of, weights
-            )
-    return found
+    numbers: int = 0  # that each client sent
 
 
 def _sums_of_job(
@@ -172,7 +110,7 @@ def _sums_of_job(
     clients = sorted(clients_of[node] for node in answer.words)
     rows = [weights[client] for client in clients]
     sums = masking.sums(total, down, rows)
-    return SummedUploads(clients, sums, missing, sent=(masking.size, UPLOAD_BYTES))
+    return SummedUploads(clients, sums, missing, numbers=masking.size)
 
 
 class Server:
@@ -256,8 +194,7 @@ class Server:
     ) -> Sequence[Mapping[int, Tree | str] | SummedUploads]:
         """For each job: client -> its upload, or why there is none; with secure aggregation the sums."""
         if self.secure_bound is not None:
-            to_client = partial(self._words, common=common, ahead=1)
-            return summed_round(self.sites, jobs, samples, downs, to_client, self.secure_bound)
+            return self._summed_round(jobs, samples, downs, common, self.secure_bound)
         found: list[dict[int, Tree | str]] = [{} for _ in jobs]
         messages = {}
         asked = {}  # node -> its client, and the places in ``jobs`` of that client's jobs
@@ -275,6 +212,60 @@ class Server:
                     found[g][client] = f"{NO_ANSWER}{sound}"
                 else:
                     found[g][client] = self._checked(jobs[g], client, sound, place)
+        return found
+
+    def _summed_round(
+        self,
+        jobs: Sequence[ServerJob],
+        samples: Sequence[Sequence[int]],
+        downs: Sequence[Tree],
+        common: Mapping[str, Any],
+        bound: float,
+    ) -> list[SummedUploads]:
+        """A round of secure aggregation. Jobs with the same clients share one message and one vector.
+
+        ``bound`` is the largest absolute value of a number in a vector.
+        """
+        sites = self.sites
+        found = [SummedUploads()] * len(jobs)
+        groups: dict[tuple[int, ...], list[int]] = {}
+        for g, sample in enumerate(samples):
+            groups.setdefault(tuple(sorted(sample)), []).append(g)
+        for clients, group in groups.items():
+            if len(clients) < LEAST_SITES:
+                why = f"the sum has {len(clients)} sites, but a sum of fewer than {LEAST_SITES} reveals single uploads"
+                for g in group:
+                    found[g] = SummedUploads(failed=why)
+                continue
+            first = jobs[group[0]].run
+            weights = {client: first.client_rows[client] for client in clients}
+            scale = float(max(weights.values()))
+            maskings = []
+            for g in group:
+                run = jobs[g].run
+                expected = run.expected_uploads()
+                masking = Masking.of(run.method, run.hp, expected, downs[g], scale, bound)
+                maskings.append(masking)
+            secure = [masking.to_words() for masking in maskings]
+            messages = {}
+            clients_of = {}  # node -> its client
+            for client in clients:
+                node = sites.members[client].node
+                message = self._words([jobs[g] for g in group], client, common, ahead=1)
+                message["weight"] = weights[client]
+                message["secure"] = secure
+                messages[node] = SiteMessage(message, [downs[g] for g in group])
+                clients_of[node] = client
+            number = first.round + 1
+            answer = sites.transport.ask_sum(messages, bound, number, sites.terms.timeout)
+            # The vectors of all jobs follow one another in the sum.
+            start = 0
+            for place, (g, masking) in enumerate(zip(group, maskings, strict=True)):
+                part = answer.total[start : start + masking.size]
+                start += masking.size
+                found[g] = _sums_of_job(
+                    jobs[g], answer, part, place, masking, downs[g], clients_of, weights
+                )
         return found
 
     def _checked(self, job: ServerJob, client: int, answer: SiteMessage, place: int) -> Tree | str:
@@ -349,7 +340,7 @@ class Server:
             if summed is None:
                 sent = [run.upload_size(ups[client]) for client in ids]
             else:
-                sent = [summed.sent] * len(ids)
+                sent = [(summed.numbers, UPLOAD_BYTES)] * len(ids)
             traffic = run.finish(ids, down, pooled, sent)
         except FedcacheError as error:
             job.failed = error
@@ -552,18 +543,11 @@ def checked_counts(answer: SiteMessage, place: int, facts: SiteFacts) -> Tensor 
     return counts
 
 
-def _server_model(run: RunState) -> DeployedModel | None:
-    """The one model for all; None if it depends on rows of the sites, or if every site has its own."""
-    method = run.method
-    if method.protocol(run.hp) != "global" or method.deploy is not keep_down:
-        return None
-    no_rows = no_training_rows(method.name)
-    return DeployedModel(method, run.down(), {}, no_rows, run.server_ctx())
-
-
 def outcome_of(job: ServerJob, members: Sequence[Member]) -> TrainingOutput:
     """The output of a run, as the in-process engine returns it."""
     run = job.run
+    method = run.method
+    protocol = method.protocol(run.hp)
     evaluation = job.evaluation
     assert evaluation is not None
 
@@ -571,19 +555,21 @@ def outcome_of(job: ServerJob, members: Sequence[Member]) -> TrainingOutput:
         raise UsageError("The server has no features to predict from.", "Predict on a site.")
 
     def deployed(client: int | None) -> DeployedModel | None:
-        if client is None:
-            return _server_model(run)
-        return None
+        # The server has only the one model for all, unless that model depends on rows of the sites.
+        if client is not None or protocol != "global" or method.deploy is not keep_down:
+            return None
+        no_rows = no_training_rows(method.name)
+        return DeployedModel(method, run.down(), {}, no_rows, run.server_ctx())
 
     return TrainingOutput(
-        method=run.method.name,
+        method=method.name,
         hp=dict(run.hp),
         seed=run.seed,
-        protocol=run.method.protocol(run.hp),
+        protocol=protocol,
         evaluation=evaluation,
         records=tuple(job.records),
         traffic=run.traffic,
-        fidelity=run.method.faithful(run.hp, run.env.views),
+        fidelity=method.faithful(run.hp, run.env.views),
         execution="sequential",
         chunk=1,
         points=1,
@@ -591,7 +577,7 @@ def outcome_of(job: ServerJob, members: Sequence[Member]) -> TrainingOutput:
         dtype=run.env.dtype,
         clients=tuple(m.facts.name for m in members),
         classes_owned=tuple(m.facts.owned for m in members),
-        trainable=run.method.trainable(run.server, job.outline),
+        trainable=method.trainable(run.server, job.outline),
         server=run.server,
         states={},
         warnings=tuple(run.warnings),
