@@ -391,7 +391,7 @@ class Server:
         name = self.sites.members[client].facts.name
         rejected = f"the upload of site {name!r} is rejected: {why}."
         self.sites.missed.append(MissedSite(number, name, f"its upload is rejected: {why}"))
-        self.sites.say(f"warning: round {number}: {rejected}")
+        self.sites.observer.warn(f"round {number}: {rejected}")
 
     def _score(self, jobs: Sequence[ServerJob], common: Mapping[str, Any]) -> None:
         """Score jobs from the counts of all sites, with the figures of the in-process evaluation."""
@@ -485,7 +485,7 @@ class Server:
             job.run = wider
         self.sites.members.append(member)
         self.sites.joined.append(MissedSite(number, name, "joined"))
-        self.sites.say(f"Site {name!r} joins in round {number}.")
+        self.sites.observer.note(f"Site {name!r} joins in round {number}.")
 
 
 NO_ANSWER = "no answer: "
@@ -616,7 +616,7 @@ def federate(
     StoreError, CorruptionError for a damaged table, FederatedRunError.
     """
     began = time.perf_counter()
-    sites = Sites(transport, plan.terms, partial(_pass_on, observer), names)
+    sites = Sites(transport, plan.terms, observer, names)
     words = {"train": to_table(plan.train)}
     facts = [m.facts for m in sites.gather(words)]
     source = SiteRows(facts, _class_text(sites, facts[0]))
@@ -667,14 +667,6 @@ def federate(
     if errors:
         raise errors[0]
     return [run.stored for run in points if run.stored is not None]
-
-
-def _pass_on(observer: Observer, text: str) -> None:
-    """Pass a line of the log on as a warning or a note."""
-    if text.startswith("warning: "):
-        observer.warn(text.removeprefix("warning: "))
-    else:
-        observer.note(text)
 
 
 def _class_text(sites: Sites, first: SiteFacts) -> torch.Tensor | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Protocol
 
@@ -42,6 +42,7 @@ from fedcache.federate.engines.flower.site_names import SiteNames
 from fedcache.federate.partition.partition import Client, Partition
 from fedcache.federate.trust.pipeline import FAR_OUT, far_out_limit
 from fedcache.parsing import parse_json
+from fedcache.progress import Observer
 from fedcache.runs.features import RunFeatures
 from fedcache.store.files import digest_of, sha256_hex
 
@@ -451,18 +452,18 @@ class MissedSite:
 
 
 class Sites:
-    """The participating sites; ``say`` gets the lines of the log."""
+    """The participating sites; ``observer`` gets the lines of the log."""
 
     def __init__(
         self,
         transport: Transport,
         terms: Terms,
-        say: Callable[[str], None],
+        observer: Observer,
         names: SiteNames | None = None,
     ) -> None:
         self.transport = transport
         self.terms = terms
-        self.say = say
+        self.observer = observer
         self.names = names or SiteNames()
         self.members: list[Member] = []  # in client order
         self.missed: list[MissedSite] = []  # sites that were missing in some step
@@ -481,14 +482,14 @@ class Sites:
         came: list[Member] = []
         lacking: list[FedcacheError | str] = []
         last = time.monotonic() + self.terms.wait
-        self.say(f"Waiting for {self.terms.sites} sites.")
+        self.observer.note(f"Waiting for {self.terms.sites} sites.")
         if self.names.path is None:
-            self.say(
+            self.observer.note(
                 "Without keys, a site name belongs to the first node that uses it, and only for this run."
             )
         else:
             owned = len(self.names.known())
-            self.say(f"A name belongs to the first key that uses it. {owned} are taken.")
+            self.observer.note(f"A name belongs to the first key that uses it. {owned} are taken.")
         while True:
             came += self._request_facts(lacking, max(last - time.monotonic(), ANSWER))
             kept, differing, rejected = self._select_members(came)
@@ -513,15 +514,15 @@ class Sites:
                 lacking.append(FederatedRunError(f"Site {name!r}: {why}.", hint))
             raise self._too_few_sites(kept, differing, lacking)
         if count < self.terms.sites:
-            self.say(
-                f"warning: {count} of {self.terms.sites} sites are connected; late sites can join during "
+            self.observer.warn(
+                f"{count} of {self.terms.sites} sites are connected; late sites can join during "
                 "the run."
             )
         self.members = kept
         self._bind(kept)
         limits = RowLimits.of(kept, self.terms.max_rows)
         most = f"{limits.train:,} training rows and {limits.test:,} test rows"
-        self.say(f"A site may have at most {most} ({limits.why}).")
+        self.observer.note(f"A site may have at most {most} ({limits.why}).")
         return kept
 
     def _select_members(
@@ -560,7 +561,7 @@ class Sites:
         self.names.bind({m.facts.name: m.key for m in members})
 
     def _refuse(self, round_: int, name: str, why: str, hint: str) -> None:
-        self.say(f"warning: site {name!r} is rejected: {why}. {hint}")
+        self.observer.warn(f"site {name!r} is rejected: {why}. {hint}")
         self.missed.append(MissedSite(round_, name, f"rejected: {why}"))
 
     def miss(self, round_: int, name: str, why: str, warning: str) -> None:
@@ -568,7 +569,7 @@ class Sites:
         entry = MissedSite(round_, name, why)
         if entry not in self.missed:
             self.missed.append(entry)
-            self.say(f"warning: {warning}")
+            self.observer.warn(warning)
 
     def _request_facts(self, lacking: list[FedcacheError | str], wait: float) -> list[Member]:
         """The new nodes that report their facts; the reasons of the others go to ``lacking``.
@@ -590,13 +591,13 @@ class Sites:
                 if self._silent[node] >= REQUESTS:
                     self._met.add(node)
                 lacking.append(answer)
-                self.say(f"warning: a node sent no description: {answer}.")
+                self.observer.warn(f"a node sent no description: {answer}.")
                 continue
             self._met.add(node)
             refusal = refusal_of(answer)
             if refusal is not None:
                 lacking.append(refusal)
-                self.say(f"warning: a site cannot take part: {refusal.message} {refusal.hint}")
+                self.observer.warn(f"a site cannot take part: {refusal.message} {refusal.hint}")
                 continue
             try:
                 facts = SiteFacts.from_words(answer.words.get("facts"))
@@ -604,13 +605,13 @@ class Sites:
                 why = f"its description is malformed: {error}"
                 lacking.append(why)
                 self.missed.append(MissedSite(0, f"node {node}", f"rejected: {why}"))
-                self.say(
-                    f"warning: node {node} is left out, because its description is invalid: {error}."
+                self.observer.warn(
+                    f"node {node} is left out, because its description is invalid: {error}."
                 )
                 continue
             came.append(Member(node, facts, here[node]))
             rows = f"{facts.train:,} training rows, {facts.test:,} test rows"
-            self.say(f"Site {facts.name!r}: {rows}.")
+            self.observer.note(f"Site {facts.name!r}: {rows}.")
         return came
 
     def _no_majority(self, came: Sequence[Member], refused: Sequence[Refusal]) -> FedcacheError:
@@ -671,8 +672,8 @@ class Sites:
                     return sent
                 else:
                     why = "it sent other text features than announced"
-            self.say(
-                f"warning: site {member.facts.name!r} could not send the class text features: {why}."
+            self.observer.warn(
+                f"site {member.facts.name!r} could not send the class text features: {why}."
             )
         raise FederatedRunError(
             f"No site of {len(self.members)} sent the class text features; the last because {why}.",
