@@ -169,9 +169,9 @@ def app(
         secure_bound=secure_bound,
     )
     made = write_app(plan, out or Path(f"fedcache-{plan.train.method}"))
-    data = {"path": str(made.path), "config": plan.to_config(), "points": len(plan.points)}
-    following = f"fedcache flower run {shell_word(made.path)} --superlink HOST:PORT --keys KEYS"
-    return CommandResult(data, [str(made.path), following])
+    data = {"path": str(made), "config": plan.to_config(), "points": len(plan.points)}
+    following = f"fedcache flower run {shell_word(made)} --superlink HOST:PORT --keys KEYS"
+    return CommandResult(data, [str(made), following])
 
 
 @flower.command()
@@ -344,14 +344,14 @@ def run(
     from fedcache.federate.engines.flower.plan import read_app
 
     _one_of(keys, insecure)
-    known = read_app(app)
+    read_app(app)  # refuses a directory without a valid app
     ca = None
     if keys is not None:
         ca = read_keys(keys).ca
     address = Address.parse(superlink, ca)
     address.need_loopback("Add --keys KEYS, the folder that the server was started with.")
     with _ending_on_sigterm():
-        return _ended(run_app(known.path, address, _notifier(observer)))
+        return _ended(run_app(app.resolve(), address, _notifier(observer)))
 
 
 @flower.command()

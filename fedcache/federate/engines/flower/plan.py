@@ -324,16 +324,11 @@ def _pairs(text: Any) -> dict[str, str]:
     return dict(pair.split("=", 1) for pair in str(text).split())
 
 
-@dataclass(frozen=True)
-class App:
-    """An app on disk."""
+def write_app(plan: Plan, path: Path) -> Path:
+    """Write the app of a plan, also over an older app; returns its directory.
 
-    path: Path  # its directory
-    plan: Plan
-
-
-def write_app(plan: Plan, path: Path) -> App:
-    """Write the app of a plan, also over an older app. Raises UsageError for a path with other files."""
+    Raises UsageError for a path with other files.
+    """
     path = path.expanduser().resolve()
     is_used = path.exists() and (not path.is_dir() or any(path.iterdir()))
     if is_used and not _is_app(path):
@@ -378,11 +373,11 @@ def write_app(plan: Plan, path: Path) -> App:
     (path / PACKAGE).mkdir(parents=True, exist_ok=True)
     for file, content in files.items():
         write_output(path / file, content.encode())
-    return App(path, plan)
+    return path
 
 
-def read_app(path: Path) -> App:
-    """The app of a directory. Raises UsageError for a directory without an app."""
+def read_app(path: Path) -> Plan:
+    """The plan of the app in a directory. Raises UsageError for a directory without an app."""
     file = path / "pyproject.toml"
     try:
         table = parse_toml(file.read_text())
@@ -392,7 +387,7 @@ def read_app(path: Path) -> App:
             f"{path} is not a Flower app.",
             f"Make one: fedcache flower app --method fed3r --out {shell_word(path)}",
         ) from error
-    return App(path.resolve(), Plan.from_config(config))
+    return Plan.from_config(config)
 
 
 def _is_app(path: Path) -> bool:

@@ -239,7 +239,7 @@ def free_port() -> int:
         return int(s.getsockname()[1])
 
 
-def check_port(host: str, port: int, option: str) -> None:
+def check_port(host: str, port: int) -> None:
     """Refuse a port that is taken. Raises MachineError, with a port that is free."""
     family = socket.AF_INET
     if ":" in host:
@@ -251,7 +251,7 @@ def check_port(host: str, port: int, option: str) -> None:
         except OSError as error:
             raise MachineError(
                 f"Port {port} of {host} cannot be used: {error.strerror}.",
-                f"Choose another, for example {option} {free_port()}",
+                f"Choose another, for example --port {free_port()}",
             ) from error
 
 

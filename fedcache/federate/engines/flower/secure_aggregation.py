@@ -56,13 +56,6 @@ def least_that_stay(sites: int) -> int:
 
 NUMBER_BYTES = 8
 
-STAGES = (
-    "the exchange of keys",
-    "the exchange of shares",
-    "the masked uploads",
-    "taking the masks off",
-)
-
 
 class MessageExchange(Protocol):
     """Sends one Flower message to each node and waits for the answers; ``transport.FlowerTransport`` is one."""
@@ -178,12 +171,12 @@ def secure_sum(
     context = LegacyContext(app_context, strategy=round_)
     progress = WorkflowState()
     stages = (
-        workflow.setup_stage,
-        workflow.share_keys_stage,
-        workflow.collect_masked_vectors_stage,
-        workflow.unmask_stage,
+        (workflow.setup_stage, "the exchange of keys"),
+        (workflow.share_keys_stage, "the exchange of shares"),
+        (workflow.collect_masked_vectors_stage, "the masked uploads"),
+        (workflow.unmask_stage, "taking the masks off"),
     )
-    for stage, name in zip(stages, STAGES, strict=True):
+    for stage, name in stages:
         failed = ""
         try:
             if not stage(cast(Grid, polled), context, progress):

@@ -196,7 +196,7 @@ class Loopback:
     def run(self, plan: Plan, on_words: OnWords) -> dict[str, Any]:
         """Write the plan's app and run it; returns the last words of the run."""
         app = write_app(plan, self.folder / f"app-{plan.train.method}")
-        return run_app(app.path, self.address, on_words)
+        return run_app(app, self.address, on_words)
 
     def stop(self) -> None:
         """Stop the server and all sites."""

@@ -168,8 +168,8 @@ class Site:
     data: Data  # its own rows
     client: Client  # its name, training rows and test rows
     memory: StoredClientMemory  # client state between rounds
-    domains: int = 1  # number of domains of the site's rows
-    models: SiteModels | None = None  # None saves no models
+    domains: int  # number of domains of the site's rows
+    models: SiteModels  # the models that stay at the site
 
     def answer(self, kind: str, message: SiteMessage) -> SiteMessage:
         """Answer ``fit`` with uploads, ``score`` with counts. Raises FederatedRunError if the client state is lost."""
@@ -187,8 +187,7 @@ class Site:
                 run.down = lambda down=down: down  # type: ignore[method-assign, misc]  # the server's tree is not here
                 counts = counts_of(score_job(run), self.data, self.domains)
                 trees.append({"counts": counts})
-                if self.models is not None:
-                    self.models.keep(run, job.id, job.seed, job.hp)
+                self.models.keep(run, job.id, job.seed, job.hp)
                 answers.append({"id": job.id, "round": job.round})
                 continue
             run.round = job.round - 1
@@ -355,13 +354,12 @@ class SiteRequest:
         check_suited(self.method, self.hp, self.config)
 
     @property
-    def method(self) -> Any:
+    def method(self) -> Method:
         return find_method(str(self.config.method))
 
     @property
-    def hp(self) -> dict[str, Any]:
-        resolved: dict[str, Any] = self.method.resolve(self.config.preset, self.config.set)
-        return resolved
+    def hp(self) -> dict[str, Value]:
+        return self.method.resolve(self.config.preset, self.config.set)
 
     @property
     def keys(self) -> list[str]:
