@@ -114,10 +114,10 @@ class BenchRun:
                 "Use an available backbone:  --backbones efficientnet-lite0",
             )
         made = []
-        for label, source in self.study.data.items():
+        for label, spec in self.study.data.items():
             names = []
             for name in here:
-                only_for = self.study.backbones[name].data
+                only_for = self.study.backbones[name]
                 if not only_for or label in only_for:
                     names.append(name)
             if not names:
@@ -126,7 +126,7 @@ class BenchRun:
                 )
                 continue
             config = ExtractConfig(
-                dataset=source.dataset,
+                dataset=spec,
                 backbones=tuple(names),
                 limit=self.study.limit,
                 recipe=self.options.recipe,

@@ -46,7 +46,7 @@ def study_data(
     protocol = {
         "title": study.title,
         **{field: getattr(study, field) for field in SHARED},
-        "data": {label: source.dataset for label, source in study.data.items()},
+        "data": dict(study.data),
         "partitions": partitions,
         "treatments": treatments,
     }
