@@ -422,9 +422,13 @@ def order(at: tuple[str, ...], lines: Sequence[ReproducedCell]) -> RowRanking | 
     """The printed and the measured order of a group's rows; None if fewer than two rows have both numbers."""
     found = []
     for line in lines:
-        numbers = _numbers(line)
-        if numbers is not None:
-            found.append((line, *numbers))
+        ranked = ranked_by(line.cell)
+        if ranked is None or line.why_not:
+            continue
+        metric, printed = ranked
+        measured = line.measured[metric]
+        if measured.mean is not None:
+            found.append((line, metric, printed, measured.mean, measured))
     if len(found) < 2:
         return None
     # Ranks are among the rows that have both numbers.
@@ -457,18 +461,6 @@ def ranked_by(cell: PaperCell) -> tuple[str, float] | None:
         return None
     first = candidates[0]
     return first, printed[first]
-
-
-def _numbers(line: ReproducedCell) -> tuple[str, float, float, Measurement] | None:
-    """The metric that ranks a row, its printed number, the measured mean and the measurement; None if one lacks."""
-    ranked = ranked_by(line.cell)
-    if ranked is None or line.why_not:
-        return None
-    metric, printed = ranked
-    measured = line.measured[metric]
-    if measured.mean is None:
-        return None
-    return metric, printed, measured.mean, measured
 
 
 def _rank(value: float, values: Sequence[float]) -> int:

@@ -6,7 +6,7 @@ continues.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -70,10 +70,6 @@ class BenchScore:
     seconds: float | None = None
     runs: tuple[str, ...] = ()
     why_not: str = ""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return {**asdict(self), "values": list(self.values), "runs": list(self.runs)}
 
 
 @dataclass

@@ -54,8 +54,8 @@ def study_data(
         "schema": SCHEMA,
         **facts,
         "protocol": protocol,
-        "rankings": [ranked.to_dict() for ranked in rankings(study, scores)],
-        "scores": [score.to_dict() for score in scores],
+        "rankings": [asdict(ranked) for ranked in rankings(study, scores)],
+        "scores": [asdict(score) for score in scores],
     }
 
 
@@ -286,10 +286,6 @@ class BenchRanking:
     p: float | None
     cd: float | None
     alike: tuple[str, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return asdict(self)
 
 
 def rankings(study: Study, scores: Sequence[BenchScore]) -> list[BenchRanking]:
