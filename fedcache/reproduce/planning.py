@@ -18,18 +18,7 @@ from fedcache.extract.datasets.listing import info
 from fedcache.extract.planning.plan import memory_of, roots_of
 from fedcache.federate.methods import METHODS
 from fedcache.federate.partition.partition import SCHEMES
-from fedcache.reproduce.registry import HEADS, PaperCell, PaperTable, replaceable
-
-READS: Mapping[str, tuple[str, ...]] = {
-    "runs": ("method", "scheme", "weights", "data"),
-    "model": ("method",),
-    "partition": ("scheme", "data"),
-    "entropy": ("weights", "data"),
-    "heatmap": ("method", "scheme", "weights", "data"),
-    "noise": ("data",),
-    "formula": (),
-}
-"""Requirements of each kind of entry."""
+from fedcache.reproduce.registry import HEADS, READS, PaperCell, PaperTable, replaceable
 
 
 @dataclass(frozen=True)

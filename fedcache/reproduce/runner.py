@@ -31,7 +31,6 @@ from fedcache.reproduce.metrics import (
     subtract,
 )
 from fedcache.reproduce.planning import (
-    READS,
     Options,
     PlannedCell,
     Requirement,
@@ -45,7 +44,7 @@ from fedcache.reproduce.prepare import (
     short_batches,
     with_known_domains,
 )
-from fedcache.reproduce.registry import Difference, PaperCell, PaperTable
+from fedcache.reproduce.registry import READS, Difference, PaperCell, PaperTable
 from fedcache.runs.loop import train
 from fedcache.runs.spec import parse_seeds
 
