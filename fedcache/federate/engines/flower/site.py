@@ -62,12 +62,9 @@ from fedcache.store.store import Store
 # ``fedcache predict FILE IMAGES`` classifies with it.
 
 
-FOLDER = "models"
-
-
 @dataclass(frozen=True)
 class SiteModels:
-    """Folder of a site's models, and the arrays that they read."""
+    """The models of a site, in the folder ``models`` of its state, and the arrays that they read."""
 
     state: Path  # of the site's client
     store: Store
@@ -75,28 +72,25 @@ class SiteModels:
     feat_post: str
     client: str  # its name
 
-    def path(self, job: str) -> Path:
-        """The model of a job: one point and seed of a federation."""
-        return self.state / FOLDER / f"{job}.safetensors"
-
-    def keep(self, run: RunState, job: str, seed: int, hp: Mapping[str, Any]) -> None:
-        """Save the site's model; nothing is saved if all sites use the server's model."""
+    def keep(self, run: RunState, job: SiteJob) -> None:
+        """Save the site's model of a job; nothing is saved if all sites use the server's model."""
         method = run.method
+        protocol = method.protocol(run.hp)
         number = int(run.eligible[0])
-        if method.protocol(run.hp) == "global" or not has_model(run, number):
+        if protocol == "global" or not has_model(run, number):
             return
         down = run.down()
         arrays = [self.store.arrays[key] for key in self.keys]
         # A site has one client, whose model is saved as in a run in one process, with the facts of this store.
         model = deployed_model(run, number, down)
         facts = ModelFacts(
-            run=job,
-            seed=seed,
+            run=job.id,
+            seed=job.seed,
             dataset=str(self.store.dataset["slug"]),
             method=method.name,
             code=code_of(method),
-            hp=dict(hp),
-            protocol=method.protocol(run.hp),
+            hp=job.hp,
+            protocol=protocol,
             rounds=run.round,
             dtype=str(run.env.dtype).removeprefix("torch."),
             classes=tuple(self.store.samples.classes),
@@ -116,9 +110,10 @@ class SiteModels:
         own.add(number, owned(client_tensors(model, down)))
         server = {f"server/{name}": t for name, t in down.items()}
         tensors = owned(text | server) | own.stacked()
+        folder = self.state / "models"
         make_private(self.state)
-        make_private(self.state / FOLDER)
-        SavedModel(facts, tensors).save(self.path(job))
+        make_private(folder)
+        SavedModel(facts, tensors).save(folder / f"{job.id}.safetensors")
 
 
 OTHER = Client("", np.empty(0, np.int64), np.empty(0, np.int64))
@@ -129,7 +124,7 @@ OTHER = Client("", np.empty(0, np.int64), np.empty(0, np.int64))
 class SiteJob:
     """One point and seed of a message."""
 
-    id: str  # unique among all runs
+    id: str  # unique among all runs; part of the names of the site's files
     hp: dict[str, Value]  # resolved hyperparameters
     seed: int  # of every stream
     round: int  # from 1: the round to fit, or for scores the last one that was fitted
@@ -137,9 +132,14 @@ class SiteJob:
 
     @classmethod
     def from_words(cls, words: Mapping[str, Any]) -> SiteJob:
-        """The inverse of ``to_words``."""
+        """The inverse of ``to_words``. Raises FederatedRunError for an id that would be a path."""
+        name = str(words["id"])
+        if not name.isalnum():
+            raise FederatedRunError(
+                f"{name!r:.40} is not a valid job name.", "Start the run with fedcache flower."
+            )
         return cls(
-            str(words["id"]),
+            name,
             dict(words["hp"]),
             int(words["seed"]),
             int(words["round"]),
@@ -187,7 +187,7 @@ class Site:
                 run.down = lambda down=down: down  # type: ignore[method-assign, misc]  # the server's tree is not here
                 counts = counts_of(score_job(run), self.data, self.domains)
                 trees.append({"counts": counts})
-                self.models.keep(run, job.id, job.seed, job.hp)
+                self.models.keep(run, job)
                 answers.append({"id": job.id, "round": job.round})
                 continue
             run.round = job.round - 1
@@ -286,10 +286,6 @@ class StoredClientMemory:
                 old.unlink(missing_ok=True)
 
     def _path(self, job: str, round_: int) -> Path:
-        if not job.isalnum():
-            raise FederatedRunError(
-                f"{job!r:.40} is not a valid job name.", "Start the run with fedcache flower."
-            )
         client = digest_of(self.client)[:16]
         return self.folder / job / client / f"after-{round_}.safetensors"
 
