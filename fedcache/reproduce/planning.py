@@ -273,20 +273,20 @@ def roles(entry: PaperTable, options: Options, looker: RequirementCheck) -> dict
                 f"Name the substitutes: --backbones A,B in place of {own}",
             )
         return mapping
-    for name in options.backbones:
-        backbones.lookup(name, home=looker.home.root)
-    if options.backbones and not named:
-        raise UsageError(
-            f"{entry.name} uses no backbone that can be replaced.", "Leave --backbones out."
-        )
-    if len(options.backbones) > len(named):
-        count = len(options.backbones)
-        listed = ", ".join(named)
-        raise UsageError(
-            f"{count} backbones are given for {len(named)} roles.",
-            f"The roles of {entry.name}, in order: {listed}",
-        )
     if options.backbones:
+        for name in options.backbones:
+            backbones.lookup(name, home=looker.home.root)
+        if not named:
+            raise UsageError(
+                f"{entry.name} uses no backbone that can be replaced.", "Leave --backbones out."
+            )
+        count = len(options.backbones)
+        if count > len(named):
+            listed = ", ".join(named)
+            raise UsageError(
+                f"{count} backbones are given for {len(named)} roles.",
+                f"The roles of {entry.name}, in order: {listed}",
+            )
         return dict(zip(named, options.backbones, strict=False))
     if options.on is None:
         return {role: role for role in named}
@@ -306,11 +306,11 @@ def _planned(paper: PaperCell, options: Options, mapping: Mapping[str, str]) -> 
     if options.limit is not None and paper.dataset:
         departures.append(f"data: {options.limit} evenly spaced images")
     alone = paper.backbones == ("pixels",)
-    # Pixels are kept next to an encoder, and if the method has no head to train in place of the whole network.
+    # Pixels next to an encoder, and those of a method that can train only on images, have no substitute.
     taken: list[str | None] = []
     for backbone in paper.backbones:
         new = mapping.get(backbone)
-        if backbone == "pixels" and (not alone or not replaceable(paper)):
+        if backbone == "pixels" and not replaceable(paper):
             new = backbone
         taken.append(new)
     left = tuple(dict.fromkeys(b for b in taken if b is not None))

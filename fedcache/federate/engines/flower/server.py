@@ -171,16 +171,16 @@ class Server:
             ended = []
             to_score = []
             for job, sample, down, answer in zip(open_jobs, samples, downs, answers, strict=True):
-                merged = self._merge(job, sample, down, answer)
-                if merged is None:
+                ids = self._merge(job, sample, down, answer)
+                if ids is None:
                     continue
-                ended.append((job, *merged))
+                ended.append((job, ids))
                 is_scored = eval_every > 0 and job.run.round % eval_every == 0
                 if is_scored or not job.open:
                     to_score.append(job)
             self._score(to_score, common)
-            for job, ids, traffic in ended:
-                self._record(job, ids, traffic, seconds, job in to_score)
+            for job, ids in ended:
+                self._record(job, ids, seconds, job in to_score)
         # A run that was resumed after its last round is scored again.
         unscored = [job for job in jobs if job.failed is None and job.evaluation is None]
         self._score(unscored, common)
@@ -289,8 +289,8 @@ class Server:
         sample: Sequence[int],
         down: Tree,
         answer: Mapping[int, Tree | str] | SummedUploads,
-    ) -> tuple[list[int], Any] | None:
-        """Pool the uploads of a round and end it; returns its clients and traffic, or None if the job failed."""
+    ) -> list[int] | None:
+        """Pool the uploads of a round and end it; returns its clients, or None if the job failed."""
         run = job.run
         number = run.round + 1
         summed = None
@@ -341,12 +341,12 @@ class Server:
                 sent = [run.upload_size(ups[client]) for client in ids]
             else:
                 sent = [(summed.numbers, UPLOAD_BYTES)] * len(ids)
-            traffic = run.finish(ids, down, pooled, sent)
+            run.finish(ids, down, pooled, sent)
         except FedcacheError as error:
             job.failed = error
             return None
         job.latest |= dict.fromkeys(ids, number)
-        return ids, traffic
+        return ids
 
     def _check_quorum(
         self, number: int, ids: Sequence[int], sample: Sequence[int], reasons: Mapping[int, str]
@@ -420,10 +420,9 @@ class Server:
                 job.run.warnings.append(warning)
             job.evaluation, job.dealt = score_counts(job.run, facts, counts)
 
-    def _record(
-        self, job: ServerJob, ids: Sequence[int], traffic: Any, seconds: float, measured: bool
-    ) -> None:
+    def _record(self, job: ServerJob, ids: Sequence[int], seconds: float, measured: bool) -> None:
         run = job.run
+        traffic = run.traffic.rounds[-1]
         diagnostics: dict[str, float] = {}
         if measured:
             diagnostics = run.diagnose()
