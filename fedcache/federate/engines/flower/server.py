@@ -46,7 +46,7 @@ from fedcache.federate.engines.flower.sites import (
     SiteRows,
     Sites,
     Transport,
-    rows_of,
+    client_of,
     score_counts,
 )
 from fedcache.federate.trust.pipeline import RejectedUpload
@@ -135,7 +135,7 @@ class Server:
 
         ``spec`` is as in ``engine.run``; its data gives widths, views, classes and text, and has no rows.
         """
-        clients = [rows_of(m.facts) for m in self.sites.members]
+        clients = [client_of(m.facts) for m in self.sites.members]
         leaves_out = spec.trust.on_bad == "reject"
         silent = spec.method.uploads is sends_nothing
         trust = spec.trust
@@ -458,7 +458,7 @@ class Server:
         number = jobs[0].run.round + 1
         for job in jobs:
             run = job.run
-            clients: list[Any] = [*run.clients, rows_of(member.facts)]
+            clients: list[Any] = [*run.clients, client_of(member.facts)]
             dtype = run.env.dtype
             wider = RunState(
                 run.method, run.hp, run.data, clients, run.seed, dtype, trust=run.trust

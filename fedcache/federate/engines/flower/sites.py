@@ -194,19 +194,10 @@ def _is_whole(value: Any, low: int, high: int) -> bool:
     return type(value) is int and low <= value <= high  # a bool is no number here
 
 
-@dataclass(frozen=True, eq=False)
-class RowCounts:
-    """A client on the server: its name and its numbers of rows, without the rows."""
-
-    name: str
-    train: np.ndarray
-    test: np.ndarray
-
-
-def rows_of(facts: SiteFacts) -> RowCounts:
-    """The client of a site for ``RunState``; the array of its rows takes no memory."""
+def client_of(facts: SiteFacts) -> Client:
+    """The client of a site on the server: its name and its number of training rows, in an array without memory."""
     train = np.broadcast_to(np.int64(0), (facts.train,))
-    return RowCounts(facts.name, train, np.empty(0, np.int64))
+    return Client(facts.name, train, np.empty(0, np.int64))
 
 
 SAME = {
@@ -704,9 +695,7 @@ class Sites:
 
     def ask(self, kind: str, messages: Requests) -> Answers:
         """``Transport.ask`` with the terms' timeout."""
-        if messages:
-            return self.transport.ask(kind, messages, self.terms.timeout)
-        return {}
+        return self.transport.ask(kind, messages, self.terms.timeout)
 
 
 # The rows of sites on the server: numbers, widths, digests and counts, without the rows.
@@ -828,7 +817,7 @@ def score_counts(
     start = 0
     for i, known in enumerate(facts):
         if i not in counts:
-            clients.append(RowCounts(known.name, none, none))
+            clients.append(Client(known.name, none, none))
             continue
         # One global model has one prediction for a row of a test set that several sites hold.
         key = known.tests
@@ -846,7 +835,7 @@ def score_counts(
             guess.append(np.where(predicted_class == C, -1, predicted_class))
             first[key] = np.arange(start, start + len(cell))
             start += len(cell)
-        clients.append(RowCounts(known.name, first[key], first[key]))
+        clients.append(Client(known.name, first[key], first[key]))
     y = torch.from_numpy(np.concatenate(label))
     predicted = torch.from_numpy(np.concatenate(guess))
     domains = torch.from_numpy(np.concatenate(domain))
