@@ -6,8 +6,9 @@ The code that extracts and trains says what a cell needs: nothing is declared re
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -45,12 +46,15 @@ class Requirement:
 
 
 class RequirementCheck:
-    """Check of what cells need; each requirement is looked up once, also when several cells need it.
+    """Check of what cells need; weights and data are looked up once, also when several cells need them.
 
     Args:
         home: home to search for weights and data.
         weights: ``--weights NAME=FILE``.
         data: ``--data NAME=PATH``.
+
+    Attributes:
+        weights: name of a backbone -> its missing requirement; None if it is available.
     """
 
     def __init__(
@@ -63,7 +67,8 @@ class RequirementCheck:
         self.given = {name: Path(path).expanduser() for name, path in (weights or {}).items()}
         self.roots = roots_of(data or {})
         self._memory = memory_of(home)
-        self._found: dict[tuple[str, str], Requirement | None] = {}
+        self.weights = cache(self._find_weights)
+        self._data = cache(self._find_data)
 
     def missing(self, entry: PaperTable, cell: PaperCell) -> list[Requirement]:
         """Requirements that a cell of an entry lacks; [] when it can be measured now."""
@@ -76,7 +81,7 @@ class RequirementCheck:
         if "weights" in reads:
             requirements += [self.weights(name) for name in cell.backbones]
         if "data" in reads:
-            requirements.append(self._once("data", cell.dataset, lambda: self._data(cell.dataset)))
+            requirements.append(self._data(cell.dataset))
         return [need for need in requirements if need is not None]
 
     def all_missing(self, entry: PaperTable) -> list[Requirement]:
@@ -86,18 +91,7 @@ class RequirementCheck:
             requirements += self.missing(entry, cell)
         return list(dict.fromkeys(requirements))
 
-    def weights(self, name: str) -> Requirement | None:
-        """The missing requirement of a backbone; None if it is available."""
-        return self._once("weights", name, lambda: self._weights(name))
-
-    def _once(
-        self, kind: str, name: str, ask: Callable[[], Requirement | None]
-    ) -> Requirement | None:
-        if (kind, name) not in self._found:
-            self._found[kind, name] = ask()
-        return self._found[kind, name]
-
-    def _weights(self, name: str) -> Requirement | None:
+    def _find_weights(self, name: str) -> Requirement | None:
         try:
             row = backbones.lookup(name, home=self.home.root)
             found = backbones.locate(
@@ -115,7 +109,7 @@ class RequirementCheck:
             return Requirement("weights", name, why, command, fetched=True)
         return None
 
-    def _data(self, spec: str) -> Requirement | None:
+    def _find_data(self, spec: str) -> Requirement | None:
         try:
             known = info(spec, roots=self.roots, data=self.home.data)
         except FedcacheError as error:
