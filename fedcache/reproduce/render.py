@@ -360,17 +360,13 @@ class RowRanking:
         agree = len(self.agree)
         counted = agree + len(self.reverse) + len(self.undecided)
         parts = [f"{agree} of {counted} pairs as printed{_pairs(self.agree)}"]
-        if self.reverse:
-            pairs = _pairs(self.reverse, "printed above")
-            parts.append(f"{len(self.reverse)} in the opposite order{pairs}")
-        if self.undecided:
-            pairs = _pairs(self.undecided, "and")
-            parts.append(
-                f"{len(self.undecided)} undecided, less than one standard error apart{pairs}"
-            )
-        if self.tied:
-            pairs = _pairs(self.tied, "and")
-            parts.append(f"{len(self.tied)} printed equal{pairs}")
+        for pairs, word, what in (
+            (self.reverse, "printed above", "in the opposite order"),
+            (self.undecided, "and", "undecided, less than one standard error apart"),
+            (self.tied, "and", "printed equal"),
+        ):
+            if pairs:
+                parts.append(f"{len(pairs)} {what}{_pairs(pairs, word)}")
         alone = ""
         if all(p.measured.std is None for p in self.places):
             alone = " There is only one seed and no standard error, so every difference counts."

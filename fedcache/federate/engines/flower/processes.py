@@ -122,14 +122,10 @@ class Process:
             return ""
         return "\n".join(text.splitlines()[-lines:])
 
-    def ask_to_stop(self) -> None:
-        """Send SIGTERM if it runs; the program then ends its own child processes."""
-        self.popen.terminate()
-
     def stop(self) -> None:
         """Stop the program and all of its child processes, by their process numbers."""
         children = descendants(self.popen.pid)
-        self.ask_to_stop()
+        self.popen.terminate()  # after SIGTERM the program ends its own child processes
         with suppress(subprocess.TimeoutExpired):
             self.popen.wait(GRACE)
         self._kill(children)
@@ -190,7 +186,7 @@ def start(
 def stop_all(processes: Sequence[Process]) -> None:
     """Stop processes, the last started first."""
     for process in reversed(processes):
-        process.ask_to_stop()
+        process.popen.terminate()
     for process in reversed(processes):
         process.stop()
 
