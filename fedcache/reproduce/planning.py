@@ -205,14 +205,14 @@ class PlannedCell:
     refused: str | None = None
 
 
-def plan(entry: PaperTable, options: Options, looker: RequirementCheck) -> list[PlannedCell]:
+def plan(entry: PaperTable, options: Options, check: RequirementCheck) -> list[PlannedCell]:
     """Every chosen cell as it will be run.
 
     Raises:
         UsageError for an unknown label or value, for ``--backbones`` where the entry has no roles, and for the recipe
             of a backbone without a role.
     """
-    mapping = roles(entry, options, looker)
+    mapping = roles(entry, options, check)
     for key in options.recipe:
         named = key.rpartition(":")[0]
         if named and named not in mapping.values():
@@ -249,7 +249,7 @@ STAND_INS = {
 """FedPCL's backbone -> its substitute, of another architecture and trained on other images."""
 
 
-def roles(entry: PaperTable, options: Options, looker: RequirementCheck) -> dict[str, str]:
+def roles(entry: PaperTable, options: Options, check: RequirementCheck) -> dict[str, str]:
     """Paper's backbone -> the backbone that is used for it; backbones that are left out are absent.
 
     ``--backbones`` replace the paper's backbones in order; the word ``proxy`` means ``STAND_INS``. Without them the
@@ -269,7 +269,7 @@ def roles(entry: PaperTable, options: Options, looker: RequirementCheck) -> dict
         return mapping
     if options.backbones:
         for name in options.backbones:
-            backbones.lookup(name, home=looker.home.root)
+            backbones.lookup(name, home=check.home.root)
         if not named:
             raise UsageError(
                 f"{entry.name} uses no backbone that can be replaced.", "Leave --backbones out."
@@ -284,7 +284,7 @@ def roles(entry: PaperTable, options: Options, looker: RequirementCheck) -> dict
         return dict(zip(named, options.backbones, strict=False))
     if options.on is None:
         return {role: role for role in named}
-    here = {role: role for role in named if looker.weights(role) is None}
+    here = {role: role for role in named if check.weights(role) is None}
     if not here and named:
         here = {named[0]: DEFAULT}
     return here

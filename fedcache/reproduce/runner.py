@@ -145,16 +145,16 @@ def reproduce(
     options = options or Options()
     observer = observer or Silent()
     stop = stop or Stop()
-    looker = RequirementCheck(home, options.weights, options.data)
+    check = RequirementCheck(home, options.weights, options.data)
     todo: list[tuple[PlannedCell, list[Requirement]]] = []
-    for p in plan(entry, options, looker):
+    for p in plan(entry, options, check):
         # Files that extraction fetches are not missing, and data given with --on is checked when it is opened.
-        lack = [n for n in looker.missing(entry, p.cell) if not n.fetched]
+        lack = [n for n in check.missing(entry, p.cell) if not n.fetched]
         if options.on is not None:
             lack = [n for n in lack if n.kind != "data"]
         todo.append((p, lack))
     if options.on is not None:  # a word that is no dataset is refused at once
-        context = datasets.Context(memory_of(home), looker.roots, home.data)
+        context = datasets.Context(memory_of(home), check.roots, home.data)
         datasets.peek(options.on, context)
     ready = [p for p, lack in todo if not p.refused and not lack]
     if not ready:
@@ -274,11 +274,11 @@ def _requests_of(planned: PlannedCell, workbench: Workbench) -> tuple[list[RunRe
     requests = []
     # Every seed has its own partition, so every seed is a run of its own.
     for seed in parse_seeds(cell.seeds):
-        dealt = partition_cell(cell, found.columns, seed, proxy=proxy)
-        participation, fewer = _participation(cell, len(dealt.partition.clients), proxy)
-        settings, short = short_batches(cell, dealt.partition, proxy=proxy)
-        departures += [*dealt.departures, *fewer, *short]
-        options = dict(dealt.args)
+        assigned = partition_cell(cell, found.columns, seed, proxy=proxy)
+        participation, fewer = _participation(cell, len(assigned.partition.clients), proxy)
+        settings, short = short_batches(cell, assigned.partition, proxy=proxy)
+        departures += [*assigned.departures, *fewer, *short]
+        options = dict(assigned.args)
         if cell.domain:
             options["domain"] = cell.domain
         config = TrainConfig(

@@ -33,8 +33,12 @@ def study_data(
         facts: of the call: command, version, seconds.
     """
     partitions = {}
-    for label, deal in study.partitions.items():
-        partitions[label] = {"scheme": deal.scheme, "clients": deal.clients, **deal.options}
+    for label, bench_partition in study.partitions.items():
+        partitions[label] = {
+            "scheme": bench_partition.scheme,
+            "clients": bench_partition.clients,
+            **bench_partition.options,
+        }
     treatments = {}
     for label, treatment in study.treatments.items():
         treatments[label] = {

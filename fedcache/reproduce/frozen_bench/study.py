@@ -178,12 +178,12 @@ def parse_study(data: Mapping[str, Any]) -> Study:
         "partitions": {k: BenchPartition(**v) for k, v in data["partitions"].items()},
         "treatments": {k: _treatment(k, v) for k, v in data["treatments"].items()},
     }
-    for label, deal in made["partitions"].items():
-        if deal.scheme == "natural":
+    for label, bench_partition in made["partitions"].items():
+        if bench_partition.scheme == "natural":
             continue
-        if deal.scheme not in SCHEMES:
-            raise _wrong(f"partition {label}: no scheme {deal.scheme}")
-        SCHEMES[deal.scheme].resolve(dict(deal.options))
+        if bench_partition.scheme not in SCHEMES:
+            raise _wrong(f"partition {label}: no scheme {bench_partition.scheme}")
+        SCHEMES[bench_partition.scheme].resolve(dict(bench_partition.options))
     return Study(**made)
 
 

@@ -197,15 +197,15 @@ class Server:
             return self._summed_round(jobs, samples, downs, common, self.secure_bound)
         found: list[dict[int, Tree | str]] = [{} for _ in jobs]
         messages = {}
-        asked = {}  # node -> its client, and the places in ``jobs`` of that client's jobs
+        recipients = {}  # node -> its client, and the places in ``jobs`` of that client's jobs
         for client, member in enumerate(self.sites.members):
             own_jobs = [g for g, sample in enumerate(samples) if client in sample]
             if own_jobs:
                 words = self._words([jobs[g] for g in own_jobs], client, common, ahead=1)
                 messages[member.node] = SiteMessage(words, [downs[g] for g in own_jobs])
-                asked[member.node] = (client, own_jobs)
+                recipients[member.node] = (client, own_jobs)
         for node, answer in self.sites.ask("fit", messages).items():
-            client, own_jobs = asked[node]
+            client, own_jobs = recipients[node]
             sound = _result_or_reason(answer)
             for place, g in enumerate(own_jobs):
                 if isinstance(sound, str):
@@ -418,7 +418,7 @@ class Server:
                 warning = f"site {name!r} is not scored: {read}"
                 self.sites.miss(job.run.round, name, f"not scored: {read}", f"{warning}.")
                 job.run.warnings.append(warning)
-            job.evaluation, job.dealt = score_counts(job.run, facts, counts)
+            job.evaluation, job.scored_rows = score_counts(job.run, facts, counts)
 
     def _record(self, job: ServerJob, ids: Sequence[int], seconds: float, measured: bool) -> None:
         run = job.run
@@ -651,11 +651,11 @@ def federate(
         if job.failed is not None:
             errors.append(job.failed)
             continue
-        assert job.dealt is not None
+        assert job.scored_rows is not None
         # The rows that the counts stand for have labels and domains, which a result reads, and no features.
-        y = job.dealt.y
-        x = job.dealt.x.new_empty(len(y), 1, 0)
-        rows = replace(run.inputs.data, x=x, y=y, domain=job.dealt.domain, text=None)
+        y = job.scored_rows.y
+        x = job.scored_rows.x.new_empty(len(y), 1, 0)
+        rows = replace(run.inputs.data, x=x, y=y, domain=job.scored_rows.domain, text=None)
         scored = run.inputs.with_data(rows)
         outcome = outcome_of(job, sites.members)
         seconds = sum(record.seconds for record in job.records)

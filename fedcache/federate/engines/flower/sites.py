@@ -458,7 +458,7 @@ class Sites:
         self.names = names or SiteNames()
         self.members: list[Member] = []  # in client order
         self.missed: list[MissedSite] = []  # sites that were missing in some step
-        self.joined: list[MissedSite] = []  # sites that came after the beginning
+        self.joined: list[MissedSite] = []  # sites that arrived after the beginning
         self._request: dict[str, Any] = {}
         self._met: set[int] = set()  # nodes that have reported facts, or get no more requests
         # node -> requests for its facts that it did not answer
@@ -470,7 +470,7 @@ class Sites:
         Raises StoreError if sites lack the requested arrays or differ; FederatedRunError if too few come.
         """
         self._request = dict(request)
-        came: list[Member] = []
+        arrived: list[Member] = []
         lacking: list[FedcacheError | str] = []
         last = time.monotonic() + self.terms.wait
         self.observer.note(f"Waiting for {self.terms.sites} sites.")
@@ -482,9 +482,9 @@ class Sites:
             owned = len(self.names.known())
             self.observer.note(f"A name belongs to the first key that uses it. {owned} are taken.")
         while True:
-            came += self._request_facts(lacking, max(last - time.monotonic(), ANSWER))
-            kept, differing, rejected = self._select_members(came)
-            decided = bool(self.terms.like) or len(came) > 2 * len(differing)
+            arrived += self._request_facts(lacking, max(last - time.monotonic(), ANSWER))
+            kept, differing, rejected = self._select_members(arrived)
+            decided = bool(self.terms.like) or len(arrived) > 2 * len(differing)
             late = time.monotonic() >= last
             if (decided and len(kept) >= self.terms.sites) or late:
                 break
@@ -492,7 +492,7 @@ class Sites:
         for member, why, hint in (*differing, *rejected):
             self._refuse(0, member.facts.name, why, hint)
         if not decided and differing:
-            raise self._no_majority(came, differing)
+            raise self._no_majority(arrived, differing)
         needed = self.terms.sites
         if late:
             # Nodes that are there and cannot take part count as present, so that one of them cannot block all others.
@@ -517,13 +517,13 @@ class Sites:
         return kept
 
     def _select_members(
-        self, came: Sequence[Member]
+        self, arrived: Sequence[Member]
     ) -> tuple[list[Member], list[Refusal], list[Refusal]]:
         """The sites that take part, those that differ from them, and those that are rejected for another reason.
 
-        ``came`` is in the order of arrival.
+        ``arrived`` is in the order of arrival.
         """
-        fit, differing = compatible_sites(came, self.terms.like)
+        fit, differing = compatible_sites(arrived, self.terms.like)
         limits = RowLimits.of(fit, self.terms.max_rows)
         owners = self.names.known()
         accepted = []
@@ -534,10 +534,10 @@ class Sites:
                 accepted.append(member)
             else:
                 rejected.append((member, *problem))
-        # A name belongs to the first node that came with it.
+        # A name belongs to the first node that arrived with it.
         nodes = {member.node for member in accepted}
         first: dict[str, int] = {}
-        for member in came:
+        for member in arrived:
             if member.node in nodes:
                 first.setdefault(member.facts.name, member.node)
         kept = []
@@ -567,7 +567,7 @@ class Sites:
 
         Nodes have ``wait`` seconds to answer, or the terms' timeout if that is less.
         """
-        came = []
+        arrived = []
         here = self.transport.nodes()
         requests = {node: SiteMessage(self._request) for node in sorted(set(here) - self._met)}
         if not requests:
@@ -600,20 +600,20 @@ class Sites:
                     f"node {node} is left out, because its description is invalid: {error}."
                 )
                 continue
-            came.append(Member(node, facts, here[node]))
+            arrived.append(Member(node, facts, here[node]))
             rows = f"{facts.train:,} training rows, {facts.test:,} test rows"
             self.observer.note(f"Site {facts.name!r}: {rows}.")
-        return came
+        return arrived
 
-    def _no_majority(self, came: Sequence[Member], refused: Sequence[Refusal]) -> FedcacheError:
+    def _no_majority(self, arrived: Sequence[Member], refused: Sequence[Refusal]) -> FedcacheError:
         """The error for sites without a majority that agrees."""
         others = {member.node for member, *_ in refused}
-        agreeing = (m.facts.name for m in in_client_order(came) if m.node not in others)
+        agreeing = (m.facts.name for m in in_client_order(arrived) if m.node not in others)
         first = next(agreeing)
         member, why, hint = refused[0]
         other = member.facts.name
         return StoreError(
-            f"{len(came)} sites are connected, but no more than half of them match. For example, site "
+            f"{len(arrived)} sites are connected, but no more than half of them match. For example, site "
             f"{other!r} differs from {first!r}: {why}.",
             f"{hint} {SITE_THAT_IS_RIGHT}.",
         )
