@@ -25,6 +25,7 @@ from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
 from fedcache.commands.train import model_lines
 from fedcache.config import Home, TrainConfig
 from fedcache.errors import Exit, FedcacheError, UsageError, shell_word
+from fedcache.federate.engines.flower import TRAIN
 from fedcache.federate.engines.flower.network import Address, run_app
 from fedcache.federate.engines.flower.processes import make_keys, need_flower, read_keys
 from fedcache.federate.engines.flower.site_names import names_of
@@ -38,28 +39,10 @@ flower = typer.Typer(
 )
 
 RUN_FIELDS = [
-    *pick(
-        TrainConfig,
-        "method",
-        "preset",
-        "backbones",
-        "rounds",
-        "participation",
-        "seeds",
-        "set",
-        "eval_every",
-        "dtype",
-        "aggregate",
-        "on_bad_update",
-        "byzantine",
-        "max_update_norm",
-        "max_rows_per_client",
-        "max_share",
-        "max_row_norm",
-    ),
+    *pick(TrainConfig, *TRAIN),
     *pick(RunOptions, "runs", "fresh"),
 ]
-"""Options of a run that apply where each client is a site; ``federate.engines.flower.plan`` explains the others."""
+"""Options of ``app`` and ``up``; ``federate.engines.flower.plan`` explains why others do not apply."""
 
 Sweep = Annotated[
     list[str] | None,

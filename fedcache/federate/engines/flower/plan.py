@@ -19,6 +19,7 @@ from fedcache.errors import UsageError, shell_word
 from fedcache.federate.engine.client_data import SHARED_SUMS
 from fedcache.federate.engine.hyperparameters import Hp
 from fedcache.federate.engine.method import Method, clients_per_round, keep_down
+from fedcache.federate.engines.flower import TRAIN
 from fedcache.federate.engines.flower.masking import BOUND, LEAST_SITES, check_secure
 from fedcache.federate.engines.flower.sites import Terms
 from fedcache.federate.methods import find_method
@@ -37,25 +38,6 @@ from fedcache.runs.spec import (
 from fedcache.store.lock import write_output
 
 IN_PROCESS = "To simulate it in one process: fedcache train --clients-from DIR --method {}"
-
-TRAIN = (
-    "method",
-    "preset",
-    "backbones",
-    "rounds",
-    "participation",
-    "seeds",
-    "eval_every",
-    "dtype",
-    "aggregate",
-    "on_bad_update",
-    "byzantine",
-    "max_update_norm",
-    "max_rows_per_client",
-    "max_share",
-    "max_row_norm",
-)
-"""Fields of ``TrainConfig`` in an app."""
 
 PACKAGE = "fedcache_app"
 NEEDS = "flwr>=1.41,<1.42"
@@ -273,7 +255,7 @@ class Plan:
     def to_config(self) -> dict[str, str | int | float | bool]:
         """The plan as a flat table for ``[tool.flwr.app.config]``; ``flwr run --run-config`` can override it."""
         table = to_table(self.train)
-        values = {name: table.get(name, "") for name in TRAIN}
+        values = {name: table.get(name, "") for name in TRAIN if name != "set"}
         settings = [f"{name}={value}" for name, value in self.train.set.items()]
         values["set"] = " ".join(settings)
         sweeps = [key + "=" + ",".join(swept) for key, swept in self.sweep.items()]

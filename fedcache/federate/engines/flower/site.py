@@ -43,7 +43,7 @@ from fedcache.heads.linear import Tree
 from fedcache.models.client_stacks import ClientTensors
 from fedcache.models.saved_model import ModelFacts, SavedModel, client_tensors, computed_as, owned
 from fedcache.progress import Silent
-from fedcache.runs.features import text_of
+from fedcache.runs.features import backbones_of, text_of
 from fedcache.runs.identity import code_of
 from fedcache.runs.origin import check_text
 from fedcache.runs.store_choice import arrays_for, feat_post_for
@@ -407,10 +407,6 @@ class SiteRequest:
                 "Add labels to the dataset, then extract or shard again.",
             )
         arrays = [store.arrays[key] for key in keys]
-        recipes = [dict(array.recipe) for array in arrays]
-        backbones = []
-        for key, recipe in zip(keys, recipes, strict=True):
-            backbones.append(str(recipe.get("backbone", key)))
         requested = "feat_post" in self.config.set
         test_uids = sorted(bytes(uid) for uid in s.uid[client.test])
         tests = b"".join(test_uids)
@@ -424,9 +420,9 @@ class SiteRequest:
             classes=tuple(s.classes),
             domains=tuple(s.domains),
             keys=tuple(keys),
-            backbones=tuple(backbones),
+            backbones=backbones_of(store, keys),
             recipes=tuple(self.recipes),
-            made_from=tuple(canonical_json(recipe).decode() for recipe in recipes),
+            made_from=tuple(canonical_json(dict(array.recipe)).decode() for array in arrays),
             widths=tuple(int(array.shape[2]) for array in arrays),
             views=min(array.shape[1] for array in arrays),
             text=text_digest,
