@@ -168,13 +168,10 @@ def parse_study(data: Mapping[str, Any]) -> Study:
         if key in data:
             raise _wrong(f"unknown key {key}")
         raise _wrong(f"missing {key}")
-    backbones = {}
-    for name, options in data["backbones"].items():
-        backbones[name] = tuple(options.get("data", ()))
     made = {
         **data,
         "data": {label: source["dataset"] for label, source in data["data"].items()},
-        "backbones": backbones,
+        "backbones": {k: tuple(v.get("data", ())) for k, v in data["backbones"].items()},
         "partitions": {k: BenchPartition(**v) for k, v in data["partitions"].items()},
         "treatments": {k: _treatment(k, v) for k, v in data["treatments"].items()},
     }

@@ -82,11 +82,9 @@ def fit_slice(
     job = held.job(seed)
     job.round = number
     job.states = ClientStates()
-    for client, state in states.items():
-        job.states[client] = state
+    job.states.update(states)
     ups = [fit_group(job, down, group) for group in groups]
-    after = {client: job.states[client] for client in job.states}
-    return {"ups": ups, "states": after}
+    return {"ups": ups, "states": dict(job.states)}
 
 
 class OverRay(Sequential):
@@ -117,8 +115,7 @@ class OverRay(Sequential):
                 point.env.watch()
                 answers.update(pool.wait(0.5))
             answer = answers.pop(turn)
-            for client, state in answer["states"].items():
-                point.states[client] = state
+            point.states.update(answer["states"])
             yield from zip(piece, answer["ups"], strict=True)
 
 
