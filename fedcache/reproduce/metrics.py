@@ -276,7 +276,7 @@ UNITS: Mapping[str, str] = {
 }
 
 
-def name(metric: str) -> str:
+def show_metric(metric: str) -> str:
     """A metric with its unit."""
     words = metric.replace("_", " ").replace(":", " ")
     if unit(metric):

@@ -12,9 +12,9 @@ from fedcache.parsing import as_lists
 from fedcache.reproduce.metrics import (
     Measurement,
     compare,
-    name,
     show_compared,
     show_measured,
+    show_metric,
     show_printed,
     unit,
 )
@@ -71,7 +71,7 @@ def rows(report: Reproduction) -> list[tuple[str, ...]]:
                 last = show_compared(report.compared(line, i), metric)
             printed = show_printed(line.cell.printed[i], metric)
             got = show_measured(line.measured[metric], metric)
-            made.append((first, *line.cell.at, name(metric), printed, got, *last))
+            made.append((first, *line.cell.at, show_metric(metric), printed, got, *last))
     blank = ("",) * (len(report.entry.labels) - 1)
     # Differences between rows that the paper prints, where all of these rows were run.
     for difference in report.entry.differences:
@@ -89,7 +89,7 @@ def rows(report: Reproduction) -> list[tuple[str, ...]]:
             last = ("", "")
         printed = show_printed(difference.printed, difference.metric)
         got = show_measured(measured, difference.metric)
-        made.append((first, what, *blank, name(difference.metric), printed, got, *last))
+        made.append((first, what, *blank, show_metric(difference.metric), printed, got, *last))
     # Every row has as many cells as there are columns, also those without a number.
     width = len(columns(report))
     return [row[:width] for row in made]
@@ -354,7 +354,7 @@ class RowRanking:
 
     def sentence(self) -> str:
         """Agreement and disagreement with the order of the paper, in words."""
-        metrics = dict.fromkeys(name(p.metric) for p in self.places)
+        metrics = dict.fromkeys(show_metric(p.metric) for p in self.places)
         where = ", ".join((*self.at, " and ".join(metrics)))
         # Pairs that the paper prints as equal have no order to agree with.
         agree = len(self.agree)

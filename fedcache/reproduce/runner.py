@@ -24,9 +24,9 @@ from fedcache.reproduce.metrics import (
     Value,
     compare,
     measure,
-    name,
     over_seeds,
     show_measured,
+    show_metric,
     subtract,
 )
 from fedcache.reproduce.planning import (
@@ -195,7 +195,7 @@ def reproduce(
             runs_of_cell = len(line.runs)
             stored = f" ({line.reused} of {runs_of_cell} runs were stored already)"
         measured = show_measured(line.measured[metric], metric)
-        observer.note(f"{where}: {name(metric)} {measured}{stored}")
+        observer.note(f"{where}: {show_metric(metric)} {measured}{stored}")
     if errors and not any(line.measured for line in lines):
         raise errors[0]
     return Reproduction(entry, options.proxy, options.on, lines, _take_out_shared(lines))

@@ -206,12 +206,12 @@ class Server:
                 recipients[member.node] = (client, own_jobs)
         for node, answer in self.sites.ask("fit", messages).items():
             client, own_jobs = recipients[node]
-            sound = _result_or_reason(answer)
+            result = _result_or_reason(answer)
             for place, g in enumerate(own_jobs):
-                if isinstance(sound, str):
-                    found[g][client] = f"{NO_ANSWER}{sound}"
+                if isinstance(result, str):
+                    found[g][client] = f"{NO_ANSWER}{result}"
                 else:
-                    found[g][client] = self._checked(jobs[g], client, sound, place)
+                    found[g][client] = self._checked(jobs[g], client, result, place)
         return found
 
     def _summed_round(
