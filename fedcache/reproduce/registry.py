@@ -248,7 +248,8 @@ def _cell(
         raise _wrong(where, f"cell {at} has {len(at)} labels, expected {expected}")
     # Later layers win: metrics of the table, its protocol, its axes, and the cell itself.
     layers: list[Mapping[str, Any]] = [{"metrics": data["metrics"]}, protocol]
-    for label, value in zip(data["labels"], at, strict=True):
+    labels = dict(zip(data["labels"], at, strict=True))
+    for label, value in labels.items():
         if label in axes:
             if value not in axes[label]:
                 raise _wrong(where, f"cell {at}: [axes.{label}] has no {value!r}")
@@ -269,7 +270,6 @@ def _cell(
     printed = own.get("printed", ["-"] * metrics)
     if len(printed) != metrics:
         raise _wrong(where, f"cell {at} prints {len(printed)} values for {metrics} metrics")
-    labels = dict(zip(data["labels"], at, strict=True))
     numbers = tuple(_printed(p, where) for p in printed)
     return PaperCell(labels=labels, printed=numbers, **as_tuples(values))
 

@@ -215,12 +215,12 @@ def least_sites(message: Message, context: Context, call_next: ClientAppCallable
     """
     configs = message.content.config_records[RECORD_KEY_CONFIGS]
     if configs.get(Key.STAGE) == Stage.SETUP:
-        sites = configs[Key.SAMPLE_NUMBER]
-        shares = configs[Key.SHARE_NUMBER]
-        needed = configs[Key.THRESHOLD]
+        sites = int(configs[Key.SAMPLE_NUMBER])
+        shares = int(configs[Key.SHARE_NUMBER])
+        needed = int(configs[Key.THRESHOLD])
         # With half of the shares or less, two disjoint groups of sites could each reveal a secret.
-        is_secret = int(needed) >= LEAST_SITES and 2 * int(needed) > int(shares)
-        is_complete = int(sites) >= LEAST_SITES and int(shares) == int(sites)
+        is_secret = needed >= LEAST_SITES and 2 * needed > shares
+        is_complete = sites >= LEAST_SITES and shares == sites
         if not is_secret or not is_complete:
             raise ValueError(
                 f"{needed} of {shares} shares among {sites} sites do not hide an upload"

@@ -147,8 +147,10 @@ class Server:
         rounds = spec.rounds
         if spec.method.one_shot:
             rounds = 1
-        made = ServerJob(job_id, run, rounds, spec.participation, on_round, leaves_out)
-        made.shapes = {k: tuple(t.shape) for k, t in run.server.items()}
+        shapes = {k: tuple(t.shape) for k, t in run.server.items()}
+        made = ServerJob(
+            job_id, run, rounds, spec.participation, on_round, leaves_out, shapes=shapes
+        )
         if state is not None:
             made.records = resume_job(run, state)
             made.latest = {client: r.round for r in made.records for client in r.clients}
