@@ -373,6 +373,9 @@ ANSWER = 60.0
 REQUESTS = 3
 """Requests for the facts of a node before it counts as silent."""
 
+LOOK_EVERY = 1.0
+"""Seconds between looks for new nodes."""
+
 SITE_THAT_IS_RIGHT = "Choose the site that the others must match: --like NAME"
 
 START = "Start the sites: fedcache flower site --shard PATH --superlink HOST:PORT"
@@ -428,7 +431,6 @@ class Terms:
     quorum: int = 1  # least valid uploads of a round
     wait: float = 120.0  # seconds for the sites to come
     timeout: float = 600.0  # seconds for an answer
-    poll: float = 1.0  # seconds between looks for new nodes
     max_rows: int | None = None  # limit of a site's rows; None as ``RowLimits.of``
     like: str = ""  # name of the site that the others must agree with; "" for the majority
 
@@ -488,7 +490,7 @@ class Sites:
             late = time.monotonic() >= last
             if (decided and len(kept) >= self.terms.sites) or late:
                 break
-            time.sleep(self.terms.poll)
+            time.sleep(LOOK_EVERY)
         for member, why, hint in (*differing, *rejected):
             self._refuse(0, member.facts.name, why, hint)
         if not decided and differing:
