@@ -134,7 +134,7 @@ def attend(
     folder = _folder(home, f"site-{state.name}")
     process = start_supernode(address, config, key, folder, port or free_port())
     client = name or store.dataset["shard"]["client"]
-    say(f"Site {client!r} is connected to {address}. Log: {process.log}.")
+    say(f"Site {client!r} is running and connects to {address}. Log: {process.log}.")
     unknown_key = None
     if key is not None:
         unknown_key = MachineError(
