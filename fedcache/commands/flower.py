@@ -26,6 +26,7 @@ from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
 from fedcache.commands.train import model_lines
 from fedcache.config import Home, TrainConfig, option
 from fedcache.errors import Exit, FedcacheError, UsageError, shell_word
+from fedcache.federate.engines.flower import TRAIN
 from fedcache.federate.engines.flower.network import Address, run_app
 from fedcache.federate.engines.flower.processes import make_keys, need_flower, read_keys
 from fedcache.federate.engines.flower.site_names import names_of
@@ -39,28 +40,10 @@ flower = typer.Typer(
 )
 
 RUN_FIELDS = [
-    *pick(
-        TrainConfig,
-        "method",
-        "preset",
-        "backbones",
-        "rounds",
-        "participation",
-        "seeds",
-        "set",
-        "eval_every",
-        "dtype",
-        "aggregate",
-        "on_bad_update",
-        "byzantine",
-        "max_update_norm",
-        "max_rows_per_client",
-        "max_share",
-        "max_row_norm",
-    ),
+    *pick(TrainConfig, *TRAIN),
     *pick(RunOptions, "runs", "fresh"),
 ]
-"""Options of a run that apply where each client is a site; ``federate.engines.flower.plan`` explains the others."""
+"""Options of ``app`` and ``up``; ``federate.engines.flower.plan`` explains why others do not apply."""
 
 Sweep = Annotated[
     list[str] | None,
@@ -145,9 +128,9 @@ def app(
 
     plan = plan_of(given, sweep)
     made = write_app(plan, out or Path(f"fedcache-{plan.train.method}"))
-    data = {"path": str(made.path), "config": plan.to_config(), "points": len(plan.points)}
-    following = f"fedcache flower run {shell_word(made.path)} --superlink HOST:PORT --keys KEYS"
-    return CommandResult(data, [str(made.path), following])
+    data = {"path": str(made), "config": plan.to_config(), "points": len(plan.points)}
+    following = f"fedcache flower run {shell_word(made)} --superlink HOST:PORT --keys KEYS"
+    return CommandResult(data, [str(made), following])
 
 
 @command("flower keys", within=flower)
@@ -314,13 +297,13 @@ def run(
     from fedcache.federate.engines.flower.plan import read_app
 
     _need_keys_or_insecure(keys, insecure)
-    known = read_app(app)
+    read_app(app)  # refuses a directory without a valid app
     ca = None
     if keys is not None:
         ca = read_keys(keys).ca
     address = Address.parse(superlink, ca)
     address.need_loopback("Add --keys KEYS, the folder that the server was started with.")
-    return _ended(run_app(known.path, address, _notifier(observer)))
+    return _ended(run_app(app.resolve(), address, _notifier(observer)))
 
 
 @command(

@@ -14,7 +14,7 @@ from fedcache.config import Home, option_value
 from fedcache.errors import MachineError, shell_word
 from fedcache.extract.backbones import lookup
 from fedcache.process import keep_freed_memory, stopped_by_signals
-from fedcache.reproduce.frozen_bench.study import NAME, BenchBackbone, Study, read_study
+from fedcache.reproduce.frozen_bench.study import NAME, Study, read_study
 from fedcache.reproduce.planning import Options, RequirementCheck
 from fedcache.store.lock import need_folder, write_output
 
@@ -27,7 +27,7 @@ def chosen_study(on: Sequence[str], only: Mapping[str, Sequence[str]], options: 
     for name in options.backbones:
         lookup(name, home=Home.from_environment().root)
     if options.backbones:  # a named backbone is used on all data
-        study = replace(study, backbones={name: BenchBackbone() for name in options.backbones})
+        study = replace(study, backbones=dict.fromkeys(options.backbones, ()))
     if options.rounds is not None:
         study = replace(study, rounds=options.rounds)
     if options.seeds is not None:

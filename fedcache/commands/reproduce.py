@@ -275,7 +275,7 @@ def describe_entry(name: str) -> CommandResult:
     for cell in entry.cells:
         for metric, value in zip(cell.metrics, cell.printed, strict=True):
             shown_value = metrics.show_printed(value, metric)
-            printed.append((*cell.at, metrics.name(metric), shown_value))
+            printed.append((*cell.at, metrics.show_metric(metric), shown_value))
         settings = [f"{key}={_plain(held)}" for key, held in render.cell_data(cell).items()]
         protocols.append((*cell.at, "  ".join(settings)))
     shown = [

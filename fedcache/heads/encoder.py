@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import batch_norm, conv2d, max_pool2d, normalize
 
 from fedcache.heads.linear import Tree, Uniform, affine, init_linear
-from fedcache.heads.projection import BN_EPS, BN_MOMENTUM
+from fedcache.heads.projection import BN_EPS, BN_MOMENTUM, init_batchnorm
 
 PROJECTION = ("p1.W", "p1.b", "p2.W", "p2.b")
 
@@ -163,9 +163,7 @@ def _init_conv(uniform: Uniform, encoder: Encoder) -> Tree:
         a = math.sqrt(6.0 / (out * kernel * kernel))
         W = a * uniform((out, inside, kernel, kernel))
         p[f"{name}.W"] = W
-        like = W[..., 0, 0, 0]
-        p |= {f"{name}.gain": torch.ones_like(like), f"{name}.shift": torch.zeros_like(like)}
-        p |= {f"{name}.mean": torch.zeros_like(like), f"{name}.var": torch.ones_like(like)}
+        p |= init_batchnorm(W[..., 0, 0, 0], f"{name}.")
     return p
 
 

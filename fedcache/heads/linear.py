@@ -176,10 +176,7 @@ def affine(x: Tensor | GramBatch, W: Tensor, b: Tensor | None = None) -> Tensor:
     """
     if isinstance(x, GramBatch):
         u = x.affine(W)
-        if b is None:
-            return u
-        return u + b.unsqueeze(-2)
-    if W.dim() == 2:
+    elif W.dim() == 2:
         # A step of local training. Its shape is used again, so compiling a kernel for it pays.
         if b is not None and W.requires_grad and by_onednn(x, W):
             alone: Tensor = _Batched.apply(x[None], W[None], b[None])
@@ -193,8 +190,7 @@ def affine(x: Tensor | GramBatch, W: Tensor, b: Tensor | None = None) -> Tensor:
         else:
             scores = torch.addmm(b.unsqueeze(-1), W, flat.mT)
         return scores.mT.contiguous().view(*x.shape[:-1], len(W))
-    points_share_rows = W.dim() == x.dim() == 4 and x.shape[0] == 1 < W.shape[0]
-    if points_share_rows:
+    elif W.dim() == x.dim() == 4 and x.shape[0] == 1 < W.shape[0]:
         # All grid points read the same rows: fold the points into the output columns, one GEMM per client.
         G, M, C, D = W.shape
         folded = x[0] @ W.permute(1, 3, 0, 2).reshape(M, D, G * C)

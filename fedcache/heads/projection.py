@@ -22,6 +22,16 @@ BN_MOMENTUM = 0.1
 BN_EPS = 1e-5
 
 
+def init_batchnorm(like: Tensor, prefix: str) -> Tree:
+    """BatchNorm before training: gain 1 and shift 0, running mean 0 and variance 1, each of the shape of ``like``."""
+    return {
+        f"{prefix}gain": torch.ones_like(like),
+        f"{prefix}shift": torch.zeros_like(like),
+        f"{prefix}mean": torch.zeros_like(like),
+        f"{prefix}var": torch.ones_like(like),
+    }
+
+
 @dataclass(frozen=True)
 class Head:
     """Which blocks a model has.
@@ -72,9 +82,7 @@ class Head:
             return init_linear(uniform, classes, width)
         p = init_linear(uniform, self.dim, width, "P.")
         if self.bn:
-            like = p["P.b"]
-            p |= {"P.gain": torch.ones_like(like), "P.shift": torch.zeros_like(like)}
-            p |= {"P.mean": torch.zeros_like(like), "P.var": torch.ones_like(like)}
+            p |= init_batchnorm(p["P.b"], "P.")
         if self.kind == "mlp":
             p |= init_linear(uniform, classes, self.dim, "Q.")
         return p

@@ -73,8 +73,8 @@ def partition(cell: PaperCell, workbench: Workbench) -> Measured:
     proxy = workbench.options.proxy
     cell, departures = with_known_domains(cell, columns, proxy=proxy)
     seed = parse_seeds(cell.seeds)[0]
-    dealt = partition_cell(cell, columns, seed, proxy=proxy)
-    rows = dealt.partition.describe(columns)
+    assigned = partition_cell(cell, columns, seed, proxy=proxy)
+    rows = assigned.partition.describe(columns)
     if "domain_of" in cell.options:
         name = find_domain(str(cell.options["domain_of"]), columns.domains)
         rows = [r for r in rows if r.client == name]
@@ -102,9 +102,9 @@ def partition(cell: PaperCell, workbench: Workbench) -> Measured:
     # The picture is drawn only if it is one of the cell's metrics.
     if "dots" in cell.metrics:
         path = _picture(cell, workbench)
-        draw(dealt.partition, columns, path)
+        draw(assigned.partition, columns, path)
         values["dots"] = str(path)
-    return {m: values[m] for m in cell.metrics}, [*departures, *dealt.departures]
+    return {m: values[m] for m in cell.metrics}, [*departures, *assigned.departures]
 
 
 def entropy(cell: PaperCell, workbench: Workbench) -> Measured:
@@ -206,11 +206,11 @@ def heatmap(cell: PaperCell, workbench: Workbench) -> Measured:
     found = workbench.features(cell)
     seed = parse_seeds(cell.seeds)[0]
     proxy = workbench.options.proxy
-    dealt = partition_cell(cell, found.columns, seed, proxy=proxy)
+    assigned = partition_cell(cell, found.columns, seed, proxy=proxy)
     # One model for each backbone, and at the end one that reads all.
-    models = [trained(cell, workbench, (name,), dealt) for name in found.names]
-    models.append(trained(cell, workbench, found.names, dealt))
-    clients = dealt.partition.clients
+    models = [trained(cell, workbench, (name,), assigned) for name in found.names]
+    models.append(trained(cell, workbench, found.names, assigned))
+    clients = assigned.partition.clients
     by_model = []
     for states, _ in models:
         by_model.append(torch.stack([state["proto"] for state in states]))
@@ -234,8 +234,8 @@ def heatmap(cell: PaperCell, workbench: Workbench) -> Measured:
         pairs = zip(of_clients, of_all, strict=True)
         cka.append([linear_cka(a.double().numpy(), b.double().numpy()) for a, b in pairs])
     names = [client.name for client in clients]
-    _, short = short_batches(cell, dealt.partition, proxy=proxy)
-    departures = [*dealt.departures, *short]
+    _, short = short_batches(cell, assigned.partition, proxy=proxy)
+    departures = [*assigned.departures, *short]
     if len(found.names) == 1:
         departures.append("one backbone: there is nothing to compare")
     return {
@@ -245,12 +245,12 @@ def heatmap(cell: PaperCell, workbench: Workbench) -> Measured:
 
 
 def trained(
-    cell: PaperCell, workbench: Workbench, names: tuple[str, ...], dealt: CellPartition
+    cell: PaperCell, workbench: Workbench, names: tuple[str, ...], assigned: CellPartition
 ) -> tuple[list[Any], Any]:
     """The clients' final states of a run on some of the backbones, and its inputs."""
     found = workbench.features(cell)
     seed = parse_seeds(cell.seeds)[0]
-    settings, _ = short_batches(cell, dealt.partition, proxy=workbench.options.proxy)
+    settings, _ = short_batches(cell, assigned.partition, proxy=workbench.options.proxy)
     config = TrainConfig(
         method=cell.method,
         preset=cell.preset,
@@ -259,7 +259,7 @@ def trained(
         seeds=str(seed),
         set=settings,
     )
-    part = PartitionConfig(cell.scheme, None, seed, dealt.args)
+    part = PartitionConfig(cell.scheme, None, seed, assigned.args)
     preparation = Preparation(workbench.home, workbench.quiet, workbench.halt, extract=False)
     # The heatmap needs the models and not only their scores, so the engine is called without a run's directory.
     inputs = prepare_run(config, row_source(config, part, preparation))

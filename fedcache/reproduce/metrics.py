@@ -233,16 +233,16 @@ def _near_best(run: Run, rest: str) -> Value | None:
     return float(next(i for i, accuracy in enumerate(curve, 1) if accuracy >= enough))
 
 
+TAILS = ("worst10", "worst20", "worst40", "best10")
+"""Mean accuracy of the worst or best 10, 20 or 40 % of the clients."""
+
 METRICS: Mapping[str, Callable[[Run, str], Value | None]] = {
     "accuracy": _at("accuracy", "mean", scale=100.0),
     "client_mean": _at("accuracy", "client_mean", scale=100.0),
     "client_min": _client_min,
     "client": _client,
     "domain": _domain,
-    "worst10": _at("fairness", "worst10", scale=100.0),
-    "worst20": _at("fairness", "worst20", scale=100.0),
-    "worst40": _at("fairness", "worst40", scale=100.0),
-    "best10": _at("fairness", "best10", scale=100.0),
+    **{tail: _at("fairness", tail, scale=100.0) for tail in TAILS},
     "std": _at("fairness", "std_pp"),
     "params": _params,
     "head_params": _head_params,
@@ -262,10 +262,7 @@ UNITS: Mapping[str, str] = {
             "client_min",
             "client",
             "domain",
-            "worst10",
-            "worst20",
-            "worst40",
-            "best10",
+            *TAILS,
             "macro_f1",
             "curve",
         ),
@@ -279,7 +276,7 @@ UNITS: Mapping[str, str] = {
 }
 
 
-def name(metric: str) -> str:
+def show_metric(metric: str) -> str:
     """A metric with its unit."""
     words = metric.replace("_", " ").replace(":", " ")
     if unit(metric):

@@ -6,8 +6,9 @@ The code that extracts and trains says what a cell needs: nothing is declared re
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +19,7 @@ from fedcache.extract.datasets.listing import info
 from fedcache.extract.planning.plan import memory_of, roots_of
 from fedcache.federate.methods import METHODS
 from fedcache.federate.partition.partition import SCHEMES
-from fedcache.reproduce.registry import HEADS, PaperCell, PaperTable, replaceable
-
-READS: Mapping[str, tuple[str, ...]] = {
-    "runs": ("method", "scheme", "weights", "data"),
-    "model": ("method",),
-    "partition": ("scheme", "data"),
-    "entropy": ("weights", "data"),
-    "heatmap": ("method", "scheme", "weights", "data"),
-    "noise": ("data",),
-    "formula": (),
-}
-"""Requirements of each kind of entry."""
+from fedcache.reproduce.registry import HEADS, READS, PaperCell, PaperTable, replaceable
 
 
 @dataclass(frozen=True)
@@ -56,12 +46,15 @@ class Requirement:
 
 
 class RequirementCheck:
-    """Check of what cells need; each requirement is looked up once, also when several cells need it.
+    """Check of what cells need; weights and data are looked up once, also when several cells need them.
 
     Args:
         home: home to search for weights and data.
         weights: ``--weights NAME=FILE``.
         data: ``--data NAME=PATH``.
+
+    Attributes:
+        weights: name of a backbone -> its missing requirement; None if it is available.
     """
 
     def __init__(
@@ -74,7 +67,8 @@ class RequirementCheck:
         self.given = {name: Path(path).expanduser() for name, path in (weights or {}).items()}
         self.roots = roots_of(data or {})
         self._memory = memory_of(home)
-        self._found: dict[tuple[str, str], Requirement | None] = {}
+        self.weights = cache(self._find_weights)
+        self._data = cache(self._find_data)
 
     def missing(self, entry: PaperTable, cell: PaperCell) -> list[Requirement]:
         """Requirements that a cell of an entry lacks; [] when it can be measured now."""
@@ -87,7 +81,7 @@ class RequirementCheck:
         if "weights" in reads:
             requirements += [self.weights(name) for name in cell.backbones]
         if "data" in reads:
-            requirements.append(self._once("data", cell.dataset, lambda: self._data(cell.dataset)))
+            requirements.append(self._data(cell.dataset))
         return [need for need in requirements if need is not None]
 
     def all_missing(self, entry: PaperTable) -> list[Requirement]:
@@ -97,18 +91,7 @@ class RequirementCheck:
             requirements += self.missing(entry, cell)
         return list(dict.fromkeys(requirements))
 
-    def weights(self, name: str) -> Requirement | None:
-        """The missing requirement of a backbone; None if it is available."""
-        return self._once("weights", name, lambda: self._weights(name))
-
-    def _once(
-        self, kind: str, name: str, ask: Callable[[], Requirement | None]
-    ) -> Requirement | None:
-        if (kind, name) not in self._found:
-            self._found[kind, name] = ask()
-        return self._found[kind, name]
-
-    def _weights(self, name: str) -> Requirement | None:
+    def _find_weights(self, name: str) -> Requirement | None:
         try:
             row = backbones.lookup(name, home=self.home.root)
             found = backbones.locate(
@@ -126,7 +109,7 @@ class RequirementCheck:
             return Requirement("weights", name, why, command, fetched=True)
         return None
 
-    def _data(self, spec: str) -> Requirement | None:
+    def _find_data(self, spec: str) -> Requirement | None:
         try:
             known = info(spec, roots=self.roots, data=self.home.data)
         except FedcacheError as error:
@@ -222,14 +205,14 @@ class PlannedCell:
     refused: str | None = None
 
 
-def plan(entry: PaperTable, options: Options, looker: RequirementCheck) -> list[PlannedCell]:
+def plan(entry: PaperTable, options: Options, check: RequirementCheck) -> list[PlannedCell]:
     """Every chosen cell as it will be run.
 
     Raises:
         UsageError for an unknown label or value, for ``--backbones`` where the entry has no roles, and for the recipe
             of a backbone without a role.
     """
-    mapping = roles(entry, options, looker)
+    mapping = roles(entry, options, check)
     for key in options.recipe:
         named = key.rpartition(":")[0]
         if named and named not in mapping.values():
@@ -266,7 +249,7 @@ STAND_INS = {
 """FedPCL's backbone -> its substitute, of another architecture and trained on other images."""
 
 
-def roles(entry: PaperTable, options: Options, looker: RequirementCheck) -> dict[str, str]:
+def roles(entry: PaperTable, options: Options, check: RequirementCheck) -> dict[str, str]:
     """Paper's backbone -> the backbone that is used for it; backbones that are left out are absent.
 
     ``--backbones`` replace the paper's backbones in order; the word ``proxy`` means ``STAND_INS``. Without them the
@@ -284,24 +267,24 @@ def roles(entry: PaperTable, options: Options, looker: RequirementCheck) -> dict
                 f"Name the substitutes: --backbones A,B in place of {own}",
             )
         return mapping
-    for name in options.backbones:
-        backbones.lookup(name, home=looker.home.root)
-    if options.backbones and not named:
-        raise UsageError(
-            f"{entry.name} uses no backbone that can be replaced.", "Leave --backbones out."
-        )
-    if len(options.backbones) > len(named):
-        count = len(options.backbones)
-        listed = ", ".join(named)
-        raise UsageError(
-            f"{count} backbones are given for {len(named)} roles.",
-            f"The roles of {entry.name}, in order: {listed}",
-        )
     if options.backbones:
+        for name in options.backbones:
+            backbones.lookup(name, home=check.home.root)
+        if not named:
+            raise UsageError(
+                f"{entry.name} uses no backbone that can be replaced.", "Leave --backbones out."
+            )
+        count = len(options.backbones)
+        if count > len(named):
+            listed = ", ".join(named)
+            raise UsageError(
+                f"{count} backbones are given for {len(named)} roles.",
+                f"The roles of {entry.name}, in order: {listed}",
+            )
         return dict(zip(named, options.backbones, strict=False))
     if options.on is None:
         return {role: role for role in named}
-    here = {role: role for role in named if looker.weights(role) is None}
+    here = {role: role for role in named if check.weights(role) is None}
     if not here and named:
         here = {named[0]: DEFAULT}
     return here
@@ -317,11 +300,11 @@ def _planned(paper: PaperCell, options: Options, mapping: Mapping[str, str]) -> 
     if options.limit is not None and paper.dataset:
         departures.append(f"data: {options.limit} evenly spaced images")
     alone = paper.backbones == ("pixels",)
-    # Pixels are kept next to an encoder, and if the method has no head to train in place of the whole network.
+    # Pixels next to an encoder, and those of a method that can train only on images, have no substitute.
     taken: list[str | None] = []
     for backbone in paper.backbones:
         new = mapping.get(backbone)
-        if backbone == "pixels" and (not alone or not replaceable(paper)):
+        if backbone == "pixels" and not replaceable(paper):
             new = backbone
         taken.append(new)
     left = tuple(dict.fromkeys(b for b in taken if b is not None))

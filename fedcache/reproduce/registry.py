@@ -18,7 +18,17 @@ from fedcache.errors import FedcacheError, InternalError, unknown
 from fedcache.federate.methods import METHODS
 from fedcache.parsing import as_tuples
 
-KINDS = ("runs", "model", "partition", "entropy", "heatmap", "noise", "formula")
+READS: Mapping[str, tuple[str, ...]] = {
+    "runs": ("method", "scheme", "weights", "data"),
+    "model": ("method",),
+    "partition": ("scheme", "data"),
+    "entropy": ("weights", "data"),
+    "heatmap": ("method", "scheme", "weights", "data"),
+    "noise": ("data",),
+    "formula": (),
+}
+"""Requirements of each kind of entry."""
+
 MERGED = ("set", "args", "recipe", "options")
 
 
@@ -107,7 +117,7 @@ class PaperTable:
         name: name for ``fedcache reproduce``.
         title: a few words.
         paper: the paper, and the number of the table in it.
-        kind: how its cells are measured, one of ``KINDS``.
+        kind: how its cells are measured, a key of ``READS``.
         setting: the protocol in words.
         labels: columns that tell rows apart.
         metrics: columns of numbers.
@@ -210,8 +220,8 @@ def parse(text: str, where: str) -> PaperTable:
             raise _wrong(where, f"unknown key {key!r}")
     for key in known - {"differences"} - set(data):
         raise _wrong(where, f"{key} is missing")
-    if data["kind"] not in KINDS:
-        kinds = ", ".join(KINDS)
+    if data["kind"] not in READS:
+        kinds = ", ".join(READS)
         raise _wrong(where, f"kind {data['kind']!r} is none of {kinds}")
     for axis in axes:
         if axis not in data["labels"]:
@@ -238,7 +248,8 @@ def _cell(
         raise _wrong(where, f"cell {at} has {len(at)} labels, expected {expected}")
     # Later layers win: metrics of the table, its protocol, its axes, and the cell itself.
     layers: list[Mapping[str, Any]] = [{"metrics": data["metrics"]}, protocol]
-    for label, value in zip(data["labels"], at, strict=True):
+    labels = dict(zip(data["labels"], at, strict=True))
+    for label, value in labels.items():
         if label in axes:
             if value not in axes[label]:
                 raise _wrong(where, f"cell {at}: [axes.{label}] has no {value!r}")
@@ -259,7 +270,6 @@ def _cell(
     printed = own.get("printed", ["-"] * metrics)
     if len(printed) != metrics:
         raise _wrong(where, f"cell {at} prints {len(printed)} values for {metrics} metrics")
-    labels = dict(zip(data["labels"], at, strict=True))
     numbers = tuple(_printed(p, where) for p in printed)
     return PaperCell(labels=labels, printed=numbers, **as_tuples(values))
 

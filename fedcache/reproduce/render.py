@@ -12,9 +12,9 @@ from fedcache.parsing import as_lists
 from fedcache.reproduce.metrics import (
     Measurement,
     compare,
-    name,
     show_compared,
     show_measured,
+    show_metric,
     show_printed,
     unit,
 )
@@ -71,7 +71,7 @@ def rows(report: Reproduction) -> list[tuple[str, ...]]:
                 last = show_compared(report.compared(line, i), metric)
             printed = show_printed(line.cell.printed[i], metric)
             got = show_measured(line.measured[metric], metric)
-            made.append((first, *line.cell.at, name(metric), printed, got, *last))
+            made.append((first, *line.cell.at, show_metric(metric), printed, got, *last))
     blank = ("",) * (len(report.entry.labels) - 1)
     # Differences between rows that the paper prints, where all of these rows were run.
     for difference in report.entry.differences:
@@ -89,7 +89,7 @@ def rows(report: Reproduction) -> list[tuple[str, ...]]:
             last = ("", "")
         printed = show_printed(difference.printed, difference.metric)
         got = show_measured(measured, difference.metric)
-        made.append((first, what, *blank, name(difference.metric), printed, got, *last))
+        made.append((first, what, *blank, show_metric(difference.metric), printed, got, *last))
     # Every row has as many cells as there are columns, also those without a number.
     width = len(columns(report))
     return [row[:width] for row in made]
@@ -354,23 +354,19 @@ class RowRanking:
 
     def sentence(self) -> str:
         """Agreement and disagreement with the order of the paper, in words."""
-        metrics = dict.fromkeys(name(p.metric) for p in self.places)
+        metrics = dict.fromkeys(show_metric(p.metric) for p in self.places)
         where = ", ".join((*self.at, " and ".join(metrics)))
         # Pairs that the paper prints as equal have no order to agree with.
         agree = len(self.agree)
         counted = agree + len(self.reverse) + len(self.undecided)
         parts = [f"{agree} of {counted} pairs as printed{_pairs(self.agree)}"]
-        if self.reverse:
-            pairs = _pairs(self.reverse, "printed above")
-            parts.append(f"{len(self.reverse)} in the opposite order{pairs}")
-        if self.undecided:
-            pairs = _pairs(self.undecided, "and")
-            parts.append(
-                f"{len(self.undecided)} undecided, less than one standard error apart{pairs}"
-            )
-        if self.tied:
-            pairs = _pairs(self.tied, "and")
-            parts.append(f"{len(self.tied)} printed equal{pairs}")
+        for pairs, word, what in (
+            (self.reverse, "printed above", "in the opposite order"),
+            (self.undecided, "and", "undecided, less than one standard error apart"),
+            (self.tied, "and", "printed equal"),
+        ):
+            if pairs:
+                parts.append(f"{len(pairs)} {what}{_pairs(pairs, word)}")
         alone = ""
         if all(p.measured.std is None for p in self.places):
             alone = " There is only one seed and no standard error, so every difference counts."
@@ -422,9 +418,13 @@ def order(at: tuple[str, ...], lines: Sequence[ReproducedCell]) -> RowRanking | 
     """The printed and the measured order of a group's rows; None if fewer than two rows have both numbers."""
     found = []
     for line in lines:
-        numbers = _numbers(line)
-        if numbers is not None:
-            found.append((line, *numbers))
+        ranked = ranked_by(line.cell)
+        if ranked is None or line.why_not:
+            continue
+        metric, printed = ranked
+        measured = line.measured[metric]
+        if measured.mean is not None:
+            found.append((line, metric, printed, measured.mean, measured))
     if len(found) < 2:
         return None
     # Ranks are among the rows that have both numbers.
@@ -457,18 +457,6 @@ def ranked_by(cell: PaperCell) -> tuple[str, float] | None:
         return None
     first = candidates[0]
     return first, printed[first]
-
-
-def _numbers(line: ReproducedCell) -> tuple[str, float, float, Measurement] | None:
-    """The metric that ranks a row, its printed number, the measured mean and the measurement; None if one lacks."""
-    ranked = ranked_by(line.cell)
-    if ranked is None or line.why_not:
-        return None
-    metric, printed = ranked
-    measured = line.measured[metric]
-    if measured.mean is None:
-        return None
-    return metric, printed, measured.mean, measured
 
 
 def _rank(value: float, values: Sequence[float]) -> int:

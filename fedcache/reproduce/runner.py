@@ -6,7 +6,6 @@ continues, and every metric has a std over seeds. A cell that was not run is nev
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,13 +24,12 @@ from fedcache.reproduce.metrics import (
     Value,
     compare,
     measure,
-    name,
     over_seeds,
     show_measured,
+    show_metric,
     subtract,
 )
 from fedcache.reproduce.planning import (
-    READS,
     Options,
     PlannedCell,
     Requirement,
@@ -45,9 +43,12 @@ from fedcache.reproduce.prepare import (
     short_batches,
     with_known_domains,
 )
-from fedcache.reproduce.registry import Difference, PaperCell, PaperTable
+from fedcache.reproduce.registry import READS, Difference, PaperCell, PaperTable
 from fedcache.runs.loop import train
 from fedcache.runs.spec import parse_seeds
+
+ENDS_ALL = (Exit.INTERRUPTED, Exit.BUG, Exit.CORRUPT)
+"""Codes of errors that end a reproduction; after others, it continues with the next cell."""
 
 
 @dataclass
@@ -144,48 +145,48 @@ def reproduce(
     options = options or Options()
     observer = observer or Silent()
     stop = stop or Stop()
-    looker = RequirementCheck(home, options.weights, options.data)
-    planned = plan(entry, options, looker)
-    lacks = []
-    for p in planned:
+    check = RequirementCheck(home, options.weights, options.data)
+    todo: list[tuple[PlannedCell, list[Requirement]]] = []
+    for p in plan(entry, options, check):
         # Files that extraction fetches are not missing, and data given with --on is checked when it is opened.
-        lack = [n for n in looker.missing(entry, p.cell) if not n.fetched]
+        lack = [n for n in check.missing(entry, p.cell) if not n.fetched]
         if options.on is not None:
             lack = [n for n in lack if n.kind != "data"]
-        lacks.append(lack)
+        todo.append((p, lack))
     if options.on is not None:  # a word that is no dataset is refused at once
-        context = datasets.Context(memory_of(home), looker.roots, home.data)
+        context = datasets.Context(memory_of(home), check.roots, home.data)
         datasets.peek(options.on, context)
-    ready = [p for p, lack in zip(planned, lacks, strict=True) if not p.refused and not lack]
+    ready = [p for p, lack in todo if not p.refused and not lack]
     if not ready:
-        raise _nothing_can_run(entry, lacks, planned)
+        raise _nothing_can_run(entry, todo)
     pictures = home.root / "reproduce" / entry.name
     workbench = Workbench(home, options, observer, stop, pictures, runs or home.runs, engine)
     if engine is not None and entry.kind == "runs":
         _train_on_cluster(ready, workbench, engine)
     lines: list[ReproducedCell] = []
     errors = []
-    for number, (p, lack) in enumerate(zip(planned, lacks, strict=True), 1):
+    for number, (p, lack) in enumerate(todo, 1):
         labels = ", ".join(p.paper.at)
-        where = f"{number} of {len(planned)}: {labels}"
-        if p.refused or lack:
+        where = f"{number} of {len(todo)}: {labels}"
+        why_not = p.refused
+        if lack and why_not is None:
             missing = ", ".join(f"{n.kind} {n.name}" for n in lack)
-            why = p.refused or f"missing {missing}"
-            lines.append(ReproducedCell(p, why_not=why))
-            observer.note(f"{where}: not run, {why}")
-            continue
-        try:
-            # A proxy may make several cells the same measurement; it is made once.
-            twin = None
-            if options.proxy:
-                twin = _earlier_twin(lines, p.cell)
-            line = _measure_cell(entry, p, workbench, twin)
-        except FedcacheError as error:
-            if error.code in (Exit.INTERRUPTED, Exit.BUG, Exit.CORRUPT):
-                raise
-            errors.append(error)
-            lines.append(ReproducedCell(p, why_not=error.message))
-            observer.note(f"{where}: not run, {error.message}")
+            why_not = f"missing {missing}"
+        if why_not is None:
+            try:
+                # A proxy may make several cells the same measurement; it is made once.
+                twin = None
+                if options.proxy:
+                    twin = _earlier_twin(lines, p.cell)
+                line = _measure_cell(entry, p, workbench, twin)
+            except FedcacheError as error:
+                if error.code in ENDS_ALL:
+                    raise
+                errors.append(error)
+                why_not = error.message
+        if why_not is not None:
+            lines.append(ReproducedCell(p, why_not=why_not))
+            observer.note(f"{where}: not run, {why_not}")
             continue
         lines.append(line)
         metric = line.cell.metrics[0]
@@ -194,28 +195,28 @@ def reproduce(
             runs_of_cell = len(line.runs)
             stored = f" ({line.reused} of {runs_of_cell} runs were stored already)"
         measured = show_measured(line.measured[metric], metric)
-        observer.note(f"{where}: {name(metric)} {measured}{stored}")
+        observer.note(f"{where}: {show_metric(metric)} {measured}{stored}")
     if errors and not any(line.measured for line in lines):
         raise errors[0]
     return Reproduction(entry, options.proxy, options.on, lines, _take_out_shared(lines))
 
 
 def _nothing_can_run(
-    entry: PaperTable, lacks: Sequence[Sequence[Requirement]], planned: Sequence[PlannedCell]
+    entry: PaperTable, todo: Sequence[tuple[PlannedCell, Sequence[Requirement]]]
 ) -> FedcacheError:
     """The error of an entry without a cell that can be run."""
     # Each missing requirement is named once, and with it the command that gets it.
-    needs = list(dict.fromkeys(itertools.chain.from_iterable(lacks)))
+    needs = list(dict.fromkeys(need for _, lack in todo for need in lack))
     missing = "; ".join(f"{n.kind} {n.name}" for n in needs)
     if not missing:
-        missing = next(p.refused or "" for p in planned)
+        missing = next(p.refused or "" for p, _ in todo)
     commands: list[str] = []
     for need in needs:
         command = need.command.split(" Ready now:")[0]
         if need.command and command not in commands:
             commands.append(command)
     # Where only weights or data are missing, the same protocol can be tried on offline data.
-    kinds = [{n.kind for n in lack} for lack in lacks if lack]
+    kinds = [{n.kind for n in lack} for _, lack in todo if lack]
     if any(of_cell <= {"weights", "data"} for of_cell in kinds):
         chosen = ""
         if entry.roles():
@@ -273,11 +274,11 @@ def _requests_of(planned: PlannedCell, workbench: Workbench) -> tuple[list[RunRe
     requests = []
     # Every seed has its own partition, so every seed is a run of its own.
     for seed in parse_seeds(cell.seeds):
-        dealt = partition_cell(cell, found.columns, seed, proxy=proxy)
-        participation, fewer = _participation(cell, len(dealt.partition.clients), proxy)
-        settings, short = short_batches(cell, dealt.partition, proxy=proxy)
-        departures += [*dealt.departures, *fewer, *short]
-        options = dict(dealt.args)
+        assigned = partition_cell(cell, found.columns, seed, proxy=proxy)
+        participation, fewer = _participation(cell, len(assigned.partition.clients), proxy)
+        settings, short = short_batches(cell, assigned.partition, proxy=proxy)
+        departures += [*assigned.departures, *fewer, *short]
+        options = dict(assigned.args)
         if cell.domain:
             options["domain"] = cell.domain
         config = TrainConfig(
@@ -307,7 +308,7 @@ def _train_on_cluster(
             of_cell, _ = _requests_of(one, workbench)
             requests += [request for request in of_cell if request not in requests]
         except FedcacheError as error:
-            if error.code in (Exit.INTERRUPTED, Exit.BUG, Exit.CORRUPT):
+            if error.code in ENDS_ALL:
                 raise
     if requests:
         workbench.made |= engine.run_configurations(

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedcache.federate.trust.robust_rules import parse_rule
 from fedcache.plugins import forget, register
-from fedcache.testing.law import require
+from fedcache.testing.law import by_name, require
 
 CLIENTS = 9
 NUMBERS = 4
@@ -84,14 +84,11 @@ def the_result_is_repeated(vote: Vote) -> None:
     require(same, "two calls on the same uploads give two results")
 
 
-AGGREGATOR_LAWS: dict[str, Callable[[Vote], None]] = {
-    law.__name__: law
-    for law in (
-        agreement_is_returned,
-        clients_have_no_order,
-        a_shift_moves_the_result,
-        uploads_are_left_as_they_are,
-        the_result_is_repeated,
-    )
-}
+AGGREGATOR_LAWS = by_name(
+    agreement_is_returned,
+    clients_have_no_order,
+    a_shift_moves_the_result,
+    uploads_are_left_as_they_are,
+    the_result_is_repeated,
+)
 """Every law by its name."""

@@ -5,7 +5,7 @@ They run on the CPU with the backbone's own weights.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +19,7 @@ from fedcache.config import Home
 from fedcache.extract.backbones import Backbone, FrozenEncoder, load, locate, lookup
 from fedcache.extract.planning.plan import memory_of
 from fedcache.extract.recipe import IMAGES, TEXTS, reads_of
-from fedcache.testing.law import require
+from fedcache.testing.law import by_name, require
 
 ITEMS = 6
 CLOSE = 1e-4
@@ -153,14 +153,11 @@ def the_items_are_left_as_they_are(backbone: BackboneTrial) -> None:
     require(same, "the backbone changed its input")
 
 
-BACKBONE_LAWS: dict[str, Callable[[BackboneTrial], None]] = {
-    law.__name__: law
-    for law in (
-        features_are_rows_of_its_width,
-        the_same_items_give_the_same_bits,
-        an_item_does_not_see_its_batch,
-        items_are_distinguished,
-        the_items_are_left_as_they_are,
-    )
-}
+BACKBONE_LAWS = by_name(
+    features_are_rows_of_its_width,
+    the_same_items_give_the_same_bits,
+    an_item_does_not_see_its_batch,
+    items_are_distinguished,
+    the_items_are_left_as_they_are,
+)
 """Every law by its name."""

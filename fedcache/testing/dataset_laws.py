@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from fedcache.extract.datasets.dataset import TRAIN, Context, Dataset, Source, u
 from fedcache.extract.digests import DigestMemory
 from fedcache.extract.image_files import BadImage
 from fedcache.extract.recipe import IMAGES
-from fedcache.testing.law import require
+from fedcache.testing.law import by_name, require
 
 ROWS = 64
 """Approximate number of rows of a dataset that are read, evenly spaced."""
@@ -138,16 +138,13 @@ def the_key_is_plain_and_stays(spec: str) -> None:
     require(first == second, "the key of the same files differs between two calls")
 
 
-DATASET_LAWS: Mapping[str, Callable[[str], None]] = {
-    law.__name__: law
-    for law in (
-        a_second_reading_is_the_same_dataset,
-        columns_have_a_value_for_every_row,
-        a_row_is_known_by_its_content,
-        rows_are_of_the_kind_that_it_holds,
-        workers_read_the_same,
-        a_part_has_the_rows_of_the_whole,
-        the_key_is_plain_and_stays,
-    )
-}
+DATASET_LAWS = by_name(
+    a_second_reading_is_the_same_dataset,
+    columns_have_a_value_for_every_row,
+    a_row_is_known_by_its_content,
+    rows_are_of_the_kind_that_it_holds,
+    workers_read_the_same,
+    a_part_has_the_rows_of_the_whole,
+    the_key_is_plain_and_stays,
+)
 """Name -> law."""

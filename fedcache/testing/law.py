@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from fedcache.errors import FedcacheError, unknown
+
+Subject = TypeVar("Subject")
 
 
 class LawBroken(AssertionError):  # noqa: N818 - a test report shows this name, which says what happened
@@ -16,6 +19,11 @@ def require(holds: bool, otherwise: str) -> None:
     """Raise ``LawBroken`` with this sentence unless it holds."""
     if not holds:
         raise LawBroken(otherwise)
+
+
+def by_name(*laws: Callable[[Subject], None]) -> dict[str, Callable[[Subject], None]]:
+    """Name of each law -> the law."""
+    return {law.__name__: law for law in laws}
 
 
 def statement_of(law: Callable[..., None]) -> str:

@@ -237,9 +237,7 @@ def who_is_not_sampled_sends_nothing_and_keeps_its_state(trial: Trial) -> None:
             if folder == "client" and int(rest.partition("/")[0]) not in record.clients:
                 same = torch.equal(old[key], new[key])
                 require(same, f"{key} changed in a round of the clients {record.clients}")
-    absent = set(range(len(clients)))
-    for record in out.records:
-        absent -= set(record.clients)
+    absent = set(range(len(clients))).difference(*(record.clients for record in out.records))
     require(bool(absent), "every client was sampled, so this law cannot be tried")
     # ``feat_post=center`` needs a sum and the number of rows of every client before the first round.
     sums = SHARED_SUMS.get(str(trial.hp.get("feat_post")), 0) * data.x.shape[-1]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from fedcache.federate.partition.partition import SCHEMES, Partition, make
 from fedcache.federate.partition.scheme import VALIDATION, Columns, Scheme
 from fedcache.plugins import forget, register
 from fedcache.tables.groups import Group
-from fedcache.testing.law import LawBroken, require
+from fedcache.testing.law import LawBroken, by_name, require
 
 CLASSES = 4
 DOMAINS = 2
@@ -133,18 +133,15 @@ def illegal_values_are_refused(trial: SchemeTrial) -> None:
             raise LawBroken(f"{setting} is accepted, although {argument.low} is the least value")
 
 
-PARTITION_LAWS: dict[str, Callable[[SchemeTrial], None]] = {
-    law.__name__: law
-    for law in (
-        no_row_is_trained_on_twice,
-        every_client_trains,
-        unreadable_and_validation_rows_are_left_out,
-        no_test_row_is_trained_on,
-        equal_arguments_give_equal_partitions,
-        other_seeds_deal_other_rows,
-        illegal_values_are_refused,
-    )
-}
+PARTITION_LAWS = by_name(
+    no_row_is_trained_on_twice,
+    every_client_trains,
+    unreadable_and_validation_rows_are_left_out,
+    no_test_row_is_trained_on,
+    equal_arguments_give_equal_partitions,
+    other_seeds_deal_other_rows,
+    illegal_values_are_refused,
+)
 """Every law by its name."""
 
 

@@ -92,7 +92,7 @@ def test_a_port_that_is_taken_is_named_with_a_free_one():
         with pytest.raises(
             FedcacheError, match=f"Port {port} of 127.0.0.1 cannot be used"
         ) as caught:
-            check_port("127.0.0.1", port, "--port")
+            check_port("127.0.0.1", port)
     assert caught.value.code is Exit.ENVIRONMENT
     assert "--port" in caught.value.hint
 

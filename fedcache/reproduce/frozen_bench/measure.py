@@ -6,7 +6,7 @@ continues.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from fedcache.grids.request import request_grid
 from fedcache.grids.train_grid import grid
 from fedcache.process import Stop
 from fedcache.progress import Observer, Silent
-from fedcache.reproduce.frozen_bench.study import BenchPartition, BenchTreatment, Study
+from fedcache.reproduce.frozen_bench.study import BenchTreatment, Study
 from fedcache.reproduce.planning import Options, RequirementCheck, settings_text
 from fedcache.reproduce.prepare import WarningsOnly
 from fedcache.runs.loop import prepare_run, row_source, train_run
@@ -71,10 +71,6 @@ class BenchScore:
     runs: tuple[str, ...] = ()
     why_not: str = ""
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return {**asdict(self), "values": list(self.values), "runs": list(self.runs)}
-
 
 @dataclass
 class BenchRun:
@@ -97,10 +93,10 @@ class BenchRun:
         Raises:
             MachineError when no backbone is available, or a named one is not; FedcacheError, as ``extract``.
         """
-        looker = RequirementCheck(self.home, self.options.weights, self.options.data)
+        check = RequirementCheck(self.home, self.options.weights, self.options.data)
         here = []
         for name in self.study.backbones:
-            lacks = looker.weights(name)
+            lacks = check.weights(name)
             if lacks is None or lacks.fetched:
                 here.append(name)
                 continue
@@ -114,10 +110,10 @@ class BenchRun:
                 "Use an available backbone:  --backbones efficientnet-lite0",
             )
         made = []
-        for label, source in self.study.data.items():
+        for label, spec in self.study.data.items():
             names = []
             for name in here:
-                only_for = self.study.backbones[name].data
+                only_for = self.study.backbones[name]
                 if not only_for or label in only_for:
                     names.append(name)
             if not names:
@@ -126,7 +122,7 @@ class BenchRun:
                 )
                 continue
             config = ExtractConfig(
-                dataset=source.dataset,
+                dataset=spec,
                 backbones=tuple(names),
                 limit=self.study.limit,
                 recipe=self.options.recipe,
@@ -135,9 +131,9 @@ class BenchRun:
                 device=self.options.device,
             )
             store = extract(config, self.home, observer=self.observer, stop=self.halt).store
-            for partition, deal in self.study.partitions.items():
+            for partition, bench_partition in self.study.partitions.items():
                 domains = len(columns_of(store).domains)
-                if domains < deal.domains:
+                if domains < bench_partition.domains:
                     self.observer.note(
                         f"{label}, {partition} is left out: the data have only {domains} domain."
                     )
@@ -198,19 +194,20 @@ class BenchRun:
             **rounds,
         )
 
-    def _partition(self, deal: BenchPartition, seed: int, **options: Any) -> PartitionConfig:
-        return PartitionConfig(deal.scheme, deal.clients, seed, {**deal.options, **options})
+    def _partition(self, block: Block, seed: int, **options: Any) -> PartitionConfig:
+        of_block = self.study.partitions[block.partition]
+        arguments = {**of_block.options, **options}
+        return PartitionConfig(of_block.scheme, of_block.clients, seed, arguments)
 
     def _choose(self, block: Block, store: Store, treatment: BenchTreatment) -> dict[str, str]:
         """The settings with the highest accuracy on validation rows; a single combination is not trained."""
         if treatment.points == 1:
             return {key: values[0] for key, values in treatment.search.items()}
-        deal = self.study.partitions[block.partition]
         seeds = self.study.search_seeds
         # Without the prefix ``set.``, alpha would be an argument of the scheme.
         sweeps = {f"set.{key}": values for key, values in treatment.search.items()}
         first_seed = parse_seeds(seeds)[0]
-        partition = self._partition(deal, first_seed, validation=self.study.validation)
+        partition = self._partition(block, first_seed, validation=self.study.validation)
         config = self._config(block, store, treatment, seeds)
         request = request_grid(
             [treatment.method],
@@ -236,8 +233,7 @@ class BenchRun:
         """One run on all training rows; all treatments of a seed share its partition."""
         plain = self._config(block, store, treatment, str(seed))
         config = replace(plain, set={**plain.set, **settings})
-        deal = self.study.partitions[block.partition]
-        partition = self._partition(deal, seed)
+        partition = self._partition(block, seed)
         preparation = Preparation(
             self.home, self.quiet, self.halt, extract=False, cache=self._cache
         )

@@ -33,8 +33,12 @@ def study_data(
         facts: of the call: command, version, seconds.
     """
     partitions = {}
-    for label, deal in study.partitions.items():
-        partitions[label] = {"scheme": deal.scheme, "clients": deal.clients, **deal.options}
+    for label, bench_partition in study.partitions.items():
+        partitions[label] = {
+            "scheme": bench_partition.scheme,
+            "clients": bench_partition.clients,
+            **bench_partition.options,
+        }
     treatments = {}
     for label, treatment in study.treatments.items():
         treatments[label] = {
@@ -46,7 +50,7 @@ def study_data(
     protocol = {
         "title": study.title,
         **{field: getattr(study, field) for field in SHARED},
-        "data": {label: source.dataset for label, source in study.data.items()},
+        "data": dict(study.data),
         "partitions": partitions,
         "treatments": treatments,
     }
@@ -54,8 +58,8 @@ def study_data(
         "schema": SCHEMA,
         **facts,
         "protocol": protocol,
-        "rankings": [ranked.to_dict() for ranked in rankings(study, scores)],
-        "scores": [score.to_dict() for score in scores],
+        "rankings": [asdict(ranked) for ranked in rankings(study, scores)],
+        "scores": [asdict(score) for score in scores],
     }
 
 
@@ -286,10 +290,6 @@ class BenchRanking:
     p: float | None
     cd: float | None
     alike: tuple[str, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return asdict(self)
 
 
 def rankings(study: Study, scores: Sequence[BenchScore]) -> list[BenchRanking]:

@@ -22,28 +22,6 @@ TEXTS = frozenset({"text", "text tower"})
 
 
 @dataclass(frozen=True)
-class BenchData:
-    """One set of images.
-
-    Attributes:
-        dataset: a spec.
-    """
-
-    dataset: str
-
-
-@dataclass(frozen=True)
-class BenchBackbone:
-    """One frozen backbone.
-
-    Attributes:
-        data: labels of the data that it is used for; () for all.
-    """
-
-    data: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
 class BenchPartition:
     """A scheme that assigns rows to clients.
 
@@ -101,8 +79,8 @@ class Study:
         search_seeds: seeds of the runs that are scored on validation rows.
         validation: share of every client's training rows that is held out for validation.
         limit: number of images of each data set, evenly spaced.
-        data: label -> images.
-        backbones: by name.
+        data: label -> spec of the dataset.
+        backbones: name -> labels of the data that it is used for; () for all.
         partitions: label -> how rows are assigned.
         treatments: label -> method and settings.
     """
@@ -114,8 +92,8 @@ class Study:
     search_seeds: str
     validation: str
     limit: int | None
-    data: Mapping[str, BenchData]
-    backbones: Mapping[str, BenchBackbone]
+    data: Mapping[str, str]
+    backbones: Mapping[str, tuple[str, ...]]
     partitions: Mapping[str, BenchPartition]
     treatments: Mapping[str, BenchTreatment]
 
@@ -146,7 +124,7 @@ class Study:
         Raises:
             UsageError for two data sets with the same label.
         """
-        found: dict[str, BenchData] = {}
+        found: dict[str, str] = {}
         for text in specs:
             label, equals, spec = text.partition("=")
             # ``a=SPEC,b=SPEC``, one data set of two domains, needs a label too: ``LABEL=a=SPEC,b=SPEC``.
@@ -158,7 +136,7 @@ class Study:
                     f"Two data sets are called {label}.",
                     f"Give one of them another label: --on {label}-2={spec}",
                 )
-            found[label] = BenchData(spec)
+            found[label] = spec
         if found:
             return replace(self, data=found)
         return self
@@ -190,22 +168,19 @@ def parse_study(data: Mapping[str, Any]) -> Study:
         if key in data:
             raise _wrong(f"unknown key {key}")
         raise _wrong(f"missing {key}")
-    backbones = {}
-    for name, options in data["backbones"].items():
-        backbones[name] = BenchBackbone(tuple(options.get("data", ())))
     made = {
         **data,
-        "data": {k: BenchData(**v) for k, v in data["data"].items()},
-        "backbones": backbones,
+        "data": {label: source["dataset"] for label, source in data["data"].items()},
+        "backbones": {k: tuple(v.get("data", ())) for k, v in data["backbones"].items()},
         "partitions": {k: BenchPartition(**v) for k, v in data["partitions"].items()},
         "treatments": {k: _treatment(k, v) for k, v in data["treatments"].items()},
     }
-    for label, deal in made["partitions"].items():
-        if deal.scheme == "natural":
+    for label, bench_partition in made["partitions"].items():
+        if bench_partition.scheme == "natural":
             continue
-        if deal.scheme not in SCHEMES:
-            raise _wrong(f"partition {label}: no scheme {deal.scheme}")
-        SCHEMES[deal.scheme].resolve(dict(deal.options))
+        if bench_partition.scheme not in SCHEMES:
+            raise _wrong(f"partition {label}: no scheme {bench_partition.scheme}")
+        SCHEMES[bench_partition.scheme].resolve(dict(bench_partition.options))
     return Study(**made)
 
 

@@ -372,7 +372,7 @@ def test_without_keys_nothing_leaves_the_machine():
 def test_an_app_is_its_plan(tmp_path):
     asked = planned("fedavg", sweep={"lr": ("0.1", "0.01")}, set={"epochs": 2}, start_with=2)
     write_app(asked, tmp_path / "app")
-    read = read_app(tmp_path / "app").plan
+    read = read_app(tmp_path / "app")
     assert read.to_config() == asked.to_config()
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "file").touch()

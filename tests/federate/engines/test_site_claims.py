@@ -259,12 +259,12 @@ def test_class_text_comes_from_a_site_that_sends_what_it_said():
     def ask(_kind, messages, _timeout):
         return {node: answers[node] for node in messages}
 
-    said = []
+    heard = Heard()
     transport = SimpleNamespace(bytes_up=0, bytes_down=0, ask=ask)
-    found = Sites(transport, Terms(5, 5), said.append)
+    found = Sites(transport, Terms(5, 5), heard)
     found.members = [Member(node, GOOD) for node in answers]
     assert torch.equal(found.text(digest, 3), text)
-    assert len(said) == 4
+    assert len(heard.lines) == 4
     found.members.pop()
     refused(lambda: found.text(digest, 3), code=Exit.FEDERATED)
 

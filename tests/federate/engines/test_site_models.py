@@ -6,10 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command import fedcache, ok
+from refusal import refused
 from setting_lines import set_to
 from test_site_claims import federated, node_of, shards  # noqa: F401
 from tolerance import SUMS, close
 
+from fedcache.errors import Exit
+from fedcache.federate.engines.flower.site import SiteJob
 from fedcache.models.predictor import Predictor
 from fedcache.models.saved_model import SavedModel
 from fedcache.runs.run_models import load_seed
@@ -74,6 +77,12 @@ def test_a_site_keeps_the_model_that_it_was_scored_with(method, grid, tmp_path):
 def test_where_all_sites_have_the_servers_model_none_keeps_one(grid, tmp_path):
     federated(grid, tmp_path, rounds=1)
     assert not list((tmp_path / "state").rglob("models"))
+
+
+def test_a_job_whose_name_is_a_path_is_refused():
+    """The name is part of the paths of the site's files, and it comes from the server."""
+    words = {"id": "../../elsewhere", "hp": {}, "seed": 0, "round": 1, "since": 0}
+    refused(lambda: SiteJob.from_words(words), "not a valid job name", code=Exit.FEDERATED)
 
 
 def test_a_model_of_a_site_that_was_changed_is_refused(grid, sites, tmp_path):

@@ -21,3 +21,23 @@ QUIET = {
 reads it when flwr is imported, so every process sets it before."""
 
 os.environ.update(QUIET)
+
+TRAIN = (
+    "method",
+    "preset",
+    "backbones",
+    "rounds",
+    "participation",
+    "seeds",
+    "set",
+    "eval_every",
+    "dtype",
+    "aggregate",
+    "on_bad_update",
+    "byzantine",
+    "max_update_norm",
+    "max_rows_per_client",
+    "max_share",
+    "max_row_norm",
+)
+"""Fields of ``TrainConfig`` that apply where each client is a site. An app has them all."""

@@ -107,7 +107,7 @@ class Address:
 
 def start_superlink(address: Address, keys: Keys | None, folder: Path) -> Process:
     """Start the server; with keys it uses TLS and takes known nodes only. Raises MachineError for a taken port."""
-    check_port(address.host, address.port, "--port")
+    check_port(address.host, address.port)
     # The database keeps the known nodes, so that sites can return after a restart of the server.
     make_private(folder)
     command = [
@@ -160,7 +160,7 @@ def start_supernode(
     ``config`` of the node has shard, state and name; ``key`` is None without TLS; ``port`` of loopback connects the
     site's own processes.
     """
-    check_port("127.0.0.1", port, "--port")
+    check_port("127.0.0.1", port)
     settings = [key + "=" + json.dumps(str(value)) for key, value in config.items()]
     command = [
         program("flower-supernode"),

@@ -19,6 +19,7 @@ from fedcache.errors import UsageError, shell_word
 from fedcache.federate.engine.client_data import SHARED_SUMS
 from fedcache.federate.engine.hyperparameters import Hp
 from fedcache.federate.engine.method import Method, clients_per_round, keep_down
+from fedcache.federate.engines.flower import TRAIN
 from fedcache.federate.engines.flower.masking import BOUND, LEAST_SITES, check_secure
 from fedcache.federate.engines.flower.sites import Terms
 from fedcache.federate.methods import find_method
@@ -37,25 +38,6 @@ from fedcache.runs.spec import (
 from fedcache.store.lock import write_output
 
 IN_PROCESS = "To simulate it in one process: fedcache train --clients-from DIR --method {}"
-
-TRAIN = (
-    "method",
-    "preset",
-    "backbones",
-    "rounds",
-    "participation",
-    "seeds",
-    "eval_every",
-    "dtype",
-    "aggregate",
-    "on_bad_update",
-    "byzantine",
-    "max_update_norm",
-    "max_rows_per_client",
-    "max_share",
-    "max_row_norm",
-)
-"""Fields of ``TrainConfig`` in an app."""
 
 PACKAGE = "fedcache_app"
 NEEDS = "flwr>=1.41,<1.42"
@@ -273,7 +255,7 @@ class Plan:
     def to_config(self) -> dict[str, str | int | float | bool]:
         """The plan as a flat table for ``[tool.flwr.app.config]``; ``flwr run --run-config`` can override it."""
         table = to_table(self.train)
-        values = {name: table.get(name, "") for name in TRAIN}
+        values = {name: table.get(name, "") for name in TRAIN if name != "set"}
         settings = [f"{name}={value}" for name, value in self.train.set.items()]
         values["set"] = " ".join(settings)
         sweeps = [key + "=" + ",".join(swept) for key, swept in self.sweep.items()]
@@ -324,16 +306,11 @@ def _pairs(text: Any) -> dict[str, str]:
     return dict(pair.split("=", 1) for pair in str(text).split())
 
 
-@dataclass(frozen=True)
-class App:
-    """An app on disk."""
+def write_app(plan: Plan, path: Path) -> Path:
+    """Write the app of a plan, also over an older app; returns its directory.
 
-    path: Path  # its directory
-    plan: Plan
-
-
-def write_app(plan: Plan, path: Path) -> App:
-    """Write the app of a plan, also over an older app. Raises UsageError for a path with other files."""
+    Raises UsageError for a path with other files.
+    """
     path = path.expanduser().resolve()
     is_used = path.exists() and (not path.is_dir() or any(path.iterdir()))
     if is_used and not _is_app(path):
@@ -378,11 +355,11 @@ def write_app(plan: Plan, path: Path) -> App:
     (path / PACKAGE).mkdir(parents=True, exist_ok=True)
     for file, content in files.items():
         write_output(path / file, content.encode())
-    return App(path, plan)
+    return path
 
 
-def read_app(path: Path) -> App:
-    """The app of a directory. Raises UsageError for a directory without an app."""
+def read_app(path: Path) -> Plan:
+    """The plan of the app in a directory. Raises UsageError for a directory without an app."""
     file = path / "pyproject.toml"
     try:
         table = parse_toml(file.read_text())
@@ -392,7 +369,7 @@ def read_app(path: Path) -> App:
             f"{path} is not a Flower app.",
             f"Make one: fedcache flower app --method fed3r --out {shell_word(path)}",
         ) from error
-    return App(path.resolve(), Plan.from_config(config))
+    return Plan.from_config(config)
 
 
 def _is_app(path: Path) -> bool:

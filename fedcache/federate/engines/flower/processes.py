@@ -122,14 +122,10 @@ class Process:
             return ""
         return "\n".join(text.splitlines()[-lines:])
 
-    def ask_to_stop(self) -> None:
-        """Send SIGTERM if it runs; the program then ends its own child processes."""
-        self.popen.terminate()
-
     def stop(self) -> None:
         """Stop the program and all of its child processes, by their process numbers."""
         children = descendants(self.popen.pid)
-        self.ask_to_stop()
+        self.popen.terminate()  # after SIGTERM the program ends its own child processes
         with suppress(subprocess.TimeoutExpired):
             self.popen.wait(GRACE)
         self._kill(children)
@@ -190,7 +186,7 @@ def start(
 def stop_all(processes: Sequence[Process]) -> None:
     """Stop processes, the last started first."""
     for process in reversed(processes):
-        process.ask_to_stop()
+        process.popen.terminate()
     for process in reversed(processes):
         process.stop()
 
@@ -239,7 +235,7 @@ def free_port() -> int:
         return int(s.getsockname()[1])
 
 
-def check_port(host: str, port: int, option: str) -> None:
+def check_port(host: str, port: int) -> None:
     """Refuse a port that is taken. Raises MachineError, with a port that is free."""
     family = socket.AF_INET
     if ":" in host:
@@ -251,7 +247,7 @@ def check_port(host: str, port: int, option: str) -> None:
         except OSError as error:
             raise MachineError(
                 f"Port {port} of {host} cannot be used: {error.strerror}.",
-                f"Choose another, for example {option} {free_port()}",
+                f"Choose another, for example --port {free_port()}",
             ) from error
 
 

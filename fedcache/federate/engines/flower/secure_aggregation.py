@@ -56,13 +56,6 @@ def least_that_stay(sites: int) -> int:
 
 NUMBER_BYTES = 8
 
-STAGES = (
-    "the exchange of keys",
-    "the exchange of shares",
-    "the masked uploads",
-    "taking the masks off",
-)
-
 
 class MessageExchange(Protocol):
     """Sends one Flower message to each node and waits for the answers; ``transport.FlowerTransport`` is one."""
@@ -178,12 +171,12 @@ def secure_sum(
     context = LegacyContext(app_context, strategy=round_)
     progress = WorkflowState()
     stages = (
-        workflow.setup_stage,
-        workflow.share_keys_stage,
-        workflow.collect_masked_vectors_stage,
-        workflow.unmask_stage,
+        (workflow.setup_stage, "the exchange of keys"),
+        (workflow.share_keys_stage, "the exchange of shares"),
+        (workflow.collect_masked_vectors_stage, "the masked uploads"),
+        (workflow.unmask_stage, "taking the masks off"),
     )
-    for stage, name in zip(stages, STAGES, strict=True):
+    for stage, name in stages:
         failed = ""
         try:
             if not stage(cast(Grid, polled), context, progress):
@@ -222,12 +215,12 @@ def least_sites(message: Message, context: Context, call_next: ClientAppCallable
     """
     configs = message.content.config_records[RECORD_KEY_CONFIGS]
     if configs.get(Key.STAGE) == Stage.SETUP:
-        sites = configs[Key.SAMPLE_NUMBER]
-        shares = configs[Key.SHARE_NUMBER]
-        needed = configs[Key.THRESHOLD]
+        sites = int(configs[Key.SAMPLE_NUMBER])
+        shares = int(configs[Key.SHARE_NUMBER])
+        needed = int(configs[Key.THRESHOLD])
         # With half of the shares or less, two disjoint groups of sites could each reveal a secret.
-        is_secret = int(needed) >= LEAST_SITES and 2 * int(needed) > int(shares)
-        is_complete = int(sites) >= LEAST_SITES and int(shares) == int(sites)
+        is_secret = needed >= LEAST_SITES and 2 * needed > shares
+        is_complete = sites >= LEAST_SITES and shares == sites
         if not is_secret or not is_complete:
             raise ValueError(
                 f"{needed} of {shares} shares among {sites} sites do not hide an upload"

@@ -46,7 +46,7 @@ from fedcache.federate.engines.flower.sites import (
     SiteRows,
     Sites,
     Transport,
-    rows_of,
+    client_of,
     score_counts,
 )
 from fedcache.federate.trust.pipeline import RejectedUpload
@@ -59,9 +59,6 @@ from fedcache.runs.loop import OpenRun, note_paper_choices, open_run, prepare_ru
 from fedcache.runs.run import Run
 from fedcache.runs.run_models import training_run
 from fedcache.store.files import digest_of
-
-# A round of secure aggregation: for each job the summed uploads, and the clients in the sums.
-
 
 UPLOAD_BYTES = 8
 """Bytes of a number in a masked vector."""
@@ -76,66 +73,7 @@ class SummedUploads:
     sums: Mapping[str, tuple[Tensor, torch.dtype]] = field(default_factory=dict)
     missing: Mapping[int, str] = field(default_factory=dict)  # client -> why it is not in the sums
     failed: str = ""  # why there are no sums; "" if there are
-    sent: tuple[int, int] = (0, UPLOAD_BYTES)  # numbers that each client sent, and bytes of one
-
-
-def summed_round(
-    sites: Sites,
-    jobs: Sequence[ServerJob],
-    samples: Sequence[Sequence[int]],
-    downs: Sequence[Tree],
-    words: Callable[[Sequence[ServerJob], int], Mapping[str, Any]],
-    bound: float,
-) -> list[SummedUploads]:
-    """Run one round of every job. Jobs with the same clients share one message and one vector.
-
-    Args:
-        sites: the participating sites.
-        jobs: points and seeds.
-        samples: clients of the round of each job.
-        downs: broadcast of each job.
-        words: makes the words of a message with some jobs to a client.
-        bound: largest absolute value of a number in a vector.
-    """
-    found = [SummedUploads()] * len(jobs)
-    groups: dict[tuple[int, ...], list[int]] = {}
-    for g, sample in enumerate(samples):
-        groups.setdefault(tuple(sorted(sample)), []).append(g)
-    for clients, group in groups.items():
-        if len(clients) < LEAST_SITES:
-            why = f"the sum has {len(clients)} sites, but a sum of fewer than {LEAST_SITES} reveals single uploads"
-            for g in group:
-                found[g] = SummedUploads(failed=why)
-            continue
-        weights = {client: jobs[group[0]].run.client_rows[client] for client in clients}
-        scale = float(max(weights.values()))
-        maskings = []
-        for g in group:
-            run = jobs[g].run
-            expected = run.expected_uploads()
-            masking = Masking.of(run.method, run.hp, expected, downs[g], scale, bound)
-            maskings.append(masking)
-        secure = [masking.to_words() for masking in maskings]
-        messages = {}
-        clients_of = {}
-        for client in clients:
-            node = sites.members[client].node
-            message = dict(words([jobs[g] for g in group], client))
-            message["weight"] = weights[client]
-            message["secure"] = secure
-            messages[node] = SiteMessage(message, [downs[g] for g in group])
-            clients_of[node] = client
-        number = jobs[group[0]].run.round + 1
-        answer = sites.transport.ask_sum(messages, bound, number, sites.terms.timeout)
-        # The vectors of all jobs stand one after another in the sum.
-        start = 0
-        for place, (g, masking) in enumerate(zip(group, maskings, strict=True)):
-            part = answer.total[start : start + masking.size]
-            start += masking.size
-            found[g] = _sums_of_job(
-                jobs[g], answer, part, place, masking, downs[g], clients_of, weights
-            )
-    return found
+    numbers: int = 0  # that each client sent
 
 
 def _sums_of_job(
@@ -172,7 +110,7 @@ def _sums_of_job(
     clients = sorted(clients_of[node] for node in answer.words)
     rows = [weights[client] for client in clients]
     sums = masking.sums(total, down, rows)
-    return SummedUploads(clients, sums, missing, sent=(masking.size, UPLOAD_BYTES))
+    return SummedUploads(clients, sums, missing, numbers=masking.size)
 
 
 class Server:
@@ -197,7 +135,7 @@ class Server:
 
         ``spec`` is as in ``engine.run``; its data gives widths, views, classes and text, and has no rows.
         """
-        clients = [rows_of(m.facts) for m in self.sites.members]
+        clients = [client_of(m.facts) for m in self.sites.members]
         leaves_out = spec.trust.on_bad == "reject"
         silent = spec.method.uploads is sends_nothing
         trust = spec.trust
@@ -209,8 +147,10 @@ class Server:
         rounds = spec.rounds
         if spec.method.one_shot:
             rounds = 1
-        made = ServerJob(job_id, run, rounds, spec.participation, on_round, leaves_out)
-        made.shapes = {k: tuple(t.shape) for k, t in run.server.items()}
+        shapes = {k: tuple(t.shape) for k, t in run.server.items()}
+        made = ServerJob(
+            job_id, run, rounds, spec.participation, on_round, leaves_out, shapes=shapes
+        )
         if state is not None:
             made.records = resume_job(run, state)
             made.latest = {client: r.round for r in made.records for client in r.clients}
@@ -233,16 +173,16 @@ class Server:
             ended = []
             to_score = []
             for job, sample, down, answer in zip(open_jobs, samples, downs, answers, strict=True):
-                merged = self._merge(job, sample, down, answer)
-                if merged is None:
+                ids = self._merge(job, sample, down, answer)
+                if ids is None:
                     continue
-                ended.append((job, *merged))
+                ended.append((job, ids))
                 is_scored = eval_every > 0 and job.run.round % eval_every == 0
                 if is_scored or not job.open:
                     to_score.append(job)
             self._score(to_score, common)
-            for job, ids, traffic in ended:
-                self._record(job, ids, traffic, seconds, job in to_score)
+            for job, ids in ended:
+                self._record(job, ids, seconds, job in to_score)
         # A run that was resumed after its last round is scored again.
         unscored = [job for job in jobs if job.failed is None and job.evaluation is None]
         self._score(unscored, common)
@@ -256,25 +196,78 @@ class Server:
     ) -> Sequence[Mapping[int, Tree | str] | SummedUploads]:
         """For each job: client -> its upload, or why there is none; with secure aggregation the sums."""
         if self.secure_bound is not None:
-            to_client = partial(self._words, common=common, ahead=1)
-            return summed_round(self.sites, jobs, samples, downs, to_client, self.secure_bound)
+            return self._summed_round(jobs, samples, downs, common, self.secure_bound)
         found: list[dict[int, Tree | str]] = [{} for _ in jobs]
         messages = {}
-        asked = {}  # node -> its client, and the places in ``jobs`` of that client's jobs
+        recipients = {}  # node -> its client, and the places in ``jobs`` of that client's jobs
         for client, member in enumerate(self.sites.members):
             own_jobs = [g for g, sample in enumerate(samples) if client in sample]
             if own_jobs:
                 words = self._words([jobs[g] for g in own_jobs], client, common, ahead=1)
                 messages[member.node] = SiteMessage(words, [downs[g] for g in own_jobs])
-                asked[member.node] = (client, own_jobs)
+                recipients[member.node] = (client, own_jobs)
         for node, answer in self.sites.ask("fit", messages).items():
-            client, own_jobs = asked[node]
-            sound = _result_or_reason(answer)
+            client, own_jobs = recipients[node]
+            result = _result_or_reason(answer)
             for place, g in enumerate(own_jobs):
-                if isinstance(sound, str):
-                    found[g][client] = f"{NO_ANSWER}{sound}"
+                if isinstance(result, str):
+                    found[g][client] = f"{NO_ANSWER}{result}"
                 else:
-                    found[g][client] = self._checked(jobs[g], client, sound, place)
+                    found[g][client] = self._checked(jobs[g], client, result, place)
+        return found
+
+    def _summed_round(
+        self,
+        jobs: Sequence[ServerJob],
+        samples: Sequence[Sequence[int]],
+        downs: Sequence[Tree],
+        common: Mapping[str, Any],
+        bound: float,
+    ) -> list[SummedUploads]:
+        """A round of secure aggregation. Jobs with the same clients share one message and one vector.
+
+        ``bound`` is the largest absolute value of a number in a vector.
+        """
+        sites = self.sites
+        found = [SummedUploads()] * len(jobs)
+        groups: dict[tuple[int, ...], list[int]] = {}
+        for g, sample in enumerate(samples):
+            groups.setdefault(tuple(sorted(sample)), []).append(g)
+        for clients, group in groups.items():
+            if len(clients) < LEAST_SITES:
+                why = f"the sum has {len(clients)} sites, but a sum of fewer than {LEAST_SITES} reveals single uploads"
+                for g in group:
+                    found[g] = SummedUploads(failed=why)
+                continue
+            first = jobs[group[0]].run
+            weights = {client: first.client_rows[client] for client in clients}
+            scale = float(max(weights.values()))
+            maskings = []
+            for g in group:
+                run = jobs[g].run
+                expected = run.expected_uploads()
+                masking = Masking.of(run.method, run.hp, expected, downs[g], scale, bound)
+                maskings.append(masking)
+            secure = [masking.to_words() for masking in maskings]
+            messages = {}
+            clients_of = {}  # node -> its client
+            for client in clients:
+                node = sites.members[client].node
+                message = self._words([jobs[g] for g in group], client, common, ahead=1)
+                message["weight"] = weights[client]
+                message["secure"] = secure
+                messages[node] = SiteMessage(message, [downs[g] for g in group])
+                clients_of[node] = client
+            number = first.round + 1
+            answer = sites.transport.ask_sum(messages, bound, number, sites.terms.timeout)
+            # The vectors of all jobs follow one another in the sum.
+            start = 0
+            for place, (g, masking) in enumerate(zip(group, maskings, strict=True)):
+                part = answer.total[start : start + masking.size]
+                start += masking.size
+                found[g] = _sums_of_job(
+                    jobs[g], answer, part, place, masking, downs[g], clients_of, weights
+                )
         return found
 
     def _checked(self, job: ServerJob, client: int, answer: SiteMessage, place: int) -> Tree | str:
@@ -298,8 +291,8 @@ class Server:
         sample: Sequence[int],
         down: Tree,
         answer: Mapping[int, Tree | str] | SummedUploads,
-    ) -> tuple[list[int], Any] | None:
-        """Pool the uploads of a round and end it; returns its clients and traffic, or None if the job failed."""
+    ) -> list[int] | None:
+        """Pool the uploads of a round and end it; returns its clients, or None if the job failed."""
         run = job.run
         number = run.round + 1
         summed = None
@@ -349,13 +342,13 @@ class Server:
             if summed is None:
                 sent = [run.upload_size(ups[client]) for client in ids]
             else:
-                sent = [summed.sent] * len(ids)
-            traffic = run.finish(ids, down, pooled, sent)
+                sent = [(summed.numbers, UPLOAD_BYTES)] * len(ids)
+            run.finish(ids, down, pooled, sent)
         except FedcacheError as error:
             job.failed = error
             return None
         job.latest |= dict.fromkeys(ids, number)
-        return ids, traffic
+        return ids
 
     def _check_quorum(
         self, number: int, ids: Sequence[int], sample: Sequence[int], reasons: Mapping[int, str]
@@ -400,7 +393,7 @@ class Server:
         name = self.sites.members[client].facts.name
         rejected = f"the upload of site {name!r} is rejected: {why}."
         self.sites.missed.append(MissedSite(number, name, f"its upload is rejected: {why}"))
-        self.sites.say(f"warning: round {number}: {rejected}")
+        self.sites.observer.warn(f"round {number}: {rejected}")
 
     def _score(self, jobs: Sequence[ServerJob], common: Mapping[str, Any]) -> None:
         """Score jobs from the counts of all sites, with the figures of the in-process evaluation."""
@@ -427,12 +420,11 @@ class Server:
                 warning = f"site {name!r} is not scored: {read}"
                 self.sites.miss(job.run.round, name, f"not scored: {read}", f"{warning}.")
                 job.run.warnings.append(warning)
-            job.evaluation, job.dealt = score_counts(job.run, facts, counts)
+            job.evaluation, job.scored_rows = score_counts(job.run, facts, counts)
 
-    def _record(
-        self, job: ServerJob, ids: Sequence[int], traffic: Any, seconds: float, measured: bool
-    ) -> None:
+    def _record(self, job: ServerJob, ids: Sequence[int], seconds: float, measured: bool) -> None:
         run = job.run
+        traffic = run.traffic.rounds[-1]
         diagnostics: dict[str, float] = {}
         if measured:
             diagnostics = run.diagnose()
@@ -468,7 +460,7 @@ class Server:
         number = jobs[0].run.round + 1
         for job in jobs:
             run = job.run
-            clients: list[Any] = [*run.clients, rows_of(member.facts)]
+            clients: list[Any] = [*run.clients, client_of(member.facts)]
             dtype = run.env.dtype
             wider = RunState(
                 run.method, run.hp, run.data, clients, run.seed, dtype, trust=run.trust
@@ -494,7 +486,7 @@ class Server:
             job.run = wider
         self.sites.members.append(member)
         self.sites.joined.append(MissedSite(number, name, "joined"))
-        self.sites.say(f"Site {name!r} joins in round {number}.")
+        self.sites.observer.note(f"Site {name!r} joins in round {number}.")
 
 
 NO_ANSWER = "no answer: "
@@ -552,18 +544,11 @@ def checked_counts(answer: SiteMessage, place: int, facts: SiteFacts) -> Tensor 
     return counts
 
 
-def _server_model(run: RunState) -> DeployedModel | None:
-    """The one model for all; None if it depends on rows of the sites, or if every site has its own."""
-    method = run.method
-    if method.protocol(run.hp) != "global" or method.deploy is not keep_down:
-        return None
-    no_rows = no_training_rows(method.name)
-    return DeployedModel(method, run.down(), {}, no_rows, run.server_ctx())
-
-
 def outcome_of(job: ServerJob, members: Sequence[Member]) -> TrainingOutput:
     """The output of a run, as the in-process engine returns it."""
     run = job.run
+    method = run.method
+    protocol = method.protocol(run.hp)
     evaluation = job.evaluation
     assert evaluation is not None
 
@@ -571,19 +556,21 @@ def outcome_of(job: ServerJob, members: Sequence[Member]) -> TrainingOutput:
         raise UsageError("The server has no features to predict from.", "Predict on a site.")
 
     def deployed(client: int | None) -> DeployedModel | None:
-        if client is None:
-            return _server_model(run)
-        return None
+        # The server has only the one model for all, unless that model depends on rows of the sites.
+        if client is not None or protocol != "global" or method.deploy is not keep_down:
+            return None
+        no_rows = no_training_rows(method.name)
+        return DeployedModel(method, run.down(), {}, no_rows, run.server_ctx())
 
     return TrainingOutput(
-        method=run.method.name,
+        method=method.name,
         hp=dict(run.hp),
         seed=run.seed,
-        protocol=run.method.protocol(run.hp),
+        protocol=protocol,
         evaluation=evaluation,
         records=tuple(job.records),
         traffic=run.traffic,
-        fidelity=run.method.faithful(run.hp, run.env.views),
+        fidelity=method.faithful(run.hp, run.env.views),
         execution="sequential",
         chunk=1,
         points=1,
@@ -591,7 +578,7 @@ def outcome_of(job: ServerJob, members: Sequence[Member]) -> TrainingOutput:
         dtype=run.env.dtype,
         clients=tuple(m.facts.name for m in members),
         classes_owned=tuple(m.facts.owned for m in members),
-        trainable=run.method.trainable(run.server, job.outline),
+        trainable=method.trainable(run.server, job.outline),
         server=run.server,
         states={},
         warnings=tuple(run.warnings),
@@ -630,7 +617,7 @@ def federate(
     StoreError, CorruptionError for a damaged table, FederatedRunError.
     """
     began = time.perf_counter()
-    sites = Sites(transport, plan.terms, partial(_pass_on, observer), names)
+    sites = Sites(transport, plan.terms, observer, names)
     words = {"train": to_table(plan.train)}
     facts = [m.facts for m in sites.gather(words)]
     source = SiteRows(facts, _class_text(sites, facts[0]))
@@ -666,11 +653,11 @@ def federate(
         if job.failed is not None:
             errors.append(job.failed)
             continue
-        assert job.dealt is not None
+        assert job.scored_rows is not None
         # The rows that the counts stand for have labels and domains, which a result reads, and no features.
-        y = job.dealt.y
-        x = job.dealt.x.new_empty(len(y), 1, 0)
-        rows = replace(run.inputs.data, x=x, y=y, domain=job.dealt.domain, text=None)
+        y = job.scored_rows.y
+        x = job.scored_rows.x.new_empty(len(y), 1, 0)
+        rows = replace(run.inputs.data, x=x, y=y, domain=job.scored_rows.domain, text=None)
         scored = run.inputs.with_data(rows)
         outcome = outcome_of(job, sites.members)
         seconds = sum(record.seconds for record in job.records)
@@ -681,14 +668,6 @@ def federate(
     if errors:
         raise errors[0]
     return [run.stored for run in points if run.stored is not None]
-
-
-def _pass_on(observer: Observer, text: str) -> None:
-    """Pass a line of the log on as a warning or a note."""
-    if text.startswith("warning: "):
-        observer.warn(text.removeprefix("warning: "))
-    else:
-        observer.note(text)
 
 
 def _class_text(sites: Sites, first: SiteFacts) -> torch.Tensor | None:

@@ -46,7 +46,7 @@ class ServerJob:
     # client -> (name, shape) of the tensors of its state, sorted by name, without tensors with an axis of rows
     outlines: dict[int, tuple[tuple[str, tuple[int, ...]], ...]] = field(default_factory=dict)
     evaluation: Evaluation | None = None  # of the last round that was scored
-    dealt: Data | None = None  # labels of the rows that ``evaluation`` scored
+    scored_rows: Data | None = None  # labels of the rows that ``evaluation`` scored
     failed: FedcacheError | None = None  # the error that ended it
     # of the server's tensors at the beginning
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)

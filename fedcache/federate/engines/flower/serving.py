@@ -134,7 +134,7 @@ def attend(
     folder = _folder(home, f"site-{state.name}")
     process = start_supernode(address, config, key, folder, port or free_port())
     client = name or store.dataset["shard"]["client"]
-    say(f"Site {client!r} is connected to {address}. Log: {process.log}.")
+    say(f"Site {client!r} is running and connects to {address}. Log: {process.log}.")
     unknown_key = None
     if key is not None:
         unknown_key = MachineError(
@@ -196,7 +196,7 @@ class Loopback:
     def run(self, plan: Plan, on_words: OnWords) -> dict[str, Any]:
         """Write the plan's app and run it; returns the last words of the run."""
         app = write_app(plan, self.folder / f"app-{plan.train.method}")
-        return run_app(app.path, self.address, on_words)
+        return run_app(app, self.address, on_words)
 
     def stop(self) -> None:
         """Stop the server and all sites."""

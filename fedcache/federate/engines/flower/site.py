@@ -43,7 +43,7 @@ from fedcache.heads.linear import Tree
 from fedcache.models.client_stacks import ClientTensors
 from fedcache.models.saved_model import ModelFacts, SavedModel, client_tensors, computed_as, owned
 from fedcache.progress import Silent
-from fedcache.runs.features import text_of
+from fedcache.runs.features import backbones_of, text_of
 from fedcache.runs.identity import code_of
 from fedcache.runs.origin import check_text
 from fedcache.runs.store_choice import arrays_for, feat_post_for
@@ -57,70 +57,6 @@ from fedcache.store.files import (
 )
 from fedcache.store.store import Store
 
-# A site's own model is saved on its machine, as a model file like that of a run; the server never
-# has it. The file is replaced whenever the site is scored, so it holds the model of the last round.
-# ``fedcache predict FILE IMAGES`` classifies with it.
-
-
-FOLDER = "models"
-
-
-@dataclass(frozen=True)
-class SiteModels:
-    """Folder of a site's models, and the arrays that they read."""
-
-    state: Path  # of the site's client
-    store: Store
-    keys: tuple[str, ...]  # arrays it trains on
-    feat_post: str
-    client: str  # its name
-
-    def path(self, job: str) -> Path:
-        """The model of a job: one point and seed of a federation."""
-        return self.state / FOLDER / f"{job}.safetensors"
-
-    def keep(self, run: RunState, job: str, seed: int, hp: Mapping[str, Any]) -> None:
-        """Save the site's model; nothing is saved if all sites use the server's model."""
-        method = run.method
-        number = int(run.eligible[0])
-        if method.protocol(run.hp) == "global" or not has_model(run, number):
-            return
-        down = run.down()
-        arrays = [self.store.arrays[key] for key in self.keys]
-        # A site has one client, whose model is saved as in a run in one process, with the facts of this store.
-        model = deployed_model(run, number, down)
-        facts = ModelFacts(
-            run=job,
-            seed=seed,
-            dataset=str(self.store.dataset["slug"]),
-            method=method.name,
-            code=code_of(method),
-            hp=dict(hp),
-            protocol=method.protocol(run.hp),
-            rounds=run.round,
-            dtype=str(run.env.dtype).removeprefix("torch."),
-            classes=tuple(self.store.samples.classes),
-            keys=self.keys,
-            recipes=tuple(array.recipe for array in arrays),
-            widths=tuple(int(array.shape[2]) for array in arrays),
-            views=run.env.views,
-            feat_post=self.feat_post,
-            clients=run.env.clients,
-            saved={self.client: number},
-            computed=computed_as([array.how for array in arrays]),
-        )
-        text: Tree = {}
-        if run.env.text is not None:
-            text = {"features/text": run.env.text}
-        own = ClientTensors()
-        own.add(number, owned(client_tensors(model, down)))
-        server = {f"server/{name}": t for name, t in down.items()}
-        tensors = owned(text | server) | own.stacked()
-        make_private(self.state)
-        make_private(self.state / FOLDER)
-        SavedModel(facts, tensors).save(self.path(job))
-
-
 OTHER = Client("", np.empty(0, np.int64), np.empty(0, np.int64))
 """Stands for every other client, because a site knows nothing about them."""
 
@@ -129,7 +65,7 @@ OTHER = Client("", np.empty(0, np.int64), np.empty(0, np.int64))
 class SiteJob:
     """One point and seed of a message."""
 
-    id: str  # unique among all runs
+    id: str  # unique among all runs; part of the names of the site's files
     hp: dict[str, Value]  # resolved hyperparameters
     seed: int  # of every stream
     round: int  # from 1: the round to fit, or for scores the last one that was fitted
@@ -137,9 +73,14 @@ class SiteJob:
 
     @classmethod
     def from_words(cls, words: Mapping[str, Any]) -> SiteJob:
-        """The inverse of ``to_words``."""
+        """The inverse of ``to_words``. Raises FederatedRunError for an id that would be a path."""
+        name = str(words["id"])
+        if not name.isalnum():
+            raise FederatedRunError(
+                f"{name!r:.40} is not a valid job name.", "Start the run with fedcache flower."
+            )
         return cls(
-            str(words["id"]),
+            name,
             dict(words["hp"]),
             int(words["seed"]),
             int(words["round"]),
@@ -164,12 +105,11 @@ class _OneClientRun(RunState):
 class Site:
     """A client on its own machine."""
 
-    method: Method  # of the run
+    request: SiteRequest  # its store, and the configuration of the run
+    feat_post: str  # transformation of its features
     data: Data  # its own rows
     client: Client  # its name, training rows and test rows
     memory: StoredClientMemory  # client state between rounds
-    domains: int = 1  # number of domains of the site's rows
-    models: SiteModels | None = None  # None saves no models
 
     def answer(self, kind: str, message: SiteMessage) -> SiteMessage:
         """Answer ``fit`` with uploads, ``score`` with counts. Raises FederatedRunError if the client state is lost."""
@@ -177,6 +117,7 @@ class Site:
         clients = int(message.words["clients"])
         number = int(message.words["client"])
         dtype = getattr(torch, str(message.words["dtype"]))
+        method = self.request.method
         trees: list[Tree] = []
         answers: list[dict[str, Any]] = []
         fitted: dict[Any, Tree] = {}
@@ -185,22 +126,22 @@ class Site:
             if kind == "score":
                 run.round = job.round
                 run.down = lambda down=down: down  # type: ignore[method-assign, misc]  # the server's tree is not here
-                counts = counts_of(score_job(run), self.data, self.domains)
+                domains = len(self.request.store.samples.domains)
+                counts = counts_of(score_job(run), self.data, domains)
                 trees.append({"counts": counts})
-                if self.models is not None:
-                    self.models.keep(run, job.id, job.seed, job.hp)
+                self._save_model(run, job)
                 answers.append({"id": job.id, "round": job.round})
                 continue
             run.round = job.round - 1
             # Points that differ only in settings of the server share one upload if the method allows it.
             key: Any = job.id
-            if shares_uploads(self.method):
-                names = sorted(h.name for h in self.method.hparams if h.fit)
+            if shares_uploads(method):
+                names = sorted(h.name for h in method.hparams if h.fit)
                 key = (job.seed, *(str(job.hp[name]) for name in names))
             if key not in fitted:
                 fitted[key] = run.fit_one(down, number)
             kept = dict(run.states.get(number) or {})
-            self.memory.save(job.id, job.round, kept, job.since)
+            self.memory.save(job, kept)
             up = fitted[key]
             secure = message.words.get("secure")
             if secure is not None:
@@ -218,14 +159,61 @@ class Site:
         all_clients[number] = self.client
         # The server rejects an upload that is not finite; its message names the round and this client.
         trust = TrustPolicy(on_bad="reject")
-        run = _OneClientRun(
-            self.method, job.hp, self.data, all_clients, job.seed, dtype, trust=trust
-        )
+        method = self.request.method
+        run = _OneClientRun(method, job.hp, self.data, all_clients, job.seed, dtype, trust=trust)
         if job.since:
-            held = self.memory.load(job.id, job.since)
+            held = self.memory.load(job)
             if held:
                 run.states[number] = held
         return run
+
+    def _save_model(self, run: RunState, job: SiteJob) -> None:
+        """Save the site's own model of a job, which the server never has, unless all sites use the server's model.
+
+        The file is like that of a run in one process, so ``fedcache predict FILE IMAGES`` classifies with it. It is
+        replaced whenever the site is scored, so it holds the model of the last round.
+        """
+        method = run.method
+        protocol = method.protocol(run.hp)
+        number = int(run.eligible[0])
+        if protocol == "global" or not has_model(run, number):
+            return
+        store = self.request.store
+        keys = tuple(self.request.keys)
+        arrays = [store.arrays[key] for key in keys]
+        down = run.down()
+        model = deployed_model(run, number, down)
+        facts = ModelFacts(
+            run=job.id,
+            seed=job.seed,
+            dataset=str(store.dataset["slug"]),
+            method=method.name,
+            code=code_of(method),
+            hp=job.hp,
+            protocol=protocol,
+            rounds=run.round,
+            dtype=str(run.env.dtype).removeprefix("torch."),
+            classes=tuple(store.samples.classes),
+            keys=keys,
+            recipes=tuple(array.recipe for array in arrays),
+            widths=tuple(int(array.shape[2]) for array in arrays),
+            views=run.env.views,
+            feat_post=self.feat_post,
+            clients=run.env.clients,
+            saved={self.client.name: number},
+            computed=computed_as([array.how for array in arrays]),
+        )
+        text: Tree = {}
+        if run.env.text is not None:
+            text = {"features/text": run.env.text}
+        own = ClientTensors()
+        own.add(number, owned(client_tensors(model, down)))
+        server = {f"server/{name}": t for name, t in down.items()}
+        tensors = owned(text | server) | own.stacked()
+        folder = self.memory.folder / "models"
+        make_private(self.memory.folder)
+        make_private(folder)
+        SavedModel(facts, tensors).save(folder / f"{job.id}.safetensors")
 
 
 def counts_of(evaluation: Evaluation, data: Data, domains: int) -> Tensor:
@@ -249,18 +237,19 @@ def counts_of(evaluation: Evaluation, data: Data, domains: int) -> Tensor:
 class StoredClientMemory:
     """Client state between rounds: one file per job and round, sealed with the store and the client."""
 
-    folder: Path  # of this site's state
+    folder: Path  # of this site's state and models
     store: str  # digest of the store
     client: str  # its name; two sites may serve equal stores
 
-    def load(self, job: str, round_: int) -> Tree:
-        """The state after a round.
+    def load(self, job: SiteJob) -> Tree:
+        """The state after the last round in which the server used an upload.
 
         Raises FederatedRunError if it is missing or damaged. The server gets the message, so it holds no path.
         """
+        round_ = job.since
         hint = "Restore its state directory, or start the run again with --fresh."
         try:
-            found = read_sealed(self._path(job, round_), self._seal_facts(job, round_))
+            found = read_sealed(self._path(job.id, round_), self._seal_facts(job.id, round_))
         except CorruptionError as error:
             raise FederatedRunError(
                 f"The state of site {self.client!r} after round {round_} is damaged, so the site cannot "
@@ -273,24 +262,20 @@ class StoredClientMemory:
             )
         return found.tensors
 
-    def save(self, job: str, round_: int, tree: Tree, since: int) -> None:
-        """Keep the state after a round.
+    def save(self, job: SiteJob, tree: Tree) -> None:
+        """Keep the state after the job's round.
 
         States from ``since`` on are kept too, because the server may not get the answer and go back to that round.
         """
-        path = self._path(job, round_)
+        path = self._path(job.id, job.round)
         for folder in (self.folder, path.parent.parent, path.parent):
             make_private(folder)
-        write_sealed(path, self._seal_facts(job, round_), {}, owned(tree))
+        write_sealed(path, self._seal_facts(job.id, job.round), {}, owned(tree))
         for old in path.parent.glob("after-*.safetensors"):
-            if int(old.stem.removeprefix("after-")) < since:
+            if int(old.stem.removeprefix("after-")) < job.since:
                 old.unlink(missing_ok=True)
 
     def _path(self, job: str, round_: int) -> Path:
-        if not job.isalnum():
-            raise FederatedRunError(
-                f"{job!r:.40} is not a valid job name.", "Start the run with fedcache flower."
-            )
         client = digest_of(self.client)[:16]
         return self.folder / job / client / f"after-{round_}.safetensors"
 
@@ -333,13 +318,9 @@ class ShardSite:
             feat_post = str(message.words["feat_post"])
             data = request.data(feat_post)
             client = request.client(self.name)
-            domains = len(request.store.samples.domains)
             digest = str(request.store.dataset["digest"])
             memory = StoredClientMemory(self.state, digest, client.name)
-            keys = tuple(request.keys)
-            models = SiteModels(self.state, request.store, keys, feat_post, client.name)
-            site = Site(request.method, data, client, memory, domains, models)
-            return site.answer(kind, message)
+            return Site(request, feat_post, data, client, memory).answer(kind, message)
         except FedcacheError as error:
             return refused(error)
 
@@ -355,13 +336,12 @@ class SiteRequest:
         check_suited(self.method, self.hp, self.config)
 
     @property
-    def method(self) -> Any:
+    def method(self) -> Method:
         return find_method(str(self.config.method))
 
     @property
-    def hp(self) -> dict[str, Any]:
-        resolved: dict[str, Any] = self.method.resolve(self.config.preset, self.config.set)
-        return resolved
+    def hp(self) -> dict[str, Value]:
+        return self.method.resolve(self.config.preset, self.config.set)
 
     @property
     def keys(self) -> list[str]:
@@ -427,10 +407,6 @@ class SiteRequest:
                 "Add labels to the dataset, then extract or shard again.",
             )
         arrays = [store.arrays[key] for key in keys]
-        recipes = [dict(array.recipe) for array in arrays]
-        backbones = []
-        for key, recipe in zip(keys, recipes, strict=True):
-            backbones.append(str(recipe.get("backbone", key)))
         requested = "feat_post" in self.config.set
         test_uids = sorted(bytes(uid) for uid in s.uid[client.test])
         tests = b"".join(test_uids)
@@ -444,9 +420,9 @@ class SiteRequest:
             classes=tuple(s.classes),
             domains=tuple(s.domains),
             keys=tuple(keys),
-            backbones=tuple(backbones),
+            backbones=backbones_of(store, keys),
             recipes=tuple(self.recipes),
-            made_from=tuple(canonical_json(recipe).decode() for recipe in recipes),
+            made_from=tuple(canonical_json(dict(array.recipe)).decode() for array in arrays),
             widths=tuple(int(array.shape[2]) for array in arrays),
             views=min(array.shape[1] for array in arrays),
             text=text_digest,

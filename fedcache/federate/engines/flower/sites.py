@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Protocol
 
@@ -42,6 +42,7 @@ from fedcache.federate.engines.flower.site_names import SiteNames
 from fedcache.federate.partition.partition import Client, Partition
 from fedcache.federate.trust.pipeline import FAR_OUT, far_out_limit
 from fedcache.parsing import parse_json
+from fedcache.progress import Observer
 from fedcache.runs.features import RunFeatures
 from fedcache.store.files import digest_of, sha256_hex
 
@@ -193,19 +194,10 @@ def _is_whole(value: Any, low: int, high: int) -> bool:
     return type(value) is int and low <= value <= high  # a bool is no number here
 
 
-@dataclass(frozen=True, eq=False)
-class RowCounts:
-    """A client on the server: its name and its numbers of rows, without the rows."""
-
-    name: str
-    train: np.ndarray
-    test: np.ndarray
-
-
-def rows_of(facts: SiteFacts) -> RowCounts:
-    """The client of a site for ``RunState``; the array of its rows takes no memory."""
+def client_of(facts: SiteFacts) -> Client:
+    """The client of a site on the server: its name and its number of training rows, in an array without memory."""
     train = np.broadcast_to(np.int64(0), (facts.train,))
-    return RowCounts(facts.name, train, np.empty(0, np.int64))
+    return Client(facts.name, train, np.empty(0, np.int64))
 
 
 SAME = {
@@ -381,6 +373,9 @@ ANSWER = 60.0
 REQUESTS = 3
 """Requests for the facts of a node before it counts as silent."""
 
+LOOK_EVERY = 1.0
+"""Seconds between looks for new nodes."""
+
 SITE_THAT_IS_RIGHT = "Choose the site that the others must match: --like NAME"
 
 START = "Start the sites: fedcache flower site --shard PATH --superlink HOST:PORT"
@@ -436,7 +431,6 @@ class Terms:
     quorum: int = 1  # least valid uploads of a round
     wait: float = 120.0  # seconds for the sites to come
     timeout: float = 600.0  # seconds for an answer
-    poll: float = 1.0  # seconds between looks for new nodes
     max_rows: int | None = None  # limit of a site's rows; None as ``RowLimits.of``
     like: str = ""  # name of the site that the others must agree with; "" for the majority
 
@@ -451,22 +445,22 @@ class MissedSite:
 
 
 class Sites:
-    """The participating sites; ``say`` gets the lines of the log."""
+    """The participating sites; ``observer`` gets the lines of the log."""
 
     def __init__(
         self,
         transport: Transport,
         terms: Terms,
-        say: Callable[[str], None],
+        observer: Observer,
         names: SiteNames | None = None,
     ) -> None:
         self.transport = transport
         self.terms = terms
-        self.say = say
+        self.observer = observer
         self.names = names or SiteNames()
         self.members: list[Member] = []  # in client order
         self.missed: list[MissedSite] = []  # sites that were missing in some step
-        self.joined: list[MissedSite] = []  # sites that came after the beginning
+        self.joined: list[MissedSite] = []  # sites that arrived after the beginning
         self._request: dict[str, Any] = {}
         self._met: set[int] = set()  # nodes that have reported facts, or get no more requests
         # node -> requests for its facts that it did not answer
@@ -478,29 +472,29 @@ class Sites:
         Raises StoreError if sites lack the requested arrays or differ; FederatedRunError if too few come.
         """
         self._request = dict(request)
-        came: list[Member] = []
+        arrived: list[Member] = []
         lacking: list[FedcacheError | str] = []
         last = time.monotonic() + self.terms.wait
-        self.say(f"Waiting for {self.terms.sites} sites.")
+        self.observer.note(f"Waiting for {self.terms.sites} sites.")
         if self.names.path is None:
-            self.say(
+            self.observer.note(
                 "Without keys, a site name belongs to the first node that uses it, and only for this run."
             )
         else:
             owned = len(self.names.known())
-            self.say(f"A name belongs to the first key that uses it. {owned} are taken.")
+            self.observer.note(f"A name belongs to the first key that uses it. {owned} are taken.")
         while True:
-            came += self._request_facts(lacking, max(last - time.monotonic(), ANSWER))
-            kept, differing, rejected = self._select_members(came)
-            decided = bool(self.terms.like) or len(came) > 2 * len(differing)
+            arrived += self._request_facts(lacking, max(last - time.monotonic(), ANSWER))
+            kept, differing, rejected = self._select_members(arrived)
+            decided = bool(self.terms.like) or len(arrived) > 2 * len(differing)
             late = time.monotonic() >= last
             if (decided and len(kept) >= self.terms.sites) or late:
                 break
-            time.sleep(self.terms.poll)
+            time.sleep(LOOK_EVERY)
         for member, why, hint in (*differing, *rejected):
             self._refuse(0, member.facts.name, why, hint)
         if not decided and differing:
-            raise self._no_majority(came, differing)
+            raise self._no_majority(arrived, differing)
         needed = self.terms.sites
         if late:
             # Nodes that are there and cannot take part count as present, so that one of them cannot block all others.
@@ -513,25 +507,25 @@ class Sites:
                 lacking.append(FederatedRunError(f"Site {name!r}: {why}.", hint))
             raise self._too_few_sites(kept, differing, lacking)
         if count < self.terms.sites:
-            self.say(
-                f"warning: {count} of {self.terms.sites} sites are connected; late sites can join during "
+            self.observer.warn(
+                f"{count} of {self.terms.sites} sites are connected; late sites can join during "
                 "the run."
             )
         self.members = kept
         self._bind(kept)
         limits = RowLimits.of(kept, self.terms.max_rows)
         most = f"{limits.train:,} training rows and {limits.test:,} test rows"
-        self.say(f"A site may have at most {most} ({limits.why}).")
+        self.observer.note(f"A site may have at most {most} ({limits.why}).")
         return kept
 
     def _select_members(
-        self, came: Sequence[Member]
+        self, arrived: Sequence[Member]
     ) -> tuple[list[Member], list[Refusal], list[Refusal]]:
         """The sites that take part, those that differ from them, and those that are rejected for another reason.
 
-        ``came`` is in the order of arrival.
+        ``arrived`` is in the order of arrival.
         """
-        fit, differing = compatible_sites(came, self.terms.like)
+        fit, differing = compatible_sites(arrived, self.terms.like)
         limits = RowLimits.of(fit, self.terms.max_rows)
         owners = self.names.known()
         accepted = []
@@ -542,10 +536,10 @@ class Sites:
                 accepted.append(member)
             else:
                 rejected.append((member, *problem))
-        # A name belongs to the first node that came with it.
+        # A name belongs to the first node that arrived with it.
         nodes = {member.node for member in accepted}
         first: dict[str, int] = {}
-        for member in came:
+        for member in arrived:
             if member.node in nodes:
                 first.setdefault(member.facts.name, member.node)
         kept = []
@@ -560,7 +554,7 @@ class Sites:
         self.names.bind({m.facts.name: m.key for m in members})
 
     def _refuse(self, round_: int, name: str, why: str, hint: str) -> None:
-        self.say(f"warning: site {name!r} is rejected: {why}. {hint}")
+        self.observer.warn(f"site {name!r} is rejected: {why}. {hint}")
         self.missed.append(MissedSite(round_, name, f"rejected: {why}"))
 
     def miss(self, round_: int, name: str, why: str, warning: str) -> None:
@@ -568,14 +562,14 @@ class Sites:
         entry = MissedSite(round_, name, why)
         if entry not in self.missed:
             self.missed.append(entry)
-            self.say(f"warning: {warning}")
+            self.observer.warn(warning)
 
     def _request_facts(self, lacking: list[FedcacheError | str], wait: float) -> list[Member]:
         """The new nodes that report their facts; the reasons of the others go to ``lacking``.
 
         Nodes have ``wait`` seconds to answer, or the terms' timeout if that is less.
         """
-        came = []
+        arrived = []
         here = self.transport.nodes()
         requests = {node: SiteMessage(self._request) for node in sorted(set(here) - self._met)}
         if not requests:
@@ -590,13 +584,13 @@ class Sites:
                 if self._silent[node] >= REQUESTS:
                     self._met.add(node)
                 lacking.append(answer)
-                self.say(f"warning: a node sent no description: {answer}.")
+                self.observer.warn(f"a node sent no description: {answer}.")
                 continue
             self._met.add(node)
             refusal = refusal_of(answer)
             if refusal is not None:
                 lacking.append(refusal)
-                self.say(f"warning: a site cannot take part: {refusal.message} {refusal.hint}")
+                self.observer.warn(f"a site cannot take part: {refusal.message} {refusal.hint}")
                 continue
             try:
                 facts = SiteFacts.from_words(answer.words.get("facts"))
@@ -604,24 +598,24 @@ class Sites:
                 why = f"its description is malformed: {error}"
                 lacking.append(why)
                 self.missed.append(MissedSite(0, f"node {node}", f"rejected: {why}"))
-                self.say(
-                    f"warning: node {node} is left out, because its description is invalid: {error}."
+                self.observer.warn(
+                    f"node {node} is left out, because its description is invalid: {error}."
                 )
                 continue
-            came.append(Member(node, facts, here[node]))
+            arrived.append(Member(node, facts, here[node]))
             rows = f"{facts.train:,} training rows, {facts.test:,} test rows"
-            self.say(f"Site {facts.name!r}: {rows}.")
-        return came
+            self.observer.note(f"Site {facts.name!r}: {rows}.")
+        return arrived
 
-    def _no_majority(self, came: Sequence[Member], refused: Sequence[Refusal]) -> FedcacheError:
+    def _no_majority(self, arrived: Sequence[Member], refused: Sequence[Refusal]) -> FedcacheError:
         """The error for sites without a majority that agrees."""
         others = {member.node for member, *_ in refused}
-        agreeing = (m.facts.name for m in in_client_order(came) if m.node not in others)
+        agreeing = (m.facts.name for m in in_client_order(arrived) if m.node not in others)
         first = next(agreeing)
         member, why, hint = refused[0]
         other = member.facts.name
         return StoreError(
-            f"{len(came)} sites are connected, but no more than half of them match. For example, site "
+            f"{len(arrived)} sites are connected, but no more than half of them match. For example, site "
             f"{other!r} differs from {first!r}: {why}.",
             f"{hint} {SITE_THAT_IS_RIGHT}.",
         )
@@ -671,8 +665,8 @@ class Sites:
                     return sent
                 else:
                     why = "it sent other text features than announced"
-            self.say(
-                f"warning: site {member.facts.name!r} could not send the class text features: {why}."
+            self.observer.warn(
+                f"site {member.facts.name!r} could not send the class text features: {why}."
             )
         raise FederatedRunError(
             f"No site of {len(self.members)} sent the class text features; the last because {why}.",
@@ -703,9 +697,7 @@ class Sites:
 
     def ask(self, kind: str, messages: Requests) -> Answers:
         """``Transport.ask`` with the terms' timeout."""
-        if messages:
-            return self.transport.ask(kind, messages, self.terms.timeout)
-        return {}
+        return self.transport.ask(kind, messages, self.terms.timeout)
 
 
 # The rows of sites on the server: numbers, widths, digests and counts, without the rows.
@@ -827,7 +819,7 @@ def score_counts(
     start = 0
     for i, known in enumerate(facts):
         if i not in counts:
-            clients.append(RowCounts(known.name, none, none))
+            clients.append(Client(known.name, none, none))
             continue
         # One global model has one prediction for a row of a test set that several sites hold.
         key = known.tests
@@ -845,7 +837,7 @@ def score_counts(
             guess.append(np.where(predicted_class == C, -1, predicted_class))
             first[key] = np.arange(start, start + len(cell))
             start += len(cell)
-        clients.append(RowCounts(known.name, first[key], first[key]))
+        clients.append(Client(known.name, first[key], first[key]))
     y = torch.from_numpy(np.concatenate(label))
     predicted = torch.from_numpy(np.concatenate(guess))
     domains = torch.from_numpy(np.concatenate(domain))

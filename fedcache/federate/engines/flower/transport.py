@@ -44,9 +44,7 @@ WHY = {
 
 def to_record(packed: PackedMessage) -> RecordDict:
     """A packed message as a record of Flower."""
-    arrays = {}
-    for name, raw in packed.arrays.items():
-        arrays[name] = Array(raw.dtype, raw.shape, STYPE, raw.data)
+    arrays = {n: Array(raw.dtype, raw.shape, STYPE, raw.data) for n, raw in packed.arrays.items()}
     words = ConfigRecord({"json": packed.words})
     return RecordDict({"words": words, "arrays": ArrayRecord(arrays)})
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from itertools import chain
 from typing import Any
@@ -18,7 +18,6 @@ from typing import Any
 import torch
 
 from fedcache.config import Home, PartitionConfig, TrainConfig
-from fedcache.errors import UsageError
 from fedcache.federate.engine.run import new_run, registered
 from fedcache.federate.engine.run_state import RunState
 from fedcache.federate.engines.ray.remote_calls import RayWorkerPool
@@ -83,11 +82,9 @@ def fit_slice(
     job = held.job(seed)
     job.round = number
     job.states = ClientStates()
-    for client, state in states.items():
-        job.states[client] = state
+    job.states.update(states)
     ups = [fit_group(job, down, group) for group in groups]
-    after = {client: job.states[client] for client in job.states}
-    return {"ups": ups, "states": after}
+    return {"ups": ups, "states": dict(job.states)}
 
 
 class OverRay(Sequential):
@@ -118,8 +115,7 @@ class OverRay(Sequential):
                 point.env.watch()
                 answers.update(pool.wait(0.5))
             answer = answers.pop(turn)
-            for client, state in answer["states"].items():
-                point.states[client] = state
+            point.states.update(answer["states"])
             yield from zip(piece, answer["ups"], strict=True)
 
 
@@ -128,17 +124,6 @@ def slices(groups: Sequence[Group], at_least: int) -> list[list[Group]]:
     size = max(1, min(SLICE_CLIENTS, -(-len(groups) // at_least)))
     starts = range(0, len(groups), size)
     return [list(groups[start : start + size]) for start in starts]
-
-
-def check_execution(config: TrainConfig) -> TrainConfig:
-    """The configuration with sequential execution. Raises UsageError if it requests another one."""
-    if config.execution not in ("auto", "sequential"):
-        raise UsageError(
-            "--engine ray trains clients one by one (--execution sequential), but --execution "
-            f"{config.execution} is given.",
-            "Leave --execution out.",
-        )
-    return replace(config, execution="sequential")
 
 
 def over_ray(opened: ExitStack, open_pool: Callable[[], RayWorkerPool]) -> None:

@@ -183,28 +183,28 @@ def open_cluster(address: str | None, *, cpus: int, gpus: int = 0) -> Iterator[C
 
 
 def _start(ray: Any, address: str | None, folder: Path | None, cpus: int, gpus: int) -> None:
-    common: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-    try:
-        if address is not None:
-            ray.init(address=address, **common)
-        else:
-            ray.init(
-                num_cpus=cpus,
-                num_gpus=gpus,
-                include_dashboard=False,
-                object_store_memory=OBJECTS,
-                _temp_dir=str(folder),
-                **common,
-            )
-    except (Exception, SystemExit) as error:
+    """Start a local cluster, or join the one at an address. Raises MachineError."""
+    options: dict[str, Any]
+    if address is not None:
+        options = {"address": address}
+        what = f"The Ray cluster at {address} could not be joined"
+        hint = (
+            "Its nodes need this machine's versions of Python and Ray, and its token "
+            f"(RAY_AUTH_TOKEN); ray status --address {address}   shows its state"
+        )
+    else:
+        options = {
+            "num_cpus": cpus,
+            "num_gpus": gpus,
+            "include_dashboard": False,
+            "object_store_memory": OBJECTS,
+            "_temp_dir": str(folder),
+        }
         what = "Ray could not be started"
         hint = "Free some memory and disk space, or leave --engine ray out."
-        if address is not None:
-            what = f"The Ray cluster at {address} could not be joined"
-            hint = (
-                "Its nodes need this machine's versions of Python and Ray, and its token "
-                f"(RAY_AUTH_TOKEN); ray status --address {address}   shows its state"
-            )
+    try:
+        ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
+    except (Exception, SystemExit) as error:
         why = first_line(error, type(error).__name__)
         raise MachineError(f"{what}: {why}.", hint) from error
 

@@ -26,12 +26,11 @@ from fedcache.extract.workers.chunk_tasks import ChunkWorker, TaskSpec, compute
 from fedcache.federate.engines.ray.client_slices import (
     ClientsTask,
     HeldRun,
-    check_execution,
     fit_slice,
     over_ray,
 )
 from fedcache.federate.engines.ray.cluster import open_cluster
-from fedcache.federate.engines.ray.remote_calls import RayWorkerPool
+from fedcache.federate.engines.ray.remote_calls import Make, RayWorkerPool, Use
 from fedcache.federate.execution.memory_estimate import shares_uploads
 from fedcache.federate.methods import find_method, wants_encoders
 from fedcache.grids.points import point_groups
@@ -98,14 +97,6 @@ def needs_gpus(settings: ComputeSettings) -> bool:
 
 def _gpus() -> int:
     return torch.cuda.device_count()
-
-
-def _gpus_for(device: str, methods: Iterable[str]) -> int:
-    """GPUs of a cluster for these methods: those of this machine if the device or a live encoder needs one."""
-    live = device == "cuda" or any(wants_encoders(find_method(name)) for name in methods)
-    if live and torch.cuda.is_available():
-        return _gpus()
-    return 0
 
 
 @dataclass(frozen=True)
@@ -177,13 +168,6 @@ def train_slice(grid: GridRun, piece: Slice) -> dict[str, Any]:
             ended[number] = (str(out.path), out.reused)
     texts = [text for text in dict.fromkeys(warnings.texts) if text not in lost]
     return {"ended": ended, "warnings": texts}
-
-
-def _note_workers(observer: Observer, pool: RayWorkerPool, what: str) -> None:
-    nodes = counted(len(pool.cluster.nodes()), "node")
-    threads = counted(pool.cpus, "thread")
-    where = f"{nodes} of {pool.cluster.words}"
-    observer.note(f"Ray: {what}, {pool.slots} at once with {threads} each on {where}.")
 
 
 def _answers(
@@ -295,21 +279,22 @@ class RayEngine:
         request = grid.request
         # Features are extracted once, and a wrong option gives one message.
         grid.prepare_first()
-        threads = max(1, torch.get_num_threads() // jobs)
         methods = {name for name, _ in request.points}
-        gpus = _gpus_for(request.config.device, methods)
         pieces = slices(request)
         many = len(request.points)
-        cpus = max(cores(), threads)
-        if jobs > 1:
-            cpus = threads * jobs
-        with open_cluster(self.address, cpus=cpus, gpus=gpus) as cluster:
-            task = GridTask(request, threads)
-            pool = RayWorkerPool(
-                cluster, set_up_grid, train_slice, task, cpus=threads, gpus=int(gpus > 0)
-            )
-            sliced = counted(len(pieces), "slice")
-            _note_workers(grid.observer, pool, f"{sliced} of {many} configurations")
+        sliced = counted(len(pieces), "slice")
+        task = GridTask(request, max(1, torch.get_num_threads() // jobs))
+        opening = self._training_pool(
+            set_up_grid,
+            train_slice,
+            task,
+            f"{sliced} of {many} configurations",
+            grid.observer,
+            device=request.config.device,
+            methods=methods,
+            jobs=jobs,
+        )
+        with opening as pool:
             warned: set[str] = set()
             grid.observer.start("points", many, "points")
 
@@ -327,9 +312,58 @@ class RayEngine:
             finally:
                 grid.observer.stop()
 
+    @contextmanager
+    def _training_pool(
+        self,
+        make: Make,
+        use: Use,
+        task: GridTask | ClientsTask | RunsTask,
+        what: str,
+        observer: Observer,
+        *,
+        device: str,
+        methods: Iterable[str],
+        jobs: int = 1,
+    ) -> Iterator[RayWorkerPool]:
+        """Workers that train, until the block ends. A local cluster has the CPUs of this machine.
+
+        Args:
+            make: as in ``RayWorkerPool``.
+            use: as in ``RayWorkerPool``.
+            task: argument of ``make``, with the threads of a call.
+            what: the work of a call, for the note to the observer.
+            observer: gets a note of the number of workers and their nodes.
+            device: of the training; for ``cuda`` each worker holds a GPU.
+            methods: names; methods with live encoders hold a GPU too.
+            jobs: calls at once; with 1, as many as there are CPUs.
+        """
+        gpus = 0
+        needs_gpu = device == "cuda" or any(wants_encoders(find_method(name)) for name in methods)
+        if needs_gpu and torch.cuda.is_available():
+            gpus = _gpus()
+        cpus = max(cores(), task.threads)
+        if jobs > 1:
+            cpus = task.threads * jobs
+        with open_cluster(self.address, cpus=cpus, gpus=gpus) as cluster:
+            pool = RayWorkerPool(cluster, make, use, task, cpus=task.threads, gpus=int(gpus > 0))
+            nodes = counted(len(cluster.nodes()), "node")
+            threads = counted(task.threads, "thread")
+            where = f"{nodes} of {cluster.words}"
+            observer.note(f"Ray: {what}, {pool.slots} at once with {threads} each on {where}.")
+            yield pool
+
     def client_by_client(self, config: TrainConfig) -> TrainConfig:
-        """The configuration of a run that ``training`` serves. Raises UsageError for another execution."""
-        return check_execution(config)
+        """The configuration of a run that ``training`` serves, with sequential execution.
+
+        Raises UsageError if it requests another execution.
+        """
+        if config.execution not in ("auto", "sequential"):
+            raise UsageError(
+                "--engine ray trains clients one by one (--execution sequential), but --execution "
+                f"{config.execution} is given.",
+                "Leave --execution out.",
+            )
+        return replace(config, execution="sequential")
 
     @contextmanager
     def training(
@@ -345,21 +379,18 @@ class RayEngine:
         Raises MachineError for the cluster, inside the block.
         """
         # Sums of floats depend on the number of threads, so a worker has as many as this process.
-        threads = torch.get_num_threads()
-        gpus = _gpus_for(config.device, [str(config.method)])
-        task = ClientsTask(config, partition, home, repartition, threads)
+        task = ClientsTask(config, partition, home, repartition, torch.get_num_threads())
+        opening = self._training_pool(
+            HeldRun,
+            fit_slice,
+            task,
+            "the clients of each round",
+            observer,
+            device=config.device,
+            methods=[str(config.method)],
+        )
         with ExitStack() as opened:
-
-            def open_workers() -> RayWorkerPool:
-                opening = open_cluster(self.address, cpus=max(cores(), threads), gpus=gpus)
-                cluster = opened.enter_context(opening)
-                pool = RayWorkerPool(
-                    cluster, HeldRun, fit_slice, task, cpus=threads, gpus=int(gpus > 0)
-                )
-                _note_workers(observer, pool, "the clients of each round")
-                return pool
-
-            over_ray(opened, open_workers)
+            over_ray(opened, lambda: opened.enter_context(opening))
             yield
 
     def run_configurations(
@@ -370,16 +401,18 @@ class RayEngine:
         A run that cannot be trained is left out; training it on this machine gives its error. Raises MachineError for
         the cluster; StoppedError after a stop.
         """
-        threads = torch.get_num_threads()
-        gpus = _gpus_for("cpu", [str(config.method) for config, _ in todo])
         made: set[Path] = set()
-        task = RunsTask(home, runs, threads)
-        with open_cluster(self.address, cpus=max(cores(), threads), gpus=gpus) as cluster:
-            pool = RayWorkerPool(
-                cluster, set_up_runs, train_one, task, cpus=threads, gpus=int(gpus > 0)
-            )
-            many = len(todo)
-            _note_workers(observer, pool, f"{many} runs")
+        many = len(todo)
+        opening = self._training_pool(
+            set_up_runs,
+            train_one,
+            RunsTask(home, runs, torch.get_num_threads()),
+            f"{many} runs",
+            observer,
+            device="cpu",
+            methods=[str(config.method) for config, _ in todo],
+        )
+        with opening as pool:
             observer.start("runs", many, "runs")
 
             def done() -> str:
