@@ -264,20 +264,17 @@ def embedded(
     # The uid of an image is its number, big-endian; it keys no view, because only view 0 is computed.
     uid = np.zeros((N, 16), np.uint8)
     uid[:, :8] = np.arange(N, dtype=">u8").view(np.uint8).reshape(N, 8)
-    numbers = tuple(
-        f"{row:012d}" for row in range(N)
-    )  # in the order in which the images were named
-    unlabelled = np.full(N, -1, np.int32)
-    train = np.zeros(N, np.uint8)
+    # Names sort in the order in which the images were named.
+    numbers = tuple(f"{row:012d}" for row in range(N))
     data = Dataset(
         spec="images",
         slug="images",
         classes=(),
         domains=(ONE_DOMAIN,),
         names=numbers,
-        label=unlabelled,
+        label=np.full(N, -1, np.int32),
         domain=np.zeros(N, np.int16),
-        split=train,
+        split=np.zeros(N, np.uint8),
         uid=uid,
         template=None,
         reading="",

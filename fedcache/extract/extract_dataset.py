@@ -213,7 +213,7 @@ def check_disk(
         )
 
 
-def describe_growth(growth: Mapping[str, int], holds: str = IMAGES) -> str:
+def describe_growth(growth: Mapping[str, int], holds: str) -> str:
     """The numbers of ``Extraction.growth`` in one clause."""
     new = counted(growth["new"], one_of(holds))
     vanished = growth["vanished"]
@@ -707,14 +707,12 @@ def finished(
             return None
     classes = store.manifest.classes
     template = store.dataset.get("template")
-    wanted = planning.wanted_text(store, planned, classes, template, config, keep=keep_text)
+    wanted = wanted_text(store, planned, classes, template, config, keep=keep_text)
     wanted = text_of_part(part, wanted)
-    if planning.missing_text(store, planned, wanted):
+    if missing_text(store, planned, wanted):
         return None
     done = summarise(store, planned, dict.fromkeys(keys, "complete"), None)
-    if dry_run:
-        done.text = planning.make_current(store, planned, {}, ())
-    else:
+    if not dry_run:
         done.text = planning.make_current(store, planned, wanted, ())
         clean_up(store)
     return done
@@ -771,15 +769,13 @@ def compute(
     is_new = not path.exists()
     store = open_or_create(path, data, home, earlier, part, observer)
     remember_orders(home, data, planned, config)
-    wanted = planning.wanted_text(
-        store, planned, data.classes, data.template, config, keep=keep_text
-    )
+    wanted = wanted_text(store, planned, data.classes, data.template, config, keep=keep_text)
     wanted = text_of_part(part, wanted)
     if not data.classes and any(item.backbone.text_width is not None for item in planned):
         observer.note(
             "The dataset has no classes, so it has no text features, which some methods need."
         )
-    text = planning.missing_text(store, planned, wanted)
+    text = missing_text(store, planned, wanted)
     states = {}
     for job in jobs:
         states[job.key] = "new"
@@ -810,9 +806,10 @@ def compute(
             "device": device.name,
         }
     )
-    done = summarise(Store.open(path, part=True), planned, states, stats)
-    clean_up(done.store)
-    done.text = planning.make_current(done.store, planned, wanted, text)
+    store = Store.open(path, part=True)
+    done = summarise(store, planned, states, stats)
+    clean_up(store)
+    done.text = planning.make_current(store, planned, wanted, text)
     if earlier is not None and parent is not None:
         done.growth = earlier.result(stats.forward_images)
     return done

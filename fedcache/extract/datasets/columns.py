@@ -95,7 +95,7 @@ def keys_of(kind: str) -> dict[str, str]:
     return {CONTENT[kind]: "--images-key", **OPTIONS, "name": ""}
 
 
-def parse_rest(rest: str, kind: str = "arrays") -> DatasetRequest:
+def parse_rest(rest: str, kind: str) -> DatasetRequest:
     """``FILE?images=A&label=B&group=C,D`` as a place and columns.
 
     A path that exists with its question mark is a place without columns. In the name of a column ``&`` is written %26
@@ -134,23 +134,18 @@ def parse_rest(rest: str, kind: str = "arrays") -> DatasetRequest:
         found[word] = value.replace("%26", "&").replace("%25", "%")
     groups = None
     if "group" in found:
-        groups = _several(found["group"])
+        groups = tuple(listed(found["group"]))
     choice = ColumnChoice(
         label=found.get("label"),
         split=found.get("split"),
         row_name=found.get("name"),
         domain=found.get("domain"),
         groups=groups,
-        no_label=_several(found.get("no-label", "")),
+        no_label=tuple(listed(found.get("no-label", ""))),
         unlabelled=found.get("unlabelled", "no") != "no",
     )
     content = found.get(CONTENT[kind], "")
     return DatasetRequest(place, content, choice, found)
-
-
-def _several(words: str) -> tuple[str, ...]:
-    """Words that are separated by commas."""
-    return tuple(listed(words))
 
 
 def in_a_spec(column: str) -> str:

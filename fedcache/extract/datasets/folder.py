@@ -333,12 +333,9 @@ def _locate(rest: str) -> Path:
     """The directory, archive or list that a spec names. Raises UsageError for a missing path and for other files."""
     path = Path(rest).expanduser()
     if not rest or not path.exists():
-        named = "path"
-        if rest:
-            named = str(path)
-        endings = ", ".join(_SUFFIXES)
-        raise UsageError(
-            f"There is no {named!r} (current directory: {Path.cwd()}); expected a directory or a {endings} file.",
+        raise tree.no_such_path(
+            rest,
+            f"a directory or a {', '.join(_SUFFIXES)} file",
             "Give the path of the files: --dataset folder:PATH or sound:PATH",
         )
     if not path.is_dir() and archives.is_compressed_tar(path):

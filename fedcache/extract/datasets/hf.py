@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -109,13 +110,6 @@ def load(rest: str, context: Context) -> Dataset:
     )
 
 
-def ready(path: Path) -> bool:
-    """Whether a folder holds parquet or Arrow files."""
-    if not path.is_dir():
-        return False
-    return any(any(path.rglob(f"*{suffix}")) for suffix in SUFFIXES)
-
-
 def pull(name: str, root: Path, say: Callable[[str], None]) -> None:
     """Download the parquet files of a dataset of huggingface.co into ``root``; ``say`` receives their size first.
 
@@ -175,10 +169,9 @@ def _locate(place: str, context: Context) -> Path:
     if _NAME.fullmatch(place) and path.suffix not in SUFFIXES:
         root = context.root_of("hf", place)
     if root is None:
-        named = place or "path"
-        endings = " or ".join(SUFFIXES)
-        raise UsageError(
-            f"There is no {named!r} (current directory: {Path.cwd()}); expected a {endings} file or a folder of them.",
+        raise tree.no_such_path(
+            place,
+            f"a {' or '.join(SUFFIXES)} file or a folder of them",
             "Give the path of the files, --dataset hf:PATH, or a name of huggingface.co",
         )
     if not root.exists():
@@ -508,24 +501,22 @@ class ParquetRows(Reopened):
         return self._file
 
 
+@dataclass(frozen=True, eq=False)
 class ArrowRows(Reopened):
     """The images of an Arrow file or stream, which is mapped."""
 
-    def __init__(self, path: Path, stamp: tuple[int, int], column: str) -> None:
-        self.path = path
-        self.stamp = stamp
-        self.column = column
-        self._values: Any = None
-        self._lock = threading.Lock()
+    path: Path
+    stamp: tuple[int, int]  # (size, mtime_ns) of the file when it was listed
+    column: str  # holds bytes, or {bytes, path}; the bytes are read
 
     def read(self, row: int) -> bytes:
         """The encoded image of a row; raises ``BadImage``."""
-        with self._lock:
-            if self._values is None:
-                os.close(open_as_listed(self.path, self.stamp))  # raises when it has changed
-                column = open_arrow(self.path).column(self.column)
-                self._values = only_bytes(column)
         return image_bytes(self._values, row)
+
+    @cached_property
+    def _values(self) -> Any:
+        os.close(open_as_listed(self.path, self.stamp))  # raises when it has changed
+        return only_bytes(open_arrow(self.path).column(self.column))
 
 
 def open_arrow(path: Path) -> Any:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcache.errors import MachineError, UsageError
+from fedcache.errors import FedcacheError, MachineError, UsageError
 from fedcache.extract.datasets import archives
 from fedcache.extract.digests import stat_key
 from fedcache.extract.image_files import (
@@ -113,6 +113,16 @@ class Tree:
             raise UsageError(
                 f"{root}/{name} cannot be read: {error}.", "Write the table again."
             ) from None
+
+
+def no_such_path(place: str, expected: str, hint: str) -> FedcacheError:
+    """The error for a path of a spec that does not exist, or is empty; ``expected`` names the files to give."""
+    named = "path"
+    if place:
+        named = str(Path(place).expanduser())
+    return UsageError(
+        f"There is no {named!r} (current directory: {Path.cwd()}); expected {expected}.", hint
+    )
 
 
 def scan(path: Path, within: Path | None, endings: frozenset[str] = EXTENSIONS) -> Tree:
