@@ -265,7 +265,8 @@ def open_as_listed(path: Path, stamp: tuple[int, int]) -> int:
         fd = os.open(path, os.O_RDONLY)
     except OSError as error:
         raise MachineError(
-            f"{path} cannot be read: {error.strerror}.", "Run the command again"
+            f"{path} cannot be read: {error.strerror}.",
+            "Restore the file and run the command again.",
         ) from None
     found = os.fstat(fd)
     if (found.st_size, found.st_mtime_ns) != stamp:

@@ -386,7 +386,7 @@ def dataset_of_rows(
         uid = uid[order]
         unreadable = 0
     label = roles.labels[order]
-    domain = dataset.domain_column(roles.domains[order].astype(np.int64), roles.domain_names)
+    domain = dataset.domain_column(roles.domains[order], roles.domain_names)
     given = None
     if roles.splits is not None:
         given = roles.splits[order]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -31,7 +31,7 @@ from fedcache.tables.groups import Group, joined
 from fedcache.tables.roles import ONE_DOMAIN
 from fedcache.tables.splits import SPLIT_NAMES as SPLIT_WORDS
 from fedcache.tables.splits import TEST, TRAIN, VALIDATION
-from fedcache.tables.words import some_names
+from fedcache.tables.words import Coded, some_names
 
 READING = 1
 """Version of the readers. Raised when the same files give other names, labels, splits or pixels; remembered facts of
@@ -209,6 +209,11 @@ def uid_of(raw: bytes | NDArray[Any]) -> bytes:
     return hashlib.sha256(raw).digest()[:16]
 
 
+def uid_rows(raw: bytes | bytearray) -> NDArray[np.uint8]:
+    """Uids that follow one another, 16 bytes each, as uint8 [N, 16]."""
+    return np.frombuffer(raw, dtype=np.uint8).reshape(-1, 16).copy()
+
+
 def read_uids(
     source: Source, names: Sequence[str], key: Sequence[Any], context: Context
 ) -> tuple[NDArray[np.uint8], int]:
@@ -242,7 +247,7 @@ def contents(
             uids += uid_of(b"unreadable\0" + name.encode())
         if context.progress is not None:
             context.progress(row + 1, len(names))
-    return np.frombuffer(bytes(uids), dtype=np.uint8).reshape(-1, 16).copy(), unreadable
+    return uid_rows(uids), unreadable
 
 
 def trained_and_tested(dataset: Dataset) -> int:
@@ -275,9 +280,7 @@ def index_of(values: Sequence[str]) -> tuple[tuple[str, ...], NDArray[np.int64]]
     return distinct, np.array([place[value] for value in values], dtype=np.int64)
 
 
-def domain_column(
-    index: Iterable[int] | NDArray[np.int64], domains: Sequence[str]
-) -> NDArray[np.int16]:
+def domain_column(index: NDArray[np.integer[Any]], domains: Sequence[str]) -> NDArray[np.int16]:
     """The domain column, after checking that it fits int16 (a wrong layout can make every folder a domain)."""
     if len(domains) > np.iinfo(np.int16).max:
         first = domains[0]
@@ -286,7 +289,7 @@ def domain_column(
             "Give the meaning of the folder levels: --layout class, --layout domain/class or --layout "
             "'class/*'",
         )
-    return np.asarray(index, dtype=np.int16)
+    return index.astype(np.int16)
 
 
 def counts(
@@ -359,10 +362,7 @@ def join(spec: str, members: Mapping[str, Dataset]) -> Dataset:
             unused[f"{name}/{column}"] = why
         for column, values in member.may_be_labels.items():
             may_be_labels[f"{name}/{column}"] = values
-        # The label of each class in the joined dataset; label -1 picks the last: unknown.
-        new_labels = [first.classes.index(word) for word in member.classes]
-        table = np.array([*new_labels, -1], dtype=np.int32)
-        labels.append(table[member.label])
+        labels.append(Coded(member.label, member.classes).recoded(first.classes))
         places.append(member.domain.astype(np.int64) + len(domains))
         if len(member.domains) == 1:
             domains.append(name)

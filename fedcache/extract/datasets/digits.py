@@ -110,7 +110,7 @@ def load(rest: str, context: Context) -> Dataset:
         label=np.array([row.label for row in rows], dtype=np.int32),
         domain=np.array(domains, dtype=np.int16),
         split=split,
-        uid=np.frombuffer(uids, dtype=np.uint8).reshape(-1, 16).copy(),
+        uid=dataset.uid_rows(uids),
         template=None,  # the backbone's own: glyph-clip was trained with its captions
         reading=f"digits: made from {made_from}; {counts}",
         source=ArraySource(images),

@@ -475,8 +475,7 @@ def _from_list(path: Path, request: columns.DatasetRequest, context: Context) ->
 def _inside(path: Path, listed: list[str], context: Context) -> list[str]:
     """The listed images that do not lead out of the list's folder."""
     folder = path.parent
-    within = context.within(folder)
-    if within is None:
+    real = tree.real_folder(context.within(folder))
+    if real is None:
         return listed
-    real = os.path.realpath(within)
     return [image for image in listed if not tree.leads_out(str(folder / image), real)]

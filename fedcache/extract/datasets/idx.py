@@ -103,10 +103,8 @@ def _locate(rest: str, context: Context) -> list[Path]:
     listed = []
     if rest and folder.is_dir():
         listed = sorted(folder.iterdir())
-    within = context.within(folder)
-    if within is not None:
-        real = str(folder.resolve())
-        listed = [file for file in listed if not tree.leads_out(str(file), real)]
+    real = tree.real_folder(context.within(folder))
+    listed = [file for file in listed if not tree.leads_out(str(file), real)]
     found: dict[str, dict[str, Path]] = {}
     for file in listed:
         match = _IMAGES.fullmatch(file.name)
@@ -144,15 +142,13 @@ def _labels_beside(images: Path, context: Context) -> Path | None:
     """The file of labels of a file of images, with or without .gz; None where there is none."""
     name = images.name.removesuffix(".gz")
     folder = images.parent
-    within = context.within(folder)
+    real = tree.real_folder(context.within(folder))
     for ending in ("idx1-ubyte", "idx2-int"):
         plain = re.sub(r"images([-.])idx\d-ubyte", rf"labels\1{ending}", name, flags=re.IGNORECASE)
         if plain == name:
             continue
         for file in (folder / plain, folder / f"{plain}.gz"):
-            if not file.is_file():
-                continue
-            if within is None or not tree.leads_out(str(file), str(within.resolve())):
+            if file.is_file() and not tree.leads_out(str(file), real):
                 return file
     return None
 

@@ -42,7 +42,7 @@ def pull(
     Raises UsageError for a spec that has no download, MachineError when it cannot be downloaded.
     """
     kind, _, name = spec.partition(":")
-    context = Context(DigestMemory(data), roots or {}, data)
+    context = _context(roots, data)
     root = context.root_of(kind, name) or data / name
     if kind == "paper":
         held = paper.read(name)
@@ -71,7 +71,7 @@ def pull(
 
 
 def _context(roots: Mapping[str, Path] | None, data: Path | None) -> Context:
-    """The context of ``known`` and ``info``."""
+    """The context with which datasets are looked for on the disk."""
     return Context(DigestMemory(data or Path()), roots or {}, data)
 
 

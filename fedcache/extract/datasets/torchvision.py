@@ -109,14 +109,14 @@ def load(rest: str, context: Context) -> Dataset:
     note = ""
     if missing:
         note = f"; the files of {' and '.join(missing)} are missing"
+    lacking = ""
+    if TEST not in codes:
+        lacking = "test"
     if TRAIN not in codes:
         split[:] = TRAIN  # a part of these rows becomes the test set below
-        codes = []
-    if TEST not in codes:
-        split[held_out(label, domain, uid, split == TRAIN)] = TEST
         lacking = "training"
-        if TRAIN in codes:
-            lacking = "test"
+    if lacking:
+        split[held_out(label, domain, uid, split == TRAIN)] = TEST
         note += f"; no {lacking} set: {HELD_OUT} is the test set"
     if unreadable:
         note += f"; {unreadable:,} cannot be read and will be skipped and listed"
@@ -287,7 +287,7 @@ def _require(name: str, context: Context) -> Path:
 
 
 def _read_file(path: str | Path, within: Path | None) -> bytes:
-    if within is not None and tree.leads_out(str(path), os.path.realpath(within)):
+    if tree.leads_out(str(path), tree.real_folder(within)):
         raise BadImage(
             "it is a link to a file outside the dataset's folder (to read it: --follow-links)"
         )

@@ -45,15 +45,13 @@ class FilesSource:
     def __init__(self, root: Path, paths: Sequence[str], within: Path | None) -> None:
         self.root = str(root)
         self.paths = tuple(paths)
-        self.within = None
-        if within is not None:
-            self.within = os.path.realpath(within)
+        self.within = real_folder(within)
 
     def read(self, row: int) -> bytes:
         """The bytes of a row's file; raises ``BadImage``."""
         path = f"{self.root}/{self.paths[row]}"
         # Checked at every read: the folder may have changed since it was listed.
-        if self.within is not None and leads_out(path, self.within):
+        if leads_out(path, self.within):
             raise BadImage(
                 "it is a link to a file outside the dataset's folder (to read it: --follow-links)"
             )
@@ -74,8 +72,17 @@ class FilesSource:
             raise BadImage(f"the file cannot be read: {reason}") from None
 
 
-def leads_out(path: str, within: str) -> bool:
-    """Whether a path, after resolving all links, is outside of the real path ``within``."""
+def real_folder(within: Path | None) -> str | None:
+    """A folder with all its links resolved, for ``leads_out``; None for None."""
+    if within is None:
+        return None
+    return os.path.realpath(within)
+
+
+def leads_out(path: str, within: str | None) -> bool:
+    """Whether a path, after resolving all links, is outside of a folder from ``real_folder``; never for None."""
+    if within is None:
+        return False
     real = os.path.realpath(path)
     return real != within and not real.startswith(f"{within.rstrip('/')}/")
 
@@ -206,9 +213,7 @@ def _walk(
 
     Links to directories are followed, except loops and links that lead out of ``within`` (None: all are followed).
     """
-    real = None
-    if within is not None:
-        real = os.path.realpath(within)
+    real = real_folder(within)
     found: list[tuple[str, os.stat_result | None]] = []
     top = root.stat()
     visited = 0
@@ -235,7 +240,7 @@ def _walk(
             )
         for entry in listed:
             relative = prefix + entry.name
-            if real is not None and entry.is_symlink() and leads_out(entry.path, real):
+            if entry.is_symlink() and leads_out(entry.path, real):
                 ignored[LINK_OUT] += 1
                 continue
             try:
