@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -55,6 +55,7 @@ class RecordFile:
     path: Path
     split: int | None  # code of the split in its name; None where it names none
     schema: Any  # of pyarrow
+    features: dict[str, dict[str, Any]]  # Hugging Face's description of the columns, by name
     rows: int
     groups: tuple[int, ...]  # rows of each row group of a parquet file
 
@@ -78,18 +79,14 @@ def load(rest: str, context: Context) -> Dataset:
     need_arrow(f"hf:{request.place}")
     files, left_out = _files(path, context, by_name=request.choice.split is None)
     columns.refuse_without_training(path, [file.split for file in files], left_out)
-    features = [_features(file, path) for file in files]
-    images = [
-        _image_column(file.schema, feature, request, file.path)
-        for file, feature in zip(files, features, strict=True)
-    ]
+    images = [_image_column(file, request) for file in files]
     # For each column the class names of the first file that has some, for files that have none.
     names_of_first: dict[str, list[str]] = {}
-    for feature in reversed(features):
-        names_of_first |= class_names_of(feature)
+    for file in reversed(files):
+        names_of_first |= class_names_of(file.features)
     by_split: dict[int | None, list[TableRows]] = {}
-    for file, feature, image in zip(files, features, images, strict=True):
-        class_names = names_of_first | class_names_of(feature)
+    for file, image in zip(files, images, strict=True):
+        class_names = names_of_first | class_names_of(file.features)
         rows = _rows(file, image, class_names)
         by_split.setdefault(file.split, []).append(rows)
     splits = sorted(by_split, key=_word)
@@ -206,20 +203,15 @@ def _files(path: Path, context: Context, *, by_name: bool) -> tuple[list[RecordF
     ``by_name`` says whether names of files say the split.
     """
     if path.is_file():
-        return [_open(path, None)], []
-    listed = sorted(tree.scan(path, context.within(path)).others)
-    # A folder may hold parquet and Arrow files of the same rows: only the first kind is read.
-    for suffix in SUFFIXES:
-        of_kind = [name for name in listed if name.endswith(suffix)]
-        if of_kind:
-            break
+        return [_open(path, None, path)], []
     names = []
-    for name in of_kind:
-        base = name.rpartition("/")[2]
-        if not base.startswith("cache-"):
+    for name in sorted(tree.scan(path, context.within(path)).others):
+        is_cache = name.rpartition("/")[2].startswith("cache-")
+        if name.endswith(SUFFIXES) and not is_cache:
             names.append(name)
-    if suffix == ".arrow":
-        names = _saved(path, names)
+    # A folder may hold parquet and Arrow files of the same rows: Arrow files are read only without parquet files.
+    parquet = [name for name in names if name.endswith(".parquet")]
+    names = parquet or _saved(path, names)
     if not names:
         raise UsageError(
             f"{path} contains no {' or '.join(SUFFIXES)} files.",
@@ -242,7 +234,7 @@ def _files(path: Path, context: Context, *, by_name: bool) -> tuple[list[RecordF
     without_split = []
     if with_split:
         without_split = [name for name in names if splits[name] is None]
-    files = [_open(path / name, splits[name]) for name in with_split or names]
+    files = [_open(path / name, splits[name], path) for name in with_split or names]
     return files, without_split
 
 
@@ -281,34 +273,33 @@ def _read_json(path: Path) -> dict[str, Any]:
     return {}
 
 
-def _open(path: Path, split: int | None) -> RecordFile:
+def _open(path: Path, split: int | None, root: Path) -> RecordFile:
+    """A file of the dataset at ``root``, whose rows are not read."""
+    groups: tuple[int, ...] = ()
     with explain_damage(path):
         if path.suffix == ".arrow":
             table = open_arrow(path)
             table.validate(full=True)  # offsets that lead out of the file would be followed
-            return RecordFile(path.absolute(), split, table.schema, table.num_rows, ())
-        import pyarrow.parquet as pq
+            schema = table.schema
+            rows = table.num_rows
+        else:
+            import pyarrow.parquet as pq
 
-        with pq.ParquetFile(path) as file:
-            held = file.metadata
-            groups = tuple(held.row_group(i).num_rows for i in range(held.num_row_groups))
-            schema = file.schema_arrow
-        return RecordFile(path.absolute(), split, schema, sum(groups), groups)
-
-
-def _features(file: RecordFile, root: Path) -> dict[str, dict[str, Any]]:
-    """Hugging Face's description of the columns: in the file, else in ``dataset_info.json`` of its folder or above."""
-    found = hugging_face_features(file.schema)
-    for folder in (file.path.parent, root):
-        if not found:
+            with pq.ParquetFile(path) as file:
+                held = file.metadata
+                groups = tuple(held.row_group(i).num_rows for i in range(held.num_row_groups))
+                schema = file.schema_arrow
+            rows = sum(groups)
+    # The columns are described in the file, else in ``dataset_info.json`` of its folder or of the dataset.
+    features = hugging_face_features(schema)
+    for folder in (path.parent, root):
+        if not features:
             info = _read_json(folder / "dataset_info.json")
-            found = usable_features(info.get("features"))
-    return found
+            features = usable_features(info.get("features"))
+    return RecordFile(path.absolute(), split, schema, features, rows, groups)
 
 
-def _image_column(
-    schema: Any, features: Mapping[str, Any], request: DatasetRequest, path: Path
-) -> str:
+def _image_column(file: RecordFile, request: DatasetRequest) -> str:
     """The column of images: the named one, else the one that the file marks as images, else one of a usual name.
 
     Raises UsageError where no column holds bytes, or several may be meant.
@@ -320,13 +311,14 @@ def _image_column(
             return any(f.name == "bytes" and holds_bytes(f.type) for f in kind)
         return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
-    with_bytes = [f.name for f in schema if holds_bytes(f.type)]
+    path = file.path
+    with_bytes = [f.name for f in file.schema if holds_bytes(f.type)]
     named = request.content or None
-    chosen = find_column(path, dict.fromkeys(schema.names), named, (), "--images-key")
+    chosen = find_column(path, dict.fromkeys(file.schema.names), named, (), "--images-key")
     if chosen is None:
         marked = []
         for name in with_bytes:
-            if features.get(name, {}).get("_type") == "Image":
+            if file.features.get(name, {}).get("_type") == "Image":
                 marked.append(name)
         possible = marked or with_bytes
         if len(possible) == 1:
@@ -335,7 +327,7 @@ def _image_column(
             usual = columns.IMAGE_NAMES
             chosen = find_column(path, dict.fromkeys(possible), None, usual, "--images-key")
     if chosen is None or chosen not in with_bytes:
-        shown = ", ".join(f"{f.name} {f.type}" for f in list(schema)[:8])
+        shown = ", ".join(f"{f.name} {f.type}" for f in list(file.schema)[:8])
         what = "no column of images"
         if chosen is not None:
             what += f" {chosen!r}"

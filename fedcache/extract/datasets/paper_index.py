@@ -292,7 +292,9 @@ def _text(path: Path) -> str:
 
 
 def _missing(path: Path) -> FedcacheError:
-    return MachineError(f"{path} is missing.", "Download or unpack it again")
+    return MachineError(
+        f"{path} is missing.", "Unpack the dataset again, or copy the file to this path"
+    )
 
 
 # CoOp's splits: format "coop"
@@ -492,9 +494,7 @@ def load_pickle(path: Path) -> Any:
         with path.open("rb") as file:
             return load_plain(file)
     except FileNotFoundError:
-        raise MachineError(
-            f"{path} is missing.", "Unpack the dataset again, or copy the file to this path"
-        ) from None
+        raise _missing(path) from None
     except (OSError, ValueError) as error:
         raise CorruptionError(
             f"{path} is not a pickle of arrays, lists and texts alone: {str(error)[:200]}. Nothing in it was "

@@ -216,51 +216,49 @@ def check(name: str, root: Path) -> dict[str, Any]:
             f"{root} is not a folder; expected the one into which {held.title} was unpacked.",
             f"fedcache datasets info {shell_word(name)}   lists the files that belong there",
         )
+    missing: list[str] = []
+    wrong: list[str] = []
     report: dict[str, Any] = {
         "name": name,
         "path": str(root),
         "layout": "",
-        "missing": [],
-        "wrong": [],
+        "missing": missing,
+        "wrong": wrong,
         "counts": {},
     }
     place = paper.find(held, root)
     if place is None:
-        layout, there, missing = paper.nearest(held, root)
+        layout, there, lacking = paper.nearest(held, root)
         others = ""
         if there:
             present = ", ".join(there)
             others = f" (found: {present})"
-        report["missing"] = [f"{what}{others}, for the layout {layout.name!r}" for what in missing]
+        missing += [f"{what}{others}, for the layout {layout.name!r}" for what in lacking]
         return report
     report["layout"] = place.layout.name
     for name_of_file, md5 in place.layout.md5.items():
         file = place.path(name_of_file)
         if file.is_file() and md5_of(file) != md5:
-            report["wrong"].append(
-                f"{name_of_file} has an md5 that differs from the published {md5}"
-            )
+            wrong.append(f"{name_of_file} has an md5 that differs from the published {md5}")
     try:
         rows = read_index(place)
     except MachineError as error:
-        report["missing"].append(error.message)
+        missing.append(error.message)
         return report
     except FedcacheError as error:
-        report["wrong"].append(error.message)
+        wrong.append(error.message)
         return report
     numbers = sorted(Counter(rows.split).items())
     report["counts"] = {SPLIT_WORDS[code]: number for code, number in numbers}
-    report["wrong"] += rows.notes
+    wrong += rows.notes
     for what, published, number in miscounted(place, rows):
-        report["wrong"].append(f"{what}: {number:,} images, published {published:,}")
+        wrong.append(f"{what}: {number:,} images, published {published:,}")
     classes = len(held.classes)
     labels_without_rows = set(range(classes)) - set(rows.label)
     absent = sorted({held.classes[label] for label in labels_without_rows})
     if absent:
         first = absent[0]
-        report["wrong"].append(
-            f"{len(absent)} of {classes} classes have no image, such as {first!r}"
-        )
+        wrong.append(f"{len(absent)} of {classes} classes have no image, such as {first!r}")
     if isinstance(rows.source, FilesSource):
         lost = []
         for path in rows.source.paths:
@@ -268,5 +266,5 @@ def check(name: str, root: Path) -> dict[str, Any]:
                 lost.append(path)
         if lost:
             listed = f"{len(lost):,} of {len(rows.names):,} images"
-            report["missing"].append(f"{listed} are listed but missing: {lost[0]}")
+            missing.append(f"{listed} are listed but missing: {lost[0]}")
     return report

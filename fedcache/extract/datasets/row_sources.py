@@ -200,15 +200,12 @@ class Packed:
 
     def open(self) -> IO[bytes]:
         """The bytes from their beginning. Raises MachineError when the file has changed, ``DAMAGED`` for damage."""
-        fd = open_as_listed(self.path, self.stamp)
-        if self.member:
-            os.close(fd)
-            # The archive stays open until its last member is closed.
-            with zipfile.ZipFile(self.path) as archive:
-                return archive.open(self.member)
-        stream: Any = gzip.GzipFile(fileobj=os.fdopen(fd, "rb"))
-        stream.myfileobj = stream.fileobj  # so that closing the stream closes the file
-        return stream  # type: ignore[no-any-return]
+        os.close(open_as_listed(self.path, self.stamp))  # raises when it has changed
+        if not self.member:
+            return gzip.open(self.path)  # type: ignore[return-value]
+        # The archive stays open until its last member is closed.
+        with zipfile.ZipFile(self.path) as archive:
+            return archive.open(self.member)
 
 
 class RowBlocks(Protocol):
