@@ -28,7 +28,6 @@ from fedcache.extract.batches import ComputeSettings
 from fedcache.extract.compute_features import ExtractionOptions, extract_arrays
 from fedcache.extract.datasets import archives, texts, tree
 from fedcache.extract.datasets.dataset import (
-    ONE_DOMAIN,
     Dataset,
     Source,
     joined_source,
@@ -44,6 +43,7 @@ from fedcache.extract.recipe import IMAGES, SOUNDS, TEXTS, Recipe
 from fedcache.parsing import counted
 from fedcache.store.files import make_private
 from fedcache.store.store import Store
+from fedcache.tables.roles import ONE_DOMAIN
 
 SCRATCH = "scratch"
 """Folder of a home with the temporary stores. A killed process may leave one; gc recognises its name and removes it."""

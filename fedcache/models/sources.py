@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from fedcache.config import ExtractConfig, Home
 from fedcache.errors import StoppedError, StoreError, UsageError, shell_word, unknown
 from fedcache.extract.compute_features import ExtractionOptions
-from fedcache.extract.datasets.dataset import SPLIT_WORDS
 from fedcache.extract.embed_images import (
     NamedImages,
     embedded,
@@ -29,6 +28,7 @@ from fedcache.process import Stop
 from fedcache.progress import Observer
 from fedcache.store.store import Store
 from fedcache.tables.embeddings import Embeddings
+from fedcache.tables.splits import SPLIT_NAMES
 from fedcache.tables.words import FileRows, blocks_of
 
 
@@ -147,11 +147,11 @@ def rows_of_split(store: Store, split: str | None) -> NDArray[np.int64]:
 
     Raises UsageError for an unknown split, StoreError for an empty one.
     """
-    if split is not None and split not in SPLIT_WORDS:
-        raise unknown("split", split, SPLIT_WORDS)
+    if split is not None and split not in SPLIT_NAMES:
+        raise unknown("split", split, SPLIT_NAMES)
     chosen = ~store.vanished()
     if split is not None:
-        chosen &= store.samples.split == SPLIT_WORDS.index(split)
+        chosen &= store.samples.split == SPLIT_NAMES.index(split)
     rows = np.flatnonzero(chosen)
     if not len(rows):
         raise StoreError(

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from fedcache.errors import UsageError, shell_word, unknown
 from fedcache.extract.datasets import dataset
-from fedcache.extract.datasets.dataset import SPLIT_WORDS, TRAIN, Context, Dataset, Source
+from fedcache.extract.datasets.dataset import Context, Dataset, Source
 from fedcache.extract.datasets.kinds import CONTENT
 from fedcache.extract.recipe import IMAGES, TEXTS
 from fedcache.extract.recipe import slug as safe
@@ -33,6 +33,7 @@ from fedcache.tables.roles import (
     read_roles,
     unused_sentence,
 )
+from fedcache.tables.splits import SPLIT_NAMES, TRAIN
 from fedcache.tables.words import Column, Unread, joined_columns, objects_of, some_names, stem_of
 
 READING = 5
@@ -450,7 +451,7 @@ def row_names(count: int, split: int | None) -> list[str]:
     """
     prefix = ""
     if split is not None:
-        prefix = f"{SPLIT_WORDS[split]}/"
+        prefix = f"{SPLIT_NAMES[split]}/"
     width = max(7, len(str(count)))
     return [f"{prefix}{i:0{width}d}" for i in range(count)]
 

@@ -28,16 +28,12 @@ from fedcache.store.files import canonical_json
 from fedcache.store.manifest import VANISHED
 from fedcache.store.samples import Samples
 from fedcache.tables.groups import Group, joined
-from fedcache.tables.roles import ONE_DOMAIN
-from fedcache.tables.splits import SPLIT_NAMES as SPLIT_WORDS
-from fedcache.tables.splits import TEST, TRAIN, VALIDATION
+from fedcache.tables.splits import SPLIT_NAMES, TEST, TRAIN
 from fedcache.tables.words import Coded, some_names
 
 READING = 1
 """Version of the readers. Raised when the same files give other names, labels, splits or pixels; remembered facts of
 another version are not used."""
-
-__all__ = ["ONE_DOMAIN", "SPLIT_WORDS", "TEST", "TRAIN", "VALIDATION"]
 
 Progress = Callable[[int, int], None]
 
@@ -297,7 +293,7 @@ def counts(
 ) -> str:
     """``60,000 images (50,000 train, 10,000 test), 10 classes, 1 domain``."""
     numbers = np.bincount(split, minlength=3).tolist()
-    found = zip(SPLIT_WORDS, numbers, strict=True)
+    found = zip(SPLIT_NAMES, numbers, strict=True)
     parts = ", ".join(f"{n:,} {word}" for word, n in found if n)
     rows = counted(len(split), one_of(holds))
     kinds = counted(len(classes), "class")

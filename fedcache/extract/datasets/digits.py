@@ -32,8 +32,9 @@ from PIL import Image, ImageDraw, ImageFilter, ImageFont, features
 
 from fedcache.errors import FedcacheError, MachineError, UsageError, unknown
 from fedcache.extract.datasets import dataset
-from fedcache.extract.datasets.dataset import TEST, TRAIN, Context, Dataset
+from fedcache.extract.datasets.dataset import Context, Dataset
 from fedcache.parsing import whole_number
+from fedcache.tables.splits import TEST, TRAIN
 
 CLASSES = tuple("0123456789")
 DOMAINS = ("mnist", "mnistm", "optdigits", "synth")

@@ -27,7 +27,7 @@ import numpy as np
 
 from fedcache.errors import UsageError, closest, shell_word, unknown
 from fedcache.extract.datasets import archives, columns, dataset, image_lists, tree
-from fedcache.extract.datasets.dataset import ONE_DOMAIN, TRAIN, Context, Dataset, Source
+from fedcache.extract.datasets.dataset import Context, Dataset, Source
 from fedcache.extract.digests import stat_key
 from fedcache.extract.image_files import EXTENSIONS, SOUND_ENDINGS, how_to_convert
 from fedcache.extract.recipe import IMAGES, SOUNDS
@@ -35,8 +35,8 @@ from fedcache.extract.recipe import slug as safe
 from fedcache.parsing import SAFE
 from fedcache.store.files import digest_of
 from fedcache.tables.groups import Group, usable_group_name
-from fedcache.tables.roles import Roles, read_roles
-from fedcache.tables.splits import SPLIT_WORDS
+from fedcache.tables.roles import ONE_DOMAIN, Roles, read_roles
+from fedcache.tables.splits import SPLIT_WORDS, TRAIN
 
 # Class, domain and split of every image, from what the levels of its folders mean.
 #
@@ -424,9 +424,7 @@ def _from_tables(
         name: found.read_other(path, table) for name, table in zip(table_names, tables, strict=True)
     }
     choice = request.choice
-    listed = image_lists.listed_images(
-        str(path), spelled, table_names, raw.__getitem__, choice, request.content
-    )
+    listed = image_lists.listed_images(str(path), spelled, raw, choice, request.content)
     # One folder above everything else is no part of the names, as without tables.
     cut = enter_top_folder([*spelled, *table_names], keep=0)
     names = [spelled[row][cut:] for row in listed.rows]
@@ -462,7 +460,7 @@ def _from_list(path: Path, request: columns.DatasetRequest, context: Context) ->
         )
     kept = set(paths)
     rows = [row for row, listed_path in enumerate(listed.paths) if listed_path in kept]
-    table = {name: image_lists.taken(column, rows) for name, column in listed.columns.items()}
+    table = listed.taken(rows)
     names = [tree.name_of(p) for p in paths]
     roles = read_roles(path, table, len(paths), request.choice, names=names)
     folder = path.parent

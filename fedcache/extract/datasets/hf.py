@@ -27,14 +27,13 @@ from fedcache.errors import MachineError, UsageError, shell_word
 from fedcache.extract.datasets import columns, tree
 from fedcache.extract.datasets.archives import Reopened, open_as_listed, stamp_of
 from fedcache.extract.datasets.columns import DatasetRequest, TableRows
-from fedcache.extract.datasets.dataset import SPLIT_WORDS as SPLIT_NAMES
 from fedcache.extract.datasets.dataset import Context, Dataset, Source
 from fedcache.extract.datasets.row_sources import Shards, place_of
 from fedcache.extract.image_files import BadImage
 from fedcache.optional import need_arrow, needed_library
 from fedcache.parsing import counted, parse_json
 from fedcache.tables.roles import find_column
-from fedcache.tables.splits import SPLIT_WORDS, split_named
+from fedcache.tables.splits import SPLIT_NAMES, SPLIT_WORDS, split_named
 from fedcache.tables.table_files import (
     Table,
     class_names_of,

@@ -179,12 +179,10 @@ def _part(images: Path, *, alone: bool, context: Context) -> tuple[TableRows, st
         label = _numbers(file)
         if len(label) != count:
             raise _damaged(file, f"it has {len(label):,} labels for {count:,} images")
-        # EMNIST's labels have more columns: of digits from NIST, one is the writer.
-        if label.ndim == 2 and label.shape[1] > _WRITER:
+        # The first column is the class. QMNIST's labels have more columns, one of them the writer.
+        if label.shape[1] > _WRITER:
             found["writer"] = label[:, _WRITER]
-        if label.ndim == 2:
-            label = label[:, 0]
-        found[LABEL] = label
+        found[LABEL] = label[:, 0]
     match = _IMAGES.fullmatch(images.name)
     word = ""
     if match:
@@ -227,7 +225,7 @@ def _header(path: Path) -> tuple[tuple[int, ...], np.dtype[Any], int]:
 
 
 def _numbers(path: Path) -> NDArray[np.int64]:
-    """Labels [N] or [N, K]. Raises CorruptionError for a file whose size differs from that in its header."""
+    """Labels [N, K]; most files have K = 1. Raises CorruptionError for a file whose size differs from its header."""
     shape, dtype, start = _header(path)
     size = math.prod(shape) * dtype.itemsize
     if size > MOST_COLUMN or len(shape) > 2 or dtype.kind == "f":
@@ -238,7 +236,7 @@ def _numbers(path: Path) -> NDArray[np.int64]:
     if len(raw) != expected:
         raise _damaged(path, f"it has {len(raw):,} bytes; {expected:,} were expected")
     numbers = np.frombuffer(raw, dtype=dtype.newbyteorder(">"), offset=start)
-    return numbers.astype(np.int64).reshape(shape)
+    return numbers.astype(np.int64).reshape(shape[0], math.prod(shape[1:]))
 
 
 def _check_stream(path: Path, expected: int, context: Context) -> None:

@@ -16,10 +16,11 @@ from fedcache.extract.datasets import (
     papers,
     torchvision,
 )
-from fedcache.extract.datasets.dataset import SPLIT_WORDS, TEST, Context
+from fedcache.extract.datasets.dataset import Context
 from fedcache.extract.datasets.kinds import FILES, KINDS
 from fedcache.extract.digests import DigestMemory
 from fedcache.plugins import plugins
+from fedcache.tables.splits import SPLIT_NAMES, TEST
 
 
 def pull(
@@ -147,6 +148,6 @@ def info(
         **entries[name],
         "classes": list(entry.classes) or "splits of torchvision",
         "domains": ["all"],
-        "splits": [word for code, word in enumerate(SPLIT_WORDS) if code in codes],
+        "splits": [word for code, word in enumerate(SPLIT_NAMES) if code in codes],
         "looked_in": looked_in,
     }

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from fedcache.errors import CorruptionError, FedcacheError, unknown
-from fedcache.extract.datasets.dataset import ONE_DOMAIN
 from fedcache.parsing import as_tuples
 from fedcache.store.files import digest_of
+from fedcache.tables.roles import ONE_DOMAIN
 
 NAMES = (
     "digit5",

@@ -28,7 +28,7 @@ from fedcache.extract.datasets.tree import FilesSource, name_of
 from fedcache.extract.image_files import BadImage
 from fedcache.parsing import parse_json
 from fedcache.tables.plain_pickle import load_plain
-from fedcache.tables.splits import SPLIT_WORDS as SPLITS
+from fedcache.tables.splits import SPLIT_WORDS
 from fedcache.tables.words import some_names
 
 
@@ -182,7 +182,7 @@ def _read_files(place: FoundLayout, notes: list[str]) -> Iterator[ImageEntry]:
         class_folder = place.paper.folders[number]
         for image in tree.scan(folder, None).paths:
             path = f"{top}/{class_folder}/{image}"
-            yield ImageEntry(path, path, number, domain, SPLITS[split])
+            yield ImageEntry(path, path, number, domain, SPLIT_WORDS[split])
     for domain, split, file in _lists(place):
         if options["line"] == "pickle":
             listed = list(_pairs(file))
@@ -204,7 +204,7 @@ def _read_files(place: FoundLayout, notes: list[str]) -> Iterator[ImageEntry]:
             name = image
             if options.get("ordered"):
                 name = f"{domains[domain]}/{split}/{kept:05d}/{image}"
-            yield ImageEntry(name, image, label, domain, SPLITS[split])
+            yield ImageEntry(name, image, label, domain, SPLIT_WORDS[split])
             kept += 1
 
 
@@ -315,7 +315,7 @@ def _read_coop(place: FoundLayout, notes: list[str]) -> Iterator[ImageEntry]:
         for entry in held[split]:
             match entry:
                 case [str(image), int(label), str(word)] if 0 <= label < len(place.paper.classes):
-                    yield ImageEntry(image, image, label, 0, SPLITS[split])
+                    yield ImageEntry(image, image, label, 0, SPLIT_WORDS[split])
                     spelled[label] = word
                 case _:
                     shown = str(entry)[:80]
@@ -357,7 +357,7 @@ def _read_flowers(place: FoundLayout, notes: list[str]) -> Iterator[ImageEntry]:
         for number in _column(place.base / "setid.mat", key, len(labels)):
             image = f"image_{number:05d}.jpg"
             label = labels[number - 1] - 1
-            yield ImageEntry(image, image, label, 0, SPLITS[split])
+            yield ImageEntry(image, image, label, 0, SPLIT_WORDS[split])
 
 
 def _read_cars(place: FoundLayout, notes: list[str]) -> Iterator[ImageEntry]:
@@ -380,7 +380,7 @@ def _read_cars(place: FoundLayout, notes: list[str]) -> Iterator[ImageEntry]:
                 shown = name[:40]
                 raise damaged(path, f"{shown!r} has the class {number}; expected 1 to {classes}")
             image = f"cars_{split}/{name}"
-            yield ImageEntry(image, image, number - 1, 0, SPLITS[split])
+            yield ImageEntry(image, image, number - 1, 0, SPLIT_WORDS[split])
 
 
 def _column(path: Path, key: str, high: int) -> list[int]:
@@ -458,7 +458,7 @@ def _read_arrays(place: FoundLayout) -> PaperIndex:
         width = max(5, len(str(rows - 1)))
         names += [f"{prefix}{i:0{width}d}" for i in range(rows)]
         domain_of += [domain] * rows
-        split_of += [SPLITS[split]] * rows
+        split_of += [SPLIT_WORDS[split]] * rows
     # Rows are read in order by threads that may be a batch apart, so two files are kept in memory.
     source = Shards(images, counts, warm=2)
     return PaperIndex(names, label, domain_of, split_of, source)

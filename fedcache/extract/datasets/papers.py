@@ -17,14 +17,14 @@ import numpy as np
 
 from fedcache.errors import FedcacheError, MachineError, UsageError, shell_word
 from fedcache.extract.datasets import dataset, paper, tree
-from fedcache.extract.datasets.dataset import SPLIT_WORDS, TEST, Context, Dataset
+from fedcache.extract.datasets.dataset import Context, Dataset
 from fedcache.extract.datasets.download import md5_of
 from fedcache.extract.datasets.paper import FoundLayout, Paper
 from fedcache.extract.datasets.paper_index import PaperIndex, files_of, read_index
 from fedcache.extract.datasets.tree import FilesSource
 from fedcache.store.files import digest_of
 from fedcache.store.samples import HELD_OUT, held_out
-from fedcache.tables.splits import SPLIT_WORDS as SPLITS
+from fedcache.tables.splits import SPLIT_NAMES, SPLIT_WORDS, TEST
 
 
 def full_spec(name: str) -> str:
@@ -115,7 +115,7 @@ def miscounted(place: FoundLayout, rows: PaperIndex) -> list[tuple[str, int, int
     found: Counter[str] = Counter()
     for number, split in zip(rows.domain, rows.split, strict=True):
         domain = place.paper.domains[number]
-        word = SPLIT_WORDS[split]
+        word = SPLIT_NAMES[split]
         found.update((word, domain, f"{domain}/{word}"))
     published = place.layout.counts.items()
     return [(what, n, found[what]) for what, n in published if found[what] != n]
@@ -150,7 +150,7 @@ def info(name: str, context: Context) -> dict[str, Any]:
         "protocol": held.protocol,
         "classes": list(held.classes),
         "domains": list(held.domains),
-        "splits": [word for word in SPLITS if word in counted],
+        "splits": [word for word in SPLIT_WORDS if word in counted],
         "template": held.template or "as published by the backbone",
         "recipe": recipe,
         "layouts": layouts,
@@ -249,7 +249,7 @@ def check(name: str, root: Path) -> dict[str, Any]:
         wrong.append(error.message)
         return report
     numbers = sorted(Counter(rows.split).items())
-    report["counts"] = {SPLIT_WORDS[code]: number for code, number in numbers}
+    report["counts"] = {SPLIT_NAMES[code]: number for code, number in numbers}
     wrong += rows.notes
     for what, published, number in miscounted(place, rows):
         wrong.append(f"{what}: {number:,} images, published {published:,}")
