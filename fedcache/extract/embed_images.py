@@ -158,12 +158,8 @@ def texts_in_memory(given: str | Sequence[str]) -> NamedImages:
             "Give a text, or a list of at least one text.",
         )
     encoded = tuple(text.encode("utf-8", "surrogatepass") for text in several)
-    return NamedImages(_numbers(encoded), _InMemory(encoded), holds=TEXTS)
-
-
-def _numbers(items: Sequence[Any]) -> tuple[str, ...]:
-    """The number of each item, as its name."""
-    return tuple(map(str, range(len(items))))
+    names = tuple(map(str, range(len(encoded))))
+    return NamedImages(names, _InMemory(encoded), holds=TEXTS)
 
 
 @dataclass(frozen=True)
@@ -188,7 +184,8 @@ def images_in_memory(images: Sequence[Any]) -> NamedImages:
     made = tuple(_checked(image, number) for number, image in enumerate(images))
     if not made:
         raise UsageError("No image was given.", "Give at least one image.")
-    return NamedImages(_numbers(made), _InMemory(made))
+    names = tuple(map(str, range(len(made))))
+    return NamedImages(names, _InMemory(made))
 
 
 def _checked(image: Any, number: int) -> NDArray[np.uint8] | Image.Image:

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import math
 import zipfile
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -34,6 +33,7 @@ from fedcache.extract.datasets.columns import DatasetRequest, TableRows
 from fedcache.extract.datasets.dataset import Context, Dataset, Source
 from fedcache.extract.datasets.row_sources import (
     BLOCK,
+    DAMAGED,
     BlockRows,
     FixedRows,
     H5Blocks,
@@ -224,14 +224,7 @@ def _check_sums(path: Path, entries: archives.Entries, context: Context) -> None
             with zipfile.ZipFile(path) as archive, archive.open(name) as file:
                 while file.read(BLOCK):
                     pass
-        except (
-            zlib.error,
-            zipfile.BadZipFile,
-            EOFError,
-            OSError,
-            NotImplementedError,
-            RuntimeError,
-        ) as error:
+        except (*DAMAGED, RuntimeError) as error:
             reason = str(error)[:80]
             raise CorruptionError(
                 f"{path} is damaged: {name} cannot be read ({reason}).",

@@ -84,11 +84,12 @@ class TableRows:
     left_out: Mapping[str, Unread] = field(default_factory=dict)  # columns that belong to no rows
 
 
-def with_label(request: DatasetRequest, parts: Sequence[TableRows]) -> DatasetRequest:
-    """The request, with the labels that come with the parts as its labels if there are any."""
-    if not any(LABEL in part.columns for part in parts):
-        return request
-    return replace(request, choice=replace(request.choice, label=LABEL))
+def request_for(parts: Sequence[TableRows]) -> DatasetRequest:
+    """The request of a spec that names no columns: its labels are those that come with the rows, if there are any."""
+    label = None
+    if any(LABEL in part.columns for part in parts):
+        label = LABEL
+    return DatasetRequest("", choice=ColumnChoice(label=label))
 
 
 def keys_of(kind: str) -> dict[str, str]:
@@ -295,7 +296,7 @@ def assemble(
     parts: Sequence[TableRows],
     *,
     request: DatasetRequest,
-    class_names: Sequence[str] | None,
+    class_names: Sequence[str] | None = None,
     how: str,
     facts: list[Any],
     context: Context,

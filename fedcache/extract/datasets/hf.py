@@ -99,7 +99,6 @@ def load(rest: str, context: Context) -> Dataset:
         path,
         parts,
         request=request,
-        class_names=None,
         how=how,
         facts=facts,
         context=context,

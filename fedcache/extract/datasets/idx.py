@@ -25,7 +25,7 @@ from fedcache.errors import CorruptionError, FedcacheError, UsageError, shell_wo
 from fedcache.extract.datasets import columns, tree
 from fedcache.extract.datasets.archives import stamp_of
 from fedcache.extract.datasets.arrays import MOST_COLUMN
-from fedcache.extract.datasets.columns import LABEL, DatasetRequest, TableRows
+from fedcache.extract.datasets.columns import LABEL, TableRows
 from fedcache.extract.datasets.dataset import Context, Dataset, Source
 from fedcache.extract.datasets.row_sources import (
     BLOCK,
@@ -73,13 +73,11 @@ def load(rest: str, context: Context) -> Dataset:
     place = Path(rest).expanduser()
     if place.is_file():
         place = place.parent / place.name.split(".")[0]
-    request = columns.with_label(DatasetRequest(rest), parts)
     return columns.assemble(
         f"idx:{rest}",
         place,
         parts,
-        request=request,
-        class_names=None,
+        request=columns.request_for(parts),
         how=f"images {sizes} from {names}",
         facts=facts,
         context=context,

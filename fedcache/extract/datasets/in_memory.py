@@ -20,7 +20,7 @@ from PIL import Image
 
 from fedcache.errors import UsageError
 from fedcache.extract.datasets import HELD, columns
-from fedcache.extract.datasets.columns import LABEL, DatasetRequest, TableRows
+from fedcache.extract.datasets.columns import LABEL, TableRows
 from fedcache.extract.datasets.dataset import Context, Dataset, uid_of, uid_rows
 from fedcache.extract.datasets.row_sources import layout_of
 from fedcache.extract.image_files import BadImage
@@ -72,7 +72,7 @@ def load(source: Any, context: Context) -> Dataset:
         f"{HELD}:images",
         Path("images"),
         columns.numbered_parts(parts),
-        request=columns.with_label(DatasetRequest(""), parts),
+        request=columns.request_for(parts),
         class_names=class_names,
         how=how,
         facts=[],

@@ -37,8 +37,8 @@ WARM = 8
 KEPT = 4
 """Blocks that a process keeps: threads may be a batch apart."""
 
-DAMAGED = (zlib.error, zipfile.BadZipFile, gzip.BadGzipFile, EOFError, OSError)
-"""Errors of reading a damaged compressed file."""
+DAMAGED = (zlib.error, zipfile.BadZipFile, EOFError, OSError)
+"""Errors of reading a damaged compressed file; the error of gzip is an OSError."""
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,6 @@ def load(rest: str, context: Context) -> Dataset:
         where,
         parts,
         request=request,
-        class_names=None,
         how=how,
         facts=facts,
         context=context,
