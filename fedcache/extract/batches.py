@@ -54,13 +54,6 @@ class ComputeSettings:
     # numbers of the GPUs that share the batches; empty for torch's current GPU, and on a CPU
     gpus: tuple[int, ...] = ()
 
-    @property
-    def device_names(self) -> list[str]:
-        """The devices as torch names them."""
-        if not self.gpus:
-            return [self.device]
-        return [f"{self.device}:{number}" for number in self.gpus]
-
 
 @dataclass
 class ComputedBatch:
@@ -182,7 +175,11 @@ class BatchRunner:
         self.uid = uid
         self.rows = rows
         self.settings = settings
-        self.device = torch.device(settings.device_names[0])
+        # Of several GPUs each has a runner of its own, whose settings name it alone.
+        name = settings.device
+        if settings.gpus:
+            name = f"{name}:{settings.gpus[0]}"
+        self.device = torch.device(name)
         self.encoders: dict[str, FrozenEncoder] = {
             job.key: registry.load(
                 job.backbone, job.weights, job.recipe, device=str(self.device), dtype=settings.dtype

@@ -184,6 +184,7 @@ class _Run:
             stop=options.stop,
         )
         stack.callback(workers.close)
+        # After an engine only text features are left; the workers that count are those of the engine.
         self.stats.workers = self.stats.workers or workers.workers
         if self.tasks:
             parallel = max(1, len(self.settings.gpus))

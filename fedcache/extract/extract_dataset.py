@@ -99,6 +99,7 @@ class Extraction:
         seconds: wall time of decoding and the models (0 when nothing was to do).
         rate: images per second.
         busy: share of the cores' time spent in decoding and the models.
+        workers: processes that computed.
         skipped: backbones left out by ``skip_missing``.
         text: per backbone with text {backbone, templates, state}. The state is computed, made current or current; in a
             plan it is to compute or complete.
@@ -330,7 +331,7 @@ def extract(
     if engine is not None:
         engine.check_extraction(config.workers)
     planned, skipped = plan_of(config, home, observer, images, rehash=rehash)
-    device = config.device
+    requested_device = config.device  # where_it_can_run may replace auto by cpu
     config = planning.bare_config(planning.known_config(config, home))
     config = where_it_can_run(config, planned, engine, observer)
     if not dry_run:
@@ -358,6 +359,7 @@ def extract(
     # An extraction that is finished already: a whole store first, then the part that was requested.
     if known is not None:
         slug, digest = known
+        # --store takes precedence over the place that --name gives.
         if config.name is not None:
             store = store or named_place(home, config.name, digest)
         path = store or place_of_content(home, slug, digest)
@@ -377,9 +379,9 @@ def extract(
             if not dry_run:
                 bring_groups(path, spec, where, observer, held)
             done.skipped = skipped
-            if device != "auto":
+            if requested_device != "auto":
                 observer.note(
-                    f"--device {device} has no effect, because all features are stored already."
+                    f"--device {requested_device} has no effect, because all features are stored already."
                 )
             remember_last(home, path, spec)
             return done
@@ -448,7 +450,7 @@ def labels_to_name(spec: str, may_be_labels: Mapping[str, int]) -> FedcacheError
 def plan_of(
     config: ExtractConfig, home: Home, observer: Observer, images: Any, *, rehash: bool
 ) -> tuple[list[PlannedArray], list[str]]:
-    """As ``planning.plan``; if no backbone is given and the dataset is unknown too, one message says both."""
+    """As ``planning.plan``; if no backbone is given and the dataset is unknown too, one error reports both."""
 
     def made() -> tuple[list[PlannedArray], list[str]]:
         return planning.plan(config, home, observer, rehash=rehash)

@@ -46,6 +46,7 @@ def decode_sound(raw: bytes, rate: int, most: int) -> tuple[NDArray[np.float32],
             wanted = min(file.frames, math.ceil(most * file.samplerate / rate))
             samples = file.read(wanted, dtype="float32", always_2d=True)
             found = file.samplerate
+            # Whether the whole file has more than ``most`` samples at ``rate``.
             cut = file.frames * rate > most * found
     except library.LibsndfileError:
         raise BadImage("it is not a readable WAV or FLAC file") from None

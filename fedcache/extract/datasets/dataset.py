@@ -114,7 +114,11 @@ class Dataset:
             return self
         # Row i of the part is row floor(i N / limit) of the whole.
         rows = np.arange(limit, dtype=np.int64) * len(self) // limit
-        columns = (self.split, self.domain, self.label)
+        columns = (
+            self.split,
+            self.domain,
+            self.label,
+        )  # for lexsort, which sorts by the last one first
         if any(_loses_a_value(codes, rows) for codes in columns):
             by_class = np.lexsort(columns)
             rows = np.sort(by_class[rows])
