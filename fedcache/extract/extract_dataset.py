@@ -195,6 +195,7 @@ def summarise(
 
 
 FULL_DISK_MARGIN = 64 << 20
+"""Bytes of the disk that must stay free, in addition to those of the features."""
 
 
 def check_disk(
@@ -337,16 +338,15 @@ def extract(
     if not dry_run:
         planned = [pull_if_needed(p, config, home, observer) for p in planned]
     held = None
-    if images is not None:
-        with progress_of(observer, "reading", "images") as progress:
-            context = Context(planning.memory_of(home), progress=progress)
-            held, config = images_of_the_program(images, config, context)
-    if held is None:
+    if images is None:
         spec, config = spec_of(config, home, observer)
         holds = holds_of(spec)
     else:
-        spec = held.spec
-        holds = held.holds
+        with progress_of(observer, "reading", "images") as progress:
+            context = Context(planning.memory_of(home), progress=progress)
+            held, config = images_of_the_program(images, config, context)
+            spec = held.spec
+            holds = held.holds
     planning.check_reads(planned, spec, holds)
     if store is not None:
         store = resolve_path(home, store)

@@ -475,7 +475,8 @@ class ParquetRows(Reopened):
                     return newest
         except (pa.ArrowException, OSError):
             pass
-        # The damage is remembered: without that, each later row would read the group from its start again.
+        # An error, or a group that ends too early. It is remembered: without that, each later row would read the group
+        # from its start again.
         self._broken[group] = self._at
         self._group = -1
         raise BadImage("its data in the file is damaged")
