@@ -424,7 +424,8 @@ def _read_arrays(place: FoundLayout) -> PaperIndex:
     labels_key = str(options.get("labels", ""))
     limit = options.get("first")
     last = len(place.paper.classes) - 1
-    found: dict[tuple[str, int], list[tuple[Path, NDArray[np.int64]]]] = {}
+    # The labels of each file by (beginning of the names of its rows, split, domain).
+    found: dict[tuple[str, str, int], list[tuple[Path, NDArray[np.int64]]]] = {}
     for domain, split, path in _array_files(place):
         labels = read_images(path, labels_key)[1]
         if limit is not None and split == "train":
@@ -433,24 +434,20 @@ def _read_arrays(place: FoundLayout) -> PaperIndex:
         if len(wrong):
             first = int(wrong[0])
             raise damaged(path, f"it has the label {first}; expected 0 to {last}")
-        found.setdefault((split, domain), []).append((path, labels))
-    # Rows are sorted by name, so blocks of a split and domain are sorted by the prefix of their names.
-    named = []
-    for split, domain in found:
         prefix = f"{split}/"
         if len(place.paper.domains) > 1:
             prefix = f"{place.paper.domains[domain]}/{prefix}"
-        named.append((prefix, split, domain))
-    named.sort()
+        found.setdefault((prefix, split, domain), []).append((path, labels))
     names: list[str] = []
     label: list[int] = []
     domain_of: list[int] = []
     split_of: list[int] = []
     images = []
     counts = []
-    for prefix, split, domain in named:
+    # Rows are sorted by name.
+    for prefix, split, domain in sorted(found):
         rows = 0
-        for path, labels in found[split, domain]:
+        for path, labels in found[prefix, split, domain]:
             images.append(PickledImages(path.absolute(), labels_key))
             counts.append(len(labels))
             label += labels.tolist()
