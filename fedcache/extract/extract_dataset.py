@@ -386,7 +386,7 @@ def extract(
             remember_last(home, path, spec)
             return done
     data = held or read_dataset(spec, where, observer)
-    say_dataset(data, spec, config.augment, observer)
+    report_dataset(data, spec, config.augment, observer)
     if data.may_be_labels:
         raise labels_to_name(spec, data.may_be_labels)
     if config.name is not None:
@@ -475,7 +475,7 @@ def read_dataset(spec: str, where: Context, observer: Observer) -> Dataset:
     return data
 
 
-def say_dataset(data: Dataset, spec: str, augment: str | None, observer: Observer) -> None:
+def report_dataset(data: Dataset, spec: str, augment: str | None, observer: Observer) -> None:
     """Report how a dataset was read, whether flips are left out, and how many test rows equal training rows."""
     observer.note(f"{spec}: {data.reading}")
     if not data.mirror and augment is not None:

@@ -24,6 +24,18 @@ from fedcache.plugins import KINDS as PLUGINS
 from fedcache.plugins import find, offer
 from fedcache.store.samples import INGESTED
 
+__all__ = [
+    "BadImage",
+    "Context",
+    "Dataset",
+    "Source",
+    "facts_of",
+    "from_rows",
+    "holds_of",
+    "open_dataset",
+    "peek",
+]
+
 ARCHIVES = (".zip", ".tar")
 """Endings of files that hold a folder of images."""
 HELD = "python"
@@ -112,19 +124,6 @@ def parts_of(spec: str) -> dict[str, str] | None:
             )
         parts[name] = one
     return parts
-
-
-__all__ = [
-    "BadImage",
-    "Context",
-    "Dataset",
-    "Source",
-    "facts_of",
-    "from_rows",
-    "holds_of",
-    "open_dataset",
-    "peek",
-]
 
 
 def open_dataset(spec: str, context: Context) -> Dataset:
