@@ -26,7 +26,7 @@ from fedcache.errors import MachineError, UsageError, shell_word
 from fedcache.extract import backbones as registry
 from fedcache.extract.batches import ComputeSettings
 from fedcache.extract.compute_features import ExtractionOptions, extract_arrays
-from fedcache.extract.datasets import archives, texts, tree
+from fedcache.extract.datasets import ARCHIVES, archives, texts, tree
 from fedcache.extract.datasets.dataset import (
     Dataset,
     Source,
@@ -48,7 +48,6 @@ from fedcache.tables.roles import ONE_DOMAIN
 SCRATCH = "scratch"
 """Folder of a home with the temporary stores. A killed process may leave one; gc recognises its name and removes it."""
 
-ARCHIVES = (".zip", ".tar")
 FEW = 3
 """Most skipped files that a message names; the others are counted."""
 

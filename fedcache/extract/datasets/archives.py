@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.errors import CorruptionError, FedcacheError, MachineError, UsageError, shell_word
-from fedcache.extract.image_files import MAX_BYTES, BadImage
+from fedcache.extract.image_files import BadImage, check_file_size
 
 MAX_ENTRIES = 5_000_000
 MAX_NAME = 1_000
@@ -299,8 +299,7 @@ class ArchiveSource(Reopened):
         packed = int(e.packed[row])
         size = int(e.size[row])
         method = int(e.method[row])
-        if max(size, packed) > MAX_BYTES:
-            raise BadImage(f"the file has {max(size, packed):,} bytes; the limit is {MAX_BYTES:,}")
+        check_file_size(max(size, packed))
         if method != _TAR:
             at = data_begins(self._fd, at)
         raw = os.pread(self._fd, packed, at)

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from fedcache.errors import UsageError, closest, shell_word, unknown
-from fedcache.extract.datasets import archives, columns, dataset, image_lists, tree
+from fedcache.extract.datasets import ARCHIVES, archives, columns, dataset, image_lists, tree
 from fedcache.extract.datasets.dataset import Context, Dataset, Source
 from fedcache.extract.digests import stat_key
 from fedcache.extract.image_files import EXTENSIONS, SOUND_ENDINGS, how_to_convert
@@ -241,7 +241,7 @@ def _split_codes(words: Sequence[str], hint: str) -> list[int]:
     return codes
 
 
-_SUFFIXES = (".zip", ".tar", *image_lists.ENDINGS)
+_SUFFIXES = (*ARCHIVES, *image_lists.ENDINGS)
 
 
 def key(rest: str, context: Context) -> list[Any]:

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.errors import FedcacheError, UsageError, unknown
-from fedcache.extract.datasets.tree import name_of
+from fedcache.extract.datasets.tree import is_plain, name_of
 from fedcache.extract.image_files import EXTENSIONS
 from fedcache.parsing import parse_json
 from fedcache.tables.roles import LABELS, ColumnChoice
@@ -194,8 +194,7 @@ def _check(where: str, paths: Sequence[str]) -> None:
     """Raise UsageError for invalid paths, paths that lead out of the folder of the list, and repeated paths."""
     seen: dict[str, int] = {}
     for number, image in enumerate(paths, start=1):
-        has_odd_folder = {"", ".", ".."} & set(image.split("/"))
-        if has_odd_folder or "\0" in image or _DRIVE.match(image):
+        if not is_plain(image) or _DRIVE.match(image):
             raise _wrong(
                 where,
                 number,

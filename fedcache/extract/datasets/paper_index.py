@@ -126,9 +126,8 @@ def _of_files(
     entries = sorted(entries, key=lambda entry: name_of(entry.name))
     for entry in entries:
         path = entry.path
-        has_odd_folder = {"", ".", ".."} & set(path.split("/"))
         # A backslash separates folders on Windows.
-        if has_odd_folder or "\0" in path or "\\" in path:
+        if not tree.is_plain(path) or "\\" in path:
             shown = path[:80]
             raise CorruptionError(
                 f"{where} names {shown!r}; expected a plain path below {images}.",

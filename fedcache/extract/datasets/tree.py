@@ -23,10 +23,10 @@ from fedcache.extract.datasets import archives
 from fedcache.extract.digests import stat_key
 from fedcache.extract.image_files import (
     EXTENSIONS,
-    MAX_BYTES,
     OTHER_FORMATS,
     TABLES,
     BadImage,
+    check_file_size,
     to_convert,
 )
 from fedcache.store.files import at_once, digest_of
@@ -60,10 +60,7 @@ class FilesSource:
                 found = os.fstat(file.fileno())
                 if not stat.S_ISREG(found.st_mode):
                     raise BadImage("it is not a regular file")
-                if found.st_size > MAX_BYTES:
-                    raise BadImage(
-                        f"the file has {found.st_size:,} bytes; the limit is {MAX_BYTES:,}"
-                    )
+                check_file_size(found.st_size)
                 return file.read()
         except OSError as error:
             reason = "unknown error"
@@ -120,6 +117,12 @@ class Tree:
             raise UsageError(
                 f"{root}/{name} cannot be read: {error}.", "Write the table again."
             ) from None
+
+
+def is_plain(path: str) -> bool:
+    """Whether a relative path with slashes stays below its folder: no empty name, no dots for a folder, no NUL."""
+    odd_names = {"", ".", ".."} & set(path.split("/"))
+    return not odd_names and "\0" not in path
 
 
 def no_such_path(place: str, expected: str, hint: str) -> FedcacheError:
