@@ -42,7 +42,8 @@ from fedcache.tables.words import Column
 _IMAGES = re.compile(
     r"(?P<stem>.*?)(?P<split>train|t10k|test)?-?images[-.]idx\d-ubyte(?P<gz>\.gz)?", re.IGNORECASE
 )
-_DTYPES = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
+_DTYPES = {8: "u1", 9: "i1", 11: "i2", 12: "i4", 13: "f4", 14: "f8"}
+"""Code in a header -> type of the numbers, which are stored big-endian."""
 _WRITER = 2
 """Column of QMNIST's labels that numbers the writer (github.com/facebookresearch/qmnist, README)."""
 
@@ -217,9 +218,8 @@ def _header(path: Path) -> tuple[tuple[int, ...], np.dtype[Any], int]:
     is_idx = len(magic) == 4 and magic[:2] == b"\0\0" and magic[2] in _DTYPES
     if not is_idx or not 1 <= axes <= 4 or len(raw) != 4 * axes:
         raise _damaged(path, "it does not begin like an IDX file")
-    shape = tuple(np.frombuffer(raw, dtype=">u4").astype(np.int64).tolist())
-    dtype = np.dtype(_DTYPES[magic[2]])
-    return shape, dtype.newbyteorder("="), 4 + 4 * axes
+    shape = tuple(np.frombuffer(raw, dtype=">u4").tolist())
+    return shape, np.dtype(_DTYPES[magic[2]]), 4 + 4 * axes
 
 
 def _numbers(path: Path) -> NDArray[np.int64]:
