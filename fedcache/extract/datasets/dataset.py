@@ -114,11 +114,8 @@ class Dataset:
             return self
         # Row i of the part is row floor(i N / limit) of the whole.
         rows = np.arange(limit, dtype=np.int64) * len(self) // limit
-        columns = (
-            self.split,
-            self.domain,
-            self.label,
-        )  # for lexsort, which sorts by the last one first
+        # In the order for lexsort, whose last key is the first criterion.
+        columns = (self.split, self.domain, self.label)
         if any(_loses_a_value(codes, rows) for codes in columns):
             by_class = np.lexsort(columns)
             rows = np.sort(by_class[rows])

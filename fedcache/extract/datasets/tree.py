@@ -120,7 +120,7 @@ class Tree:
 
 
 def is_plain(path: str) -> bool:
-    """Whether a relative path with slashes stays below its folder: no empty name, no dots for a folder, no NUL."""
+    """Whether a relative path with slashes stays below its folder: no empty name, ``.``, ``..`` or NUL."""
     odd_names = {"", ".", ".."} & set(path.split("/"))
     return not odd_names and "\0" not in path
 
