@@ -69,5 +69,6 @@ def _ends_early(raw: bytes) -> bool:
     if raw[:4] != b"RIFF":
         return False
     (size,) = struct.unpack_from("<I", raw, 4)
-    # Programs that write into a pipe do not know the size, and write 0 or the largest number.
+    # Programs that write into a pipe do not know the size, and write 0 or the largest number. The size is that of the
+    # file without its first 8 bytes; one byte of padding at the end may be missing.
     return size not in (0, 2**32 - 1) and size + 8 > len(raw) + 1

@@ -130,7 +130,7 @@ def infer(
     roles = None
     if layout is not None:
         roles = parse_layout(layout)
-    # All images must be at one depth, which is also that of the layout.
+    # All images must be at one depth, which is also that of the layout. For each depth, one image as an example.
     folders = [tuple(name.split("/")[:-1]) for name in names]
     depths = {len(above): name for name, above in zip(names, folders, strict=True)}
     expected = "the same number for every image, at least 1"
