@@ -93,15 +93,13 @@ def parse_policy(text: str) -> tuple[Step, ...]:
     Raises UsageError for an unknown step, for invalid numbers, and for a crop that is not first.
     """
     steps: list[Step] = []
-    for word in (text or DEFAULT).split(","):
-        name, equals, numbers = word.strip().partition("=")
-        if name in POLICIES and not equals:
-            steps += parse_policy(POLICIES[name])
+    for part in (text or DEFAULT).split(","):
+        word = part.strip()
+        name = word.partition("=")[0]
+        if word in POLICIES:
+            steps += parse_policy(POLICIES[word])
         elif name in NUMBERS:
-            given = None
-            if equals:
-                given = numbers
-            steps.append(Step(name, _numbers(name, given)))
+            steps.append(Step(name, _numbers(word)))
         else:
             raise unknown("augmentation", name, (*POLICIES, *NUMBERS))
     if any(step.name == "crop" for step in steps[1:]):
@@ -136,12 +134,13 @@ def described(text: str) -> str:
     return text or DEFAULT
 
 
-def _numbers(name: str, text: str | None) -> tuple[float, ...]:
-    """All numbers of a step, from the text behind its equals sign; None for a step without one."""
+def _numbers(word: str) -> tuple[float, ...]:
+    """All numbers of a step that is written ``flip`` or ``flip=0.5``."""
+    name, equals, text = word.partition("=")
     wanted = NUMBERS[name]
     form = f"{name}={':'.join(n.name for n in wanted)}"
     given = []
-    if text is not None:
+    if equals:
         given = text.split(":")
     too_many = len(given) > len(wanted)
     values = []
@@ -154,16 +153,13 @@ def _numbers(name: str, text: str | None) -> tuple[float, ...]:
                 value = math.nan  # in no range, so it is refused below
         if too_many or value is None or not number.low <= value <= number.high:
             ranges = ", ".join(f"{n.name} from {n.low:g} to {n.high:g}" for n in wanted)
-            item = name
-            if text is not None:
-                item = f"{name}={text}"
             raise UsageError(
-                f"--augment {item} is not {form} with {ranges}.", "For example --augment flip=0.5"
+                f"--augment {word} is not {form} with {ranges}.", "For example --augment flip=0.5"
             )
         values.append(value + 0.0)  # makes 0 of -0, so that both give the same text
     by_name = dict(zip([number.name for number in wanted], values, strict=True))
     if "LOW" in by_name and by_name["LOW"] > by_name["HIGH"]:
         raise UsageError(
-            f"--augment {name}={text} has LOW above HIGH.", f"Write {form}, with LOW at most HIGH."
+            f"--augment {word} has LOW above HIGH.", f"Write {form}, with LOW at most HIGH."
         )
     return tuple(values)

@@ -22,7 +22,7 @@ from fedcache.extract import backbones as registry
 from fedcache.extract.backbones.backbone import text_features
 from fedcache.extract.datasets import Source
 from fedcache.extract.image_files import BadImage
-from fedcache.extract.images import decode, resize, view
+from fedcache.extract.images import decode, view
 from fedcache.extract.inputs import ItemEncoder, Prepare, encode_items, read_items
 from fedcache.extract.recipe import IMAGES, Recipe, reads_of
 
@@ -53,13 +53,6 @@ class ComputeSettings:
     threads: int  # threads of the process that runs the model
     # numbers of the GPUs that share the batches; empty for torch's current GPU, and on a CPU
     gpus: tuple[int, ...] = ()
-
-    @property
-    def device_names(self) -> list[str]:
-        """The devices as torch names them."""
-        if not self.gpus:
-            return [self.device]
-        return [f"{self.device}:{number}" for number in self.gpus]
 
 
 @dataclass
@@ -100,30 +93,28 @@ def decode_batch(
     """
     start = time.perf_counter()
     kind = reads_of(recipes[0])  # all recipes read the same kind, because a dataset holds one kind
+    distinct = {input_key(recipe): recipe for recipe in recipes}
     if kind != IMAGES:
-        items, lost, _ = read_items(source, rows, kind)
-        given: dict[tuple[Any, ...], Any] = {}
-        for key in dict.fromkeys(map(input_key, recipes)):
-            given[key] = items
+        items, unread = read_items(source, rows, kind)
+        items_of: dict[tuple[Any, ...], Any] = dict.fromkeys(distinct, items)
+        for key in distinct:
             if key in prepare:
                 prepared = prepare[key](cast("list[Any]", items))
-                given[key] = prepared
+                items_of[key] = prepared
                 for place, why in prepared.bad.items():
-                    lost.setdefault(rows[place], why)
-        return given, lost, time.perf_counter() - start
-    distinct = {input_key(recipe): recipe for recipe in recipes}
-    collected: dict[tuple[Any, ...], list[NDArray[np.uint8] | None]] = {}
-    for key in distinct:
-        collected[key] = []
+                    unread.setdefault(rows[place], why)
+        return items_of, unread, time.perf_counter() - start
+    collected: dict[tuple[Any, ...], list[NDArray[np.uint8] | None]] = {key: [] for key in distinct}
     bad: dict[int, str] = {}
     for row, uid in zip(rows, uids, strict=True):
         made: dict[tuple[Any, ...], NDArray[np.uint8]] = {}
         try:
             image = decode(source.read(row))
             for key, recipe in distinct.items():
-                views = [resize(image, recipe)]
-                for number in range(1, recipe.views):
-                    views.append(view(image, recipe, uid.tobytes(), number, mirror=mirror))
+                views = [
+                    view(image, recipe, uid.tobytes(), number, mirror=mirror)
+                    for number in range(recipe.views)
+                ]
                 made[key] = np.stack(views)
         except BadImage as error:
             bad[row] = str(error)
@@ -184,7 +175,11 @@ class BatchRunner:
         self.uid = uid
         self.rows = rows
         self.settings = settings
-        self.device = torch.device(settings.device_names[0])
+        # Of several GPUs each has a runner of its own, whose settings name it alone.
+        name = settings.device
+        if settings.gpus:
+            name = f"{name}:{settings.gpus[0]}"
+        self.device = torch.device(name)
         self.encoders: dict[str, FrozenEncoder] = {
             job.key: registry.load(
                 job.backbone, job.weights, job.recipe, device=str(self.device), dtype=settings.dtype

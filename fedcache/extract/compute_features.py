@@ -156,9 +156,10 @@ class _Run:
         with engine.extraction_workers(spec, self.options.workers, self.options.observer) as pool:
             self.stats.workers = pool.slots
             tasks = plan_tasks(self.writers, self.tasks, len(self.data.names), self.settings.batch)
+            # At worst, the largest tasks are computed at the same time.
             images_of_tasks = sorted(task.images for task in tasks)
             most_under_way = sum(images_of_tasks[-pool.slots :])
-            seconds = pool.ask(None)["seconds"]
+            seconds = pool.ask(None)["seconds"]  # without a task, a worker measures its models
             self._announce(seconds, pool.slots, pool.slots, most_under_way)
             self._timed(partial(run_tasks, tasks, pool, self.writers))
         # A call that was repeated wrote its files twice; the first ones are not needed.
@@ -184,6 +185,7 @@ class _Run:
             stop=options.stop,
         )
         stack.callback(workers.close)
+        # After an engine only text features are left; the workers that count are those of the engine.
         self.stats.workers = self.stats.workers or workers.workers
         if self.tasks:
             parallel = max(1, len(self.settings.gpus))

@@ -73,15 +73,16 @@ def resolve_device(requested: str) -> Device:
     several kinds, MachineError for ``cuda`` without a usable GPU.
     """
     named = named_gpus(requested)
+    kind = requested
     if named:
-        requested = "cuda"
-    if known_device(requested) == "cpu":
+        kind = "cuda"
+    if known_device(kind) == "cpu":
         return Device("cpu", f"{cores()} cores", "as chosen")
     import torch
 
     if torch.cuda.is_available():
         why = "torch sees a GPU"
-        if requested == "cuda":
+        if kind == "cuda":
             why = "requested"
         gpus = _gpus(named)
         # Without a number torch names the only GPU.
@@ -93,9 +94,10 @@ def resolve_device(requested: str) -> Device:
     reason = "torch finds no NVIDIA driver or GPU"
     if built is None:
         reason = f"torch {torch.__version__} was built without CUDA"
-    if requested == "cuda":
+    if kind == "cuda":
         raise MachineError(
-            f"--device cuda was given, but {reason}.", "Run `fedcache doctor`, or use --device cpu."
+            f"--device {requested} was given, but {reason}.",
+            "Run `fedcache doctor`, or use --device cpu.",
         )
     if shutil.which("nvidia-smi"):
         reason += ", although nvidia-smi is installed: run `fedcache doctor`"

@@ -26,9 +26,8 @@ from fedcache.errors import MachineError, UsageError, shell_word
 from fedcache.extract import backbones as registry
 from fedcache.extract.batches import ComputeSettings
 from fedcache.extract.compute_features import ExtractionOptions, extract_arrays
-from fedcache.extract.datasets import archives, texts, tree
+from fedcache.extract.datasets import ARCHIVES, archives, texts, tree
 from fedcache.extract.datasets.dataset import (
-    ONE_DOMAIN,
     Dataset,
     Source,
     joined_source,
@@ -44,11 +43,11 @@ from fedcache.extract.recipe import IMAGES, SOUNDS, TEXTS, Recipe
 from fedcache.parsing import counted
 from fedcache.store.files import make_private
 from fedcache.store.store import Store
+from fedcache.tables.roles import ONE_DOMAIN
 
 SCRATCH = "scratch"
 """Folder of a home with the temporary stores. A killed process may leave one; gc recognises its name and removes it."""
 
-ARCHIVES = (".zip", ".tar")
 FEW = 3
 """Most skipped files that a message names; the others are counted."""
 
@@ -158,12 +157,8 @@ def texts_in_memory(given: str | Sequence[str]) -> NamedImages:
             "Give a text, or a list of at least one text.",
         )
     encoded = tuple(text.encode("utf-8", "surrogatepass") for text in several)
-    return NamedImages(_numbers(encoded), _InMemory(encoded), holds=TEXTS)
-
-
-def _numbers(items: Sequence[Any]) -> tuple[str, ...]:
-    """The number of each item, as its name."""
-    return tuple(map(str, range(len(items))))
+    names = tuple(map(str, range(len(encoded))))
+    return NamedImages(names, _InMemory(encoded), holds=TEXTS)
 
 
 @dataclass(frozen=True)
@@ -188,7 +183,8 @@ def images_in_memory(images: Sequence[Any]) -> NamedImages:
     made = tuple(_checked(image, number) for number, image in enumerate(images))
     if not made:
         raise UsageError("No image was given.", "Give at least one image.")
-    return NamedImages(_numbers(made), _InMemory(made))
+    names = tuple(map(str, range(len(made))))
+    return NamedImages(names, _InMemory(made))
 
 
 def _checked(image: Any, number: int) -> NDArray[np.uint8] | Image.Image:
@@ -264,20 +260,17 @@ def embedded(
     # The uid of an image is its number, big-endian; it keys no view, because only view 0 is computed.
     uid = np.zeros((N, 16), np.uint8)
     uid[:, :8] = np.arange(N, dtype=">u8").view(np.uint8).reshape(N, 8)
-    numbers = tuple(
-        f"{row:012d}" for row in range(N)
-    )  # in the order in which the images were named
-    unlabelled = np.full(N, -1, np.int32)
-    train = np.zeros(N, np.uint8)
+    # Names sort in the order in which the images were named.
+    numbers = tuple(f"{row:012d}" for row in range(N))
     data = Dataset(
         spec="images",
         slug="images",
         classes=(),
         domains=(ONE_DOMAIN,),
         names=numbers,
-        label=unlabelled,
+        label=np.full(N, -1, np.int32),
         domain=np.zeros(N, np.int16),
-        split=train,
+        split=np.zeros(N, np.uint8),
         uid=uid,
         template=None,
         reading="",

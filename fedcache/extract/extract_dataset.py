@@ -99,6 +99,7 @@ class Extraction:
         seconds: wall time of decoding and the models (0 when nothing was to do).
         rate: images per second.
         busy: share of the cores' time spent in decoding and the models.
+        workers: processes that computed.
         skipped: backbones left out by ``skip_missing``.
         text: per backbone with text {backbone, templates, state}. The state is computed, made current or current; in a
             plan it is to compute or complete.
@@ -194,6 +195,7 @@ def summarise(
 
 
 FULL_DISK_MARGIN = 64 << 20
+"""Bytes of the disk that must stay free, in addition to those of the features."""
 
 
 def check_disk(
@@ -213,7 +215,7 @@ def check_disk(
         )
 
 
-def describe_growth(growth: Mapping[str, int], holds: str = IMAGES) -> str:
+def describe_growth(growth: Mapping[str, int], holds: str) -> str:
     """The numbers of ``Extraction.growth`` in one clause."""
     new = counted(growth["new"], one_of(holds))
     vanished = growth["vanished"]
@@ -330,22 +332,21 @@ def extract(
     if engine is not None:
         engine.check_extraction(config.workers)
     planned, skipped = plan_of(config, home, observer, images, rehash=rehash)
-    device = config.device
+    requested_device = config.device  # where_it_can_run may replace auto by cpu
     config = planning.bare_config(planning.known_config(config, home))
     config = where_it_can_run(config, planned, engine, observer)
     if not dry_run:
         planned = [pull_if_needed(p, config, home, observer) for p in planned]
     held = None
-    if images is not None:
-        with progress_of(observer, "reading", "images") as progress:
-            context = Context(planning.memory_of(home), progress=progress)
-            held, config = images_of_the_program(images, config, context)
-    if held is None:
+    if images is None:
         spec, config = spec_of(config, home, observer)
         holds = holds_of(spec)
     else:
-        spec = held.spec
-        holds = held.holds
+        with progress_of(observer, "reading", "images") as progress:
+            context = Context(planning.memory_of(home), progress=progress)
+            held, config = images_of_the_program(images, config, context)
+            spec = held.spec
+            holds = held.holds
     planning.check_reads(planned, spec, holds)
     if store is not None:
         store = resolve_path(home, store)
@@ -358,6 +359,7 @@ def extract(
     # An extraction that is finished already: a whole store first, then the part that was requested.
     if known is not None:
         slug, digest = known
+        # --store takes precedence over the place that --name gives.
         if config.name is not None:
             store = store or named_place(home, config.name, digest)
         path = store or place_of_content(home, slug, digest)
@@ -377,14 +379,14 @@ def extract(
             if not dry_run:
                 bring_groups(path, spec, where, observer, held)
             done.skipped = skipped
-            if device != "auto":
+            if requested_device != "auto":
                 observer.note(
-                    f"--device {device} has no effect, because all features are stored already."
+                    f"--device {requested_device} has no effect, because all features are stored already."
                 )
             remember_last(home, path, spec)
             return done
     data = held or read_dataset(spec, where, observer)
-    say_dataset(data, spec, config.augment, observer)
+    report_dataset(data, spec, config.augment, observer)
     if data.may_be_labels:
         raise labels_to_name(spec, data.may_be_labels)
     if config.name is not None:
@@ -448,7 +450,7 @@ def labels_to_name(spec: str, may_be_labels: Mapping[str, int]) -> FedcacheError
 def plan_of(
     config: ExtractConfig, home: Home, observer: Observer, images: Any, *, rehash: bool
 ) -> tuple[list[PlannedArray], list[str]]:
-    """As ``planning.plan``; if no backbone is given and the dataset is unknown too, one message says both."""
+    """As ``planning.plan``; if no backbone is given and the dataset is unknown too, one error reports both."""
 
     def made() -> tuple[list[PlannedArray], list[str]]:
         return planning.plan(config, home, observer, rehash=rehash)
@@ -473,7 +475,7 @@ def read_dataset(spec: str, where: Context, observer: Observer) -> Dataset:
     return data
 
 
-def say_dataset(data: Dataset, spec: str, augment: str | None, observer: Observer) -> None:
+def report_dataset(data: Dataset, spec: str, augment: str | None, observer: Observer) -> None:
     """Report how a dataset was read, whether flips are left out, and how many test rows equal training rows."""
     observer.note(f"{spec}: {data.reading}")
     if not data.mirror and augment is not None:
@@ -504,8 +506,7 @@ def spec_of(config: ExtractConfig, home: Home, observer: Observer) -> tuple[str,
         options[option] = getattr(config, name)
     if config.unlabelled:
         options["--unlabelled"] = "yes"
-    if any(options.values()):
-        spec = with_keys(spec, options)
+    spec = with_keys(spec, options)
     unnamed: dict[str, Any] = dict.fromkeys(COLUMNS)
     return spec, replace(config, **unnamed, unlabelled=False)
 
@@ -707,14 +708,12 @@ def finished(
             return None
     classes = store.manifest.classes
     template = store.dataset.get("template")
-    wanted = planning.wanted_text(store, planned, classes, template, config, keep=keep_text)
+    wanted = wanted_text(store, planned, classes, template, config, keep=keep_text)
     wanted = text_of_part(part, wanted)
-    if planning.missing_text(store, planned, wanted):
+    if missing_text(store, planned, wanted):
         return None
     done = summarise(store, planned, dict.fromkeys(keys, "complete"), None)
-    if dry_run:
-        done.text = planning.make_current(store, planned, {}, ())
-    else:
+    if not dry_run:
         done.text = planning.make_current(store, planned, wanted, ())
         clean_up(store)
     return done
@@ -771,15 +770,13 @@ def compute(
     is_new = not path.exists()
     store = open_or_create(path, data, home, earlier, part, observer)
     remember_orders(home, data, planned, config)
-    wanted = planning.wanted_text(
-        store, planned, data.classes, data.template, config, keep=keep_text
-    )
+    wanted = wanted_text(store, planned, data.classes, data.template, config, keep=keep_text)
     wanted = text_of_part(part, wanted)
     if not data.classes and any(item.backbone.text_width is not None for item in planned):
         observer.note(
             "The dataset has no classes, so it has no text features, which some methods need."
         )
-    text = planning.missing_text(store, planned, wanted)
+    text = missing_text(store, planned, wanted)
     states = {}
     for job in jobs:
         states[job.key] = "new"
@@ -810,9 +807,10 @@ def compute(
             "device": device.name,
         }
     )
-    done = summarise(Store.open(path, part=True), planned, states, stats)
-    clean_up(done.store)
-    done.text = planning.make_current(done.store, planned, wanted, text)
+    store = Store.open(path, part=True)
+    done = summarise(store, planned, states, stats)
+    clean_up(store)
+    done.text = planning.make_current(store, planned, wanted, text)
     if earlier is not None and parent is not None:
         done.growth = earlier.result(stats.forward_images)
     return done

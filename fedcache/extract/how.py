@@ -61,18 +61,16 @@ def features_code_digest(provider: str, folder: Path = FOLDER) -> str:
     return digest_of_files(folder / name for name in files)[:16]
 
 
-def how_record(
-    device: Device, dtype: str, batch: int, threads: int, provider: str
-) -> dict[str, str | int]:
+def how_record(device: Device, settings: ComputeSettings, provider: str) -> dict[str, str | int]:
     """The conditions on which the features of a provider's backbone depend, besides their recipe.
 
     Other backbones of the same extraction are no part of it, so that an array can be completed without them.
     """
     record: dict[str, str | int] = {
         "device": device.kind,
-        "dtype": dtype,
-        "batch": batch,
-        "threads": threads,
+        "dtype": settings.dtype,
+        "batch": settings.batch,
+        "threads": settings.threads,
         "code": features_code_digest(provider),
     }
     if device.kind == "cuda":
@@ -152,11 +150,10 @@ def jobs_of(
     planned: Sequence[PlannedArray], data: Dataset, device: Device, settings: ComputeSettings
 ) -> list[FeatureJob]:
     """The arrays of an extraction as jobs for workers."""
-    s = settings
     jobs = []
     for item in planned:
         backbone = item.backbone
-        how = how_record(device, s.dtype, s.batch, s.threads, backbone.provider)
+        how = how_record(device, settings, backbone.provider)
         job = FeatureJob(item.recipe.key, backbone, item.weights, item.recipe, data.mirror, how)
         jobs.append(job)
     return jobs

@@ -113,5 +113,11 @@ def how_to_convert(path: Path, ignored: Mapping[str, int]) -> str:
     return ""
 
 
+def check_file_size(size: int) -> None:
+    """Raise ``BadImage`` for an encoded image of more than ``MAX_BYTES`` bytes."""
+    if size > MAX_BYTES:
+        raise BadImage(f"the file has {size:,} bytes; the limit is {MAX_BYTES:,}")
+
+
 class BadImage(Exception):  # noqa: N818 - the word of the design: a bad image is quarantined, not an error of the run
     """An image that cannot be used. The message is the reason; its words are the same on every machine."""

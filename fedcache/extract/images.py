@@ -40,7 +40,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageEnhance, ImageFilter
 
 from fedcache.extract.augment import Step, parse_policy
-from fedcache.extract.image_files import MAX_BYTES, BadImage
+from fedcache.extract.image_files import BadImage, check_file_size
 from fedcache.extract.recipe import Recipe
 
 # The steps of an augmentation policy (``fedcache.extract.augment``), applied to the pixels of an image.
@@ -215,8 +215,7 @@ def decode(raw: bytes | NDArray[np.uint8]) -> Image.Image:
         return _from_array(raw)
     if not raw:
         raise BadImage("the file is empty")
-    if len(raw) > MAX_BYTES:
-        raise BadImage(f"the file has {len(raw):,} bytes; the limit is {MAX_BYTES:,}")
+    check_file_size(len(raw))
     with quiet:
         return _from_bytes(raw)
 

@@ -7,7 +7,6 @@ of the other kinds receive each item as it was read.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -72,13 +71,12 @@ def described_row(row: Any) -> str:
     return f"{str(row.dtype).removeprefix('torch.')} {list(row.shape)}"
 
 
-def read_items(source: Any, rows: Sequence[int], kind: str) -> tuple[Items, dict[int, str], float]:
-    """The texts, rows or sound files of a batch, the reason per bad row, and the seconds it took.
+def read_items(source: Any, rows: Sequence[int], kind: str) -> tuple[Items, dict[int, str]]:
+    """The texts, rows or sound files of a batch, and the reason per bad row.
 
     A bad text is empty, a bad sound file is None and a bad row is zeros; their features are dropped later. If a batch
     has no good row, the rows are [B, 0].
     """
-    start = time.perf_counter()
     found: list[Any] = []
     bad: dict[int, str] = {}
     for row in rows:
@@ -93,12 +91,12 @@ def read_items(source: Any, rows: Sequence[int], kind: str) -> tuple[Items, dict
                 item = ""
         found.append(item)
     if kind in (TEXTS, SOUNDS):
-        return found, bad, time.perf_counter() - start
+        return found, bad
     good = next((item for item in found if item is not None), np.zeros(0, np.float32))
     for place, item in enumerate(found):
         if item is None:
             found[place] = np.zeros_like(good)
-    return np.stack(found), bad, time.perf_counter() - start
+    return np.stack(found), bad
 
 
 def encode_items(

@@ -43,7 +43,6 @@ IMAGES = "images"
 TEXTS = "texts"
 ROWS = "rows"
 SOUNDS = "sounds"
-KINDS = (IMAGES, TEXTS, ROWS, SOUNDS)
 DECODERS = {IMAGES: "pillow", TEXTS: "utf-8", ROWS: "numpy", SOUNDS: "soundfile"}
 """``Recipe.decoder`` of each kind of input."""
 ACTIVATIONS = ("native", "quickgelu")
@@ -80,8 +79,8 @@ _STORED: dict[str, Callable[[Any], bool]] = {
     "activation": lambda value: value in ACTIVATIONS,
     "decoder": lambda value: value in DECODERS.values(),
     "size": lambda value: _is_whole(value) and value <= _LARGEST,
-    "resize": lambda value: value in ("crop", "squash"),
-    "interpolation": lambda value: value in ("bicubic", "bilinear"),
+    "resize": lambda value: value in _CHOICES["resize"],
+    "interpolation": lambda value: value in _CHOICES["interpolation"],
     "crop_pct": lambda value: _is_number(value) and 0.01 <= value <= 2,
     "mean": _is_triple,
     "std": lambda value: _is_triple(value) and 0 not in value,
@@ -343,8 +342,11 @@ def slug(name: str) -> str:
 
 
 def reads_of(recipe: Recipe) -> str:
-    """The kind of items that a recipe reads, one of ``KINDS``."""
-    return next((kind for kind, decoder in DECODERS.items() if decoder == recipe.decoder), IMAGES)
+    """The kind of items that a recipe reads, a key of ``DECODERS``."""
+    for kind, decoder in DECODERS.items():
+        if decoder == recipe.decoder:
+            return kind
+    return IMAGES
 
 
 def held_by(recipes: Iterable[Mapping[str, Any]]) -> str:

@@ -46,6 +46,7 @@ def decode_sound(raw: bytes, rate: int, most: int) -> tuple[NDArray[np.float32],
             wanted = min(file.frames, math.ceil(most * file.samplerate / rate))
             samples = file.read(wanted, dtype="float32", always_2d=True)
             found = file.samplerate
+            # Whether the whole file has more than ``most`` samples at ``rate``.
             cut = file.frames * rate > most * found
     except library.LibsndfileError:
         raise BadImage("it is not a readable WAV or FLAC file") from None
@@ -68,5 +69,6 @@ def _ends_early(raw: bytes) -> bool:
     if raw[:4] != b"RIFF":
         return False
     (size,) = struct.unpack_from("<I", raw, 4)
-    # Programs that write into a pipe do not know the size, and write 0 or the largest number.
+    # Programs that write into a pipe do not know the size, and write 0 or the largest number. The size is that of the
+    # file without its first 8 bytes; one byte of padding at the end may be missing.
     return size not in (0, 2**32 - 1) and size + 8 > len(raw) + 1

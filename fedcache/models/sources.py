@@ -26,9 +26,9 @@ from fedcache.models.predictor import Predictor
 from fedcache.models.saved_model import SavedModel
 from fedcache.process import Stop
 from fedcache.progress import Observer
-from fedcache.store.samples import SPLITS
 from fedcache.store.store import Store
 from fedcache.tables.embeddings import Embeddings
+from fedcache.tables.splits import SPLIT_NAMES
 from fedcache.tables.words import FileRows, blocks_of
 
 
@@ -147,11 +147,11 @@ def rows_of_split(store: Store, split: str | None) -> NDArray[np.int64]:
 
     Raises UsageError for an unknown split, StoreError for an empty one.
     """
-    if split is not None and split not in SPLITS:
-        raise unknown("split", split, SPLITS)
+    if split is not None and split not in SPLIT_NAMES:
+        raise unknown("split", split, SPLIT_NAMES)
     chosen = ~store.vanished()
     if split is not None:
-        chosen &= store.samples.split == SPLITS.index(split)
+        chosen &= store.samples.split == SPLIT_NAMES.index(split)
     rows = np.flatnonzero(chosen)
     if not len(rows):
         raise StoreError(

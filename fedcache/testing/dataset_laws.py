@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 
 from fedcache.extract import datasets
-from fedcache.extract.datasets.dataset import TRAIN, Context, Dataset, Source, uid_of
+from fedcache.extract.datasets.dataset import Context, Dataset, Source, uid_of
 from fedcache.extract.digests import DigestMemory
 from fedcache.extract.image_files import BadImage
 from fedcache.extract.recipe import IMAGES
+from fedcache.tables.splits import TRAIN
 from fedcache.testing.law import by_name, require
 
 ROWS = 64

@@ -10,6 +10,7 @@ from failing_command import must_fail
 from fedcache.config import ExtractConfig
 from fedcache.errors import Exit
 from fedcache.extract import how
+from fedcache.extract.batches import ComputeSettings
 from fedcache.extract.device import Device
 from fedcache.extract.how import COMPUTES_FEATURES, FOLDER, features_code_digest
 from fedcache.store.journal import journals
@@ -88,8 +89,9 @@ def test_what_values_depend_on_is_the_device_the_batch_the_code_and_the_librarie
             "threads": 2,
             "code": features_code_digest(provider),
         }
-        cpu = how.how_record(Device("cpu", "its name", ""), "float32", 8, 2, provider)
-        gpu = how.how_record(Device("cuda", "its name", ""), "float32", 8, 2, provider)
+        settings = ComputeSettings("cpu", "float32", 8, 2)
+        cpu = how.how_record(Device("cpu", "its name", ""), settings, provider)
+        gpu = how.how_record(Device("cuda", "its name", ""), settings, provider)
         assert cpu == {"device": "cpu", **always}
         assert gpu == {"device": "cuda", "gpu": "its name", **always}
 

@@ -380,8 +380,8 @@ def test_a_part_of_classes_that_take_turns_has_rows_of_each():
 
 def test_more_domains_than_a_store_can_number_are_refused():
     names = [f"d{i}" for i in range(32_767)]
-    assert domain_column([0, 32_766], names).tolist() == [0, 32_766]
-    refused(lambda: domain_column([0], [*names, "more"]), "32,768", "32,767")
+    assert domain_column(np.array([0, 32_766]), names).tolist() == [0, 32_766]
+    refused(lambda: domain_column(np.array([0]), [*names, "more"]), "32,768", "32,767")
     refused(lambda: join("many", dict.fromkeys(names[:256], rows_now())), "256", "255")
 
 

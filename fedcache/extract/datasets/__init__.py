@@ -24,6 +24,18 @@ from fedcache.plugins import KINDS as PLUGINS
 from fedcache.plugins import find, offer
 from fedcache.store.samples import INGESTED
 
+__all__ = [
+    "BadImage",
+    "Context",
+    "Dataset",
+    "Source",
+    "facts_of",
+    "from_rows",
+    "holds_of",
+    "open_dataset",
+    "peek",
+]
+
 ARCHIVES = (".zip", ".tar")
 """Endings of files that hold a folder of images."""
 HELD = "python"
@@ -114,19 +126,6 @@ def parts_of(spec: str) -> dict[str, str] | None:
     return parts
 
 
-__all__ = [
-    "BadImage",
-    "Context",
-    "Dataset",
-    "Source",
-    "facts_of",
-    "from_rows",
-    "holds_of",
-    "open_dataset",
-    "peek",
-]
-
-
 def open_dataset(spec: str, context: Context) -> Dataset:
     """Open a dataset: number its images, without decoding any.
 
@@ -214,7 +213,12 @@ def _key(spec: str, context: Context) -> list[Any]:
     version: Any = READING
     if kind in kinds.CONTENT:
         version = [READING, columns.READING]
-    return ["dataset", version, kind, *_origin(kind), *_reader(kind).key(rest, context)]
+    # Another version of a plug-in may read the same files as other rows.
+    origin = []
+    plugin = find("datasets", kind)
+    if plugin is not None:
+        origin.append(plugin.origin)
+    return ["dataset", version, kind, *origin, *_reader(kind).key(rest, context)]
 
 
 def _reader(kind: str) -> Any:
@@ -236,14 +240,6 @@ def _reader(kind: str) -> Any:
             f"Expected {PLUGINS['datasets']}.",
         )
     return reader
-
-
-def _origin(kind: str) -> list[str]:
-    """Package and version of the plug-in that reads a kind of datasets; empty for fedcache's own kinds."""
-    plugin = find("datasets", kind)
-    if plugin is not None:
-        return [plugin.origin]
-    return []
 
 
 def _recall(memory: DigestMemory, key: list[Any]) -> tuple[str, str] | None:

@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.errors import CorruptionError, FedcacheError, MachineError, UsageError, shell_word
-from fedcache.extract.image_files import MAX_BYTES, BadImage
+from fedcache.extract.image_files import BadImage, check_file_size
 
 MAX_ENTRIES = 5_000_000
 MAX_NAME = 1_000
@@ -40,6 +40,8 @@ FREE_BYTES = 256 << 20
 
 _COMPRESSED = re.compile(r"\.(tgz|tbz2?|txz|tzst|tar\.(gz|bz2|xz|zst|lzma|Z))$", re.IGNORECASE)
 _MAGIC = {b"\x1f\x8b": "gunzip", b"BZ": "bunzip2", b"\xfd7": "unxz", b"(\xb5": "unzstd"}
+# For both spellings of an ending, such as .tar.gz and .tgz.
+_TOOLS = {"gz": "gunzip", "bz": "bunzip2", "xz": "unxz", "zst": "unzstd"}
 # The two methods of zip that are read.
 _STORED = 0
 _DEFLATED = 8
@@ -74,15 +76,10 @@ def is_compressed_tar(path: Path) -> bool:
 
 def refuse_compressed(path: Path, tool: str = "") -> FedcacheError:
     """The error for a compressed tar, with the command that makes it readable."""
-    tools = {
-        "gz": "gunzip",
-        "tgz": "gunzip",
-        "bz2": "bunzip2",
-        "xz": "unxz",
-        "txz": "unxz",
-        "zst": "unzstd",
-    }
-    tool = tool or tools.get(path.name.lower().rsplit(".", 1)[-1], "")
+    ending = path.suffix.lower()
+    for kind, known in _TOOLS.items():
+        if kind in ending and not tool:
+            tool = known
     if tool:
         command = f"{tool} --keep {shell_word(path)}"
     else:
@@ -121,7 +118,7 @@ def list_zip(path: Path, *, capitals: bool = False) -> Entries:
         _check_name(path, info.filename)
         _check_place(path, archive_bytes, info.filename, info.header_offset, info.compress_size)
         files.append(info)
-        # Bit 0 says that a file needs a password; a method is kept in one byte.
+        # A method is kept in one byte. Bit 0 of the flags marks a file that needs a password.
         method = min(info.compress_type, _PASSWORD - 1)
         if info.flag_bits & 1:
             method = _PASSWORD
@@ -265,7 +262,8 @@ def open_as_listed(path: Path, stamp: tuple[int, int]) -> int:
         fd = os.open(path, os.O_RDONLY)
     except OSError as error:
         raise MachineError(
-            f"{path} cannot be read: {error.strerror}.", "Run the command again"
+            f"{path} cannot be read: {error.strerror}.",
+            "Restore the file and run the command again.",
         ) from None
     found = os.fstat(fd)
     if (found.st_size, found.st_mtime_ns) != stamp:
@@ -301,8 +299,7 @@ class ArchiveSource(Reopened):
         packed = int(e.packed[row])
         size = int(e.size[row])
         method = int(e.method[row])
-        if max(size, packed) > MAX_BYTES:
-            raise BadImage(f"the file has {max(size, packed):,} bytes; the limit is {MAX_BYTES:,}")
+        check_file_size(max(size, packed))
         if method != _TAR:
             at = data_begins(self._fd, at)
         raw = os.pread(self._fd, packed, at)

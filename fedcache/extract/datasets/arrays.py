@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import math
 import zipfile
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -34,6 +33,7 @@ from fedcache.extract.datasets.columns import DatasetRequest, TableRows
 from fedcache.extract.datasets.dataset import Context, Dataset, Source
 from fedcache.extract.datasets.row_sources import (
     BLOCK,
+    DAMAGED,
     BlockRows,
     FixedRows,
     H5Blocks,
@@ -224,14 +224,7 @@ def _check_sums(path: Path, entries: archives.Entries, context: Context) -> None
             with zipfile.ZipFile(path) as archive, archive.open(name) as file:
                 while file.read(BLOCK):
                     pass
-        except (
-            zlib.error,
-            zipfile.BadZipFile,
-            EOFError,
-            OSError,
-            NotImplementedError,
-            RuntimeError,
-        ) as error:
+        except (*DAMAGED, RuntimeError) as error:
             reason = str(error)[:80]
             raise CorruptionError(
                 f"{path} is damaged: {name} cannot be read ({reason}).",
@@ -258,12 +251,8 @@ def _h5(path: Path) -> dict[str, FileArray]:
                 return np.array(data.asstr()[()], np.str_)
             return np.asarray(data[()])
 
-    def rows(key: str, count: int, chunk: int) -> Callable[[RowLayout], Source]:
-        def source(layout: RowLayout) -> Source:
-            blocks = H5Blocks(place, stamp, key, count, layout.shape, chunk)
-            return BlockRows(blocks, layout)
-
-        return source
+    def rows(key: str, chunk: int, layout: RowLayout) -> Source:
+        return BlockRows(H5Blocks(place, stamp, key, layout.shape, chunk), layout)
 
     with h5py.File(path, "r") as file:
         for key, item in h5_items(path, file):
@@ -273,14 +262,11 @@ def _h5(path: Path) -> dict[str, FileArray]:
             dtype = item.dtype
             if h5py.check_string_dtype(dtype) is not None:
                 dtype = np.dtype("U1")
-            shape = tuple(item.shape)
-            count = 0
-            if shape:
-                count = shape[0]
             chunk = 1
             if item.chunks:
                 chunk = item.chunks[0]
-            found[key] = FileArray(shape, dtype, partial(column, key), rows(key, count, chunk))
+            source = partial(rows, key, chunk)
+            found[key] = FileArray(tuple(item.shape), dtype, partial(column, key), source)
         attributes = dict(h5_class_names(path, file))
     # Client datasets of LEAF and TensorFlow Federated keep each client's rows apart.
     clients = clients_of([*found])
@@ -294,7 +280,7 @@ def _h5(path: Path) -> dict[str, FileArray]:
     # Class names may be attributes of the file, and are read like a column.
     for key, names in attributes.items():
         whole = partial(np.array, names)
-        array = FileArray(names.shape, names.dtype, whole, rows(key, len(names), 1))
+        array = FileArray(names.shape, names.dtype, whole, partial(rows, key, 1))
         found.setdefault(key, array)
     return found
 
@@ -302,15 +288,11 @@ def _h5(path: Path) -> dict[str, FileArray]:
 _Columns = Mapping[str, FileArray]
 
 
-def key(rest: str, context: Context) -> list[Any]:
-    """The place, the columns that the spec names, and the stat of every file."""
-    return ["arrays", *facts_of(columns.parse_rest(rest), context)]
-
-
-def facts_of(request: DatasetRequest, context: Context) -> list[Any]:
-    """Facts that determine a dataset of arrays: the columns that its spec names, and the stat of every file."""
+def key(rest: str, context: Context, kind: str = "arrays") -> list[Any]:
+    """The kind, the columns that the spec names, and the stat of every file."""
+    request = columns.parse_rest(rest, kind)
     path = locate(request.place)
-    return [request.facts, tree.state_of(path, context.within(path))]
+    return [kind, request.facts, tree.state_of(path, context.within(path))]
 
 
 def load(rest: str, context: Context) -> Dataset:
@@ -319,15 +301,14 @@ def load(rest: str, context: Context) -> Dataset:
     Raises UsageError for a missing file, columns that make no sense and numbers that are no pixels, CorruptionError for
     a damaged file.
     """
-    return load_arrays(
-        PIXELS, f"arrays:{rest}", columns.parse_rest(rest), key(rest, context), context
-    )
+    return load_arrays(PIXELS, rest, context)
 
 
 @dataclass(frozen=True)
 class Reading:
     """How the rows of an array are read."""
 
+    kind: str  # of the dataset: arrays or rows
     holds: str  # images or rows
     usual: tuple[str, ...]  # usual names of their column
     fits: Callable[[FileArray], bool]  # whether an array of another name must hold these rows
@@ -339,16 +320,14 @@ def _looks_like_images(array: FileArray) -> bool:
     return array.dtype == np.uint8 and len(array.shape) in (3, 4)
 
 
-PIXELS = Reading(IMAGES, columns.IMAGE_NAMES, _looks_like_images, layout_of)
+PIXELS = Reading("arrays", IMAGES, columns.IMAGE_NAMES, _looks_like_images, layout_of)
 
 
-def load_arrays(
-    reading: Reading, spec: str, request: DatasetRequest, facts: list[Any], context: Context
-) -> Dataset:
-    """The dataset of a spec whose place holds arrays; ``reading`` says how their rows are read. Errors as ``load``.
-
-    ``facts`` are values that change if the content of a row may have changed.
-    """
+def load_arrays(reading: Reading, rest: str, context: Context) -> Dataset:
+    """The dataset of a spec whose place holds arrays; ``reading`` says how their rows are read. Errors as ``load``."""
+    request = columns.parse_rest(rest, reading.kind)
+    # The facts come before the arrays are read, so that a change in between is noticed.
+    facts = key(rest, context, reading.kind)
     path = locate(request.place)
     arrays = read_arrays(path, context)
 
@@ -394,7 +373,7 @@ def load_arrays(
         part, how = _part(split, held, request, path, reading)
         parts.append(replace(part, left_out=left_out))
     return columns.assemble(
-        spec,
+        f"{reading.kind}:{rest}",
         path,
         columns.numbered_parts(parts),
         request=request,
@@ -410,13 +389,9 @@ def locate(place: str) -> Path:
     """The file or folder of arrays that a spec names; UsageError where there is none."""
     path = Path(place).expanduser()
     if not place or not path.exists():
-        named = "path"
-        if place:
-            named = str(path)
-        endings = ", ".join(SUFFIXES)
-        raise UsageError(
-            f"There is no {named!r} (current directory: {Path.cwd()}); expected a {endings} file or a "
-            "folder of .npy files.",
+        raise tree.no_such_path(
+            place,
+            f"a {', '.join(SUFFIXES)} file or a folder of .npy files",
             "Give the path of the arrays: --dataset arrays:FILE",
         )
     if not path.is_dir() and path.suffix.lower() not in SUFFIXES:

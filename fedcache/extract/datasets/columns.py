@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from fedcache.errors import UsageError, shell_word, unknown
 from fedcache.extract.datasets import dataset
-from fedcache.extract.datasets.dataset import SPLIT_WORDS, TRAIN, Context, Dataset, Source
+from fedcache.extract.datasets.dataset import Context, Dataset, Source
 from fedcache.extract.datasets.kinds import CONTENT
 from fedcache.extract.recipe import IMAGES, TEXTS
 from fedcache.extract.recipe import slug as safe
@@ -33,6 +33,7 @@ from fedcache.tables.roles import (
     read_roles,
     unused_sentence,
 )
+from fedcache.tables.splits import SPLIT_NAMES, TRAIN
 from fedcache.tables.words import Column, Unread, joined_columns, objects_of, some_names, stem_of
 
 READING = 5
@@ -83,11 +84,12 @@ class TableRows:
     left_out: Mapping[str, Unread] = field(default_factory=dict)  # columns that belong to no rows
 
 
-def with_label(request: DatasetRequest, parts: Sequence[TableRows]) -> DatasetRequest:
-    """The request, with the labels that come with the parts as its labels if there are any."""
-    if not any(LABEL in part.columns for part in parts):
-        return request
-    return replace(request, choice=replace(request.choice, label=LABEL))
+def request_for(parts: Sequence[TableRows]) -> DatasetRequest:
+    """The request of a spec that names no columns: its labels are those that come with the rows, if there are any."""
+    label = None
+    if any(LABEL in part.columns for part in parts):
+        label = LABEL
+    return DatasetRequest("", choice=ColumnChoice(label=label))
 
 
 def keys_of(kind: str) -> dict[str, str]:
@@ -95,7 +97,7 @@ def keys_of(kind: str) -> dict[str, str]:
     return {CONTENT[kind]: "--images-key", **OPTIONS, "name": ""}
 
 
-def parse_rest(rest: str, kind: str = "arrays") -> DatasetRequest:
+def parse_rest(rest: str, kind: str) -> DatasetRequest:
     """``FILE?images=A&label=B&group=C,D`` as a place and columns.
 
     A path that exists with its question mark is a place without columns. In the name of a column ``&`` is written %26
@@ -134,23 +136,18 @@ def parse_rest(rest: str, kind: str = "arrays") -> DatasetRequest:
         found[word] = value.replace("%26", "&").replace("%25", "%")
     groups = None
     if "group" in found:
-        groups = _several(found["group"])
+        groups = tuple(listed(found["group"]))
     choice = ColumnChoice(
         label=found.get("label"),
         split=found.get("split"),
         row_name=found.get("name"),
         domain=found.get("domain"),
         groups=groups,
-        no_label=_several(found.get("no-label", "")),
+        no_label=tuple(listed(found.get("no-label", ""))),
         unlabelled=found.get("unlabelled", "no") != "no",
     )
     content = found.get(CONTENT[kind], "")
     return DatasetRequest(place, content, choice, found)
-
-
-def _several(words: str) -> tuple[str, ...]:
-    """Words that are separated by commas."""
-    return tuple(listed(words))
 
 
 def in_a_spec(column: str) -> str:
@@ -299,7 +296,7 @@ def assemble(
     parts: Sequence[TableRows],
     *,
     request: DatasetRequest,
-    class_names: Sequence[str] | None,
+    class_names: Sequence[str] | None = None,
     how: str,
     facts: list[Any],
     context: Context,
@@ -391,7 +388,7 @@ def dataset_of_rows(
         uid = uid[order]
         unreadable = 0
     label = roles.labels[order]
-    domain = dataset.domain_column(roles.domains[order].astype(np.int64), roles.domain_names)
+    domain = dataset.domain_column(roles.domains[order], roles.domain_names)
     given = None
     if roles.splits is not None:
         given = roles.splits[order]
@@ -455,7 +452,7 @@ def row_names(count: int, split: int | None) -> list[str]:
     """
     prefix = ""
     if split is not None:
-        prefix = f"{SPLIT_WORDS[split]}/"
+        prefix = f"{SPLIT_NAMES[split]}/"
     width = max(7, len(str(count)))
     return [f"{prefix}{i:0{width}d}" for i in range(count)]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -28,16 +28,12 @@ from fedcache.store.files import canonical_json
 from fedcache.store.manifest import VANISHED
 from fedcache.store.samples import Samples
 from fedcache.tables.groups import Group, joined
-from fedcache.tables.roles import ONE_DOMAIN
-from fedcache.tables.splits import SPLIT_NAMES as SPLIT_WORDS
-from fedcache.tables.splits import TEST, TRAIN, VALIDATION
-from fedcache.tables.words import some_names
+from fedcache.tables.splits import SPLIT_NAMES, TEST, TRAIN
+from fedcache.tables.words import Coded, some_names
 
 READING = 1
 """Version of the readers. Raised when the same files give other names, labels, splits or pixels; remembered facts of
 another version are not used."""
-
-__all__ = ["ONE_DOMAIN", "SPLIT_WORDS", "TEST", "TRAIN", "VALIDATION"]
 
 Progress = Callable[[int, int], None]
 
@@ -118,6 +114,7 @@ class Dataset:
             return self
         # Row i of the part is row floor(i N / limit) of the whole.
         rows = np.arange(limit, dtype=np.int64) * len(self) // limit
+        # In the order for lexsort, whose last key is the first criterion.
         columns = (self.split, self.domain, self.label)
         if any(_loses_a_value(codes, rows) for codes in columns):
             by_class = np.lexsort(columns)
@@ -209,6 +206,11 @@ def uid_of(raw: bytes | NDArray[Any]) -> bytes:
     return hashlib.sha256(raw).digest()[:16]
 
 
+def uid_rows(raw: bytes | bytearray) -> NDArray[np.uint8]:
+    """Uids that follow one another, 16 bytes each, as uint8 [N, 16]."""
+    return np.frombuffer(raw, dtype=np.uint8).reshape(-1, 16).copy()
+
+
 def read_uids(
     source: Source, names: Sequence[str], key: Sequence[Any], context: Context
 ) -> tuple[NDArray[np.uint8], int]:
@@ -242,7 +244,7 @@ def contents(
             uids += uid_of(b"unreadable\0" + name.encode())
         if context.progress is not None:
             context.progress(row + 1, len(names))
-    return np.frombuffer(bytes(uids), dtype=np.uint8).reshape(-1, 16).copy(), unreadable
+    return uid_rows(uids), unreadable
 
 
 def trained_and_tested(dataset: Dataset) -> int:
@@ -275,9 +277,7 @@ def index_of(values: Sequence[str]) -> tuple[tuple[str, ...], NDArray[np.int64]]
     return distinct, np.array([place[value] for value in values], dtype=np.int64)
 
 
-def domain_column(
-    index: Iterable[int] | NDArray[np.int64], domains: Sequence[str]
-) -> NDArray[np.int16]:
+def domain_column(index: NDArray[np.integer[Any]], domains: Sequence[str]) -> NDArray[np.int16]:
     """The domain column, after checking that it fits int16 (a wrong layout can make every folder a domain)."""
     if len(domains) > np.iinfo(np.int16).max:
         first = domains[0]
@@ -286,7 +286,7 @@ def domain_column(
             "Give the meaning of the folder levels: --layout class, --layout domain/class or --layout "
             "'class/*'",
         )
-    return np.asarray(index, dtype=np.int16)
+    return index.astype(np.int16)
 
 
 def counts(
@@ -294,7 +294,7 @@ def counts(
 ) -> str:
     """``60,000 images (50,000 train, 10,000 test), 10 classes, 1 domain``."""
     numbers = np.bincount(split, minlength=3).tolist()
-    found = zip(SPLIT_WORDS, numbers, strict=True)
+    found = zip(SPLIT_NAMES, numbers, strict=True)
     parts = ", ".join(f"{n:,} {word}" for word, n in found if n)
     rows = counted(len(split), one_of(holds))
     kinds = counted(len(classes), "class")
@@ -359,10 +359,7 @@ def join(spec: str, members: Mapping[str, Dataset]) -> Dataset:
             unused[f"{name}/{column}"] = why
         for column, values in member.may_be_labels.items():
             may_be_labels[f"{name}/{column}"] = values
-        # The label of each class in the joined dataset; label -1 picks the last: unknown.
-        new_labels = [first.classes.index(word) for word in member.classes]
-        table = np.array([*new_labels, -1], dtype=np.int32)
-        labels.append(table[member.label])
+        labels.append(Coded(member.label, member.classes).recoded(first.classes))
         places.append(member.domain.astype(np.int64) + len(domains))
         if len(member.domains) == 1:
             domains.append(name)

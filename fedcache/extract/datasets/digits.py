@@ -32,8 +32,9 @@ from PIL import Image, ImageDraw, ImageFilter, ImageFont, features
 
 from fedcache.errors import FedcacheError, MachineError, UsageError, unknown
 from fedcache.extract.datasets import dataset
-from fedcache.extract.datasets.dataset import TEST, TRAIN, Context, Dataset
+from fedcache.extract.datasets.dataset import Context, Dataset
 from fedcache.parsing import whole_number
+from fedcache.tables.splits import TEST, TRAIN
 
 CLASSES = tuple("0123456789")
 DOMAINS = ("mnist", "mnistm", "optdigits", "synth")
@@ -110,7 +111,7 @@ def load(rest: str, context: Context) -> Dataset:
         label=np.array([row.label for row in rows], dtype=np.int32),
         domain=np.array(domains, dtype=np.int16),
         split=split,
-        uid=np.frombuffer(uids, dtype=np.uint8).reshape(-1, 16).copy(),
+        uid=dataset.uid_rows(uids),
         template=None,  # the backbone's own: glyph-clip was trained with its captions
         reading=f"digits: made from {made_from}; {counts}",
         source=ArraySource(images),

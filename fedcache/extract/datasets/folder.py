@@ -26,8 +26,8 @@ from typing import Any
 import numpy as np
 
 from fedcache.errors import UsageError, closest, shell_word, unknown
-from fedcache.extract.datasets import archives, columns, dataset, image_lists, tree
-from fedcache.extract.datasets.dataset import ONE_DOMAIN, TRAIN, Context, Dataset, Source
+from fedcache.extract.datasets import ARCHIVES, archives, columns, dataset, image_lists, tree
+from fedcache.extract.datasets.dataset import Context, Dataset, Source
 from fedcache.extract.digests import stat_key
 from fedcache.extract.image_files import EXTENSIONS, SOUND_ENDINGS, how_to_convert
 from fedcache.extract.recipe import IMAGES, SOUNDS
@@ -35,8 +35,8 @@ from fedcache.extract.recipe import slug as safe
 from fedcache.parsing import SAFE
 from fedcache.store.files import digest_of
 from fedcache.tables.groups import Group, usable_group_name
-from fedcache.tables.roles import Roles, read_roles
-from fedcache.tables.splits import SPLIT_WORDS
+from fedcache.tables.roles import ONE_DOMAIN, Roles, read_roles
+from fedcache.tables.splits import SPLIT_WORDS, TRAIN
 
 # Class, domain and split of every image, from what the levels of its folders mean.
 #
@@ -130,7 +130,7 @@ def infer(
     roles = None
     if layout is not None:
         roles = parse_layout(layout)
-    # All images must be at one depth, which is also that of the layout.
+    # All images must be at one depth, which is also that of the layout. For each depth, one image as an example.
     folders = [tuple(name.split("/")[:-1]) for name in names]
     depths = {len(above): name for name, above in zip(names, folders, strict=True)}
     expected = "the same number for every image, at least 1"
@@ -241,7 +241,7 @@ def _split_codes(words: Sequence[str], hint: str) -> list[int]:
     return codes
 
 
-_SUFFIXES = (".zip", ".tar", *image_lists.ENDINGS)
+_SUFFIXES = (*ARCHIVES, *image_lists.ENDINGS)
 
 
 def key(rest: str, context: Context) -> list[Any]:
@@ -333,12 +333,9 @@ def _locate(rest: str) -> Path:
     """The directory, archive or list that a spec names. Raises UsageError for a missing path and for other files."""
     path = Path(rest).expanduser()
     if not rest or not path.exists():
-        named = "path"
-        if rest:
-            named = str(path)
-        endings = ", ".join(_SUFFIXES)
-        raise UsageError(
-            f"There is no {named!r} (current directory: {Path.cwd()}); expected a directory or a {endings} file.",
+        raise tree.no_such_path(
+            rest,
+            f"a directory or a {', '.join(_SUFFIXES)} file",
             "Give the path of the files: --dataset folder:PATH or sound:PATH",
         )
     if not path.is_dir() and archives.is_compressed_tar(path):
@@ -427,9 +424,7 @@ def _from_tables(
         name: found.read_other(path, table) for name, table in zip(table_names, tables, strict=True)
     }
     choice = request.choice
-    listed = image_lists.listed_images(
-        str(path), spelled, table_names, raw.__getitem__, choice, request.content
-    )
+    listed = image_lists.listed_images(str(path), spelled, raw, choice, request.content)
     # One folder above everything else is no part of the names, as without tables.
     cut = enter_top_folder([*spelled, *table_names], keep=0)
     names = [spelled[row][cut:] for row in listed.rows]
@@ -465,7 +460,7 @@ def _from_list(path: Path, request: columns.DatasetRequest, context: Context) ->
         )
     kept = set(paths)
     rows = [row for row, listed_path in enumerate(listed.paths) if listed_path in kept]
-    table = {name: image_lists.taken(column, rows) for name, column in listed.columns.items()}
+    table = listed.taken(rows)
     names = [tree.name_of(p) for p in paths]
     roles = read_roles(path, table, len(paths), request.choice, names=names)
     folder = path.parent
@@ -478,8 +473,7 @@ def _from_list(path: Path, request: columns.DatasetRequest, context: Context) ->
 def _inside(path: Path, listed: list[str], context: Context) -> list[str]:
     """The listed images that do not lead out of the list's folder."""
     folder = path.parent
-    within = context.within(folder)
-    if within is None:
+    real = tree.real_folder(context.within(folder))
+    if real is None:
         return listed
-    real = os.path.realpath(within)
     return [image for image in listed if not tree.leads_out(str(folder / image), real)]

@@ -14,9 +14,10 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +27,13 @@ from fedcache.errors import MachineError, UsageError, shell_word
 from fedcache.extract.datasets import columns, tree
 from fedcache.extract.datasets.archives import Reopened, open_as_listed, stamp_of
 from fedcache.extract.datasets.columns import DatasetRequest, TableRows
-from fedcache.extract.datasets.dataset import SPLIT_WORDS as SPLIT_NAMES
 from fedcache.extract.datasets.dataset import Context, Dataset, Source
 from fedcache.extract.datasets.row_sources import Shards, place_of
 from fedcache.extract.image_files import BadImage
 from fedcache.optional import need_arrow, needed_library
 from fedcache.parsing import counted, parse_json
 from fedcache.tables.roles import find_column
-from fedcache.tables.splits import SPLIT_WORDS, split_named
+from fedcache.tables.splits import SPLIT_NAMES, SPLIT_WORDS, split_named
 from fedcache.tables.table_files import (
     Table,
     class_names_of,
@@ -54,6 +54,7 @@ class RecordFile:
     path: Path
     split: int | None  # code of the split in its name; None where it names none
     schema: Any  # of pyarrow
+    features: dict[str, dict[str, Any]]  # Hugging Face's description of the columns, by name
     rows: int
     groups: tuple[int, ...]  # rows of each row group of a parquet file
 
@@ -77,18 +78,14 @@ def load(rest: str, context: Context) -> Dataset:
     need_arrow(f"hf:{request.place}")
     files, left_out = _files(path, context, by_name=request.choice.split is None)
     columns.refuse_without_training(path, [file.split for file in files], left_out)
-    features = [_features(file, path) for file in files]
-    images = [
-        _image_column(file.schema, feature, request, file.path)
-        for file, feature in zip(files, features, strict=True)
-    ]
+    images = [_image_column(file, request) for file in files]
     # For each column the class names of the first file that has some, for files that have none.
     names_of_first: dict[str, list[str]] = {}
-    for feature in reversed(features):
-        names_of_first |= class_names_of(feature)
+    for file in reversed(files):
+        names_of_first |= class_names_of(file.features)
     by_split: dict[int | None, list[TableRows]] = {}
-    for file, feature, image in zip(files, features, images, strict=True):
-        class_names = names_of_first | class_names_of(feature)
+    for file, image in zip(files, images, strict=True):
+        class_names = names_of_first | class_names_of(file.features)
         rows = _rows(file, image, class_names)
         by_split.setdefault(file.split, []).append(rows)
     splits = sorted(by_split, key=_word)
@@ -102,18 +99,10 @@ def load(rest: str, context: Context) -> Dataset:
         path,
         parts,
         request=request,
-        class_names=None,
         how=how,
         facts=facts,
         context=context,
     )
-
-
-def ready(path: Path) -> bool:
-    """Whether a folder holds parquet or Arrow files."""
-    if not path.is_dir():
-        return False
-    return any(any(path.rglob(f"*{suffix}")) for suffix in SUFFIXES)
 
 
 def pull(name: str, root: Path, say: Callable[[str], None]) -> None:
@@ -175,10 +164,9 @@ def _locate(place: str, context: Context) -> Path:
     if _NAME.fullmatch(place) and path.suffix not in SUFFIXES:
         root = context.root_of("hf", place)
     if root is None:
-        named = place or "path"
-        endings = " or ".join(SUFFIXES)
-        raise UsageError(
-            f"There is no {named!r} (current directory: {Path.cwd()}); expected a {endings} file or a folder of them.",
+        raise tree.no_such_path(
+            place,
+            f"a {' or '.join(SUFFIXES)} file or a folder of them",
             "Give the path of the files, --dataset hf:PATH, or a name of huggingface.co",
         )
     if not root.exists():
@@ -213,20 +201,15 @@ def _files(path: Path, context: Context, *, by_name: bool) -> tuple[list[RecordF
     ``by_name`` says whether names of files say the split.
     """
     if path.is_file():
-        return [_open(path, None)], []
-    listed = sorted(tree.scan(path, context.within(path)).others)
-    # A folder may hold parquet and Arrow files of the same rows: only the first kind is read.
-    for suffix in SUFFIXES:
-        of_kind = [name for name in listed if name.endswith(suffix)]
-        if of_kind:
-            break
+        return [_open(path, None, path)], []
     names = []
-    for name in of_kind:
-        base = name.rpartition("/")[2]
-        if not base.startswith("cache-"):
+    for name in sorted(tree.scan(path, context.within(path)).others):
+        is_cache = name.rpartition("/")[2].startswith("cache-")
+        if name.endswith(SUFFIXES) and not is_cache:
             names.append(name)
-    if suffix == ".arrow":
-        names = _saved(path, names)
+    # A folder may hold parquet and Arrow files of the same rows: Arrow files are read only without parquet files.
+    parquet = [name for name in names if name.endswith(".parquet")]
+    names = parquet or _saved(path, names)
     if not names:
         raise UsageError(
             f"{path} contains no {' or '.join(SUFFIXES)} files.",
@@ -249,7 +232,7 @@ def _files(path: Path, context: Context, *, by_name: bool) -> tuple[list[RecordF
     without_split = []
     if with_split:
         without_split = [name for name in names if splits[name] is None]
-    files = [_open(path / name, splits[name]) for name in with_split or names]
+    files = [_open(path / name, splits[name], path) for name in with_split or names]
     return files, without_split
 
 
@@ -288,34 +271,33 @@ def _read_json(path: Path) -> dict[str, Any]:
     return {}
 
 
-def _open(path: Path, split: int | None) -> RecordFile:
+def _open(path: Path, split: int | None, root: Path) -> RecordFile:
+    """A file of the dataset at ``root``, whose rows are not read."""
+    groups: tuple[int, ...] = ()
     with explain_damage(path):
         if path.suffix == ".arrow":
             table = open_arrow(path)
             table.validate(full=True)  # offsets that lead out of the file would be followed
-            return RecordFile(path.absolute(), split, table.schema, table.num_rows, ())
-        import pyarrow.parquet as pq
+            schema = table.schema
+            rows = table.num_rows
+        else:
+            import pyarrow.parquet as pq
 
-        with pq.ParquetFile(path) as file:
-            held = file.metadata
-            groups = tuple(held.row_group(i).num_rows for i in range(held.num_row_groups))
-            schema = file.schema_arrow
-        return RecordFile(path.absolute(), split, schema, sum(groups), groups)
-
-
-def _features(file: RecordFile, root: Path) -> dict[str, dict[str, Any]]:
-    """Hugging Face's description of the columns: in the file, else in ``dataset_info.json`` of its folder or above."""
-    found = hugging_face_features(file.schema)
-    for folder in (file.path.parent, root):
-        if not found:
+            with pq.ParquetFile(path) as file:
+                held = file.metadata
+                groups = tuple(held.row_group(i).num_rows for i in range(held.num_row_groups))
+                schema = file.schema_arrow
+            rows = sum(groups)
+    # The columns are described in the file, else in ``dataset_info.json`` of its folder or of the dataset.
+    features = hugging_face_features(schema)
+    for folder in (path.parent, root):
+        if not features:
             info = _read_json(folder / "dataset_info.json")
-            found = usable_features(info.get("features"))
-    return found
+            features = usable_features(info.get("features"))
+    return RecordFile(path.absolute(), split, schema, features, rows, groups)
 
 
-def _image_column(
-    schema: Any, features: Mapping[str, Any], request: DatasetRequest, path: Path
-) -> str:
+def _image_column(file: RecordFile, request: DatasetRequest) -> str:
     """The column of images: the named one, else the one that the file marks as images, else one of a usual name.
 
     Raises UsageError where no column holds bytes, or several may be meant.
@@ -327,13 +309,14 @@ def _image_column(
             return any(f.name == "bytes" and holds_bytes(f.type) for f in kind)
         return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
-    with_bytes = [f.name for f in schema if holds_bytes(f.type)]
+    path = file.path
+    with_bytes = [f.name for f in file.schema if holds_bytes(f.type)]
     named = request.content or None
-    chosen = find_column(path, dict.fromkeys(schema.names), named, (), "--images-key")
+    chosen = find_column(path, dict.fromkeys(file.schema.names), named, (), "--images-key")
     if chosen is None:
         marked = []
         for name in with_bytes:
-            if features.get(name, {}).get("_type") == "Image":
+            if file.features.get(name, {}).get("_type") == "Image":
                 marked.append(name)
         possible = marked or with_bytes
         if len(possible) == 1:
@@ -342,7 +325,7 @@ def _image_column(
             usual = columns.IMAGE_NAMES
             chosen = find_column(path, dict.fromkeys(possible), None, usual, "--images-key")
     if chosen is None or chosen not in with_bytes:
-        shown = ", ".join(f"{f.name} {f.type}" for f in list(schema)[:8])
+        shown = ", ".join(f"{f.name} {f.type}" for f in list(file.schema)[:8])
         what = "no column of images"
         if chosen is not None:
             what += f" {chosen!r}"
@@ -492,7 +475,8 @@ class ParquetRows(Reopened):
                     return newest
         except (pa.ArrowException, OSError):
             pass
-        # The damage is remembered: without that, each later row would read the group from its start again.
+        # An error, or a group that ends too early. It is remembered: without that, each later row would read the group
+        # from its start again.
         self._broken[group] = self._at
         self._group = -1
         raise BadImage("its data in the file is damaged")
@@ -508,24 +492,22 @@ class ParquetRows(Reopened):
         return self._file
 
 
+@dataclass(frozen=True, eq=False)
 class ArrowRows(Reopened):
     """The images of an Arrow file or stream, which is mapped."""
 
-    def __init__(self, path: Path, stamp: tuple[int, int], column: str) -> None:
-        self.path = path
-        self.stamp = stamp
-        self.column = column
-        self._values: Any = None
-        self._lock = threading.Lock()
+    path: Path
+    stamp: tuple[int, int]  # (size, mtime_ns) of the file when it was listed
+    column: str  # holds bytes, or {bytes, path}; the bytes are read
 
     def read(self, row: int) -> bytes:
         """The encoded image of a row; raises ``BadImage``."""
-        with self._lock:
-            if self._values is None:
-                os.close(open_as_listed(self.path, self.stamp))  # raises when it has changed
-                column = open_arrow(self.path).column(self.column)
-                self._values = only_bytes(column)
         return image_bytes(self._values, row)
+
+    @cached_property
+    def _values(self) -> Any:
+        os.close(open_as_listed(self.path, self.stamp))  # raises when it has changed
+        return only_bytes(open_arrow(self.path).column(self.column))
 
 
 def open_arrow(path: Path) -> Any:

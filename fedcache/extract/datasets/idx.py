@@ -25,7 +25,7 @@ from fedcache.errors import CorruptionError, FedcacheError, UsageError, shell_wo
 from fedcache.extract.datasets import columns, tree
 from fedcache.extract.datasets.archives import stamp_of
 from fedcache.extract.datasets.arrays import MOST_COLUMN
-from fedcache.extract.datasets.columns import LABEL, DatasetRequest, TableRows
+from fedcache.extract.datasets.columns import LABEL, TableRows
 from fedcache.extract.datasets.dataset import Context, Dataset, Source
 from fedcache.extract.datasets.row_sources import (
     BLOCK,
@@ -42,7 +42,8 @@ from fedcache.tables.words import Column
 _IMAGES = re.compile(
     r"(?P<stem>.*?)(?P<split>train|t10k|test)?-?images[-.]idx\d-ubyte(?P<gz>\.gz)?", re.IGNORECASE
 )
-_DTYPES = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
+_DTYPES = {8: "u1", 9: "i1", 11: "i2", 12: "i4", 13: "f4", 14: "f8"}
+"""Code in a header -> type of the numbers, which are stored big-endian."""
 _WRITER = 2
 """Column of QMNIST's labels that numbers the writer (github.com/facebookresearch/qmnist, README)."""
 
@@ -73,13 +74,11 @@ def load(rest: str, context: Context) -> Dataset:
     place = Path(rest).expanduser()
     if place.is_file():
         place = place.parent / place.name.split(".")[0]
-    request = columns.with_label(DatasetRequest(rest), parts)
     return columns.assemble(
         f"idx:{rest}",
         place,
         parts,
-        request=request,
-        class_names=None,
+        request=columns.request_for(parts),
         how=f"images {sizes} from {names}",
         facts=facts,
         context=context,
@@ -103,10 +102,8 @@ def _locate(rest: str, context: Context) -> list[Path]:
     listed = []
     if rest and folder.is_dir():
         listed = sorted(folder.iterdir())
-    within = context.within(folder)
-    if within is not None:
-        real = str(folder.resolve())
-        listed = [file for file in listed if not tree.leads_out(str(file), real)]
+    real = tree.real_folder(context.within(folder))
+    listed = [file for file in listed if not tree.leads_out(str(file), real)]
     found: dict[str, dict[str, Path]] = {}
     for file in listed:
         match = _IMAGES.fullmatch(file.name)
@@ -144,15 +141,13 @@ def _labels_beside(images: Path, context: Context) -> Path | None:
     """The file of labels of a file of images, with or without .gz; None where there is none."""
     name = images.name.removesuffix(".gz")
     folder = images.parent
-    within = context.within(folder)
+    real = tree.real_folder(context.within(folder))
     for ending in ("idx1-ubyte", "idx2-int"):
         plain = re.sub(r"images([-.])idx\d-ubyte", rf"labels\1{ending}", name, flags=re.IGNORECASE)
         if plain == name:
             continue
         for file in (folder / plain, folder / f"{plain}.gz"):
-            if not file.is_file():
-                continue
-            if within is None or not tree.leads_out(str(file), str(within.resolve())):
+            if file.is_file() and not tree.leads_out(str(file), real):
                 return file
     return None
 
@@ -183,12 +178,10 @@ def _part(images: Path, *, alone: bool, context: Context) -> tuple[TableRows, st
         label = _numbers(file)
         if len(label) != count:
             raise _damaged(file, f"it has {len(label):,} labels for {count:,} images")
-        # EMNIST's labels have more columns: of digits from NIST, one is the writer.
-        if label.ndim == 2 and label.shape[1] > _WRITER:
+        # The first column is the class. QMNIST's labels have more columns, one of them the writer.
+        if label.shape[1] > _WRITER:
             found["writer"] = label[:, _WRITER]
-        if label.ndim == 2:
-            label = label[:, 0]
-        found[LABEL] = label
+        found[LABEL] = label[:, 0]
     match = _IMAGES.fullmatch(images.name)
     word = ""
     if match:
@@ -225,13 +218,12 @@ def _header(path: Path) -> tuple[tuple[int, ...], np.dtype[Any], int]:
     is_idx = len(magic) == 4 and magic[:2] == b"\0\0" and magic[2] in _DTYPES
     if not is_idx or not 1 <= axes <= 4 or len(raw) != 4 * axes:
         raise _damaged(path, "it does not begin like an IDX file")
-    shape = tuple(np.frombuffer(raw, dtype=">u4").astype(np.int64).tolist())
-    dtype = np.dtype(_DTYPES[magic[2]])
-    return shape, dtype.newbyteorder("="), 4 + 4 * axes
+    shape = tuple(np.frombuffer(raw, dtype=">u4").tolist())
+    return shape, np.dtype(_DTYPES[magic[2]]), 4 + 4 * axes
 
 
 def _numbers(path: Path) -> NDArray[np.int64]:
-    """Labels [N] or [N, K]. Raises CorruptionError for a file whose size differs from that in its header."""
+    """Labels [N, K]; most files have K = 1. Raises CorruptionError for a file whose size differs from its header."""
     shape, dtype, start = _header(path)
     size = math.prod(shape) * dtype.itemsize
     if size > MOST_COLUMN or len(shape) > 2 or dtype.kind == "f":
@@ -242,7 +234,7 @@ def _numbers(path: Path) -> NDArray[np.int64]:
     if len(raw) != expected:
         raise _damaged(path, f"it has {len(raw):,} bytes; {expected:,} were expected")
     numbers = np.frombuffer(raw, dtype=dtype.newbyteorder(">"), offset=start)
-    return numbers.astype(np.int64).reshape(shape)
+    return numbers.astype(np.int64).reshape(shape[0], math.prod(shape[1:]))
 
 
 def _check_stream(path: Path, expected: int, context: Context) -> None:

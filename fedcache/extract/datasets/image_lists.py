@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.errors import FedcacheError, UsageError, unknown
-from fedcache.extract.datasets.tree import name_of
+from fedcache.extract.datasets.tree import is_plain, name_of
 from fedcache.extract.image_files import EXTENSIONS
 from fedcache.parsing import parse_json
 from fedcache.tables.roles import LABELS, ColumnChoice
@@ -64,6 +64,18 @@ class ImageList:
     paths: list[str]  # [N] relative to the list, with slashes
     column: str  # the column of paths
     columns: dict[str, Column]  # the others [N], by name
+
+    def taken(self, rows: Sequence[int]) -> dict[str, Column]:
+        """The columns with these rows alone."""
+        at = np.array(rows, dtype=np.int64)
+        found: dict[str, Column] = {}
+        for name, column in self.columns.items():
+            if isinstance(column, Words):
+                column = Words(column.codes[at], column.words)
+            elif isinstance(column, np.ndarray):
+                column = column[at]
+            found[name] = column
+        return found
 
 
 def read_list(path: Path, path_column: str = "") -> ImageList:
@@ -182,8 +194,7 @@ def _check(where: str, paths: Sequence[str]) -> None:
     """Raise UsageError for invalid paths, paths that lead out of the folder of the list, and repeated paths."""
     seen: dict[str, int] = {}
     for number, image in enumerate(paths, start=1):
-        has_odd_folder = {"", ".", ".."} & set(image.split("/"))
-        if has_odd_folder or "\0" in image or _DRIVE.match(image):
+        if not is_plain(image) or _DRIVE.match(image):
             raise _wrong(
                 where,
                 number,
@@ -287,12 +298,11 @@ def tables_among(others: Sequence[str]) -> list[str]:
 def listed_images(
     where: str,
     names: Sequence[str],
-    tables: Sequence[str],
-    read: Callable[[str], bytes],
+    tables: Mapping[str, bytes],
     choice: ColumnChoice,
     path_column: str,
 ) -> ListedImages:
-    """Columns that tables have for images. ``names`` are those of the images; ``read`` gives the bytes of a table.
+    """Columns that tables have for images. ``names`` are those of the images; ``tables`` has the bytes of each table.
 
     Raises UsageError for tables that name none of the images, and for invalid paths.
     """
@@ -301,11 +311,12 @@ def listed_images(
     for name in names:
         folder, _, last = name.rpartition("/")
         by_folder.setdefault(folder, []).append(last)
-    lists: list[ImageList] = []
+    parts: list[dict[str, Column]] = []
+    lengths: list[int] = []
+    examples: list[str] = []
     found: list[int] = []
-    kept: list[list[int]] = []
     ignored: Counter[str] = Counter()
-    for table in tables:
+    for table, raw in tables.items():
         # Paths of a table are relative to its own folder.
         folder = table[: table.rfind("/") + 1]
 
@@ -315,17 +326,17 @@ def listed_images(
         def names_in(inside: str, folder: str = folder) -> list[str]:
             return by_folder.get(f"{folder}{inside}".rstrip("/"), [])
 
-        one = parse_list(f"{where}/{table}", read(table), path_column, exists, Stems(names_in))
+        one = parse_list(f"{where}/{table}", raw, path_column, exists, Stems(names_in))
         rows = [row for row, path in enumerate(one.paths) if exists(path)]
         ignored["listed but missing"] += len(one.paths) - len(rows)
         found += [row_of[f"{folder}{one.paths[row]}"] for row in rows]
-        lists.append(one)
-        kept.append(rows)
+        parts.append(one.taken(rows))
+        lengths.append(len(rows))
+        examples.append(one.paths[0])
     if not found:
-        table = tables[0]
-        example = lists[0].paths[0]
+        table = next(iter(tables))
         raise UsageError(
-            f"None of the images in {where}/{table} exists, for example {example}.",
+            f"None of the images in {where}/{table} exists, for example {examples[0]}.",
             "Its paths are relative to the folder of the table.",
         )
     # One image with two lines would have two labels.
@@ -335,7 +346,10 @@ def listed_images(
                 f"Two tables of {where} list the image {names[row]}.", "List every image once"
             )
     ignored["not listed"] += len(names) - len(found)
-    columns = _joined(lists, kept)
+    # The columns of all tables, one table after another.
+    columns = {}
+    for name in dict.fromkeys(name for part in parts for name in part):
+        columns[name] = joined_columns([part.get(name) for part in parts], lengths)
     listed = [names[row] for row in found]
     splits = splits_of_folders(listed)
     # Without a column of labels, folders below the splits may name the classes.
@@ -347,32 +361,6 @@ def listed_images(
             columns[FOLDER_CLASS] = Words.of(classes)
             label = FOLDER_CLASS
     return ListedImages(found, columns, splits, +ignored, label)
-
-
-def _joined(lists: Sequence[ImageList], kept: Sequence[Sequence[int]]) -> dict[str, Column]:
-    """The columns of all lists, one list after another, with the rows that are kept."""
-    lengths = [len(rows) for rows in kept]
-    joined: dict[str, Column] = {}
-    names = dict.fromkeys(name for one in lists for name in one.columns)
-    for name in names:
-        parts: list[Column | None] = []
-        for one, rows in zip(lists, kept, strict=True):
-            column = one.columns.get(name)
-            if column is not None:
-                column = taken(column, rows)
-            parts.append(column)
-        joined[name] = joined_columns(parts, lengths)
-    return joined
-
-
-def taken(column: Column, rows: Sequence[int]) -> Column:
-    """Some rows of a column."""
-    at = np.array(rows, dtype=np.int64)
-    if isinstance(column, Words):
-        return Words(column.codes[at], column.words)
-    if isinstance(column, np.ndarray):
-        return column[at]
-    return column
 
 
 def splits_of_folders(names: Sequence[str]) -> NDArray[np.uint8] | None:

@@ -20,8 +20,8 @@ from PIL import Image
 
 from fedcache.errors import UsageError
 from fedcache.extract.datasets import HELD, columns
-from fedcache.extract.datasets.columns import LABEL, DatasetRequest, TableRows
-from fedcache.extract.datasets.dataset import Context, Dataset, uid_of
+from fedcache.extract.datasets.columns import LABEL, TableRows
+from fedcache.extract.datasets.dataset import Context, Dataset, uid_of, uid_rows
 from fedcache.extract.datasets.row_sources import layout_of
 from fedcache.extract.image_files import BadImage
 from fedcache.extract.images import from_pillow
@@ -72,7 +72,7 @@ def load(source: Any, context: Context) -> Dataset:
         f"{HELD}:images",
         Path("images"),
         columns.numbered_parts(parts),
-        request=columns.with_label(DatasetRequest(""), parts),
+        request=columns.request_for(parts),
         class_names=class_names,
         how=how,
         facts=[],
@@ -155,7 +155,7 @@ def _read(items: Any, split: int | None, context: Context) -> tuple[TableRows, N
     if any(label is not None for label in labels):
         found[LABEL] = objects_of(labels)
     part = TableRows(names, ItemSource(items), found, split)
-    return part, np.frombuffer(bytes(uids), dtype=np.uint8).reshape(-1, 16)
+    return part, uid_rows(uids)
 
 
 def _item(items: Any, row: int) -> tuple[Any, Any, Mapping[str, Any]]:

@@ -16,10 +16,11 @@ from fedcache.extract.datasets import (
     papers,
     torchvision,
 )
-from fedcache.extract.datasets.dataset import SPLIT_WORDS, TEST, Context
+from fedcache.extract.datasets.dataset import Context
 from fedcache.extract.datasets.kinds import FILES, KINDS
 from fedcache.extract.digests import DigestMemory
 from fedcache.plugins import plugins
+from fedcache.tables.splits import SPLIT_NAMES, TEST
 
 
 def pull(
@@ -42,7 +43,7 @@ def pull(
     Raises UsageError for a spec that has no download, MachineError when it cannot be downloaded.
     """
     kind, _, name = spec.partition(":")
-    context = Context(DigestMemory(data), roots or {}, data)
+    context = _context(roots, data)
     root = context.root_of(kind, name) or data / name
     if kind == "paper":
         held = paper.read(name)
@@ -71,7 +72,7 @@ def pull(
 
 
 def _context(roots: Mapping[str, Path] | None, data: Path | None) -> Context:
-    """The context of ``known`` and ``info``."""
+    """The context with which datasets are looked for on the disk."""
     return Context(DigestMemory(data or Path()), roots or {}, data)
 
 
@@ -147,6 +148,6 @@ def info(
         **entries[name],
         "classes": list(entry.classes) or "splits of torchvision",
         "domains": ["all"],
-        "splits": [word for code, word in enumerate(SPLIT_WORDS) if code in codes],
+        "splits": [word for code, word in enumerate(SPLIT_NAMES) if code in codes],
         "looked_in": looked_in,
     }

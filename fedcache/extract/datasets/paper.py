@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from fedcache.errors import CorruptionError, FedcacheError, unknown
-from fedcache.extract.datasets.dataset import ONE_DOMAIN
+from fedcache.parsing import as_tuples
 from fedcache.store.files import digest_of
+from fedcache.tables.roles import ONE_DOMAIN
 
 NAMES = (
     "digit5",
@@ -127,34 +128,21 @@ def read(name: str) -> Paper:
     if name not in NAMES:
         raise unknown("dataset of the papers", name, NAMES, hint=f"Known: {', '.join(NAMES)}")
     file = resources.files("fedcache.extract.datasets") / "papers" / f"{name}.toml"
-    given = tomllib.loads(file.read_text(encoding="utf-8"))
+    given = as_tuples(tomllib.loads(file.read_text(encoding="utf-8")))
     # The digest is of the whole file, before its parts are taken out.
     digest = digest_of(given)
-    classes = tuple(given.pop("classes"))
-    files = []
-    for one in given.pop("files", ()):
-        inner = tuple(one.pop("inner", ()))
-        files.append(PaperFile(**one, inner=inner))
-    return Paper(
-        name=name,
-        classes=classes,
-        folders=tuple(given.pop("folders", classes)),
-        domains=tuple(given.pop("domains", (ONE_DOMAIN,))),
-        steps=tuple(given.pop("steps")),
-        layouts=tuple(_layout(one) for one in given.pop("layouts")),
-        files=tuple(files),
-        digest=digest,
-        **given,
-    )
+    given.setdefault("folders", given["classes"])
+    given.setdefault("domains", (ONE_DOMAIN,))
+    files = tuple(PaperFile(**as_tuples(one)) for one in given.pop("files", ()))
+    layouts = tuple(map(_layout, given.pop("layouts")))
+    return Paper(name=name, files=files, layouts=layouts, digest=digest, **given)
 
 
 def _layout(given: dict[str, Any]) -> PaperLayout:
-    names = ("name", "format", "counts", "lines", "md5")
+    names = ("name", "format", "at", "needs", "counts", "lines", "md5")
     fields = {name: given.pop(name) for name in names if name in given}
-    at = tuple(given.pop("at"))
-    needs = tuple(given.pop("needs"))
     # All other keys are options of the reader.
-    return PaperLayout(at=at, needs=needs, options=given, **fields)
+    return PaperLayout(options=given, **as_tuples(fields))
 
 
 def find(paper: Paper, root: Path) -> FoundLayout | None:

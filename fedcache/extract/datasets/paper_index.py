@@ -28,7 +28,7 @@ from fedcache.extract.datasets.tree import FilesSource, name_of
 from fedcache.extract.image_files import BadImage
 from fedcache.parsing import parse_json
 from fedcache.tables.plain_pickle import load_plain
-from fedcache.tables.splits import SPLIT_WORDS as SPLITS
+from fedcache.tables.splits import SPLIT_WORDS
 from fedcache.tables.words import some_names
 
 
@@ -126,9 +126,8 @@ def _of_files(
     entries = sorted(entries, key=lambda entry: name_of(entry.name))
     for entry in entries:
         path = entry.path
-        has_odd_folder = {"", ".", ".."} & set(path.split("/"))
         # A backslash separates folders on Windows.
-        if has_odd_folder or "\0" in path or "\\" in path:
+        if not tree.is_plain(path) or "\\" in path:
             shown = path[:80]
             raise CorruptionError(
                 f"{where} names {shown!r}; expected a plain path below {images}.",
@@ -182,7 +181,7 @@ def _read_files(place: FoundLayout, notes: list[str]) -> Iterator[ImageEntry]:
         class_folder = place.paper.folders[number]
         for image in tree.scan(folder, None).paths:
             path = f"{top}/{class_folder}/{image}"
-            yield ImageEntry(path, path, number, domain, SPLITS[split])
+            yield ImageEntry(path, path, number, domain, SPLIT_WORDS[split])
     for domain, split, file in _lists(place):
         if options["line"] == "pickle":
             listed = list(_pairs(file))
@@ -204,7 +203,7 @@ def _read_files(place: FoundLayout, notes: list[str]) -> Iterator[ImageEntry]:
             name = image
             if options.get("ordered"):
                 name = f"{domains[domain]}/{split}/{kept:05d}/{image}"
-            yield ImageEntry(name, image, label, domain, SPLITS[split])
+            yield ImageEntry(name, image, label, domain, SPLIT_WORDS[split])
             kept += 1
 
 
@@ -292,7 +291,9 @@ def _text(path: Path) -> str:
 
 
 def _missing(path: Path) -> FedcacheError:
-    return MachineError(f"{path} is missing.", "Download or unpack it again")
+    return MachineError(
+        f"{path} is missing.", "Unpack the dataset again, or copy the file to this path"
+    )
 
 
 # CoOp's splits: format "coop"
@@ -313,7 +314,7 @@ def _read_coop(place: FoundLayout, notes: list[str]) -> Iterator[ImageEntry]:
         for entry in held[split]:
             match entry:
                 case [str(image), int(label), str(word)] if 0 <= label < len(place.paper.classes):
-                    yield ImageEntry(image, image, label, 0, SPLITS[split])
+                    yield ImageEntry(image, image, label, 0, SPLIT_WORDS[split])
                     spelled[label] = word
                 case _:
                     shown = str(entry)[:80]
@@ -355,7 +356,7 @@ def _read_flowers(place: FoundLayout, notes: list[str]) -> Iterator[ImageEntry]:
         for number in _column(place.base / "setid.mat", key, len(labels)):
             image = f"image_{number:05d}.jpg"
             label = labels[number - 1] - 1
-            yield ImageEntry(image, image, label, 0, SPLITS[split])
+            yield ImageEntry(image, image, label, 0, SPLIT_WORDS[split])
 
 
 def _read_cars(place: FoundLayout, notes: list[str]) -> Iterator[ImageEntry]:
@@ -378,7 +379,7 @@ def _read_cars(place: FoundLayout, notes: list[str]) -> Iterator[ImageEntry]:
                 shown = name[:40]
                 raise damaged(path, f"{shown!r} has the class {number}; expected 1 to {classes}")
             image = f"cars_{split}/{name}"
-            yield ImageEntry(image, image, number - 1, 0, SPLITS[split])
+            yield ImageEntry(image, image, number - 1, 0, SPLIT_WORDS[split])
 
 
 def _column(path: Path, key: str, high: int) -> list[int]:
@@ -422,7 +423,8 @@ def _read_arrays(place: FoundLayout) -> PaperIndex:
     labels_key = str(options.get("labels", ""))
     limit = options.get("first")
     last = len(place.paper.classes) - 1
-    found: dict[tuple[str, int], list[tuple[Path, NDArray[np.int64]]]] = {}
+    # The labels of each file by (beginning of the names of its rows, split, domain).
+    found: dict[tuple[str, str, int], list[tuple[Path, NDArray[np.int64]]]] = {}
     for domain, split, path in _array_files(place):
         labels = read_images(path, labels_key)[1]
         if limit is not None and split == "train":
@@ -431,24 +433,20 @@ def _read_arrays(place: FoundLayout) -> PaperIndex:
         if len(wrong):
             first = int(wrong[0])
             raise damaged(path, f"it has the label {first}; expected 0 to {last}")
-        found.setdefault((split, domain), []).append((path, labels))
-    # Rows are sorted by name, so blocks of a split and domain are sorted by the prefix of their names.
-    named = []
-    for split, domain in found:
         prefix = f"{split}/"
         if len(place.paper.domains) > 1:
             prefix = f"{place.paper.domains[domain]}/{prefix}"
-        named.append((prefix, split, domain))
-    named.sort()
+        found.setdefault((prefix, split, domain), []).append((path, labels))
     names: list[str] = []
     label: list[int] = []
     domain_of: list[int] = []
     split_of: list[int] = []
     images = []
     counts = []
-    for prefix, split, domain in named:
+    # Rows are sorted by name.
+    for prefix, split, domain in sorted(found):
         rows = 0
-        for path, labels in found[split, domain]:
+        for path, labels in found[prefix, split, domain]:
             images.append(PickledImages(path.absolute(), labels_key))
             counts.append(len(labels))
             label += labels.tolist()
@@ -456,7 +454,7 @@ def _read_arrays(place: FoundLayout) -> PaperIndex:
         width = max(5, len(str(rows - 1)))
         names += [f"{prefix}{i:0{width}d}" for i in range(rows)]
         domain_of += [domain] * rows
-        split_of += [SPLITS[split]] * rows
+        split_of += [SPLIT_WORDS[split]] * rows
     # Rows are read in order by threads that may be a batch apart, so two files are kept in memory.
     source = Shards(images, counts, warm=2)
     return PaperIndex(names, label, domain_of, split_of, source)
@@ -492,9 +490,7 @@ def load_pickle(path: Path) -> Any:
         with path.open("rb") as file:
             return load_plain(file)
     except FileNotFoundError:
-        raise MachineError(
-            f"{path} is missing.", "Unpack the dataset again, or copy the file to this path"
-        ) from None
+        raise _missing(path) from None
     except (OSError, ValueError) as error:
         raise CorruptionError(
             f"{path} is not a pickle of arrays, lists and texts alone: {str(error)[:200]}. Nothing in it was "

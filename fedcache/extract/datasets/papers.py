@@ -17,14 +17,14 @@ import numpy as np
 
 from fedcache.errors import FedcacheError, MachineError, UsageError, shell_word
 from fedcache.extract.datasets import dataset, paper, tree
-from fedcache.extract.datasets.dataset import SPLIT_WORDS, TEST, Context, Dataset
+from fedcache.extract.datasets.dataset import Context, Dataset
 from fedcache.extract.datasets.download import md5_of
 from fedcache.extract.datasets.paper import FoundLayout, Paper
 from fedcache.extract.datasets.paper_index import PaperIndex, files_of, read_index
 from fedcache.extract.datasets.tree import FilesSource
 from fedcache.store.files import digest_of
 from fedcache.store.samples import HELD_OUT, held_out
-from fedcache.tables.splits import SPLIT_WORDS as SPLITS
+from fedcache.tables.splits import SPLIT_NAMES, SPLIT_WORDS, TEST
 
 
 def full_spec(name: str) -> str:
@@ -115,7 +115,7 @@ def miscounted(place: FoundLayout, rows: PaperIndex) -> list[tuple[str, int, int
     found: Counter[str] = Counter()
     for number, split in zip(rows.domain, rows.split, strict=True):
         domain = place.paper.domains[number]
-        word = SPLIT_WORDS[split]
+        word = SPLIT_NAMES[split]
         found.update((word, domain, f"{domain}/{word}"))
     published = place.layout.counts.items()
     return [(what, n, found[what]) for what, n in published if found[what] != n]
@@ -150,7 +150,7 @@ def info(name: str, context: Context) -> dict[str, Any]:
         "protocol": held.protocol,
         "classes": list(held.classes),
         "domains": list(held.domains),
-        "splits": [word for word in SPLITS if word in counted],
+        "splits": [word for word in SPLIT_WORDS if word in counted],
         "template": held.template or "as published by the backbone",
         "recipe": recipe,
         "layouts": layouts,
@@ -216,51 +216,49 @@ def check(name: str, root: Path) -> dict[str, Any]:
             f"{root} is not a folder; expected the one into which {held.title} was unpacked.",
             f"fedcache datasets info {shell_word(name)}   lists the files that belong there",
         )
+    missing: list[str] = []
+    wrong: list[str] = []
     report: dict[str, Any] = {
         "name": name,
         "path": str(root),
         "layout": "",
-        "missing": [],
-        "wrong": [],
+        "missing": missing,
+        "wrong": wrong,
         "counts": {},
     }
     place = paper.find(held, root)
     if place is None:
-        layout, there, missing = paper.nearest(held, root)
+        layout, there, lacking = paper.nearest(held, root)
         others = ""
         if there:
             present = ", ".join(there)
             others = f" (found: {present})"
-        report["missing"] = [f"{what}{others}, for the layout {layout.name!r}" for what in missing]
+        missing += [f"{what}{others}, for the layout {layout.name!r}" for what in lacking]
         return report
     report["layout"] = place.layout.name
     for name_of_file, md5 in place.layout.md5.items():
         file = place.path(name_of_file)
         if file.is_file() and md5_of(file) != md5:
-            report["wrong"].append(
-                f"{name_of_file} has an md5 that differs from the published {md5}"
-            )
+            wrong.append(f"{name_of_file} has an md5 that differs from the published {md5}")
     try:
         rows = read_index(place)
     except MachineError as error:
-        report["missing"].append(error.message)
+        missing.append(error.message)
         return report
     except FedcacheError as error:
-        report["wrong"].append(error.message)
+        wrong.append(error.message)
         return report
     numbers = sorted(Counter(rows.split).items())
-    report["counts"] = {SPLIT_WORDS[code]: number for code, number in numbers}
-    report["wrong"] += rows.notes
+    report["counts"] = {SPLIT_NAMES[code]: number for code, number in numbers}
+    wrong += rows.notes
     for what, published, number in miscounted(place, rows):
-        report["wrong"].append(f"{what}: {number:,} images, published {published:,}")
+        wrong.append(f"{what}: {number:,} images, published {published:,}")
     classes = len(held.classes)
     labels_without_rows = set(range(classes)) - set(rows.label)
     absent = sorted({held.classes[label] for label in labels_without_rows})
     if absent:
         first = absent[0]
-        report["wrong"].append(
-            f"{len(absent)} of {classes} classes have no image, such as {first!r}"
-        )
+        wrong.append(f"{len(absent)} of {classes} classes have no image, such as {first!r}")
     if isinstance(rows.source, FilesSource):
         lost = []
         for path in rows.source.paths:
@@ -268,5 +266,5 @@ def check(name: str, root: Path) -> dict[str, Any]:
                 lost.append(path)
         if lost:
             listed = f"{len(lost):,} of {len(rows.names):,} images"
-            report["missing"].append(f"{listed} are listed but missing: {lost[0]}")
+            missing.append(f"{listed} are listed but missing: {lost[0]}")
     return report

@@ -37,8 +37,8 @@ WARM = 8
 KEPT = 4
 """Blocks that a process keeps: threads may be a batch apart."""
 
-DAMAGED = (zlib.error, zipfile.BadZipFile, gzip.BadGzipFile, EOFError, OSError)
-"""Errors of reading a damaged compressed file."""
+DAMAGED = (zlib.error, zipfile.BadZipFile, EOFError, OSError)
+"""Errors of reading a damaged compressed file; the error of gzip is an OSError."""
 
 
 @dataclass(frozen=True)
@@ -200,21 +200,20 @@ class Packed:
 
     def open(self) -> IO[bytes]:
         """The bytes from their beginning. Raises MachineError when the file has changed, ``DAMAGED`` for damage."""
-        fd = open_as_listed(self.path, self.stamp)
-        if self.member:
-            os.close(fd)
-            # The archive stays open until its last member is closed.
-            with zipfile.ZipFile(self.path) as archive:
-                return archive.open(self.member)
-        stream: Any = gzip.GzipFile(fileobj=os.fdopen(fd, "rb"))
-        stream.myfileobj = stream.fileobj  # so that closing the stream closes the file
-        return stream  # type: ignore[no-any-return]
+        os.close(open_as_listed(self.path, self.stamp))  # raises when it has changed
+        if not self.member:
+            return gzip.open(self.path)  # type: ignore[return-value]
+        # The archive stays open until its last member is closed.
+        with zipfile.ZipFile(self.path) as archive:
+            return archive.open(self.member)
 
 
 class RowBlocks(Protocol):
     """Reader of a compressed file, one block at a time. Picklable."""
 
-    rows: int  # of a block; the last may have fewer
+    @property
+    def rows(self) -> int:
+        """Rows of a block; the last block may have fewer."""
 
     def block(self, number: int) -> NDArray[np.uint8]:
         """A block [n, ...]; raises ``BadImage``."""
@@ -273,39 +272,36 @@ def _skip(file: IO[bytes], count: int) -> None:
         count -= len(raw)
 
 
+@dataclass(frozen=True, eq=False)
 class H5Blocks(Reopened):
     """Blocks of rows of an HDF5 dataset, each some of its chunks."""
 
-    def __init__(
-        self,
-        path: Path,
-        stamp: tuple[int, int],
-        key: str,
-        count: int,
-        shape: tuple[int, ...],
-        chunk: int,
-    ) -> None:
-        self.path = path
-        self.stamp = stamp
-        self.key = key
-        self.count = count
-        self.shape = shape
-        self.chunk = chunk
-        # Whole chunks, as many as fit a block.
-        chunk_bytes = max(1, math.prod(shape) * chunk)
-        self.rows = chunk * max(1, BLOCK // chunk_bytes)
-        self._data: Any = None
+    path: Path
+    stamp: tuple[int, int]  # (size, mtime_ns) of the file when it was listed
+    key: str  # name of the dataset in the file
+    shape: tuple[int, ...]  # of a row
+    chunk: int  # rows of a chunk
+
+    @cached_property
+    def rows(self) -> int:
+        """Rows of a block: whole chunks, as many as fit."""
+        chunk_bytes = max(1, math.prod(self.shape) * self.chunk)
+        return self.chunk * max(1, BLOCK // chunk_bytes)
+
+    @cached_property
+    def _data(self) -> Any:
+        os.close(open_as_listed(self.path, self.stamp))  # raises when it has changed
+        import h5py
+
+        return h5py.File(self.path, "r")[self.key]
 
     def block(self, number: int) -> NDArray[np.uint8]:
         """A block, uint8 [n, ...]; raises ``BadImage`` where the data is damaged."""
-        if self._data is None:
-            os.close(open_as_listed(self.path, self.stamp))  # raises when it has changed
-            import h5py
-
-            self._data = h5py.File(self.path, "r")[self.key]
+        data = self._data
         first = number * self.rows
         try:
-            found: NDArray[np.uint8] = self._data[first : min(first + self.rows, self.count)]
+            # A slice ends with the dataset, so the last block may be shorter.
+            found: NDArray[np.uint8] = data[first : first + self.rows]
         except (OSError, RuntimeError):
             raise BadImage("its data in the file is damaged") from None
         return found

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedcache.extract.datasets import arrays, columns
+from fedcache.extract.datasets import arrays
 from fedcache.extract.datasets.arrays import FileArray
 from fedcache.extract.datasets.dataset import Context, Dataset
 from fedcache.extract.datasets.row_sources import numbers_of
@@ -24,20 +24,18 @@ USUAL = ("rows", "waves", "waveforms", "audio", "signals", "samples", "data", "x
 
 
 def key(rest: str, context: Context) -> list[Any]:
-    """The place, the columns that the spec names, and the stat of every file."""
-    request = columns.parse_rest(rest, "rows")
-    return ["rows", *arrays.facts_of(request, context)]
+    """The kind, the columns that the spec names, and the stat of every file."""
+    return arrays.key(rest, context, "rows")
 
 
 def load(rest: str, context: Context) -> Dataset:
     """The dataset of ``rows:FILE``; errors as of ``arrays:FILE``."""
-    request = columns.parse_rest(rest, "rows")
-    return arrays.load_arrays(NUMBERS, f"rows:{rest}", request, key(rest, context), context)
+    return arrays.load_arrays(NUMBERS, rest, context)
 
 
 def _fits(array: FileArray) -> bool:
     return array.dtype.kind in "iufb" and len(array.shape) > 1
 
 
-NUMBERS = arrays.Reading(ROWS, USUAL, _fits, numbers_of)
+NUMBERS = arrays.Reading("rows", ROWS, USUAL, _fits, numbers_of)
 """Rows of numbers: an array without a usual name is taken if it alone has two axes or more."""

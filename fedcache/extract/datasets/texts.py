@@ -13,6 +13,7 @@ only the texts of its chunk are computed again. Each process holds the column in
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,9 +24,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcache.errors import MachineError, UsageError
+from fedcache.errors import UsageError
 from fedcache.extract.datasets import columns
-from fedcache.extract.datasets.archives import Reopened, stamp_of
+from fedcache.extract.datasets.archives import Reopened, open_as_listed, stamp_of
 from fedcache.extract.datasets.dataset import Context, Dataset
 from fedcache.extract.digests import stat_key
 from fedcache.extract.image_files import BadImage
@@ -185,17 +186,7 @@ class TextSource(Reopened):
 
 def _read_texts(path: Path, stamp: tuple[int, int], column: str) -> _Held:
     """All texts of a column. Raises MachineError if the file has changed or gone, UsageError if it holds too many."""
-    try:
-        found = stamp_of(path)
-    except OSError as error:
-        raise MachineError(
-            f"{path} cannot be read ({error.strerror}).",
-            "Restore the file and run the command again.",
-        ) from error
-    if found != stamp:
-        raise MachineError(
-            f"{path} has changed since it was listed.", "Run the same command again."
-        )
+    os.close(open_as_listed(path, stamp))  # raises when it has changed or gone
     pieces: list[bytes] = []
     lengths: list[NDArray[np.int64]] = []
     size = 0

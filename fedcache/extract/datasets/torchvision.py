@@ -28,13 +28,14 @@ from PIL import Image
 from fedcache.errors import MachineError, shell_word, unknown
 from fedcache.extract.datasets import dataset, tree
 from fedcache.extract.datasets.archives import Reopened
-from fedcache.extract.datasets.dataset import ONE_DOMAIN, SPLIT_WORDS, TEST, TRAIN, Context, Dataset
+from fedcache.extract.datasets.dataset import Context, Dataset
 from fedcache.extract.datasets.row_sources import place_of
 from fedcache.extract.image_files import MAX_BYTES, BadImage
 from fedcache.extract.images import quiet
 from fedcache.extract.recipe import slug as safe
 from fedcache.store.samples import HELD_OUT, held_out
-from fedcache.tables.splits import SPLIT_WORDS as SPLITS
+from fedcache.tables.roles import ONE_DOMAIN
+from fedcache.tables.splits import SPLIT_NAMES, SPLIT_WORDS, TEST, TRAIN
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ def _table() -> dict[str, TorchvisionEntry]:
     file = resources.files("fedcache.extract.datasets") / "torchvision.toml"
     table = {}
     for name, given in tomllib.loads(file.read_text(encoding="utf-8")).items():
-        splits = tuple((options, SPLITS[word]) for options, word in given.pop("splits"))
+        splits = tuple((options, SPLIT_WORDS[word]) for options, word in given.pop("splits"))
         classes = tuple(given.pop("classes", ()))
         table[name] = TorchvisionEntry(splits, classes=classes, **given)
     return table
@@ -100,23 +101,23 @@ def load(rest: str, context: Context) -> Dataset:
     codes = [code for _, code in splits]
     names: list[str] = []
     for code, length in zip(codes, lengths, strict=True):
-        names += [f"{SPLIT_WORDS[code]}/{row:0{width}d}" for row in range(length)]
+        names += [f"{SPLIT_NAMES[code]}/{row:0{width}d}" for row in range(length)]
     label, classes = _labels(entry, source, facts, context)
     uid, unreadable = dataset.read_uids(source, names, facts, context)
     split = np.repeat(np.array(codes, dtype=np.uint8), lengths)
     domain = np.zeros(len(names), dtype=np.int16)
-    missing = [SPLIT_WORDS[code] for _, code in _in_order(entry) if code not in codes]
+    missing = [SPLIT_NAMES[code] for _, code in _in_order(entry) if code not in codes]
     note = ""
     if missing:
         note = f"; the files of {' and '.join(missing)} are missing"
+    lacking = ""
+    if TEST not in codes:
+        lacking = "test"
     if TRAIN not in codes:
         split[:] = TRAIN  # a part of these rows becomes the test set below
-        codes = []
-    if TEST not in codes:
-        split[held_out(label, domain, uid, split == TRAIN)] = TEST
         lacking = "training"
-        if TRAIN in codes:
-            lacking = "test"
+    if lacking:
+        split[held_out(label, domain, uid, split == TRAIN)] = TEST
         note += f"; no {lacking} set: {HELD_OUT} is the test set"
     if unreadable:
         note += f"; {unreadable:,} cannot be read and will be skipped and listed"
@@ -200,7 +201,7 @@ class TorchvisionSource(Reopened):
 
 def _in_order(entry: TorchvisionEntry) -> list[tuple[dict[str, Any], int]]:
     """The splits in the order of the rows, which is that of their words; the codes have another order."""
-    return sorted(entry.splits, key=lambda split: SPLIT_WORDS[split[1]])
+    return sorted(entry.splits, key=lambda split: SPLIT_NAMES[split[1]])
 
 
 def _here(name: str, root: Path) -> tuple[tuple[dict[str, Any], int], ...]:
@@ -287,7 +288,7 @@ def _require(name: str, context: Context) -> Path:
 
 
 def _read_file(path: str | Path, within: Path | None) -> bytes:
-    if within is not None and tree.leads_out(str(path), os.path.realpath(within)):
+    if tree.leads_out(str(path), tree.real_folder(within)):
         raise BadImage(
             "it is a link to a file outside the dataset's folder (to read it: --follow-links)"
         )

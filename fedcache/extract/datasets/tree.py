@@ -18,15 +18,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcache.errors import MachineError, UsageError
+from fedcache.errors import FedcacheError, MachineError, UsageError
 from fedcache.extract.datasets import archives
 from fedcache.extract.digests import stat_key
 from fedcache.extract.image_files import (
     EXTENSIONS,
-    MAX_BYTES,
     OTHER_FORMATS,
     TABLES,
     BadImage,
+    check_file_size,
     to_convert,
 )
 from fedcache.store.files import at_once, digest_of
@@ -45,15 +45,13 @@ class FilesSource:
     def __init__(self, root: Path, paths: Sequence[str], within: Path | None) -> None:
         self.root = str(root)
         self.paths = tuple(paths)
-        self.within = None
-        if within is not None:
-            self.within = os.path.realpath(within)
+        self.within = real_folder(within)
 
     def read(self, row: int) -> bytes:
         """The bytes of a row's file; raises ``BadImage``."""
         path = f"{self.root}/{self.paths[row]}"
         # Checked at every read: the folder may have changed since it was listed.
-        if self.within is not None and leads_out(path, self.within):
+        if leads_out(path, self.within):
             raise BadImage(
                 "it is a link to a file outside the dataset's folder (to read it: --follow-links)"
             )
@@ -62,10 +60,7 @@ class FilesSource:
                 found = os.fstat(file.fileno())
                 if not stat.S_ISREG(found.st_mode):
                     raise BadImage("it is not a regular file")
-                if found.st_size > MAX_BYTES:
-                    raise BadImage(
-                        f"the file has {found.st_size:,} bytes; the limit is {MAX_BYTES:,}"
-                    )
+                check_file_size(found.st_size)
                 return file.read()
         except OSError as error:
             reason = "unknown error"
@@ -74,8 +69,17 @@ class FilesSource:
             raise BadImage(f"the file cannot be read: {reason}") from None
 
 
-def leads_out(path: str, within: str) -> bool:
-    """Whether a path, after resolving all links, is outside of the real path ``within``."""
+def real_folder(within: Path | None) -> str | None:
+    """A folder with all its links resolved, for ``leads_out``; None for None."""
+    if within is None:
+        return None
+    return os.path.realpath(within)
+
+
+def leads_out(path: str, within: str | None) -> bool:
+    """Whether a path, after resolving all links, is outside of a folder from ``real_folder``; never for None."""
+    if within is None:
+        return False
     real = os.path.realpath(path)
     return real != within and not real.startswith(f"{within.rstrip('/')}/")
 
@@ -113,6 +117,22 @@ class Tree:
             raise UsageError(
                 f"{root}/{name} cannot be read: {error}.", "Write the table again."
             ) from None
+
+
+def is_plain(path: str) -> bool:
+    """Whether a relative path with slashes stays below its folder: no empty name, ``.``, ``..`` or NUL."""
+    odd_names = {"", ".", ".."} & set(path.split("/"))
+    return not odd_names and "\0" not in path
+
+
+def no_such_path(place: str, expected: str, hint: str) -> FedcacheError:
+    """The error for a path of a spec that does not exist, or is empty; ``expected`` names the files to give."""
+    named = "path"
+    if place:
+        named = str(Path(place).expanduser())
+    return UsageError(
+        f"There is no {named!r} (current directory: {Path.cwd()}); expected {expected}.", hint
+    )
 
 
 def scan(path: Path, within: Path | None, endings: frozenset[str] = EXTENSIONS) -> Tree:
@@ -196,9 +216,7 @@ def _walk(
 
     Links to directories are followed, except loops and links that lead out of ``within`` (None: all are followed).
     """
-    real = None
-    if within is not None:
-        real = os.path.realpath(within)
+    real = real_folder(within)
     found: list[tuple[str, os.stat_result | None]] = []
     top = root.stat()
     visited = 0
@@ -225,7 +243,7 @@ def _walk(
             )
         for entry in listed:
             relative = prefix + entry.name
-            if real is not None and entry.is_symlink() and leads_out(entry.path, real):
+            if entry.is_symlink() and leads_out(entry.path, real):
                 ignored[LINK_OUT] += 1
                 continue
             try:

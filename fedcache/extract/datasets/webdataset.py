@@ -107,7 +107,6 @@ def load(rest: str, context: Context) -> Dataset:
         where,
         parts,
         request=request,
-        class_names=None,
         how=how,
         facts=facts,
         context=context,
@@ -208,12 +207,11 @@ def _read_shard(top: Path, path: Path, request: DatasetRequest, left: Counter[st
     images: dict[str, int] = {}  # sample -> number of its image in the tar
     parts_of: dict[str, dict[str, int]] = {}  # sample -> ending -> number in the tar
     for i, name in enumerate(entries.names):
-        folder, _, base = name.rpartition("/")
-        sample, _, ending = base.partition(".")
-        if not sample:  # hidden
+        folder, slash, base = name.rpartition("/")
+        stem, _, ending = base.partition(".")
+        if not stem:  # hidden
             continue
-        if folder:
-            sample = f"{folder}/{sample}"
+        sample = f"{folder}{slash}{stem}"
         ending = ending.lower()
         if ending in endings_of_images:
             if sample in images:

@@ -230,9 +230,7 @@ def _check_machine(spec: TaskSpec) -> None:
             )
         if job.key not in spec.arrays:
             continue
-        mine = how_record(
-            device, settings.dtype, settings.batch, settings.threads, job.backbone.provider
-        )
+        mine = how_record(device, settings, job.backbone.provider)
         if mine != dict(job.how):
             # Entries that only one of the two records has.
             changed = sorted({*mine.items()} ^ {*job.how.items()}, key=str)
