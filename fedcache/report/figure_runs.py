@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,7 +34,7 @@ from fedcache.report.drawing import (
     shortened,
 )
 from fedcache.report.figure_grids import fit, squares, tiles
-from fedcache.report.find_runs import StoredRun
+from fedcache.report.find_runs import Labelled, Named, StoredRun
 from fedcache.report.verdict import seconds_of
 from fedcache.runs.result_files import ClientColumns
 from fedcache.runs.score import BY_VALIDATION, NOT_A_CHOICE, has_validation, score_of
@@ -47,9 +48,6 @@ STRIP = 20
 
 MOST_DOTS = 500
 """Most clients of a run that are drawn one by one; of more clients the quantiles are drawn."""
-
-Named = Sequence[tuple[str, StoredRun]]
-"""Runs with their labels, in the order in which they are shown."""
 
 
 def curves(ident: str, runs: Named) -> Plot | None:
@@ -366,7 +364,6 @@ def _diagnostic(ident: str, name: str, rows: list[list[Cell]], keys: dict[str, s
     )
 
 
-Labelled = tuple[str, StoredRun]
 MOST_PAIRS = 15
 
 
@@ -461,8 +458,18 @@ def against_seconds(ident: str, runs: Named, score: str = "own") -> Plot | None:
     return _pareto(ident, title, axis, runs, seconds_of, lambda v: f"{v:.3g} s", score)
 
 
-Priced = tuple[str, StoredRun, float, float]
-"""Label, run, cost and accuracy."""
+class Priced(NamedTuple):
+    """A run with its label, its cost and its accuracy as a fraction."""
+
+    label: str
+    entry: StoredRun
+    cost: float
+    accuracy: float
+
+
+def _coordinates(points: Sequence[Priced]) -> tuple[list[float], list[float]]:
+    """The costs of some runs, and their accuracies in percent."""
+    return [p.cost for p in points], [100 * p.accuracy for p in points]
 
 
 def _pareto(
@@ -496,7 +503,7 @@ def _pareto(
         accuracy = score_of(entry.result, score).mean
         if accuracy is None:
             continue
-        run = (label, entry, price, accuracy)
+        run = Priced(label, entry, price, accuracy)
         priced.append(run)
         if price > 0 and not entry.pooled_rows:
             points.append(run)
@@ -517,17 +524,17 @@ def _pareto(
     # Of many points only the front and the first run of each method are named.
     named = points
     if len(points) > MOST_NAMES:
-        firsts = {e.method: e.key for _, e, *_ in reversed(points)}
+        firsts = {p.entry.method: p.entry.key for p in reversed(points)}
         kept = front.union(firsts.values())
-        named = [p for p in points if p[1].key in kept]
+        named = [p for p in points if p.entry.key in kept]
         description += " Names are those of the front and of the best run of each method."
-    named = sorted(named, key=lambda p: (p[1].key not in front, -p[3]))
-    labels = [label for label, *_ in named]
-    places = _places(named, points, levels)
+    named = sorted(named, key=lambda p: (p.entry.key not in front, -p.accuracy))
+    labels = [p.label for p in named]
+    places = _places(named, shortened(labels, ON_FRONT), points, levels)
     of = settings_of(labels, ON_FRONT)
     if of:
         description += f" Labels show {of}."
-    without = [label for label, e, *_ in named if e.key not in places]
+    without = [p.label for p in named if p.entry.key not in places]
     if without:
         left = some_names(without, MOST_NAMES)
         description += f" Without a name, because names would overlap: {left}."
@@ -535,62 +542,62 @@ def _pareto(
     def fill(axes: Any, marks: Marks) -> None:
         from matplotlib.ticker import LogLocator
 
-        x = np.array([c for _, _, c, _ in points])
-        y = np.array([100 * a for *_, a in points])
-        on = np.array([e.key in front for _, e, _, _ in points])
-        tooltips = []
-        for label, _, c, a in points:
-            price = word(c)
-            tooltips.append(f"{label}: {100 * a:.2f} %, {price}")
-        words = np.array(tooltips, object)
-        keys = np.array([e.key for _, e, _, _ in points], object)
+        def dots(chosen: Sequence[Priced], **style: Any) -> None:
+            """A dot with a tooltip for each run."""
+            words = []
+            for p in chosen:
+                price = word(p.cost)
+                words.append(f"{p.label}: {100 * p.accuracy:.2f} %, {price}")
+            drawn = axes.scatter(*_coordinates(chosen), **style)
+            marks(drawn, words, [p.entry.key for p in chosen])
+
+        on_front = [p for p in points if p.entry.key in front]
+        others = [p for p in points if p.entry.key not in front]
+        costs = [p.cost for p in points]
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter(lambda value, _: word(value))
         ticks: tuple[float, ...] = (1.0,)
-        if x.max() < 30 * x.min():
+        if max(costs) < 30 * min(costs):
             ticks = (1.0, 2.0, 5.0)
         axes.xaxis.set_major_locator(LogLocator(subs=ticks, numticks=5))
         axes.minorticks_off()
         # The front as stairs: between two of its points no run is known to be better than the cheaper one.
-        order = np.flatnonzero(on)[np.argsort(x[on], kind="stable")]
-        stairs = {"linewidth": 1, "drawstyle": "steps-post", "alpha": 0.6}
-        axes.plot(x[order], y[order], color=SERIES[0], **stairs)
-        if (~on).any():
-            other = axes.scatter(x[~on], y[~on], s=26, facecolors="none", edgecolors=SERIES[0])
-            marks(other, list(words[~on]), list(keys[~on]))
-        marks(axes.scatter(x[on], y[on], s=34, color=SERIES[0]), list(words[on]), list(keys[on]))
+        stairs = _coordinates(sorted(on_front, key=lambda p: p.cost))
+        axes.plot(*stairs, color=SERIES[0], linewidth=1, drawstyle="steps-post", alpha=0.6)
+        if others:
+            dots(others, s=26, facecolors="none", edgecolors=SERIES[0])
+        dots(on_front, s=34, color=SERIES[0])
         # The first federated run has a ring if it is a point.
-        first = next(e.key for _, e in runs if not e.pooled_rows)
-        if keys[0] == first:
-            ring = axes.scatter(
-                x[:1], y[:1], s=120, facecolors="none", edgecolors=INK, linewidths=1.6
-            )
-            marks(ring, (), str(keys[0]))
+        first = next(e for _, e in runs if not e.pooled_rows)
+        if points[0].entry is first:
+            style = {"facecolors": "none", "edgecolors": INK, "linewidths": 1.6}
+            ring = axes.scatter(*_coordinates(points[:1]), s=120, **style)
+            marks(ring, (), first.key)
         _levels(axes, marks, levels)
-        for (_, e, c, a), name in zip(named, shortened(labels, ON_FRONT), strict=True):
-            if e.key not in places:
+        for p in named:
+            if p.entry.key not in places:
                 continue
-            x_side, y_side = places[e.key]
+            name, x_side, y_side = places[p.entry.key]
             text = axes.annotate(
                 name,
-                (c, 100 * a),
+                (p.cost, 100 * p.accuracy),
                 xytext=(7 * x_side, 6 * y_side),
                 textcoords="offset points",
                 ha=HORIZONTAL[x_side],
                 va=VERTICAL[y_side],
             )
-            marks(text, (), e.key)
+            marks(text, (), p.entry.key)
         axes.set(xlabel=axis, ylabel="accuracy %")
         axes.margins(x=0.16, y=0.14)
 
     rows: list[list[Cell]] = []
-    for label, e, c, a in priced:
+    for p in priced:
         kind = ""
-        if e.key in front:
+        if p.entry.key in front:
             kind = "front"
-        elif e.pooled_rows:
+        elif p.entry.pooled_rows:
             kind = "reference"
-        rows.append([label, c, a, kind])
+        rows.append([p.label, p.cost, p.accuracy, kind])
     return Plot(
         ident, title, description, ("run", axis, "accuracy", "front"), rows, fill, height=3.6
     )
@@ -600,17 +607,17 @@ def _front(points: Sequence[Priced]) -> set[str]:
     """Keys of the runs on the Pareto front: more accurate than all cheaper runs."""
     best = -1.0
     front = set()
-    for _, entry, _, accuracy in sorted(points, key=lambda p: (p[2], -p[3])):
-        if accuracy > best:
-            best = accuracy
-            front.add(entry.key)
+    for p in sorted(points, key=lambda p: (p.cost, -p.accuracy)):
+        if p.accuracy > best:
+            best = p.accuracy
+            front.add(p.entry.key)
     return front
 
 
 def _levels(axes: Any, marks: Marks, levels: Sequence[Priced]) -> None:
     """Dashed horizontal lines, each named at its right end unless another name is there."""
     written: list[float] = []
-    for label, entry, _, accuracy in sorted(levels, key=lambda p: -p[3]):
+    for label, entry, _, accuracy in sorted(levels, key=lambda p: -p.accuracy):
         height = 100 * accuracy
         line = axes.axhline(height, color=SERIES[1], linewidth=1.2, linestyle=(0, (4, 3)))
         what = "no cost here"
@@ -658,33 +665,46 @@ class _Box(NamedTuple):
 
 
 def _places(
-    named: Sequence[Priced], points: Sequence[Priced], levels: Sequence[Priced]
-) -> dict[str, tuple[int, int]]:
-    """Key of a run -> the side of its point on which its name covers no other name or point.
+    named: Sequence[Priced],
+    names: Sequence[str],
+    points: Sequence[Priced],
+    levels: Sequence[Priced],
+) -> dict[str, tuple[str, int, int]]:
+    """Key of a run -> its name, and the side of its point on which the name covers no other name or point.
 
     A run is missing if there is no such side.
+
+    Args:
+        named: the points that get a name.
+        names: their names.
+        points: all points.
+        levels: the horizontal lines.
     """
-    costs = np.log10([c for _, _, c, _ in points])
+    costs = np.log10([p.cost for p in points])
     across = np.full(len(points), 0.5)
     if np.ptp(costs):
         across = (costs - costs.min()) / np.ptp(costs)
-    percents = [100 * a for *_, a in (*points, *levels)]
+    percents = [100 * p.accuracy for p in (*points, *levels)]
     low = min(percents)
     reach = max(max(percents) - low, 1e-9)
+
+    def height_of(p: Priced) -> float:
+        """The height of a run, as a share of the range of all runs."""
+        return (100 * p.accuracy - low) / reach
+
     # Boxes that are taken by the names of lines, by points and by names of points.
     taken = []
-    for label, _, _, accuracy in levels:
-        half = LETTER * len(label[:ON_FRONT]) / 2
-        taken.append(_Box(1.1, (100 * accuracy - low) / reach, half, LINE / 2))
+    for level in levels:
+        half = LETTER * len(level.label[:ON_FRONT]) / 2
+        taken.append(_Box(1.1, height_of(level), half, LINE / 2))
     point_of = {}
-    for (_, entry, _, accuracy), x in zip(points, across.tolist(), strict=True):
-        point = _Box(x, (100 * accuracy - low) / reach, 0.02, 0.03)
-        point_of[entry.key] = point
+    for p, x in zip(points, across.tolist(), strict=True):
+        point = _Box(x, height_of(p), 0.02, 0.03)
+        point_of[p.entry.key] = point
         taken.append(point)
-    names = shortened([label for label, *_ in named], ON_FRONT)
     found = {}
-    for (_, entry, *_), name in zip(named, names, strict=True):
-        point = point_of[entry.key]
+    for p, name in zip(named, names, strict=True):
+        point = point_of[p.entry.key]
         half = LETTER * len(name) / 2
         for x_side, y_side in SIDES:
             x = point.x + x_side * (half + 0.03)
@@ -692,7 +712,7 @@ def _places(
             box = _Box(x, y, half, LINE / 2)
             inside = abs(x - 0.5) + half < 0.68 and abs(y - 0.5) < 0.66
             if inside and not any(map(box.overlaps, taken)):
-                found[entry.key] = (x_side, y_side)
+                found[p.entry.key] = (name, x_side, y_side)
                 taken.append(box)
                 break
     return found
@@ -720,21 +740,22 @@ def differences(
         runs: number of all runs, where ``c`` compares only the first of them.
     """
     pairs = [p for p in c.pairs if p.other == c.reference][:MOST_ROWS]
-    shown: Sequence[tuple[Pair, tuple[float, float] | None, float | None]]
-    shown = [(p, p.interval, p.holm) for p in pairs]
     blocks = len(c.blocks)
     over = f"{blocks} {c.over}"
     own_seeds = not same_blocks(c)
     if own_seeds:
         over = f"the {c.over} that both runs have"
-    # All intervals are of one kind, so that bars can be compared.
-    over_rows = [(p, p.rows.interval, p.rows.holm) for p in pairs if p.rows and p.rows.interval]
+    # All intervals are of one kind, so that bars can be compared: over blocks, else over test rows.
+    over_rows = []
+    for p in pairs:
+        if p.rows is not None and p.rows.interval is not None:
+            over_rows.append(replace(p, interval=p.rows.interval, holm=p.rows.holm))
     if len(over_rows) == len(pairs) and not all(p.interval for p in pairs):
-        shown = over_rows
+        pairs = over_rows
         over = "the test rows"
         if own_seeds:
             over = f"the test rows of the {c.over} that both runs have"
-    if not any(reach for _, reach, _ in shown):
+    if not any(p.interval for p in pairs):
         return None
     alpha = 1.0 - c.level
     level = 100 * c.level
@@ -749,20 +770,20 @@ def differences(
             named[MOST_NAMED:] = ["..."]
         listed = "; ".join(named)
         description += f" Shared {c.over}: {listed}."
-    if not all(reach for _, reach, _ in shown):
+    if not all(p.interval for p in pairs):
         description += " A hollow dot without an interval could not be tested."
     of = max(len(c.pairs), runs - 1)
     if of > len(pairs):
         description += f" Of {of} runs the first {len(pairs)}, in the order of the table."
 
-    def words_of(pair: Pair, reach: tuple[float, float] | None, holm: float | None) -> str:
+    def words_of(pair: Pair) -> str:
         difference = 100 * pair.difference
         words = f"{pair.one}: {difference:+.2f} points"
-        if reach is not None:
-            low, high = reach
+        if pair.interval is not None:
+            low, high = pair.interval
             words += f", {100 * low:+.2f} to {100 * high:+.2f}"
-        if holm is not None:
-            words += f", p {show_p(holm)} (Holm)"
+        if pair.holm is not None:
+            words += f", p {show_p(pair.holm)} (Holm)"
         if own_seeds:
             seeds = compact(pair.blocks)
             words += f", over {c.over} {seeds}"
@@ -772,20 +793,20 @@ def differences(
         from matplotlib.collections import LineCollection
 
         axes.axvline(0, color=MUTED, linewidth=1)
-        words = [words_of(*one) for one in shown]
+        words = list(map(words_of, pairs))
         names = [p.one for p in pairs]
         run_keys = [(keys or {}).get(name, "") for name in names]
         paths = []
         places_of_paths = []
         faces = []
-        for y, (_, reach, holm) in enumerate(shown):
-            if reach is not None:
-                low, high = reach
+        for y, pair in enumerate(pairs):
+            if pair.interval is not None:
+                low, high = pair.interval
                 paths.append([(100 * low, y), (100 * high, y)])
                 places_of_paths.append(y)
             # A significant difference has a filled dot.
             face = "none"
-            if holm is not None and holm < alpha:
+            if pair.holm is not None and pair.holm < alpha:
                 face = SERIES[0]
             faces.append(face)
         lines = axes.add_collection(LineCollection(paths, colors=SERIES[0], linewidths=1.6))
@@ -805,9 +826,9 @@ def differences(
     if own_seeds:
         columns.append(c.over)
     rows: list[list[Cell]] = []
-    for pair, reach, holm in shown:
-        low, high = reach or (None, None)
-        row: list[Cell] = [pair.one, pair.difference, low, high, holm]
+    for pair in pairs:
+        low, high = pair.interval or (None, None)
+        row: list[Cell] = [pair.one, pair.difference, low, high, pair.holm]
         if own_seeds:
             row.append(compact(pair.blocks))
         rows.append(row)

@@ -196,6 +196,11 @@ class StoredRun:
         return rounds_of(self.path)
 
 
+Labelled = tuple[str, StoredRun]
+Named = Sequence[Labelled]
+"""Runs with their labels, in the order in which they are shown."""
+
+
 @dataclass(frozen=True)
 class LeftOut:
     """A named run that cannot be shown.
