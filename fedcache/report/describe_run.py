@@ -17,7 +17,6 @@ from fedcache.report.find_runs import (
     LeftOut,
     StoredRun,
     every_run,
-    facts,
     labels,
     setting_name,
 )
@@ -25,7 +24,7 @@ from fedcache.report.run_groups import HeldOutGroup, held_out_groups, merge_seed
 from fedcache.report.verdict import drawn_clients
 from fedcache.runs.directory import PLACES, bytes_of_models, is_running, tags_of, train_table
 from fedcache.runs.identity import usual_preset, usual_run, usual_settings
-from fedcache.runs.score import SCORES, score_of, values_held_out
+from fedcache.runs.score import SCORES, values_held_out
 
 FINISHED = "finished"
 RUNNING = "running"
@@ -213,7 +212,7 @@ def figures_of(entry: StoredRun) -> dict[str, float | None]:
     """Figures of a run by name: fractions, bytes of all clients, rounds and seeds, and seconds of training."""
     r = entry.result
     exact = r["traffic"]["exact"]
-    scores = {name: score_of(r, name).mean for name in SCORES}
+    scores = {name: entry.accuracy(name) for name in SCORES}
     return {
         "accuracy": r["accuracy"]["mean"],
         "std over seeds": r["accuracy"]["std"],
@@ -257,7 +256,7 @@ def settings_of(entry: StoredRun) -> dict[str, str]:
         if key not in NO_SETTING:
             made[key] = _shown(value)
     made["seeds"] = " ".join(map(str, r["seeds"]))
-    made |= facts(entry)
+    made |= entry.facts
     made["code"] = str(r.get("code"))[:8]
     return made
 

@@ -35,7 +35,6 @@ from fedcache.report.render import (
     HtmlCell,
     Section,
     gallery,
-    lost_of,
     number_cell,
     render_page,
 )
@@ -229,9 +228,10 @@ def evaluation_page(
                 notes.append(f"Mistakes of {e.label} are not shown: {reason}")
                 observer.warn(notes[-1])
                 continue
-            galleries += own
-            for sentence in lost_of(e.label, own):
-                observer.warn(sentence)
+            if own is not None:
+                galleries.append(own)
+                for sentence in own.warnings:
+                    observer.warn(sentence)
         columns, cells = _cells(mine)
         drawn = [p for p in plots if p is not None]
         title = f"On {rows}"

@@ -13,6 +13,7 @@ from fedcache.report.drawing import COLUMNS, Plot, check_file, write_plot
 from fedcache.report.figure_grids import SweptPoints, importance_bars, parallel, swept_points
 from fedcache.report.figure_runs import confusion_difference
 from fedcache.report.find_runs import (
+    Named,
     RunQuery,
     StoredRun,
     by_setting,
@@ -25,7 +26,7 @@ from fedcache.report.page import PRIVATE, comparison_of, every_method_first, fir
 from fedcache.report.run_groups import merge_seeds
 from fedcache.report.run_origin import RunStore, store_of_run
 from fedcache.report.verdict import ranked
-from fedcache.runs.score import check_score, score_for, score_of
+from fedcache.runs.score import check_score, score_for
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class FigureInput:
     """Input of a figure: the runs of one setting in the order of a report."""
 
     title: str
-    named: figure_runs.Named
+    named: Named
     score: str
     embed: str
 
@@ -80,7 +81,7 @@ class Kind:
 
 def _confusion_difference(i: FigureInput) -> Plot | None:
     """The first two methods, or the first two runs where there is one method only."""
-    runs: figure_runs.Named = first_of_each(i.named)
+    runs: Named = first_of_each(i.named)
     if len(runs) < 2:
         runs = i.named
     if len(runs) < 2:
@@ -267,5 +268,5 @@ def _across(
     for title, entries in zip(titles, settings, strict=True):
         used = score or score_for(e.result for e in entries)
         firsts = first_of_each([("", e) for e in ranked(list(entries), used)])
-        points += [(e.method, title, score_of(e.result, used).mean) for _, e in firsts]
+        points += [(e.method, title, e.accuracy(used)) for _, e in firsts]
     return figure_grids.matrix("figure", points, titles)

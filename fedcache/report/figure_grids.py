@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,12 +11,11 @@ import numpy as np
 
 from fedcache.progress import percent
 from fedcache.report.drawing import INK, PAPER, SERIES, Cell, Draw, Marks, Plot, short, shortened
-from fedcache.report.find_runs import StoredRun, differing, facts, labels
+from fedcache.report.find_runs import StoredRun, differing, labels
 from fedcache.runs.score import (
     BY_VALIDATION,
     NOT_A_CHOICE,
     has_validation,
-    score_of,
     validation_value,
 )
 
@@ -40,19 +39,6 @@ def by_method(entries: Sequence[StoredRun]) -> dict[str, list[StoredRun]]:
     for entry in entries:
         methods.setdefault(entry.method, []).append(entry)
     return methods
-
-
-def criterion(
-    entries: Sequence[StoredRun], score: str
-) -> tuple[str, str, Callable[[StoredRun], float | None]]:
-    """The criterion by which points are chosen: its name, words for the best, and its value for a run."""
-    if has_validation(e.result for e in entries):
-        return (
-            "validation accuracy",
-            f"configuration {BY_VALIDATION}",
-            lambda e: validation_value(e.result, score),
-        )
-    return "accuracy", NOT_A_CHOICE, lambda e: score_of(e.result, score).mean
 
 
 def _method(ident: str, name: str, entries: Sequence[StoredRun], score: str) -> Plot | None:
@@ -319,19 +305,25 @@ class SweptPoints:
 
 def _points(entries: Sequence[StoredRun], score: str) -> SweptPoints:
     """The points of one method that have a score, with the settings that differ between them."""
-    what, highest, value_of = criterion(entries, score)
+    what = "accuracy"
+    highest = NOT_A_CHOICE
+    by_validation = has_validation(e.result for e in entries)
+    if by_validation:
+        what = "validation accuracy"
+        highest = f"configuration {BY_VALIDATION}"
     runs = []
     scores = []
     for entry in entries:
-        value = value_of(entry)
+        value = entry.accuracy(score)
+        if by_validation:
+            value = validation_value(entry.result, score)
         if value is not None:
             runs.append(entry)
             scores.append(value)
     names = [name for name in differing(runs) if name != "method"]
     values = []
     for run in runs:
-        words = facts(run)
-        values.append(tuple(words.get(name, "-") for name in names))
+        values.append(tuple(run.facts.get(name, "-") for name in names))
     return SweptPoints(
         method=entries[0].method,
         what=what,

@@ -37,7 +37,7 @@ from fedcache.report.figure_grids import fit, squares, tiles
 from fedcache.report.find_runs import Labelled, Named, StoredRun
 from fedcache.report.verdict import seconds_of
 from fedcache.runs.result_files import ClientColumns
-from fedcache.runs.score import BY_VALIDATION, NOT_A_CHOICE, has_validation, score_of
+from fedcache.runs.score import BY_VALIDATION, NOT_A_CHOICE, has_validation
 from fedcache.tables.words import some_names
 
 MOST_CURVES = 8
@@ -500,7 +500,7 @@ def _pareto(
         price = cost(entry)
         if price is None:
             continue
-        accuracy = score_of(entry.result, score).mean
+        accuracy = entry.accuracy(score)
         if accuracy is None:
             continue
         run = Priced(label, entry, price, accuracy)

@@ -43,7 +43,7 @@ from fedcache.runs.result_files import (
     test_rows,
 )
 from fedcache.runs.run import is_claimed
-from fedcache.runs.score import values_held_out
+from fedcache.runs.score import score_of, values_held_out
 from fedcache.store.files import digest_of
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class StoredRun:
 
     @cached_property
     def facts(self) -> dict[str, str]:
-        """See the function ``facts``; cached, because a page reads the facts of every run many times."""
+        """Its settings in words: method, backbones, every hyperparameter. Callers must not change the dictionary."""
         r = self.result
         made = {"method": self.method, "backbones": " + ".join(map(str, r["backbones"]))}
         config = train_table(self.path)
@@ -129,6 +129,10 @@ class StoredRun:
             if not isinstance(value, dict | list):
                 made[f"trust.{name}"] = value_words(value)
         return made
+
+    def accuracy(self, score: str) -> float | None:
+        """Its test accuracy, mean over seeds; ``score`` is client-mean, pooled or own."""
+        return score_of(self.result, score).mean
 
     @property
     def digest(self) -> str:
@@ -306,21 +310,20 @@ def _newest(entries: Sequence[StoredRun]) -> tuple[list[StoredRun], list[LeftOut
     A run by older code is kept if it has a seed that no run by the newest code has.
     """
     keys = [_identity(e) for e in entries]
+    codes = [e.result.get("code") for e in entries]
     # Entries are sorted, the oldest first, so the last code of a key is the newest.
-    newest_code: dict[object, object] = {}
-    for key, entry in zip(keys, entries, strict=True):
-        newest_code[key] = entry.result.get("code")
+    newest_code = dict(zip(keys, codes, strict=True))
     newest_seeds: dict[object, set[int]] = {}
-    for key, entry in zip(keys, entries, strict=True):
-        if entry.result.get("code") == newest_code[key]:
+    for key, code, entry in zip(keys, codes, entries, strict=True):
+        if code == newest_code[key]:
             newest_seeds.setdefault(key, set()).update(entry.result["seeds"])
     kept = []
     old = []
     why = "is the same run, made by older code"
     hint = "Give its name to show it, or remove such runs:  fedcache gc --kind old-runs"
-    for key, entry in zip(keys, entries, strict=True):
-        by_newest_code = entry.result.get("code") == newest_code[key]
-        if by_newest_code or not newest_seeds[key].issuperset(entry.result["seeds"]):
+    for key, code, entry in zip(keys, codes, entries, strict=True):
+        has_own_seed = not newest_seeds[key].issuperset(entry.result["seeds"])
+        if code == newest_code[key] or has_own_seed:
             kept.append(entry)
         else:
             old.append(LeftOut(entry.path, why, hint))
@@ -330,7 +333,7 @@ def _newest(entries: Sequence[StoredRun]) -> tuple[list[StoredRun], list[LeftOut
 def _identity(entry: StoredRun) -> tuple[object, ...]:
     """A key that is equal for runs that differ only in their seeds and in the code version."""
     features = tuple(entry.result["features"])
-    return entry.setting, features, tuple(sorted(facts(entry).items()))
+    return entry.setting, features, tuple(sorted(entry.facts.items()))
 
 
 def every_run(queries: Sequence[str], root: Path) -> list[StoredRun | LeftOut]:
@@ -595,11 +598,6 @@ def _unfinished(path: Path) -> LeftOut:
     return LeftOut(path, why, hint)
 
 
-def facts(entry: StoredRun) -> dict[str, str]:
-    """Settings of a run in words: method, backbones, every hyperparameter. Callers must not change the dictionary."""
-    return entry.facts
-
-
 def value_words(value: object) -> str:
     """A setting as labels and tables show it."""
     if value is None:
@@ -733,7 +731,7 @@ def differing(entries: Sequence[StoredRun]) -> list[str]:
 
     A fact of ``USUAL`` that an entry lacks has its default there.
     """
-    known = [facts(e) for e in entries]
+    known = [e.facts for e in entries]
     names = list(dict.fromkeys(itertools.chain(*known)))
     varied = []
     for name in names:
@@ -757,10 +755,10 @@ def _varies_within(name: str, known: Sequence[Mapping[str, str]]) -> bool:
 
 def label_of(entry: StoredRun, names: Sequence[str]) -> str:
     """The method and the facts of these names, in words."""
-    known = facts(entry)
+    known = entry.facts
     words = []
     if "method" not in names:
-        words.append(known["method"])
+        words.append(entry.method)
     for name in names:
         if name not in known:
             continue

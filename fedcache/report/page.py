@@ -7,7 +7,7 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -35,11 +35,11 @@ from fedcache.report.figure_runs import confusion_difference
 from fedcache.report.find_runs import (
     CLAIMED,
     Gathered,
+    Named,
     RunQuery,
     StoredRun,
     by_setting,
     differing,
-    facts,
     gather,
     labels,
     need_finished,
@@ -52,7 +52,6 @@ from fedcache.report.render import (
     HtmlCell,
     Section,
     gallery,
-    lost_of,
     number_cell,
     render_page,
 )
@@ -68,6 +67,7 @@ from fedcache.report.statistics import LEAST_BLOCKS
 from fedcache.report.verdict import (
     Estimate,
     Verdict,
+    bytes_words,
     caution_lines,
     cost_of,
     drawn_clients,
@@ -258,9 +258,14 @@ def order_of_setting(entry: StoredRun) -> list[tuple[int, float, str]]:
 
 def overview_of(sections: Sequence[Section]) -> Section | None:
     """The best run of each setting, and the accuracy of each method's best run; None for one setting."""
-    columns = [Column("setting"), Column("best run"), Column("accuracy %", numbers=True)]
-    columns += [Column("how sure"), Column("95 % interval", numbers=True)]
-    columns.append(Column("sent per client", numbers=True))
+    columns = [
+        Column("setting"),
+        Column("best run"),
+        Column("accuracy %", numbers=True),
+        Column("how sure"),
+        Column("95 % interval", numbers=True),
+        Column("sent per client", numbers=True),
+    ]
     shown = [(section, section.verdict) for section in sections if section.verdict is not None]
     points = itertools.chain(*(section.points for section, _ in shown))
     methods = list(dict.fromkeys(method for method, _ in points))
@@ -270,9 +275,14 @@ def overview_of(sections: Sequence[Section]) -> Section | None:
     winners: Counter[str] = Counter()
     for section, answer in shown:
         winners[answer.best.method] += 1
-        label = replace(_word(answer.label), best=True)
-        row = [_word(section.title), label, _number(answer.accuracy)]
-        row += [_word(answer.certainty), _interval(answer.interval), _sent(answer.best)]
+        row = [
+            _word(section.title),
+            replace(_word(answer.label), best=True),
+            _number(answer.accuracy),
+            _word(answer.certainty),
+            _interval(answer.interval),
+            _sent(answer.best),
+        ]
         if len(methods) > 1:
             # The first run of a method in a section is the one that was selected.
             first = dict(reversed(section.points))
@@ -336,7 +346,7 @@ class ToShow:
 
 def galleries_of(
     ident: str,
-    named: Sequence[tuple[str, StoredRun]],
+    named: Named,
     source: RunStore | str,
     places: ImagePlaces,
     shown: ToShow,
@@ -363,8 +373,9 @@ def galleries_of(
             shown.mistakes += len(mistakes.most)
             on = ("its own test rows", "its own rows")
             own = gallery(f"{ident}-mistakes{i}", label, mistakes, on, places)
-            found = found + own
-            shown.missing = shown.missing + lost_of(label, own)
+            if own is not None:
+                found.append(own)
+                shown.missing += own.warnings
             if not mistakes.wrong:
                 notes.append(f"{label} made no mistake on its {mistakes.rows:,} test rows.")
         except FedcacheError as error:
@@ -398,7 +409,7 @@ def ranked_runs(
     return list(zip(labels(entries), entries, strict=True)), used
 
 
-def answer_of(ident: str, title: str, named: figure_runs.Named, score: str) -> Section:
+def answer_of(ident: str, title: str, named: Named, score: str) -> Section:
     """Answer and table of one setting, without figures."""
     entries = [e for _, e in named]
     names = differing(entries)
@@ -415,7 +426,7 @@ def answer_of(ident: str, title: str, named: figure_runs.Named, score: str) -> S
         _summary(entries, score),
         columns,
         rows,
-        points=[(e.method, score_of(e.result, score).mean) for e in entries],
+        points=[(e.method, e.accuracy(score)) for e in entries],
         runs=[(e.key, label, e.digest) for label, e in named],
         chosen=chosen,
         filters=_filters(entries, names),
@@ -507,17 +518,16 @@ def _summary(entries: Sequence[StoredRun], score: str) -> str:
 
 def _filters(entries: Sequence[StoredRun], names: Sequence[str]) -> list[tuple[str, list[str]]]:
     """Columns of settings with the values by which the table can be filtered, in the order of a grid."""
-    known = list(map(facts, entries))
     made = []
     for name in names:
-        values = {f[name] for f in known if name in f}
+        values = {e.facts[name] for e in entries if name in e.facts}
         if 1 < len(values) <= MOST_VALUES:
             ordered = sorted(values, key=figure_grids.order_of_value)
             made.append((name.removeprefix("set."), ordered))
     return made
 
 
-def comparison_of(title: str, named: figure_runs.Named, score: str) -> Comparison | None:
+def comparison_of(title: str, named: Named, score: str) -> Comparison | None:
     """The paired tests of the first runs against the very first: over seeds and test rows, else over clients.
 
     None where they have no common blocks.
@@ -563,9 +573,7 @@ def _tests_table(c: Comparison) -> tuple[str, str, Sequence[str], Sequence[Seque
     return title, " ".join([words, *notes]), sheet.columns, sheet.rows
 
 
-def _first_plots(
-    ident: str, named: figure_runs.Named, score: str, tests: Comparison | None
-) -> list[Plot]:
+def _first_plots(ident: str, named: Named, score: str, tests: Comparison | None) -> list[Plot]:
     """The first figures: costs, curves, accuracy of clients, swept values."""
     shown = every_method_first(named)
     entries = [e for _, e in named]
@@ -585,7 +593,7 @@ def _first_plots(
 
 
 def _detail_plots(
-    ident: str, named: figure_runs.Named, source: RunStore | str, embed: str
+    ident: str, named: Named, source: RunStore | str, embed: str
 ) -> tuple[list[Plot], list[str]]:
     """Figures of confusions, the methods' diagnostics, the partition and the features; and notes on the figures."""
     entries = [e for _, e in named]
@@ -621,7 +629,7 @@ def _detail_plots(
     return [p for p in made if p is not None], notes
 
 
-def caution_notes(named: figure_runs.Named) -> list[str]:
+def caution_notes(named: Named) -> list[str]:
     """Cautions of all runs; more than ``MOST_NAMED`` of one kind become one note with their number and the last one."""
     kinds: dict[str, list[str]] = {}
     for label, entry in named:
@@ -639,7 +647,7 @@ def caution_notes(named: figure_runs.Named) -> list[str]:
     return notes
 
 
-def drawn_notes(named: figure_runs.Named) -> list[str]:
+def drawn_notes(named: Named) -> list[str]:
     """Notes on runs that scored only some of their clients, with the range of the standard error of their mean."""
     labels_of: dict[str, list[str]] = {}
     errors_of: dict[str, list[float]] = {}
@@ -664,7 +672,7 @@ def drawn_notes(named: figure_runs.Named) -> list[str]:
     return notes
 
 
-def first_of_each(named: figure_runs.Named) -> list[tuple[str, StoredRun]]:
+def first_of_each(named: Named) -> list[tuple[str, StoredRun]]:
     """The first run of each method: the one that validation chose, or the one with the highest test accuracy."""
     best: dict[str, tuple[str, StoredRun]] = {}
     for label, entry in named:
@@ -672,7 +680,7 @@ def first_of_each(named: figure_runs.Named) -> list[tuple[str, StoredRun]]:
     return list(best.values())
 
 
-def every_method_first(named: figure_runs.Named) -> list[tuple[str, StoredRun]]:
+def every_method_first(named: Named) -> list[tuple[str, StoredRun]]:
     """The first run of each method, then its variants."""
     firsts = first_of_each(named)
     known = {e.digest for _, e in firsts}
@@ -695,6 +703,7 @@ def table_of(
         chosen: the best run.
     """
     results = [e.result for e in entries]
+    by_validation = has_validation(results)
     columns: list[Column] = []
     cells_of_columns: list[list[HtmlCell]] = []
 
@@ -702,27 +711,33 @@ def table_of(
         columns.append(Column(name, numbers, shown))
         cells_of_columns.append(cells)
 
-    def put_fractions(name: str, values: Iterable[float | None], *, shown: bool = True) -> None:
-        """A column of fractions in percent; the best is bold."""
-        cells = [_number(value) for value in values]
-        marked = None
-        if has_validation(results):
-            marked = [e is chosen for e in entries]
-        put(name, _marked(cells, marked), shown=shown)
+    def put_fractions(name: str, values: Sequence[float | None], *, shown: bool = True) -> None:
+        """A column of fractions in percent. Of several runs the best is bold."""
+        highest = max((value for value in values if value is not None), default=None)
+        cells = []
+        for entry, value in zip(entries, values, strict=True):
+            cell = _number(value)
+            best = value == highest
+            if by_validation:
+                best = entry is chosen
+            if best and value is not None and len(entries) > 1:
+                cell = replace(cell, best=True)
+            cells.append(cell)
+        put(name, cells, shown=shown)
 
     # Either all runs of a setting are claimed, or none is.
     claimed = ""
     if entries[0].claimed:
         claimed = " (claimed)"
     put("method", [_word(e.method) for e in entries], numbers=False)
-    accuracies = [score_of(r, score).mean for r in results]
+    accuracies = [e.accuracy(score) for e in entries]
     put_fractions(f"accuracy %{claimed}", accuracies)
     put("95 % interval", [_interval(uncertainty(e, score)) for e in entries])
     if any("validation" in r for r in results):
         put_fractions("validation %", [validation_value(r, score) for r in results])
     differ = [n for n in names if n != "method"]
     for place, name in enumerate(differ):
-        cells = [HtmlCell(f.get(name, "-"), f.get(name, "")) for f in map(facts, entries)]
+        cells = [HtmlCell(e.facts.get(name, "-"), e.facts.get(name, "")) for e in entries]
         put(name.removeprefix("set."), cells, numbers=False, shown=place < MOST_SHOWN)
     put("sent per client", [_sent(e) for e in entries])
     put("seconds per seed", [_seconds(seconds_of(e)) for e in entries])
@@ -751,7 +766,7 @@ def table_of(
     # Another accuracy has a column only if it differs from those before it.
     columns_of_means = [accuracies]
     for name, other in others.items():
-        means = [score_of(r, other).mean for r in results]
+        means = [e.accuracy(other) for e in entries]
         if means not in columns_of_means:
             columns_of_means.append(means)
             put_fractions(f"{name} %{claimed}", means, shown=False)
@@ -769,7 +784,7 @@ def table_of(
 def _worst(entry: StoredRun) -> float | None:
     """Accuracy of the worst tenth of clients; None where all clients have the same accuracy."""
     worst: float | None = entry.result["fairness"].get("worst10")
-    mean = score_of(entry.result, "client-mean").mean
+    mean = entry.accuracy("client-mean")
     if worst is None or mean is None or math.isclose(worst, mean, abs_tol=1e-9):
         return None
     return worst
@@ -787,10 +802,7 @@ def _sent(entry: StoredRun) -> HtmlCell:
     if entry.pooled_rows:
         return HtmlCell("all rows", "", note="not federated")
     sent = sent_bytes(entry)
-    words = f"{sent:.0f} B"
-    if sent >= 1000:
-        words = f"{size(sent)}B"
-    return HtmlCell(words, repr(sent))
+    return HtmlCell(bytes_words(sent) or "0 B", repr(sent))
 
 
 def _seconds(value: float | None) -> HtmlCell:
@@ -809,23 +821,6 @@ def _word(value: object) -> HtmlCell:
 def _number(value: float | None) -> HtmlCell:
     """A fraction in percent; a dash for None."""
     return number_cell(value, percent(value))
-
-
-def _marked(cells: list[HtmlCell], chosen: Sequence[bool] | None) -> list[HtmlCell]:
-    """The cells with the best in bold: those ``chosen`` by validation, or the highest where ``chosen`` is None."""
-    known = [float(cell.sort) for cell in cells if cell.sort]
-    if len(cells) < 2 or not known:
-        return cells
-    highest = max(known)
-    made = []
-    for i, cell in enumerate(cells):
-        best = False
-        if cell.sort != "":
-            best = float(cell.sort) == highest
-            if chosen is not None:
-                best = chosen[i]
-        made.append(replace(cell, best=best))
-    return made
 
 
 def held_out_section(ident: str, group: HeldOutGroup, score: str | None) -> Section:

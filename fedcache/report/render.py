@@ -70,13 +70,13 @@ class Thumbnail:
 
 @dataclass(frozen=True)
 class Gallery:
-    """The mistakes of one run; ``lost`` is the number of mistakes whose images no longer exist."""
+    """The mistakes of one run; ``warnings`` are sentences on images that no longer exist."""
 
     ident: str
     title: str
     description: str
     images: tuple[Thumbnail, ...]
-    lost: int = 0
+    warnings: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -243,8 +243,8 @@ def _csv(plot: Plot) -> str:
 
 def gallery(
     ident: str, label: str, mistakes: Mistakes, on: tuple[str, str], places: ImagePlaces
-) -> list[Gallery]:
-    """The mistakes of one run as a gallery; [] where it made no mistake.
+) -> Gallery | None:
+    """The mistakes of one run as a gallery; None where it made no mistake.
 
     Raises StoreError, with the dataset that is needed, where no image is available.
 
@@ -256,7 +256,7 @@ def gallery(
         places: where images are looked for.
     """
     if not mistakes.most:
-        return []
+        return None
     images = read_images(Store.open(mistakes.store), [m.row for m in mistakes.most], places)
     # Images that are no longer in the dataset are counted below.
     shown = []
@@ -274,22 +274,13 @@ def gallery(
             f" {mistakes.clients:,} personal models were evaluated, each on {rows_of_client}; the client is "
             "named."
         )
+    warnings = []
     lost = len(mistakes.most) - len(shown)
     if lost:
-        description += f" {lost} of {len(mistakes.most)} images are no longer in the dataset."
-    return [Gallery(ident, f"Mistakes of {label}", description, tuple(shown), lost)]
-
-
-def lost_of(label: str, found: Sequence[Gallery]) -> list[str]:
-    """Sentences on the images that the galleries of a run lack."""
-    sentences = []
-    for g in found:
-        every = len(g.images) + g.lost
-        if g.lost:
-            sentences.append(
-                f"{g.lost} of {every} images of {label}'s mistakes are not in the dataset any more."
-            )
-    return sentences
+        count = f"{lost} of {len(mistakes.most)} images"
+        description += f" {count} are no longer in the dataset."
+        warnings.append(f"{count} of {label}'s mistakes are not in the dataset any more.")
+    return Gallery(ident, f"Mistakes of {label}", description, tuple(shown), warnings)
 
 
 def thumbnail_uri(image: Image.Image) -> str:

@@ -30,7 +30,7 @@ from fedcache.report.find_runs import (
 )
 from fedcache.runs.directory import PLACES, train_table
 from fedcache.runs.result_files import ClientColumns, TestRows
-from fedcache.runs.score import score_for, score_of, values_held_out
+from fedcache.runs.score import score_for, values_held_out
 
 NO_SETTING = {
     *PLACES,
@@ -342,7 +342,7 @@ class HeldOutGroup:
         for name, row in self.rows().items():
             found[name] = dict.fromkeys(self.values)
             for value, run in row.items():
-                found[name][value] = score_of(run.result, used).mean
+                found[name][value] = run.accuracy(used)
         return found
 
 

@@ -22,7 +22,7 @@ from fedcache.report.comparison import (
     row_difference,
     rows_of_run,
 )
-from fedcache.report.find_runs import StoredRun, facts
+from fedcache.report.find_runs import Named, StoredRun
 from fedcache.report.statistics import (
     LEAST_BLOCKS,
     Floats,
@@ -49,7 +49,6 @@ from fedcache.tables.words import some_names
 
 MOST_NAMED = 4
 MOST_LETTERS = 90
-Named = Sequence[tuple[str, StoredRun]]
 
 
 @dataclass(frozen=True)
@@ -121,7 +120,7 @@ def ranked(entries: Sequence[StoredRun], score: str) -> list[StoredRun]:
     held = has_validation(e.result for e in entries)
 
     def place(entry: StoredRun) -> tuple[object, ...]:
-        found = score_of(entry.result, score).mean
+        found = entry.accuracy(score)
         if held:
             found = validation_value(entry.result, score)
         if found is None:
@@ -185,8 +184,8 @@ def lead(one: StoredRun, other: StoredRun, score: str, level: float = LEVEL) -> 
 
     None where none is possible.
     """
-    ours = score_of(one.result, score).mean
-    theirs = score_of(other.result, score).mean
+    ours = one.accuracy(score)
+    theirs = other.accuracy(score)
     if ours is None or theirs is None:
         return None
     # First choice: seeds that both runs have. They differ only where training draws random numbers.
@@ -249,7 +248,7 @@ def verdict(named: Named, score: str) -> Verdict | None:
         score: client-mean | pooled | own.
     """
     label = {e.digest: name for name, e in named}
-    scored = [e for _, e in named if score_of(e.result, score).mean is not None]
+    scored = [e for _, e in named if e.accuracy(score) is not None]
     # A run with all rows in one place is only a reference, unless there is no other run.
     federated = [e for e in scored if not e.pooled_rows]
     field = ranked(federated or scored, score)
@@ -258,7 +257,7 @@ def verdict(named: Named, score: str) -> Verdict | None:
     best = field[0]
     equals = [e for e in field[1:] if _same_figures(e, best, score)]
     # The same settings with other seeds are not a rival.
-    rivals = [e for e in field[1:] if e not in equals and facts(e) != facts(best)]
+    rivals = [e for e in field[1:] if e not in equals and e.facts != best.facts]
     gap = None
     undecided: list[StoredRun] = []
     if rivals:
@@ -287,7 +286,7 @@ def verdict(named: Named, score: str) -> Verdict | None:
     unlike = unlike_tests(e.result for e in field)
     if held is not None and unlike is not None:
         lines.append(("Note", unlike))
-    accuracy = score_of(best.result, score).mean
+    accuracy = best.accuracy(score)
     interval = uncertainty(best, score)
     return Verdict(label[best.digest], best, accuracy, interval, certainty, tuple(lines))
 
@@ -331,8 +330,8 @@ def _distance(
     score: str,
 ) -> str:
     """How far the best run is above the second, in a sentence."""
-    ours = score_of(best.result, score).mean or 0.0
-    theirs = score_of(second.result, score).mean or 0.0
+    ours = best.accuracy(score) or 0.0
+    theirs = second.accuracy(score) or 0.0
     difference = 100 * (ours - theirs)
     words = points_above(difference, label[second.digest])
     if gap is not None:
@@ -346,7 +345,7 @@ def _distance(
     return f"{words}."
 
 
-def _bytes(count: float) -> str:
+def bytes_words(count: float) -> str:
     """A number of bytes in words; "" for none."""
     if count >= 1000:
         return f"{size(count)}B"
@@ -448,14 +447,14 @@ def cost_words(best: StoredRun) -> str:
     # A one-shot method sends once; others in every round.
     rounds = int(best.result.get("rounds") or 1)
     sent = sent_bytes(best)
-    received = _bytes(_each_client(best, "down_bytes"))
+    received = bytes_words(_each_client(best, "down_bytes"))
     words = "Clients send nothing"
     receives = f" and receive {received} each"
     if sent:
-        words = f"Each client sends {_bytes(sent)} once"
+        words = f"Each client sends {bytes_words(sent)} once"
         receives = f" and receives {received}"
         if rounds > 1:
-            words = f"Each client sends {_bytes(sent)} in {rounds} rounds"
+            words = f"Each client sends {bytes_words(sent)} in {rounds} rounds"
     if received:
         words += receives
     seconds = seconds_of(best)
@@ -475,8 +474,8 @@ def cost_of(
     cheaper = [e for e in undecided if sent_bytes(e) < 0.5 * sent]
     if cheaper:
         least = min(cheaper, key=sent_bytes)
-        accuracy = percent(score_of(least.result, score).mean)
-        sent_by_least = _bytes(sent_bytes(least)) or "nothing"
+        accuracy = percent(least.accuracy(score))
+        sent_by_least = bytes_words(sent_bytes(least)) or "nothing"
         words += (
             f" The cheapest run without a significant difference on these rows: {label[least.digest]}, {accuracy} %, "
             f"{sent_by_least} sent."
@@ -491,7 +490,7 @@ def _reference(
     if not found:
         return ""
     top = ranked(found, score)[0]
-    accuracy = percent(score_of(top.result, score).mean)
+    accuracy = percent(top.accuracy(score))
     words = f"{label[top.digest]}, with all rows in one place, reaches {accuracy} %"
     features = list(map(str, top.result["backbones"]))
     if set(features) != set(map(str, best.result["backbones"])):

@@ -36,7 +36,7 @@ from fedcache.report.run_groups import group_key
 from fedcache.report.run_origin import command_of
 from fedcache.runs.directory import WRITTEN, has_model, is_running, train_table
 from fedcache.runs.origin import store_behind
-from fedcache.runs.score import choice_value, score_of, validation_value
+from fedcache.runs.score import choice_value, validation_value
 from fedcache.store.files import LONGEST_HEADER, SEAL, at_once, parse_signed, read_whole
 from fedcache.store.lock import still_runs
 
@@ -134,7 +134,7 @@ def _finished(run: StoredRun) -> dict[str, Any]:
         "choice": choice_value(run.result),
         "protocol": run.result.get("protocol"),
         "client_mean": {
-            "accuracy": score_of(run.result, "client-mean").mean,
+            "accuracy": run.accuracy("client-mean"),
             "validation": validation_value(run.result, "client-mean"),
             "choice": choice_value(run.result, "client-mean"),
             "std over seeds": None,
