@@ -33,6 +33,7 @@ from fedcache.report.find_runs import (
 from fedcache.report.run_groups import HELD_OUT, HeldOutGroup, MergedRun, mean_and_deviation
 from fedcache.report.statistics import (
     Floats,
+    Interval,
     Ranking,
     constant,
     holm,
@@ -69,6 +70,10 @@ METRIC_OF_SCORE = {"own": "accuracy", "client-mean": "client_mean", "pooled": "p
 SCORE_WORDS = {name.replace("-", "_"): f"accuracy ({name}: {WORDS[name]})" for name in SCORES}
 
 
+RowsInterval = tuple[int, float, float]
+"""A number of test rows, and the low and the high end of the interval over them."""
+
+
 @dataclass(frozen=True)
 class Treatment:
     """One row of a comparison.
@@ -90,10 +95,10 @@ class Treatment:
     values: tuple[float | None, ...]
     mean: float
     std: float | None
-    interval: tuple[float, float] | None
+    interval: Interval | None
     rank: float | None
     validation: float | None = None
-    test_rows: tuple[int, float, float] | None = None
+    test_rows: RowsInterval | None = None
     client_prior: Mapping[str, float | None] = field(default_factory=dict)
 
     @property
@@ -125,7 +130,7 @@ class Pair:
     one: str
     other: str
     difference: float
-    interval: tuple[float, float] | None
+    interval: Interval | None
     p: float | None
     holm: float | None
     rows: RowDifference | None = None
@@ -266,7 +271,7 @@ def compared(
     if found.validation is not None:
         validation = dict(zip(found.names, found.validation, strict=True))
         chosen = found.names[_falling(found, found.validation)[0]]
-    rows: dict[str, tuple[int, float, float]] = {}
+    rows: dict[str, RowsInterval] = {}
     if over == "seeds" and metric in ("accuracy", *SCORE_WORDS):
         rows = _test_rows(found, metric, level)
     treatments = []
@@ -378,9 +383,7 @@ def _with_rows(
     return tuple(done)
 
 
-def _test_rows(
-    found: PairedBlocks, metric: str, level: float
-) -> dict[str, tuple[int, float, float]]:
+def _test_rows(found: PairedBlocks, metric: str, level: float) -> dict[str, RowsInterval]:
     """Test rows and interval of the treatments whose values do not vary over seeds."""
     made = {}
     for name, row in zip(found.names, found.values, strict=True):
@@ -580,6 +583,8 @@ MOST_NAMED = 6
 
 Cells = Mapping[str, Mapping[str, float | None]]
 """Values by treatment and block."""
+RunsByName = Mapping[str, Sequence[StoredRun]]
+"""Name of a treatment -> its runs."""
 
 _PROTOCOL = {
     "global": "one global model",
@@ -626,7 +631,7 @@ class PairedBlocks:
     blocks: tuple[str, ...]
     values: Floats
     notes: tuple[str, ...] = ()
-    runs: Mapping[str, Sequence[StoredRun]] = field(default_factory=dict)
+    runs: RunsByName = field(default_factory=dict)
     validation: tuple[float, ...] | None = None
 
 
@@ -773,7 +778,7 @@ def fixed_runs(runs: Mapping[str, StoredRun]) -> list[str]:
     return [name for name, e in runs.items() if not depends_on_seed(e)]
 
 
-def merged_notes(runs: Mapping[str, Sequence[StoredRun]]) -> list[str]:
+def merged_notes(runs: RunsByName) -> list[str]:
     """Notes on treatments that merge several runs of equal settings, and on their figures that are not exact means."""
     notes = []
     for name, row in runs.items():
@@ -906,9 +911,7 @@ def over_held_out(group: HeldOutGroup, metric: str) -> PairedBlocks:
     return _one_value_each(group.title, runs, values, metric, notes)
 
 
-def _validation(
-    runs: Mapping[str, Sequence[StoredRun]], metric: str, over: str
-) -> tuple[float, ...] | None:
+def _validation(runs: RunsByName, metric: str, over: str) -> tuple[float, ...] | None:
     """Validation accuracy by which treatments are chosen, in the score of the comparison; None where a run lacks it."""
     score = metric.replace("_", "-")
     if score not in SCORES and over == "clients":
@@ -965,7 +968,7 @@ def _without_holes(
 
 def _one_value_each(
     where: str,
-    runs: Mapping[str, Sequence[StoredRun]],
+    runs: RunsByName,
     blocks: Sequence[str],
     metric: str,
     notes: Sequence[str],
@@ -990,7 +993,7 @@ def _distinct(names: Sequence[str]) -> list[str]:
     return made
 
 
-def _not_alike(runs: Mapping[str, Sequence[StoredRun]], metric: str) -> list[str]:
+def _not_alike(runs: RunsByName, metric: str) -> list[str]:
     """Sentences on treatments that sites scored, that were scored in another way, or that approximate their method."""
     every = list(itertools.chain(*runs.values()))
     notes = []
@@ -1041,7 +1044,7 @@ def _drawn_apart(accuracies: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return [f"Runs are scored over different numbers of clients. {parts}."]
 
 
-def _seeds_differ(runs: Mapping[str, Sequence[StoredRun]]) -> list[str]:
+def _seeds_differ(runs: RunsByName) -> list[str]:
     """A note where runs have different seeds; [] where they have the same ones."""
     different = {tuple(e.result["seeds"]) for e in itertools.chain(*runs.values())}
     if len(different) < 2:
@@ -1089,7 +1092,7 @@ class RowDifference:
     gained: int
     lost: int
     difference: float
-    interval: tuple[float, float] | None
+    interval: Interval | None
     p: float
     test: str
     holm: float | None = None
@@ -1181,7 +1184,7 @@ def _half(adds: Floats, weights: Floats, level: float) -> float:
 
 def rows_of_run(
     run: StoredRun, metric: str, level: float, seeds: Sequence[int] | None = None
-) -> tuple[int, float, float] | None:
+) -> RowsInterval | None:
     """Number of test rows of a run with models of clients, and the interval of its accuracy over them.
 
     The interval is accuracy -+ z sqrt(R / (R - 1) sum_r (a_r - accuracy w_r)^2). Row r has weight w_r and adds a_r to

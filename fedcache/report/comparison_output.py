@@ -20,7 +20,7 @@ from fedcache.parsing import visible
 from fedcache.report.comparison import ROW_TESTS, SCORE_WORDS, Comparison, Treatment, compact
 from fedcache.report.drawing import short, write_drawing
 from fedcache.report.run_groups import HELD_OUT
-from fedcache.report.statistics import Ranking, constant, interval_words
+from fedcache.report.statistics import Interval, Ranking, constant, interval_words
 
 TEST_NAMES = {"wilcoxon": "Wilcoxon's signed-rank test", "ttest": "t-test"}
 DAGGER = "†"
@@ -135,7 +135,7 @@ def _mean(t: Treatment) -> str:
     return f"{mean} ± {_two(t.std, 100)}"
 
 
-def _reach(t: Treatment) -> tuple[float, float] | None:
+def _reach(t: Treatment) -> Interval | None:
     """The interval that is shown: the one over test rows if there is one."""
     if t.test_rows is None:
         return t.interval
@@ -353,7 +353,7 @@ def points(difference: float) -> str:
     return f"{100 * difference:+.2f}".replace("-0.00", "0.00").replace("+0.00", "0.00")
 
 
-def _interval(found: tuple[float, float] | None) -> str:
+def _interval(found: Interval | None) -> str:
     if found is None:
         return ""
     low, high = found

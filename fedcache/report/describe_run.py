@@ -15,6 +15,7 @@ from fedcache.errors import Exit, FedcacheError, UsageError, unknown
 from fedcache.report.find_runs import (
     Gathered,
     LeftOut,
+    Result,
     StoredRun,
     every_run,
     labels,
@@ -229,7 +230,7 @@ def figures_of(entry: StoredRun) -> dict[str, float | None]:
     }
 
 
-def _largest_error(result: Mapping[str, Any]) -> float | None:
+def _largest_error(result: Result) -> float | None:
     """The standard error of the mean over drawn clients (``--eval-clients``), the largest of all seeds."""
     drawn = drawn_clients(result)
     if drawn is None:

@@ -59,6 +59,8 @@ LONGEST = 34
 MOST_TICKS = 24
 
 Cell = str | int | float | None
+Rows = list[list[Cell]]
+"""Data of a figure, with a cell for each of its columns."""
 Marks = Callable[..., None]
 """``marks(artist, words, runs)`` gives the marks of an artist their tooltips and the keys of their runs.
 

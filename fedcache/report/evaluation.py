@@ -20,9 +20,9 @@ from fedcache.progress import Observer, Silent, percent
 from fedcache.report.drawing import (
     MUTED,
     SERIES,
-    Cell,
     Marks,
     Plot,
+    Rows,
     bars,
     legend_below,
     need_matplotlib,
@@ -281,7 +281,7 @@ def reliability(ident: str, found: Sequence[RunEvaluation]) -> Plot:
         f"Accuracy of the rows in each of {BINS} bins of confidence. Below the diagonal a model is "
         "overconfident."
     )
-    rows: list[list[Cell]] = []
+    rows: Rows = []
     for e in found:
         rows += [[e.label, count, *at] for count, *at in e.measures.bins if count]
 
@@ -328,7 +328,7 @@ def accuracy_of_classes(ident: str, e: RunEvaluation) -> Plot:
         bars(axes, marks, shares, words, [short(c.name, 18) for c in shown])
         axes.set(xlabel="% right", xlim=(0, 100))
 
-    rows: list[list[Cell]] = [[c.name, c.rows, c.right, c.predicted, c.f1] for c in ordered]
+    rows: Rows = [[c.name, c.rows, c.right, c.predicted, c.f1] for c in ordered]
     title = f"Classes of {e.label}"
     columns = ("class", "rows", "right", "predicted", "F1")
     height = 1.4 + 0.17 * len(shown)

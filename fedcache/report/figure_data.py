@@ -14,9 +14,9 @@ from fedcache.federate.partition.partition import Columns, Partition
 from fedcache.report.drawing import (
     INK,
     SERIES,
-    Cell,
     Marks,
     Plot,
+    Rows,
     legend_below,
     name_places,
     short,
@@ -26,6 +26,8 @@ from fedcache.report.figure_grids import fit, squares
 from fedcache.report.run_origin import RunStore
 from fedcache.store.chunks import array_bytes
 from fedcache.store.manifest import read_text, text_of_array
+
+Floats = NDArray[np.float64]
 
 EMBEDDINGS = ("pca", "tsne", "umap", "none")
 MOST_POINTS = 600
@@ -81,7 +83,7 @@ def dots(ident: str, source: RunStore) -> Plot | None:
     counts = np.array(counts_of_clients)
     if not counts.size or not counts.max():
         return None
-    rows: list[list[Cell]] = []
+    rows: Rows = []
     for i, j in np.argwhere(counts).tolist():
         rows.append([names[i], classes[j], int(counts[i, j])])
     shown = counts[:MOST_CLIENTS, :MOST_CLASSES]
@@ -238,7 +240,7 @@ def plane(ident: str, source: RunStore, key: str, how: str) -> Plot | None:
     kinds += ["client's class mean"] * len(small)
     names = [columns.classes[c] for c in label]
     names += words
-    data: list[list[Cell]] = []
+    data: Rows = []
     for kind, name_of_point, at in zip(kinds, names, flat.tolist(), strict=True):
         data.append([kind, name_of_point, *at])
     title = f"Features of {name} in two dimensions"
@@ -253,7 +255,7 @@ def _prototypes(source: RunStore, key: str) -> tuple[NDArray[np.float32], list[s
     columns = source.columns
     table = source.partition.table
     names_of_clients: list[str] = []
-    means_of_clients: list[NDArray[np.float64]] = []
+    means_of_clients: list[Floats] = []
     chunks: set[int] = set()
     for client in table[:MOST_PROTOTYPES]:
         chunks |= set((client.train // source.store.arrays[key].chunk_rows).tolist())
@@ -273,7 +275,7 @@ def _prototypes(source: RunStore, key: str) -> tuple[NDArray[np.float32], list[s
         count = min(MOST_AVERAGED, len(ascending))
         rows = even_blocks(ascending, count, most_chunks(source, key))
     # The sum and the number of rows of each class.
-    sums: dict[int, tuple[NDArray[np.float64], int]] = {}
+    sums: dict[int, tuple[Floats, int]] = {}
     for start in range(0, len(rows), ROWS_AT_ONCE):
         for c, mine in _by_class(source, key, rows[start : start + ROWS_AT_ONCE]):
             total, count = sums.get(c, (np.zeros(mine.shape[1]), 0))
@@ -288,9 +290,7 @@ def _prototypes(source: RunStore, key: str) -> tuple[NDArray[np.float32], list[s
     return means_of_all, names + names_of_clients, len(means)
 
 
-def _by_class(
-    source: RunStore, key: str, rows: NDArray[np.int64]
-) -> Iterator[tuple[int, NDArray[np.float64]]]:
+def _by_class(source: RunStore, key: str, rows: NDArray[np.int64]) -> Iterator[tuple[int, Floats]]:
     """Each class among these rows, with the features of its readable rows."""
     x = source.features(key, rows).astype(np.float64)
     y = source.columns.label[rows]
@@ -299,7 +299,7 @@ def _by_class(
         yield int(c), x[good & (y == c)]
 
 
-def _project(x: NDArray[np.float32], how: str) -> NDArray[np.float64]:
+def _project(x: NDArray[np.float32], how: str) -> Floats:
     """[N, D] in two dimensions, of unit rows; the same for the same rows."""
     unit = _unit_rows(x)
     if how == "pca":
@@ -314,7 +314,7 @@ def _project(x: NDArray[np.float32], how: str) -> NDArray[np.float64]:
         import umap
 
         projection = umap.UMAP(random_state=0, n_jobs=1)
-    flat: NDArray[np.float64] = projection.fit_transform(unit)
+    flat: Floats = projection.fit_transform(unit)
     return flat
 
 
@@ -325,7 +325,7 @@ def _unit_rows(x: NDArray[Any]) -> NDArray[Any]:
     return unit
 
 
-def _principal(x: NDArray[Any]) -> NDArray[np.float64]:
+def _principal(x: NDArray[Any]) -> Floats:
     """[N, 2]: rows [N, D] on their first two principal axes, each turned so that its largest entry is positive.
 
     As scikit-learn's ``PCA(2, svd_solver="full")``, whose import alone takes longer than a page of figures.
@@ -334,12 +334,12 @@ def _principal(x: NDArray[Any]) -> NDArray[np.float64]:
     largest = axes[np.arange(len(axes)), np.abs(axes).argmax(1)]
     turned = left * size * np.sign(largest)
     # With D = 1 there is one axis only, and the second column stays 0.
-    flat: NDArray[np.float64] = np.zeros((len(x), 2))
+    flat: Floats = np.zeros((len(x), 2))
     flat[:, : len(axes)] = turned[:, :2]
     return flat
 
 
-def linear_cka(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
+def linear_cka(x: Floats, y: Floats) -> float:
     """Linear centred kernel alignment of [N, P] and [N, Q], representations of the same rows (Kornblith et al. 2019).
 
     |Yc'Xc|^2 / (|Xc'Xc| |Yc'Yc|) with centred columns: 1 for representations equal up to a rotation and a scale; NaN
@@ -353,9 +353,7 @@ def linear_cka(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
     return np.nan
 
 
-def _entropy_bits(
-    x: NDArray[np.float64], text: NDArray[np.float64], scale: float
-) -> NDArray[np.float64]:
+def _entropy_bits(x: Floats, text: Floats, scale: float) -> Floats:
     """Entropy of softmax(scale x.T') of [N, D] and [C, D] (E figure 2): [N] bits, at most log2 C."""
     scores = scale * (x @ text.T)
     scores -= scores.max(1, keepdims=True)
@@ -363,7 +361,7 @@ def _entropy_bits(
     p /= p.sum(1, keepdims=True)
     # 0 log 0 is 0, but log 0 is not finite.
     logarithms = np.log2(np.maximum(p, np.finfo(float).tiny))
-    bits: NDArray[np.float64] = -(p * logarithms).sum(1)
+    bits: Floats = -(p * logarithms).sum(1)
     return bits
 
 
@@ -405,7 +403,7 @@ def agreement(ident: str, source: RunStore) -> Plot | None:
         name_places(axes.set_yticks, names)
         fit(axes, len(clients), len(names))
 
-    data: list[list[Cell]] = []
+    data: Rows = []
     for i, k, value, _ in cells:
         data.append([names[k], clients[i].name, value])
     title = "Fusion: contribution of each backbone"
@@ -456,7 +454,7 @@ def label_entropy(ident: str, source: RunStore) -> Plot | None:
         axes.grid(visible=False, axis="x")
         legend_below(axes)
 
-    data: list[list[Cell]] = []
+    data: Rows = []
     for scale, bits in values.items():
         data += [[scale, float(value)] for value in bits]
     title = "Entropy of zero-shot labels"

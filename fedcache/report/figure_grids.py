@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedcache.progress import percent
-from fedcache.report.drawing import INK, PAPER, SERIES, Cell, Draw, Marks, Plot, short, shortened
+from fedcache.report.drawing import INK, PAPER, SERIES, Draw, Marks, Plot, Rows, short, shortened
 from fedcache.report.find_runs import StoredRun, differing, labels
 from fedcache.runs.score import (
     BY_VALIDATION,
@@ -53,7 +53,7 @@ def _method(ident: str, name: str, entries: Sequence[StoredRun], score: str) -> 
     # The setting with more values is the horizontal axis; if both have as many, it is the second.
     placed = sorted(drawn, key=lambda i: len(values[i]))[::-1]
     best: Cells = {}
-    rows: list[list[Cell]] = []
+    rows: Rows = []
     for run, at, value in zip(found.runs, found.values, found.scores.tolist(), strict=True):
         rows.append([*at, value])
         place = tuple(at[i] for i in placed)
@@ -264,7 +264,7 @@ def matrix(
         axes.set_yticks(range(len(names)), shortened(names, 18))
         fit(axes, len(settings), len(names))
 
-    rows: list[list[Cell]] = []
+    rows: Rows = []
     for name, setting in itertools.product(names, settings):
         rows.append([name, setting, best[name].get(setting)])
     columns = ("run", "setting", "accuracy")
@@ -314,9 +314,10 @@ def _points(entries: Sequence[StoredRun], score: str) -> SweptPoints:
     runs = []
     scores = []
     for entry in entries:
-        value = entry.accuracy(score)
         if by_validation:
             value = validation_value(entry.result, score)
+        else:
+            value = entry.accuracy(score)
         if value is not None:
             runs.append(entry)
             scores.append(value)
@@ -417,7 +418,7 @@ def importance_bars(ident: str, points: SweptPoints) -> Plot:
         axes.set_xticks([0, 25, 50, 75, 100])
         axes.grid(visible=False, axis="y")
 
-    rows: list[list[Cell]] = [[n, v] for n, v in found]
+    rows: Rows = [[n, v] for n, v in found]
     title = f"{points.method}: effect of each hyperparameter"
     height = 1.2 + 0.34 * len(found)
     return Plot(ident, title, description, ("setting", "share"), rows, fill, height=height)
@@ -489,8 +490,6 @@ def parallel(ident: str, points: SweptPoints) -> Plot:
         axes.spines[["left", "bottom"]].set_visible(False)
         axes.set(xlim=(-0.1, len(places) + 0.45), ylim=(-0.06, 1.06))
 
-    rows: list[list[Cell]] = [
-        [*v, float(s)] for v, s in zip(points.values, points.scores, strict=True)
-    ]
+    rows: Rows = [[*v, float(s)] for v, s in zip(points.values, points.scores, strict=True)]
     title = f"{points.method}: every configuration of the grid"
     return Plot(ident, title, description, (*points.names, points.what), rows, fill, height=4.2)

@@ -26,6 +26,7 @@ from fedcache.report.drawing import (
     Cell,
     Marks,
     Plot,
+    Rows,
     bars,
     legend_below,
     name_places,
@@ -52,7 +53,7 @@ MOST_DOTS = 500
 
 def curves(ident: str, runs: Named) -> Plot | None:
     """Accuracy per measured round, the mean over seeds with the range between them."""
-    rows: list[list[Cell]] = []
+    rows: Rows = []
     drawn: list[tuple[str, str, np.ndarray, np.ndarray]] = []
     for label, entry in runs:
         seeds: dict[int, dict[int, float]] = {}
@@ -131,7 +132,7 @@ def spread(ident: str, runs: Named) -> Plot | None:
     if many:
         over = "clients"
         strip = "the line reaches from the lowest to the highest client, the box from the 25 % to the 75 % quantile"
-    rows: list[list[Cell]] = []
+    rows: Rows = []
     for label, e, columns in known:
         accuracies: list[float | None]
         if many:
@@ -244,7 +245,7 @@ def confusion_matrix(
 
     With more than ``MOST_DRAWN`` classes the figure shows the most frequent mistakes; None if there is no mistake.
     """
-    rows: list[list[Cell]] = []
+    rows: Rows = []
     for i, j in np.argwhere(table).tolist():
         rows.append([names[i], names[j], int(table[i, j])])
     total = table.sum(1)
@@ -297,7 +298,7 @@ def _percent_of_class(table: np.ndarray) -> np.ndarray:
 
 def own_numbers(ident: str, runs: Named) -> list[Plot]:
     """A figure over rounds for each diagnostic that methods record; entropy and accuracy of pseudo-labels first."""
-    found: dict[str, list[list[Cell]]] = {}
+    found: dict[str, Rows] = {}
     for label, entry in runs:
         for record in entry.rounds:
             for name, value in record.get("diagnostics", {}).items():
@@ -332,7 +333,7 @@ def _class_axes(axes: Any, names: Sequence[str]) -> None:
     fit(axes, len(names), len(names))
 
 
-def _diagnostic(ident: str, name: str, rows: list[list[Cell]], keys: dict[str, str]) -> Plot:
+def _diagnostic(ident: str, name: str, rows: Rows, keys: dict[str, str]) -> Plot:
     """One line over rounds for each run; ``rows`` are label, seed, round and value, ``keys`` those of the runs."""
     title, unit = UNITS.get(name, (name.replace("_", " "), name))
     # Values of all seeds, by run and round.
@@ -385,7 +386,7 @@ def confusion_difference(ident: str, one: Labelled, other: Labelled) -> Plot | N
     names = _class_names(run, len(gap))
     title = f"Confusion of {label} minus {other_label}"
     differ = [(i, j, float(gap[i, j])) for i, j in np.argwhere(gap).tolist()]
-    rows: list[list[Cell]] = [[names[i], names[j], v] for i, j, v in differ]
+    rows: Rows = [[names[i], names[j], v] for i, j, v in differ]
     columns = ("true", "predicted", "difference in points")
     description = (
         f"Points of a true class (a row) that {label} classifies as each class (a column) more often "
@@ -590,7 +591,7 @@ def _pareto(
         axes.set(xlabel=axis, ylabel="accuracy %")
         axes.margins(x=0.16, y=0.14)
 
-    rows: list[list[Cell]] = []
+    rows: Rows = []
     for p in priced:
         kind = ""
         if p.entry.key in front:
@@ -825,7 +826,7 @@ def differences(
     columns = ["run", "difference", "low", "high", "p Holm"]
     if own_seeds:
         columns.append(c.over)
-    rows: list[list[Cell]] = []
+    rows: Rows = []
     for pair in pairs:
         low, high = pair.interval or (None, None)
         row: list[Cell] = [pair.one, pair.difference, low, high, pair.holm]
@@ -847,7 +848,7 @@ def ranks(ident: str, c: Comparison) -> Plot | None:
     """The critical-difference diagram; None where the blocks are too few to tell any two treatments apart."""
     if c.ranking is None or not enough_blocks(c) or len(c.treatments) > MOST_BARS:
         return None
-    rows: list[list[Cell]] = [[t.name, t.rank] for t in c.treatments]
+    rows: Rows = [[t.name, t.rank] for t in c.treatments]
     blocks = c.ranking.blocks
     description = (
         f"Mean ranks over {blocks} {c.over}, best left; a bar joins methods without a significant "

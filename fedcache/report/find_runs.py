@@ -52,6 +52,8 @@ if TYPE_CHECKING:
 
 
 RunQuery: TypeAlias = "str | Path | Run | Grid | Point"
+Result = Mapping[str, Any]
+"""Content of a ``result.json``."""
 
 LISTED = "`fedcache runs list` lists the finished runs."
 """Hint for a name that is no run, where a run must be given."""
@@ -98,7 +100,7 @@ class StoredRun:
     """
 
     path: Path
-    result: Mapping[str, Any]
+    result: Result
     measured: Mapping[str, Any]
 
     @property
@@ -609,7 +611,7 @@ def value_words(value: object) -> str:
     return str(value)
 
 
-def partition_name(result: Mapping[str, Any]) -> str:
+def partition_name(result: Result) -> str:
     """The name of a saved partition, or the one that its scheme and arguments would give it."""
     part = result["partition"]
     scheme = SCHEMES.get(part["scheme"])
@@ -625,14 +627,14 @@ def without(table: Mapping[str, Any], names: Container[str]) -> dict[str, Any]:
     return {name: value for name, value in table.items() if name not in names}
 
 
-def name_without_hold_out(result: Mapping[str, Any]) -> str:
+def name_without_hold_out(result: Result) -> str:
     """The name of a saved partition, or the default name of the scheme without the held-out value."""
     part = result["partition"]
     args = without(part.get("args", {}), ("hold_out",))
     return partition_name({**result, "partition": {**part, "args": args}})
 
 
-def partition_words(result: Mapping[str, Any]) -> str:
+def partition_words(result: Result) -> str:
     """A partition as labels show it: its name, and ``hold_out=VALUE`` where the run holds out values of a column."""
     held = values_held_out(result)
     if held:
@@ -641,7 +643,7 @@ def partition_words(result: Mapping[str, Any]) -> str:
     return partition_name(result)
 
 
-OF: Mapping[str, Callable[[Mapping[str, Any]], tuple[str, ...]]] = MappingProxyType(
+OF: Mapping[str, Callable[[Result], tuple[str, ...]]] = MappingProxyType(
     {
         "method": lambda r: (str(r["method"]),),
         "dataset": lambda r: (str(r["dataset"]["slug"]),),
@@ -651,7 +653,7 @@ OF: Mapping[str, Callable[[Mapping[str, Any]], tuple[str, ...]]] = MappingProxyT
 """Word before the colon of a selection -> the names of a result that are compared with the pattern after it."""
 
 
-def selector(query: str) -> Callable[[Mapping[str, Any]], bool] | None:
+def selector(query: str) -> Callable[[Result], bool] | None:
     """A function that says whether a selection takes a result; None for a query that is not a selection."""
     kind, colon, pattern = query.partition(":")
     if not colon or not pattern or kind not in OF:

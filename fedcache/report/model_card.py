@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from fedcache.models.export.program import (
 from fedcache.models.predictor import Predictor
 from fedcache.models.saved_model import ExportOptions, ModelOptions, SavedModel
 from fedcache.progress import Observer
+from fedcache.report.find_runs import Result
 from fedcache.report.methods import Sizes
 from fedcache.report.methods.facts import leaving, rows_in_models
 from fedcache.report.store_card import backbone_lines
@@ -46,7 +46,7 @@ SHOWN = 20
 
 def model_card(
     predictor: Predictor,
-    result: Mapping[str, Any] | None,
+    result: Result | None,
     home: Home,
     clients: ClientColumns | None = None,
 ) -> str:
@@ -137,7 +137,7 @@ def _held_rows(predictor: Predictor) -> list[str]:
     ]
 
 
-def _data(saved: SavedModel, result: Mapping[str, Any] | None) -> list[str]:
+def _data(saved: SavedModel, result: Result | None) -> list[str]:
     """Sentences on the dataset and the partition."""
     if result is None:
         return [f"Dataset {saved.facts.dataset}."]
@@ -180,7 +180,7 @@ _SCORED_ON = {
 
 
 def accuracy_lines(
-    result: Mapping[str, Any], client: str | None = None, clients: ClientColumns | None = None
+    result: Result, client: str | None = None, clients: ClientColumns | None = None
 ) -> list[str]:
     """Accuracy of every seed, with a Wilson interval for one model with a known number of test rows."""
     a = result["accuracy"]
@@ -213,7 +213,7 @@ def accuracy_lines(
     return lines or ["No row was scored."]
 
 
-def test_rows(result: Mapping[str, Any]) -> int | None:
+def test_rows(result: Result) -> int | None:
     """Test rows of one seed of a run with one model for all; None where they are not known."""
     confusion = result.get("confusion")
     if result["protocol"] != "global" or confusion is None:
@@ -225,7 +225,7 @@ def test_rows(result: Mapping[str, Any]) -> int | None:
     return None
 
 
-def left_lines(saved: SavedModel, result: Mapping[str, Any] | None) -> list[str]:
+def left_lines(saved: SavedModel, result: Result | None) -> list[str]:
     """Traffic of a client, in numbers and by kind of tensor."""
     lines = []
     if result is not None:
@@ -252,7 +252,7 @@ def left_lines(saved: SavedModel, result: Mapping[str, Any] | None) -> list[str]
     return lines + [f"Sent: {part.what} ({part.reveals})." for part in parts]
 
 
-def _privacy(result: Mapping[str, Any]) -> list[str]:
+def _privacy(result: Result) -> list[str]:
     """Sentences on robust aggregation, attacks and the privacy cost."""
     trust = result.get("trust", {})
     lines = describe_trust(trust)

@@ -48,6 +48,7 @@ from fedcache.report.find_runs import (
 )
 from fedcache.report.render import (
     Column,
+    ExtraTable,
     Gallery,
     HtmlCell,
     Section,
@@ -459,7 +460,7 @@ def section_of(
     details: list[Plot] = []
     notes: list[str] = []
     galleries: list[Gallery] = []
-    tables: list[tuple[str, str, Sequence[str], Sequence[Sequence[str]]]] = []
+    tables: list[ExtraTable] = []
     if number < MOST_SETTINGS:
         tests = comparison_of(title, named, score)
         plots = _first_plots(ident, named, score, tests)
@@ -562,7 +563,7 @@ def comparison_of(title: str, named: Named, score: str) -> Comparison | None:
     return None
 
 
-def _tests_table(c: Comparison) -> tuple[str, str, Sequence[str], Sequence[Sequence[str]]]:
+def _tests_table(c: Comparison) -> ExtraTable:
     sheet = differences(c)
     assert sheet is not None  # nosec B101
     words = caption(c).partition(": ")[2].partition(" Bold:")[0]

@@ -79,6 +79,10 @@ class Gallery:
     warnings: Sequence[str] = ()
 
 
+ExtraTable = tuple[str, str, Sequence[str], Sequence[Sequence[str]]]
+"""Title, caption, columns and rows of a table of text."""
+
+
 @dataclass(frozen=True)
 class Section:
     """One setting: its runs and their figures.
@@ -97,7 +101,7 @@ class Section:
         runs: (key in figures, label, directory) of each row; () where rows are not runs.
         chosen: number of the row that is highlighted.
         details: the last figures.
-        tables: (title, caption, columns, rows) of tables below the figures.
+        tables: below the figures.
         filters: (column, its values) of filters of the table.
         verdict: the best run, its certainty and its cost.
         folded: whether it is shown only on request.
@@ -116,7 +120,7 @@ class Section:
     runs: Sequence[tuple[str, str, str]] = ()
     chosen: int | None = None
     details: Sequence[Plot] = ()
-    tables: Sequence[tuple[str, str, Sequence[str], Sequence[Sequence[str]]]] = ()
+    tables: Sequence[ExtraTable] = ()
     filters: Sequence[tuple[str, Sequence[str]]] = ()
     verdict: Verdict | None = None
     folded: bool = False

@@ -22,6 +22,7 @@ import numpy as np
 from fedcache.report.find_runs import (
     AS_CLAIMED,
     Gathered,
+    Result,
     StoredRun,
     differing,
     label_of,
@@ -214,7 +215,7 @@ def _result(runs: Sequence[StoredRun], added: Sequence[Sequence[int]]) -> dict[s
     return made
 
 
-def _traffic(results: Sequence[Mapping[str, Any]], shares: Sequence[float]) -> dict[str, Any]:
+def _traffic(results: Sequence[Result], shares: Sequence[float]) -> dict[str, Any]:
     """Sums over the seeds; numbers per client and round are those of the first run."""
     first = results[0]["traffic"]
     made = _total([result["traffic"] for result in results], shares)
@@ -236,7 +237,7 @@ def _measured(runs: Sequence[StoredRun], added: Sequence[Sequence[int]]) -> dict
     return {**runs[0].measured, "seconds": seconds}
 
 
-def _shares(results: Sequence[Mapping[str, Any]], added: Sequence[Sequence[int]]) -> list[float]:
+def _shares(results: Sequence[Result], added: Sequence[Sequence[int]]) -> list[float]:
     """The share of its own seeds that each run adds."""
     return [len(new) / len(result["seeds"]) for result, new in zip(results, added, strict=True)]
 

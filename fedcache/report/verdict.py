@@ -22,7 +22,7 @@ from fedcache.report.comparison import (
     row_difference,
     rows_of_run,
 )
-from fedcache.report.find_runs import Named, StoredRun
+from fedcache.report.find_runs import Named, Result, StoredRun
 from fedcache.report.statistics import (
     LEAST_BLOCKS,
     Floats,
@@ -503,12 +503,12 @@ HALF_A_POINT = 0.005
 """Smallest difference from zero-shot that gets a caution. Smaller ones can be seen in the figures."""
 
 
-def caution_lines(result: Mapping[str, Any]) -> list[str]:
+def caution_lines(result: Result) -> list[str]:
     """Sentences on a ``result.json``; [] where nothing is unusual."""
     return [*chance_lines(result), *_below_zero_shot(result), *unseen_classes(result)]
 
 
-def drawn_clients(result: Mapping[str, Any]) -> tuple[str, list[float]] | None:
+def drawn_clients(result: Result) -> tuple[str, list[float]] | None:
     """How many clients were drawn and scored (``--eval-clients``), and the standard error of their mean in each seed.
 
     The words, ``500 of 100,000 clients were drawn and scored; 3 of these took part in some round``, are of the first
@@ -532,7 +532,7 @@ def drawn_clients(result: Mapping[str, Any]) -> tuple[str, list[float]] | None:
     return who, [float(error) for error in errors if error is not None]
 
 
-def few_validation_classes(results: Iterable[Mapping[str, Any]]) -> str | None:
+def few_validation_classes(results: Iterable[Result]) -> str | None:
     """Why validation may rank settings of personal models in another order than test rows; None where it may not.
 
     Validation rows are rows of the client, but its model is tested on all classes.
@@ -555,7 +555,7 @@ def few_validation_classes(results: Iterable[Mapping[str, Any]]) -> str | None:
     return None
 
 
-def _below_zero_shot(result: Mapping[str, Any]) -> list[str]:
+def _below_zero_shot(result: Result) -> list[str]:
     """A caution where the class texts alone, without training, are more accurate; [] otherwise."""
     untrained = result["accuracy"].get("zero_shot")
     trained = result["accuracy"]["mean"]
@@ -572,7 +572,7 @@ LARGE_RATE = 0.1
 """Learning rate from which on a larger one is not recommended."""
 
 
-def chance_lines(result: Mapping[str, Any]) -> list[str]:
+def chance_lines(result: Result) -> list[str]:
     """A caution where the accuracy is no better than guessing, and the next command; [] for a better result."""
     chance = at_chance(result)
     if chance is None:
@@ -586,7 +586,7 @@ def chance_lines(result: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def next_step(result: Mapping[str, Any]) -> str:
+def next_step(result: Result) -> str:
     """The first thing to change in the same command.
 
     More clients if no client sent anything, tuned values if the method has some, else a larger rate, else more rounds,
