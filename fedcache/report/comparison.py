@@ -411,11 +411,9 @@ def _treatment(name: str, row: Floats, level: float, runs: Sequence[StoredRun]) 
     std = None
     if len(values) > 1:
         std = float(values.std(ddof=1))
-    each: list[float | None] = row.tolist()
-    for block in np.flatnonzero(np.isnan(row)):
-        each[block] = None
-    reach = interval(values, level)
-    return Treatment(name, tuple(each), mean, std, reach, None, client_prior=prior)
+    # NaN becomes None.
+    each = tuple(np.where(np.isnan(row), None, row).tolist())
+    return Treatment(name, each, mean, std, interval(values, level), None, client_prior=prior)
 
 
 def _p(test: str, one: Floats, other: Floats, over: str) -> float | None:
@@ -675,7 +673,6 @@ def within(
 
     Raises UsageError when fewer than two runs have values, no two runs share a seed, or no client is common to all.
     """
-    check_metric(metric, over)
     take = METRICS[over][metric]
     runs = dict(zip(names or labels(entries), entries, strict=True))
     rows: Mapping[str, tuple[Sequence[str], Floats]]
@@ -786,7 +783,7 @@ def merged_notes(runs: RunsByName) -> list[str]:
             if not isinstance(run, MergedRun):
                 continue
             seeds = compact(run.result["seeds"])
-            which = _some([digest[:8] for digest in run.digests])
+            which = _some([member.digest[:8] for member in run.members])
             members = len(run.members)
             notes.append(
                 f"{name}: {members} runs of equal settings with the seeds {seeds} ({which})."
@@ -842,7 +839,6 @@ def across(entries: Sequence[StoredRun], metric: str) -> PairedBlocks:
 
     Raises UsageError for fewer than two treatments or settings, and for two equal runs in one setting.
     """
-    check_metric(metric, "settings")
     groups = by_setting(entries)
     facts = differing(entries)
     wheres = setting_names(groups)
@@ -1019,8 +1015,7 @@ def _not_alike(runs: RunsByName, metric: str) -> list[str]:
         others = _PROTOCOL.get(usual, usual)
         scored = "; ".join(parts)
         notes.append(f"{head}. {scored}; all others: {others}.")
-    accuracies = {name: row[0].result["accuracy"] for name, row in runs.items()}
-    notes += _drawn_apart(accuracies)
+    notes += _drawn_apart(runs)
     unlike = unlike_tests(e.result for e in every)
     if unlike is not None:
         notes.append(unlike)
@@ -1029,13 +1024,14 @@ def _not_alike(runs: RunsByName, metric: str) -> list[str]:
     return notes
 
 
-def _drawn_apart(accuracies: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def _drawn_apart(runs: RunsByName) -> list[str]:
     """A note where runs were scored over different numbers of clients (``--eval-clients``); [] where they were not."""
     kinds: dict[str, list[str]] = {}
-    for name, accuracy in accuracies.items():
+    for name, row in runs.items():
         kind = "all"
-        if accuracy.get("eval_clients"):
-            scored = accuracy["eval_clients"][0]["scored"]
+        drawn = row[0].result["accuracy"].get("eval_clients")
+        if drawn:
+            scored = drawn[0]["scored"]
             kind = f"{scored:,} drawn"
         kinds.setdefault(kind, []).append(name)
     if len(kinds) < 2:
@@ -1266,8 +1262,6 @@ def _tested(seeds: list[Rows], level: float) -> RowDifference:
 
 MOST_SEEDS = 10
 """Most seeds that are named one by one."""
-FIGURES = ("own", "client-mean", "pooled")
-"""Scores that are equal for all seeds of a run that does not depend on the seed."""
 
 
 def paired_seeds(one: StoredRun, other: StoredRun) -> list[tuple[int, int]]:
@@ -1327,7 +1321,7 @@ def depends_on_seed(run: StoredRun) -> bool:
     if len(_partitions(run)) != 1:
         return True
     if len(run.result["seeds"]) > 1:
-        return any(len(set(score_of(run.result, name).per_seed)) > 1 for name in FIGURES)
+        return any(len(set(score_of(run.result, name).per_seed)) > 1 for name in WORDS)
     return not _draws_nothing(run.result)
 
 

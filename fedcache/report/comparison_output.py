@@ -17,6 +17,7 @@ from typing import Any
 
 from fedcache.errors import UsageError
 from fedcache.parsing import visible
+from fedcache.progress import percent
 from fedcache.report.comparison import ROW_TESTS, SCORE_WORDS, Comparison, Treatment, compact
 from fedcache.report.drawing import short, write_drawing
 from fedcache.report.run_groups import HELD_OUT
@@ -356,8 +357,7 @@ def points(difference: float) -> str:
 def _interval(found: Interval | None) -> str:
     if found is None:
         return ""
-    low, high = found
-    return f"{100 * low:.2f} to {100 * high:.2f}"
+    return " to ".join(map(percent, found))
 
 
 def _level(c: Comparison) -> str:

@@ -64,11 +64,6 @@ class MergedRun(StoredRun):
     added: tuple[tuple[int, ...], ...] = ()
 
     @property
-    def digests(self) -> tuple[str, ...]:
-        """Names of the directories of its runs."""
-        return tuple(run.digest for run in self.members)
-
-    @property
     def exact(self) -> bool:
         """Whether figures of clients, classes and costs are exactly those of the seeds."""
         seeds = [run.result["seeds"] for run in self.members]

@@ -68,9 +68,7 @@ class Estimate:
     @property
     def ends(self) -> str:
         """The ends of the interval in percent."""
-        low = 100 * self.low
-        high = 100 * self.high
-        return f"{low:.2f} to {high:.2f}"
+        return f"{percent(self.low)} to {percent(self.high)}"
 
 
 @dataclass(frozen=True)
@@ -130,21 +128,21 @@ def ranked(entries: Sequence[StoredRun], score: str) -> list[StoredRun]:
     return sorted(entries, key=place)
 
 
-def uncertainty(entry: StoredRun, score: str, level: float = LEVEL) -> Estimate | None:
+def uncertainty(entry: StoredRun, score: str) -> Estimate | None:
     """A run's score with an interval: over seeds if it varies over seeds, else over test rows, else over clients."""
     found = score_of(entry.result, score)
     if found.mean is None:
         return None
     known = np.array([v for v in found.per_seed if v is not None])
     if len(known) == len(found.per_seed) >= LEAST_BLOCKS and not constant(known):
-        return _student(known, level, "seeds")
+        return _student(known, LEVEL, "seeds")
     # If all clients are tested on the same rows, the mean over clients is the accuracy on these rows.
     rows = None
     own_accuracy = entry.result["accuracy"]["mean"]
     if math.isclose(found.mean, own_accuracy, abs_tol=10.0**-DIGITS):
-        rows = rows_interval(entry.result, level)
+        rows = rows_interval(entry.result)
     if rows is None:
-        rows = rows_of_run(entry, METRIC_OF_SCORE[score], level)
+        rows = rows_of_run(entry, METRIC_OF_SCORE[score], LEVEL)
         if rows is not None and not rows[1] <= found.mean <= rows[2]:
             rows = None
     if rows is not None:
@@ -153,7 +151,7 @@ def uncertainty(entry: StoredRun, score: str, level: float = LEVEL) -> Estimate 
     values = _client_scores(entry, found.mean)
     if values is None:
         return None
-    return _student(values, level, "clients")
+    return _student(values, LEVEL, "clients")
 
 
 def mean_uncertainty(entries: Sequence[StoredRun], score: str) -> Estimate | None:
