@@ -89,21 +89,6 @@ def _confusion_difference(i: FigureInput) -> Plot | None:
     return confusion_difference("figure", runs[0], runs[1])
 
 
-def _ranks(i: FigureInput) -> Plot | None:
-    tests = i.tests
-    if tests is None:
-        return None
-    return figure_runs.ranks("figure", tests)
-
-
-def _differences(i: FigureInput) -> Plot | None:
-    tests = i.tests
-    if tests is None:
-        return None
-    keys = {label: e.key for label, e in i.named}
-    return figure_runs.differences("figure", tests, keys)
-
-
 def _importance(i: FigureInput) -> Plot | None:
     points = i.swept
     if points is None:
@@ -140,12 +125,14 @@ KINDS = {
         lambda i: figure_runs.spread("figure", every_method_first(i.named)),
     ),
     "differences": Kind(
-        "paired differences from the first run", "two runs of three seeds or clients", _differences
+        "paired differences from the first run",
+        "two runs of three seeds or clients",
+        lambda i: figure_runs.differences("figure", i.tests, i.named),
     ),
     "ranks": Kind(
         "mean ranks with the critical difference",
         "three runs, five seeds or clients, and differences that are significant",
-        _ranks,
+        lambda i: figure_runs.ranks("figure", i.tests),
     ),
     "grid": Kind(
         "accuracy over one or two swept hyperparameters",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -729,17 +729,17 @@ LEAST_BLOCKS = 5
 """Fewest blocks for which ranks are drawn."""
 
 
-def differences(
-    ident: str, c: Comparison, keys: Mapping[str, str] | None = None, runs: int = 0
-) -> Plot | None:
+def differences(ident: str, c: Comparison | None, named: Named, runs: int = 0) -> Plot | None:
     """Every treatment's mean difference from the reference, in points, with its interval; None without intervals.
 
     Args:
         ident: unique in the page.
-        c: pairs with one reference.
-        keys: name of a treatment -> key of its run.
+        c: pairs with one reference; None where the runs cannot be compared.
+        named: the runs of the treatments, with their names as labels; there may be more.
         runs: number of all runs, where ``c`` compares only the first of them.
     """
+    if c is None:
+        return None
     pairs = [p for p in c.pairs if p.other == c.reference][:MOST_ROWS]
     blocks = len(c.blocks)
     over = f"{blocks} {c.over}"
@@ -763,13 +763,13 @@ def differences(
     description = f"Mean difference from {c.reference} in points over {over}, with {level:g} % "
     description += f"intervals; filled dots differ after Holm's correction at {alpha:.2g}."
     if own_seeds:
-        named = []
+        shared = []
         for p in pairs:
             seeds = compact(p.blocks)
-            named.append(f"{p.one}: {seeds}")
-        if len(named) > MOST_NAMED:
-            named[MOST_NAMED:] = ["..."]
-        listed = "; ".join(named)
+            shared.append(f"{p.one}: {seeds}")
+        if len(shared) > MOST_NAMED:
+            shared[MOST_NAMED:] = ["..."]
+        listed = "; ".join(shared)
         description += f" Shared {c.over}: {listed}."
     if not all(p.interval for p in pairs):
         description += " A hollow dot without an interval could not be tested."
@@ -796,7 +796,8 @@ def differences(
         axes.axvline(0, color=MUTED, linewidth=1)
         words = list(map(words_of, pairs))
         names = [p.one for p in pairs]
-        run_keys = [(keys or {}).get(name, "") for name in names]
+        keys = {label: e.key for label, e in named}
+        run_keys = [keys[name] for name in names]
         paths = []
         places_of_paths = []
         faces = []
@@ -844,9 +845,9 @@ def enough_blocks(c: Comparison) -> bool:
     return c.ranking is not None and c.ranking.blocks >= LEAST_BLOCKS and not c.ranking.too_few
 
 
-def ranks(ident: str, c: Comparison) -> Plot | None:
+def ranks(ident: str, c: Comparison | None) -> Plot | None:
     """The critical-difference diagram; None where the blocks are too few to tell any two treatments apart."""
-    if c.ranking is None or not enough_blocks(c) or len(c.treatments) > MOST_BARS:
+    if c is None or c.ranking is None or not enough_blocks(c) or len(c.treatments) > MOST_BARS:
         return None
     rows: Rows = [[t.name, t.rank] for t in c.treatments]
     blocks = c.ranking.blocks

@@ -583,11 +583,9 @@ def _first_plots(ident: str, named: Named, score: str, tests: Comparison | None)
         figure_runs.against_seconds(f"{ident}-seconds", named, score),
         figure_runs.curves(f"{ident}-curves", shown),
         figure_runs.spread(f"{ident}-clients", shown),
+        figure_runs.differences(f"{ident}-differences", tests, named, len(named)),
+        figure_runs.ranks(f"{ident}-ranks", tests),
     ]
-    if tests is not None:
-        keys = {n: e.key for n, e in named}
-        made.append(figure_runs.differences(f"{ident}-differences", tests, keys, len(named)))
-        made.append(figure_runs.ranks(f"{ident}-ranks", tests))
     made += figure_grids.sweeps(f"{ident}-grid", entries, score)
     made += hyperparameters(f"{ident}-settings", entries, score)
     return [p for p in made if p is not None]
