@@ -100,7 +100,7 @@ class Plot:
         description: the text alternative, and what was left out.
         columns: names of the data.
         rows: the data, as in the CSV.
-        fill: draws the figure on its axes.
+        fill: draws the figure on its axes, and calls ``marks(artist, words)`` for every artist with tooltips.
         height: inches of the drawing, which is ``WIDTH`` wide.
     """
 
@@ -115,24 +115,21 @@ class Plot:
     @cached_property
     def svg(self) -> str:
         """The drawing, made when it is first requested."""
-        return draw(self.ident, self.fill, height=self.height, description=self.description)
+        return draw(self)
 
 
-def draw(ident: str, fill: Draw, *, height: float = HEIGHT, description: str = "") -> str:
-    """An SVG without size, scripts or fonts of its own.
+Marked = dict[str, tuple[list[str], str | Sequence[str]]]
+"""Group of marks -> their tooltips and the keys of their runs."""
 
-    Args:
-        ident: prefix of every id in it.
-        fill: draws on the axes it is given; calls ``marks(artist, words)`` for every artist with tooltips.
-        height: inches.
-        description: the text alternative.
-    """
+
+def draw(plot: Plot) -> str:
+    """A figure as SVG without size, scripts or fonts of its own. Every id in it begins with ``plot.ident``."""
     import matplotlib
     from cycler import cycler
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
-    marked: dict[str, tuple[list[str], str | Sequence[str]]] = {}
+    marked: Marked = {}
 
     def marks(artist: Any, words: Sequence[str] = (), runs: str | Sequence[str] = "") -> None:
         name = f"marks{len(marked)}"
@@ -142,7 +139,7 @@ def draw(ident: str, fill: Draw, *, height: float = HEIGHT, description: str = "
     style: Any = {
         **_STYLE,
         "svg.fonttype": "none",
-        "svg.hashsalt": ident,
+        "svg.hashsalt": plot.ident,
         "font.size": LETTERS,
         "text.color": INK,
         "axes.edgecolor": LINE,
@@ -168,10 +165,10 @@ def draw(ident: str, fill: Draw, *, height: float = HEIGHT, description: str = "
     with _ALONE, warnings.catch_warnings(), matplotlib.rc_context(style):
         # A script that the font lacks is measured as boxes here and drawn by the browser's own fonts.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        figure = Figure(figsize=(WIDTH, height), dpi=72, layout="constrained")
+        figure = Figure(figsize=(WIDTH, plot.height), dpi=72, layout="constrained")
         FigureCanvasSVG(figure)
         axes = figure.add_subplot()
-        fill(axes, marks)
+        plot.fill(axes, marks)
         # An artist that is clipped at the axes needs no room outside them.
         for artist in (*axes.lines, *axes.patches, *axes.collections):
             artist.set_in_layout(not artist.get_clip_on())
@@ -183,25 +180,21 @@ def draw(ident: str, fill: Draw, *, height: float = HEIGHT, description: str = "
             format="svg",
             metadata={"Date": None, "Creator": None, "Format": None, "Type": None},
         )
-    return _themed(buffer.getvalue(), ident, marked, description)
+    return _themed(buffer.getvalue(), marked, plot)
 
 
-def _themed(
-    raw: bytes,
-    ident: str,
-    marked: dict[str, tuple[list[str], str | Sequence[str]]],
-    description: str,
-) -> str:
+def _themed(raw: bytes, marked: Marked, plot: Plot) -> str:
     """An SVG of matplotlib as part of a page: unique ids, colours as CSS variables, and a tooltip for each mark."""
     root = ElementTree.fromstring(raw)  # nosec B314
     for name in ("width", "height"):
         root.attrib.pop(name, None)
     root.set("role", "img")
-    root.set("aria-label", description)
+    root.set("aria-label", plot.description)
     for parent in list(root.iter()):
         for child in list(parent):
             if child.tag.endswith("}metadata"):
                 parent.remove(child)
+    ident = plot.ident
     for element in root.iter():
         name = element.get("id", "")
         if name in marked:

@@ -114,7 +114,7 @@ def write_evaluations(
     elif kind == ".csv":
         raw = _table(found)
     else:
-        raw = evaluation_page(found, images, observer)
+        raw = evaluation_page(found, images, observer or Silent())
     write_output(path, raw.encode())
 
 
@@ -194,13 +194,10 @@ def _right(found: RightRows) -> dict[str, Any]:
 
 
 def evaluation_page(
-    found: Sequence[RunEvaluation],
-    images: ImagePlaces | None = None,
-    observer: Observer | None = None,
+    found: Sequence[RunEvaluation], images: ImagePlaces | None, observer: Observer
 ) -> str:
     """One self-contained HTML page; arguments as for ``write_evaluations``. Raises MachineError without matplotlib."""
     sections = []
-    observer = observer or Silent()
     description = (
         f"ECE over {BINS} bins of confidence of equal width; intervals are Wilson's at 95 %. For several "
         "personal models, values are means over clients."

@@ -18,11 +18,16 @@ from fedcache.report.find_runs import (
     StoredRun,
     by_setting,
     gather,
-    labels,
     need_finished,
     setting_names,
 )
-from fedcache.report.page import PRIVATE, comparison_of, every_method_first, first_of_each
+from fedcache.report.page import (
+    PRIVATE,
+    comparison_of,
+    every_method_first,
+    first_of_each,
+    ranked_runs,
+)
 from fedcache.report.run_groups import merge_seeds
 from fedcache.report.run_origin import RunStore, store_of_run
 from fedcache.report.verdict import ranked
@@ -229,9 +234,7 @@ def write_figure(
             "Give the runs of one setting (fedcache runs list), or draw the figure `settings`.",
         )
     else:
-        used = score or score_for(e.result for e in settings[0])
-        entries = ranked(settings[0], used)
-        named = list(zip(labels(entries), entries, strict=True))
+        named, used = ranked_runs(settings[0], score)
         plot = KINDS[kind].made(FigureInput(titles[0], named, used, embed))
     if plot is None:
         takes = "two methods in two settings"

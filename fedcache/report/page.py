@@ -176,15 +176,13 @@ def write_report(
         refuse_private(found.entries)
     merged = merge_seeds(found)
     groups = held_out_groups(merged.entries)
-    in_groups: set[str] = set()
-    for group in groups:
-        in_groups.update(e.digest for e in group.entries)
+    in_groups = {e.digest for group in groups for e in group.entries}
     # A section of a group summarises its runs, so the sections of these runs come last and are folded.
     settings = by_setting(merged.entries)
     settings.sort(key=lambda entries: order_of_setting(entries[0]))
     settings.sort(key=lambda entries: entries[0].digest in in_groups)
     titles = setting_names(settings)
-    shown = ToShow()
+    request = Shown(embed, score, images)
     observer.start("comparing", len(settings), "settings")
     try:
         sections = [
@@ -196,7 +194,7 @@ def write_report(
             source: RunStore | str = PRIVATE
             if not any(e.private for e in entries):
                 source = store_of_run(entries)
-            made = section_of(number, name, entries, source, Shown(embed, score, images, shown))
+            made = section_of(number, name, entries, source, request)
             sections.append(replace(made, folded=entries[0].digest in in_groups))
             recipes |= recipes_of(source)
             observer.advance(1)
@@ -214,10 +212,10 @@ def write_report(
         observer.stop()
     raw = _page(found, sections, recipes, title or "Federated learning results").encode()
     write_output(out, raw)
-    for sentence in dict.fromkeys(shown.missing):
+    for sentence in dict.fromkeys(request.missing):
         observer.warn(sentence)
     there = sum(s.images for s in sections)
-    return Report(out, len(found.entries), len(found.left_out), len(raw), there, shown.mistakes)
+    return Report(out, len(found.entries), len(found.left_out), len(raw), there, request.mistakes)
 
 
 def recipes_of(source: RunStore | str) -> dict[str, str]:
@@ -333,14 +331,20 @@ def refuse_private(entries: Sequence[StoredRun]) -> None:
 
 
 @dataclass
-class ToShow:
-    """Counts and warnings on images, for the terminal.
+class Shown:
+    """Content of a page, and counts and warnings on its images.
 
     Attributes:
-        mistakes: number of mistakes whose images were looked for.
-        missing: sentences on images that were not found.
+        embed: projection of features to two dimensions.
+        score: of all runs; None for the usual one of each setting.
+        images: where images are; None shows none.
+        mistakes: number of mistakes whose images were looked for so far.
+        missing: sentences on images that were not found so far.
     """
 
+    embed: str
+    score: str | None
+    images: ImagePlaces | None
     mistakes: int = 0
     missing: list[str] = field(default_factory=list)
 
@@ -350,7 +354,7 @@ def galleries_of(
     named: Named,
     source: RunStore | str,
     places: ImagePlaces,
-    shown: ToShow,
+    shown: Shown,
 ) -> tuple[list[Gallery], list[str]]:
     """The mistakes of runs of one setting on their own test rows, and sentences on what is not shown.
 
@@ -359,7 +363,7 @@ def galleries_of(
         named: label and run; the first ``MOST_GALLERIES`` are shown.
         source: the store of their rows, or why there is none.
         places: where images are looked for.
-        shown: the counts and warnings, to which this call adds its own.
+        shown: gets the counts and warnings of this call.
     """
     if isinstance(source, str):
         shown.missing.append(f"Mistakes are not shown: {source}.")
@@ -389,16 +393,6 @@ def galleries_of(
             f"Mistakes are shown for {MOST_GALLERIES} runs. For other runs, write a separate report."
         )
     return found, notes
-
-
-@dataclass(frozen=True)
-class Shown:
-    """Request of a page: the embedding, the score, where images are, and counts of the images found."""
-
-    embed: str
-    score: str | None
-    images: ImagePlaces | None
-    found: ToShow
 
 
 def ranked_runs(
@@ -469,7 +463,7 @@ def section_of(
         details, notes = _detail_plots(ident, named, source, request.embed)
         if request.images is not None:
             galleries, sentences_on_images = galleries_of(
-                ident, every_method_first(named), source, request.images, request.found
+                ident, every_method_first(named), source, request.images, request
             )
             notes += sentences_on_images
     else:
