@@ -735,7 +735,7 @@ def within(
 
 def by_seed(run: StoredRun, values: Iterable[Any]) -> dict[int, Any]:
     """Seed -> value, for values of a run in the order of its seeds."""
-    return dict(zip(map(int, run.result["seeds"]), values, strict=False))
+    return dict(zip(run.seeds, values, strict=False))
 
 
 def values_of_seeds(
@@ -769,7 +769,7 @@ def fixed_runs(runs: Mapping[str, StoredRun]) -> list[str]:
     [] also if the runs have different partitions.
     """
     entries = list(runs.values())
-    different_seeds = {tuple(e.result["seeds"]) for e in entries}
+    different_seeds = {tuple(e.seeds) for e in entries}
     if len(different_seeds) < 2 or not all(same_partition(entries[0], e) for e in entries):
         return []
     return [name for name, e in runs.items() if not depends_on_seed(e)]
@@ -782,7 +782,7 @@ def merged_notes(runs: RunsByName) -> list[str]:
         for run in row:
             if not isinstance(run, MergedRun):
                 continue
-            seeds = compact(run.result["seeds"])
+            seeds = compact(run.seeds)
             which = _some([member.digest[:8] for member in run.members])
             members = len(run.members)
             notes.append(
@@ -851,7 +851,7 @@ def across(entries: Sequence[StoredRun], metric: str) -> PairedBlocks:
             if before is not entry:
                 both = []
                 for one in (before, entry):
-                    seeds = ",".join(map(str, one.result["seeds"]))
+                    seeds = ",".join(map(str, one.seeds))
                     digest = one.digest[:8]
                     both.append(f"{digest} (seeds {seeds})")
                 twins = " and ".join(both)
@@ -1042,7 +1042,7 @@ def _drawn_apart(runs: RunsByName) -> list[str]:
 
 def _seeds_differ(runs: RunsByName) -> list[str]:
     """A note where runs have different seeds; [] where they have the same ones."""
-    different = {tuple(e.result["seeds"]) for e in itertools.chain(*runs.values())}
+    different = {tuple(e.seeds) for e in itertools.chain(*runs.values())}
     if len(different) < 2:
         return []
     counts = sorted(map(len, different))
@@ -1270,8 +1270,8 @@ def paired_seeds(one: StoredRun, other: StoredRun) -> list[tuple[int, int]]:
     Equal seeds are a pair if both runs trained on the same partition. If a run does not depend on the seed, its first
     seed is also paired with every seed that only the other run has.
     """
-    ours = list(map(int, one.result["seeds"]))
-    theirs = list(map(int, other.result["seeds"]))
+    ours = one.seeds
+    theirs = other.seeds
     here = _partition_of_seed(one)
     there = _partition_of_seed(other)
     common = [seed for seed in ours if seed in theirs]
@@ -1320,7 +1320,7 @@ def depends_on_seed(run: StoredRun) -> bool:
     """
     if len(_partitions(run)) != 1:
         return True
-    if len(run.result["seeds"]) > 1:
+    if len(run.seeds) > 1:
         return any(len(set(score_of(run.result, name).per_seed)) > 1 for name in WORDS)
     return not _draws_nothing(run.result)
 
@@ -1334,7 +1334,7 @@ def _partitions(run: StoredRun) -> set[str]:
 def _partition_of_seed(run: StoredRun) -> dict[int, str]:
     """Digest of the partition of each seed; {} where a result does not hold one for each."""
     digests = run.result.get("partition", {}).get("digests", ())
-    if len(run.result["seeds"]) == len(digests):
+    if len(run.seeds) == len(digests):
         return by_seed(run, map(str, digests))
     return {}
 

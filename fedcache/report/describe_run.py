@@ -20,6 +20,7 @@ from fedcache.report.find_runs import (
     every_run,
     labels,
     setting_name,
+    value_words,
 )
 from fedcache.report.run_groups import HeldOutGroup, held_out_groups, merge_seeds
 from fedcache.report.verdict import drawn_clients
@@ -303,15 +304,9 @@ def _tags(folder: Path) -> list[str]:
 
 
 def _shown(value: object) -> str:
-    """A value as it is written on the command line; equal numbers have the same text."""
-    if value is None or value == "auto":
-        return "auto"
-    if isinstance(value, bool):
-        return str(value).lower()
+    """A setting in words, also one with several values."""
     if isinstance(value, list | tuple):
         return ",".join(map(_shown, value))
     if isinstance(value, Mapping):
         return " ".join(f"{k}={_shown(v)}" for k, v in value.items())
-    if isinstance(value, int | float):
-        return f"{value:g}"
-    return str(value)
+    return value_words(value)

@@ -445,7 +445,7 @@ def against_bytes(ident: str, runs: Named, score: str = "own") -> Plot | None:
     def cost(entry: StoredRun) -> float | None:
         exact = entry.result["traffic"]["exact"]
         total = float(exact["up_bytes"] + exact["down_bytes"])
-        return total / max(1, len(entry.result["seeds"]))
+        return total / max(1, len(entry.seeds))
 
     title = "Accuracy against bytes sent"
     axis = "bytes up and down, one seed"

@@ -132,6 +132,16 @@ class StoredRun:
                 made[f"trust.{name}"] = value_words(value)
         return made
 
+    @property
+    def seeds(self) -> list[int]:
+        """Its seeds, in the order of the values of seeds in the result."""
+        return list(map(int, self.result["seeds"]))
+
+    @property
+    def redrawn(self) -> bool:
+        """Whether seeds have different partitions."""
+        return len(set(self.result["partition"]["digests"])) > 1
+
     def accuracy(self, score: str) -> float | None:
         """Its test accuracy, mean over seeds; ``score`` is client-mean, pooled or own."""
         return score_of(self.result, score).mean
@@ -318,13 +328,13 @@ def _newest(entries: Sequence[StoredRun]) -> tuple[list[StoredRun], list[LeftOut
     newest_seeds: dict[object, set[int]] = {}
     for key, code, entry in zip(keys, codes, entries, strict=True):
         if code == newest_code[key]:
-            newest_seeds.setdefault(key, set()).update(entry.result["seeds"])
+            newest_seeds.setdefault(key, set()).update(entry.seeds)
     kept = []
     old = []
     why = "is the same run, made by older code"
     hint = "Give its name to show it, or remove such runs:  fedcache gc --kind old-runs"
     for key, code, entry in zip(keys, codes, entries, strict=True):
-        has_own_seed = not newest_seeds[key].issuperset(entry.result["seeds"])
+        has_own_seed = not newest_seeds[key].issuperset(entry.seeds)
         if code == newest_code[key] or has_own_seed:
             kept.append(entry)
         else:
@@ -676,7 +686,7 @@ def setting_name(entry: StoredRun) -> str:
     """Dataset and partition of an entry in words."""
     dataset = entry.result["dataset"]["slug"]
     words = f"{dataset}, {partition_words(entry.result)}"
-    if len(set(entry.result["partition"]["digests"])) > 1:
+    if entry.redrawn:
         words += ", redrawn for every seed"
     if entry.claimed:
         words += AS_CLAIMED

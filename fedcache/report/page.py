@@ -493,7 +493,7 @@ def _summary(entries: Sequence[StoredRun], score: str) -> str:
     # Ingested features may belong to something else than images.
     holds = data_of.get("holds", ROWS)
     description = f"{data_of['ok']:,} readable {holds}, {part['clients']} clients"
-    if len(set(part["digests"])) > 1:
+    if entries[0].redrawn:
         description += "; every seed has its own partition, and the figure shows the first"
     description += "."
     if score != "own":
@@ -535,7 +535,7 @@ def comparison_of(title: str, named: Named, score: str) -> Comparison | None:
         return None
     over = "seeds"
     metric = METRIC_OF_SCORE[score]
-    testable = all(len(e.result["seeds"]) >= LEAST_BLOCKS or e.test_rows for e in entries)
+    testable = all(len(e.seeds) >= LEAST_BLOCKS or e.test_rows for e in entries)
     if not testable:
         # A run has too few seeds for a test, and no test rows. Clients are the blocks if each has its own score.
         over = "clients"

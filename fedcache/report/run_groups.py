@@ -66,7 +66,7 @@ class MergedRun(StoredRun):
     @property
     def exact(self) -> bool:
         """Whether figures of clients, classes and costs are exactly those of the seeds."""
-        seeds = [run.result["seeds"] for run in self.members]
+        seeds = [run.seeds for run in self.members]
         return list(map(len, seeds)) == list(map(len, self.added))
 
     @cached_property
@@ -137,12 +137,12 @@ def merged(runs: Sequence[StoredRun]) -> StoredRun:
     Of two runs with the same number of seeds the later one comes first.
     """
     newest_first = list(reversed(runs))
-    order = sorted(newest_first, key=lambda run: -len(run.result["seeds"]))
+    order = sorted(newest_first, key=lambda run: -len(run.seeds))
     taken: list[StoredRun] = []
     added: list[tuple[int, ...]] = []
     seen: set[int] = set()
     for run in order:
-        new = tuple(seed for seed in run.result["seeds"] if seed not in seen)
+        new = tuple(seed for seed in run.seeds if seed not in seen)
         if not new:
             continue
         taken.append(run)

@@ -81,7 +81,7 @@ def store_of_run(entries: Sequence[StoredRun]) -> RunStore | str:
 
 def _partition_of(entry: StoredRun, table: dict[str, Any]) -> str:
     """The partition's file in the run's directory, else its name in the store."""
-    seed = entry.result["seeds"][0]
+    seed = entry.seeds[0]
     for suffix in PARTITION_SUFFIXES:
         own = entry.path / f"partition-{seed}{suffix}"
         if own.exists():
@@ -132,7 +132,7 @@ def command_of(entry: StoredRun, store: str) -> str:
     # A one-shot method has one round if the run did not ask for more, so it needs no option.
     if rounds != 1 or "rounds" in table:
         words += ["--rounds", str(rounds)]
-    words += ["--seeds", ",".join(map(str, entry.result["seeds"]))]
+    words += ["--seeds", ",".join(map(str, entry.seeds))]
     for name, value in table.items():
         if name in _WRITTEN_APART or name not in _DEFAULTS or value == _DEFAULTS[name]:
             continue
@@ -158,7 +158,7 @@ def _partition(entry: StoredRun, name: str) -> list[str]:
         words += ["--option", f"{key}={option_value(value)}"]
     if made["seed"]:
         words += ["--partition-seed", str(made["seed"])]
-    if len(set(made["digests"])) > 1:
+    if entry.redrawn:
         return [*words, "--repartition"]
     return words
 

@@ -103,13 +103,13 @@ def seconds_of(entry: StoredRun) -> float | None:
     """Seconds of one seed's training."""
     if entry.seconds is None:
         return None
-    return entry.seconds / max(1, len(entry.result["seeds"]))
+    return entry.seconds / max(1, len(entry.seeds))
 
 
 def _each_client(entry: StoredRun, direction: str) -> float:
     """Bytes of one client in one seed's run, ``up_bytes`` or ``down_bytes``."""
     total = float(entry.result["traffic"]["exact"][direction])
-    of_seed = total / max(1, len(entry.result["seeds"]))
+    of_seed = total / max(1, len(entry.seeds))
     return of_seed / max(1, int(entry.result["partition"].get("clients") or 1))
 
 

@@ -94,7 +94,7 @@ def read_details(path: Path) -> Facts:
     one = open_run(path)
     # A finished run is drawn from its result, another from its finished seeds and checkpoints.
     if isinstance(one, StoredRun):
-        scores = zip(one.result["seeds"], one.result["accuracy"]["per_seed"], strict=False)
+        scores = zip(one.seeds, one.result["accuracy"]["per_seed"], strict=False)
         store = store_behind(path, one.result)
         name = ""
         rows = "--dataset DATASET"
