@@ -1148,7 +1148,7 @@ def _of_seed(ours: TestRows, theirs: TestRows, metric: str) -> Rows | None:
         return ours.rows, ours.share - theirs.share, ours.weight
     apart = (ours.right - theirs.right).astype(np.float64)
     if metric == "pooled":
-        total = float(ours.scored.sum())
+        total = ours.scored.sum()
         return ours.rows, apart / total, ours.scored / total
     # One model predicts the same for every client, so each row counts once.
     count = len(ours.rows)
@@ -1204,7 +1204,7 @@ def rows_of_run(
         if seeds is not None and seed not in seeds:
             continue
         if metric == "pooled":
-            total = float(found.scored.sum())
+            total = found.scored.sum()
             made.append((found.rows, found.right / total, found.scored / total))
         else:
             made.append((found.rows, found.share, found.weight))
@@ -1328,14 +1328,14 @@ def depends_on_seed(run: StoredRun) -> bool:
 def _partitions(run: StoredRun) -> set[str]:
     """Digests of the partitions of a run."""
     digests = run.result.get("partition", {}).get("digests", ())
-    return set(map(str, digests))
+    return set(digests)
 
 
 def _partition_of_seed(run: StoredRun) -> dict[int, str]:
     """Digest of the partition of each seed; {} where a result does not hold one for each."""
     digests = run.result.get("partition", {}).get("digests", ())
     if len(run.seeds) == len(digests):
-        return by_seed(run, map(str, digests))
+        return by_seed(run, digests)
     return {}
 
 
@@ -1347,7 +1347,7 @@ def _draws_nothing(result: Mapping[str, Any]) -> bool:
         return False
     if result["accuracy"].get("eval_clients"):
         return False
-    return draws_nothing(str(result["method"]), result["hyperparameters"])
+    return draws_nothing(result["method"], result["hyperparameters"])
 
 
 def compact(seeds: Sequence[object]) -> str:

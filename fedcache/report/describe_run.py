@@ -155,11 +155,11 @@ def entry_of(one: StoredRun | LeftOut) -> dict[str, Any]:
         **common,
         "method": one.method,
         "dataset": r["dataset"]["slug"],
-        "backbones": list(r["backbones"]),
+        "backbones": r["backbones"],
         "partition": r["partition"]["name"] or r["partition"]["scheme"],
         "hold_out": list(values_held_out(r)),
         "rounds": r["rounds"],
-        "seeds": list(r["seeds"]),
+        "seeds": one.seeds,
         "accuracy": r["accuracy"]["mean"],
         "claimed": one.claimed,
         "model_bytes": bytes_of_models(one.path),
@@ -186,7 +186,7 @@ def finished_run(name: str, root: Path) -> StoredRun:
 def set_apart(entry: StoredRun) -> list[dict[str, str]]:
     """The settings of a run that differ from its method's preset or the defaults: name, value, default."""
     method = entry.method
-    preset = str(entry.result["preset"])
+    preset = entry.result["preset"]
     made: list[tuple[str, Any, Any]] = [("preset", preset, usual_preset(method))]
     try:
         usual = usual_settings(method, preset)

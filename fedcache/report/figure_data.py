@@ -109,7 +109,7 @@ def dots(ident: str, source: RunStore) -> Plot | None:
         name_places(axes.set_xticks, names[:across], rotation=90)
         name_places(axes.set_yticks, classes[:down])
         axes.set(xlim=(-0.7, across - 0.3), ylim=(down - 0.3, -0.7))
-        _size_legend(axes, float(cell), int(shown.max()))
+        _size_legend(axes, cell, int(shown.max()))
 
     columns = ("client", "class", "rows")
     return Plot(ident, "Classes of each client", description, columns, rows, fill, height=3.6)
@@ -165,7 +165,7 @@ def most_chunks(source: RunStore, key: str) -> int:
     return max(1, READ_BYTES // array_bytes(shape, array.dtype))
 
 
-def even_blocks(rows: NDArray[np.int64], most: int, blocks: int = BLOCKS) -> NDArray[np.int64]:
+def even_blocks(rows: NDArray[np.int64], most: int, blocks: int) -> NDArray[np.int64]:
     """At most ``most`` of ascending rows, as at most ``blocks`` evenly spread blocks of neighbours."""
     blocks = min(BLOCKS, most, blocks)
     length = most // blocks
@@ -196,7 +196,7 @@ def plane(ident: str, source: RunStore, key: str, how: str) -> Plot | None:
     label = columns.label[rows]
     there = np.unique(label)
     legend = len(there) <= MOST_LEGEND
-    name = str(source.store.arrays[key].recipe.get("backbone", key))
+    name = source.store.arrays[key].recipe.get("backbone", key)
     method = how.upper()
     if how == "tsne":
         method = "t-SNE"
@@ -369,7 +369,7 @@ def agreement(ident: str, source: RunStore) -> Plot | None:
     """Linear CKA of each backbone's features with all of them together, on every client's training rows."""
     if len(source.fused) < 2:
         return None
-    names = [str(source.store.arrays[k].recipe.get("backbone", k)) for k in source.fused]
+    names = [source.store.arrays[k].recipe.get("backbone", k) for k in source.fused]
     clients = source.partition.clients[:MOST_CLIENTS]
     cells: list[tuple[int, int, float, str]] = []
     for i, client in enumerate(clients):
@@ -421,7 +421,7 @@ def label_entropy(ident: str, source: RunStore) -> Plot | None:
             break
     else:
         return None
-    backbone = str(source.store.arrays[key].recipe.get("backbone"))
+    backbone = source.store.arrays[key].recipe["backbone"]
     rows = sampled(source, key)
     x = source.features(key, rows)
     x = x[np.isfinite(x).all(1)]

@@ -209,7 +209,7 @@ def _left_behind(label: str, columns: ClientColumns) -> str:
     lowest = []
     for i in order[:2]:
         name = short(columns.names[i], 20)
-        accuracy = percent(float(columns.accuracy[i]))
+        accuracy = percent(columns.accuracy[i])
         lowest.append(f"{name} {accuracy}")
     median = percent(float(np.median(columns.scored)))
     clients = ", ".join(lowest)
@@ -283,7 +283,7 @@ def confusion_matrix(
         for i, j in np.argwhere(table).tolist():
             mistake = f"{names[i]} taken for {names[j]}"
             words = f"{mistake}: {table[i, j]} of {total[i]}"
-            cells.append((j, i, float(share[i, j]), words))
+            cells.append((j, i, share[i, j], words))
         squares(axes, marks, cells, small=len(table) > 12, form="{:.0f}")
         _class_axes(axes, names)
 
@@ -404,7 +404,7 @@ def confusion_difference(ident: str, one: Labelled, other: Labelled) -> Plot | N
 
     def fill_bars(axes: Any, marks: Marks) -> None:
         pairs = _largest(np.abs(gap))[:MOST_PAIRS]
-        values = [float(gap[i, j]) for i, j in pairs]
+        values = [gap[i, j] for i, j in pairs]
         labels = [short(names[i], 9) + " as " + short(names[j], 9) for i, j in pairs]
         words = [words_of(*pair) for pair in pairs]
         bars(axes, marks, values, words, labels, colours=[colour_of(v) for v in values])

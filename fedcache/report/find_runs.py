@@ -112,7 +112,7 @@ class StoredRun:
     def facts(self) -> dict[str, str]:
         """Its settings in words: method, backbones, every hyperparameter. Callers must not change the dictionary."""
         r = self.result
-        made = {"method": self.method, "backbones": " + ".join(map(str, r["backbones"]))}
+        made = {"method": self.method, "backbones": " + ".join(r["backbones"])}
         config = train_table(self.path)
         for name, usual in USUAL.items():
             if config.get(name) not in (None, usual):
@@ -191,10 +191,10 @@ class StoredRun:
         different seeds belong to one setting.
         """
         part = self.result["partition"]
-        partitions = set(map(str, part["digests"]))
+        partitions = set(part["digests"])
         if len(partitions) > 1:
             partitions = {digest_of([part.get("scheme"), part.get("args")])}
-        return str(self.result["dataset"]["digest"]), "".join(partitions), self.claimed
+        return self.result["dataset"]["digest"], "".join(partitions), self.claimed
 
     @cached_property
     def clients(self) -> ClientColumns:
@@ -255,9 +255,8 @@ def measured_alone(found: Gathered) -> Gathered:
         return found
     why = "has results claimed by its sites, which are not averaged with measured results"
     hint = "To compare runs of federations with each other, give only these runs."
-    left_out = list(found.left_out)
-    left_out += [LeftOut(e.path, why, hint) for e in found.entries if e.claimed]
-    return Gathered(kept, left_out)
+    claimed = [LeftOut(e.path, why, hint) for e in found.entries if e.claimed]
+    return Gathered(kept, found.left_out + claimed)
 
 
 def gather(queries: Sequence[RunQuery], root: Path) -> Gathered:
@@ -655,9 +654,9 @@ def partition_words(result: Result) -> str:
 
 OF: Mapping[str, Callable[[Result], tuple[str, ...]]] = MappingProxyType(
     {
-        "method": lambda r: (str(r["method"]),),
-        "dataset": lambda r: (str(r["dataset"]["slug"]),),
-        "partition": lambda r: (partition_name(r), str(r["partition"]["scheme"])),
+        "method": lambda r: (r["method"],),
+        "dataset": lambda r: (r["dataset"]["slug"],),
+        "partition": lambda r: (partition_name(r), r["partition"]["scheme"]),
     }
 )
 """Word before the colon of a selection -> the names of a result that are compared with the pattern after it."""
@@ -706,7 +705,7 @@ def setting_names(groups: Sequence[Sequence[StoredRun]]) -> list[str]:
             "seed": part.get("seed"),
         }
         known.append({name: value_words(value) for name, value in each.items()})
-        dataset, partition, *_ = map(str, group[0].setting)
+        dataset, partition, _ = group[0].setting
         digests.append(f"dataset {dataset[:8]}, partition {partition[:8]}")
     return distinguished([setting_name(g[0]) for g in groups], known, digests)
 

@@ -364,7 +364,7 @@ def held_out_groups(entries: Sequence[StoredRun]) -> list[HeldOutGroup]:
         if len(values) < 2:
             continue
         first = group[0].result
-        column = str(first["partition"]["args"].get("by") or "domain")
+        column = first["partition"]["args"].get("by") or "domain"
         dataset = first["dataset"]["slug"]
         title = f"{dataset}, {name_without_hold_out(first)}, each {column} held out in turn"
         if group[0].claimed:

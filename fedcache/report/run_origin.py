@@ -57,7 +57,7 @@ def store_of_run(entries: Sequence[StoredRun]) -> RunStore | str:
         try:
             store = store_behind(entry.path, entry.result)
             if store is None:
-                digest = str(entry.result["dataset"]["digest"])[:16]
+                digest = entry.result["dataset"]["digest"][:16]
                 why = f"the store of the dataset {digest} no longer exists"
                 continue
             partition = load_partition(store, _partition_of(entry, table))
@@ -70,7 +70,7 @@ def store_of_run(entries: Sequence[StoredRun]) -> RunStore | str:
             continue
         # Arrays of uint8 hold pixels, not features.
         stored = {key for key, array in store.arrays.items() if array.dtype != "uint8"}
-        arrays_of_runs = [list(map(str, e.result["arrays"])) for e in entries]
+        arrays_of_runs = [e.result["arrays"] for e in entries]
         every = dict.fromkeys(itertools.chain(*arrays_of_runs))
         most = max(arrays_of_runs, key=len)
         keys = [key for key in every if key in stored]
@@ -150,7 +150,7 @@ def _partition(entry: StoredRun, name: str) -> list[str]:
     made = entry.result["partition"]
     if name and not name.endswith(PARTITION_SUFFIXES):
         return ["--partition", name]
-    words = ["--scheme", str(made["scheme"])]
+    words = ["--scheme", made["scheme"]]
     args = {k: v for k, v in made["args"].items() if v is not None}
     if "clients" in args:
         words += ["--clients", str(args.pop("clients"))]

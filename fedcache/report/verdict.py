@@ -195,7 +195,7 @@ def lead(one: StoredRun, other: StoredRun, score: str, level: float = LEVEL) -> 
         found = row_difference(one, other, METRIC_OF_SCORE[score], level)
         if found is not None and found.interval is not None:
             low, high = found.interval
-            if math.isclose(found.difference, float(paired.mean()), abs_tol=1e-9):
+            if math.isclose(found.difference, paired.mean(), abs_tol=1e-9):
                 return Estimate(found.difference, low, high, f"{found.rows:,} test rows")
     # Third choice: one model on known numbers of rows, taken as independent.
     mine = rows_interval(one.result, level)
@@ -219,7 +219,7 @@ def _client_scores(entry: StoredRun, mean: float) -> Floats | None:
     values = np.asarray(entry.clients.accuracy, np.float64)
     if len(values) < LEAST_BLOCKS or np.isnan(values).any() or constant(values):
         return None
-    if math.isclose(float(values.mean()), mean, abs_tol=1e-6):
+    if math.isclose(values.mean(), mean, abs_tol=1e-6):
         return values
     return None
 
@@ -443,7 +443,7 @@ def cost_words(best: StoredRun) -> str:
     if best.pooled_rows:
         return "It is not federated: all rows are in one place, so nothing is sent."
     # A one-shot method sends once; others in every round.
-    rounds = int(best.result.get("rounds") or 1)
+    rounds = best.result.get("rounds") or 1
     sent = sent_bytes(best)
     received = bytes_words(_each_client(best, "down_bytes"))
     words = "Clients send nothing"
@@ -490,8 +490,8 @@ def _reference(
     top = ranked(found, score)[0]
     accuracy = percent(top.accuracy(score))
     words = f"{label[top.digest]}, with all rows in one place, reaches {accuracy} %"
-    features = list(map(str, top.result["backbones"]))
-    if set(features) != set(map(str, best.result["backbones"])):
+    features = top.result["backbones"]
+    if set(features) != set(best.result["backbones"]):
         joined = " + ".join(features)
         words += f", on features of {joined}"
     return f"{words}."
@@ -598,7 +598,7 @@ def next_step(result: Result) -> str:
             "no client sent anything in any round; use more clients per round (--participation) or fewer "
             "unavailable clients (--availability, --client-dropout)"
         )
-    method = str(result["method"])
+    method = result["method"]
     hp = result["hyperparameters"]
     tuned = _tuned_values(method)
     if tuned and any(hp.get(name) != value for name, value in tuned.items()):
