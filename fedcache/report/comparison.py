@@ -44,7 +44,7 @@ from fedcache.report.statistics import (
     ranking,
 )
 from fedcache.runs.identity import draws_nothing
-from fedcache.runs.result_files import ClientColumns, TestRows
+from fedcache.runs.result_files import TestRows
 from fedcache.runs.score import (
     BY_VALIDATION,
     DIGITS,
@@ -576,7 +576,6 @@ def _spreadless(c: Comparison) -> list[str]:
     return notes
 
 
-OVER = ("seeds", "clients", "settings")
 MOST_NAMED = 6
 
 Cells = Mapping[str, Mapping[str, float | None]]
@@ -595,7 +594,6 @@ _PER_SEED: dict[str, Callable[[Any], Any]] = {
     "pooled": lambda r: score_of(r, "pooled").per_seed,
     "macro_f1": lambda r: r["macro_f1"]["per_seed"],
 }
-_PER_CLIENT: dict[str, Callable[[ClientColumns], Any]] = {"accuracy": lambda c: c.accuracy}
 _PER_RUN: dict[str, Callable[[Any], Any]] = {
     "accuracy": lambda r: r["accuracy"]["mean"],
     "macro_f1": lambda r: r["macro_f1"]["mean"],
@@ -606,8 +604,8 @@ _PER_RUN: dict[str, Callable[[Any], Any]] = {
     "worst40": lambda r: r["fairness"]["worst40"],
     "best10": lambda r: r["fairness"]["best10"],
 }
-METRICS = {"seeds": _PER_SEED, "clients": _PER_CLIENT, "settings": _PER_RUN}
-"""Metrics that a stored result has for every block of a kind, and the function that reads them."""
+METRICS = {"seeds": tuple(_PER_SEED), "clients": ("accuracy",), "settings": tuple(_PER_RUN)}
+"""Kind of blocks -> the metrics that a stored result has for every such block."""
 
 
 @dataclass(frozen=True)
@@ -638,8 +636,8 @@ def check_metric(metric: str, over: str) -> None:
 
     Raises UsageError, with the reason.
     """
-    if over not in OVER:
-        raise unknown("--over", over, OVER)
+    if over not in METRICS:
+        raise unknown("--over", over, METRICS)
     if metric not in _PER_RUN:
         raise unknown("score", metric, _PER_RUN)
     if metric not in METRICS[over]:
@@ -673,13 +671,12 @@ def within(
 
     Raises UsageError when fewer than two runs have values, no two runs share a seed, or no client is common to all.
     """
-    take = METRICS[over][metric]
     runs = dict(zip(names or labels(entries), entries, strict=True))
     rows: Mapping[str, tuple[Sequence[str], Floats]]
     if over == "clients":
-        rows = {name: (e.clients.names, take(e.clients)) for name, e in runs.items()}
+        rows = {name: (e.clients.names, e.clients.accuracy) for name, e in runs.items()}
     else:
-        rows = values_of_seeds(runs, take)
+        rows = values_of_seeds(runs, _PER_SEED[metric])
     empty = [name for name, (_, row) in rows.items() if np.isnan(row).all()]
     kept = {name: [run] for name, run in runs.items() if name not in empty}
     if len(kept) < 2:

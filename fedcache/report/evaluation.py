@@ -25,6 +25,7 @@ from fedcache.report.drawing import (
     Rows,
     bars,
     legend_below,
+    need_directory,
     need_matplotlib,
     short,
 )
@@ -84,8 +85,7 @@ def check_out(path: Path) -> None:
     """Refuse a file that cannot be written. Raises UsageError, MachineError."""
     if path.suffix.lower() not in ENDINGS:
         raise unknown("file ending", path.suffix, ENDINGS)
-    if not path.parent.is_dir():
-        raise UsageError(f"The directory {path.parent} does not exist.", f"mkdir -p {path.parent}")
+    need_directory(path)
     if path.suffix.lower() == ".html":
         need_matplotlib()
 

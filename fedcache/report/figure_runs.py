@@ -245,8 +245,9 @@ def confusion_matrix(
 
     With more than ``MOST_DRAWN`` classes the figure shows the most frequent mistakes; None if there is no mistake.
     """
+    places = np.argwhere(table).tolist()
     rows: Rows = []
-    for i, j in np.argwhere(table).tolist():
+    for i, j in places:
         rows.append([names[i], names[j], int(table[i, j])])
     total = table.sum(1)
     share = _percent_of_class(table)
@@ -280,7 +281,7 @@ def confusion_matrix(
 
     def fill(axes: Any, marks: Marks) -> None:
         cells = []
-        for i, j in np.argwhere(table).tolist():
+        for i, j in places:
             mistake = f"{names[i]} taken for {names[j]}"
             words = f"{mistake}: {table[i, j]} of {total[i]}"
             cells.append((j, i, share[i, j], words))

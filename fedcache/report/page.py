@@ -29,7 +29,7 @@ from fedcache.report.comparison import (
     within,
 )
 from fedcache.report.comparison_output import caption, differences, sentences
-from fedcache.report.drawing import Plot, need_matplotlib, short
+from fedcache.report.drawing import Plot, need_directory, need_matplotlib, short
 from fedcache.report.figure_grids import hyperparameters
 from fedcache.report.figure_runs import confusion_difference
 from fedcache.report.find_runs import (
@@ -153,8 +153,7 @@ def write_report(
             MachineError without matplotlib. An earlier file is then unchanged.
     """
     observer = observer or Silent()
-    if not out.parent.is_dir():
-        raise UsageError(f"The directory {out.parent} does not exist.", f"mkdir -p {out.parent}")
+    need_directory(out)
     # The target of a link is replaced, not the link.
     if out.is_symlink():
         out = out.resolve()

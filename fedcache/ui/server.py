@@ -487,12 +487,10 @@ class ReportShelf:
                 writer.start()
             return self._reports[ident]
 
-    def file(self, ident: str) -> Path | None:
-        """The file of a finished report; None for any other name."""
-        path = self._reports.get(ident, {}).get("path")
-        if path is None:
-            return None
-        return Path(path)
+    def file(self, ident: str) -> str | None:
+        """The path of a finished report; None for any other name."""
+        path: str | None = self._reports.get(ident, {}).get("path")
+        return path
 
     def _write(self, ident: str, paths: list[Path]) -> None:
         try:
