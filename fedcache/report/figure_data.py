@@ -28,6 +28,8 @@ from fedcache.store.chunks import array_bytes
 from fedcache.store.manifest import read_text, text_of_array
 
 Floats = NDArray[np.float64]
+RowNumbers = NDArray[np.int64]
+"""Numbers of rows in a store."""
 
 EMBEDDINGS = ("pca", "tsne", "umap", "none")
 MOST_POINTS = 600
@@ -134,26 +136,26 @@ def _size_legend(axes: Any, cell: float, most: int) -> None:
     )
 
 
-def sampled(source: RunStore, key: str) -> NDArray[np.int64]:
+def sampled(source: RunStore, key: str) -> RowNumbers:
     """At most ``MOST_POINTS`` readable, labelled test rows, evenly spread; the same for the same store."""
     columns = source.columns
     ok = source.store.readable().astype(bool)
     tests = source.partition.table.tested_by_clients
     tests = tests[ok[tests] & (columns.label[tests] >= 0)]
     step = max(1, -(-len(tests) // MOST_POINTS))
-    spread: NDArray[np.int64] = tests[::step]
+    spread: RowNumbers = tests[::step]
     if len(tests) > MOST_AVERAGED or not few_chunks(source, key, spread):
         return even_blocks(tests, min(MOST_POINTS, len(tests)), most_chunks(source, key))
     return spread
 
 
-def few_chunks(source: RunStore, key: str, rows: NDArray[np.int64]) -> bool:
+def few_chunks(source: RunStore, key: str, rows: RowNumbers) -> bool:
     """Whether rows are in no more chunks of an array than one sample may read."""
     chunks = np.unique(rows // source.store.arrays[key].chunk_rows)
     return len(chunks) <= most_chunks(source, key)
 
 
-def averaged_whole(source: RunStore, key: str, rows: NDArray[np.int64]) -> bool:
+def averaged_whole(source: RunStore, key: str, rows: RowNumbers) -> bool:
     """Whether class means are over all these rows, and not over a sample."""
     return len(rows) <= MOST_AVERAGED and few_chunks(source, key, rows)
 
@@ -165,13 +167,13 @@ def most_chunks(source: RunStore, key: str) -> int:
     return max(1, READ_BYTES // array_bytes(shape, array.dtype))
 
 
-def even_blocks(rows: NDArray[np.int64], most: int, blocks: int) -> NDArray[np.int64]:
+def even_blocks(rows: RowNumbers, most: int, blocks: int) -> RowNumbers:
     """At most ``most`` of ascending rows, as at most ``blocks`` evenly spread blocks of neighbours."""
     blocks = min(BLOCKS, most, blocks)
     length = most // blocks
     starts = np.linspace(0, len(rows) - length, blocks).astype(np.int64)
     places = starts[:, None] + np.arange(length)
-    spread: NDArray[np.int64] = rows[places.ravel()]
+    spread: RowNumbers = rows[places.ravel()]
     return spread
 
 
@@ -290,7 +292,7 @@ def _prototypes(source: RunStore, key: str) -> tuple[NDArray[np.float32], list[s
     return means_of_all, names + names_of_clients, len(means)
 
 
-def _by_class(source: RunStore, key: str, rows: NDArray[np.int64]) -> Iterator[tuple[int, Floats]]:
+def _by_class(source: RunStore, key: str, rows: RowNumbers) -> Iterator[tuple[int, Floats]]:
     """Each class among these rows, with the features of its readable rows."""
     x = source.features(key, rows).astype(np.float64)
     y = source.columns.label[rows]

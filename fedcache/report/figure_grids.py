@@ -278,6 +278,12 @@ MOST_LEVELS = 8
 """Most values of a setting that are levels of their own; a setting with more numbers is split into four groups."""
 GROUPS = 4
 MOST_AXES = 7
+TO_THE_RIGHT: dict[str, Any] = {
+    "xytext": (4, 0),
+    "textcoords": "offset points",
+    "va": "center",
+}
+"""Place of a text that annotates a point."""
 
 
 @dataclass(frozen=True)
@@ -411,8 +417,7 @@ def importance_bars(ident: str, points: SweptPoints) -> Plot:
         for y, ((name, _), share) in enumerate(zip(found, shares, strict=True)):
             (bar,) = axes.barh([y], [share], color=SERIES[0], height=0.6)
             marks(bar, [f"{name}: {share:.1f} %"])
-            to_the_right = {"xytext": (4, 0), "textcoords": "offset points", "va": "center"}
-            axes.annotate(f"{share:.0f}", (share, y), **to_the_right)
+            axes.annotate(f"{share:.0f}", (share, y), **TO_THE_RIGHT)
         axes.set_yticks(range(len(found)), [short(n, 18) for n, _ in found])
         axes.set(xlabel="% of the variance", xlim=(0, 112), ylim=(len(found) - 0.5, -0.5))
         axes.set_xticks([0, 25, 50, 75, 100])
@@ -470,17 +475,16 @@ def parallel(ident: str, points: SweptPoints) -> Plot:
         )
         marks(axes.add_collection(lines), words, [points.runs[i].key for i in order])
         ground = {"facecolor": PAPER, "alpha": 0.8, "linewidth": 0, "pad": 1.0}
-        to_the_right = {"xytext": (4, 0), "textcoords": "offset points", "va": "center"}
         for x, values in enumerate(axes_values):
             axes.axvline(x, color=INK, linewidth=0.6)
             step = max(1, len(values) // 8)
             for value in values[::step]:
                 at = (x, height[x][value])
-                axes.annotate(short(value, 8), at, bbox=ground, **to_the_right)
+                axes.annotate(short(value, 8), at, bbox=ground, **TO_THE_RIGHT)
         axes.axvline(len(places), color=INK, linewidth=0.6)
         for end, score in ((0.0, low), (1.0, high)):
             at = (len(places), end)
-            axes.annotate(f"{100 * score:.1f}", at, bbox=ground, **to_the_right)
+            axes.annotate(f"{100 * score:.1f}", at, bbox=ground, **TO_THE_RIGHT)
         # Every second name is a line lower, so that neighbours do not overlap.
         ticks = [short(n, 12) for n in [*names, "result"]]
         ticks[1::2] = [f"\n{n}" for n in ticks[1::2]]
