@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from fedcache.errors import UsageError, unknown
@@ -53,7 +54,7 @@ class FigureInput:
         """Paired tests with the first run."""
         return comparison_of(self.title, self.named, self.score)
 
-    @property
+    @cached_property
     def source(self) -> RunStore:
         """The store of the runs. Raises UsageError if it is not available or must not be shown."""
         found: RunStore | str = PRIVATE

@@ -11,7 +11,7 @@ import numpy as np
 
 from fedcache.progress import percent
 from fedcache.report.drawing import INK, PAPER, SERIES, Draw, Marks, Plot, Rows, short, shortened
-from fedcache.report.find_runs import StoredRun, differing, labels
+from fedcache.report.find_runs import StoredRun, differing, grouped, labels
 from fedcache.runs.score import (
     BY_VALIDATION,
     NOT_A_CHOICE,
@@ -35,10 +35,7 @@ def sweeps(ident: str, entries: Sequence[StoredRun], score: str = "own") -> list
 
 def by_method(entries: Sequence[StoredRun]) -> dict[str, list[StoredRun]]:
     """Runs of each method, in the order in which methods first appear."""
-    methods: dict[str, list[StoredRun]] = {}
-    for entry in entries:
-        methods.setdefault(entry.method, []).append(entry)
-    return methods
+    return grouped(entries, lambda e: e.method)
 
 
 def _method(ident: str, name: str, entries: Sequence[StoredRun], score: str) -> Plot | None:

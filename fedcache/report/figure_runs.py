@@ -45,7 +45,7 @@ MOST_CURVES = 8
 MOST_STRIPS = 16
 LEGEND = 34
 STRIP = 20
-"""Letters of a run's name in a legend and next to a strip."""
+"""Letters of a run's name in a legend and next to a horizontal line."""
 
 MOST_DOTS = 500
 """Most clients of a run that are drawn one by one; of more clients the quantiles are drawn."""
@@ -190,14 +190,19 @@ def spread(ident: str, runs: Named) -> Plot | None:
                 (tail,) = axes.plot([100 * worst], [y], marker="^", markersize=6, color=SERIES[1])
                 marks(tail, [f"{label}: worst tenth {percent(worst)} %"], e.key)
         labels = [label for label, *_ in shown]
-        axes.set_yticks(range(len(shown)), shortened(labels, STRIP))
-        axes.set_ylabel(settings_of(labels, STRIP))
-        axes.set(xlabel="accuracy % of a client", ylim=(len(shown) - 0.4, -0.6))
-        axes.grid(visible=False, axis="y")
+        _name_lines(axes, labels)
+        axes.set_xlabel("accuracy % of a client")
 
     title = "Accuracy of each client"
     height = 1.0 + 0.3 * max(3, len(shown))
     return Plot(ident, title, description, ("run", over, "accuracy"), rows, fill, height=height)
+
+
+def _name_lines(axes: Any, labels: Sequence[str]) -> None:
+    """Name the horizontal lines 0, 1, ... after runs, the first on top."""
+    axes.set_yticks(range(len(labels)), shortened(labels, STRIP))
+    axes.set(ylabel=settings_of(labels, STRIP), ylim=(len(labels) - 0.4, -0.6))
+    axes.grid(visible=False, axis="y")
 
 
 def _left_behind(label: str, columns: ClientColumns) -> str:
@@ -817,13 +822,8 @@ def differences(ident: str, c: Comparison | None, named: Named, runs: int = 0) -
         values = [100 * p.difference for p in pairs]
         dots = axes.scatter(values, range(len(pairs)), s=34, facecolors=faces, edgecolors=SERIES[0])
         marks(dots, words, run_keys)
-        axes.set_yticks(range(len(pairs)), shortened(names, 20))
-        axes.set(
-            xlabel="difference in points",
-            ylabel=settings_of(names, 20),
-            ylim=(len(pairs) - 0.4, -0.6),
-        )
-        axes.grid(visible=False, axis="y")
+        _name_lines(axes, names)
+        axes.set_xlabel("difference in points")
 
     columns = ["run", "difference", "low", "high", "p Holm"]
     if own_seeds:

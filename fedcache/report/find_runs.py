@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from fedcache.config import TrainConfig
 from fedcache.errors import CorruptionError, Exit, FedcacheError, StoreError, UsageError, shell_word
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from fedcache.runs.run import Run
 
 
+Key = TypeVar("Key")
 RunQuery: TypeAlias = "str | Path | Run | Grid | Point"
 Result = Mapping[str, Any]
 """Content of a ``result.json``."""
@@ -675,10 +676,17 @@ _ALWAYS = ("method", "backbones")
 
 def by_setting(entries: Sequence[StoredRun]) -> list[list[StoredRun]]:
     """Entries of one dataset and partition together, in the order they first appear."""
-    groups: dict[tuple[str, str, bool], list[StoredRun]] = {}
+    return list(grouped(entries, lambda e: e.setting).values())
+
+
+def grouped(
+    entries: Iterable[StoredRun], key: Callable[[StoredRun], Key]
+) -> dict[Key, list[StoredRun]]:
+    """Entries with the same key together, in the order in which they first appear."""
+    groups: dict[Key, list[StoredRun]] = {}
     for entry in entries:
-        groups.setdefault(entry.setting, []).append(entry)
-    return list(groups.values())
+        groups.setdefault(key(entry), []).append(entry)
+    return groups
 
 
 def setting_name(entry: StoredRun) -> str:

@@ -25,6 +25,7 @@ from fedcache.report.find_runs import (
     Result,
     StoredRun,
     differing,
+    grouped,
     label_of,
     name_without_hold_out,
     without,
@@ -106,9 +107,7 @@ class MergedRun(StoredRun):
 
 def merge_seeds(found: Gathered) -> Gathered:
     """Runs of equal settings as one run each, at the place of the first of them."""
-    groups: dict[str, list[StoredRun]] = {}
-    for run in found.entries:
-        groups.setdefault(settings_key(run), []).append(run)
+    groups = grouped(found.entries, settings_key)
     return replace(found, entries=[merged(group) for group in groups.values()])
 
 
@@ -354,12 +353,9 @@ def mean_over_values(accuracy: Mapping[str, float | None]) -> float | None:
 
 def held_out_groups(entries: Sequence[StoredRun]) -> list[HeldOutGroup]:
     """The groups of two or more held-out values among some runs, in the order in which they first appear."""
-    found: dict[str, list[StoredRun]] = {}
-    for entry in entries:
-        if values_held_out(entry.result):
-            found.setdefault(group_key(entry), []).append(entry)
+    held_out = [e for e in entries if values_held_out(e.result)]
     made = []
-    for group in found.values():
+    for group in grouped(held_out, group_key).values():
         values = tuple(dict.fromkeys(map(value_of, group)))
         if len(values) < 2:
             continue
