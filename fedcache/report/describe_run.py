@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from datetime import datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -72,9 +72,9 @@ class RunsListed:
     """
 
     entries: list[dict[str, Any]]
-    problems: list[LeftOut] = field(default_factory=list)
-    groups: list[HeldOutGroup] = field(default_factory=list)
-    tags_lost: list[str] = field(default_factory=list)
+    problems: list[LeftOut]
+    groups: list[HeldOutGroup]
+    tags_lost: list[str]
 
 
 def listed(names: Sequence[str], root: Path, condition: RunFilter) -> RunsListed:

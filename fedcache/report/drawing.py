@@ -435,7 +435,7 @@ _POINTS = 8.0
 """Size of the letters of a figure in a paper."""
 
 
-def write_plot(path: Path, made: Plot, columns: int = 1) -> None:
+def write_plot(path: Path, made: Plot, columns: int) -> None:
     """Draw a figure of the report into a file, in the colours of the page's light theme and with embedded fonts.
 
     Args:

@@ -193,9 +193,9 @@ def write_figure(
     out: Path,
     root: Path,
     *,
-    columns: int = 1,
-    score: str | None = None,
-    embed: str = "pca",
+    columns: int,
+    score: str | None,
+    embed: str,
 ) -> Plot:
     """Draw one figure of some runs into a file.
 

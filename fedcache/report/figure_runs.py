@@ -458,7 +458,7 @@ def against_bytes(ident: str, runs: Named, score: str = "own") -> Plot | None:
     return _pareto(ident, title, axis, runs, cost, lambda v: f"{size(v)}B", score)
 
 
-def against_seconds(ident: str, runs: Named, score: str = "own") -> Plot | None:
+def against_seconds(ident: str, runs: Named, score: str) -> Plot | None:
     """Accuracy against the seconds of one seed's training, and the Pareto front."""
     title = "Accuracy against seconds"
     axis = "seconds of training, one seed"

@@ -110,8 +110,8 @@ class Report:
     runs: int
     left_out: int
     bytes: int
-    images: int = 0
-    mistakes: int = 0
+    images: int
+    mistakes: int
 
     def __repr__(self) -> str:
         megabytes = self.bytes / 1e6

@@ -76,7 +76,7 @@ class Gallery:
     title: str
     description: str
     images: tuple[Thumbnail, ...]
-    warnings: Sequence[str] = ()
+    warnings: Sequence[str]
 
 
 ExtraTable = tuple[str, str, Sequence[str], Sequence[Sequence[str]]]

@@ -61,8 +61,8 @@ class MergedRun(StoredRun):
         added: the seeds that each of them adds.
     """
 
-    members: tuple[StoredRun, ...] = ()
-    added: tuple[tuple[int, ...], ...] = ()
+    members: tuple[StoredRun, ...]
+    added: tuple[tuple[int, ...], ...]
 
     @property
     def exact(self) -> bool:

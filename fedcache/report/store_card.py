@@ -37,7 +37,7 @@ features = group["features/{key}"]  # rows x views x width
 ```"""
 
 
-def store_card(store: Store, home: Home, *, anonymous_names: bool = False) -> str:
+def store_card(store: Store, home: Home, *, anonymous_names: bool) -> str:
     """Markdown for people who find the publication of a store."""
     name = store.dataset["slug"]
     parts = {
