@@ -343,7 +343,7 @@ def _pairs_of(
         mean = float(differences.mean())
         reach = interval(differences, level)
         p = _p(test, one, other, over)
-        names_of_blocks = tuple(_names_at(blocks, shared))
+        names_of_blocks = tuple(itertools.compress(blocks, shared))
         made.append(Pair(names[i], names[j], mean, reach, p, None, blocks=names_of_blocks))
     # Holm's correction is for all pairs together.
     corrected = holm([pair.p for pair in made])
@@ -709,7 +709,7 @@ def within(
     if not shared.any():
         held = []
         for name, row in zip(kept, known, strict=True):
-            blocks_of_run = _some(_names_at(blocks, row))
+            blocks_of_run = _some(list(itertools.compress(blocks, row)))
             held.append(f"{name}: {blocks_of_run}")
         if len(held) > MOST_NAMED:
             held[MOST_NAMED:] = [".."]
@@ -722,7 +722,7 @@ def within(
     return PairedBlocks(
         setting=where,
         names=tuple(kept),
-        blocks=tuple(_names_at(blocks, used)),
+        blocks=tuple(itertools.compress(blocks, used)),
         values=values[:, used],
         notes=tuple(notes),
         runs=kept,
@@ -826,7 +826,7 @@ def _lacking(
     )
     found = {}
     for kind in np.argsort(first).tolist():
-        without = _some(_names_at(names, ~kinds[:, kind]))
+        without = _some(list(itertools.compress(names, ~kinds[:, kind])))
         found[without] = [blocks[i] for i in lost[kind_of == kind].tolist()]
     return found
 
@@ -1352,8 +1352,3 @@ def compact(seeds: Sequence[object]) -> str:
     if len(seeds) > MOST_SEEDS:
         return f"{len(seeds)} seeds"
     return ", ".join(map(str, seeds))
-
-
-def _names_at(names: Sequence[str], there: Any) -> list[str]:
-    """The names at the places where ``there`` is true."""
-    return [names[i] for i in np.flatnonzero(there).tolist()]

@@ -73,16 +73,10 @@ def check_embedding(name: str) -> None:
 def dots(ident: str, source: RunStore) -> Plot | None:
     """Training rows of every client and class as dots whose area is the count."""
     classes = source.columns.classes
-    label = source.columns.label
-    clients = source.partition.clients[:MOST_LISTED]
-    of = len(source.partition.clients)
-    names = []
-    counts_of_clients = []
-    for client in clients:
-        names.append(client.name)
-        held = label[client.train]
-        counts_of_clients.append(np.bincount(held[held >= 0], minlength=len(classes)))
-    counts = np.array(counts_of_clients)
+    table = source.partition.table
+    of = len(table)
+    names = table.names[:MOST_LISTED]
+    counts = source.partition.counts(source.columns, MOST_LISTED)
     if not counts.size or not counts.max():
         return None
     rows: Rows = []
@@ -94,8 +88,8 @@ def dots(ident: str, source: RunStore) -> Plot | None:
     if shown.shape != counts.shape:
         every = counts.shape[1]
         description += f" The first {across} of {of} clients, {down} of {every} classes."
-    if of > len(clients):
-        description += f" The data contain {len(clients):,} clients."
+    if of > len(names):
+        description += f" The data contain {len(names):,} clients."
 
     def fill(axes: Any, marks: Marks) -> None:
         x, y = np.nonzero(shown)

@@ -354,10 +354,8 @@ def importance(levels: Sequence[str], scores: np.ndarray) -> float:
     at least 0. On a full grid it is the setting's main effect in the analysis of variance. Interactions between
     settings belong to the importance of none of them.
     """
-    groups = []
-    for level in dict.fromkeys(levels):
-        places = [i for i, value in enumerate(levels) if value == level]
-        groups.append(scores[places])
+    words = np.array(levels)
+    groups = [scores[words == level] for level in dict.fromkeys(levels)]
     total = float(((scores - scores.mean()) ** 2).sum())
     free = len(scores) - len(groups)
     if total <= 0.0 or free < 1 or len(groups) < 2:
