@@ -582,6 +582,8 @@ Cells = Mapping[str, Mapping[str, float | None]]
 """Values by treatment and block."""
 RunsByName = Mapping[str, Sequence[StoredRun]]
 """Name of a treatment -> its runs."""
+NamedValues = tuple[Sequence[str], Floats]
+"""Names of the blocks of a run, and its values for them."""
 
 _PROTOCOL = {
     "global": "one global model",
@@ -672,7 +674,7 @@ def within(
     Raises UsageError when fewer than two runs have values, no two runs share a seed, or no client is common to all.
     """
     runs = dict(zip(names or labels(entries), entries, strict=True))
-    rows: Mapping[str, tuple[Sequence[str], Floats]]
+    rows: dict[str, NamedValues]
     if over == "clients":
         rows = {name: (e.clients.names, e.clients.accuracy) for name, e in runs.items()}
     else:
@@ -737,7 +739,7 @@ def by_seed(run: StoredRun, values: Iterable[Any]) -> dict[int, Any]:
 
 def values_of_seeds(
     runs: Mapping[str, StoredRun], take: Callable[[Any], Any]
-) -> dict[str, tuple[list[str], Floats]]:
+) -> dict[str, NamedValues]:
     """Seeds and values of each run; a run that does not depend on the seed has its value for every seed of the others.
 
     Args:
@@ -754,7 +756,7 @@ def values_of_seeds(
         for name in fixed:
             first = next(iter(of_run[name].values()))
             of_run[name] = dict.fromkeys(seeds_of_others, first)
-    rows = {}
+    rows: dict[str, NamedValues] = {}
     for name, values in of_run.items():
         rows[name] = (list(map(str, values)), np.array(list(values.values()), float))
     return rows
@@ -794,7 +796,7 @@ def merged_notes(runs: RunsByName) -> list[str]:
     return notes
 
 
-def _aligned(rows: Sequence[tuple[Sequence[str], Floats]]) -> tuple[Sequence[str], Floats]:
+def _aligned(rows: Sequence[NamedValues]) -> tuple[Sequence[str], Floats]:
     """Names of the blocks of all runs in the order of their first appearance, and their values [T, B]; NaN for none.
 
     Args:

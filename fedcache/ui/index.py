@@ -345,14 +345,13 @@ class RunIndex:
             self._list()
             self._turn += 1
             for number, (name, (facts, stamp)) in enumerate(self._known.items()):
-                settled = facts is not None and facts["state"] == "finished"
-                if settled and (number + self._turn) % SHARE:
+                state = (facts or {}).get("state")
+                if state == FINISHED and (number + self._turn) % SHARE:
                     continue
                 now = self._stamp(self.root / name)
                 changed = now != stamp or _recent(now)
                 # A killed process changes no file.
-                running = facts is not None and facts["state"] == RUNNING
-                killed = not changed and running and not is_running(self.root / name)
+                killed = not changed and state == RUNNING and not is_running(self.root / name)
                 if changed or killed:
                     self._waiting[name] = None
             end = time.monotonic() + BUDGET
@@ -510,9 +509,7 @@ class GridIndex:
         if total:
             share = (ended + sum(parts)) / total
         comparable = [p for p in points if p["choice"] is not None]
-        keys: dict[str, None] = {}
-        for point in points:
-            keys |= dict.fromkeys(point["sweep"])
+        keys = dict.fromkeys(itertools.chain(*(p["sweep"] for p in points)))
         return {
             "state": state,
             "command": record["command"],
@@ -552,19 +549,15 @@ class GridIndex:
                 if "pruned" not in end:
                     state = run["state"]
                 unfinished = [other for other in unfinished if other is not run]
-            # Points without a run still have all columns, empty.
-            facts = dict.fromkeys(LIVE)
-            run_name = end.get("run")
-            if run is not None:
-                facts = {key: run.get(key) for key in LIVE}
-                run_name = run["name"]
+            # Points without a run have the same columns, without values.
+            of_run = run or {}
             settings = [f"{key}={value}" for key, value in sweep.items()]
             point = {
-                **facts,
+                **{key: of_run.get(key) for key in LIVE},
                 "method": method,
                 "sweep": sweep,
                 "words": " ".join([method, *settings]),
-                "run": run_name,
+                "run": of_run.get("name", end.get("run")),
                 "state": state,
                 "problem": end.get("error"),
             }
