@@ -341,10 +341,10 @@ def _pairs_of(
         other = values[j, shared]
         differences = one - other
         mean = float(differences.mean())
-        reach = interval(differences, level)
+        ends = interval(differences, level)
         p = _p(test, one, other, over)
         names_of_blocks = tuple(itertools.compress(blocks, shared))
-        made.append(Pair(names[i], names[j], mean, reach, p, None, blocks=names_of_blocks))
+        made.append(Pair(names[i], names[j], mean, ends, p, None, blocks=names_of_blocks))
     # Holm's correction is for all pairs together.
     corrected = holm([pair.p for pair in made])
     return tuple(replace(pair, holm=p) for pair, p in zip(made, corrected, strict=True))
@@ -1241,12 +1241,12 @@ def _tested(seeds: list[Rows], level: float) -> RowDifference:
     difference = float(adds.sum())
     gained = int((adds > 0).sum())
     lost = int((adds < 0).sum())
-    reach = None
+    ends = None
     p = 1.0
     test = "mcnemar"
     if count > 1:
         half = _half(adds, weights, level)
-        reach = (difference - half, difference + half)
+        ends = (difference - half, difference + half)
         sizes = np.abs(adds[adds != 0])
         if not len(sizes) or np.ptp(sizes) <= 1e-9 * sizes.max():
             p = sign_test(gained, lost)
@@ -1256,7 +1256,7 @@ def _tested(seeds: list[Rows], level: float) -> RowDifference:
             p = 0.0
             if spread > 0:
                 p = math.erfc(abs(difference) / spread / math.sqrt(2.0))
-    return RowDifference(count, gained, lost, difference, reach, p, test)
+    return RowDifference(count, gained, lost, difference, ends, p, test)
 
 
 MOST_SEEDS = 10

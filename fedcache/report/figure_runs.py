@@ -163,8 +163,8 @@ def spread(ident: str, runs: Named) -> Plot | None:
             if many:
                 quantiles = [100 * a for a in np.quantile(columns.scored, QUANTILES).tolist()]
                 low, left, _, right, high = quantiles
-                (reach,) = axes.plot([low, high], [y, y], color=SERIES[0], linewidth=1)
-                marks(reach, (), e.key)
+                (line,) = axes.plot([low, high], [y, y], color=SERIES[0], linewidth=1)
+                marks(line, (), e.key)
                 (box,) = axes.plot(
                     [left, right], [y, y], color=SERIES[0], linewidth=7, solid_capstyle="butt"
                 )
@@ -693,11 +693,11 @@ def _places(
         across = (costs - costs.min()) / np.ptp(costs)
     percents = [100 * p.accuracy for p in (*points, *levels)]
     low = min(percents)
-    reach = max(max(percents) - low, 1e-9)
+    span = max(max(percents) - low, 1e-9)
 
     def height_of(p: Priced) -> float:
         """The height of a run, as a share of the range of all runs."""
-        return (100 * p.accuracy - low) / reach
+        return (100 * p.accuracy - low) / span
 
     # Boxes that are taken by the names of lines, by points and by names of points.
     taken = []
