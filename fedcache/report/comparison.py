@@ -411,9 +411,11 @@ def _treatment(name: str, row: Floats, level: float, runs: Sequence[StoredRun]) 
     std = None
     if len(values) > 1:
         std = float(values.std(ddof=1))
-    # NaN becomes None.
-    each = tuple(np.where(np.isnan(row), None, row).tolist())
-    return Treatment(name, each, mean, std, interval(values, level), None, client_prior=prior)
+    each: list[float | None] = row.tolist()
+    for block in np.flatnonzero(np.isnan(row)):
+        each[block] = None
+    ends = interval(values, level)
+    return Treatment(name, tuple(each), mean, std, ends, None, client_prior=prior)
 
 
 def _p(test: str, one: Floats, other: Floats, over: str) -> float | None:

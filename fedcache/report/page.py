@@ -35,6 +35,7 @@ from fedcache.report.figure_runs import confusion_difference
 from fedcache.report.find_runs import (
     CLAIMED,
     Gathered,
+    Labelled,
     Named,
     RunQuery,
     StoredRun,
@@ -394,9 +395,7 @@ def galleries_of(
     return found, notes
 
 
-def ranked_runs(
-    entries: Sequence[StoredRun], score: str | None
-) -> tuple[list[tuple[str, StoredRun]], str]:
+def ranked_runs(entries: Sequence[StoredRun], score: str | None) -> tuple[list[Labelled], str]:
     """Runs of one setting with their labels, the best first, and their score."""
     used = score or score_for(e.result for e in entries)
     entries = ranked(entries, used)
@@ -664,15 +663,15 @@ def drawn_notes(named: Named) -> list[str]:
     return notes
 
 
-def first_of_each(named: Named) -> list[tuple[str, StoredRun]]:
+def first_of_each(named: Named) -> list[Labelled]:
     """The first run of each method: the one that validation chose, or the one with the highest test accuracy."""
-    best: dict[str, tuple[str, StoredRun]] = {}
+    best: dict[str, Labelled] = {}
     for label, entry in named:
         best.setdefault(entry.method, (label, entry))
     return list(best.values())
 
 
-def every_method_first(named: Named) -> list[tuple[str, StoredRun]]:
+def every_method_first(named: Named) -> list[Labelled]:
     """The first run of each method, then its variants."""
     firsts = first_of_each(named)
     known = {e.digest for _, e in firsts}
@@ -842,8 +841,11 @@ def held_out_section(ident: str, group: HeldOutGroup, score: str | None) -> Sect
     for name in names:
         if means[name] is not None:
             intervals[name] = mean_uncertainty(runs[name], used)
-    columns = [Column("run"), Column("mean accuracy %", numbers=True)]
-    columns.append(Column("95 % interval", numbers=True))
+    columns = [
+        Column("run"),
+        Column("mean accuracy %", numbers=True),
+        Column("95 % interval", numbers=True),
+    ]
     if validation:
         columns.append(Column("validation %", numbers=True))
     columns += [Column(f"{group.column} {value} %", numbers=True) for value in group.values]
