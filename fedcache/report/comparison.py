@@ -188,6 +188,7 @@ class Comparison:
     @property
     def lowest(self) -> float:
         """The lowest p after correction that any pair could have with this number of blocks; 0 without a bound."""
+        # Holm's correction multiplies the smallest p by the number of tests.
         possible = [lowest_p(self.test, len(p.blocks)) for p in self.pairs if p.p is not None]
         return len(possible) * min(possible, default=0.0)
 

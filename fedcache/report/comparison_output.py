@@ -484,6 +484,7 @@ def stacked(spans: Sequence[tuple[float, float]]) -> list[tuple[float, float, in
     made = []
     for low, high in sorted(spans):
         level = next((i for i, end in enumerate(ends) if end + 0.1 < low), len(ends))
+        # This replaces the end of a level, or adds a level.
         ends[level : level + 1] = [high]
         made.append((low, high, level))
     return made

@@ -237,6 +237,7 @@ class LeftOut:
     @property
     def sentence(self) -> str:
         """The run's name, and why it is left out."""
+        # A reason may begin with a file of the run (``/result.json is damaged``) or end with a full stop.
         reason = self.why.strip("/ ").rstrip(".")
         return f"{self.path.name} {reason}."
 

@@ -556,8 +556,10 @@ def comparison_of(title: str, named: Named, score: str) -> Comparison | None:
 
 
 def _tests_table(c: Comparison) -> ExtraTable:
+    """The paired tests of a comparison of ``comparison_of``, which has at least one interval or test."""
     sheet = differences(c)
     assert sheet is not None  # nosec B101
+    # The caption without the setting, which is the heading of the section, and without the words on bold runs.
     words = caption(c).partition(": ")[2].partition(" Bold:")[0]
     notes: Sequence[str] = c.notes
     if figure_runs.enough_blocks(c):
@@ -831,6 +833,7 @@ def held_out_section(ident: str, group: HeldOutGroup, score: str | None) -> Sect
     if found is not None:
         notes = sentences(found)
         validation = {t.name: t.validation for t in found.treatments if t.validation is not None}
+        # The chosen run comes first, then the others by validation accuracy: sorting keeps the order of equal ones.
         if found.chosen is not None:
             names.sort(key=lambda name: _falling(validation.get(name)))
             names.sort(key=lambda name: name != found.chosen)

@@ -78,10 +78,10 @@ class MergedRun(StoredRun):
         names = columns[0].names
         accuracy = _mean_array([c.accuracy for c in columns], weights)
         classes_owned = _mean_array([c.classes_owned for c in columns], weights)
-        held = [c.validation for c in columns if c.validation is not None]
+        validations = [c.validation for c in columns if c.validation is not None]
         validation = None
-        if len(held) == len(columns):
-            validation = _mean_array(held, weights)
+        if len(validations) == len(columns):
+            validation = _mean_array(validations, weights)
         no_seeds = np.empty((0, len(names)))
         return ClientColumns(names, accuracy, classes_owned, no_seeds, validation)
 
@@ -178,6 +178,7 @@ def _result(runs: Sequence[StoredRun], added: Sequence[Sequence[int]]) -> dict[s
         for name in results[0][part]:
             if name == "per_seed" or name.endswith("_per_seed"):
                 made[name] = per_seed(part, name)
+                # The mean of ``client_mean_per_seed`` is ``client_mean``, and that of ``per_seed`` is ``mean``.
                 mean = name.removesuffix("per_seed").removesuffix("_") or "mean"
                 made[mean] = mean_and_deviation(made[name])[0]
         if "std" in made:

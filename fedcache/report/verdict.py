@@ -115,11 +115,11 @@ def _each_client(entry: StoredRun, direction: str) -> float:
 
 def ranked(entries: Sequence[StoredRun], score: str) -> list[StoredRun]:
     """Runs by falling validation accuracy, or test accuracy without validation rows; equal runs as in a grid."""
-    held = has_validation(e.result for e in entries)
+    by_validation = has_validation(e.result for e in entries)
 
     def place(entry: StoredRun) -> tuple[object, ...]:
         found = entry.accuracy(score)
-        if held:
+        if by_validation:
             found = validation_value(entry.result, score)
         if found is None:
             found = -1.0
@@ -270,11 +270,11 @@ def verdict(named: Named, score: str) -> Verdict | None:
     if equals and not rivals:
         certainty = "Tied"
         why = "All runs reached the same results; this is the first by method and settings."
-    held = None
+    validation = None
     if has_validation(e.result for e in field):
-        held = validation_value(best.result, score)
+        validation = validation_value(best.result, score)
     lines = [
-        ("Selected by", selected_by(held, len(rivals) + len(equals) + 1)),
+        ("Selected by", selected_by(validation, len(rivals) + len(equals) + 1)),
         ("How sure", why),
         ("Cost", cost_of(best, undecided, label, score)),
     ]
@@ -282,7 +282,7 @@ def verdict(named: Named, score: str) -> Verdict | None:
     if reference:
         lines.append(("Reference", reference))
     unlike = unlike_tests(e.result for e in field)
-    if held is not None and unlike is not None:
+    if validation is not None and unlike is not None:
         lines.append(("Note", unlike))
     accuracy = best.accuracy(score)
     interval = uncertainty(best, score)
@@ -538,12 +538,12 @@ def few_validation_classes(results: Iterable[Result]) -> str | None:
     for result in results:
         part = result.get("partition", {})
         args = part.get("args", {})
-        held = result.get("validation")
+        validation = result.get("validation")
         own_tests = "by" in args or args.get("test_protocol", "balanced") != "balanced"
-        if result.get("protocol") != "personalised" or held is None or own_tests:
+        if result.get("protocol") != "personalised" or validation is None or own_tests:
             continue
         # A client has at most as many classes among its validation rows as it has validation rows.
-        most = min(held["rows"] / part["clients"], typical_classes(result) or math.inf)
+        most = min(validation["rows"] / part["clients"], typical_classes(result) or math.inf)
         if most < result["classes"]:
             return (
                 f"The validation rows of a typical client hold at most {most:.3g} of {result['classes']} classes, "

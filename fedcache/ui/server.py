@@ -115,6 +115,7 @@ class Guard:
         async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = {name.encode(): value.encode() for name, value in HEADERS.items()}
+                # Headers that the response sets itself take precedence.
                 headers |= dict(message["headers"])
                 message = {**message, "headers": list(headers.items())}
             await send(message)
