@@ -358,9 +358,6 @@ def name_places(
     set_ticks(list(places), [short(names[i], longest) for i in places], **style)
 
 
-FORMATS = ("png", "svg", "pdf")
-
-
 def check_file(path: Path, option: str = "--plot") -> None:
     """Refuse a file that cannot be drawn, before any work; ``option`` is the option that names the file.
 
@@ -369,8 +366,8 @@ def check_file(path: Path, option: str = "--plot") -> None:
             error without matplotlib.
     """
     kind = path.suffix.lower().removeprefix(".")
-    if kind not in FORMATS:
-        near = closest(kind, FORMATS) or FORMATS[0]
+    if kind not in _WITHOUT_DATE:
+        near = closest(kind, _WITHOUT_DATE) or "png"
         ending = path.suffix or "(none)"
         other = path.with_suffix("." + near)
         raise UsageError(

@@ -11,8 +11,6 @@ from fedcache.errors import UsageError, unknown
 from fedcache.report import figure_data, figure_grids, figure_runs
 from fedcache.report.comparison import Comparison
 from fedcache.report.drawing import COLUMNS, Plot, check_file, write_plot
-from fedcache.report.figure_grids import SweptPoints, importance_bars, parallel, swept_points
-from fedcache.report.figure_runs import confusion_difference
 from fedcache.report.find_runs import (
     Named,
     RunQuery,
@@ -67,10 +65,10 @@ class FigureInput:
         return found
 
     @property
-    def swept(self) -> SweptPoints | None:
+    def swept(self) -> figure_grids.SweptPoints | None:
         """Points of the first method that has enough of them."""
         for entries in figure_grids.by_method(self.entries).values():
-            points = swept_points(entries, self.score)
+            points = figure_grids.swept_points(entries, self.score)
             if points is not None:
                 return points
         return None
@@ -92,21 +90,21 @@ def _confusion_difference(i: FigureInput) -> Plot | None:
         runs = i.named
     if len(runs) < 2:
         return None
-    return confusion_difference("figure", runs[0], runs[1])
+    return figure_runs.confusion_difference("figure", runs[0], runs[1])
 
 
 def _importance(i: FigureInput) -> Plot | None:
     points = i.swept
     if points is None:
         return None
-    return importance_bars("figure", points)
+    return figure_grids.importance_bars("figure", points)
 
 
 def _parallel(i: FigureInput) -> Plot | None:
     points = i.swept
     if points is None:
         return None
-    return parallel("figure", points)
+    return figure_grids.parallel("figure", points)
 
 
 KINDS = {

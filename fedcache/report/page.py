@@ -30,8 +30,6 @@ from fedcache.report.comparison import (
 )
 from fedcache.report.comparison_output import caption, differences, sentences
 from fedcache.report.drawing import Plot, need_directory, need_matplotlib, short
-from fedcache.report.figure_grids import hyperparameters
-from fedcache.report.figure_runs import confusion_difference
 from fedcache.report.find_runs import (
     CLAIMED,
     Gathered,
@@ -581,7 +579,7 @@ def _first_plots(ident: str, named: Named, score: str, tests: Comparison | None)
         figure_runs.ranks(f"{ident}-ranks", tests),
     ]
     made += figure_grids.sweeps(f"{ident}-grid", entries, score)
-    made += hyperparameters(f"{ident}-settings", entries, score)
+    made += figure_grids.hyperparameters(f"{ident}-settings", entries, score)
     return [p for p in made if p is not None]
 
 
@@ -601,7 +599,7 @@ def _detail_plots(
     first, *others = first_of_each(named)
     made: list[Plot | None] = [figure_runs.confusion(f"{ident}-confusion0", *first)]
     if others:
-        made.append(confusion_difference(f"{ident}-against0", first, others[0]))
+        made.append(figure_runs.confusion_difference(f"{ident}-against0", first, others[0]))
     if any("confusion" not in e.result for e in entries):
         notes.append(
             "Results of earlier versions have no confusion matrix. To make them again, train with "

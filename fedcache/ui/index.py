@@ -22,7 +22,14 @@ from typing import Any
 from fedcache.errors import CorruptionError, FedcacheError, shell_word
 from fedcache.grids.record import read_record
 from fedcache.progress import VALIDATION_ACCURACY
-from fedcache.report.describe_run import DAMAGED, FINISHED, entry_of, figures_of, settings_of
+from fedcache.report.describe_run import (
+    DAMAGED,
+    FINISHED,
+    RUNNING,
+    entry_of,
+    figures_of,
+    settings_of,
+)
 from fedcache.report.drawing import need_matplotlib
 from fedcache.report.figure_runs import curves
 from fedcache.report.find_runs import (
@@ -49,9 +56,8 @@ LAST = 20
 SEARCHED = ("name", "state", "method", "dataset", "backbones", "partition", "hold_out", "tags")
 """Facts of a run that a search looks at, together with its settings."""
 
-RUNNING = "running"
 STOPPED = "stopped"
-"""States of a run without a result: its process is running, or it has ended."""
+"""State of a run without a result whose process has ended."""
 
 WRONG = (OSError, ValueError, KeyError, TypeError, AttributeError)
 """Errors of reading a file that fedcache did not write."""
@@ -529,7 +535,7 @@ class GridIndex:
 
     def _points(self, record: Facts, here: bool) -> list[Facts]:
         """The points in their order, each with the facts of its run."""
-        unfinished = [r for r in self.runs.every() if r["state"] in ("running", "stopped")]
+        unfinished = [r for r in self.runs.every() if r["state"] in (RUNNING, STOPPED)]
         points = []
         # The record names the runs of finished points; the run of a point in training is found by its settings.
         for number, (method, sweep) in enumerate(record["points"]):
