@@ -473,6 +473,11 @@ class Priced(NamedTuple):
     cost: float
     accuracy: float
 
+    @property
+    def key(self) -> str:
+        """The key of the run's marks."""
+        return self.entry.key
+
 
 def _coordinates(points: Sequence[Priced]) -> tuple[list[float], list[float]]:
     """The costs of some runs, and their accuracies in percent."""
@@ -531,17 +536,17 @@ def _pareto(
     # Of many points only the front and the first run of each method are named.
     named = points
     if len(points) > MOST_NAMES:
-        firsts = {p.entry.method: p.entry.key for p in reversed(points)}
+        firsts = {p.entry.method: p.key for p in reversed(points)}
         kept = front.union(firsts.values())
-        named = [p for p in points if p.entry.key in kept]
+        named = [p for p in points if p.key in kept]
         description += " Names are those of the front and of the best run of each method."
-    named = sorted(named, key=lambda p: (p.entry.key not in front, -p.accuracy))
+    named = sorted(named, key=lambda p: (p.key not in front, -p.accuracy))
     labels = [p.label for p in named]
     places = _places(named, shortened(labels, ON_FRONT), points, levels)
     of = settings_of(labels, ON_FRONT)
     if of:
         description += f" Labels show {of}."
-    without = [p.label for p in named if p.entry.key not in places]
+    without = [p.label for p in named if p.key not in places]
     if without:
         left = some_names(without, MOST_NAMES)
         description += f" Without a name, because names would overlap: {left}."
@@ -556,10 +561,10 @@ def _pareto(
                 price = word(p.cost)
                 words.append(f"{p.label}: {100 * p.accuracy:.2f} %, {price}")
             drawn = axes.scatter(*_coordinates(chosen), **style)
-            marks(drawn, words, [p.entry.key for p in chosen])
+            marks(drawn, words, [p.key for p in chosen])
 
-        on_front = [p for p in points if p.entry.key in front]
-        others = [p for p in points if p.entry.key not in front]
+        on_front = [p for p in points if p.key in front]
+        others = [p for p in points if p.key not in front]
         costs = [p.cost for p in points]
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter(lambda value, _: word(value))
@@ -582,9 +587,9 @@ def _pareto(
             marks(ring, (), first.key)
         _levels(axes, marks, levels)
         for p in named:
-            if p.entry.key not in places:
+            if p.key not in places:
                 continue
-            name, x_side, y_side = places[p.entry.key]
+            name, x_side, y_side = places[p.key]
             text = axes.annotate(
                 name,
                 (p.cost, 100 * p.accuracy),
@@ -593,14 +598,14 @@ def _pareto(
                 ha=HORIZONTAL[x_side],
                 va=VERTICAL[y_side],
             )
-            marks(text, (), p.entry.key)
+            marks(text, (), p.key)
         axes.set(xlabel=axis, ylabel="accuracy %")
         axes.margins(x=0.16, y=0.14)
 
     rows: Rows = []
     for p in priced:
         kind = ""
-        if p.entry.key in front:
+        if p.key in front:
             kind = "front"
         elif p.entry.pooled_rows:
             kind = "reference"
@@ -617,7 +622,7 @@ def _front(points: Sequence[Priced]) -> set[str]:
     for p in sorted(points, key=lambda p: (p.cost, -p.accuracy)):
         if p.accuracy > best:
             best = p.accuracy
-            front.add(p.entry.key)
+            front.add(p.key)
     return front
 
 
@@ -707,11 +712,11 @@ def _places(
     point_of = {}
     for p, x in zip(points, across.tolist(), strict=True):
         point = _Box(x, height_of(p), 0.02, 0.03)
-        point_of[p.entry.key] = point
+        point_of[p.key] = point
         taken.append(point)
     found = {}
     for p, name in zip(named, names, strict=True):
-        point = point_of[p.entry.key]
+        point = point_of[p.key]
         half = LETTER * len(name) / 2
         for x_side, y_side in SIDES:
             x = point.x + x_side * (half + 0.03)
@@ -719,7 +724,7 @@ def _places(
             box = _Box(x, y, half, LINE / 2)
             inside = abs(x - 0.5) + half < 0.68 and abs(y - 0.5) < 0.66
             if inside and not any(map(box.overlaps, taken)):
-                found[p.entry.key] = (name, x_side, y_side)
+                found[p.key] = (name, x_side, y_side)
                 taken.append(box)
                 break
     return found

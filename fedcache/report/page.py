@@ -558,7 +558,7 @@ def _tests_table(c: Comparison) -> ExtraTable:
     sheet = differences(c)
     assert sheet is not None  # nosec B101
     # The caption without the setting, which is the heading of the section, and without the words on bold runs.
-    words = caption(c).partition(": ")[2].partition(" Bold:")[0]
+    words = caption(c).removeprefix(f"{c.setting}: ").partition(" Bold:")[0]
     notes: Sequence[str] = c.notes
     if figure_runs.enough_blocks(c):
         notes = sentences(c)
