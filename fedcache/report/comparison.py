@@ -180,6 +180,16 @@ class Comparison:
         return f"best by {self.metric} on the test rows (no validation split)"
 
     @property
+    def alpha(self) -> float:
+        """The significance level of the tests."""
+        return 1.0 - self.level
+
+    @property
+    def tested(self) -> int:
+        """Number of pairs that were tested over blocks."""
+        return sum(p.p is not None for p in self.pairs)
+
+    @property
     def best(self) -> tuple[str, ...]:
         """Names with the highest mean: one, or several that are equal."""
         highest = self.treatments[0].mean
@@ -195,17 +205,16 @@ class Comparison:
     @property
     def too_few(self) -> bool:
         """Whether there are too few blocks for the test to tell any pair apart."""
-        return self.lowest >= 1.0 - self.level
+        return self.lowest >= self.alpha
 
     @property
     def alike(self) -> tuple[str, ...]:
         """Names that do not differ significantly from the reference; () where there are too few blocks for the test."""
         if self.too_few:
             return ()
-        alpha = 1.0 - self.level
         names = []
         for pair in self.pairs:
-            if pair.holm is None or pair.holm < alpha:
+            if pair.holm is None or pair.holm < self.alpha:
                 continue
             if pair.other == self.reference:
                 names.append(pair.one)
@@ -443,7 +452,6 @@ def _repeated(values: Floats, over: str) -> bool:
 def _notes(c: Comparison, *, best_is_reference: bool) -> list[str]:
     """Notes on the limits of these numbers: missing intervals, missing tests and biased choices."""
     count = len(c.blocks)
-    alpha = 1.0 - c.level
     if count == 1:
         return [_one_block(c)]
     notes = []
@@ -466,15 +474,14 @@ def _notes(c: Comparison, *, best_is_reference: bool) -> list[str]:
     if c.ranking is not None and c.ranking.blocks < count:
         blocks = c.ranking.blocks
         notes.append(f"Ranks use the {blocks} {c.over} that all runs share.")
-    tested = sum(p.p is not None for p in c.pairs)
     if c.too_few:
         notes.append(too_few_words(c))
-    if best_is_reference and tested:
+    if best_is_reference and c.tested:
         notes.append(
             "The reference was selected as the best on these results, so its p-values are optimistic. To "
             "choose the reference beforehand: --against RUN"
         )
-    if c.ranking is not None and c.ranking.p >= alpha:
+    if c.ranking is not None and c.ranking.p >= c.alpha:
         notes.append(
             f"Friedman's test finds no difference (p = {c.ranking.p:.2g}), so distances beyond the "
             "critical difference are not significant."
@@ -484,16 +491,14 @@ def _notes(c: Comparison, *, best_is_reference: bool) -> list[str]:
 
 def too_few_words(c: Comparison) -> str:
     """A sentence that the test of a comparison cannot reach significance with any values."""
-    tested = sum(p.p is not None for p in c.pairs)
     times = ""
-    if tested > 1:
-        times = f" ({c.lowest:.3g} after Holm's correction for {tested} tests)"
-    least = c.lowest / tested
+    if c.tested > 1:
+        times = f" ({c.lowest:.3g} after Holm's correction for {c.tested} tests)"
+    least = c.lowest / c.tested
     count = len(c.blocks)
-    alpha = 1.0 - c.level
     return (
         f"{count} {c.over} are too few for this test to reach significance: its smallest possible p is "
-        f"{least:.3g}{times}, and significance needs less than {alpha:.2g}."
+        f"{least:.3g}{times}, and significance needs less than {c.alpha:.2g}."
     )
 
 

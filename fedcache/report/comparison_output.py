@@ -223,14 +223,12 @@ def caption(c: Comparison) -> str:
         parts.append(f"{_level(c)} {named}")
     if _against_one(c):
         parts.append(f"differences from {c.reference}{shared}")
-    tests = sum(p.p is not None for p in c.pairs)
-    if tests:
+    if c.tested:
         test = TEST_NAMES[c.test]
-        parts.append(f"{test} paired over {c.over}, p corrected for {tests} (Holm)")
+        parts.append(f"{test} paired over {c.over}, p corrected for {c.tested} (Holm)")
     words = "; ".join(parts) + bold
     if c.alike:
-        alpha = 1 - c.level
-        words += f" {DAGGER}: no significant difference from {c.reference} at {alpha:.2g}."
+        words += f" {DAGGER}: no significant difference from {c.reference} at {c.alpha:.2g}."
     return words
 
 
@@ -269,10 +267,9 @@ def ranking_words(c: Comparison) -> str | None:
     else:
         result = "all methods differ significantly"
     p = show_p(c.ranking.p)
-    alpha = 1 - c.level
     return (
         f"Friedman's test: chi-squared {c.ranking.statistic:.2f}, p {p}. Nemenyi: critical difference of mean ranks "
-        f"{c.ranking.cd:.2f} at {alpha:.2g}; {result}."
+        f"{c.ranking.cd:.2f} at {c.alpha:.2g}; {result}."
     )
 
 
@@ -443,11 +440,10 @@ def draw_ranks(c: Comparison, path: Path) -> None:
     longest = max(map(len, _rank_labels(c, LONGEST)))
     width = 3.2 + 2 * LETTER * longest + 0.12 * count
     height = LINE * (lines + 3.2) + 0.5
-    alpha = 1.0 - c.level
     p = show_p(c.ranking.p)
     description = f"{c.metric} over {c.ranking.blocks} {c.over}; Friedman p {p}"
-    if c.ranking.p >= alpha:
-        description += f": no difference at {alpha:.2g}"
+    if c.ranking.p >= c.alpha:
+        description += f": no difference at {c.alpha:.2g}"
     title = short(c.setting, 80)
 
     def fill(axes: Any) -> None:

@@ -769,10 +769,9 @@ def differences(ident: str, c: Comparison | None, named: Named, runs: int = 0) -
             over = f"the test rows of the {c.over} that both runs have"
     if not any(p.interval for p in pairs):
         return None
-    alpha = 1.0 - c.level
     level = 100 * c.level
     description = f"Mean difference from {c.reference} in points over {over}, with {level:g} % "
-    description += f"intervals; filled dots differ after Holm's correction at {alpha:.2g}."
+    description += f"intervals; filled dots differ after Holm's correction at {c.alpha:.2g}."
     if own_seeds:
         shared = []
         for p in pairs:
@@ -819,7 +818,7 @@ def differences(ident: str, c: Comparison | None, named: Named, runs: int = 0) -
                 places_of_paths.append(y)
             # A significant difference has a filled dot.
             face = "none"
-            if pair.holm is not None and pair.holm < alpha:
+            if pair.holm is not None and pair.holm < c.alpha:
                 face = SERIES[0]
             faces.append(face)
         lines = axes.add_collection(LineCollection(paths, colors=SERIES[0], linewidths=1.6))

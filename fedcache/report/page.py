@@ -918,8 +918,7 @@ def _sure(group: HeldOutGroup, found: Comparison | None) -> tuple[str, str]:
             "Unknown",
             f"{count} held-out values are too few for any test.",
         )
-    alpha = 1.0 - found.level
-    undecided = [p.one for p in found.pairs if p.holm is None or p.holm >= alpha]
+    undecided = [p.one for p in found.pairs if p.holm is None or p.holm >= found.alpha]
     if not undecided:
         return (
             "Sure",
