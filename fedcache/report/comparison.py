@@ -1316,7 +1316,7 @@ def common_seeds(one: StoredRun, other: StoredRun) -> list[int]:
 
 def same_partition(one: StoredRun, other: StoredRun) -> bool:
     """Whether all seeds of both runs are trained and tested on the same rows."""
-    return len(_partitions(one) | _partitions(other)) == 1
+    return len({*_digests(one), *_digests(other)}) == 1
 
 
 def depends_on_seed(run: StoredRun) -> bool:
@@ -1325,22 +1325,22 @@ def depends_on_seed(run: StoredRun) -> bool:
     A run with several seeds does not depend on them if all gave the same figures on one partition. For a run with one
     seed, the method says whether training draws random numbers.
     """
-    if len(_partitions(run)) != 1:
+    if len(set(_digests(run))) != 1:
         return True
     if len(run.seeds) > 1:
         return any(len(set(score_of(run.result, name).per_seed)) > 1 for name in WORDS)
     return not _draws_nothing(run.result)
 
 
-def _partitions(run: StoredRun) -> set[str]:
-    """Digests of the partitions of a run."""
-    digests = run.result.get("partition", {}).get("digests", ())
-    return set(digests)
+def _digests(run: StoredRun) -> Sequence[str]:
+    """Digests of the partitions of a run, usually one for each seed."""
+    digests: Sequence[str] = run.result.get("partition", {}).get("digests", ())
+    return digests
 
 
 def _partition_of_seed(run: StoredRun) -> dict[int, str]:
     """Digest of the partition of each seed; {} where a result does not hold one for each."""
-    digests = run.result.get("partition", {}).get("digests", ())
+    digests = _digests(run)
     if len(run.seeds) == len(digests):
         return by_seed(run, digests)
     return {}
