@@ -128,12 +128,11 @@ class Guard:
     def _refused(self, scope: Scope) -> Response | None:
         """The response to a request that is refused; None for one that is passed on."""
         headers = dict(scope["headers"])
-        name, _, port = headers.get(b"host", b"").decode("latin-1").rpartition(":")
+        host = headers.get(b"host", b"").decode("latin-1")
+        name, _, port = host.rpartition(":")
+        # A host without a port may contain colons, such as ``[::1]``.
         if not port.isdigit():
-            if name:
-                name = f"{name}:{port}"
-            else:
-                name = port
+            name = host
         if name.lower() not in HOSTS:
             return PlainTextResponse("Open this page in a browser on this machine.\n", 403)
         # The path of `OPTIONS *` has no slash.
