@@ -177,8 +177,7 @@ def write_report(
     in_groups = {e.digest for group in groups for e in group.entries}
     # A section of a group summarises its runs, so the sections of these runs come last and are folded.
     settings = by_setting(merged.entries)
-    settings.sort(key=lambda entries: order_of_setting(entries[0]))
-    settings.sort(key=lambda entries: entries[0].digest in in_groups)
+    settings.sort(key=lambda runs: (runs[0].digest in in_groups, order_of_setting(runs[0])))
     titles = setting_names(settings)
     request = Shown(embed, score, images)
     observer.start("comparing", len(settings), "settings")
@@ -831,10 +830,9 @@ def held_out_section(ident: str, group: HeldOutGroup, score: str | None) -> Sect
     if found is not None:
         notes = sentences(found)
         validation = {t.name: t.validation for t in found.treatments if t.validation is not None}
-        # The chosen run comes first, then the others by validation accuracy: sorting keeps the order of equal ones.
+        # The chosen run comes first, then the others by validation accuracy; equal ones stay in the order of the means.
         if found.chosen is not None:
-            names.sort(key=lambda name: _falling(validation.get(name)))
-            names.sort(key=lambda name: name != found.chosen)
+            names.sort(key=lambda name: (name != found.chosen, _falling(validation.get(name))))
             selected = validation.get(names[0])
     best = names[0]
     runs = {name: list(row.values()) for name, row in group.rows().items()}

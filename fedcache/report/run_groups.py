@@ -135,8 +135,7 @@ def merged(runs: Sequence[StoredRun]) -> StoredRun:
 
     Of two runs with the same number of seeds the later one comes first.
     """
-    newest_first = list(reversed(runs))
-    order = sorted(newest_first, key=lambda run: -len(run.seeds))
+    order = sorted(reversed(runs), key=lambda run: -len(run.seeds))
     taken: list[StoredRun] = []
     added: list[tuple[int, ...]] = []
     seen: set[int] = set()
