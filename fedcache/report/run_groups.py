@@ -135,7 +135,8 @@ def merged(runs: Sequence[StoredRun]) -> StoredRun:
 
     Of two runs with the same number of seeds the later one comes first.
     """
-    order = sorted(reversed(runs), key=lambda run: -len(run.seeds))
+    # Most seeds first, and the later of two runs with as many.
+    order = sorted(runs, key=lambda run: len(run.seeds))[::-1]
     taken: list[StoredRun] = []
     added: list[tuple[int, ...]] = []
     seen: set[int] = set()
