@@ -741,8 +741,8 @@ TABLE = (
         "seeds_are_paired_by_number",
         "compare pairs seeds by position",
         "report/comparison.py",
-        'zip(map(int, run.result["seeds"]), values',
-        'zip(sorted(map(int, run.result["seeds"])), values',
+        "zip(run.seeds, values",
+        "zip(sorted(run.seeds), values",
     ),
     B(
         "a_lead_is_paired_over_seeds_and_else_over_test_rows",

@@ -58,8 +58,8 @@ class Comparisons:
     """
 
     tables: tuple[Comparison, ...]
-    sentences: tuple[str, ...] = ()
-    left_out: tuple[LeftOut, ...] = ()
+    sentences: tuple[str, ...]
+    left_out: tuple[LeftOut, ...]
 
     def to_dict(self) -> dict[str, Any]:
         """The ``data`` of the envelope."""

@@ -33,6 +33,7 @@ from fedcache.report.find_runs import (
 from fedcache.report.run_groups import HELD_OUT, HeldOutGroup, MergedRun, mean_and_deviation
 from fedcache.report.statistics import (
     Floats,
+    Interval,
     Ranking,
     constant,
     holm,
@@ -43,7 +44,7 @@ from fedcache.report.statistics import (
     ranking,
 )
 from fedcache.runs.identity import draws_nothing
-from fedcache.runs.result_files import ClientColumns, TestRows
+from fedcache.runs.result_files import TestRows
 from fedcache.runs.score import (
     BY_VALIDATION,
     DIGITS,
@@ -69,6 +70,10 @@ METRIC_OF_SCORE = {"own": "accuracy", "client-mean": "client_mean", "pooled": "p
 SCORE_WORDS = {name.replace("-", "_"): f"accuracy ({name}: {WORDS[name]})" for name in SCORES}
 
 
+RowsInterval = tuple[int, float, float]
+"""A number of test rows, and the low and the high end of the interval over them."""
+
+
 @dataclass(frozen=True)
 class Treatment:
     """One row of a comparison.
@@ -90,10 +95,10 @@ class Treatment:
     values: tuple[float | None, ...]
     mean: float
     std: float | None
-    interval: tuple[float, float] | None
+    interval: Interval | None
     rank: float | None
     validation: float | None = None
-    test_rows: tuple[int, float, float] | None = None
+    test_rows: RowsInterval | None = None
     client_prior: Mapping[str, float | None] = field(default_factory=dict)
 
     @property
@@ -125,7 +130,7 @@ class Pair:
     one: str
     other: str
     difference: float
-    interval: tuple[float, float] | None
+    interval: Interval | None
     p: float | None
     holm: float | None
     rows: RowDifference | None = None
@@ -175,6 +180,16 @@ class Comparison:
         return f"best by {self.metric} on the test rows (no validation split)"
 
     @property
+    def alpha(self) -> float:
+        """The significance level of the tests."""
+        return 1.0 - self.level
+
+    @property
+    def tested(self) -> int:
+        """Number of pairs that were tested over blocks."""
+        return sum(p.p is not None for p in self.pairs)
+
+    @property
     def best(self) -> tuple[str, ...]:
         """Names with the highest mean: one, or several that are equal."""
         highest = self.treatments[0].mean
@@ -183,23 +198,23 @@ class Comparison:
     @property
     def lowest(self) -> float:
         """The lowest p after correction that any pair could have with this number of blocks; 0 without a bound."""
+        # Holm's correction multiplies the smallest p by the number of tests.
         possible = [lowest_p(self.test, len(p.blocks)) for p in self.pairs if p.p is not None]
         return len(possible) * min(possible, default=0.0)
 
     @property
     def too_few(self) -> bool:
         """Whether there are too few blocks for the test to tell any pair apart."""
-        return self.lowest >= 1.0 - self.level
+        return self.lowest >= self.alpha
 
     @property
     def alike(self) -> tuple[str, ...]:
         """Names that do not differ significantly from the reference; () where there are too few blocks for the test."""
         if self.too_few:
             return ()
-        alpha = 1.0 - self.level
         names = []
         for pair in self.pairs:
-            if pair.holm is None or pair.holm < alpha:
+            if pair.holm is None or pair.holm < self.alpha:
                 continue
             if pair.other == self.reference:
                 names.append(pair.one)
@@ -266,7 +281,7 @@ def compared(
     if found.validation is not None:
         validation = dict(zip(found.names, found.validation, strict=True))
         chosen = found.names[_falling(found, found.validation)[0]]
-    rows: dict[str, tuple[int, float, float]] = {}
+    rows: dict[str, RowsInterval] = {}
     if over == "seeds" and metric in ("accuracy", *SCORE_WORDS):
         rows = _test_rows(found, metric, level)
     treatments = []
@@ -336,10 +351,10 @@ def _pairs_of(
         other = values[j, shared]
         differences = one - other
         mean = float(differences.mean())
-        reach = interval(differences, level)
+        ends = interval(differences, level)
         p = _p(test, one, other, over)
-        names_of_blocks = tuple(_names_at(blocks, shared))
-        made.append(Pair(names[i], names[j], mean, reach, p, None, blocks=names_of_blocks))
+        names_of_blocks = tuple(itertools.compress(blocks, shared))
+        made.append(Pair(names[i], names[j], mean, ends, p, None, blocks=names_of_blocks))
     # Holm's correction is for all pairs together.
     corrected = holm([pair.p for pair in made])
     return tuple(replace(pair, holm=p) for pair, p in zip(made, corrected, strict=True))
@@ -378,9 +393,7 @@ def _with_rows(
     return tuple(done)
 
 
-def _test_rows(
-    found: PairedBlocks, metric: str, level: float
-) -> dict[str, tuple[int, float, float]]:
+def _test_rows(found: PairedBlocks, metric: str, level: float) -> dict[str, RowsInterval]:
     """Test rows and interval of the treatments whose values do not vary over seeds."""
     made = {}
     for name, row in zip(found.names, found.values, strict=True):
@@ -411,8 +424,8 @@ def _treatment(name: str, row: Floats, level: float, runs: Sequence[StoredRun]) 
     each: list[float | None] = row.tolist()
     for block in np.flatnonzero(np.isnan(row)):
         each[block] = None
-    reach = interval(values, level)
-    return Treatment(name, tuple(each), mean, std, reach, None, client_prior=prior)
+    ends = interval(values, level)
+    return Treatment(name, tuple(each), mean, std, ends, None, client_prior=prior)
 
 
 def _p(test: str, one: Floats, other: Floats, over: str) -> float | None:
@@ -439,7 +452,6 @@ def _repeated(values: Floats, over: str) -> bool:
 def _notes(c: Comparison, *, best_is_reference: bool) -> list[str]:
     """Notes on the limits of these numbers: missing intervals, missing tests and biased choices."""
     count = len(c.blocks)
-    alpha = 1.0 - c.level
     if count == 1:
         return [_one_block(c)]
     notes = []
@@ -462,15 +474,14 @@ def _notes(c: Comparison, *, best_is_reference: bool) -> list[str]:
     if c.ranking is not None and c.ranking.blocks < count:
         blocks = c.ranking.blocks
         notes.append(f"Ranks use the {blocks} {c.over} that all runs share.")
-    tested = sum(p.p is not None for p in c.pairs)
     if c.too_few:
         notes.append(too_few_words(c))
-    if best_is_reference and tested:
+    if best_is_reference and c.tested:
         notes.append(
             "The reference was selected as the best on these results, so its p-values are optimistic. To "
             "choose the reference beforehand: --against RUN"
         )
-    if c.ranking is not None and c.ranking.p >= alpha:
+    if c.ranking is not None and c.ranking.p >= c.alpha:
         notes.append(
             f"Friedman's test finds no difference (p = {c.ranking.p:.2g}), so distances beyond the "
             "critical difference are not significant."
@@ -480,16 +491,14 @@ def _notes(c: Comparison, *, best_is_reference: bool) -> list[str]:
 
 def too_few_words(c: Comparison) -> str:
     """A sentence that the test of a comparison cannot reach significance with any values."""
-    tested = sum(p.p is not None for p in c.pairs)
     times = ""
-    if tested > 1:
-        times = f" ({c.lowest:.3g} after Holm's correction for {tested} tests)"
-    least = c.lowest / tested
+    if c.tested > 1:
+        times = f" ({c.lowest:.3g} after Holm's correction for {c.tested} tests)"
+    least = c.lowest / c.tested
     count = len(c.blocks)
-    alpha = 1.0 - c.level
     return (
         f"{count} {c.over} are too few for this test to reach significance: its smallest possible p is "
-        f"{least:.3g}{times}, and significance needs less than {alpha:.2g}."
+        f"{least:.3g}{times}, and significance needs less than {c.alpha:.2g}."
     )
 
 
@@ -575,11 +584,14 @@ def _spreadless(c: Comparison) -> list[str]:
     return notes
 
 
-OVER = ("seeds", "clients", "settings")
 MOST_NAMED = 6
 
 Cells = Mapping[str, Mapping[str, float | None]]
 """Values by treatment and block."""
+RunsByName = Mapping[str, Sequence[StoredRun]]
+"""Name of a treatment -> its runs."""
+NamedValues = tuple[Sequence[str], Floats]
+"""Names of the blocks of a run, and its values for them."""
 
 _PROTOCOL = {
     "global": "one global model",
@@ -592,7 +604,6 @@ _PER_SEED: dict[str, Callable[[Any], Any]] = {
     "pooled": lambda r: score_of(r, "pooled").per_seed,
     "macro_f1": lambda r: r["macro_f1"]["per_seed"],
 }
-_PER_CLIENT: dict[str, Callable[[ClientColumns], Any]] = {"accuracy": lambda c: c.accuracy}
 _PER_RUN: dict[str, Callable[[Any], Any]] = {
     "accuracy": lambda r: r["accuracy"]["mean"],
     "macro_f1": lambda r: r["macro_f1"]["mean"],
@@ -603,8 +614,8 @@ _PER_RUN: dict[str, Callable[[Any], Any]] = {
     "worst40": lambda r: r["fairness"]["worst40"],
     "best10": lambda r: r["fairness"]["best10"],
 }
-METRICS = {"seeds": _PER_SEED, "clients": _PER_CLIENT, "settings": _PER_RUN}
-"""Metrics that a stored result has for every block of a kind, and the function that reads them."""
+METRICS = {"seeds": tuple(_PER_SEED), "clients": ("accuracy",), "settings": tuple(_PER_RUN)}
+"""Kind of blocks -> the metrics that a stored result has for every such block."""
 
 
 @dataclass(frozen=True)
@@ -626,7 +637,7 @@ class PairedBlocks:
     blocks: tuple[str, ...]
     values: Floats
     notes: tuple[str, ...] = ()
-    runs: Mapping[str, Sequence[StoredRun]] = field(default_factory=dict)
+    runs: RunsByName = field(default_factory=dict)
     validation: tuple[float, ...] | None = None
 
 
@@ -635,8 +646,8 @@ def check_metric(metric: str, over: str) -> None:
 
     Raises UsageError, with the reason.
     """
-    if over not in OVER:
-        raise unknown("--over", over, OVER)
+    if over not in METRICS:
+        raise unknown("--over", over, METRICS)
     if metric not in _PER_RUN:
         raise unknown("score", metric, _PER_RUN)
     if metric not in METRICS[over]:
@@ -670,14 +681,12 @@ def within(
 
     Raises UsageError when fewer than two runs have values, no two runs share a seed, or no client is common to all.
     """
-    check_metric(metric, over)
-    take = METRICS[over][metric]
     runs = dict(zip(names or labels(entries), entries, strict=True))
-    rows: Mapping[str, tuple[Sequence[str], Floats]]
+    rows: dict[str, NamedValues]
     if over == "clients":
-        rows = {name: (e.clients.names, take(e.clients)) for name, e in runs.items()}
+        rows = {name: (e.clients.names, e.clients.accuracy) for name, e in runs.items()}
     else:
-        rows = values_of_seeds(runs, take)
+        rows = values_of_seeds(runs, _PER_SEED[metric])
     empty = [name for name, (_, row) in rows.items() if np.isnan(row).all()]
     kept = {name: [run] for name, run in runs.items() if name not in empty}
     if len(kept) < 2:
@@ -710,7 +719,7 @@ def within(
     if not shared.any():
         held = []
         for name, row in zip(kept, known, strict=True):
-            blocks_of_run = _some(_names_at(blocks, row))
+            blocks_of_run = _some(list(itertools.compress(blocks, row)))
             held.append(f"{name}: {blocks_of_run}")
         if len(held) > MOST_NAMED:
             held[MOST_NAMED:] = [".."]
@@ -723,7 +732,7 @@ def within(
     return PairedBlocks(
         setting=where,
         names=tuple(kept),
-        blocks=tuple(_names_at(blocks, used)),
+        blocks=tuple(itertools.compress(blocks, used)),
         values=values[:, used],
         notes=tuple(notes),
         runs=kept,
@@ -733,12 +742,12 @@ def within(
 
 def by_seed(run: StoredRun, values: Iterable[Any]) -> dict[int, Any]:
     """Seed -> value, for values of a run in the order of its seeds."""
-    return dict(zip(map(int, run.result["seeds"]), values, strict=False))
+    return dict(zip(run.seeds, values, strict=False))
 
 
 def values_of_seeds(
     runs: Mapping[str, StoredRun], take: Callable[[Any], Any]
-) -> dict[str, tuple[list[str], Floats]]:
+) -> dict[str, NamedValues]:
     """Seeds and values of each run; a run that does not depend on the seed has its value for every seed of the others.
 
     Args:
@@ -755,7 +764,7 @@ def values_of_seeds(
         for name in fixed:
             first = next(iter(of_run[name].values()))
             of_run[name] = dict.fromkeys(seeds_of_others, first)
-    rows = {}
+    rows: dict[str, NamedValues] = {}
     for name, values in of_run.items():
         rows[name] = (list(map(str, values)), np.array(list(values.values()), float))
     return rows
@@ -767,21 +776,21 @@ def fixed_runs(runs: Mapping[str, StoredRun]) -> list[str]:
     [] also if the runs have different partitions.
     """
     entries = list(runs.values())
-    different_seeds = {tuple(e.result["seeds"]) for e in entries}
+    different_seeds = {tuple(e.seeds) for e in entries}
     if len(different_seeds) < 2 or not all(same_partition(entries[0], e) for e in entries):
         return []
     return [name for name, e in runs.items() if not depends_on_seed(e)]
 
 
-def merged_notes(runs: Mapping[str, Sequence[StoredRun]]) -> list[str]:
+def merged_notes(runs: RunsByName) -> list[str]:
     """Notes on treatments that merge several runs of equal settings, and on their figures that are not exact means."""
     notes = []
     for name, row in runs.items():
         for run in row:
             if not isinstance(run, MergedRun):
                 continue
-            seeds = compact(run.result["seeds"])
-            which = _some([digest[:8] for digest in run.digests])
+            seeds = compact(run.seeds)
+            which = _some([member.digest[:8] for member in run.members])
             members = len(run.members)
             notes.append(
                 f"{name}: {members} runs of equal settings with the seeds {seeds} ({which})."
@@ -795,7 +804,7 @@ def merged_notes(runs: Mapping[str, Sequence[StoredRun]]) -> list[str]:
     return notes
 
 
-def _aligned(rows: Sequence[tuple[Sequence[str], Floats]]) -> tuple[Sequence[str], Floats]:
+def _aligned(rows: Sequence[NamedValues]) -> tuple[Sequence[str], Floats]:
     """Names of the blocks of all runs in the order of their first appearance, and their values [T, B]; NaN for none.
 
     Args:
@@ -827,7 +836,7 @@ def _lacking(
     )
     found = {}
     for kind in np.argsort(first).tolist():
-        without = _some(_names_at(names, ~kinds[:, kind]))
+        without = _some(list(itertools.compress(names, ~kinds[:, kind])))
         found[without] = [blocks[i] for i in lost[kind_of == kind].tolist()]
     return found
 
@@ -837,7 +846,6 @@ def across(entries: Sequence[StoredRun], metric: str) -> PairedBlocks:
 
     Raises UsageError for fewer than two treatments or settings, and for two equal runs in one setting.
     """
-    check_metric(metric, "settings")
     groups = by_setting(entries)
     facts = differing(entries)
     wheres = setting_names(groups)
@@ -850,7 +858,7 @@ def across(entries: Sequence[StoredRun], metric: str) -> PairedBlocks:
             if before is not entry:
                 both = []
                 for one in (before, entry):
-                    seeds = ",".join(map(str, one.result["seeds"]))
+                    seeds = ",".join(map(str, one.seeds))
                     digest = one.digest[:8]
                     both.append(f"{digest} (seeds {seeds})")
                 twins = " and ".join(both)
@@ -906,9 +914,7 @@ def over_held_out(group: HeldOutGroup, metric: str) -> PairedBlocks:
     return _one_value_each(group.title, runs, values, metric, notes)
 
 
-def _validation(
-    runs: Mapping[str, Sequence[StoredRun]], metric: str, over: str
-) -> tuple[float, ...] | None:
+def _validation(runs: RunsByName, metric: str, over: str) -> tuple[float, ...] | None:
     """Validation accuracy by which treatments are chosen, in the score of the comparison; None where a run lacks it."""
     score = metric.replace("_", "-")
     if score not in SCORES and over == "clients":
@@ -965,7 +971,7 @@ def _without_holes(
 
 def _one_value_each(
     where: str,
-    runs: Mapping[str, Sequence[StoredRun]],
+    runs: RunsByName,
     blocks: Sequence[str],
     metric: str,
     notes: Sequence[str],
@@ -990,7 +996,7 @@ def _distinct(names: Sequence[str]) -> list[str]:
     return made
 
 
-def _not_alike(runs: Mapping[str, Sequence[StoredRun]], metric: str) -> list[str]:
+def _not_alike(runs: RunsByName, metric: str) -> list[str]:
     """Sentences on treatments that sites scored, that were scored in another way, or that approximate their method."""
     every = list(itertools.chain(*runs.values()))
     notes = []
@@ -1016,8 +1022,7 @@ def _not_alike(runs: Mapping[str, Sequence[StoredRun]], metric: str) -> list[str
         others = _PROTOCOL.get(usual, usual)
         scored = "; ".join(parts)
         notes.append(f"{head}. {scored}; all others: {others}.")
-    accuracies = {name: row[0].result["accuracy"] for name, row in runs.items()}
-    notes += _drawn_apart(accuracies)
+    notes += _drawn_apart(runs)
     unlike = unlike_tests(e.result for e in every)
     if unlike is not None:
         notes.append(unlike)
@@ -1026,13 +1031,14 @@ def _not_alike(runs: Mapping[str, Sequence[StoredRun]], metric: str) -> list[str
     return notes
 
 
-def _drawn_apart(accuracies: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def _drawn_apart(runs: RunsByName) -> list[str]:
     """A note where runs were scored over different numbers of clients (``--eval-clients``); [] where they were not."""
     kinds: dict[str, list[str]] = {}
-    for name, accuracy in accuracies.items():
+    for name, row in runs.items():
         kind = "all"
-        if accuracy.get("eval_clients"):
-            scored = accuracy["eval_clients"][0]["scored"]
+        drawn = row[0].result["accuracy"].get("eval_clients")
+        if drawn:
+            scored = drawn[0]["scored"]
             kind = f"{scored:,} drawn"
         kinds.setdefault(kind, []).append(name)
     if len(kinds) < 2:
@@ -1041,9 +1047,9 @@ def _drawn_apart(accuracies: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return [f"Runs are scored over different numbers of clients. {parts}."]
 
 
-def _seeds_differ(runs: Mapping[str, Sequence[StoredRun]]) -> list[str]:
+def _seeds_differ(runs: RunsByName) -> list[str]:
     """A note where runs have different seeds; [] where they have the same ones."""
-    different = {tuple(e.result["seeds"]) for e in itertools.chain(*runs.values())}
+    different = {tuple(e.seeds) for e in itertools.chain(*runs.values())}
     if len(different) < 2:
         return []
     counts = sorted(map(len, different))
@@ -1089,7 +1095,7 @@ class RowDifference:
     gained: int
     lost: int
     difference: float
-    interval: tuple[float, float] | None
+    interval: Interval | None
     p: float
     test: str
     holm: float | None = None
@@ -1149,7 +1155,7 @@ def _of_seed(ours: TestRows, theirs: TestRows, metric: str) -> Rows | None:
         return ours.rows, ours.share - theirs.share, ours.weight
     apart = (ours.right - theirs.right).astype(np.float64)
     if metric == "pooled":
-        total = float(ours.scored.sum())
+        total = ours.scored.sum()
         return ours.rows, apart / total, ours.scored / total
     # One model predicts the same for every client, so each row counts once.
     count = len(ours.rows)
@@ -1181,7 +1187,7 @@ def _half(adds: Floats, weights: Floats, level: float) -> float:
 
 def rows_of_run(
     run: StoredRun, metric: str, level: float, seeds: Sequence[int] | None = None
-) -> tuple[int, float, float] | None:
+) -> RowsInterval | None:
     """Number of test rows of a run with models of clients, and the interval of its accuracy over them.
 
     The interval is accuracy -+ z sqrt(R / (R - 1) sum_r (a_r - accuracy w_r)^2). Row r has weight w_r and adds a_r to
@@ -1205,7 +1211,7 @@ def rows_of_run(
         if seeds is not None and seed not in seeds:
             continue
         if metric == "pooled":
-            total = float(found.scored.sum())
+            total = found.scored.sum()
             made.append((found.rows, found.right / total, found.scored / total))
         else:
             made.append((found.rows, found.share, found.weight))
@@ -1243,12 +1249,12 @@ def _tested(seeds: list[Rows], level: float) -> RowDifference:
     difference = float(adds.sum())
     gained = int((adds > 0).sum())
     lost = int((adds < 0).sum())
-    reach = None
+    ends = None
     p = 1.0
     test = "mcnemar"
     if count > 1:
         half = _half(adds, weights, level)
-        reach = (difference - half, difference + half)
+        ends = (difference - half, difference + half)
         sizes = np.abs(adds[adds != 0])
         if not len(sizes) or np.ptp(sizes) <= 1e-9 * sizes.max():
             p = sign_test(gained, lost)
@@ -1258,13 +1264,11 @@ def _tested(seeds: list[Rows], level: float) -> RowDifference:
             p = 0.0
             if spread > 0:
                 p = math.erfc(abs(difference) / spread / math.sqrt(2.0))
-    return RowDifference(count, gained, lost, difference, reach, p, test)
+    return RowDifference(count, gained, lost, difference, ends, p, test)
 
 
 MOST_SEEDS = 10
 """Most seeds that are named one by one."""
-FIGURES = ("own", "client-mean", "pooled")
-"""Scores that are equal for all seeds of a run that does not depend on the seed."""
 
 
 def paired_seeds(one: StoredRun, other: StoredRun) -> list[tuple[int, int]]:
@@ -1273,8 +1277,8 @@ def paired_seeds(one: StoredRun, other: StoredRun) -> list[tuple[int, int]]:
     Equal seeds are a pair if both runs trained on the same partition. If a run does not depend on the seed, its first
     seed is also paired with every seed that only the other run has.
     """
-    ours = list(map(int, one.result["seeds"]))
-    theirs = list(map(int, other.result["seeds"]))
+    ours = one.seeds
+    theirs = other.seeds
     here = _partition_of_seed(one)
     there = _partition_of_seed(other)
     common = [seed for seed in ours if seed in theirs]
@@ -1312,7 +1316,7 @@ def common_seeds(one: StoredRun, other: StoredRun) -> list[int]:
 
 def same_partition(one: StoredRun, other: StoredRun) -> bool:
     """Whether all seeds of both runs are trained and tested on the same rows."""
-    return len(_partitions(one) | _partitions(other)) == 1
+    return len({*_digests(one), *_digests(other)}) == 1
 
 
 def depends_on_seed(run: StoredRun) -> bool:
@@ -1321,24 +1325,24 @@ def depends_on_seed(run: StoredRun) -> bool:
     A run with several seeds does not depend on them if all gave the same figures on one partition. For a run with one
     seed, the method says whether training draws random numbers.
     """
-    if len(_partitions(run)) != 1:
+    if len(set(_digests(run))) != 1:
         return True
-    if len(run.result["seeds"]) > 1:
-        return any(len(set(score_of(run.result, name).per_seed)) > 1 for name in FIGURES)
+    if len(run.seeds) > 1:
+        return any(len(set(score_of(run.result, name).per_seed)) > 1 for name in WORDS)
     return not _draws_nothing(run.result)
 
 
-def _partitions(run: StoredRun) -> set[str]:
-    """Digests of the partitions of a run."""
-    digests = run.result.get("partition", {}).get("digests", ())
-    return set(map(str, digests))
+def _digests(run: StoredRun) -> Sequence[str]:
+    """Digests of the partitions of a run, usually one for each seed."""
+    digests: Sequence[str] = run.result.get("partition", {}).get("digests", ())
+    return digests
 
 
 def _partition_of_seed(run: StoredRun) -> dict[int, str]:
     """Digest of the partition of each seed; {} where a result does not hold one for each."""
-    digests = run.result.get("partition", {}).get("digests", ())
-    if len(run.result["seeds"]) == len(digests):
-        return by_seed(run, map(str, digests))
+    digests = _digests(run)
+    if len(run.seeds) == len(digests):
+        return by_seed(run, digests)
     return {}
 
 
@@ -1350,7 +1354,7 @@ def _draws_nothing(result: Mapping[str, Any]) -> bool:
         return False
     if result["accuracy"].get("eval_clients"):
         return False
-    return draws_nothing(str(result["method"]), result["hyperparameters"])
+    return draws_nothing(result["method"], result["hyperparameters"])
 
 
 def compact(seeds: Sequence[object]) -> str:
@@ -1358,8 +1362,3 @@ def compact(seeds: Sequence[object]) -> str:
     if len(seeds) > MOST_SEEDS:
         return f"{len(seeds)} seeds"
     return ", ".join(map(str, seeds))
-
-
-def _names_at(names: Sequence[str], there: Any) -> list[str]:
-    """The names at the places where ``there`` is true."""
-    return [names[i] for i in np.flatnonzero(there).tolist()]

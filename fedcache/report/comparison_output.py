@@ -17,10 +17,11 @@ from typing import Any
 
 from fedcache.errors import UsageError
 from fedcache.parsing import visible
+from fedcache.progress import percent
 from fedcache.report.comparison import ROW_TESTS, SCORE_WORDS, Comparison, Treatment, compact
 from fedcache.report.drawing import short, write_drawing
 from fedcache.report.run_groups import HELD_OUT
-from fedcache.report.statistics import Ranking, constant, interval_words
+from fedcache.report.statistics import Interval, Ranking, constant, interval_words
 
 TEST_NAMES = {"wilcoxon": "Wilcoxon's signed-rank test", "ttest": "t-test"}
 DAGGER = "†"
@@ -135,7 +136,7 @@ def _mean(t: Treatment) -> str:
     return f"{mean} ± {_two(t.std, 100)}"
 
 
-def _reach(t: Treatment) -> tuple[float, float] | None:
+def _reach(t: Treatment) -> Interval | None:
     """The interval that is shown: the one over test rows if there is one."""
     if t.test_rows is None:
         return t.interval
@@ -222,14 +223,12 @@ def caption(c: Comparison) -> str:
         parts.append(f"{_level(c)} {named}")
     if _against_one(c):
         parts.append(f"differences from {c.reference}{shared}")
-    tests = sum(p.p is not None for p in c.pairs)
-    if tests:
+    if c.tested:
         test = TEST_NAMES[c.test]
-        parts.append(f"{test} paired over {c.over}, p corrected for {tests} (Holm)")
+        parts.append(f"{test} paired over {c.over}, p corrected for {c.tested} (Holm)")
     words = "; ".join(parts) + bold
     if c.alike:
-        alpha = 1 - c.level
-        words += f" {DAGGER}: no significant difference from {c.reference} at {alpha:.2g}."
+        words += f" {DAGGER}: no significant difference from {c.reference} at {c.alpha:.2g}."
     return words
 
 
@@ -268,10 +267,9 @@ def ranking_words(c: Comparison) -> str | None:
     else:
         result = "all methods differ significantly"
     p = show_p(c.ranking.p)
-    alpha = 1 - c.level
     return (
         f"Friedman's test: chi-squared {c.ranking.statistic:.2f}, p {p}. Nemenyi: critical difference of mean ranks "
-        f"{c.ranking.cd:.2f} at {alpha:.2g}; {result}."
+        f"{c.ranking.cd:.2f} at {c.alpha:.2g}; {result}."
     )
 
 
@@ -353,11 +351,10 @@ def points(difference: float) -> str:
     return f"{100 * difference:+.2f}".replace("-0.00", "0.00").replace("+0.00", "0.00")
 
 
-def _interval(found: tuple[float, float] | None) -> str:
+def _interval(found: Interval | None) -> str:
     if found is None:
         return ""
-    low, high = found
-    return f"{100 * low:.2f} to {100 * high:.2f}"
+    return " to ".join(map(percent, found))
 
 
 def _level(c: Comparison) -> str:
@@ -443,11 +440,10 @@ def draw_ranks(c: Comparison, path: Path) -> None:
     longest = max(map(len, _rank_labels(c, LONGEST)))
     width = 3.2 + 2 * LETTER * longest + 0.12 * count
     height = LINE * (lines + 3.2) + 0.5
-    alpha = 1.0 - c.level
     p = show_p(c.ranking.p)
     description = f"{c.metric} over {c.ranking.blocks} {c.over}; Friedman p {p}"
-    if c.ranking.p >= alpha:
-        description += f": no difference at {alpha:.2g}"
+    if c.ranking.p >= c.alpha:
+        description += f": no difference at {c.alpha:.2g}"
     title = short(c.setting, 80)
 
     def fill(axes: Any) -> None:
@@ -484,6 +480,7 @@ def stacked(spans: Sequence[tuple[float, float]]) -> list[tuple[float, float, in
     made = []
     for low, high in sorted(spans):
         level = next((i for i, end in enumerate(ends) if end + 0.1 < low), len(ends))
+        # This replaces the end of a level, or adds a level.
         ends[level : level + 1] = [high]
         made.append((low, high, level))
     return made

@@ -54,7 +54,6 @@ def summary(made: Comparisons) -> tuple[str, Sheet, list[str]]:
 
 def certainty(c: Comparison) -> tuple[str, str]:
     """How sure the first place is: sure | not sure | not known, and a sentence."""
-    alpha = 1.0 - c.level
     best = c.first.name
     if c.too_few:
         return "not known", f"How sure: not known. {too_few_words(c)}"
@@ -73,7 +72,7 @@ def certainty(c: Comparison) -> tuple[str, str]:
             tested[other] = p
     if not tested:
         return "not known", "How sure: not known, because nothing here can be tested."
-    unclear = [name for name, p in tested.items() if p >= alpha]
+    unclear = [name for name, p in tested.items() if p >= c.alpha]
     if not unclear:
         names = some_names([*tested], MOST_NAMED)
         worst = show_p(max(tested.values()))

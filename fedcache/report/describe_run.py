@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from datetime import datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -15,17 +15,18 @@ from fedcache.errors import Exit, FedcacheError, UsageError, unknown
 from fedcache.report.find_runs import (
     Gathered,
     LeftOut,
+    Result,
     StoredRun,
     every_run,
-    facts,
     labels,
     setting_name,
+    value_words,
 )
 from fedcache.report.run_groups import HeldOutGroup, held_out_groups, merge_seeds
 from fedcache.report.verdict import drawn_clients
 from fedcache.runs.directory import PLACES, bytes_of_models, is_running, tags_of, train_table
 from fedcache.runs.identity import usual_preset, usual_run, usual_settings
-from fedcache.runs.score import SCORES, score_of, values_held_out
+from fedcache.runs.score import SCORES, values_held_out
 
 FINISHED = "finished"
 RUNNING = "running"
@@ -71,9 +72,9 @@ class RunsListed:
     """
 
     entries: list[dict[str, Any]]
-    problems: list[LeftOut] = field(default_factory=list)
-    groups: list[HeldOutGroup] = field(default_factory=list)
-    tags_lost: list[str] = field(default_factory=list)
+    problems: list[LeftOut]
+    groups: list[HeldOutGroup]
+    tags_lost: list[str]
 
 
 def listed(names: Sequence[str], root: Path, condition: RunFilter) -> RunsListed:
@@ -154,11 +155,11 @@ def entry_of(one: StoredRun | LeftOut) -> dict[str, Any]:
         **common,
         "method": one.method,
         "dataset": r["dataset"]["slug"],
-        "backbones": list(r["backbones"]),
+        "backbones": r["backbones"],
         "partition": r["partition"]["name"] or r["partition"]["scheme"],
         "hold_out": list(values_held_out(r)),
         "rounds": r["rounds"],
-        "seeds": list(r["seeds"]),
+        "seeds": one.seeds,
         "accuracy": r["accuracy"]["mean"],
         "claimed": one.claimed,
         "model_bytes": bytes_of_models(one.path),
@@ -185,7 +186,7 @@ def finished_run(name: str, root: Path) -> StoredRun:
 def set_apart(entry: StoredRun) -> list[dict[str, str]]:
     """The settings of a run that differ from its method's preset or the defaults: name, value, default."""
     method = entry.method
-    preset = str(entry.result["preset"])
+    preset = entry.result["preset"]
     made: list[tuple[str, Any, Any]] = [("preset", preset, usual_preset(method))]
     try:
         usual = usual_settings(method, preset)
@@ -213,7 +214,7 @@ def figures_of(entry: StoredRun) -> dict[str, float | None]:
     """Figures of a run by name: fractions, bytes of all clients, rounds and seeds, and seconds of training."""
     r = entry.result
     exact = r["traffic"]["exact"]
-    scores = {name: score_of(r, name).mean for name in SCORES}
+    scores = {name: entry.accuracy(name) for name in SCORES}
     return {
         "accuracy": r["accuracy"]["mean"],
         "std over seeds": r["accuracy"]["std"],
@@ -230,7 +231,7 @@ def figures_of(entry: StoredRun) -> dict[str, float | None]:
     }
 
 
-def _largest_error(result: Mapping[str, Any]) -> float | None:
+def _largest_error(result: Result) -> float | None:
     """The standard error of the mean over drawn clients (``--eval-clients``), the largest of all seeds."""
     drawn = drawn_clients(result)
     if drawn is None:
@@ -257,7 +258,7 @@ def settings_of(entry: StoredRun) -> dict[str, str]:
         if key not in NO_SETTING:
             made[key] = _shown(value)
     made["seeds"] = " ".join(map(str, r["seeds"]))
-    made |= facts(entry)
+    made |= entry.facts
     made["code"] = str(r.get("code"))[:8]
     return made
 
@@ -303,15 +304,9 @@ def _tags(folder: Path) -> list[str]:
 
 
 def _shown(value: object) -> str:
-    """A value as it is written on the command line; equal numbers have the same text."""
-    if value is None or value == "auto":
-        return "auto"
-    if isinstance(value, bool):
-        return str(value).lower()
+    """A setting in words, also one with several values."""
     if isinstance(value, list | tuple):
         return ",".join(map(_shown, value))
     if isinstance(value, Mapping):
         return " ".join(f"{k}={_shown(v)}" for k, v in value.items())
-    if isinstance(value, int | float):
-        return f"{value:g}"
-    return str(value)
+    return value_words(value)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, cast
 from xml.etree import ElementTree
 
-from fedcache.errors import UsageError, closest
+from fedcache.errors import UsageError, closest, shell_word
 from fedcache.optional import needed_library
 from fedcache.parsing import visible
 from fedcache.store.lock import write_output
@@ -59,6 +59,8 @@ LONGEST = 34
 MOST_TICKS = 24
 
 Cell = str | int | float | None
+Rows = list[list[Cell]]
+"""Data of a figure, with a cell for each of its columns."""
 Marks = Callable[..., None]
 """``marks(artist, words, runs)`` gives the marks of an artist their tooltips and the keys of their runs.
 
@@ -98,7 +100,7 @@ class Plot:
         description: the text alternative, and what was left out.
         columns: names of the data.
         rows: the data, as in the CSV.
-        fill: draws the figure on its axes.
+        fill: draws the figure on its axes, and calls ``marks(artist, words)`` for every artist with tooltips.
         height: inches of the drawing, which is ``WIDTH`` wide.
     """
 
@@ -113,24 +115,21 @@ class Plot:
     @cached_property
     def svg(self) -> str:
         """The drawing, made when it is first requested."""
-        return draw(self.ident, self.fill, height=self.height, description=self.description)
+        return draw(self)
 
 
-def draw(ident: str, fill: Draw, *, height: float = HEIGHT, description: str = "") -> str:
-    """An SVG without size, scripts or fonts of its own.
+Marked = dict[str, tuple[list[str], str | Sequence[str]]]
+"""Group of marks -> their tooltips and the keys of their runs."""
 
-    Args:
-        ident: prefix of every id in it.
-        fill: draws on the axes it is given; calls ``marks(artist, words)`` for every artist with tooltips.
-        height: inches.
-        description: the text alternative.
-    """
+
+def draw(plot: Plot) -> str:
+    """A figure as SVG without size, scripts or fonts of its own. Every id in it begins with ``plot.ident``."""
     import matplotlib
     from cycler import cycler
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
-    marked: dict[str, tuple[list[str], str | Sequence[str]]] = {}
+    marked: Marked = {}
 
     def marks(artist: Any, words: Sequence[str] = (), runs: str | Sequence[str] = "") -> None:
         name = f"marks{len(marked)}"
@@ -140,7 +139,7 @@ def draw(ident: str, fill: Draw, *, height: float = HEIGHT, description: str = "
     style: Any = {
         **_STYLE,
         "svg.fonttype": "none",
-        "svg.hashsalt": ident,
+        "svg.hashsalt": plot.ident,
         "font.size": LETTERS,
         "text.color": INK,
         "axes.edgecolor": LINE,
@@ -166,10 +165,10 @@ def draw(ident: str, fill: Draw, *, height: float = HEIGHT, description: str = "
     with _ALONE, warnings.catch_warnings(), matplotlib.rc_context(style):
         # A script that the font lacks is measured as boxes here and drawn by the browser's own fonts.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        figure = Figure(figsize=(WIDTH, height), dpi=72, layout="constrained")
+        figure = Figure(figsize=(WIDTH, plot.height), dpi=72, layout="constrained")
         FigureCanvasSVG(figure)
         axes = figure.add_subplot()
-        fill(axes, marks)
+        plot.fill(axes, marks)
         # An artist that is clipped at the axes needs no room outside them.
         for artist in (*axes.lines, *axes.patches, *axes.collections):
             artist.set_in_layout(not artist.get_clip_on())
@@ -181,25 +180,21 @@ def draw(ident: str, fill: Draw, *, height: float = HEIGHT, description: str = "
             format="svg",
             metadata={"Date": None, "Creator": None, "Format": None, "Type": None},
         )
-    return _themed(buffer.getvalue(), ident, marked, description)
+    return _themed(buffer.getvalue(), marked, plot)
 
 
-def _themed(
-    raw: bytes,
-    ident: str,
-    marked: dict[str, tuple[list[str], str | Sequence[str]]],
-    description: str,
-) -> str:
+def _themed(raw: bytes, marked: Marked, plot: Plot) -> str:
     """An SVG of matplotlib as part of a page: unique ids, colours as CSS variables, and a tooltip for each mark."""
     root = ElementTree.fromstring(raw)  # nosec B314
     for name in ("width", "height"):
         root.attrib.pop(name, None)
     root.set("role", "img")
-    root.set("aria-label", description)
+    root.set("aria-label", plot.description)
     for parent in list(root.iter()):
         for child in list(parent):
             if child.tag.endswith("}metadata"):
                 parent.remove(child)
+    ident = plot.ident
     for element in root.iter():
         name = element.get("id", "")
         if name in marked:
@@ -363,9 +358,6 @@ def name_places(
     set_ticks(list(places), [short(names[i], longest) for i in places], **style)
 
 
-FORMATS = ("png", "svg", "pdf")
-
-
 def check_file(path: Path, option: str = "--plot") -> None:
     """Refuse a file that cannot be drawn, before any work; ``option`` is the option that names the file.
 
@@ -374,17 +366,24 @@ def check_file(path: Path, option: str = "--plot") -> None:
             error without matplotlib.
     """
     kind = path.suffix.lower().removeprefix(".")
-    if kind not in FORMATS:
-        near = closest(kind, FORMATS) or FORMATS[0]
+    if kind not in _WITHOUT_DATE:
+        near = closest(kind, _WITHOUT_DATE) or "png"
         ending = path.suffix or "(none)"
         other = path.with_suffix("." + near)
         raise UsageError(
             f"Cannot draw {path.name!r}: its ending is {ending!r}, expected .png, .svg or .pdf.",
             f"{option} {other}",
         )
-    if not path.parent.is_dir():
-        raise UsageError(f"The directory {path.parent} does not exist.", f"mkdir -p {path.parent}")
+    need_directory(path)
     need_matplotlib()
+
+
+def need_directory(path: Path) -> None:
+    """Raise UsageError where the directory of a file does not exist, before any work."""
+    folder = path.parent
+    if not folder.is_dir():
+        hint = f"mkdir -p {shell_word(folder)}"
+        raise UsageError(f"The directory {folder} does not exist.", hint)
 
 
 def need_matplotlib() -> None:
@@ -433,7 +432,7 @@ _POINTS = 8.0
 """Size of the letters of a figure in a paper."""
 
 
-def write_plot(path: Path, made: Plot, columns: int = 1) -> None:
+def write_plot(path: Path, made: Plot, columns: int) -> None:
     """Draw a figure of the report into a file, in the colours of the page's light theme and with embedded fonts.
 
     Args:

@@ -20,11 +20,12 @@ from fedcache.progress import Observer, Silent, percent
 from fedcache.report.drawing import (
     MUTED,
     SERIES,
-    Cell,
     Marks,
     Plot,
+    Rows,
     bars,
     legend_below,
+    need_directory,
     need_matplotlib,
     short,
 )
@@ -35,7 +36,6 @@ from fedcache.report.render import (
     HtmlCell,
     Section,
     gallery,
-    lost_of,
     number_cell,
     render_page,
 )
@@ -85,8 +85,7 @@ def check_out(path: Path) -> None:
     """Refuse a file that cannot be written. Raises UsageError, MachineError."""
     if path.suffix.lower() not in ENDINGS:
         raise unknown("file ending", path.suffix, ENDINGS)
-    if not path.parent.is_dir():
-        raise UsageError(f"The directory {path.parent} does not exist.", f"mkdir -p {path.parent}")
+    need_directory(path)
     if path.suffix.lower() == ".html":
         need_matplotlib()
 
@@ -115,7 +114,7 @@ def write_evaluations(
     elif kind == ".csv":
         raw = _table(found)
     else:
-        raw = evaluation_page(found, images, observer)
+        raw = evaluation_page(found, images, observer or Silent())
     write_output(path, raw.encode())
 
 
@@ -195,13 +194,10 @@ def _right(found: RightRows) -> dict[str, Any]:
 
 
 def evaluation_page(
-    found: Sequence[RunEvaluation],
-    images: ImagePlaces | None = None,
-    observer: Observer | None = None,
+    found: Sequence[RunEvaluation], images: ImagePlaces | None, observer: Observer
 ) -> str:
     """One self-contained HTML page; arguments as for ``write_evaluations``. Raises MachineError without matplotlib."""
     sections = []
-    observer = observer or Silent()
     description = (
         f"ECE over {BINS} bins of confidence of equal width; intervals are Wilson's at 95 %. For several "
         "personal models, values are means over clients."
@@ -229,9 +225,10 @@ def evaluation_page(
                 notes.append(f"Mistakes of {e.label} are not shown: {reason}")
                 observer.warn(notes[-1])
                 continue
-            galleries += own
-            for sentence in lost_of(e.label, own):
-                observer.warn(sentence)
+            if own is not None:
+                galleries.append(own)
+                for sentence in own.warnings:
+                    observer.warn(sentence)
         columns, cells = _cells(mine)
         drawn = [p for p in plots if p is not None]
         title = f"On {rows}"
@@ -281,7 +278,7 @@ def reliability(ident: str, found: Sequence[RunEvaluation]) -> Plot:
         f"Accuracy of the rows in each of {BINS} bins of confidence. Below the diagonal a model is "
         "overconfident."
     )
-    rows: list[list[Cell]] = []
+    rows: Rows = []
     for e in found:
         rows += [[e.label, count, *at] for count, *at in e.measures.bins if count]
 
@@ -328,7 +325,7 @@ def accuracy_of_classes(ident: str, e: RunEvaluation) -> Plot:
         bars(axes, marks, shares, words, [short(c.name, 18) for c in shown])
         axes.set(xlabel="% right", xlim=(0, 100))
 
-    rows: list[list[Cell]] = [[c.name, c.rows, c.right, c.predicted, c.f1] for c in ordered]
+    rows: Rows = [[c.name, c.rows, c.right, c.predicted, c.f1] for c in ordered]
     title = f"Classes of {e.label}"
     columns = ("class", "rows", "right", "predicted", "F1")
     height = 1.4 + 0.17 * len(shown)

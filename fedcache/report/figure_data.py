@@ -14,9 +14,9 @@ from fedcache.federate.partition.partition import Columns, Partition
 from fedcache.report.drawing import (
     INK,
     SERIES,
-    Cell,
     Marks,
     Plot,
+    Rows,
     legend_below,
     name_places,
     short,
@@ -26,6 +26,10 @@ from fedcache.report.figure_grids import fit, squares
 from fedcache.report.run_origin import RunStore
 from fedcache.store.chunks import array_bytes
 from fedcache.store.manifest import read_text, text_of_array
+
+Floats = NDArray[np.float64]
+RowNumbers = NDArray[np.int64]
+"""Numbers of rows in a store."""
 
 EMBEDDINGS = ("pca", "tsne", "umap", "none")
 MOST_POINTS = 600
@@ -69,19 +73,13 @@ def check_embedding(name: str) -> None:
 def dots(ident: str, source: RunStore) -> Plot | None:
     """Training rows of every client and class as dots whose area is the count."""
     classes = source.columns.classes
-    label = source.columns.label
-    clients = source.partition.clients[:MOST_LISTED]
-    of = len(source.partition.clients)
-    names = []
-    counts_of_clients = []
-    for client in clients:
-        names.append(client.name)
-        held = label[client.train]
-        counts_of_clients.append(np.bincount(held[held >= 0], minlength=len(classes)))
-    counts = np.array(counts_of_clients)
+    table = source.partition.table
+    of = len(table)
+    names = table.names[:MOST_LISTED]
+    counts = source.partition.counts(source.columns, MOST_LISTED)
     if not counts.size or not counts.max():
         return None
-    rows: list[list[Cell]] = []
+    rows: Rows = []
     for i, j in np.argwhere(counts).tolist():
         rows.append([names[i], classes[j], int(counts[i, j])])
     shown = counts[:MOST_CLIENTS, :MOST_CLASSES]
@@ -90,8 +88,8 @@ def dots(ident: str, source: RunStore) -> Plot | None:
     if shown.shape != counts.shape:
         every = counts.shape[1]
         description += f" The first {across} of {of} clients, {down} of {every} classes."
-    if of > len(clients):
-        description += f" The data contain {len(clients):,} clients."
+    if of > len(names):
+        description += f" The data contain {len(names):,} clients."
 
     def fill(axes: Any, marks: Marks) -> None:
         x, y = np.nonzero(shown)
@@ -107,7 +105,7 @@ def dots(ident: str, source: RunStore) -> Plot | None:
         name_places(axes.set_xticks, names[:across], rotation=90)
         name_places(axes.set_yticks, classes[:down])
         axes.set(xlim=(-0.7, across - 0.3), ylim=(down - 0.3, -0.7))
-        _size_legend(axes, float(cell), int(shown.max()))
+        _size_legend(axes, cell, int(shown.max()))
 
     columns = ("client", "class", "rows")
     return Plot(ident, "Classes of each client", description, columns, rows, fill, height=3.6)
@@ -132,26 +130,26 @@ def _size_legend(axes: Any, cell: float, most: int) -> None:
     )
 
 
-def sampled(source: RunStore, key: str) -> NDArray[np.int64]:
+def sampled(source: RunStore, key: str) -> RowNumbers:
     """At most ``MOST_POINTS`` readable, labelled test rows, evenly spread; the same for the same store."""
     columns = source.columns
     ok = source.store.readable().astype(bool)
     tests = source.partition.table.tested_by_clients
     tests = tests[ok[tests] & (columns.label[tests] >= 0)]
     step = max(1, -(-len(tests) // MOST_POINTS))
-    spread: NDArray[np.int64] = tests[::step]
+    spread: RowNumbers = tests[::step]
     if len(tests) > MOST_AVERAGED or not few_chunks(source, key, spread):
         return even_blocks(tests, min(MOST_POINTS, len(tests)), most_chunks(source, key))
     return spread
 
 
-def few_chunks(source: RunStore, key: str, rows: NDArray[np.int64]) -> bool:
+def few_chunks(source: RunStore, key: str, rows: RowNumbers) -> bool:
     """Whether rows are in no more chunks of an array than one sample may read."""
     chunks = np.unique(rows // source.store.arrays[key].chunk_rows)
     return len(chunks) <= most_chunks(source, key)
 
 
-def averaged_whole(source: RunStore, key: str, rows: NDArray[np.int64]) -> bool:
+def averaged_whole(source: RunStore, key: str, rows: RowNumbers) -> bool:
     """Whether class means are over all these rows, and not over a sample."""
     return len(rows) <= MOST_AVERAGED and few_chunks(source, key, rows)
 
@@ -163,13 +161,13 @@ def most_chunks(source: RunStore, key: str) -> int:
     return max(1, READ_BYTES // array_bytes(shape, array.dtype))
 
 
-def even_blocks(rows: NDArray[np.int64], most: int, blocks: int = BLOCKS) -> NDArray[np.int64]:
+def even_blocks(rows: RowNumbers, most: int, blocks: int) -> RowNumbers:
     """At most ``most`` of ascending rows, as at most ``blocks`` evenly spread blocks of neighbours."""
     blocks = min(BLOCKS, most, blocks)
     length = most // blocks
     starts = np.linspace(0, len(rows) - length, blocks).astype(np.int64)
     places = starts[:, None] + np.arange(length)
-    spread: NDArray[np.int64] = rows[places.ravel()]
+    spread: RowNumbers = rows[places.ravel()]
     return spread
 
 
@@ -194,7 +192,7 @@ def plane(ident: str, source: RunStore, key: str, how: str) -> Plot | None:
     label = columns.label[rows]
     there = np.unique(label)
     legend = len(there) <= MOST_LEGEND
-    name = str(source.store.arrays[key].recipe.get("backbone", key))
+    name = source.store.arrays[key].recipe.get("backbone", key)
     method = how.upper()
     if how == "tsne":
         method = "t-SNE"
@@ -238,7 +236,7 @@ def plane(ident: str, source: RunStore, key: str, how: str) -> Plot | None:
     kinds += ["client's class mean"] * len(small)
     names = [columns.classes[c] for c in label]
     names += words
-    data: list[list[Cell]] = []
+    data: Rows = []
     for kind, name_of_point, at in zip(kinds, names, flat.tolist(), strict=True):
         data.append([kind, name_of_point, *at])
     title = f"Features of {name} in two dimensions"
@@ -253,7 +251,7 @@ def _prototypes(source: RunStore, key: str) -> tuple[NDArray[np.float32], list[s
     columns = source.columns
     table = source.partition.table
     names_of_clients: list[str] = []
-    means_of_clients: list[NDArray[np.float64]] = []
+    means_of_clients: list[Floats] = []
     chunks: set[int] = set()
     for client in table[:MOST_PROTOTYPES]:
         chunks |= set((client.train // source.store.arrays[key].chunk_rows).tolist())
@@ -273,7 +271,7 @@ def _prototypes(source: RunStore, key: str) -> tuple[NDArray[np.float32], list[s
         count = min(MOST_AVERAGED, len(ascending))
         rows = even_blocks(ascending, count, most_chunks(source, key))
     # The sum and the number of rows of each class.
-    sums: dict[int, tuple[NDArray[np.float64], int]] = {}
+    sums: dict[int, tuple[Floats, int]] = {}
     for start in range(0, len(rows), ROWS_AT_ONCE):
         for c, mine in _by_class(source, key, rows[start : start + ROWS_AT_ONCE]):
             total, count = sums.get(c, (np.zeros(mine.shape[1]), 0))
@@ -288,9 +286,7 @@ def _prototypes(source: RunStore, key: str) -> tuple[NDArray[np.float32], list[s
     return means_of_all, names + names_of_clients, len(means)
 
 
-def _by_class(
-    source: RunStore, key: str, rows: NDArray[np.int64]
-) -> Iterator[tuple[int, NDArray[np.float64]]]:
+def _by_class(source: RunStore, key: str, rows: RowNumbers) -> Iterator[tuple[int, Floats]]:
     """Each class among these rows, with the features of its readable rows."""
     x = source.features(key, rows).astype(np.float64)
     y = source.columns.label[rows]
@@ -299,7 +295,7 @@ def _by_class(
         yield int(c), x[good & (y == c)]
 
 
-def _project(x: NDArray[np.float32], how: str) -> NDArray[np.float64]:
+def _project(x: NDArray[np.float32], how: str) -> Floats:
     """[N, D] in two dimensions, of unit rows; the same for the same rows."""
     unit = _unit_rows(x)
     if how == "pca":
@@ -314,7 +310,7 @@ def _project(x: NDArray[np.float32], how: str) -> NDArray[np.float64]:
         import umap
 
         projection = umap.UMAP(random_state=0, n_jobs=1)
-    flat: NDArray[np.float64] = projection.fit_transform(unit)
+    flat: Floats = projection.fit_transform(unit)
     return flat
 
 
@@ -325,7 +321,7 @@ def _unit_rows(x: NDArray[Any]) -> NDArray[Any]:
     return unit
 
 
-def _principal(x: NDArray[Any]) -> NDArray[np.float64]:
+def _principal(x: NDArray[Any]) -> Floats:
     """[N, 2]: rows [N, D] on their first two principal axes, each turned so that its largest entry is positive.
 
     As scikit-learn's ``PCA(2, svd_solver="full")``, whose import alone takes longer than a page of figures.
@@ -334,12 +330,12 @@ def _principal(x: NDArray[Any]) -> NDArray[np.float64]:
     largest = axes[np.arange(len(axes)), np.abs(axes).argmax(1)]
     turned = left * size * np.sign(largest)
     # With D = 1 there is one axis only, and the second column stays 0.
-    flat: NDArray[np.float64] = np.zeros((len(x), 2))
+    flat: Floats = np.zeros((len(x), 2))
     flat[:, : len(axes)] = turned[:, :2]
     return flat
 
 
-def linear_cka(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
+def linear_cka(x: Floats, y: Floats) -> float:
     """Linear centred kernel alignment of [N, P] and [N, Q], representations of the same rows (Kornblith et al. 2019).
 
     |Yc'Xc|^2 / (|Xc'Xc| |Yc'Yc|) with centred columns: 1 for representations equal up to a rotation and a scale; NaN
@@ -353,9 +349,7 @@ def linear_cka(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
     return np.nan
 
 
-def _entropy_bits(
-    x: NDArray[np.float64], text: NDArray[np.float64], scale: float
-) -> NDArray[np.float64]:
+def _entropy_bits(x: Floats, text: Floats, scale: float) -> Floats:
     """Entropy of softmax(scale x.T') of [N, D] and [C, D] (E figure 2): [N] bits, at most log2 C."""
     scores = scale * (x @ text.T)
     scores -= scores.max(1, keepdims=True)
@@ -363,7 +357,7 @@ def _entropy_bits(
     p /= p.sum(1, keepdims=True)
     # 0 log 0 is 0, but log 0 is not finite.
     logarithms = np.log2(np.maximum(p, np.finfo(float).tiny))
-    bits: NDArray[np.float64] = -(p * logarithms).sum(1)
+    bits: Floats = -(p * logarithms).sum(1)
     return bits
 
 
@@ -371,7 +365,7 @@ def agreement(ident: str, source: RunStore) -> Plot | None:
     """Linear CKA of each backbone's features with all of them together, on every client's training rows."""
     if len(source.fused) < 2:
         return None
-    names = [str(source.store.arrays[k].recipe.get("backbone", k)) for k in source.fused]
+    names = [source.store.arrays[k].recipe.get("backbone", k) for k in source.fused]
     clients = source.partition.clients[:MOST_CLIENTS]
     cells: list[tuple[int, int, float, str]] = []
     for i, client in enumerate(clients):
@@ -405,7 +399,7 @@ def agreement(ident: str, source: RunStore) -> Plot | None:
         name_places(axes.set_yticks, names)
         fit(axes, len(clients), len(names))
 
-    data: list[list[Cell]] = []
+    data: Rows = []
     for i, k, value, _ in cells:
         data.append([names[k], clients[i].name, value])
     title = "Fusion: contribution of each backbone"
@@ -423,7 +417,7 @@ def label_entropy(ident: str, source: RunStore) -> Plot | None:
             break
     else:
         return None
-    backbone = str(source.store.arrays[key].recipe.get("backbone"))
+    backbone = source.store.arrays[key].recipe["backbone"]
     rows = sampled(source, key)
     x = source.features(key, rows)
     x = x[np.isfinite(x).all(1)]
@@ -456,7 +450,7 @@ def label_entropy(ident: str, source: RunStore) -> Plot | None:
         axes.grid(visible=False, axis="x")
         legend_below(axes)
 
-    data: list[list[Cell]] = []
+    data: Rows = []
     for scale, bits in values.items():
         data += [[scale, float(value)] for value in bits]
     title = "Entropy of zero-shot labels"

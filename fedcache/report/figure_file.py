@@ -4,28 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from fedcache.errors import UsageError, unknown
 from fedcache.report import figure_data, figure_grids, figure_runs
 from fedcache.report.comparison import Comparison
 from fedcache.report.drawing import COLUMNS, Plot, check_file, write_plot
-from fedcache.report.figure_grids import SweptPoints, importance_bars, parallel, swept_points
-from fedcache.report.figure_runs import confusion_difference
 from fedcache.report.find_runs import (
+    Named,
     RunQuery,
     StoredRun,
     by_setting,
     gather,
-    labels,
     need_finished,
     setting_names,
 )
-from fedcache.report.page import PRIVATE, comparison_of, every_method_first, first_of_each
+from fedcache.report.page import (
+    PRIVATE,
+    comparison_of,
+    every_method_first,
+    first_of_each,
+    ranked_runs,
+)
 from fedcache.report.run_groups import merge_seeds
 from fedcache.report.run_origin import RunStore, store_of_run
 from fedcache.report.verdict import ranked
-from fedcache.runs.score import check_score, score_for, score_of
+from fedcache.runs.score import check_score, score_for
 
 
 @dataclass(frozen=True)
@@ -33,7 +38,7 @@ class FigureInput:
     """Input of a figure: the runs of one setting in the order of a report."""
 
     title: str
-    named: figure_runs.Named
+    named: Named
     score: str
     embed: str
 
@@ -47,7 +52,7 @@ class FigureInput:
         """Paired tests with the first run."""
         return comparison_of(self.title, self.named, self.score)
 
-    @property
+    @cached_property
     def source(self) -> RunStore:
         """The store of the runs. Raises UsageError if it is not available or must not be shown."""
         found: RunStore | str = PRIVATE
@@ -60,10 +65,10 @@ class FigureInput:
         return found
 
     @property
-    def swept(self) -> SweptPoints | None:
+    def swept(self) -> figure_grids.SweptPoints | None:
         """Points of the first method that has enough of them."""
         for entries in figure_grids.by_method(self.entries).values():
-            points = swept_points(entries, self.score)
+            points = figure_grids.swept_points(entries, self.score)
             if points is not None:
                 return points
         return None
@@ -80,41 +85,26 @@ class Kind:
 
 def _confusion_difference(i: FigureInput) -> Plot | None:
     """The first two methods, or the first two runs where there is one method only."""
-    runs: figure_runs.Named = first_of_each(i.named)
+    runs: Named = first_of_each(i.named)
     if len(runs) < 2:
         runs = i.named
     if len(runs) < 2:
         return None
-    return confusion_difference("figure", runs[0], runs[1])
-
-
-def _ranks(i: FigureInput) -> Plot | None:
-    tests = i.tests
-    if tests is None:
-        return None
-    return figure_runs.ranks("figure", tests)
-
-
-def _differences(i: FigureInput) -> Plot | None:
-    tests = i.tests
-    if tests is None:
-        return None
-    keys = {label: e.key for label, e in i.named}
-    return figure_runs.differences("figure", tests, keys)
+    return figure_runs.confusion_difference("figure", runs[0], runs[1])
 
 
 def _importance(i: FigureInput) -> Plot | None:
     points = i.swept
     if points is None:
         return None
-    return importance_bars("figure", points)
+    return figure_grids.importance_bars("figure", points)
 
 
 def _parallel(i: FigureInput) -> Plot | None:
     points = i.swept
     if points is None:
         return None
-    return parallel("figure", points)
+    return figure_grids.parallel("figure", points)
 
 
 KINDS = {
@@ -139,12 +129,14 @@ KINDS = {
         lambda i: figure_runs.spread("figure", every_method_first(i.named)),
     ),
     "differences": Kind(
-        "paired differences from the first run", "two runs of three seeds or clients", _differences
+        "paired differences from the first run",
+        "two runs of three seeds or clients",
+        lambda i: figure_runs.differences("figure", i.tests, i.named),
     ),
     "ranks": Kind(
         "mean ranks with the critical difference",
         "three runs, five seeds or clients, and differences that are significant",
-        _ranks,
+        lambda i: figure_runs.ranks("figure", i.tests),
     ),
     "grid": Kind(
         "accuracy over one or two swept hyperparameters",
@@ -199,9 +191,9 @@ def write_figure(
     out: Path,
     root: Path,
     *,
-    columns: int = 1,
-    score: str | None = None,
-    embed: str = "pca",
+    columns: int,
+    score: str | None,
+    embed: str,
 ) -> Plot:
     """Draw one figure of some runs into a file.
 
@@ -241,9 +233,7 @@ def write_figure(
             "Give the runs of one setting (fedcache runs list), or draw the figure `settings`.",
         )
     else:
-        used = score or score_for(e.result for e in settings[0])
-        entries = ranked(settings[0], used)
-        named = list(zip(labels(entries), entries, strict=True))
+        named, used = ranked_runs(settings[0], score)
         plot = KINDS[kind].made(FigureInput(titles[0], named, used, embed))
     if plot is None:
         takes = "two methods in two settings"
@@ -267,5 +257,5 @@ def _across(
     for title, entries in zip(titles, settings, strict=True):
         used = score or score_for(e.result for e in entries)
         firsts = first_of_each([("", e) for e in ranked(list(entries), used)])
-        points += [(e.method, title, score_of(e.result, used).mean) for _, e in firsts]
+        points += [(e.method, title, e.accuracy(used)) for _, e in firsts]
     return figure_grids.matrix("figure", points, titles)

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from fedcache.progress import percent
-from fedcache.report.drawing import INK, PAPER, SERIES, Cell, Draw, Marks, Plot, short, shortened
-from fedcache.report.find_runs import StoredRun, differing, facts, labels
+from fedcache.report.drawing import INK, PAPER, SERIES, Draw, Marks, Plot, Rows, short, shortened
+from fedcache.report.find_runs import StoredRun, differing, grouped, labels
 from fedcache.runs.score import (
     BY_VALIDATION,
     NOT_A_CHOICE,
     has_validation,
-    score_of,
     validation_value,
 )
 
@@ -36,23 +35,7 @@ def sweeps(ident: str, entries: Sequence[StoredRun], score: str = "own") -> list
 
 def by_method(entries: Sequence[StoredRun]) -> dict[str, list[StoredRun]]:
     """Runs of each method, in the order in which methods first appear."""
-    methods: dict[str, list[StoredRun]] = {}
-    for entry in entries:
-        methods.setdefault(entry.method, []).append(entry)
-    return methods
-
-
-def criterion(
-    entries: Sequence[StoredRun], score: str
-) -> tuple[str, str, Callable[[StoredRun], float | None]]:
-    """The criterion by which points are chosen: its name, words for the best, and its value for a run."""
-    if has_validation(e.result for e in entries):
-        return (
-            "validation accuracy",
-            f"configuration {BY_VALIDATION}",
-            lambda e: validation_value(e.result, score),
-        )
-    return "accuracy", NOT_A_CHOICE, lambda e: score_of(e.result, score).mean
+    return grouped(entries, lambda e: e.method)
 
 
 def _method(ident: str, name: str, entries: Sequence[StoredRun], score: str) -> Plot | None:
@@ -67,7 +50,7 @@ def _method(ident: str, name: str, entries: Sequence[StoredRun], score: str) -> 
     # The setting with more values is the horizontal axis; if both have as many, it is the second.
     placed = sorted(drawn, key=lambda i: len(values[i]))[::-1]
     best: Cells = {}
-    rows: list[list[Cell]] = []
+    rows: Rows = []
     for run, at, value in zip(found.runs, found.values, found.scores.tolist(), strict=True):
         rows.append([*at, value])
         place = tuple(at[i] for i in placed)
@@ -278,7 +261,7 @@ def matrix(
         axes.set_yticks(range(len(names)), shortened(names, 18))
         fit(axes, len(settings), len(names))
 
-    rows: list[list[Cell]] = []
+    rows: Rows = []
     for name, setting in itertools.product(names, settings):
         rows.append([name, setting, best[name].get(setting)])
     columns = ("run", "setting", "accuracy")
@@ -292,6 +275,12 @@ MOST_LEVELS = 8
 """Most values of a setting that are levels of their own; a setting with more numbers is split into four groups."""
 GROUPS = 4
 MOST_AXES = 7
+TO_THE_RIGHT: dict[str, Any] = {
+    "xytext": (4, 0),
+    "textcoords": "offset points",
+    "va": "center",
+}
+"""Place of a text that annotates a point."""
 
 
 @dataclass(frozen=True)
@@ -319,19 +308,26 @@ class SweptPoints:
 
 def _points(entries: Sequence[StoredRun], score: str) -> SweptPoints:
     """The points of one method that have a score, with the settings that differ between them."""
-    what, highest, value_of = criterion(entries, score)
+    what = "accuracy"
+    highest = NOT_A_CHOICE
+    by_validation = has_validation(e.result for e in entries)
+    if by_validation:
+        what = "validation accuracy"
+        highest = f"configuration {BY_VALIDATION}"
     runs = []
     scores = []
     for entry in entries:
-        value = value_of(entry)
+        if by_validation:
+            value = validation_value(entry.result, score)
+        else:
+            value = entry.accuracy(score)
         if value is not None:
             runs.append(entry)
             scores.append(value)
     names = [name for name in differing(runs) if name != "method"]
     values = []
     for run in runs:
-        words = facts(run)
-        values.append(tuple(words.get(name, "-") for name in names))
+        values.append(tuple(run.facts.get(name, "-") for name in names))
     return SweptPoints(
         method=entries[0].method,
         what=what,
@@ -358,10 +354,8 @@ def importance(levels: Sequence[str], scores: np.ndarray) -> float:
     at least 0. On a full grid it is the setting's main effect in the analysis of variance. Interactions between
     settings belong to the importance of none of them.
     """
-    groups = []
-    for level in dict.fromkeys(levels):
-        places = [i for i, value in enumerate(levels) if value == level]
-        groups.append(scores[places])
+    words = np.array(levels)
+    groups = [scores[words == level] for level in dict.fromkeys(levels)]
     total = float(((scores - scores.mean()) ** 2).sum())
     free = len(scores) - len(groups)
     if total <= 0.0 or free < 1 or len(groups) < 2:
@@ -418,14 +412,13 @@ def importance_bars(ident: str, points: SweptPoints) -> Plot:
         for y, ((name, _), share) in enumerate(zip(found, shares, strict=True)):
             (bar,) = axes.barh([y], [share], color=SERIES[0], height=0.6)
             marks(bar, [f"{name}: {share:.1f} %"])
-            to_the_right = {"xytext": (4, 0), "textcoords": "offset points", "va": "center"}
-            axes.annotate(f"{share:.0f}", (share, y), **to_the_right)
+            axes.annotate(f"{share:.0f}", (share, y), **TO_THE_RIGHT)
         axes.set_yticks(range(len(found)), [short(n, 18) for n, _ in found])
         axes.set(xlabel="% of the variance", xlim=(0, 112), ylim=(len(found) - 0.5, -0.5))
         axes.set_xticks([0, 25, 50, 75, 100])
         axes.grid(visible=False, axis="y")
 
-    rows: list[list[Cell]] = [[n, v] for n, v in found]
+    rows: Rows = [[n, v] for n, v in found]
     title = f"{points.method}: effect of each hyperparameter"
     height = 1.2 + 0.34 * len(found)
     return Plot(ident, title, description, ("setting", "share"), rows, fill, height=height)
@@ -477,17 +470,16 @@ def parallel(ident: str, points: SweptPoints) -> Plot:
         )
         marks(axes.add_collection(lines), words, [points.runs[i].key for i in order])
         ground = {"facecolor": PAPER, "alpha": 0.8, "linewidth": 0, "pad": 1.0}
-        to_the_right = {"xytext": (4, 0), "textcoords": "offset points", "va": "center"}
         for x, values in enumerate(axes_values):
             axes.axvline(x, color=INK, linewidth=0.6)
             step = max(1, len(values) // 8)
             for value in values[::step]:
                 at = (x, height[x][value])
-                axes.annotate(short(value, 8), at, bbox=ground, **to_the_right)
+                axes.annotate(short(value, 8), at, bbox=ground, **TO_THE_RIGHT)
         axes.axvline(len(places), color=INK, linewidth=0.6)
         for end, score in ((0.0, low), (1.0, high)):
             at = (len(places), end)
-            axes.annotate(f"{100 * score:.1f}", at, bbox=ground, **to_the_right)
+            axes.annotate(f"{100 * score:.1f}", at, bbox=ground, **TO_THE_RIGHT)
         # Every second name is a line lower, so that neighbours do not overlap.
         ticks = [short(n, 12) for n in [*names, "result"]]
         ticks[1::2] = [f"\n{n}" for n in ticks[1::2]]
@@ -497,8 +489,6 @@ def parallel(ident: str, points: SweptPoints) -> Plot:
         axes.spines[["left", "bottom"]].set_visible(False)
         axes.set(xlim=(-0.1, len(places) + 0.45), ylim=(-0.06, 1.06))
 
-    rows: list[list[Cell]] = [
-        [*v, float(s)] for v, s in zip(points.values, points.scores, strict=True)
-    ]
+    rows: Rows = [[*v, float(s)] for v, s in zip(points.values, points.scores, strict=True)]
     title = f"{points.method}: every configuration of the grid"
     return Plot(ident, title, description, (*points.names, points.what), rows, fill, height=4.2)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +26,7 @@ from fedcache.report.drawing import (
     Cell,
     Marks,
     Plot,
+    Rows,
     bars,
     legend_below,
     name_places,
@@ -33,28 +35,25 @@ from fedcache.report.drawing import (
     shortened,
 )
 from fedcache.report.figure_grids import fit, squares, tiles
-from fedcache.report.find_runs import StoredRun
+from fedcache.report.find_runs import Labelled, Named, StoredRun
 from fedcache.report.verdict import seconds_of
 from fedcache.runs.result_files import ClientColumns
-from fedcache.runs.score import BY_VALIDATION, NOT_A_CHOICE, has_validation, score_of
+from fedcache.runs.score import BY_VALIDATION, NOT_A_CHOICE, has_validation
 from fedcache.tables.words import some_names
 
 MOST_CURVES = 8
 MOST_STRIPS = 16
 LEGEND = 34
 STRIP = 20
-"""Letters of a run's name in a legend and next to a strip."""
+"""Letters of a run's name in a legend and next to a horizontal line."""
 
 MOST_DOTS = 500
 """Most clients of a run that are drawn one by one; of more clients the quantiles are drawn."""
 
-Named = Sequence[tuple[str, StoredRun]]
-"""Runs with their labels, in the order in which they are shown."""
-
 
 def curves(ident: str, runs: Named) -> Plot | None:
     """Accuracy per measured round, the mean over seeds with the range between them."""
-    rows: list[list[Cell]] = []
+    rows: Rows = []
     drawn: list[tuple[str, str, np.ndarray, np.ndarray]] = []
     for label, entry in runs:
         seeds: dict[int, dict[int, float]] = {}
@@ -133,7 +132,7 @@ def spread(ident: str, runs: Named) -> Plot | None:
     if many:
         over = "clients"
         strip = "the line reaches from the lowest to the highest client, the box from the 25 % to the 75 % quantile"
-    rows: list[list[Cell]] = []
+    rows: Rows = []
     for label, e, columns in known:
         accuracies: list[float | None]
         if many:
@@ -164,8 +163,8 @@ def spread(ident: str, runs: Named) -> Plot | None:
             if many:
                 quantiles = [100 * a for a in np.quantile(columns.scored, QUANTILES).tolist()]
                 low, left, _, right, high = quantiles
-                (reach,) = axes.plot([low, high], [y, y], color=SERIES[0], linewidth=1)
-                marks(reach, (), e.key)
+                (line,) = axes.plot([low, high], [y, y], color=SERIES[0], linewidth=1)
+                marks(line, (), e.key)
                 (box,) = axes.plot(
                     [left, right], [y, y], color=SERIES[0], linewidth=7, solid_capstyle="butt"
                 )
@@ -191,14 +190,19 @@ def spread(ident: str, runs: Named) -> Plot | None:
                 (tail,) = axes.plot([100 * worst], [y], marker="^", markersize=6, color=SERIES[1])
                 marks(tail, [f"{label}: worst tenth {percent(worst)} %"], e.key)
         labels = [label for label, *_ in shown]
-        axes.set_yticks(range(len(shown)), shortened(labels, STRIP))
-        axes.set_ylabel(settings_of(labels, STRIP))
-        axes.set(xlabel="accuracy % of a client", ylim=(len(shown) - 0.4, -0.6))
-        axes.grid(visible=False, axis="y")
+        _name_lines(axes, labels)
+        axes.set_xlabel("accuracy % of a client")
 
     title = "Accuracy of each client"
     height = 1.0 + 0.3 * max(3, len(shown))
     return Plot(ident, title, description, ("run", over, "accuracy"), rows, fill, height=height)
+
+
+def _name_lines(axes: Any, labels: Sequence[str]) -> None:
+    """Name the horizontal lines 0, 1, ... after runs, the first on top."""
+    axes.set_yticks(range(len(labels)), shortened(labels, STRIP))
+    axes.set(ylabel=settings_of(labels, STRIP), ylim=(len(labels) - 0.4, -0.6))
+    axes.grid(visible=False, axis="y")
 
 
 def _left_behind(label: str, columns: ClientColumns) -> str:
@@ -210,7 +214,7 @@ def _left_behind(label: str, columns: ClientColumns) -> str:
     lowest = []
     for i in order[:2]:
         name = short(columns.names[i], 20)
-        accuracy = percent(float(columns.accuracy[i]))
+        accuracy = percent(columns.accuracy[i])
         lowest.append(f"{name} {accuracy}")
     median = percent(float(np.median(columns.scored)))
     clients = ", ".join(lowest)
@@ -246,8 +250,9 @@ def confusion_matrix(
 
     With more than ``MOST_DRAWN`` classes the figure shows the most frequent mistakes; None if there is no mistake.
     """
-    rows: list[list[Cell]] = []
-    for i, j in np.argwhere(table).tolist():
+    places = np.argwhere(table).tolist()
+    rows: Rows = []
+    for i, j in places:
         rows.append([names[i], names[j], int(table[i, j])])
     total = table.sum(1)
     share = _percent_of_class(table)
@@ -281,10 +286,10 @@ def confusion_matrix(
 
     def fill(axes: Any, marks: Marks) -> None:
         cells = []
-        for i, j in np.argwhere(table).tolist():
+        for i, j in places:
             mistake = f"{names[i]} taken for {names[j]}"
             words = f"{mistake}: {table[i, j]} of {total[i]}"
-            cells.append((j, i, float(share[i, j]), words))
+            cells.append((j, i, share[i, j], words))
         squares(axes, marks, cells, small=len(table) > 12, form="{:.0f}")
         _class_axes(axes, names)
 
@@ -299,7 +304,7 @@ def _percent_of_class(table: np.ndarray) -> np.ndarray:
 
 def own_numbers(ident: str, runs: Named) -> list[Plot]:
     """A figure over rounds for each diagnostic that methods record; entropy and accuracy of pseudo-labels first."""
-    found: dict[str, list[list[Cell]]] = {}
+    found: dict[str, Rows] = {}
     for label, entry in runs:
         for record in entry.rounds:
             for name, value in record.get("diagnostics", {}).items():
@@ -334,7 +339,7 @@ def _class_axes(axes: Any, names: Sequence[str]) -> None:
     fit(axes, len(names), len(names))
 
 
-def _diagnostic(ident: str, name: str, rows: list[list[Cell]], keys: dict[str, str]) -> Plot:
+def _diagnostic(ident: str, name: str, rows: Rows, keys: dict[str, str]) -> Plot:
     """One line over rounds for each run; ``rows`` are label, seed, round and value, ``keys`` those of the runs."""
     title, unit = UNITS.get(name, (name.replace("_", " "), name))
     # Values of all seeds, by run and round.
@@ -366,7 +371,6 @@ def _diagnostic(ident: str, name: str, rows: list[list[Cell]], keys: dict[str, s
     )
 
 
-Labelled = tuple[str, StoredRun]
 MOST_PAIRS = 15
 
 
@@ -388,7 +392,7 @@ def confusion_difference(ident: str, one: Labelled, other: Labelled) -> Plot | N
     names = _class_names(run, len(gap))
     title = f"Confusion of {label} minus {other_label}"
     differ = [(i, j, float(gap[i, j])) for i, j in np.argwhere(gap).tolist()]
-    rows: list[list[Cell]] = [[names[i], names[j], v] for i, j, v in differ]
+    rows: Rows = [[names[i], names[j], v] for i, j, v in differ]
     columns = ("true", "predicted", "difference in points")
     description = (
         f"Points of a true class (a row) that {label} classifies as each class (a column) more often "
@@ -406,7 +410,7 @@ def confusion_difference(ident: str, one: Labelled, other: Labelled) -> Plot | N
 
     def fill_bars(axes: Any, marks: Marks) -> None:
         pairs = _largest(np.abs(gap))[:MOST_PAIRS]
-        values = [float(gap[i, j]) for i, j in pairs]
+        values = [gap[i, j] for i, j in pairs]
         labels = [short(names[i], 9) + " as " + short(names[j], 9) for i, j in pairs]
         words = [words_of(*pair) for pair in pairs]
         bars(axes, marks, values, words, labels, colours=[colour_of(v) for v in values])
@@ -447,22 +451,37 @@ def against_bytes(ident: str, runs: Named, score: str = "own") -> Plot | None:
     def cost(entry: StoredRun) -> float | None:
         exact = entry.result["traffic"]["exact"]
         total = float(exact["up_bytes"] + exact["down_bytes"])
-        return total / max(1, len(entry.result["seeds"]))
+        return total / max(1, len(entry.seeds))
 
     title = "Accuracy against bytes sent"
     axis = "bytes up and down, one seed"
     return _pareto(ident, title, axis, runs, cost, lambda v: f"{size(v)}B", score)
 
 
-def against_seconds(ident: str, runs: Named, score: str = "own") -> Plot | None:
+def against_seconds(ident: str, runs: Named, score: str) -> Plot | None:
     """Accuracy against the seconds of one seed's training, and the Pareto front."""
     title = "Accuracy against seconds"
     axis = "seconds of training, one seed"
     return _pareto(ident, title, axis, runs, seconds_of, lambda v: f"{v:.3g} s", score)
 
 
-Priced = tuple[str, StoredRun, float, float]
-"""Label, run, cost and accuracy."""
+class Priced(NamedTuple):
+    """A run with its label, its cost and its accuracy as a fraction."""
+
+    label: str
+    entry: StoredRun
+    cost: float
+    accuracy: float
+
+    @property
+    def key(self) -> str:
+        """The key of the run's marks."""
+        return self.entry.key
+
+
+def _coordinates(points: Sequence[Priced]) -> tuple[list[float], list[float]]:
+    """The costs of some runs, and their accuracies in percent."""
+    return [p.cost for p in points], [100 * p.accuracy for p in points]
 
 
 def _pareto(
@@ -493,10 +512,10 @@ def _pareto(
         price = cost(entry)
         if price is None:
             continue
-        accuracy = score_of(entry.result, score).mean
+        accuracy = entry.accuracy(score)
         if accuracy is None:
             continue
-        run = (label, entry, price, accuracy)
+        run = Priced(label, entry, price, accuracy)
         priced.append(run)
         if price > 0 and not entry.pooled_rows:
             points.append(run)
@@ -517,17 +536,17 @@ def _pareto(
     # Of many points only the front and the first run of each method are named.
     named = points
     if len(points) > MOST_NAMES:
-        firsts = {e.method: e.key for _, e, *_ in reversed(points)}
+        firsts = {p.entry.method: p.key for p in reversed(points)}
         kept = front.union(firsts.values())
-        named = [p for p in points if p[1].key in kept]
+        named = [p for p in points if p.key in kept]
         description += " Names are those of the front and of the best run of each method."
-    named = sorted(named, key=lambda p: (p[1].key not in front, -p[3]))
-    labels = [label for label, *_ in named]
-    places = _places(named, points, levels)
+    named = sorted(named, key=lambda p: (p.key not in front, -p.accuracy))
+    labels = [p.label for p in named]
+    places = _places(named, shortened(labels, ON_FRONT), points, levels)
     of = settings_of(labels, ON_FRONT)
     if of:
         description += f" Labels show {of}."
-    without = [label for label, e, *_ in named if e.key not in places]
+    without = [p.label for p in named if p.key not in places]
     if without:
         left = some_names(without, MOST_NAMES)
         description += f" Without a name, because names would overlap: {left}."
@@ -535,62 +554,62 @@ def _pareto(
     def fill(axes: Any, marks: Marks) -> None:
         from matplotlib.ticker import LogLocator
 
-        x = np.array([c for _, _, c, _ in points])
-        y = np.array([100 * a for *_, a in points])
-        on = np.array([e.key in front for _, e, _, _ in points])
-        tooltips = []
-        for label, _, c, a in points:
-            price = word(c)
-            tooltips.append(f"{label}: {100 * a:.2f} %, {price}")
-        words = np.array(tooltips, object)
-        keys = np.array([e.key for _, e, _, _ in points], object)
+        def dots(chosen: Sequence[Priced], **style: Any) -> None:
+            """A dot with a tooltip for each run."""
+            words = []
+            for p in chosen:
+                price = word(p.cost)
+                words.append(f"{p.label}: {100 * p.accuracy:.2f} %, {price}")
+            drawn = axes.scatter(*_coordinates(chosen), **style)
+            marks(drawn, words, [p.key for p in chosen])
+
+        on_front = [p for p in points if p.key in front]
+        others = [p for p in points if p.key not in front]
+        costs = [p.cost for p in points]
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter(lambda value, _: word(value))
         ticks: tuple[float, ...] = (1.0,)
-        if x.max() < 30 * x.min():
+        if max(costs) < 30 * min(costs):
             ticks = (1.0, 2.0, 5.0)
         axes.xaxis.set_major_locator(LogLocator(subs=ticks, numticks=5))
         axes.minorticks_off()
         # The front as stairs: between two of its points no run is known to be better than the cheaper one.
-        order = np.flatnonzero(on)[np.argsort(x[on], kind="stable")]
-        stairs = {"linewidth": 1, "drawstyle": "steps-post", "alpha": 0.6}
-        axes.plot(x[order], y[order], color=SERIES[0], **stairs)
-        if (~on).any():
-            other = axes.scatter(x[~on], y[~on], s=26, facecolors="none", edgecolors=SERIES[0])
-            marks(other, list(words[~on]), list(keys[~on]))
-        marks(axes.scatter(x[on], y[on], s=34, color=SERIES[0]), list(words[on]), list(keys[on]))
+        stairs = _coordinates(sorted(on_front, key=lambda p: p.cost))
+        axes.plot(*stairs, color=SERIES[0], linewidth=1, drawstyle="steps-post", alpha=0.6)
+        if others:
+            dots(others, s=26, facecolors="none", edgecolors=SERIES[0])
+        dots(on_front, s=34, color=SERIES[0])
         # The first federated run has a ring if it is a point.
-        first = next(e.key for _, e in runs if not e.pooled_rows)
-        if keys[0] == first:
-            ring = axes.scatter(
-                x[:1], y[:1], s=120, facecolors="none", edgecolors=INK, linewidths=1.6
-            )
-            marks(ring, (), str(keys[0]))
+        first = next(e for _, e in runs if not e.pooled_rows)
+        if points[0].entry is first:
+            style = {"facecolors": "none", "edgecolors": INK, "linewidths": 1.6}
+            ring = axes.scatter(*_coordinates(points[:1]), s=120, **style)
+            marks(ring, (), first.key)
         _levels(axes, marks, levels)
-        for (_, e, c, a), name in zip(named, shortened(labels, ON_FRONT), strict=True):
-            if e.key not in places:
+        for p in named:
+            if p.key not in places:
                 continue
-            x_side, y_side = places[e.key]
+            name, x_side, y_side = places[p.key]
             text = axes.annotate(
                 name,
-                (c, 100 * a),
+                (p.cost, 100 * p.accuracy),
                 xytext=(7 * x_side, 6 * y_side),
                 textcoords="offset points",
                 ha=HORIZONTAL[x_side],
                 va=VERTICAL[y_side],
             )
-            marks(text, (), e.key)
+            marks(text, (), p.key)
         axes.set(xlabel=axis, ylabel="accuracy %")
         axes.margins(x=0.16, y=0.14)
 
-    rows: list[list[Cell]] = []
-    for label, e, c, a in priced:
+    rows: Rows = []
+    for p in priced:
         kind = ""
-        if e.key in front:
+        if p.key in front:
             kind = "front"
-        elif e.pooled_rows:
+        elif p.entry.pooled_rows:
             kind = "reference"
-        rows.append([label, c, a, kind])
+        rows.append([p.label, p.cost, p.accuracy, kind])
     return Plot(
         ident, title, description, ("run", axis, "accuracy", "front"), rows, fill, height=3.6
     )
@@ -600,17 +619,17 @@ def _front(points: Sequence[Priced]) -> set[str]:
     """Keys of the runs on the Pareto front: more accurate than all cheaper runs."""
     best = -1.0
     front = set()
-    for _, entry, _, accuracy in sorted(points, key=lambda p: (p[2], -p[3])):
-        if accuracy > best:
-            best = accuracy
-            front.add(entry.key)
+    for p in sorted(points, key=lambda p: (p.cost, -p.accuracy)):
+        if p.accuracy > best:
+            best = p.accuracy
+            front.add(p.key)
     return front
 
 
 def _levels(axes: Any, marks: Marks, levels: Sequence[Priced]) -> None:
     """Dashed horizontal lines, each named at its right end unless another name is there."""
     written: list[float] = []
-    for label, entry, _, accuracy in sorted(levels, key=lambda p: -p[3]):
+    for label, entry, _, accuracy in sorted(levels, key=lambda p: -p.accuracy):
         height = 100 * accuracy
         line = axes.axhline(height, color=SERIES[1], linewidth=1.2, linestyle=(0, (4, 3)))
         what = "no cost here"
@@ -658,33 +677,46 @@ class _Box(NamedTuple):
 
 
 def _places(
-    named: Sequence[Priced], points: Sequence[Priced], levels: Sequence[Priced]
-) -> dict[str, tuple[int, int]]:
-    """Key of a run -> the side of its point on which its name covers no other name or point.
+    named: Sequence[Priced],
+    names: Sequence[str],
+    points: Sequence[Priced],
+    levels: Sequence[Priced],
+) -> dict[str, tuple[str, int, int]]:
+    """Key of a run -> its name, and the side of its point on which the name covers no other name or point.
 
     A run is missing if there is no such side.
+
+    Args:
+        named: the points that get a name.
+        names: their names.
+        points: all points.
+        levels: the horizontal lines.
     """
-    costs = np.log10([c for _, _, c, _ in points])
+    costs = np.log10([p.cost for p in points])
     across = np.full(len(points), 0.5)
     if np.ptp(costs):
         across = (costs - costs.min()) / np.ptp(costs)
-    percents = [100 * a for *_, a in (*points, *levels)]
+    percents = [100 * p.accuracy for p in (*points, *levels)]
     low = min(percents)
-    reach = max(max(percents) - low, 1e-9)
+    span = max(max(percents) - low, 1e-9)
+
+    def height_of(p: Priced) -> float:
+        """The height of a run, as a share of the range of all runs."""
+        return (100 * p.accuracy - low) / span
+
     # Boxes that are taken by the names of lines, by points and by names of points.
     taken = []
-    for label, _, _, accuracy in levels:
-        half = LETTER * len(label[:ON_FRONT]) / 2
-        taken.append(_Box(1.1, (100 * accuracy - low) / reach, half, LINE / 2))
+    for level in levels:
+        half = LETTER * len(level.label[:ON_FRONT]) / 2
+        taken.append(_Box(1.1, height_of(level), half, LINE / 2))
     point_of = {}
-    for (_, entry, _, accuracy), x in zip(points, across.tolist(), strict=True):
-        point = _Box(x, (100 * accuracy - low) / reach, 0.02, 0.03)
-        point_of[entry.key] = point
+    for p, x in zip(points, across.tolist(), strict=True):
+        point = _Box(x, height_of(p), 0.02, 0.03)
+        point_of[p.key] = point
         taken.append(point)
-    names = shortened([label for label, *_ in named], ON_FRONT)
     found = {}
-    for (_, entry, *_), name in zip(named, names, strict=True):
-        point = point_of[entry.key]
+    for p, name in zip(named, names, strict=True):
+        point = point_of[p.key]
         half = LETTER * len(name) / 2
         for x_side, y_side in SIDES:
             x = point.x + x_side * (half + 0.03)
@@ -692,7 +724,7 @@ def _places(
             box = _Box(x, y, half, LINE / 2)
             inside = abs(x - 0.5) + half < 0.68 and abs(y - 0.5) < 0.66
             if inside and not any(map(box.overlaps, taken)):
-                found[entry.key] = (x_side, y_side)
+                found[p.key] = (name, x_side, y_side)
                 taken.append(box)
                 break
     return found
@@ -708,61 +740,61 @@ LEAST_BLOCKS = 5
 """Fewest blocks for which ranks are drawn."""
 
 
-def differences(
-    ident: str, c: Comparison, keys: Mapping[str, str] | None = None, runs: int = 0
-) -> Plot | None:
+def differences(ident: str, c: Comparison | None, named: Named, runs: int = 0) -> Plot | None:
     """Every treatment's mean difference from the reference, in points, with its interval; None without intervals.
 
     Args:
         ident: unique in the page.
-        c: pairs with one reference.
-        keys: name of a treatment -> key of its run.
+        c: pairs with one reference; None where the runs cannot be compared.
+        named: the runs of the treatments, with their names as labels; there may be more.
         runs: number of all runs, where ``c`` compares only the first of them.
     """
+    if c is None:
+        return None
     pairs = [p for p in c.pairs if p.other == c.reference][:MOST_ROWS]
-    shown: Sequence[tuple[Pair, tuple[float, float] | None, float | None]]
-    shown = [(p, p.interval, p.holm) for p in pairs]
     blocks = len(c.blocks)
     over = f"{blocks} {c.over}"
     own_seeds = not same_blocks(c)
     if own_seeds:
         over = f"the {c.over} that both runs have"
-    # All intervals are of one kind, so that bars can be compared.
-    over_rows = [(p, p.rows.interval, p.rows.holm) for p in pairs if p.rows and p.rows.interval]
+    # All intervals are of one kind, so that bars can be compared: over blocks, else over test rows.
+    over_rows = []
+    for p in pairs:
+        if p.rows is not None and p.rows.interval is not None:
+            over_rows.append(replace(p, interval=p.rows.interval, holm=p.rows.holm))
     if len(over_rows) == len(pairs) and not all(p.interval for p in pairs):
-        shown = over_rows
+        pairs = over_rows
         over = "the test rows"
         if own_seeds:
             over = f"the test rows of the {c.over} that both runs have"
-    if not any(reach for _, reach, _ in shown):
+    if not any(p.interval for p in pairs):
         return None
-    alpha = 1.0 - c.level
     level = 100 * c.level
     description = f"Mean difference from {c.reference} in points over {over}, with {level:g} % "
-    description += f"intervals; filled dots differ after Holm's correction at {alpha:.2g}."
+    description += f"intervals; filled dots differ after Holm's correction at {c.alpha:.2g}."
     if own_seeds:
-        named = []
+        shared = []
         for p in pairs:
             seeds = compact(p.blocks)
-            named.append(f"{p.one}: {seeds}")
-        if len(named) > MOST_NAMED:
-            named[MOST_NAMED:] = ["..."]
-        listed = "; ".join(named)
+            shared.append(f"{p.one}: {seeds}")
+        if len(shared) > MOST_NAMED:
+            shared[MOST_NAMED:] = ["..."]
+        listed = "; ".join(shared)
         description += f" Shared {c.over}: {listed}."
-    if not all(reach for _, reach, _ in shown):
+    if not all(p.interval for p in pairs):
         description += " A hollow dot without an interval could not be tested."
     of = max(len(c.pairs), runs - 1)
     if of > len(pairs):
         description += f" Of {of} runs the first {len(pairs)}, in the order of the table."
 
-    def words_of(pair: Pair, reach: tuple[float, float] | None, holm: float | None) -> str:
+    def words_of(pair: Pair) -> str:
         difference = 100 * pair.difference
         words = f"{pair.one}: {difference:+.2f} points"
-        if reach is not None:
-            low, high = reach
+        if pair.interval is not None:
+            low, high = pair.interval
             words += f", {100 * low:+.2f} to {100 * high:+.2f}"
-        if holm is not None:
-            words += f", p {show_p(holm)} (Holm)"
+        if pair.holm is not None:
+            words += f", p {show_p(pair.holm)} (Holm)"
         if own_seeds:
             seeds = compact(pair.blocks)
             words += f", over {c.over} {seeds}"
@@ -772,20 +804,21 @@ def differences(
         from matplotlib.collections import LineCollection
 
         axes.axvline(0, color=MUTED, linewidth=1)
-        words = [words_of(*one) for one in shown]
+        words = list(map(words_of, pairs))
         names = [p.one for p in pairs]
-        run_keys = [(keys or {}).get(name, "") for name in names]
+        keys = {label: e.key for label, e in named}
+        run_keys = [keys[name] for name in names]
         paths = []
         places_of_paths = []
         faces = []
-        for y, (_, reach, holm) in enumerate(shown):
-            if reach is not None:
-                low, high = reach
+        for y, pair in enumerate(pairs):
+            if pair.interval is not None:
+                low, high = pair.interval
                 paths.append([(100 * low, y), (100 * high, y)])
                 places_of_paths.append(y)
             # A significant difference has a filled dot.
             face = "none"
-            if holm is not None and holm < alpha:
+            if pair.holm is not None and pair.holm < c.alpha:
                 face = SERIES[0]
             faces.append(face)
         lines = axes.add_collection(LineCollection(paths, colors=SERIES[0], linewidths=1.6))
@@ -793,21 +826,16 @@ def differences(
         values = [100 * p.difference for p in pairs]
         dots = axes.scatter(values, range(len(pairs)), s=34, facecolors=faces, edgecolors=SERIES[0])
         marks(dots, words, run_keys)
-        axes.set_yticks(range(len(pairs)), shortened(names, 20))
-        axes.set(
-            xlabel="difference in points",
-            ylabel=settings_of(names, 20),
-            ylim=(len(pairs) - 0.4, -0.6),
-        )
-        axes.grid(visible=False, axis="y")
+        _name_lines(axes, names)
+        axes.set_xlabel("difference in points")
 
     columns = ["run", "difference", "low", "high", "p Holm"]
     if own_seeds:
         columns.append(c.over)
-    rows: list[list[Cell]] = []
-    for pair, reach, holm in shown:
-        low, high = reach or (None, None)
-        row: list[Cell] = [pair.one, pair.difference, low, high, holm]
+    rows: Rows = []
+    for pair in pairs:
+        low, high = pair.interval or (None, None)
+        row: list[Cell] = [pair.one, pair.difference, low, high, pair.holm]
         if own_seeds:
             row.append(compact(pair.blocks))
         rows.append(row)
@@ -822,11 +850,11 @@ def enough_blocks(c: Comparison) -> bool:
     return c.ranking is not None and c.ranking.blocks >= LEAST_BLOCKS and not c.ranking.too_few
 
 
-def ranks(ident: str, c: Comparison) -> Plot | None:
+def ranks(ident: str, c: Comparison | None) -> Plot | None:
     """The critical-difference diagram; None where the blocks are too few to tell any two treatments apart."""
-    if c.ranking is None or not enough_blocks(c) or len(c.treatments) > MOST_BARS:
+    if c is None or c.ranking is None or not enough_blocks(c) or len(c.treatments) > MOST_BARS:
         return None
-    rows: list[list[Cell]] = [[t.name, t.rank] for t in c.treatments]
+    rows: Rows = [[t.name, t.rank] for t in c.treatments]
     blocks = c.ranking.blocks
     description = (
         f"Mean ranks over {blocks} {c.over}, best left; a bar joins methods without a significant "

@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from fedcache.config import TrainConfig
 from fedcache.errors import CorruptionError, Exit, FedcacheError, StoreError, UsageError, shell_word
@@ -43,7 +43,7 @@ from fedcache.runs.result_files import (
     test_rows,
 )
 from fedcache.runs.run import is_claimed
-from fedcache.runs.score import values_held_out
+from fedcache.runs.score import score_of, values_held_out
 from fedcache.store.files import digest_of
 
 if TYPE_CHECKING:
@@ -51,7 +51,10 @@ if TYPE_CHECKING:
     from fedcache.runs.run import Run
 
 
+Key = TypeVar("Key")
 RunQuery: TypeAlias = "str | Path | Run | Grid | Point"
+Result = Mapping[str, Any]
+"""Content of a ``result.json``."""
 
 LISTED = "`fedcache runs list` lists the finished runs."
 """Hint for a name that is no run, where a run must be given."""
@@ -98,7 +101,7 @@ class StoredRun:
     """
 
     path: Path
-    result: Mapping[str, Any]
+    result: Result
     measured: Mapping[str, Any]
 
     @property
@@ -108,9 +111,9 @@ class StoredRun:
 
     @cached_property
     def facts(self) -> dict[str, str]:
-        """See the function ``facts``; cached, because a page reads the facts of every run many times."""
+        """Its settings in words: method, backbones, every hyperparameter. Callers must not change the dictionary."""
         r = self.result
-        made = {"method": self.method, "backbones": " + ".join(map(str, r["backbones"]))}
+        made = {"method": self.method, "backbones": " + ".join(r["backbones"])}
         config = train_table(self.path)
         for name, usual in USUAL.items():
             if config.get(name) not in (None, usual):
@@ -129,6 +132,20 @@ class StoredRun:
             if not isinstance(value, dict | list):
                 made[f"trust.{name}"] = value_words(value)
         return made
+
+    @property
+    def seeds(self) -> list[int]:
+        """Its seeds, in the order of the values of seeds in the result."""
+        return list(map(int, self.result["seeds"]))
+
+    @property
+    def redrawn(self) -> bool:
+        """Whether seeds have different partitions."""
+        return len(set(self.result["partition"]["digests"])) > 1
+
+    def accuracy(self, score: str) -> float | None:
+        """Its test accuracy, mean over seeds; ``score`` is client-mean, pooled or own."""
+        return score_of(self.result, score).mean
 
     @property
     def digest(self) -> str:
@@ -175,10 +192,10 @@ class StoredRun:
         different seeds belong to one setting.
         """
         part = self.result["partition"]
-        partitions = set(map(str, part["digests"]))
+        partitions = set(part["digests"])
         if len(partitions) > 1:
             partitions = {digest_of([part.get("scheme"), part.get("args")])}
-        return str(self.result["dataset"]["digest"]), "".join(partitions), self.claimed
+        return self.result["dataset"]["digest"], "".join(partitions), self.claimed
 
     @cached_property
     def clients(self) -> ClientColumns:
@@ -194,6 +211,11 @@ class StoredRun:
     def rounds(self) -> list[dict[str, Any]]:
         """Its records, seed by seed."""
         return rounds_of(self.path)
+
+
+Labelled = tuple[str, StoredRun]
+Named = Sequence[Labelled]
+"""Runs with their labels, in the order in which they are shown."""
 
 
 @dataclass(frozen=True)
@@ -215,6 +237,7 @@ class LeftOut:
     @property
     def sentence(self) -> str:
         """The run's name, and why it is left out."""
+        # A reason may begin with a file of the run (``/result.json is damaged``) or end with a full stop.
         reason = self.why.strip("/ ").rstrip(".")
         return f"{self.path.name} {reason}."
 
@@ -234,9 +257,8 @@ def measured_alone(found: Gathered) -> Gathered:
         return found
     why = "has results claimed by its sites, which are not averaged with measured results"
     hint = "To compare runs of federations with each other, give only these runs."
-    left_out = list(found.left_out)
-    left_out += [LeftOut(e.path, why, hint) for e in found.entries if e.claimed]
-    return Gathered(kept, left_out)
+    claimed = [LeftOut(e.path, why, hint) for e in found.entries if e.claimed]
+    return Gathered(kept, found.left_out + claimed)
 
 
 def gather(queries: Sequence[RunQuery], root: Path) -> Gathered:
@@ -301,21 +323,20 @@ def _newest(entries: Sequence[StoredRun]) -> tuple[list[StoredRun], list[LeftOut
     A run by older code is kept if it has a seed that no run by the newest code has.
     """
     keys = [_identity(e) for e in entries]
+    codes = [e.result.get("code") for e in entries]
     # Entries are sorted, the oldest first, so the last code of a key is the newest.
-    newest_code: dict[object, object] = {}
-    for key, entry in zip(keys, entries, strict=True):
-        newest_code[key] = entry.result.get("code")
+    newest_code = dict(zip(keys, codes, strict=True))
     newest_seeds: dict[object, set[int]] = {}
-    for key, entry in zip(keys, entries, strict=True):
-        if entry.result.get("code") == newest_code[key]:
-            newest_seeds.setdefault(key, set()).update(entry.result["seeds"])
+    for key, code, entry in zip(keys, codes, entries, strict=True):
+        if code == newest_code[key]:
+            newest_seeds.setdefault(key, set()).update(entry.seeds)
     kept = []
     old = []
     why = "is the same run, made by older code"
     hint = "Give its name to show it, or remove such runs:  fedcache gc --kind old-runs"
-    for key, entry in zip(keys, entries, strict=True):
-        by_newest_code = entry.result.get("code") == newest_code[key]
-        if by_newest_code or not newest_seeds[key].issuperset(entry.result["seeds"]):
+    for key, code, entry in zip(keys, codes, entries, strict=True):
+        has_own_seed = not newest_seeds[key].issuperset(entry.seeds)
+        if code == newest_code[key] or has_own_seed:
             kept.append(entry)
         else:
             old.append(LeftOut(entry.path, why, hint))
@@ -325,7 +346,7 @@ def _newest(entries: Sequence[StoredRun]) -> tuple[list[StoredRun], list[LeftOut
 def _identity(entry: StoredRun) -> tuple[object, ...]:
     """A key that is equal for runs that differ only in their seeds and in the code version."""
     features = tuple(entry.result["features"])
-    return entry.setting, features, tuple(sorted(facts(entry).items()))
+    return entry.setting, features, tuple(sorted(entry.facts.items()))
 
 
 def every_run(queries: Sequence[str], root: Path) -> list[StoredRun | LeftOut]:
@@ -590,11 +611,6 @@ def _unfinished(path: Path) -> LeftOut:
     return LeftOut(path, why, hint)
 
 
-def facts(entry: StoredRun) -> dict[str, str]:
-    """Settings of a run in words: method, backbones, every hyperparameter. Callers must not change the dictionary."""
-    return entry.facts
-
-
 def value_words(value: object) -> str:
     """A setting as labels and tables show it."""
     if value is None:
@@ -606,7 +622,7 @@ def value_words(value: object) -> str:
     return str(value)
 
 
-def partition_name(result: Mapping[str, Any]) -> str:
+def partition_name(result: Result) -> str:
     """The name of a saved partition, or the one that its scheme and arguments would give it."""
     part = result["partition"]
     scheme = SCHEMES.get(part["scheme"])
@@ -622,14 +638,14 @@ def without(table: Mapping[str, Any], names: Container[str]) -> dict[str, Any]:
     return {name: value for name, value in table.items() if name not in names}
 
 
-def name_without_hold_out(result: Mapping[str, Any]) -> str:
+def name_without_hold_out(result: Result) -> str:
     """The name of a saved partition, or the default name of the scheme without the held-out value."""
     part = result["partition"]
     args = without(part.get("args", {}), ("hold_out",))
     return partition_name({**result, "partition": {**part, "args": args}})
 
 
-def partition_words(result: Mapping[str, Any]) -> str:
+def partition_words(result: Result) -> str:
     """A partition as labels show it: its name, and ``hold_out=VALUE`` where the run holds out values of a column."""
     held = values_held_out(result)
     if held:
@@ -638,17 +654,17 @@ def partition_words(result: Mapping[str, Any]) -> str:
     return partition_name(result)
 
 
-OF: Mapping[str, Callable[[Mapping[str, Any]], tuple[str, ...]]] = MappingProxyType(
+OF: Mapping[str, Callable[[Result], tuple[str, ...]]] = MappingProxyType(
     {
-        "method": lambda r: (str(r["method"]),),
-        "dataset": lambda r: (str(r["dataset"]["slug"]),),
-        "partition": lambda r: (partition_name(r), str(r["partition"]["scheme"])),
+        "method": lambda r: (r["method"],),
+        "dataset": lambda r: (r["dataset"]["slug"],),
+        "partition": lambda r: (partition_name(r), r["partition"]["scheme"]),
     }
 )
 """Word before the colon of a selection -> the names of a result that are compared with the pattern after it."""
 
 
-def selector(query: str) -> Callable[[Mapping[str, Any]], bool] | None:
+def selector(query: str) -> Callable[[Result], bool] | None:
     """A function that says whether a selection takes a result; None for a query that is not a selection."""
     kind, colon, pattern = query.partition(":")
     if not colon or not pattern or kind not in OF:
@@ -661,17 +677,24 @@ _ALWAYS = ("method", "backbones")
 
 def by_setting(entries: Sequence[StoredRun]) -> list[list[StoredRun]]:
     """Entries of one dataset and partition together, in the order they first appear."""
-    groups: dict[tuple[str, str, bool], list[StoredRun]] = {}
+    return list(grouped(entries, lambda e: e.setting).values())
+
+
+def grouped(
+    entries: Iterable[StoredRun], key: Callable[[StoredRun], Key]
+) -> dict[Key, list[StoredRun]]:
+    """Entries with the same key together, in the order in which they first appear."""
+    groups: dict[Key, list[StoredRun]] = {}
     for entry in entries:
-        groups.setdefault(entry.setting, []).append(entry)
-    return list(groups.values())
+        groups.setdefault(key(entry), []).append(entry)
+    return groups
 
 
 def setting_name(entry: StoredRun) -> str:
     """Dataset and partition of an entry in words."""
     dataset = entry.result["dataset"]["slug"]
     words = f"{dataset}, {partition_words(entry.result)}"
-    if len(set(entry.result["partition"]["digests"])) > 1:
+    if entry.redrawn:
         words += ", redrawn for every seed"
     if entry.claimed:
         words += AS_CLAIMED
@@ -691,7 +714,7 @@ def setting_names(groups: Sequence[Sequence[StoredRun]]) -> list[str]:
             "seed": part.get("seed"),
         }
         known.append({name: value_words(value) for name, value in each.items()})
-        dataset, partition, *_ = map(str, group[0].setting)
+        dataset, partition, _ = group[0].setting
         digests.append(f"dataset {dataset[:8]}, partition {partition[:8]}")
     return distinguished([setting_name(g[0]) for g in groups], known, digests)
 
@@ -728,7 +751,7 @@ def differing(entries: Sequence[StoredRun]) -> list[str]:
 
     A fact of ``USUAL`` that an entry lacks has its default there.
     """
-    known = [facts(e) for e in entries]
+    known = [e.facts for e in entries]
     names = list(dict.fromkeys(itertools.chain(*known)))
     varied = []
     for name in names:
@@ -752,10 +775,10 @@ def _varies_within(name: str, known: Sequence[Mapping[str, str]]) -> bool:
 
 def label_of(entry: StoredRun, names: Sequence[str]) -> str:
     """The method and the facts of these names, in words."""
-    known = facts(entry)
+    known = entry.facts
     words = []
     if "method" not in names:
-        words.append(known["method"])
+        words.append(entry.method)
     for name in names:
         if name not in known:
             continue

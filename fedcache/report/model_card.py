@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-
-import scipy
 
 from fedcache.config import Home
 from fedcache.errors import UsageError
@@ -28,25 +25,25 @@ from fedcache.models.export.program import (
 )
 from fedcache.models.predictor import Predictor
 from fedcache.models.saved_model import ExportOptions, ModelOptions, SavedModel
-from fedcache.progress import Observer
+from fedcache.progress import Observer, percent
+from fedcache.report.find_runs import Result
 from fedcache.report.methods import Sizes
 from fedcache.report.methods.facts import leaving, rows_in_models
-from fedcache.report.store_card import backbone_lines
+from fedcache.report.store_card import backbone_lines, section_lines
 from fedcache.report.verdict import describe_trust
 from fedcache.runs.directory import read_result
 from fedcache.runs.predict_run import open_predictor, weights_of
 from fedcache.runs.result_files import ClientColumns, client_columns
-from fedcache.runs.score import values_held_out
+from fedcache.runs.score import values_held_out, wilson
 from fedcache.tables.words import some_names
 
-LEVEL = 0.95
 SHOWN = 20
 """Most classes that are named."""
 
 
 def model_card(
     predictor: Predictor,
-    result: Mapping[str, Any] | None,
+    result: Result | None,
     home: Home,
     clients: ClientColumns | None = None,
 ) -> str:
@@ -67,7 +64,7 @@ def model_card(
     parts = {
         "Trained on": [
             *_data(saved, result),
-            *backbone_lines(zip(saved.facts.keys, saved.facts.recipes, strict=False), home),
+            *backbone_lines(zip(facts.keys, facts.recipes, strict=False), home),
             f"Features: feat_post {facts.feat_post}, computed in {facts.dtype}.",
             _temperature(predictor),
         ],
@@ -102,8 +99,7 @@ def model_card(
         f"{facts.clients:,} clients.",
         f"{len(facts.classes):,} classes: {listed}.",
     ]
-    for title, sentences in parts.items():
-        lines += ["", f"## {title}", "", *sentences]
+    lines += section_lines(parts)
     return "\n".join(lines) + "\n"
 
 
@@ -137,7 +133,7 @@ def _held_rows(predictor: Predictor) -> list[str]:
     ]
 
 
-def _data(saved: SavedModel, result: Mapping[str, Any] | None) -> list[str]:
+def _data(saved: SavedModel, result: Result | None) -> list[str]:
     """Sentences on the dataset and the partition."""
     if result is None:
         return [f"Dataset {saved.facts.dataset}."]
@@ -180,40 +176,37 @@ _SCORED_ON = {
 
 
 def accuracy_lines(
-    result: Mapping[str, Any], client: str | None = None, clients: ClientColumns | None = None
+    result: Result, client: str | None = None, clients: ClientColumns | None = None
 ) -> list[str]:
     """Accuracy of every seed, with a Wilson interval for one model with a known number of test rows."""
     a = result["accuracy"]
     over = _SCORED_ON[result["protocol"]]
     lines = []
-    # The number of test rows is known for one model only. The number of correct rows must be a whole number.
+    # The number of test rows is known for one model only.
     rows = test_rows(result)
     for seed, value in zip(result["seeds"], a["per_seed"], strict=True):
         if value is None:
             continue
-        line = f"Seed {seed}: {100 * value:.2f} %, {over}"
-        if rows is not None and abs(value * rows - round(value * rows)) <= 1e-6:
-            test = scipy.stats.binomtest(round(value * rows), rows)
-            ci = test.proportion_ci(LEVEL, method="wilson")
-            low = 100 * ci.low
-            high = 100 * ci.high
-            line += f" ({rows:,}); 95 % Wilson interval {low:.2f} to {high:.2f} %"
+        line = f"Seed {seed}: {percent(value)} %, {over}"
+        interval = wilson(value, rows)
+        if interval is not None:
+            ends = " to ".join(map(percent, interval))
+            line += f" ({rows:,}); 95 % Wilson interval {ends} %"
         lines.append(f"{line}.")
     if len(a["per_seed"]) > 1 and a["mean"] is not None:
-        deviation = 100 * (a["std"] or 0.0)
-        mean = 100 * a["mean"]
+        deviation = percent(a["std"] or 0.0)
         seeds = len(a["per_seed"])
         lines.append(
-            f"Mean of {seeds} seeds: {mean:.2f} %, standard deviation {deviation:.2f} points."
+            f"Mean of {seeds} seeds: {percent(a['mean'])} %, standard deviation {deviation} points."
         )
     if client is not None and clients is not None:
         own = clients.accuracy_of(client)
         if own is not None:
-            lines.append(f"Client {client}: {100 * own:.2f} %, mean over seeds.")
+            lines.append(f"Client {client}: {percent(own)} %, mean over seeds.")
     return lines or ["No row was scored."]
 
 
-def test_rows(result: Mapping[str, Any]) -> int | None:
+def test_rows(result: Result) -> int | None:
     """Test rows of one seed of a run with one model for all; None where they are not known."""
     confusion = result.get("confusion")
     if result["protocol"] != "global" or confusion is None:
@@ -225,7 +218,7 @@ def test_rows(result: Mapping[str, Any]) -> int | None:
     return None
 
 
-def left_lines(saved: SavedModel, result: Mapping[str, Any] | None) -> list[str]:
+def left_lines(saved: SavedModel, result: Result | None) -> list[str]:
     """Traffic of a client, in numbers and by kind of tensor."""
     lines = []
     if result is not None:
@@ -252,7 +245,7 @@ def left_lines(saved: SavedModel, result: Mapping[str, Any] | None) -> list[str]
     return lines + [f"Sent: {part.what} ({part.reveals})." for part in parts]
 
 
-def _privacy(result: Mapping[str, Any]) -> list[str]:
+def _privacy(result: Result) -> list[str]:
     """Sentences on robust aggregation, attacks and the privacy cost."""
     trust = result.get("trust", {})
     lines = describe_trust(trust)

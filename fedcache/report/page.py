@@ -7,7 +7,7 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -29,17 +29,16 @@ from fedcache.report.comparison import (
     within,
 )
 from fedcache.report.comparison_output import caption, differences, sentences
-from fedcache.report.drawing import Plot, need_matplotlib, short
-from fedcache.report.figure_grids import hyperparameters
-from fedcache.report.figure_runs import confusion_difference
+from fedcache.report.drawing import Plot, need_directory, need_matplotlib, short
 from fedcache.report.find_runs import (
     CLAIMED,
     Gathered,
+    Labelled,
+    Named,
     RunQuery,
     StoredRun,
     by_setting,
     differing,
-    facts,
     gather,
     labels,
     need_finished,
@@ -48,11 +47,11 @@ from fedcache.report.find_runs import (
 )
 from fedcache.report.render import (
     Column,
+    ExtraTable,
     Gallery,
     HtmlCell,
     Section,
     gallery,
-    lost_of,
     number_cell,
     render_page,
 )
@@ -68,6 +67,7 @@ from fedcache.report.statistics import LEAST_BLOCKS
 from fedcache.report.verdict import (
     Estimate,
     Verdict,
+    bytes_words,
     caution_lines,
     cost_of,
     drawn_clients,
@@ -109,8 +109,8 @@ class Report:
     runs: int
     left_out: int
     bytes: int
-    images: int = 0
-    mistakes: int = 0
+    images: int
+    mistakes: int
 
     def __repr__(self) -> str:
         megabytes = self.bytes / 1e6
@@ -152,8 +152,7 @@ def write_report(
             MachineError without matplotlib. An earlier file is then unchanged.
     """
     observer = observer or Silent()
-    if not out.parent.is_dir():
-        raise UsageError(f"The directory {out.parent} does not exist.", f"mkdir -p {out.parent}")
+    need_directory(out)
     # The target of a link is replaced, not the link.
     if out.is_symlink():
         out = out.resolve()
@@ -175,15 +174,12 @@ def write_report(
         refuse_private(found.entries)
     merged = merge_seeds(found)
     groups = held_out_groups(merged.entries)
-    in_groups: set[str] = set()
-    for group in groups:
-        in_groups.update(e.digest for e in group.entries)
+    in_groups = {e.digest for group in groups for e in group.entries}
     # A section of a group summarises its runs, so the sections of these runs come last and are folded.
     settings = by_setting(merged.entries)
-    settings.sort(key=lambda entries: order_of_setting(entries[0]))
-    settings.sort(key=lambda entries: entries[0].digest in in_groups)
+    settings.sort(key=lambda runs: (runs[0].digest in in_groups, order_of_setting(runs[0])))
     titles = setting_names(settings)
-    shown = ToShow()
+    request = Shown(embed, score, images)
     observer.start("comparing", len(settings), "settings")
     try:
         sections = [
@@ -195,7 +191,7 @@ def write_report(
             source: RunStore | str = PRIVATE
             if not any(e.private for e in entries):
                 source = store_of_run(entries)
-            made = section_of(number, name, entries, source, Shown(embed, score, images, shown))
+            made = section_of(number, name, entries, source, request)
             sections.append(replace(made, folded=entries[0].digest in in_groups))
             recipes |= recipes_of(source)
             observer.advance(1)
@@ -213,10 +209,10 @@ def write_report(
         observer.stop()
     raw = _page(found, sections, recipes, title or "Federated learning results").encode()
     write_output(out, raw)
-    for sentence in dict.fromkeys(shown.missing):
+    for sentence in dict.fromkeys(request.missing):
         observer.warn(sentence)
     there = sum(s.images for s in sections)
-    return Report(out, len(found.entries), len(found.left_out), len(raw), there, shown.mistakes)
+    return Report(out, len(found.entries), len(found.left_out), len(raw), there, request.mistakes)
 
 
 def recipes_of(source: RunStore | str) -> dict[str, str]:
@@ -258,9 +254,14 @@ def order_of_setting(entry: StoredRun) -> list[tuple[int, float, str]]:
 
 def overview_of(sections: Sequence[Section]) -> Section | None:
     """The best run of each setting, and the accuracy of each method's best run; None for one setting."""
-    columns = [Column("setting"), Column("best run"), Column("accuracy %", numbers=True)]
-    columns += [Column("how sure"), Column("95 % interval", numbers=True)]
-    columns.append(Column("sent per client", numbers=True))
+    columns = [
+        Column("setting"),
+        Column("best run"),
+        Column("accuracy %", numbers=True),
+        Column("how sure"),
+        Column("95 % interval", numbers=True),
+        Column("sent per client", numbers=True),
+    ]
     shown = [(section, section.verdict) for section in sections if section.verdict is not None]
     points = itertools.chain(*(section.points for section, _ in shown))
     methods = list(dict.fromkeys(method for method, _ in points))
@@ -270,9 +271,14 @@ def overview_of(sections: Sequence[Section]) -> Section | None:
     winners: Counter[str] = Counter()
     for section, answer in shown:
         winners[answer.best.method] += 1
-        label = replace(_word(answer.label), best=True)
-        row = [_word(section.title), label, _number(answer.accuracy)]
-        row += [_word(answer.certainty), _interval(answer.interval), _sent(answer.best)]
+        row = [
+            _word(section.title),
+            replace(_word(answer.label), best=True),
+            _number(answer.accuracy),
+            _word(answer.certainty),
+            _interval(answer.interval),
+            _sent(answer.best),
+        ]
         if len(methods) > 1:
             # The first run of a method in a section is the one that was selected.
             first = dict(reversed(section.points))
@@ -322,24 +328,30 @@ def refuse_private(entries: Sequence[StoredRun]) -> None:
 
 
 @dataclass
-class ToShow:
-    """Counts and warnings on images, for the terminal.
+class Shown:
+    """Content of a page, and counts and warnings on its images.
 
     Attributes:
-        mistakes: number of mistakes whose images were looked for.
-        missing: sentences on images that were not found.
+        embed: projection of features to two dimensions.
+        score: of all runs; None for the usual one of each setting.
+        images: where images are; None shows none.
+        mistakes: number of mistakes whose images were looked for so far.
+        missing: sentences on images that were not found so far.
     """
 
+    embed: str
+    score: str | None
+    images: ImagePlaces | None
     mistakes: int = 0
     missing: list[str] = field(default_factory=list)
 
 
 def galleries_of(
     ident: str,
-    named: Sequence[tuple[str, StoredRun]],
+    named: Named,
     source: RunStore | str,
     places: ImagePlaces,
-    shown: ToShow,
+    shown: Shown,
 ) -> tuple[list[Gallery], list[str]]:
     """The mistakes of runs of one setting on their own test rows, and sentences on what is not shown.
 
@@ -348,7 +360,7 @@ def galleries_of(
         named: label and run; the first ``MOST_GALLERIES`` are shown.
         source: the store of their rows, or why there is none.
         places: where images are looked for.
-        shown: the counts and warnings, to which this call adds its own.
+        shown: gets the counts and warnings of this call.
     """
     if isinstance(source, str):
         shown.missing.append(f"Mistakes are not shown: {source}.")
@@ -363,8 +375,9 @@ def galleries_of(
             shown.mistakes += len(mistakes.most)
             on = ("its own test rows", "its own rows")
             own = gallery(f"{ident}-mistakes{i}", label, mistakes, on, places)
-            found = found + own
-            shown.missing = shown.missing + lost_of(label, own)
+            if own is not None:
+                found.append(own)
+                shown.missing += own.warnings
             if not mistakes.wrong:
                 notes.append(f"{label} made no mistake on its {mistakes.rows:,} test rows.")
         except FedcacheError as error:
@@ -379,26 +392,14 @@ def galleries_of(
     return found, notes
 
 
-@dataclass(frozen=True)
-class Shown:
-    """Request of a page: the embedding, the score, where images are, and counts of the images found."""
-
-    embed: str
-    score: str | None
-    images: ImagePlaces | None
-    found: ToShow
-
-
-def ranked_runs(
-    entries: Sequence[StoredRun], score: str | None
-) -> tuple[list[tuple[str, StoredRun]], str]:
+def ranked_runs(entries: Sequence[StoredRun], score: str | None) -> tuple[list[Labelled], str]:
     """Runs of one setting with their labels, the best first, and their score."""
     used = score or score_for(e.result for e in entries)
     entries = ranked(entries, used)
     return list(zip(labels(entries), entries, strict=True)), used
 
 
-def answer_of(ident: str, title: str, named: figure_runs.Named, score: str) -> Section:
+def answer_of(ident: str, title: str, named: Named, score: str) -> Section:
     """Answer and table of one setting, without figures."""
     entries = [e for _, e in named]
     names = differing(entries)
@@ -415,7 +416,7 @@ def answer_of(ident: str, title: str, named: figure_runs.Named, score: str) -> S
         _summary(entries, score),
         columns,
         rows,
-        points=[(e.method, score_of(e.result, score).mean) for e in entries],
+        points=[(e.method, e.accuracy(score)) for e in entries],
         runs=[(e.key, label, e.digest) for label, e in named],
         chosen=chosen,
         filters=_filters(entries, names),
@@ -448,7 +449,7 @@ def section_of(
     details: list[Plot] = []
     notes: list[str] = []
     galleries: list[Gallery] = []
-    tables: list[tuple[str, str, Sequence[str], Sequence[Sequence[str]]]] = []
+    tables: list[ExtraTable] = []
     if number < MOST_SETTINGS:
         tests = comparison_of(title, named, score)
         plots = _first_plots(ident, named, score, tests)
@@ -457,7 +458,7 @@ def section_of(
         details, notes = _detail_plots(ident, named, source, request.embed)
         if request.images is not None:
             galleries, sentences_on_images = galleries_of(
-                ident, every_method_first(named), source, request.images, request.found
+                ident, every_method_first(named), source, request.images, request
             )
             notes += sentences_on_images
     else:
@@ -487,7 +488,7 @@ def _summary(entries: Sequence[StoredRun], score: str) -> str:
     # Ingested features may belong to something else than images.
     holds = data_of.get("holds", ROWS)
     description = f"{data_of['ok']:,} readable {holds}, {part['clients']} clients"
-    if len(set(part["digests"])) > 1:
+    if entries[0].redrawn:
         description += "; every seed has its own partition, and the figure shows the first"
     description += "."
     if score != "own":
@@ -507,17 +508,16 @@ def _summary(entries: Sequence[StoredRun], score: str) -> str:
 
 def _filters(entries: Sequence[StoredRun], names: Sequence[str]) -> list[tuple[str, list[str]]]:
     """Columns of settings with the values by which the table can be filtered, in the order of a grid."""
-    known = list(map(facts, entries))
     made = []
     for name in names:
-        values = {f[name] for f in known if name in f}
+        values = {e.facts[name] for e in entries if name in e.facts}
         if 1 < len(values) <= MOST_VALUES:
             ordered = sorted(values, key=figure_grids.order_of_value)
             made.append((name.removeprefix("set."), ordered))
     return made
 
 
-def comparison_of(title: str, named: figure_runs.Named, score: str) -> Comparison | None:
+def comparison_of(title: str, named: Named, score: str) -> Comparison | None:
     """The paired tests of the first runs against the very first: over seeds and test rows, else over clients.
 
     None where they have no common blocks.
@@ -530,7 +530,7 @@ def comparison_of(title: str, named: figure_runs.Named, score: str) -> Compariso
         return None
     over = "seeds"
     metric = METRIC_OF_SCORE[score]
-    testable = all(len(e.result["seeds"]) >= LEAST_BLOCKS or e.test_rows for e in entries)
+    testable = all(len(e.seeds) >= LEAST_BLOCKS or e.test_rows for e in entries)
     if not testable:
         # A run has too few seeds for a test, and no test rows. Clients are the blocks if each has its own score.
         over = "clients"
@@ -552,10 +552,12 @@ def comparison_of(title: str, named: figure_runs.Named, score: str) -> Compariso
     return None
 
 
-def _tests_table(c: Comparison) -> tuple[str, str, Sequence[str], Sequence[Sequence[str]]]:
+def _tests_table(c: Comparison) -> ExtraTable:
+    """The paired tests of a comparison of ``comparison_of``, which has at least one interval or test."""
     sheet = differences(c)
     assert sheet is not None  # nosec B101
-    words = caption(c).partition(": ")[2].partition(" Bold:")[0]
+    # The caption without the setting, which is the heading of the section, and without the words on bold runs.
+    words = caption(c).removeprefix(f"{c.setting}: ").partition(" Bold:")[0]
     notes: Sequence[str] = c.notes
     if figure_runs.enough_blocks(c):
         notes = sentences(c)
@@ -563,9 +565,7 @@ def _tests_table(c: Comparison) -> tuple[str, str, Sequence[str], Sequence[Seque
     return title, " ".join([words, *notes]), sheet.columns, sheet.rows
 
 
-def _first_plots(
-    ident: str, named: figure_runs.Named, score: str, tests: Comparison | None
-) -> list[Plot]:
+def _first_plots(ident: str, named: Named, score: str, tests: Comparison | None) -> list[Plot]:
     """The first figures: costs, curves, accuracy of clients, swept values."""
     shown = every_method_first(named)
     entries = [e for _, e in named]
@@ -574,18 +574,16 @@ def _first_plots(
         figure_runs.against_seconds(f"{ident}-seconds", named, score),
         figure_runs.curves(f"{ident}-curves", shown),
         figure_runs.spread(f"{ident}-clients", shown),
+        figure_runs.differences(f"{ident}-differences", tests, named, len(named)),
+        figure_runs.ranks(f"{ident}-ranks", tests),
     ]
-    if tests is not None:
-        keys = {n: e.key for n, e in named}
-        made.append(figure_runs.differences(f"{ident}-differences", tests, keys, len(named)))
-        made.append(figure_runs.ranks(f"{ident}-ranks", tests))
     made += figure_grids.sweeps(f"{ident}-grid", entries, score)
-    made += hyperparameters(f"{ident}-settings", entries, score)
+    made += figure_grids.hyperparameters(f"{ident}-settings", entries, score)
     return [p for p in made if p is not None]
 
 
 def _detail_plots(
-    ident: str, named: figure_runs.Named, source: RunStore | str, embed: str
+    ident: str, named: Named, source: RunStore | str, embed: str
 ) -> tuple[list[Plot], list[str]]:
     """Figures of confusions, the methods' diagnostics, the partition and the features; and notes on the figures."""
     entries = [e for _, e in named]
@@ -600,7 +598,7 @@ def _detail_plots(
     first, *others = first_of_each(named)
     made: list[Plot | None] = [figure_runs.confusion(f"{ident}-confusion0", *first)]
     if others:
-        made.append(confusion_difference(f"{ident}-against0", first, others[0]))
+        made.append(figure_runs.confusion_difference(f"{ident}-against0", first, others[0]))
     if any("confusion" not in e.result for e in entries):
         notes.append(
             "Results of earlier versions have no confusion matrix. To make them again, train with "
@@ -621,7 +619,7 @@ def _detail_plots(
     return [p for p in made if p is not None], notes
 
 
-def caution_notes(named: figure_runs.Named) -> list[str]:
+def caution_notes(named: Named) -> list[str]:
     """Cautions of all runs; more than ``MOST_NAMED`` of one kind become one note with their number and the last one."""
     kinds: dict[str, list[str]] = {}
     for label, entry in named:
@@ -639,7 +637,7 @@ def caution_notes(named: figure_runs.Named) -> list[str]:
     return notes
 
 
-def drawn_notes(named: figure_runs.Named) -> list[str]:
+def drawn_notes(named: Named) -> list[str]:
     """Notes on runs that scored only some of their clients, with the range of the standard error of their mean."""
     labels_of: dict[str, list[str]] = {}
     errors_of: dict[str, list[float]] = {}
@@ -664,15 +662,15 @@ def drawn_notes(named: figure_runs.Named) -> list[str]:
     return notes
 
 
-def first_of_each(named: figure_runs.Named) -> list[tuple[str, StoredRun]]:
+def first_of_each(named: Named) -> list[Labelled]:
     """The first run of each method: the one that validation chose, or the one with the highest test accuracy."""
-    best: dict[str, tuple[str, StoredRun]] = {}
+    best: dict[str, Labelled] = {}
     for label, entry in named:
         best.setdefault(entry.method, (label, entry))
     return list(best.values())
 
 
-def every_method_first(named: figure_runs.Named) -> list[tuple[str, StoredRun]]:
+def every_method_first(named: Named) -> list[Labelled]:
     """The first run of each method, then its variants."""
     firsts = first_of_each(named)
     known = {e.digest for _, e in firsts}
@@ -695,6 +693,7 @@ def table_of(
         chosen: the best run.
     """
     results = [e.result for e in entries]
+    by_validation = has_validation(results)
     columns: list[Column] = []
     cells_of_columns: list[list[HtmlCell]] = []
 
@@ -702,27 +701,33 @@ def table_of(
         columns.append(Column(name, numbers, shown))
         cells_of_columns.append(cells)
 
-    def put_fractions(name: str, values: Iterable[float | None], *, shown: bool = True) -> None:
-        """A column of fractions in percent; the best is bold."""
-        cells = [_number(value) for value in values]
-        marked = None
-        if has_validation(results):
-            marked = [e is chosen for e in entries]
-        put(name, _marked(cells, marked), shown=shown)
+    def put_fractions(name: str, values: Sequence[float | None], *, shown: bool = True) -> None:
+        """A column of fractions in percent. Of several runs the best is bold."""
+        highest = max((value for value in values if value is not None), default=None)
+        cells = []
+        for entry, value in zip(entries, values, strict=True):
+            cell = _number(value)
+            best = value == highest
+            if by_validation:
+                best = entry is chosen
+            if best and value is not None and len(entries) > 1:
+                cell = replace(cell, best=True)
+            cells.append(cell)
+        put(name, cells, shown=shown)
 
     # Either all runs of a setting are claimed, or none is.
     claimed = ""
     if entries[0].claimed:
         claimed = " (claimed)"
     put("method", [_word(e.method) for e in entries], numbers=False)
-    accuracies = [score_of(r, score).mean for r in results]
+    accuracies = [e.accuracy(score) for e in entries]
     put_fractions(f"accuracy %{claimed}", accuracies)
     put("95 % interval", [_interval(uncertainty(e, score)) for e in entries])
     if any("validation" in r for r in results):
         put_fractions("validation %", [validation_value(r, score) for r in results])
     differ = [n for n in names if n != "method"]
     for place, name in enumerate(differ):
-        cells = [HtmlCell(f.get(name, "-"), f.get(name, "")) for f in map(facts, entries)]
+        cells = [HtmlCell(e.facts.get(name, "-"), e.facts.get(name, "")) for e in entries]
         put(name.removeprefix("set."), cells, numbers=False, shown=place < MOST_SHOWN)
     put("sent per client", [_sent(e) for e in entries])
     put("seconds per seed", [_seconds(seconds_of(e)) for e in entries])
@@ -751,7 +756,7 @@ def table_of(
     # Another accuracy has a column only if it differs from those before it.
     columns_of_means = [accuracies]
     for name, other in others.items():
-        means = [score_of(r, other).mean for r in results]
+        means = [e.accuracy(other) for e in entries]
         if means not in columns_of_means:
             columns_of_means.append(means)
             put_fractions(f"{name} %{claimed}", means, shown=False)
@@ -769,7 +774,7 @@ def table_of(
 def _worst(entry: StoredRun) -> float | None:
     """Accuracy of the worst tenth of clients; None where all clients have the same accuracy."""
     worst: float | None = entry.result["fairness"].get("worst10")
-    mean = score_of(entry.result, "client-mean").mean
+    mean = entry.accuracy("client-mean")
     if worst is None or mean is None or math.isclose(worst, mean, abs_tol=1e-9):
         return None
     return worst
@@ -787,10 +792,7 @@ def _sent(entry: StoredRun) -> HtmlCell:
     if entry.pooled_rows:
         return HtmlCell("all rows", "", note="not federated")
     sent = sent_bytes(entry)
-    words = f"{sent:.0f} B"
-    if sent >= 1000:
-        words = f"{size(sent)}B"
-    return HtmlCell(words, repr(sent))
+    return HtmlCell(bytes_words(sent) or "0 B", repr(sent))
 
 
 def _seconds(value: float | None) -> HtmlCell:
@@ -811,23 +813,6 @@ def _number(value: float | None) -> HtmlCell:
     return number_cell(value, percent(value))
 
 
-def _marked(cells: list[HtmlCell], chosen: Sequence[bool] | None) -> list[HtmlCell]:
-    """The cells with the best in bold: those ``chosen`` by validation, or the highest where ``chosen`` is None."""
-    known = [float(cell.sort) for cell in cells if cell.sort]
-    if len(cells) < 2 or not known:
-        return cells
-    highest = max(known)
-    made = []
-    for i, cell in enumerate(cells):
-        best = False
-        if cell.sort != "":
-            best = float(cell.sort) == highest
-            if chosen is not None:
-                best = chosen[i]
-        made.append(replace(cell, best=best))
-    return made
-
-
 def held_out_section(ident: str, group: HeldOutGroup, score: str | None) -> Section:
     """Section of a group of runs that hold out one value each: accuracy on each value, and the mean."""
     used = score or group.score
@@ -845,9 +830,9 @@ def held_out_section(ident: str, group: HeldOutGroup, score: str | None) -> Sect
     if found is not None:
         notes = sentences(found)
         validation = {t.name: t.validation for t in found.treatments if t.validation is not None}
+        # The chosen run comes first, then the others by validation accuracy; equal ones stay in the order of the means.
         if found.chosen is not None:
-            names.sort(key=lambda name: _falling(validation.get(name)))
-            names.sort(key=lambda name: name != found.chosen)
+            names.sort(key=lambda name: (name != found.chosen, _falling(validation.get(name))))
             selected = validation.get(names[0])
     best = names[0]
     runs = {name: list(row.values()) for name, row in group.rows().items()}
@@ -855,8 +840,11 @@ def held_out_section(ident: str, group: HeldOutGroup, score: str | None) -> Sect
     for name in names:
         if means[name] is not None:
             intervals[name] = mean_uncertainty(runs[name], used)
-    columns = [Column("run"), Column("mean accuracy %", numbers=True)]
-    columns.append(Column("95 % interval", numbers=True))
+    columns = [
+        Column("run"),
+        Column("mean accuracy %", numbers=True),
+        Column("95 % interval", numbers=True),
+    ]
     if validation:
         columns.append(Column("validation %", numbers=True))
     columns += [Column(f"{group.column} {value} %", numbers=True) for value in group.values]
@@ -928,8 +916,7 @@ def _sure(group: HeldOutGroup, found: Comparison | None) -> tuple[str, str]:
             "Unknown",
             f"{count} held-out values are too few for any test.",
         )
-    alpha = 1.0 - found.level
-    undecided = [p.one for p in found.pairs if p.holm is None or p.holm >= alpha]
+    undecided = [p.one for p in found.pairs if p.holm is None or p.holm >= found.alpha]
     if not undecided:
         return (
             "Sure",

@@ -70,13 +70,17 @@ class Thumbnail:
 
 @dataclass(frozen=True)
 class Gallery:
-    """The mistakes of one run; ``lost`` is the number of mistakes whose images no longer exist."""
+    """The mistakes of one run; ``warnings`` are sentences on images that no longer exist."""
 
     ident: str
     title: str
     description: str
     images: tuple[Thumbnail, ...]
-    lost: int = 0
+    warnings: Sequence[str]
+
+
+ExtraTable = tuple[str, str, Sequence[str], Sequence[Sequence[str]]]
+"""Title, caption, columns and rows of a table of text."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +101,7 @@ class Section:
         runs: (key in figures, label, directory) of each row; () where rows are not runs.
         chosen: number of the row that is highlighted.
         details: the last figures.
-        tables: (title, caption, columns, rows) of tables below the figures.
+        tables: below the figures.
         filters: (column, its values) of filters of the table.
         verdict: the best run, its certainty and its cost.
         folded: whether it is shown only on request.
@@ -116,7 +120,7 @@ class Section:
     runs: Sequence[tuple[str, str, str]] = ()
     chosen: int | None = None
     details: Sequence[Plot] = ()
-    tables: Sequence[tuple[str, str, Sequence[str], Sequence[Sequence[str]]]] = ()
+    tables: Sequence[ExtraTable] = ()
     filters: Sequence[tuple[str, Sequence[str]]] = ()
     verdict: Verdict | None = None
     folded: bool = False
@@ -174,6 +178,7 @@ def render_page(
 def html_environment(loader: jinja2.BaseLoader | None = None) -> jinja2.Environment:
     """The Jinja environment of all pages: all text is escaped and visible, and an unknown name is an error."""
     import jinja2
+    import markupsafe
 
     env = jinja2.Environment(
         loader=loader,
@@ -186,7 +191,8 @@ def html_environment(loader: jinja2.BaseLoader | None = None) -> jinja2.Environm
     env.filters["csv"] = _csv
     env.filters["code"] = _code
     env.filters["percent"] = percent
-    env.globals["markup"] = _safe
+    # Drawings, style and script are markup already; words in a drawing were escaped when it was drawn.
+    env.globals["markup"] = markupsafe.Markup
     return env
 
 
@@ -206,13 +212,6 @@ def _shown(value: Any) -> Any:
     if type(value) is str:
         return visible(value, lines=True)
     return value
-
-
-def _safe(svg: str) -> Any:
-    """A drawing of ``drawing.draw`` as markup; its words were escaped when it was written."""
-    import markupsafe
-
-    return markupsafe.Markup(svg)  # nosec B704
 
 
 def _code(text: str) -> Any:
@@ -243,8 +242,8 @@ def _csv(plot: Plot) -> str:
 
 def gallery(
     ident: str, label: str, mistakes: Mistakes, on: tuple[str, str], places: ImagePlaces
-) -> list[Gallery]:
-    """The mistakes of one run as a gallery; [] where it made no mistake.
+) -> Gallery | None:
+    """The mistakes of one run as a gallery; None where it made no mistake.
 
     Raises StoreError, with the dataset that is needed, where no image is available.
 
@@ -256,7 +255,7 @@ def gallery(
         places: where images are looked for.
     """
     if not mistakes.most:
-        return []
+        return None
     images = read_images(Store.open(mistakes.store), [m.row for m in mistakes.most], places)
     # Images that are no longer in the dataset are counted below.
     shown = []
@@ -274,22 +273,13 @@ def gallery(
             f" {mistakes.clients:,} personal models were evaluated, each on {rows_of_client}; the client is "
             "named."
         )
+    warnings = []
     lost = len(mistakes.most) - len(shown)
     if lost:
-        description += f" {lost} of {len(mistakes.most)} images are no longer in the dataset."
-    return [Gallery(ident, f"Mistakes of {label}", description, tuple(shown), lost)]
-
-
-def lost_of(label: str, found: Sequence[Gallery]) -> list[str]:
-    """Sentences on the images that the galleries of a run lack."""
-    sentences = []
-    for g in found:
-        every = len(g.images) + g.lost
-        if g.lost:
-            sentences.append(
-                f"{g.lost} of {every} images of {label}'s mistakes are not in the dataset any more."
-            )
-    return sentences
+        count = f"{lost} of {len(mistakes.most)} images"
+        description += f" {count} are no longer in the dataset."
+        warnings.append(f"{count} of {label}'s mistakes are not in the dataset any more.")
+    return Gallery(ident, f"Mistakes of {label}", description, tuple(shown), warnings)
 
 
 def thumbnail_uri(image: Image.Image) -> str:

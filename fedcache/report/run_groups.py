@@ -22,15 +22,17 @@ import numpy as np
 from fedcache.report.find_runs import (
     AS_CLAIMED,
     Gathered,
+    Result,
     StoredRun,
     differing,
+    grouped,
     label_of,
     name_without_hold_out,
     without,
 )
 from fedcache.runs.directory import PLACES, train_table
 from fedcache.runs.result_files import ClientColumns, TestRows
-from fedcache.runs.score import score_for, score_of, values_held_out
+from fedcache.runs.score import score_for, values_held_out
 
 NO_SETTING = {
     *PLACES,
@@ -59,18 +61,13 @@ class MergedRun(StoredRun):
         added: the seeds that each of them adds.
     """
 
-    members: tuple[StoredRun, ...] = ()
-    added: tuple[tuple[int, ...], ...] = ()
-
-    @property
-    def digests(self) -> tuple[str, ...]:
-        """Names of the directories of its runs."""
-        return tuple(run.digest for run in self.members)
+    members: tuple[StoredRun, ...]
+    added: tuple[tuple[int, ...], ...]
 
     @property
     def exact(self) -> bool:
         """Whether figures of clients, classes and costs are exactly those of the seeds."""
-        seeds = [run.result["seeds"] for run in self.members]
+        seeds = [run.seeds for run in self.members]
         return list(map(len, seeds)) == list(map(len, self.added))
 
     @cached_property
@@ -81,10 +78,10 @@ class MergedRun(StoredRun):
         names = columns[0].names
         accuracy = _mean_array([c.accuracy for c in columns], weights)
         classes_owned = _mean_array([c.classes_owned for c in columns], weights)
-        held = [c.validation for c in columns if c.validation is not None]
+        validations = [c.validation for c in columns if c.validation is not None]
         validation = None
-        if len(held) == len(columns):
-            validation = _mean_array(held, weights)
+        if len(validations) == len(columns):
+            validation = _mean_array(validations, weights)
         no_seeds = np.empty((0, len(names)))
         return ClientColumns(names, accuracy, classes_owned, no_seeds, validation)
 
@@ -110,9 +107,7 @@ class MergedRun(StoredRun):
 
 def merge_seeds(found: Gathered) -> Gathered:
     """Runs of equal settings as one run each, at the place of the first of them."""
-    groups: dict[str, list[StoredRun]] = {}
-    for run in found.entries:
-        groups.setdefault(settings_key(run), []).append(run)
+    groups = grouped(found.entries, settings_key)
     return replace(found, entries=[merged(group) for group in groups.values()])
 
 
@@ -140,13 +135,13 @@ def merged(runs: Sequence[StoredRun]) -> StoredRun:
 
     Of two runs with the same number of seeds the later one comes first.
     """
-    newest_first = list(reversed(runs))
-    order = sorted(newest_first, key=lambda run: -len(run.result["seeds"]))
+    # Most seeds first, and the later of two runs with as many.
+    order = sorted(runs, key=lambda run: len(run.seeds))[::-1]
     taken: list[StoredRun] = []
     added: list[tuple[int, ...]] = []
     seen: set[int] = set()
     for run in order:
-        new = tuple(seed for seed in run.result["seeds"] if seed not in seen)
+        new = tuple(seed for seed in run.seeds if seed not in seen)
         if not new:
             continue
         taken.append(run)
@@ -183,6 +178,7 @@ def _result(runs: Sequence[StoredRun], added: Sequence[Sequence[int]]) -> dict[s
         for name in results[0][part]:
             if name == "per_seed" or name.endswith("_per_seed"):
                 made[name] = per_seed(part, name)
+                # The mean of ``client_mean_per_seed`` is ``client_mean``, and that of ``per_seed`` is ``mean``.
                 mean = name.removesuffix("per_seed").removesuffix("_") or "mean"
                 made[mean] = mean_and_deviation(made[name])[0]
         if "std" in made:
@@ -214,7 +210,7 @@ def _result(runs: Sequence[StoredRun], added: Sequence[Sequence[int]]) -> dict[s
     return made
 
 
-def _traffic(results: Sequence[Mapping[str, Any]], shares: Sequence[float]) -> dict[str, Any]:
+def _traffic(results: Sequence[Result], shares: Sequence[float]) -> dict[str, Any]:
     """Sums over the seeds; numbers per client and round are those of the first run."""
     first = results[0]["traffic"]
     made = _total([result["traffic"] for result in results], shares)
@@ -236,7 +232,7 @@ def _measured(runs: Sequence[StoredRun], added: Sequence[Sequence[int]]) -> dict
     return {**runs[0].measured, "seconds": seconds}
 
 
-def _shares(results: Sequence[Mapping[str, Any]], added: Sequence[Sequence[int]]) -> list[float]:
+def _shares(results: Sequence[Result], added: Sequence[Sequence[int]]) -> list[float]:
     """The share of its own seeds that each run adds."""
     return [len(new) / len(result["seeds"]) for result, new in zip(results, added, strict=True)]
 
@@ -342,7 +338,7 @@ class HeldOutGroup:
         for name, row in self.rows().items():
             found[name] = dict.fromkeys(self.values)
             for value, run in row.items():
-                found[name][value] = score_of(run.result, used).mean
+                found[name][value] = run.accuracy(used)
         return found
 
 
@@ -358,17 +354,14 @@ def mean_over_values(accuracy: Mapping[str, float | None]) -> float | None:
 
 def held_out_groups(entries: Sequence[StoredRun]) -> list[HeldOutGroup]:
     """The groups of two or more held-out values among some runs, in the order in which they first appear."""
-    found: dict[str, list[StoredRun]] = {}
-    for entry in entries:
-        if values_held_out(entry.result):
-            found.setdefault(group_key(entry), []).append(entry)
+    held_out = [e for e in entries if values_held_out(e.result)]
     made = []
-    for group in found.values():
+    for group in grouped(held_out, group_key).values():
         values = tuple(dict.fromkeys(map(value_of, group)))
         if len(values) < 2:
             continue
         first = group[0].result
-        column = str(first["partition"]["args"].get("by") or "domain")
+        column = first["partition"]["args"].get("by") or "domain"
         dataset = first["dataset"]["slug"]
         title = f"{dataset}, {name_without_hold_out(first)}, each {column} held out in turn"
         if group[0].claimed:

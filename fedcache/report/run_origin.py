@@ -57,7 +57,7 @@ def store_of_run(entries: Sequence[StoredRun]) -> RunStore | str:
         try:
             store = store_behind(entry.path, entry.result)
             if store is None:
-                digest = str(entry.result["dataset"]["digest"])[:16]
+                digest = entry.result["dataset"]["digest"][:16]
                 why = f"the store of the dataset {digest} no longer exists"
                 continue
             partition = load_partition(store, _partition_of(entry, table))
@@ -70,7 +70,7 @@ def store_of_run(entries: Sequence[StoredRun]) -> RunStore | str:
             continue
         # Arrays of uint8 hold pixels, not features.
         stored = {key for key, array in store.arrays.items() if array.dtype != "uint8"}
-        arrays_of_runs = [list(map(str, e.result["arrays"])) for e in entries]
+        arrays_of_runs = [e.result["arrays"] for e in entries]
         every = dict.fromkeys(itertools.chain(*arrays_of_runs))
         most = max(arrays_of_runs, key=len)
         keys = [key for key in every if key in stored]
@@ -81,7 +81,7 @@ def store_of_run(entries: Sequence[StoredRun]) -> RunStore | str:
 
 def _partition_of(entry: StoredRun, table: dict[str, Any]) -> str:
     """The partition's file in the run's directory, else its name in the store."""
-    seed = entry.result["seeds"][0]
+    seed = entry.seeds[0]
     for suffix in PARTITION_SUFFIXES:
         own = entry.path / f"partition-{seed}{suffix}"
         if own.exists():
@@ -132,7 +132,7 @@ def command_of(entry: StoredRun, store: str) -> str:
     # A one-shot method has one round if the run did not ask for more, so it needs no option.
     if rounds != 1 or "rounds" in table:
         words += ["--rounds", str(rounds)]
-    words += ["--seeds", ",".join(map(str, entry.result["seeds"]))]
+    words += ["--seeds", ",".join(map(str, entry.seeds))]
     for name, value in table.items():
         if name in _WRITTEN_APART or name not in _DEFAULTS or value == _DEFAULTS[name]:
             continue
@@ -150,7 +150,7 @@ def _partition(entry: StoredRun, name: str) -> list[str]:
     made = entry.result["partition"]
     if name and not name.endswith(PARTITION_SUFFIXES):
         return ["--partition", name]
-    words = ["--scheme", str(made["scheme"])]
+    words = ["--scheme", made["scheme"]]
     args = {k: v for k, v in made["args"].items() if v is not None}
     if "clients" in args:
         words += ["--clients", str(args.pop("clients"))]
@@ -158,7 +158,7 @@ def _partition(entry: StoredRun, name: str) -> list[str]:
         words += ["--option", f"{key}={option_value(value)}"]
     if made["seed"]:
         words += ["--partition-seed", str(made["seed"])]
-    if len(set(made["digests"])) > 1:
+    if entry.redrawn:
         return [*words, "--repartition"]
     return words
 

@@ -30,9 +30,11 @@ DIGITS = 12
 only by rounding, and are ties."""
 
 Floats = NDArray[np.float64]
+Interval = tuple[float, float]
+"""The low and the high end."""
 
 
-def interval(values: Floats, level: float) -> tuple[float, float] | None:
+def interval(values: Floats, level: float) -> Interval | None:
     """Interval of the mean of [B] values: Student's of fewer than ``FEW_BLOCKS``, else the percentile bootstrap.
 
     None with fewer than ``LEAST_BLOCKS`` values, and for equal values, because an interval of length 0 would claim too

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -13,7 +13,7 @@ from fedcache.errors import FedcacheError
 from fedcache.extract.backbones import lookup_recorded
 from fedcache.extract.recipe import IMAGES, Recipe, held_by, reads_of
 from fedcache.store.manifest import VANISHED
-from fedcache.store.samples import SPLITS
+from fedcache.store.samples import SPLITS, Samples
 from fedcache.store.store import Store
 from fedcache.tables.words import some_names
 
@@ -37,7 +37,7 @@ features = group["features/{key}"]  # rows x views x width
 ```"""
 
 
-def store_card(store: Store, home: Home, *, anonymous_names: bool = False) -> str:
+def store_card(store: Store, home: Home, *, anonymous_names: bool) -> str:
     """Markdown for people who find the publication of a store."""
     name = store.dataset["slug"]
     parts = {
@@ -54,9 +54,29 @@ def store_card(store: Store, home: Home, *, anonymous_names: bool = False) -> st
         ],
     }
     lines = [f"# {name}: features of frozen models", "", "Published with `fedcache publish`."]
+    lines += section_lines(parts)
+    return "\n".join(lines) + "\n"
+
+
+def section_lines(parts: Mapping[str, Sequence[str]]) -> list[str]:
+    """The lines of a card's sections; ``parts`` is title -> sentences."""
+    lines = []
     for title, sentences in parts.items():
         lines += ["", f"## {title}", "", *sentences]
-    return "\n".join(lines) + "\n"
+    return lines
+
+
+def rows_of_splits(samples: Samples) -> list[tuple[str, int]]:
+    """Each split with its number of readable rows."""
+    codes = samples.split[samples.ok == 1]
+    return [(split, int((codes == code).sum())) for code, split in enumerate(SPLITS)]
+
+
+def rows_of_classes(samples: Samples) -> list[tuple[str, int]]:
+    """Each class with its number of readable rows. Unlabelled rows belong to no class."""
+    labels = samples.label[(samples.ok == 1) & (samples.label >= 0)]
+    counts = np.bincount(labels, minlength=len(samples.classes)).tolist()
+    return list(zip(samples.classes, counts, strict=True))
 
 
 def _rows(store: Store) -> list[str]:
@@ -64,20 +84,13 @@ def _rows(store: Store) -> list[str]:
     samples = store.samples
     holds = held_by(info.recipe for info in store.arrays.values())
     gone = int(store.vanished().sum())
-    readable = samples.ok == 1
     present = store.rows - gone
     lines = [f"- {present:,} {holds}, {store.rows_ok:,} of them readable"]
     if gone:
         lines.append(f"- {gone:,} further rows: each {VANISHED}")
-    splits = []
-    for code, split in enumerate(SPLITS):
-        count = int((readable & (samples.split == code)).sum())
-        splits.append(f"{count:,} {split}")
-    listed = ", ".join(splits)
-    lines.append(f"- splits: {listed}")
-    labels = samples.label[readable & (samples.label >= 0)]
-    counts = np.bincount(labels, minlength=len(samples.classes))
-    classes = [f"{word} ({count:,})" for word, count in zip(samples.classes, counts, strict=True)]
+    splits = ", ".join(f"{count:,} {split}" for split, count in rows_of_splits(samples))
+    lines.append(f"- splits: {splits}")
+    classes = [f"{word} ({count:,})" for word, count in rows_of_classes(samples)]
     lines.append(f"- {len(classes):,} classes: {some_names(classes, SHOWN)}")
     lines.append(f"- {len(samples.domains):,} domains: {some_names(samples.domains, SHOWN)}")
     for title, named in (("groups", store.groups), ("partitions", store.partitions)):

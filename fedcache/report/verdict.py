@@ -22,7 +22,7 @@ from fedcache.report.comparison import (
     row_difference,
     rows_of_run,
 )
-from fedcache.report.find_runs import StoredRun, facts
+from fedcache.report.find_runs import Named, Result, StoredRun
 from fedcache.report.statistics import (
     LEAST_BLOCKS,
     Floats,
@@ -49,7 +49,6 @@ from fedcache.tables.words import some_names
 
 MOST_NAMED = 4
 MOST_LETTERS = 90
-Named = Sequence[tuple[str, StoredRun]]
 
 
 @dataclass(frozen=True)
@@ -69,9 +68,7 @@ class Estimate:
     @property
     def ends(self) -> str:
         """The ends of the interval in percent."""
-        low = 100 * self.low
-        high = 100 * self.high
-        return f"{low:.2f} to {high:.2f}"
+        return f"{percent(self.low)} to {percent(self.high)}"
 
 
 @dataclass(frozen=True)
@@ -106,23 +103,23 @@ def seconds_of(entry: StoredRun) -> float | None:
     """Seconds of one seed's training."""
     if entry.seconds is None:
         return None
-    return entry.seconds / max(1, len(entry.result["seeds"]))
+    return entry.seconds / max(1, len(entry.seeds))
 
 
 def _each_client(entry: StoredRun, direction: str) -> float:
     """Bytes of one client in one seed's run, ``up_bytes`` or ``down_bytes``."""
     total = float(entry.result["traffic"]["exact"][direction])
-    of_seed = total / max(1, len(entry.result["seeds"]))
+    of_seed = total / max(1, len(entry.seeds))
     return of_seed / max(1, int(entry.result["partition"].get("clients") or 1))
 
 
 def ranked(entries: Sequence[StoredRun], score: str) -> list[StoredRun]:
     """Runs by falling validation accuracy, or test accuracy without validation rows; equal runs as in a grid."""
-    held = has_validation(e.result for e in entries)
+    by_validation = has_validation(e.result for e in entries)
 
     def place(entry: StoredRun) -> tuple[object, ...]:
-        found = score_of(entry.result, score).mean
-        if held:
+        found = entry.accuracy(score)
+        if by_validation:
             found = validation_value(entry.result, score)
         if found is None:
             found = -1.0
@@ -131,21 +128,21 @@ def ranked(entries: Sequence[StoredRun], score: str) -> list[StoredRun]:
     return sorted(entries, key=place)
 
 
-def uncertainty(entry: StoredRun, score: str, level: float = LEVEL) -> Estimate | None:
+def uncertainty(entry: StoredRun, score: str) -> Estimate | None:
     """A run's score with an interval: over seeds if it varies over seeds, else over test rows, else over clients."""
     found = score_of(entry.result, score)
     if found.mean is None:
         return None
     known = np.array([v for v in found.per_seed if v is not None])
     if len(known) == len(found.per_seed) >= LEAST_BLOCKS and not constant(known):
-        return _student(known, level, "seeds")
+        return _student(known, LEVEL, "seeds")
     # If all clients are tested on the same rows, the mean over clients is the accuracy on these rows.
     rows = None
     own_accuracy = entry.result["accuracy"]["mean"]
     if math.isclose(found.mean, own_accuracy, abs_tol=10.0**-DIGITS):
-        rows = rows_interval(entry.result, level)
+        rows = rows_interval(entry.result)
     if rows is None:
-        rows = rows_of_run(entry, METRIC_OF_SCORE[score], level)
+        rows = rows_of_run(entry, METRIC_OF_SCORE[score], LEVEL)
         if rows is not None and not rows[1] <= found.mean <= rows[2]:
             rows = None
     if rows is not None:
@@ -154,7 +151,7 @@ def uncertainty(entry: StoredRun, score: str, level: float = LEVEL) -> Estimate 
     values = _client_scores(entry, found.mean)
     if values is None:
         return None
-    return _student(values, level, "clients")
+    return _student(values, LEVEL, "clients")
 
 
 def mean_uncertainty(entries: Sequence[StoredRun], score: str) -> Estimate | None:
@@ -185,8 +182,8 @@ def lead(one: StoredRun, other: StoredRun, score: str, level: float = LEVEL) -> 
 
     None where none is possible.
     """
-    ours = score_of(one.result, score).mean
-    theirs = score_of(other.result, score).mean
+    ours = one.accuracy(score)
+    theirs = other.accuracy(score)
     if ours is None or theirs is None:
         return None
     # First choice: seeds that both runs have. They differ only where training draws random numbers.
@@ -198,7 +195,7 @@ def lead(one: StoredRun, other: StoredRun, score: str, level: float = LEVEL) -> 
         found = row_difference(one, other, METRIC_OF_SCORE[score], level)
         if found is not None and found.interval is not None:
             low, high = found.interval
-            if math.isclose(found.difference, float(paired.mean()), abs_tol=1e-9):
+            if math.isclose(found.difference, paired.mean(), abs_tol=1e-9):
                 return Estimate(found.difference, low, high, f"{found.rows:,} test rows")
     # Third choice: one model on known numbers of rows, taken as independent.
     mine = rows_interval(one.result, level)
@@ -222,7 +219,7 @@ def _client_scores(entry: StoredRun, mean: float) -> Floats | None:
     values = np.asarray(entry.clients.accuracy, np.float64)
     if len(values) < LEAST_BLOCKS or np.isnan(values).any() or constant(values):
         return None
-    if math.isclose(float(values.mean()), mean, abs_tol=1e-6):
+    if math.isclose(values.mean(), mean, abs_tol=1e-6):
         return values
     return None
 
@@ -249,7 +246,7 @@ def verdict(named: Named, score: str) -> Verdict | None:
         score: client-mean | pooled | own.
     """
     label = {e.digest: name for name, e in named}
-    scored = [e for _, e in named if score_of(e.result, score).mean is not None]
+    scored = [e for _, e in named if e.accuracy(score) is not None]
     # A run with all rows in one place is only a reference, unless there is no other run.
     federated = [e for e in scored if not e.pooled_rows]
     field = ranked(federated or scored, score)
@@ -258,7 +255,7 @@ def verdict(named: Named, score: str) -> Verdict | None:
     best = field[0]
     equals = [e for e in field[1:] if _same_figures(e, best, score)]
     # The same settings with other seeds are not a rival.
-    rivals = [e for e in field[1:] if e not in equals and facts(e) != facts(best)]
+    rivals = [e for e in field[1:] if e not in equals and e.facts != best.facts]
     gap = None
     undecided: list[StoredRun] = []
     if rivals:
@@ -273,11 +270,11 @@ def verdict(named: Named, score: str) -> Verdict | None:
     if equals and not rivals:
         certainty = "Tied"
         why = "All runs reached the same results; this is the first by method and settings."
-    held = None
+    validation = None
     if has_validation(e.result for e in field):
-        held = validation_value(best.result, score)
+        validation = validation_value(best.result, score)
     lines = [
-        ("Selected by", selected_by(held, len(rivals) + len(equals) + 1)),
+        ("Selected by", selected_by(validation, len(rivals) + len(equals) + 1)),
         ("How sure", why),
         ("Cost", cost_of(best, undecided, label, score)),
     ]
@@ -285,9 +282,9 @@ def verdict(named: Named, score: str) -> Verdict | None:
     if reference:
         lines.append(("Reference", reference))
     unlike = unlike_tests(e.result for e in field)
-    if held is not None and unlike is not None:
+    if validation is not None and unlike is not None:
         lines.append(("Note", unlike))
-    accuracy = score_of(best.result, score).mean
+    accuracy = best.accuracy(score)
     interval = uncertainty(best, score)
     return Verdict(label[best.digest], best, accuracy, interval, certainty, tuple(lines))
 
@@ -331,8 +328,8 @@ def _distance(
     score: str,
 ) -> str:
     """How far the best run is above the second, in a sentence."""
-    ours = score_of(best.result, score).mean or 0.0
-    theirs = score_of(second.result, score).mean or 0.0
+    ours = best.accuracy(score) or 0.0
+    theirs = second.accuracy(score) or 0.0
     difference = 100 * (ours - theirs)
     words = points_above(difference, label[second.digest])
     if gap is not None:
@@ -346,7 +343,7 @@ def _distance(
     return f"{words}."
 
 
-def _bytes(count: float) -> str:
+def bytes_words(count: float) -> str:
     """A number of bytes in words; "" for none."""
     if count >= 1000:
         return f"{size(count)}B"
@@ -446,16 +443,16 @@ def cost_words(best: StoredRun) -> str:
     if best.pooled_rows:
         return "It is not federated: all rows are in one place, so nothing is sent."
     # A one-shot method sends once; others in every round.
-    rounds = int(best.result.get("rounds") or 1)
+    rounds = best.result.get("rounds") or 1
     sent = sent_bytes(best)
-    received = _bytes(_each_client(best, "down_bytes"))
+    received = bytes_words(_each_client(best, "down_bytes"))
     words = "Clients send nothing"
     receives = f" and receive {received} each"
     if sent:
-        words = f"Each client sends {_bytes(sent)} once"
+        words = f"Each client sends {bytes_words(sent)} once"
         receives = f" and receives {received}"
         if rounds > 1:
-            words = f"Each client sends {_bytes(sent)} in {rounds} rounds"
+            words = f"Each client sends {bytes_words(sent)} in {rounds} rounds"
     if received:
         words += receives
     seconds = seconds_of(best)
@@ -475,8 +472,8 @@ def cost_of(
     cheaper = [e for e in undecided if sent_bytes(e) < 0.5 * sent]
     if cheaper:
         least = min(cheaper, key=sent_bytes)
-        accuracy = percent(score_of(least.result, score).mean)
-        sent_by_least = _bytes(sent_bytes(least)) or "nothing"
+        accuracy = percent(least.accuracy(score))
+        sent_by_least = bytes_words(sent_bytes(least)) or "nothing"
         words += (
             f" The cheapest run without a significant difference on these rows: {label[least.digest]}, {accuracy} %, "
             f"{sent_by_least} sent."
@@ -491,10 +488,10 @@ def _reference(
     if not found:
         return ""
     top = ranked(found, score)[0]
-    accuracy = percent(score_of(top.result, score).mean)
+    accuracy = percent(top.accuracy(score))
     words = f"{label[top.digest]}, with all rows in one place, reaches {accuracy} %"
-    features = list(map(str, top.result["backbones"]))
-    if set(features) != set(map(str, best.result["backbones"])):
+    features = top.result["backbones"]
+    if set(features) != set(best.result["backbones"]):
         joined = " + ".join(features)
         words += f", on features of {joined}"
     return f"{words}."
@@ -504,12 +501,12 @@ HALF_A_POINT = 0.005
 """Smallest difference from zero-shot that gets a caution. Smaller ones can be seen in the figures."""
 
 
-def caution_lines(result: Mapping[str, Any]) -> list[str]:
+def caution_lines(result: Result) -> list[str]:
     """Sentences on a ``result.json``; [] where nothing is unusual."""
     return [*chance_lines(result), *_below_zero_shot(result), *unseen_classes(result)]
 
 
-def drawn_clients(result: Mapping[str, Any]) -> tuple[str, list[float]] | None:
+def drawn_clients(result: Result) -> tuple[str, list[float]] | None:
     """How many clients were drawn and scored (``--eval-clients``), and the standard error of their mean in each seed.
 
     The words, ``500 of 100,000 clients were drawn and scored; 3 of these took part in some round``, are of the first
@@ -533,7 +530,7 @@ def drawn_clients(result: Mapping[str, Any]) -> tuple[str, list[float]] | None:
     return who, [float(error) for error in errors if error is not None]
 
 
-def few_validation_classes(results: Iterable[Mapping[str, Any]]) -> str | None:
+def few_validation_classes(results: Iterable[Result]) -> str | None:
     """Why validation may rank settings of personal models in another order than test rows; None where it may not.
 
     Validation rows are rows of the client, but its model is tested on all classes.
@@ -541,12 +538,12 @@ def few_validation_classes(results: Iterable[Mapping[str, Any]]) -> str | None:
     for result in results:
         part = result.get("partition", {})
         args = part.get("args", {})
-        held = result.get("validation")
+        validation = result.get("validation")
         own_tests = "by" in args or args.get("test_protocol", "balanced") != "balanced"
-        if result.get("protocol") != "personalised" or held is None or own_tests:
+        if result.get("protocol") != "personalised" or validation is None or own_tests:
             continue
         # A client has at most as many classes among its validation rows as it has validation rows.
-        most = min(held["rows"] / part["clients"], typical_classes(result) or math.inf)
+        most = min(validation["rows"] / part["clients"], typical_classes(result) or math.inf)
         if most < result["classes"]:
             return (
                 f"The validation rows of a typical client hold at most {most:.3g} of {result['classes']} classes, "
@@ -556,7 +553,7 @@ def few_validation_classes(results: Iterable[Mapping[str, Any]]) -> str | None:
     return None
 
 
-def _below_zero_shot(result: Mapping[str, Any]) -> list[str]:
+def _below_zero_shot(result: Result) -> list[str]:
     """A caution where the class texts alone, without training, are more accurate; [] otherwise."""
     untrained = result["accuracy"].get("zero_shot")
     trained = result["accuracy"]["mean"]
@@ -573,7 +570,7 @@ LARGE_RATE = 0.1
 """Learning rate from which on a larger one is not recommended."""
 
 
-def chance_lines(result: Mapping[str, Any]) -> list[str]:
+def chance_lines(result: Result) -> list[str]:
     """A caution where the accuracy is no better than guessing, and the next command; [] for a better result."""
     chance = at_chance(result)
     if chance is None:
@@ -587,7 +584,7 @@ def chance_lines(result: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def next_step(result: Mapping[str, Any]) -> str:
+def next_step(result: Result) -> str:
     """The first thing to change in the same command.
 
     More clients if no client sent anything, tuned values if the method has some, else a larger rate, else more rounds,
@@ -601,7 +598,7 @@ def next_step(result: Mapping[str, Any]) -> str:
             "no client sent anything in any round; use more clients per round (--participation) or fewer "
             "unavailable clients (--availability, --client-dropout)"
         )
-    method = str(result["method"])
+    method = result["method"]
     hp = result["hyperparameters"]
     tuned = _tuned_values(method)
     if tuned and any(hp.get(name) != value for name, value in tuned.items()):

@@ -22,7 +22,14 @@ from typing import Any
 from fedcache.errors import CorruptionError, FedcacheError, shell_word
 from fedcache.grids.record import read_record
 from fedcache.progress import VALIDATION_ACCURACY
-from fedcache.report.describe_run import DAMAGED, FINISHED, entry_of, figures_of, settings_of
+from fedcache.report.describe_run import (
+    DAMAGED,
+    FINISHED,
+    RUNNING,
+    entry_of,
+    figures_of,
+    settings_of,
+)
 from fedcache.report.drawing import need_matplotlib
 from fedcache.report.figure_runs import curves
 from fedcache.report.find_runs import (
@@ -36,9 +43,12 @@ from fedcache.report.run_groups import group_key
 from fedcache.report.run_origin import command_of
 from fedcache.runs.directory import WRITTEN, has_model, is_running, train_table
 from fedcache.runs.origin import store_behind
-from fedcache.runs.score import choice_value, score_of, validation_value
+from fedcache.runs.score import choice_value, validation_value
 from fedcache.store.files import LONGEST_HEADER, SEAL, at_once, parse_signed, read_whole
 from fedcache.store.lock import still_runs
+
+Facts = dict[str, Any]
+"""Facts by name: of a run, a round, a grid, a point or a configuration."""
 
 LAST = 20
 """Number of last rounds whose mean duration gives the remaining time."""
@@ -46,15 +56,14 @@ LAST = 20
 SEARCHED = ("name", "state", "method", "dataset", "backbones", "partition", "hold_out", "tags")
 """Facts of a run that a search looks at, together with its settings."""
 
-RUNNING = "running"
 STOPPED = "stopped"
-"""States of a run without a result: its process is running, or it has ended."""
+"""State of a run without a result whose process has ended."""
 
 WRONG = (OSError, ValueError, KeyError, TypeError, AttributeError)
 """Errors of reading a file that fedcache did not write."""
 
 
-def read_run(path: Path) -> dict[str, Any] | None:
+def read_run(path: Path) -> Facts | None:
     """A run's line in a table: ``entry_of`` and, of a finished run, ``figures_of``; None if there is no run.
 
     ``state`` is finished, running, stopped or damaged; a damaged run has ``problem`` and ``hint``. ``changed`` is in
@@ -82,7 +91,7 @@ def read_run(path: Path) -> dict[str, Any] | None:
         }
 
 
-def read_details(path: Path) -> dict[str, Any]:
+def read_details(path: Path) -> Facts:
     """Details of a run's page: a drawing, settings, its command, and the score of each seed.
 
     Raises FedcacheError for a damaged run, and if matplotlib is missing.
@@ -91,7 +100,7 @@ def read_details(path: Path) -> dict[str, Any]:
     one = open_run(path)
     # A finished run is drawn from its result, another from its finished seeds and checkpoints.
     if isinstance(one, StoredRun):
-        scores = zip(one.result["seeds"], one.result["accuracy"]["per_seed"], strict=False)
+        scores = zip(one.seeds, one.result["accuracy"]["per_seed"], strict=False)
         store = store_behind(path, one.result)
         name = ""
         rows = "--dataset DATASET"
@@ -120,7 +129,7 @@ def read_details(path: Path) -> dict[str, Any]:
     }
 
 
-def _finished(run: StoredRun) -> dict[str, Any]:
+def _finished(run: StoredRun) -> Facts:
     """Settings and scores of a finished run."""
     settings = {k.removeprefix("set."): v for k, v in run.facts.items()}
     settings.pop("method", None)
@@ -134,7 +143,7 @@ def _finished(run: StoredRun) -> dict[str, Any]:
         "choice": choice_value(run.result),
         "protocol": run.result.get("protocol"),
         "client_mean": {
-            "accuracy": score_of(run.result, "client-mean").mean,
+            "accuracy": run.accuracy("client-mean"),
             "validation": validation_value(run.result, "client-mean"),
             "choice": choice_value(run.result, "client-mean"),
             "std over seeds": None,
@@ -142,7 +151,7 @@ def _finished(run: StoredRun) -> dict[str, Any]:
     }
 
 
-def _unfinished(path: Path) -> dict[str, Any]:
+def _unfinished(path: Path) -> Facts:
     """Progress of a run, from its finished seeds and the checkpoints of its other seeds."""
     table = train_table(path)
     seeds = _seeds(table)
@@ -179,7 +188,7 @@ def _unfinished(path: Path) -> dict[str, Any]:
     return made
 
 
-def _kept(path: Path, table: Mapping[str, Any]) -> dict[int, list[dict[str, Any]]]:
+def _kept(path: Path, table: Facts) -> dict[int, list[Facts]]:
     """The stored rounds of each seed of a run that is not finished."""
     found = {}
     for seed in _seeds(table):
@@ -193,9 +202,9 @@ def _kept(path: Path, table: Mapping[str, Any]) -> dict[int, list[dict[str, Any]
 
 
 @lru_cache(maxsize=1024)
-def _records(file: str, _changed_at: int) -> list[dict[str, Any]]:
+def _records(file: str, _changed_at: int) -> list[Facts]:
     """The rounds in the file of a finished seed, or in a checkpoint; they are cached until the file changes."""
-    records: list[dict[str, Any]] = []
+    records: list[Facts] = []
     if file.endswith(".json"):
         content = parse_signed(read_whole(Path(file)))["content"]
         times = content.get("measured", {}).get("rounds", [])
@@ -219,9 +228,9 @@ def _records(file: str, _changed_at: int) -> list[dict[str, Any]]:
     return records
 
 
-def _draw(records: Sequence[Mapping[str, Any]]) -> str:
+def _draw(records: Sequence[Facts]) -> str:
     """The report's curves as SVG: a line for each seed and its validation rows; "" where no line has two rounds."""
-    lines: dict[str, list[dict[str, Any]]] = {}
+    lines: dict[str, list[Facts]] = {}
     for record in records:
         scores = {"": record["accuracy"], ", validation": _validation(record)}
         for rows, score in scores.items():
@@ -238,7 +247,7 @@ def _draw(records: Sequence[Mapping[str, Any]]) -> str:
     return plot.svg
 
 
-def matches(run: Mapping[str, Any], words: str) -> bool:
+def matches(run: Facts, words: str) -> bool:
     """Whether every word is part of a fact of a run: its name, method, data, state or settings."""
     texts = [str(run.get(name)) for name in SEARCHED]
     texts += [f"{key}={value}" for key, value in run["settings"].items()]
@@ -246,7 +255,7 @@ def matches(run: Mapping[str, Any], words: str) -> bool:
     return all(word in text for word in words.lower().split())
 
 
-def differing(runs: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+def differing(runs: Sequence[Facts]) -> dict[str, str]:
     """Name of each run -> in words, at most four settings that differ between the runs of its method."""
     values: dict[object, set[str]] = defaultdict(set)
     for run in runs:
@@ -262,18 +271,18 @@ def differing(runs: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     return found
 
 
-def _validation(record: Mapping[str, Any]) -> float | None:
+def _validation(record: Facts) -> float | None:
     found: float | None = record.get("diagnostics", {}).get(VALIDATION_ACCURACY)
     return found
 
 
-def _words(table: Mapping[str, Any]) -> dict[str, str]:
+def _words(table: Facts) -> dict[str, str]:
     """A configuration's settings in words, with the method's own settings at the same level."""
     table = {**table, **table.get("set", {})}
     return {k: value_words(v) for k, v in table.items() if k != "set"}
 
 
-def _seeds(table: Mapping[str, Any]) -> list[int]:
+def _seeds(table: Facts) -> list[int]:
     """The seeds of a configuration that fedcache wrote. Raises ValueError for any other text."""
     seeds: dict[int, None] = {}
     for part in str(table.get("seeds", "0")).split(","):
@@ -316,7 +325,7 @@ class RunIndex:
         self.reads = 0
         self.stats = 0
         # Name of a directory -> the facts of its run, None if it holds none (yet), and its modification time then.
-        self._known: dict[str, tuple[dict[str, Any] | None, int]] = {}
+        self._known: dict[str, tuple[Facts | None, int]] = {}
         self._waiting: dict[str, None] = {}
         self._listed: int | None = None
         self._turn = 0
@@ -327,11 +336,11 @@ class RunIndex:
         """Directories that are known by name and not read yet."""
         return len(self._waiting)
 
-    def facts(self, name: str) -> dict[str, Any] | None:
+    def facts(self, name: str) -> Facts | None:
         """The known facts of a run; None for a name that is no run."""
         return self._known.get(name, (None,))[0]
 
-    def every(self) -> list[dict[str, Any]]:
+    def every(self) -> list[Facts]:
         """The facts of all runs that were read."""
         with self._lock:
             return [facts for facts, _ in self._known.values() if facts is not None]
@@ -342,14 +351,13 @@ class RunIndex:
             self._list()
             self._turn += 1
             for number, (name, (facts, stamp)) in enumerate(self._known.items()):
-                settled = facts is not None and facts["state"] == "finished"
-                if settled and (number + self._turn) % SHARE:
+                state = (facts or {}).get("state")
+                if state == FINISHED and (number + self._turn) % SHARE:
                     continue
                 now = self._stamp(self.root / name)
                 changed = now != stamp or _recent(now)
                 # A killed process changes no file.
-                running = facts is not None and facts["state"] == RUNNING
-                killed = not changed and running and not is_running(self.root / name)
+                killed = not changed and state == RUNNING and not is_running(self.root / name)
                 if changed or killed:
                     self._waiting[name] = None
             end = time.monotonic() + BUDGET
@@ -388,7 +396,7 @@ class RunIndex:
         self.reads += 1
         self._put(name, facts, stamp)
 
-    def _put(self, name: str, facts: dict[str, Any] | None, stamp: int = 0) -> None:
+    def _put(self, name: str, facts: Facts | None, stamp: int = 0) -> None:
         before = self.facts(name)
         if before == facts:
             facts = before  # a page recognises unchanged facts by the same object
@@ -424,7 +432,7 @@ LIVE = (
 """Facts of its run that a point shows."""
 
 
-NOTHING: dict[str, Any] = {"command": "", "runs": "", "points": [], "ends": {}, "ended": 0}
+NOTHING: Facts = {"command": "", "runs": "", "points": [], "ends": {}, "ended": 0}
 """Substitute for a damaged record of a grid."""
 
 
@@ -439,10 +447,10 @@ class GridIndex:
     def __init__(self, folder: Path, runs: RunIndex) -> None:
         self.folder = folder
         self.runs = runs
-        self._records: dict[Path, tuple[object, dict[str, Any]]] = {}
-        self._lines: dict[Path, tuple[object, dict[str, Any]]] = {}
+        self._records: dict[Path, tuple[object, Facts]] = {}
+        self._lines: dict[Path, tuple[object, Facts]] = {}
 
-    def lines(self) -> list[dict[str, Any]]:
+    def lines(self) -> list[Facts]:
         """Every grid with its points, the newest first; a line is made again when its record or a run changed.
 
         A point is waiting, running, stopped, finished, failed, pruned, or gone if its run was removed since. ``of`` is
@@ -454,11 +462,11 @@ class GridIndex:
                 found.append(self._line(path))
         return sorted(found, key=lambda g: -g["started"])
 
-    def grid(self, name: str) -> dict[str, Any] | None:
+    def grid(self, name: str) -> Facts | None:
         """A grid by its name; None for an unknown name."""
         return next((g for g in self.lines() if g["name"] == name), None)
 
-    def _line(self, path: Path) -> dict[str, Any]:
+    def _line(self, path: Path) -> Facts:
         stat = path.stat()
         stamp = (stat.st_mtime_ns, stat.st_size)
         # The record is read again only when its file changed.
@@ -477,7 +485,7 @@ class GridIndex:
             self._lines[path] = key, {"name": path.stem, **self._grid(record, at_work)}
         return self._lines[path][1]
 
-    def _grid(self, record: dict[str, Any], at_work: bool) -> dict[str, Any]:
+    def _grid(self, record: Facts, at_work: bool) -> Facts:
         """State, points and progress of a grid."""
         folder = record["runs"]
         here = not folder or Path(folder).resolve() == self.runs.root.resolve()
@@ -507,9 +515,7 @@ class GridIndex:
         if total:
             share = (ended + sum(parts)) / total
         comparable = [p for p in points if p["choice"] is not None]
-        keys: dict[str, None] = {}
-        for point in points:
-            keys |= dict.fromkeys(point["sweep"])
+        keys = dict.fromkeys(itertools.chain(*(p["sweep"] for p in points)))
         return {
             "state": state,
             "command": record["command"],
@@ -527,9 +533,9 @@ class GridIndex:
             "left": _left(points, count["waiting"] + total - len(points)),
         }
 
-    def _points(self, record: dict[str, Any], here: bool) -> list[dict[str, Any]]:
+    def _points(self, record: Facts, here: bool) -> list[Facts]:
         """The points in their order, each with the facts of its run."""
-        unfinished = [r for r in self.runs.every() if r["state"] in ("running", "stopped")]
+        unfinished = [r for r in self.runs.every() if r["state"] in (RUNNING, STOPPED)]
         points = []
         # The record names the runs of finished points; the run of a point in training is found by its settings.
         for number, (method, sweep) in enumerate(record["points"]):
@@ -549,19 +555,15 @@ class GridIndex:
                 if "pruned" not in end:
                     state = run["state"]
                 unfinished = [other for other in unfinished if other is not run]
-            # Points without a run still have all columns, empty.
-            facts = dict.fromkeys(LIVE)
-            run_name = end.get("run")
-            if run is not None:
-                facts = {key: run.get(key) for key in LIVE}
-                run_name = run["name"]
+            # Points without a run have the same columns, without values.
+            of_run = run or {}
             settings = [f"{key}={value}" for key, value in sweep.items()]
             point = {
-                **facts,
+                **{key: of_run.get(key) for key in LIVE},
                 "method": method,
                 "sweep": sweep,
                 "words": " ".join([method, *settings]),
-                "run": run_name,
+                "run": of_run.get("name", end.get("run")),
                 "state": state,
                 "problem": end.get("error"),
             }
@@ -571,7 +573,7 @@ class GridIndex:
         return points
 
 
-def _score_alike(points: Sequence[dict[str, Any]]) -> None:
+def _score_alike(points: Sequence[Facts]) -> None:
     """Score all points by the mean over clients if some have one model for all clients and others one for each."""
     kinds = {p["protocol"] for p in points if p["protocol"] is not None}
     if len(kinds) < 2:
@@ -583,7 +585,7 @@ def _score_alike(points: Sequence[dict[str, Any]]) -> None:
                 point[key] = value
 
 
-def _left(points: Sequence[Mapping[str, Any]], waiting: int) -> float | None:
+def _left(points: Sequence[Facts], waiting: int) -> float | None:
     """Seconds until the last point ends: running points end together, waiting ones follow one after another."""
     running = [p for p in points if p["state"] == "running" and p["left"] is not None]
     if not running:
@@ -599,8 +601,8 @@ def _left(points: Sequence[Mapping[str, Any]], waiting: int) -> float | None:
 
 
 def _run_of(
-    method: str, sweep: Mapping[str, str], runs: Sequence[dict[str, Any]], started: float
-) -> dict[str, Any] | None:
+    method: str, sweep: Mapping[str, str], runs: Sequence[Facts], started: float
+) -> Facts | None:
     """The unfinished run of a point that has not ended: begun by this grid, with its method and swept values.
 
     Configurations do not hold settings of the partition. For points that differ only in these, the first run is taken.

@@ -48,7 +48,7 @@ from fedcache.store.files import digest_of
 from fedcache.store.manifest import VANISHED
 from fedcache.store.samples import SPLITS
 from fedcache.tables.words import some_names
-from fedcache.ui.index import GridIndex, RunIndex, differing, matches, read_details
+from fedcache.ui.index import Facts, GridIndex, RunIndex, differing, matches, read_details
 from fedcache.ui.stores import PAGE, StoreIndex
 
 HOSTS = ("127.0.0.1", "localhost", "[::1]")
@@ -115,6 +115,7 @@ class Guard:
         async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = {name.encode(): value.encode() for name, value in HEADERS.items()}
+                # Headers that the response sets itself take precedence.
                 headers |= dict(message["headers"])
                 message = {**message, "headers": list(headers.items())}
             await send(message)
@@ -127,12 +128,11 @@ class Guard:
     def _refused(self, scope: Scope) -> Response | None:
         """The response to a request that is refused; None for one that is passed on."""
         headers = dict(scope["headers"])
-        name, _, port = headers.get(b"host", b"").decode("latin-1").rpartition(":")
+        host = headers.get(b"host", b"").decode("latin-1")
+        name, _, port = host.rpartition(":")
+        # A host without a port may contain colons, such as ``[::1]``.
         if not port.isdigit():
-            if name:
-                name = f"{name}:{port}"
-            else:
-                name = port
+            name = host
         if name.lower() not in HOSTS:
             return PlainTextResponse("Open this page in a browser on this machine.\n", 403)
         # The path of `OPTIONS *` has no slash.
@@ -170,7 +170,7 @@ class Pages:
         self._state: object = None
         self._looked = 0.0
         self._looking = threading.Lock()
-        self._details: tuple[object, dict[str, Any]] = (None, {})  # of the run that was shown last
+        self._details: tuple[object, Facts] = (None, {})  # of the run that was shown last
         self._answers: dict[str, tuple[object, Section | None]] = {}  # group -> its runs and answer
         self._templates = html_environment(PackageLoader("fedcache.ui", "pages"))
         self._templates.filters |= {
@@ -274,7 +274,7 @@ class Pages:
             return PlainTextResponse("There is no such report.\n", 404)
         return FileResponse(path, headers={"content-security-policy": REPORT_POLICY})
 
-    def answers(self, finished: Sequence[Mapping[str, Any]]) -> list[Section]:
+    def answers(self, finished: Sequence[Facts]) -> list[Section]:
         """The results of the benchmark settings that were trained last, the newest first.
 
         Args:
@@ -299,7 +299,7 @@ class Pages:
                 found.append(answer)
         return found
 
-    def find(self, words: Mapping[str, str]) -> list[dict[str, Any]]:
+    def find(self, words: Mapping[str, str]) -> list[Facts]:
         """The runs that match the words of ``filter`` and the ``state``, sorted by ``sort`` with ``order`` up or down.
 
         Raises UsageError for facts that have no order.
@@ -315,7 +315,7 @@ class Pages:
             raise UsageError(f"Runs cannot be sorted by {key}.", "") from None
         return known + [r for r in found if r.get(key) is None]
 
-    def run(self, name: str) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    def run(self, name: str) -> tuple[Facts, Facts] | None:
         """The facts and details of a run. Raises FedcacheError for a damaged one."""
         facts = self.runs.facts(name)
         if facts is None:
@@ -438,7 +438,7 @@ def open_in_browser(address: str, folder: Path) -> bool:
         return False
 
 
-def comparison(paths: Sequence[Path], over: str, metric: str) -> dict[str, Any]:
+def comparison(paths: Sequence[Path], over: str, metric: str) -> Facts:
     """The comparison of some runs (``made``) with its command, or the ``trouble`` with them and a ``hint``."""
     score = metric.replace("_", "-")
     names = [path.name for path in paths]
@@ -465,11 +465,11 @@ class ReportShelf:
         self.root = root
         self.folder = folder
         self.ready = 0
-        self._reports: dict[str, dict[str, Any]] = {}
+        self._reports: dict[str, Facts] = {}
         self._one = threading.Lock()
         self._lock = threading.Lock()
 
-    def request(self, paths: Sequence[Path]) -> dict[str, Any]:
+    def request(self, paths: Sequence[Path]) -> Facts:
         """The report of these runs; the first call starts to write it.
 
         ``path`` is its file once it is written. A failed report has ``problem`` and ``hint``. If a run was written
@@ -487,12 +487,10 @@ class ReportShelf:
                 writer.start()
             return self._reports[ident]
 
-    def file(self, ident: str) -> Path | None:
-        """The file of a finished report; None for any other name."""
-        path = self._reports.get(ident, {}).get("path")
-        if path is None:
-            return None
-        return Path(path)
+    def file(self, ident: str) -> str | None:
+        """The path of a finished report; None for any other name."""
+        path: str | None = self._reports.get(ident, {}).get("path")
+        return path
 
     def _write(self, ident: str, paths: list[Path]) -> None:
         try:

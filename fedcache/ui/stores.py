@@ -14,8 +14,8 @@ from fedcache.extract.planning.find_images import ImagePlaces, read_images
 from fedcache.extract.planning.find_store import dataset_of_store, extract_arguments
 from fedcache.extract.recipe import IMAGES, held_by
 from fedcache.report.render import thumbnail_uri
+from fedcache.report.store_card import rows_of_classes, rows_of_splits
 from fedcache.store.catalog import is_ingested, size_of
-from fedcache.store.samples import SPLITS
 from fedcache.store.store import Store
 
 PAGE = 24
@@ -52,15 +52,6 @@ class StoreIndex:
         if path is None:
             return None
         store = Store.open(path)
-        samples = store.samples
-        # Only readable rows are counted; unlabelled rows belong to no class.
-        readable = samples.ok == 1
-        split_of_row = samples.split[readable]
-        splits = []
-        for code, split in enumerate(SPLITS):
-            splits.append((split, int((split_of_row == code).sum())))
-        labels = samples.label[readable & (samples.label >= 0)]
-        counts = np.bincount(labels, minlength=len(samples.classes)).tolist()
         groups = []
         for column in store.groups:
             count = len(store.group(column).words)
@@ -69,8 +60,8 @@ class StoreIndex:
             **_line(name, path),
             "holds": held_by(a.recipe for a in store.arrays.values()),
             "lost": store.quarantined(),
-            "splits": splits,
-            "classes": list(zip(samples.classes, counts, strict=True)),
+            "splits": rows_of_splits(store.samples),
+            "classes": rows_of_classes(store.samples),
             "groups": groups,
             "command": extract_command(store, self.home),
         }

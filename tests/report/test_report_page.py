@@ -16,7 +16,7 @@ from fedcache.report.find_runs import (
     setting_name,
     setting_names,
 )
-from fedcache.report.page import Shown, ToShow, overview_of, section_of, table_of
+from fedcache.report.page import Shown, overview_of, section_of, table_of
 from fedcache.report.render import _csv
 
 
@@ -41,9 +41,7 @@ def test_bold_is_what_validation_chose_and_never_the_highest_of_the_test():
 
 
 def section(number, entries, score=None):
-    return section_of(
-        number, "t", entries, "no store is here", Shown("none", score, None, ToShow())
-    )
+    return section_of(number, "t", entries, "no store is here", Shown("none", score, None))
 
 
 def test_a_section_is_sorted_by_accuracy_and_says_what_it_is_of():

@@ -34,11 +34,11 @@ function morph(old, made) {
   if (/^(INPUT|SELECT)$/.test(old.nodeName) && old !== document.activeElement) old.value = made.value;
 }
 
-let asking = false, again = false;
+let requesting = false, again = false;
 async function refresh() {
   again = true;
-  if (asking) return;
-  asking = true;
+  if (requesting) return;
+  requesting = true;
   try {
     while (again) {
       again = false;
@@ -49,7 +49,7 @@ async function refresh() {
       mark();
     }
   } finally {
-    asking = false;
+    requesting = false;
   }
 }
 
@@ -70,7 +70,7 @@ function lose(lost) {
   byId("pulse").classList.toggle("lost", lost);
 }
 
-// The address says what is filtered, sorted and shown, so that a page that is asked for again is the same.
+// The address holds the filter, the order and the number of rows, so that the same page can be requested again.
 function show(address) {
   history.replaceState(null, "", address);
   refresh();
@@ -95,7 +95,7 @@ function mark() {
 function choose(names, on) {
   for (const name of names) chosen[on ? "add" : "delete"](name);
   sessionStorage.setItem("chosen", JSON.stringify([...chosen]));
-  byId("said").textContent = `${chosen.size} chosen`;
+  byId("announced").textContent = `${chosen.size} chosen`;
   mark();
 }
 
@@ -104,7 +104,7 @@ function choose(names, on) {
 const doing = {
   async copy(button) {
     await navigator.clipboard.writeText(button.dataset.text);
-    byId("said").textContent = "Copied.";
+    byId("announced").textContent = "Copied.";
     button.textContent = "Copied";
     setTimeout(() => (button.textContent = "Copy"), 1500);
   },
