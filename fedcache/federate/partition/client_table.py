@@ -11,8 +11,6 @@ from typing import Protocol, TypeVar, overload
 
 import numpy as np
 
-from fedcache.federate.partition.scheme import MatchedTests
-
 T = TypeVar("T", covariant=True)
 
 LARGEST_KEY = 2**62
@@ -478,9 +476,9 @@ def all_train_rows(clients: Sequence[ClientRows]) -> np.ndarray:
 
 # Matched test rows: the test rows of each client as a rule, from which a list is made on access.
 #
-# A client takes the first rows of each of its classes, in one random order that all clients share
-# (``MatchedTests``). So a client is stored as a few pairs of class and number, while its list can
-# be most of the test rows.
+# A client takes the first rows of each of its classes, in one random order that all clients share.
+# So a client is stored as a few pairs of class and number, while its list can be most of the test
+# rows.
 
 
 class MatchedLists(MadeWhenAsked[np.ndarray]):
@@ -502,9 +500,25 @@ class MatchedLists(MadeWhenAsked[np.ndarray]):
         self.taken = taken
 
     @classmethod
-    def of(cls, matched: MatchedTests, train: RowLists, label: np.ndarray) -> MatchedLists:
-        """The lists ``matched.of(rows)`` of every client's training rows, all at once; ``label`` [N] is of all rows."""
-        order, starts, known = matched.by_class
+    def of(
+        cls, candidates: np.ndarray, label: np.ndarray, rng: np.random.Generator, train: RowLists
+    ) -> MatchedLists:
+        """For every client the largest set of test rows with the class shares of its training rows.
+
+        With n_k training rows of class k and a_k candidates, class k gets ceil(n_k min_j(a_j / n_j)) rows over the
+        owned classes j that have candidates, so the scarcest class is used up and every other one follows. Clients may
+        share test rows. A client without a candidate of its classes gets no row.
+
+        Args:
+            candidates: int64 [T] test rows.
+            label: [N] of all rows.
+            rng: of the order of the candidates, which is the same for all clients.
+            train: the clients' training rows.
+        """
+        shuffled = rng.permutation(candidates)
+        order = shuffled[np.argsort(label[shuffled], kind="stable")]
+        known, begins = np.unique(label[order], return_index=True)
+        starts = np.append(begins, len(order))
         # Every pair (client, class) of a training row whose class has test rows, as one number; then each pair once.
         place = np.searchsorted(known, label[train.rows])
         kept = known[np.minimum(place, len(known) - 1)] == label[train.rows]

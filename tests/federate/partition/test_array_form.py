@@ -1,8 +1,11 @@
 """The partition file of arrays: what is written is read back by its digest, and nothing that was changed is."""
 
 import json
+import math
 import struct
+from collections import Counter
 from dataclasses import replace
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -14,8 +17,7 @@ from refusal import refused
 
 from fedcache.errors import CorruptionError
 from fedcache.federate.partition.client_table import Client, MatchedLists, RowLists
-from fedcache.federate.partition.partition import Partition, load, make
-from fedcache.federate.partition.scheme import MatchedTests
+from fedcache.federate.partition.partition import Partition, make
 from fedcache.store.chunks import MAGIC, pack, unpack
 from fedcache.store.files import parse_signed, to_signed
 
@@ -54,7 +56,7 @@ KINDS = pytest.mark.parametrize("partition", [OWN, MATCHED, SHARED, VALIDATED])
 def test_a_partition_is_read_back_from_both_forms(partition, tmp_path):
     for name in ("p.partition", "p.json"):
         partition.save(tmp_path / name)
-        again = load(tmp_path / name)
+        again = Partition.load(tmp_path / name)
         assert again.to_payload() == partition.to_payload()
         assert again.args == partition.args
         assert again.table.tested.tolist() == partition.table.tested.tolist()
@@ -196,6 +198,16 @@ def test_names_too_long_for_a_file_are_refused_before_it_is_written(monkeypatch,
 LABELS = st.lists(st.integers(0, 4), min_size=8, max_size=60)
 
 
+def matched_alone(shuffled, label, train):
+    """The test rows of one client, ascending: ceil(n_k min_j(a_j / n_j)) of each class, the first of ``shuffled``."""
+    counts = Counter(label[train].tolist())
+    of_class = {c: shuffled[label[shuffled] == c] for c in counts}
+    known = [c for c in counts if len(of_class[c])]
+    shares = [Fraction(len(of_class[c]), counts[c]) for c in known]
+    taken = [of_class[c][: math.ceil(counts[c] * min(shares))] for c in known]
+    return sorted(row for rows in taken for row in rows.tolist())
+
+
 @examples(60, 400)
 @given(
     train=LABELS,
@@ -207,9 +219,9 @@ def test_matched_lists_are_those_of_each_client_alone(train, test, clients):
     rows = np.random.default_rng(len(train)).permutation(len(train))
     dealt = RowLists.of(np.array_split(rows, clients))
     candidates = np.arange(len(train), len(label))
-    alone = MatchedTests(candidates, label, np.random.default_rng(1))
-    lists = MatchedLists.of(MatchedTests(candidates, label, np.random.default_rng(1)), dealt, label)
-    expected = [sorted(alone.of(r).tolist()) for r in dealt]
+    lists = MatchedLists.of(candidates, label, np.random.default_rng(1), dealt)
+    shuffled = np.random.default_rng(1).permutation(candidates)
+    expected = [matched_alone(shuffled, label, r) for r in dealt]
     assert (
         [r.tolist() for r in lists] == [r.tolist() for r in lists.together(0, clients)] == expected
     )

@@ -19,7 +19,6 @@ from fedcache.federate.partition.partition import (
     Client,
     Partition,
     from_payload,
-    load,
     make,
 )
 from fedcache.store.files import canonical_json, digest_of
@@ -51,7 +50,7 @@ def test_what_is_saved_is_loaded(scheme, tmp_path):
     partition = make(scheme, SMALL, seed=5, **FEASIBLE.get(scheme, {}))
     path = tmp_path / "p.json"
     partition.save(path)
-    again = load(path, dataset=DATASET, rows=36)
+    again = Partition.load(path, dataset=DATASET, rows=36)
     assert again.digest == partition.digest
     assert again.to_payload() == partition.to_payload() == json.loads(path.read_bytes())
     assert again.args == partition.args
@@ -103,10 +102,10 @@ def test_another_dataset_and_a_missing_file_are_store_errors(tmp_path):
     # Also where rows are beyond this store: a file of a larger dataset is sound, and of another dataset.
     for rows in (None, 20):
         with pytest.raises(StoreError, match="d" * 12):
-            load(tmp_path / "p.json", dataset="e" * 64, rows=rows)
+            Partition.load(tmp_path / "p.json", dataset="e" * 64, rows=rows)
     for path in (tmp_path / "none.json", tmp_path):
         with pytest.raises(StoreError, match="partition"):
-            load(path)
+            Partition.load(path)
 
 
 def test_a_row_beyond_the_store_is_corruption():
@@ -156,14 +155,14 @@ SOUND_JSON = canonical_json(SOUND.to_payload())
 def test_bytes_that_are_no_partition_are_refused(raw, tmp_path):
     (tmp_path / "p.json").write_bytes(raw)
     with pytest.raises(CorruptionError):
-        load(tmp_path / "p.json")
+        Partition.load(tmp_path / "p.json")
 
 
 def test_a_huge_file_is_not_read(tmp_path, monkeypatch):
     SOUND.save(tmp_path / "p.json")
     monkeypatch.setattr(json_file, "LARGEST_FILE", 100)
     with pytest.raises(CorruptionError, match="100"):
-        load(tmp_path / "p.json")
+        Partition.load(tmp_path / "p.json")
 
 
 @pytest.mark.slow
@@ -174,7 +173,7 @@ def test_a_flipped_bit_never_gives_another_partition(place, bit, tmp_path):
     raw[place % len(raw)] ^= 1 << bit
     (tmp_path / "p.json").write_bytes(raw)
     with pytest.raises(CorruptionError):
-        load(tmp_path / "p.json")
+        Partition.load(tmp_path / "p.json")
 
 
 @pytest.mark.slow
