@@ -818,7 +818,7 @@ TABLE = (
         "no_lie_of_one_site_ends_a_method",
         "statistics of rows are not checked",
         "federate/trust/update_validation.py",
-        "if why is None and statistics:",
+        "if statistics:",
         "if False:",
         "fed3r",
     ),

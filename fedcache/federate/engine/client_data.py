@@ -100,18 +100,6 @@ class Blocks(Protocol):
         """(first row, rows [n, V, D]) in order."""
 
 
-def prepare(
-    features: Sequence[np.ndarray | Blocks],
-    feat_post: str,
-    train: np.ndarray | None = None,
-    *,
-    views: int | None = None,
-    scratch: Path | None = None,
-) -> Tensor:
-    """The features of ``prepare_features`` without the statistics."""
-    return prepare_features(features, feat_post, train, views=views, scratch=scratch)[0]
-
-
 def prepare_features(
     features: Sequence[np.ndarray | Blocks],
     feat_post: str,

@@ -351,7 +351,7 @@ class ClientSampler:
         names: Sequence[str],
         eligible: np.ndarray,
         seed: int,
-        rows: np.ndarray | None = None,
+        rows: np.ndarray,
         rule: SamplingRule = UNIFORM,
         uniforms: Callable[[int, int], np.ndarray] | None = None,
     ) -> None:
@@ -406,20 +406,20 @@ class ClientSampler:
         if self._uniforms is not None:
             uniforms = self._uniforms(round_, len(self.by_name))
             return _ascending(self.by_name[uniforms < self.share(participation)])
-        there = self._there(round_)
+        available = self._available(round_)
         if self.rule.how == "poisson":
-            uniforms = generator(self.seed, "poisson", round_).random(len(there))
-            return _ascending(there[uniforms < self.share(participation)])
+            uniforms = generator(self.seed, "poisson", round_).random(len(available))
+            return _ascending(available[uniforms < self.share(participation)])
         count = clients_per_round(participation, len(self.names))
-        return _ascending(there[self._places(there, count, round_)])
+        return _ascending(available[self._places(available, count, round_)])
 
-    def _places(self, there: np.ndarray, count: int, *key: int) -> np.ndarray:
-        """int64: places of at most ``count`` drawn clients in ``there``; ``key`` names the stream of draws."""
-        count = min(count, len(there))
+    def _places(self, available: np.ndarray, count: int, *key: int) -> np.ndarray:
+        """int64: places of at most ``count`` drawn clients in ``available``; ``key`` names the stream of draws."""
+        count = min(count, len(available))
         rng = generator(self.seed, "sampling", *key)
-        if self.rule.how == "weighted" and self._rows is not None:
-            return weighted_without_replacement(rng, self._rows[there], count)
-        return without_replacement(rng, len(there), count)
+        if self.rule.how == "weighted":
+            return weighted_without_replacement(rng, self._rows[available], count)
+        return without_replacement(rng, len(available), count)
 
     def begin(
         self, round_: int, draw: int, count: int, busy: Sequence[int]
@@ -431,7 +431,7 @@ class ClientSampler:
         key: tuple[int, ...] = (round_,)
         if draw:
             key = (round_, draw)
-        there = self._there(round_)
+        available = self._available(round_)
         if busy and self._few(busy, count):
             # Most clients are free, so busy ones are drawn rarely and rejected. This needs no array of all clients.
             places = self._one_by_one(busy, count, *key)
@@ -439,9 +439,9 @@ class ClientSampler:
             if busy:
                 free = np.ones(len(self.names), bool)
                 free[list(busy)] = False
-                there = there[free[there]]
-            places = self._places(there, count, *key)
-        drawn = there[np.sort(places)].tolist()
+                available = available[free[available]]
+            places = self._places(available, count, *key)
+        drawn = available[np.sort(places)].tolist()
         gone = generator(self.seed, "dropout", *key).random(len(drawn)) < self.rule.dropout
         return list(zip(drawn, gone.tolist(), strict=True))
 
@@ -452,10 +452,10 @@ class ClientSampler:
             return False
         if 2 * (len(busy) + count) > len(self.eligible):
             return False
-        if self.rule.how != "weighted" or self._rows is None:
+        if self.rule.how != "weighted":
             return True
         busy_rows = self._rows[list(busy)].sum()
-        return bool(2 * busy_rows <= self._heaped[-1])
+        return bool(2 * busy_rows <= self._cumulative_rows[-1])
 
     def _one_by_one(self, busy: Sequence[int], count: int, *key: int) -> np.ndarray:
         """The places of ``count`` free clients, with a new draw for each busy one; the time does not grow with M."""
@@ -464,9 +464,9 @@ class ClientSampler:
         places = list[int]()
         while len(places) < count:
             # Weighted: the client of a uniformly drawn row, so the probability is proportional to its rows.
-            if self.rule.how == "weighted" and self._rows is not None:
-                row = rng.random() * self._heaped[-1]
-                place = int(np.searchsorted(self._heaped, row, "right"))
+            if self.rule.how == "weighted":
+                row = rng.random() * self._cumulative_rows[-1]
+                place = int(np.searchsorted(self._cumulative_rows, row, "right"))
             else:
                 place = int(rng.integers(len(self.by_name)))
             client = int(self.by_name[place])
@@ -476,37 +476,35 @@ class ClientSampler:
         return np.array(places, np.int64)
 
     @cached_property
-    def _heaped(self) -> np.ndarray:
+    def _cumulative_rows(self) -> np.ndarray:
         """float64: cumulative sum of the rows of the clients that can train, by name."""
-        assert self._rows is not None
-        heaped: np.ndarray = np.cumsum(self._rows[self.by_name])
-        return heaped
+        return np.cumsum(self._rows[self.by_name])
 
-    def _there(self, round_: int) -> np.ndarray:
+    def _available(self, round_: int) -> np.ndarray:
         """int64, by name: the clients that can train and are available in a round."""
-        there = self.by_name
+        clients = self.by_name
         if self._clusters is not None:
-            there = self._of_clusters(self._clusters, round_)
+            clients = self._of_clusters(self._clusters, round_)
         if self.rule.available < 1.0:
-            uniforms = generator(self.seed, "availability", round_).random(len(there))
-            there = there[uniforms < self.rule.available]
+            uniforms = generator(self.seed, "availability", round_).random(len(clients))
+            clients = clients[uniforms < self.rule.available]
         trace = self.rule.trace
         if trace is not None and self._lines is not None:
             # Clients with a line that includes this round; rounds of a trace count from 1.
             number = round_ + 1
             current = (trace.first <= number) & (number <= trace.last)
-            available = np.zeros(len(self.names), bool)
-            available[self._lines[current]] = True
-            there = there[available[there]]
-        return there
+            in_trace = np.zeros(len(self.names), bool)
+            in_trace[self._lines[current]] = True
+            clients = clients[in_trace[clients]]
+        return clients
 
     def _of_clusters(self, clusters: RowLists, round_: int) -> np.ndarray:
         """int64, by name: the clients that can train in the clusters of a round, which are drawn uniformly."""
         rng = generator(self.seed, "clusters", round_)
         drawn = without_replacement(rng, len(clusters), self._per_round)
         places = np.sort(clusters.take(drawn).rows)
-        there: np.ndarray = self.by_name[places]
-        return there
+        clients_of_round: np.ndarray = self.by_name[places]
+        return clients_of_round
 
     def planned(self, round_: int, participation: Participation) -> int:
         """The planned number of clients in a round; with drawn clusters the largest possible number of any round.
@@ -535,12 +533,12 @@ class ClientSampler:
     def _few_in_trace(self) -> list[str]:
         if self._lines is None:
             return []
-        there = len(np.intersect1d(self._lines, self.eligible))
+        in_trace = len(np.intersect1d(self._lines, self.eligible))
         clients = len(self.eligible)
-        if there == clients:
+        if in_trace == clients:
             return []
         return [
-            f"the trace has lines for only {there:,} of the {clients:,} clients; all others are never available"
+            f"the trace has lines for only {in_trace:,} of the {clients:,} clients; all others are never available"
         ]
 
     def _small_clusters(self, participation: Participation) -> list[str]:

@@ -11,6 +11,7 @@ from itertools import groupby
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from fedcache.federate.engine.client_data import Features, take_rows
 from fedcache.federate.engine.context import SameObject
@@ -163,9 +164,7 @@ class GramMatrices:
             parts = torch.split(u, [self.n[c] for c in clients])
         else:
             parts = tuple(self.of(c) @ flat.mT for c in clients)
-        out = self.packed.new_zeros(M, longest, *last)
-        for to, part in zip(out, parts, strict=True):
-            to[: len(part)] = part.view(-1, *last)
+        out = pad_sequence([part.view(-1, *last) for part in parts], batch_first=True)
         if swapped:
             return out.mT
         return out

@@ -23,7 +23,7 @@ BLOCK = 1 << 16
 """Numbers that are written in decimal at once, so that their digits stay in the processor's cache."""
 
 
-class MadeWhenAsked(Sequence[T]):
+class LazySequence(Sequence[T]):
     """A sequence that makes its items on access; a slice is a list of them."""
 
     @abstractmethod
@@ -46,7 +46,7 @@ class MadeWhenAsked(Sequence[T]):
         return map(self.at, range(len(self)))
 
 
-class RowLists(MadeWhenAsked[np.ndarray]):
+class RowLists(LazySequence[np.ndarray]):
     """M lists of rows; each list is a view of ``rows``, made on access.
 
     Args:
@@ -239,7 +239,7 @@ def is_among(values: np.ndarray, others: np.ndarray) -> np.ndarray:
     return found
 
 
-class NumberedNames(MadeWhenAsked[str]):
+class NumberedNames(LazySequence[str]):
     """``client-000`` to ``client-999``, each made on access."""
 
     def __init__(self, count: int) -> None:
@@ -307,7 +307,7 @@ class Validation:
 
 
 @dataclass(frozen=True, eq=False)
-class ClientTable(Sequence[Client]):
+class ClientTable(LazySequence[Client]):
     """The clients of a partition, in client order.
 
     Args:
@@ -428,20 +428,12 @@ class ClientTable(Sequence[Client]):
     def __len__(self) -> int:
         return len(self.train)
 
-    @overload
-    def __getitem__(self, i: int) -> Client: ...
-    @overload
-    def __getitem__(self, i: slice) -> tuple[Client, ...]: ...
-    def __getitem__(self, i: int | slice) -> Client | tuple[Client, ...]:
-        if isinstance(i, slice):
-            return tuple(self[k] for k in range(*i.indices(len(self))))
+    def at(self, i: int) -> Client:
+        """The client with number ``i``."""
         validation = None
         if self.for_validation is not None:
             validation = self.for_validation.test_of(i)
         return Client(self.names[i], self.train[i], self.test_of(i), validation)
-
-    def __iter__(self) -> Iterator[Client]:
-        return (self[i] for i in range(len(self)))
 
 
 def train_sizes(clients: Sequence[ClientRows]) -> np.ndarray:
@@ -481,7 +473,7 @@ def all_train_rows(clients: Sequence[ClientRows]) -> np.ndarray:
 # rows.
 
 
-class MatchedLists(MadeWhenAsked[np.ndarray]):
+class MatchedLists(LazySequence[np.ndarray]):
     """M lists of ascending test rows, with the interface of ``RowLists``.
 
     Args:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -39,9 +40,9 @@ WITH_VALIDATION = "fedcache.partition/2"
 SCHEMAS = SCHEMA, WITH_VALIDATION
 LARGEST_FILE = 1 << 28  # bytes; ten million rows take a third of it
 LARGEST_ROW = 2**48
-_SCHEME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
+
 Fields = dict[str, tuple[Callable[[object], bool], str]]
-_DIGEST = re.compile(r"[0-9a-f]{64}")
+"""Name of a field -> the check of its value, and the expected value in words."""
 
 
 def corrupt(origin: str, problem: str) -> FedcacheError:
@@ -172,8 +173,8 @@ def _is_text(value: object, longest: int = 255) -> bool:
     return not any("\ud800" <= c <= "\udfff" for c in value)
 
 
-def _is_count(value: object) -> bool:
-    return type(value) is int and 0 <= value <= LARGEST_ROW
+def _is_count(value: object, most: int = LARGEST_ROW) -> bool:
+    return type(value) is int and 0 <= value <= most
 
 
 def _is_value(value: object) -> bool:
@@ -193,30 +194,26 @@ def _is_args(value: object) -> bool:
     return all(_is_text(k, 64) and _is_value(v) for k, v in value.items())
 
 
-def _is_scheme(value: object) -> bool:
-    return isinstance(value, str) and _SCHEME.fullmatch(value) is not None
-
-
-def _is_digest(value: object) -> bool:
-    return isinstance(value, str) and _DIGEST.fullmatch(value) is not None
+def _has_form(pattern: str, value: object) -> bool:
+    return isinstance(value, str) and re.fullmatch(pattern, value) is not None
 
 
 _WORDS: Fields = {
     "schema": (lambda value: value in SCHEMAS, " or ".join(SCHEMAS)),
-    "scheme": (_is_scheme, "a name of lower-case letters, digits and hyphens"),
-    "args": (_is_args, "an object of plain values"),
-    "seed": (
-        lambda value: type(value) is int and 0 <= value <= LARGEST_SEED,
-        "an integer of 63 bits",
+    "scheme": (
+        partial(_has_form, "[a-z0-9][a-z0-9-]{0,63}"),
+        "a name of lower-case letters, digits and hyphens",
     ),
-    "dataset": (lambda value: _is_text(value), "the digest of a dataset"),
+    "args": (_is_args, "an object of plain values"),
+    "seed": (partial(_is_count, most=LARGEST_SEED), "an integer of 63 bits"),
+    "dataset": (_is_text, "the digest of a dataset"),
     "pool": (_is_count, "a number of rows"),
     "dropped": (_is_count, "a number of rows"),
     "notes": (
         lambda value: isinstance(value, list) and all(_is_text(note, 10_000) for note in value),
         "a list of sentences",
     ),
-    "digest": (_is_digest, "64 hexadecimal digits"),
+    "digest": (partial(_has_form, "[0-9a-f]{64}"), "64 hexadecimal digits"),
 }
 _LIST = (lambda value: isinstance(value, list), "a list")
 
@@ -521,9 +518,9 @@ def _problem_of_validation(table: ClientTable, held: Validation) -> str | None:
     own = held.own
     if not len(rows):
         return "its lists of validation rows are all empty"
-    if own is not None and len(own) != len(table):
-        return "clients and lists of validation rows differ in number"
     if own is not None:
+        if len(own) != len(table):
+            return "clients and lists of validation rows differ in number"
         client = _out_of_order(own)
         if client is not None:
             return f"validation rows of {table.names[client]!r} are not ascending and non-negative"
