@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -18,6 +19,8 @@ from fedcache.federate.engine.method import clients_per_round
 from fedcache.federate.partition.client_table import NumberedNames, RowLists
 from fedcache.parsing import visible
 from fedcache.store.files import file_sha256, sha256_hex
+
+T = TypeVar("T")
 
 # Availability traces: the rounds in which each client is available.
 
@@ -73,25 +76,21 @@ def read_trace(path: Path) -> AvailabilityTrace:
         "Write a line for every period in which a client is available:  client,first,last  and then  "
         "client-0,1,20"
     )
-    here = f"--availability {path}"
-    lines, digest = lines_of_clients(path, here, TRACE_COLUMNS, example)
-    spans = []
-    for number, line in lines:
-        try:
-            first = int(line[1])
-            last = int(line[2])
-        except (ValueError, IndexError) as error:
-            raise UsageError(
-                f"{here}: line {number} is not a client name and two rounds.", example
-            ) from error
-        if len(line) > len(TRACE_COLUMNS) or not 1 <= first <= last < 2**62:
-            raise UsageError(
-                f"{here}: line {number} needs two rounds in ascending order, from 1.", example
-            )
-        spans.append((first, last))
-    clients = tuple(line[0] for _, line in lines)
-    bounds = np.array(spans, np.int64)
-    return AvailabilityTrace(clients, bounds[:, 0], bounds[:, 1], digest)
+    clients, periods, digest = values_of_clients(
+        path, "--availability", TRACE_COLUMNS, example, _period, repeats=True
+    )
+    bounds = np.array(periods, np.int64)
+    return AvailabilityTrace(tuple(clients), bounds[:, 0], bounds[:, 1], digest)
+
+
+def _period(words: Sequence[str]) -> tuple[int, int]:
+    try:
+        first, last = map(int, words)
+    except ValueError:
+        raise ValueError("is not a client name and two rounds") from None
+    if not 1 <= first <= last < 2**62:
+        raise ValueError("needs two rounds in ascending order, from 1")
+    return first, last
 
 
 def number_in(text: str) -> float | None:
@@ -102,14 +101,28 @@ def number_in(text: str) -> float | None:
         return None
 
 
-def lines_of_clients(
-    path: Path, here: str, columns: Sequence[str], example: str
-) -> tuple[list[tuple[int, list[str]]], str]:
-    """The lines of a CSV file about clients, each with its number, and the sha256 of the file; names are stripped.
+def values_of_clients(
+    path: Path,
+    option: str,
+    columns: Sequence[str],
+    example: str,
+    parse: Callable[[Sequence[str]], T],
+    *,
+    repeats: bool = False,
+) -> tuple[list[str], list[T], str]:
+    """The client and the value of every line of a CSV file, and the sha256 of the file.
 
-    ``here`` names option and file in errors, and ``example`` is their hint. Raises UsageError for a file that cannot be
-    read, has other columns, or no line.
+    Raises UsageError for a file that cannot be read, has other columns or no line, and for an invalid line.
+
+    Args:
+        path: of the file.
+        option: names the file in errors.
+        columns: names in the first line; the first of them is the client.
+        example: hint of errors.
+        parse: words of a line after the client -> value. Raises ValueError with the fault of the line in words.
+        repeats: whether a client may have several lines.
     """
+    here = f"{option} {path}"
     try:
         raw = path.read_bytes()
         lines = list(csv.reader(raw.decode("utf-8-sig").splitlines()))
@@ -123,13 +136,24 @@ def lines_of_clients(
         header = [word.strip() for word in lines[0]]
     if header != list(columns):
         raise UsageError(f"{here}: the first line is not {','.join(columns)}.", example)
-    found = []
+    clients = []
+    values = []
+    known = set()
     for number, line in enumerate(lines[1:], 2):
-        if line:
-            found.append((number, [line[0].strip(), *line[1:]]))
-    if not found:
+        if not line:
+            continue
+        client = line[0].strip()
+        try:
+            values.append(parse(line[1:]))
+        except ValueError as error:
+            raise UsageError(f"{here}: line {number} {error}.", example) from error
+        if client in known and not repeats:
+            raise UsageError(f"{here}: line {number} repeats a client.", example)
+        known.add(client)
+        clients.append(client)
+    if not clients:
         raise UsageError(f"{here}: it lists no client.", example)
-    return found, sha256_hex(raw)
+    return clients, values, sha256_hex(raw)
 
 
 # Clusters of clients, drawn by the seed or named in a file. A round draws some clusters first, and
@@ -236,18 +260,18 @@ def _read_clusters(path: Path, _digest: str) -> ClusterRule:
     clients takes seconds.
     """
     example = "Write a line for every client:  client,cluster  and then  client-0,north"
-    here = f"--client-clusters {path}"
-    lines, digest = lines_of_clients(path, here, COLUMNS, example)
-    found: dict[str, str] = {}
-    for number, line in lines:
-        if len(line) != len(COLUMNS) or not line[1].strip():
-            raise UsageError(f"{here}: line {number} is not a client name and a cluster.", example)
-        if line[0] in found:
-            raise UsageError(f"{here}: line {number} repeats a client.", example)
-        found[line[0]] = line[1].strip()
-    numbers = {name: i for i, name in enumerate(sorted(set(found.values())))}
-    given = np.array([numbers[name] for name in found.values()], np.int64)
-    return ClusterRule(len(numbers), 1, tuple(found), given, digest)
+    clients, clusters, digest = values_of_clients(
+        path, "--client-clusters", COLUMNS, example, _cluster
+    )
+    numbers = {name: i for i, name in enumerate(sorted(set(clusters)))}
+    given = np.array([numbers[name] for name in clusters], np.int64)
+    return ClusterRule(len(numbers), 1, tuple(clients), given, digest)
+
+
+def _cluster(words: Sequence[str]) -> str:
+    if len(words) != 1 or not words[0].strip():
+        raise ValueError("is not a client name and a cluster")
+    return words[0].strip()
 
 
 MANY = 1 << 16

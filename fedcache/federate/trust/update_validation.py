@@ -2,8 +2,8 @@
 
 The method declares the form of its uploads (``Method.uploads``), or it is derived from ``fit`` on a few rows of noise.
 The server also knows the round and the number of rows of each client. An upload of another form, or with a number that
-is not finite, is refused, and the message names client and round; ``--on-bad-update`` decides what follows. Statistics
-of rows must also satisfy the inequalities of their kind (``statistic_checks``). A valid upload can still be manipulated;
+is not finite, is refused with an error that names client and round, or rejected (``--on-bad-update``). Statistics of
+rows must also satisfy the inequalities of their kind (``statistic_checks``). A valid upload can still be manipulated;
 ``federate.trust.robust_rules`` and bounds on norms limit its effect.
 """
 
