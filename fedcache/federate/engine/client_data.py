@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -35,21 +35,16 @@ FEAT_POSTS = ("none", "l2", "l2_concat", "sign", "center", "standardize")
 SHARED_SUMS = {"center": 1, "standardize": 2}
 """``feat_post`` -> sums of rows that each client sends before the first round, and means that it receives."""
 
-LONGEST_ROWS: Mapping[str, Callable[[Sequence[int]], float]] = {
-    "l2": lambda widths: math.sqrt(len(widths)),
-    "center": lambda widths: math.sqrt(len(widths)),
-    "l2_concat": lambda _widths: 1.0,
-    "sign": lambda widths: math.sqrt(sum(widths)),
-}
-"""``feat_post`` -> upper bound of the norm of a row, for the widths of the backbones."""
-
 
 def longest_row(feat_post: str, widths: Sequence[int]) -> float | None:
-    """Upper bound of the norm of a row after ``feat_post``; None without a bound."""
-    bound = LONGEST_ROWS.get(feat_post)
-    if bound is None:
-        return None
-    return bound(widths)
+    """Upper bound of the norm of a row after ``feat_post``, for backbones of these widths; None without a bound."""
+    bounds = {
+        "l2": math.sqrt(len(widths)),
+        "center": math.sqrt(len(widths)),
+        "l2_concat": 1.0,
+        "sign": math.sqrt(sum(widths)),
+    }
+    return bounds.get(feat_post)
 
 
 STEP = 4096

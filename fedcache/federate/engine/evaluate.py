@@ -137,22 +137,12 @@ class StackedModels:
     fresh: int  # number of the model of clients that never took part; -1 if there is none
 
 
-@dataclass(frozen=True)
-class PersonalModels:
-    """Functions that return the models that clients deploy."""
-
-    of: Callable[[int], Scores | None]
-    """Number of a client -> its model; None for a client that has nothing to deploy."""
-
-    together: Callable[[Sequence[int]], StackedModels | None] = lambda _clients: None
-    """Numbers of several clients -> their models; None for models that cannot be stacked."""
-
-
 def evaluate_personal(
-    models: PersonalModels,
+    model: Callable[[int], Scores | None],
     data: Data,
     clients: Sequence[ClientRows],
     *,
+    together: Callable[[Sequence[int]], StackedModels | None] = lambda _clients: None,
     everywhere: bool = False,
     headline: str = "mean",
     chosen: Sequence[int] | None = None,
@@ -163,9 +153,10 @@ def evaluate_personal(
     such as those of clients that never took part, are scored once.
 
     Args:
-        models: of the clients.
+        model: number of a client -> its model; None for a client that has nothing to deploy.
         data: labels and domains.
         clients: their test rows.
+        together: numbers of several clients -> their models; None for models that cannot be stacked.
         everywhere: score every model on the union of all test rows.
         headline: mean | min over clients.
         chosen: numbers of the clients to score, ascending; None for all.
@@ -187,13 +178,13 @@ def evaluate_personal(
         # One matrix product scores all models of a block; models that cannot be stacked are scored one by one.
         stacked = None
         if len(block) > 1:
-            stacked = models.together(block)
+            stacked = together(block)
         if stacked is not None:
             predicted = predict_stacked(stacked, data, test, fresh_before)
             tally.add(block, test, predicted, stacked.which)
             continue
         for client in block:
-            alone = models.of(client)
+            alone = model(client)
             if alone is not None:
                 predicted = predict_rows(alone, data.x.device, test)
                 tally.add([client], test, predicted[None], np.zeros(1, np.int64))
@@ -418,9 +409,10 @@ def _scored_on(
         return models_together(job, down, ids, clients)
 
     return evaluate_personal(
-        PersonalModels(model, together),
+        model,
         job.data,
         clients,
+        together=together,
         everywhere=job.method.protocol(job.hp) == "everywhere",
         headline=job.method.headline,
         chosen=chosen,

@@ -199,7 +199,7 @@ NUMERICAL = (ArithmeticError, ValueError, torch.linalg.LinAlgError)  # type: ign
 MOST_SUSPECTS = 32
 """Most uploads that are left out one by one, to find the one that the server cannot aggregate."""
 
-DEALT_BYTES = 8 << 20
+CHUNK_ROWS_BYTES = 8 << 20
 """Bytes of row numbers of chunks of clients that are kept for the next round."""
 
 
@@ -240,6 +240,12 @@ class RunState:
         text = data.text
         if text is not None:
             text = text.to(data.x.device, dtype)
+        row_norm = None
+        if "row norms" in method.reads(hp):
+            row_norm = mean_training_length(self.data.x, clients, self.cuts)
+        mean_rows = None
+        if "row counts" in method.reads(hp):
+            mean_rows = float(train_sizes(self.training_clients).mean())
         self.env = RunConstants(
             data.classes,
             data.x.shape[2],
@@ -249,21 +255,17 @@ class RunState:
             dtype,
             data.x.device,
             names=data.names,
+            backbones=data.backbones,
+            row_norm=row_norm,
+            mean_rows=mean_rows,
             image=data.image,
             towers=data.towers,
-            backbones=data.backbones,
         )
         if watch is not None:
             self.env = replace(self.env, watch=watch)
-        if "row norms" in method.reads(hp):
-            length = mean_training_length(self.data.x, clients, self.cuts)
-            self.env = replace(self.env, row_norm=length)
-        if "row counts" in method.reads(hp):
-            mean_rows = float(train_sizes(self.training_clients).mean())
-            self.env = replace(self.env, mean_rows=mean_rows)
         hp = method.settle(hp, self.env)
         self.hp = hp
-        self._dealt = LruCache(DEALT_BYTES)
+        self._chunk_rows = LruCache(CHUNK_ROWS_BYTES)
         self.warnings: list[str] = []
         self.private: PrivateDraws | None = None
         if self.trust.privacy is not None:
@@ -296,7 +298,11 @@ class RunState:
         self.met = np.zeros(len(self.training_clients), bool)  # clients that received a broadcast
         # Number of first clients that hold the public set and do not train.
         self.public = int("public" in method.reads(hp))
-        self.eligible = self._eligible()
+        # int64, ascending: the clients that can train.
+        self.eligible, warnings = eligible_clients(
+            method, hp, self.training_clients, self.public, self.trust
+        )
+        self.warnings += warnings
         self.draw_by(UNIFORM)
         self.lost: list[int] = []  # clients of this round that get the broadcast and send nothing
         # Clients that send in this round and received their broadcast in an earlier one.
@@ -322,14 +328,6 @@ class RunState:
             c: np.asarray(client.train, np.int64) for c, client in enumerate(self.training_clients)
         }
         return flipped_labels(y, rows, self.liars, self.data.classes)
-
-    def _eligible(self) -> np.ndarray:
-        """int64, ascending: the clients that can train; adds the warnings of ``eligible_clients``."""
-        kept, warnings = eligible_clients(
-            self.method, self.hp, self.training_clients, self.public, self.trust
-        )
-        self.warnings += warnings
-        return kept
 
     def start(self) -> None:
         """Check the hyperparameters against the data, and make the server's first tensors."""
@@ -389,7 +387,7 @@ class RunState:
         """The training rows of some clients, or their test rows in ``tests``; chunks of clients are cached."""
         if axes and tests is None and not self.own:
             make = partial(self._rows, ids, axes)
-            return self._dealt.get((axes, *ids), make, lambda made: made.rows.nbytes)
+            return self._chunk_rows.get((axes, *ids), make, lambda made: made.rows.nbytes)
         return self._rows(ids, axes, tests)
 
     def _rows(

@@ -325,11 +325,18 @@ class Batched(Executor):
         budget = GPU_SET
         if load.device == "cpu":
             budget = GRID_SET
+        return cls.fitting(load, budget, 4 * load.head_bytes, chunk)
+
+    @classmethod
+    def fitting(
+        cls, load: Load, budget: int, client: int, chunk: int | None, rest: int = 1
+    ) -> ExecutionPlan:
+        """As many clients and points as fit into ``budget`` bytes; the working set of one takes ``client`` bytes."""
         # Points first, because they share the rows that are read. Clients fill the rest of the cache.
-        working = 4 * load.head_bytes
-        points = max(1, min(load.points, budget // max(1, working)))
-        clients = max(1, budget // max(1, working * points))
-        return ExecutionPlan(cls.name, min(load.clients, chunk or clients), points)
+        client = max(1, client)
+        points = max(1, min(load.points, budget // client))
+        clients = max(1, budget // (client * points))
+        return ExecutionPlan(cls.name, min(load.clients, chunk or clients), points, rest)
 
     def one_round(self, ids: Sequence[int], downs: Sequence[Tree]) -> list[RoundTraffic | None]:
         """Chunk by chunk, the clients with most rows first."""

@@ -238,10 +238,7 @@ class GridBatch:
         """Add to ``sent`` the scalars that one client sends for each point; ``size`` is the bytes of a scalar."""
         sent[client] = []
         for g, point in enumerate(self.points):
-            mine = up
-            if self.axes == 2:
-                mine = {k: t[g] for k, t in up.items()}
-            scalars = point.method.sent(mine, point.server_ctx())
+            scalars = point.method.sent(self.of_point(up, g), point.server_ctx())
             sent[client].append((scalars, size))
 
     def accepts(

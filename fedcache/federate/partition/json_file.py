@@ -483,7 +483,7 @@ def not_rows(clients: Sequence[ClientRows], test: np.ndarray) -> str | None:
     return None
 
 
-def problem_of(table: ClientTable, test: np.ndarray) -> str | None:
+def problem_of(table: ClientTable) -> str | None:
     """The first reason why these row lists are no partition, in words; None if they are one."""
     names = table.names
     if not isinstance(names, NumberedNames):
@@ -501,7 +501,7 @@ def problem_of(table: ClientTable, test: np.ndarray) -> str | None:
             client = _out_of_order(lists)
             if client is not None:
                 return f"{what} rows of {names[client]!r} are not ascending and non-negative"
-    if _out_of_order(RowLists.of([test])) is not None:
+    if _out_of_order(RowLists.of([table.common])) is not None:
         return "the global test rows are not ascending and non-negative"
     tested = table.tested
     both = tested[is_among(tested, table.train.rows)]

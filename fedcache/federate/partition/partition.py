@@ -135,7 +135,7 @@ class Partition:
     notes: tuple[str, ...] = field(default=())
 
     def __post_init__(self) -> None:
-        problem = not_rows(self.clients, self.test) or problem_of(self.table, self.test)
+        problem = not_rows(self.clients, self.test) or problem_of(self.table)
         if problem:
             raise UsageError(
                 f"{NOT_ONE}{problem}.", "Make one from a scheme: fedcache partition --help"
