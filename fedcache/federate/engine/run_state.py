@@ -298,11 +298,7 @@ class RunState:
         self.met = np.zeros(len(self.training_clients), bool)  # clients that received a broadcast
         # Number of first clients that hold the public set and do not train.
         self.public = int("public" in method.reads(hp))
-        # int64, ascending: the clients that can train.
-        self.eligible, warnings = eligible_clients(
-            method, hp, self.training_clients, self.public, self.trust
-        )
-        self.warnings += warnings
+        self.eligible = self._eligible()
         self.draw_by(UNIFORM)
         self.lost: list[int] = []  # clients of this round that get the broadcast and send nothing
         # Clients that send in this round and received their broadcast in an earlier one.
@@ -328,6 +324,14 @@ class RunState:
             c: np.asarray(client.train, np.int64) for c, client in enumerate(self.training_clients)
         }
         return flipped_labels(y, rows, self.liars, self.data.classes)
+
+    def _eligible(self) -> np.ndarray:
+        """int64, ascending: the clients that can train; adds the warnings of ``eligible_clients``."""
+        kept, warnings = eligible_clients(
+            self.method, self.hp, self.training_clients, self.public, self.trust
+        )
+        self.warnings += warnings
+        return kept
 
     def start(self) -> None:
         """Check the hyperparameters against the data, and make the server's first tensors."""
