@@ -237,8 +237,8 @@ TABLE = (
         "the_order_of_clients_does_not_matter",
         "sampling goes by place",
         SAMPLING,
-        "sorted(self.eligible.tolist(), key=self.names.__getitem__)",
-        "self.eligible.tolist()",
+        "return sorted_by_name(self.names, self.eligible)",
+        "return self.eligible",
         "fedavg",
     ),
     B(

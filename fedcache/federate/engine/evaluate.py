@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedcache.federate.engine.client_data import Data, stack_clients
-from fedcache.federate.engine.context import LruCache
+from fedcache.federate.engine.context import Ctx, LruCache
 from fedcache.federate.engine.method import keep_down
 from fedcache.federate.engine.outcome import (
     MOST_CONFUSED,
@@ -495,26 +495,24 @@ def deployed_model(
         # The global model needs no client's rows; they are passed for users' methods that read some.
         train = np.asarray(job.training_clients[job.eligible[0]].train, np.int64)
         data = stack_clients(job.data.x, job.labels, [train], 0)
-        deployed = _deploy(job, down, {}, None)
-        return DeployedModel(method, deployed, {}, data, job.server_ctx())
+        ctx = job.server_ctx()
+        deployed = _deploy(job, down, {}, None, ctx)
+        return DeployedModel(method, deployed, {}, data, ctx)
     data = job.rows([client], 0)
     ctx = job.ctx([client], 0)
     with torch.no_grad():
         state = job.states.get(client) or method.enter(down, data, ctx)
-    deployed = _deploy(job, down, state, client)
+    deployed = _deploy(job, down, state, client, ctx)
     if method.reads_test(job.hp):
         data = job.rows([client], 0, tests=tests or job.training_clients)
     personal = method.personal_part(deployed, state, data, ctx)
     return DeployedModel(method, deployed, personal, data, ctx)
 
 
-def _deploy(job: RunState, down: Tree, state: Tree, client: int | None) -> Tree:
+def _deploy(job: RunState, down: Tree, state: Tree, client: int | None, ctx: Ctx) -> Tree:
     """The tensors that are scored: the broadcast, or a probe that evaluation trains on all labelled rows."""
     if job.method.deploy is keep_down:
         return down
-    ctx = job.server_ctx()
-    if client is not None:
-        ctx = job.ctx([client], 0)
     return job.method.deploy(down, state, job.labelled(client), ctx)
 
 

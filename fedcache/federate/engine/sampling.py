@@ -16,7 +16,7 @@ from fedcache.config import SAMPLING
 from fedcache.errors import UsageError, unknown
 from fedcache.federate.engine.context import generator
 from fedcache.federate.engine.method import clients_per_round
-from fedcache.federate.partition.client_table import NumberedNames, RowLists
+from fedcache.federate.partition.client_table import RowLists, sorted_by_name
 from fedcache.parsing import visible
 from fedcache.store.files import file_sha256, sha256_hex
 
@@ -36,10 +36,6 @@ class AvailabilityTrace:
     first: np.ndarray  # int64, the first round of each line, from 1
     last: np.ndarray  # int64, its last round
     digest: str  # sha256 of the file
-
-    def places(self, names: Sequence[str]) -> np.ndarray:
-        """int64: the number of each line's client. Raises UsageError for a client that the run does not have."""
-        return numbers_of(self.clients, names, "--availability")
 
 
 def numbers_of(named: Sequence[str], names: Sequence[str], option: str) -> np.ndarray:
@@ -207,11 +203,9 @@ class ClusterRule:
             fewer = max(1, clients // 10)
             raise UsageError(f"{why}.", f"For example --client-clusters {fewer}")
         else:
-            order = np.arange(len(names))
-            if not isinstance(names, NumberedNames):
-                order = np.array(sorted(range(len(names)), key=names.__getitem__), np.int64)
+            order = sorted_by_name(names, np.arange(clients))
             # A random permutation modulo the number of clusters: sizes differ by one at most.
-            permutation = generator(seed, "client-clusters").permutation(len(names))
+            permutation = generator(seed, "client-clusters").permutation(clients)
             cluster[order] = permutation % self.count
         # A file must have a line for every client that can train.
         lacking = by_name[cluster[by_name] < 0]
@@ -385,9 +379,10 @@ class ClientSampler:
         self.rule = rule
         self._rows = rows
         self._uniforms = uniforms
+        # int64: the client of each line of the trace.
         self._lines: np.ndarray | None = None
         if rule.trace is not None:
-            self._lines = rule.trace.places(names)
+            self._lines = numbers_of(rule.trace.clients, names, "--availability")
         # None if a round draws all clusters.
         self._clusters: RowLists | None = None
         if rule.clusters is not None:
@@ -400,9 +395,7 @@ class ClientSampler:
     @cached_property
     def by_name(self) -> np.ndarray:
         """int64: the clients that can train, sorted by name."""
-        if isinstance(self.names, NumberedNames):
-            return self.eligible
-        return np.array(sorted(self.eligible.tolist(), key=self.names.__getitem__), np.int64)
+        return sorted_by_name(self.names, self.eligible)
 
     def sample(self, round_: int, participation: Participation) -> list[int]:
         """The clients of a round (from 0), ascending; without those that drop out."""

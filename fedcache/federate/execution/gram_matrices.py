@@ -6,6 +6,7 @@ Shapes: n rows of a client, D features, U outputs of the map, M clients of a chu
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from itertools import groupby
 
 import numpy as np
@@ -63,7 +64,7 @@ class GramMatrices:
             self.gram |= zip(group, _gram_matrices(own), strict=True)
         self._kept: dict[tuple[int, ...], Tensor] = {}
         self._kept_bytes = 0
-        self._beside: dict[tuple[int, bytes], tuple[Tensor, dict[SameObject, Tensor]]] = {}
+        self._scored: dict[tuple[int, bytes], tuple[Tensor, dict[SameObject, Tensor]]] = {}
 
     def of(self, client: int) -> Tensor:
         """Rows [n, D] of a client; a view."""
@@ -106,34 +107,33 @@ class GramMatrices:
             self._kept_bytes += out.nbytes
         return out
 
-    def beside(self, client: int, x: Features, rows: Tensor, bases: Sequence[Tensor]) -> GramBasis:
+    def scoring_basis(
+        self, client: int, x: Features, rows: Tensor, bases: Sequence[Tensor]
+    ) -> GramBasis:
         """The basis for scoring rows of x [N, 1, D] by a client's coordinates; cached for other points of a grid."""
         # Z X' of the scored rows Z [R, D] and the client's rows X [n, D], and Z B_j' of each basis, are computed once.
         key = (client, rows.cpu().numpy().tobytes())
-        z: Tensor | None = None
-        if key not in self._beside:
-            z = x[rows, 0]
-            self._beside[key] = (z @ self.of(client).mT, {})
+        z = cache(lambda: x[rows, 0])  # read only if a product is missing
+        if key not in self._scored:
+            self._scored[key] = (z() @ self.of(client).mT, {})
             self._trim()
-        gram, seen = self._beside[key]
+        gram, seen = self._scored[key]
         for base in bases:
             if SameObject(base) not in seen:
-                if z is None:
-                    z = x[rows, 0]
-                seen[SameObject(base)] = z @ base.mT
+                seen[SameObject(base)] = z() @ base.mT
         products = torch.stack([seen[SameObject(base)] for base in bases])
         return GramBasis(gram.unsqueeze(0), products[None, ..., None], 0)
 
     def _trim(self) -> None:
         """Remove the oldest products of scored rows above ``CACHE_BYTES``; the last one stays."""
         sizes = {}
-        for key, (gram, seen) in self._beside.items():
+        for key, (gram, seen) in self._scored.items():
             sizes[key] = gram.nbytes + sum(t.nbytes for t in seen.values())
         total = sum(sizes.values())
         for key in list(sizes)[:-1]:
             if total <= CACHE_BYTES:
                 break
-            del self._beside[key]
+            del self._scored[key]
             total -= sizes[key]
 
     def forward(self, clients: Sequence[int], base: Tensor) -> Tensor:

@@ -458,6 +458,13 @@ def names_of(clients: Sequence[ClientRows]) -> Sequence[str]:
     return [c.name for c in clients]
 
 
+def sorted_by_name(names: Sequence[str], clients: np.ndarray) -> np.ndarray:
+    """int64: clients, given by ascending numbers, in the order of their names."""
+    if isinstance(names, NumberedNames):
+        return clients  # numbered names have the order of the numbers
+    return np.array(sorted(clients.tolist(), key=names.__getitem__), np.int64)
+
+
 def all_train_rows(clients: Sequence[ClientRows]) -> np.ndarray:
     """int64: the training rows of all clients, one client after the other."""
     if isinstance(clients, ClientTable):

@@ -242,6 +242,11 @@ _FORMS = (
     _ALL_SHARE | {"order", "starts", "classes", "classes_sizes", "taken"},
 )
 _VALIDATION_ARRAYS = {"validation", "validation_sizes"}
+_VALIDATION_FORMS: dict[str, tuple[set[str], ...]] = {
+    SCHEMA: (set(),),
+    WITH_VALIDATION: ({"validation"}, _VALIDATION_ARRAYS),
+}
+"""Schema -> the arrays of validation rows that a file may have."""
 
 
 def arrays_of(table: ClientTable) -> dict[str, np.ndarray]:
@@ -296,12 +301,9 @@ def decode(content: Content, arrays: Arrays, origin: str) -> dict[str, Any]:
     is_named = isinstance(names, list) and len(names) == count and all(map(_is_text, names))
     if names is not None and not is_named:
         raise corrupt(origin, f"names should be {count} names of 1 to 255 characters")
-    has_validation = "validation" in arrays
-    expects_validation = content["schema"] == WITH_VALIDATION
-    is_complete = has_validation == expects_validation
-    if "validation_sizes" in arrays and not has_validation:
-        is_complete = False
-    if not is_complete or arrays.keys() - _VALIDATION_ARRAYS not in _FORMS:
+    of_validation = arrays.keys() & _VALIDATION_ARRAYS
+    is_complete = of_validation in _VALIDATION_FORMS[content["schema"]]
+    if not is_complete or arrays.keys() - of_validation not in _FORMS:
         found = ", ".join(sorted(arrays))[:80]
         raise corrupt(origin, f"its arrays are {found or 'none'}")
     client_names: Sequence[str] = NumberedNames(count)
@@ -312,7 +314,7 @@ def decode(content: Content, arrays: Arrays, origin: str) -> dict[str, Any]:
     validation = None
     if "validation_sizes" in arrays:
         validation = Validation.of_clients(_lists(arrays, "validation", count, origin))
-    elif has_validation:
+    elif "validation" in arrays:
         validation = Validation(_rows(arrays, "validation", origin), None)
     if "own" in arrays:
         own = _lists(arrays, "own", count, origin)

@@ -117,10 +117,11 @@ def deal_natural(pool: RowPool, args: Values, streams: Streams) -> Dealt:
     notes += more_notes
     if args["inside"] is not None:
         return _assign_inside(members, pool, args, streams, notes, common, within=within)
-    made = Dealt(members.train, None, members.words, notes, common=common, pool=rows)
+    own_tests = None
     if within:
-        return replace(made, test=members.test, common=sorted_once(members.test.rows))
-    return made
+        own_tests = members.test
+        common = sorted_once(own_tests.rows)
+    return Dealt(members.train, own_tests, members.words, notes, common=common, pool=rows)
 
 
 def held_out_codes(group: Group, by: str, values: Value) -> np.ndarray | None:
@@ -314,18 +315,19 @@ def _assign_inside(
         notes += [f"{word}: {note}" for note in dealt.notes]
         if dealt.enough_shots is not None:
             enough.append(dealt.enough_shots)
-    made = Dealt(
+    own_tests = None
+    if within:
+        own_tests = test
+        common = sorted_once(np.concatenate(test))
+    return Dealt(
         train,
-        None,
+        own_tests,
         names,
         notes,
         common=common,
         pool=members.train.rows,
         enough_shots=min(enough, default=None),
     )
-    if within:
-        return replace(made, test=test, common=sorted_once(np.concatenate(test)))
-    return made
 
 
 _INSIDE = tuple(
