@@ -32,6 +32,7 @@ from fedcache.federate.partition.scheme import (
 from fedcache.federate.partition.schemes import SCHEMES
 from fedcache.store.samples import held_out
 from fedcache.tables.groups import Group
+from fedcache.tables.words import some_names
 
 NAME = "natural"
 NAMED = 10
@@ -250,14 +251,9 @@ def _keep_large(
         why = f"Scheme natural: no client has {least:,} rows or more; the largest has {most:,}."
         raise NATURAL.infeasible(args, why, {"min_rows": most})
     if len(enough) < len(sizes):
-        places = np.flatnonzero(sizes < least)[:NAMED]
-        small = [members.words[i] for i in places.tolist()]
-        left_out = len(sizes) - len(enough)
-        named = ", ".join(small)
-        if left_out > len(small):
-            more = left_out - len(small)
-            named += f" and {more:,} more"
-        many = f"{left_out:,} of {len(sizes):,} clients"
+        small = np.flatnonzero(sizes < least)
+        named = some_names((members.words[i] for i in small.tolist()), NAMED)
+        many = f"{len(small):,} of {len(sizes):,} clients"
         notes.append(f"{many} with fewer than {least:,} rows are left out: {named}")
     most_clients = args["max_clients"]
     if isinstance(most_clients, int) and most_clients < len(enough):

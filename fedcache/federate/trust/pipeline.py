@@ -427,9 +427,9 @@ class UploadPipeline:
 
     def factors(self, name: str, clients: Sequence[int]) -> list[float]:
         """The factors of the uploads of some clients in a sum."""
-        weights = {client: self.weight(client) for client in clients}
         factors = []
-        for client, weight in weights.items():
+        for client in clients:
+            weight = self.weight(client)
             scale = self._scale(client, weight)
             factors.append(self._pool.factor(name, weight, scale))
         return factors
