@@ -277,8 +277,8 @@ TABLE = (
         "no_test_row_is_trained_on",
         "clients train on their test rows too",
         ROUNDS,
-        "parts = [self.training_clients[i].train for i in ids]",
-        "parts = [np.concatenate([self.training_clients[i].train, self.training_clients[i].test]) for i in ids]",
+        "rows = [self.train_rows(i) for i in ids]",
+        "rows = [np.concatenate([self.train_rows(i), self.training_clients[i].test]) for i in ids]",
         "fedncm or solo",
     ),
     B(
@@ -325,8 +325,8 @@ TABLE = (
         "other_labels_change_nothing",
         "rows are batched in the order of their labels",
         ROUNDS,
-        "parts = [self.training_clients[i].train for i in ids]",
-        "parts = [r[self.data.y.numpy()[r].argsort()] for r in (self.training_clients[i].train for i in ids)]",
+        "rows = [self.train_rows(i) for i in ids]",
+        "rows = [r[self.data.y.numpy()[r].argsort()] for r in (self.train_rows(i) for i in ids)]",
         "fst-cbdg and batched",
     ),
     B(

@@ -493,7 +493,7 @@ def deployed_model(
     method = job.method
     if client is None:
         # The global model needs no client's rows; they are passed for users' methods that read some.
-        train = np.asarray(job.training_clients[job.eligible[0]].train, np.int64)
+        train = job.train_rows(int(job.eligible[0]))
         data = stack_clients(job.data.x, job.labels, [train], 0)
         ctx = job.server_ctx()
         deployed = _deploy(job, down, {}, None, ctx)

@@ -306,8 +306,7 @@ class RunState:
         eligible_rows = train_sizes(self.training_clients)[self.eligible].sum()
         self.train_bytes = int(eligible_rows) * self.data.x[:1].nbytes
         if self.public:
-            public_rows = np.asarray(clients[0].train, np.int64)
-            public = torch.from_numpy(public_rows).to(data.x.device)
+            public = torch.from_numpy(self.train_rows(0)).to(data.x.device)
             self.public_columns = FeatureColumns(self.data.x[public])
             features = self.public_columns.cut(())
             self.env = replace(self.env, public=cast(Tensor, features))
@@ -320,9 +319,7 @@ class RunState:
         attack = self.trust.attack
         if attack is None or attack.name != "label-flip":
             return y
-        rows = {
-            c: np.asarray(client.train, np.int64) for c, client in enumerate(self.training_clients)
-        }
+        rows = {c: self.train_rows(c) for c in range(len(self.training_clients))}
         return flipped_labels(y, rows, self.liars, self.data.classes)
 
     def _eligible(self) -> np.ndarray:
@@ -385,6 +382,10 @@ class RunState:
         draws = ClientRng(self.seed, self.round, (SERVER,), 0, self.env.dtype, self.env.device)
         return Ctx((), self.hp, self.env, draws, tuple(ids), self.round)
 
+    def train_rows(self, client: int) -> np.ndarray:
+        """int64: the training rows of one client."""
+        return np.asarray(self.training_clients[client].train, np.int64)
+
     def rows(
         self, ids: Sequence[int], axes: int, *, tests: Sequence[ClientRows] | None = None
     ) -> ClientData:
@@ -398,10 +399,9 @@ class RunState:
         self, ids: Sequence[int], axes: int, tests: Sequence[ClientRows] | None = None
     ) -> ClientData:
         if tests is None:
-            parts = [self.training_clients[i].train for i in ids]
+            rows = [self.train_rows(i) for i in ids]
         else:
-            parts = [tests[i].test for i in ids]
-        rows = [np.asarray(part, np.int64) for part in parts]
+            rows = [np.asarray(tests[i].test, np.int64) for i in ids]
         return stack_clients(self.features(ids[0]), self.labels, rows, axes)
 
     def cut(self, client: int) -> ClientData:
@@ -419,7 +419,7 @@ class RunState:
         # Points of a grid have the same features, labels and rows, so one of them cuts for all.
         who = self.eligible.tolist()
         x = self.data.x
-        rows = [np.asarray(self.training_clients[c].train, np.int64) for c in who]
+        rows = [self.train_rows(c) for c in who]
         of_rows = (r.tobytes() for r in rows)
         key = ("rows", SameObject(x), SameObject(self.labels), *of_rows)
         make = partial(cut_out, x, self.labels, rows)
@@ -705,8 +705,7 @@ class RunState:
     def diagnose(self) -> dict[str, float]:
         """The method's own numbers about the current state; labels are read here as in any evaluation."""
         # Labels of the clients that took part, in the order of the rows in their states.
-        rows = {c: np.asarray(self.training_clients[c].train, np.int64) for c in self.states}
-        labels = {c: self.data.y[torch.from_numpy(r)] for c, r in rows.items()}
+        labels = {c: self.data.y[torch.from_numpy(self.train_rows(c))] for c in self.states}
         return self.method.diagnose(self.server, self.states, labels, self.server_ctx())
 
     def finish(

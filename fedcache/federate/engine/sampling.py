@@ -449,7 +449,7 @@ class ClientSampler:
         if draw:
             key = (round_, draw)
         available = self._available(round_)
-        if busy and self._few(busy, count):
+        if busy and self._most_are_free(busy, count):
             # Most clients are free, so busy ones are drawn rarely and rejected. This needs no array of all clients.
             places = self._one_by_one(busy, count, *key)
         else:
@@ -462,7 +462,7 @@ class ClientSampler:
         gone = generator(self.seed, "dropout", *key).random(len(drawn)) < self.rule.dropout
         return list(zip(drawn, gone.tolist(), strict=True))
 
-    def _few(self, busy: Sequence[int], count: int) -> bool:
+    def _most_are_free(self, busy: Sequence[int], count: int) -> bool:
         """Whether most clients are free, so that a client drawn among all of them is usually free."""
         limited = self.rule.available < 1.0 or self.rule.trace is not None
         if limited or self._clusters is not None:

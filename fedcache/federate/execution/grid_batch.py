@@ -62,7 +62,7 @@ class GridCache:
         width = job.data.x.shape[2]
         rows = {}
         for c in job.eligible.tolist():
-            train = np.asarray(job.training_clients[c].train, np.int64)
+            train = job.train_rows(c)
             if 2 * len(train) <= width:
                 rows[c] = train
         of_clients = [(c, r.tobytes()) for c, r in sorted(rows.items())]
@@ -87,7 +87,7 @@ class GridCache:
         read = {h.name for h in method.hparams if h.fit}
         settings = [(name, value) for name, value in sorted(hp.items()) if name in read]
         same = (SameObject(job.data), method.name, *settings)
-        rows = [np.asarray(job.training_clients[c].train, np.int64) for c in ids]
+        rows = [job.train_rows(c) for c in ids]
         key: tuple[Any, ...]
         if method.additive(hp) and method.sent is numel:
             key = (*same, np.sort(np.concatenate(rows)).tobytes())
