@@ -539,24 +539,15 @@ def _check_counts(counts: Mapping[str, int], least: int) -> None:
 
 @dataclass(frozen=True)
 class Exchange:
-    """Scalars that one client sends in a whole run, for three kinds of uploads; downloads are not counted."""
+    """Scalars that one client sends in a whole run, for two kinds of uploads; downloads are not counted."""
 
     representations: int  # N_pub d numbers per round: FLESD's features of the public set
-    # N_pub (N_pub - 1) / 2 per round: the similarities of these features (symmetric, with a known diagonal).
-    matrices: int
     weights: int  # |w| per round: weight averaging
 
     @property
     def cheaper(self) -> bool:
         """FLESD's inequality (C eq 11): whether representations are fewer scalars than weights."""
         return self.representations < self.weights
-
-    @property
-    def send(self) -> str:
-        """The smaller form of FLESD's upload: ``reps`` while d < (N_pub - 1) / 2, else ``matrix``."""
-        if self.representations < self.matrices:
-            return "reps"
-        return "matrix"
 
 
 def flesd_exchange(
@@ -583,9 +574,7 @@ def flesd_exchange(
         "average_rounds": average_rounds,
     }
     _check_counts(counts, 0)
-    representations = public * width * rounds
-    matrices = public * (public - 1) // 2 * rounds
-    return Exchange(representations, matrices, weights * average_rounds)
+    return Exchange(public * width * rounds, weights * average_rounds)
 
 
 def fusion_similarity(single: Tensor, fused: Tensor, owned: Tensor) -> Tensor:
