@@ -51,6 +51,12 @@ STEP = 4096
 """Rows that are processed at once, so that temporary arrays stay small."""
 
 
+def in_steps(rows: np.ndarray) -> Iterator[np.ndarray]:
+    """Consecutive views of at most ``STEP`` rows."""
+    for first in range(0, len(rows), STEP):
+        yield rows[first : first + STEP]
+
+
 @dataclass(frozen=True)
 class Scaling:
     """Statistics of all clients' rows, by which a feature becomes (feature - ``mean``) / ``scale``."""
@@ -79,8 +85,7 @@ class Scaling:
     def apply(self, features: NDArray[np.float32]) -> None:
         """Subtract the mean and divide by the scale, in place."""
         # In float64 and block by block, because a copy of all features might not fit into memory.
-        for first in range(0, len(features), STEP):
-            rows = features[first : first + STEP]
+        for rows in in_steps(features):
             rows[...] = (rows - self.mean) / self.scale
 
 
@@ -196,16 +201,14 @@ def _room(shape: tuple[int, ...], scratch: Path | None) -> np.ndarray:
 
 def _unit(rows: np.ndarray) -> None:
     """Bring vectors [..., D] to unit length, in place."""
-    for first in range(0, len(rows), STEP):
-        part = rows[first : first + STEP]
+    for part in in_steps(rows):
         norms = np.linalg.norm(part, axis=-1, keepdims=True)
         part /= np.maximum(norms, 1e-12)
 
 
 def _sign(rows: np.ndarray) -> None:
     """Replace values above 0 by 1 and others by 0, in place; NaN stays."""
-    for first in range(0, len(rows), STEP):
-        part = rows[first : first + STEP]
+    for part in in_steps(rows):
         np.copyto(part, part > 0, where=~np.isnan(part))
 
 

@@ -27,6 +27,7 @@ from fedcache.federate.engine.client_data import (
     FeatureColumns,
     Features,
     cut_out,
+    in_steps,
     stack_clients,
     take_rows,
 )
@@ -164,9 +165,6 @@ def _too_few(method: Method, hp: Hp, rows: np.ndarray) -> list[int]:
 # Every client sends the sum of its rows' lengths and their number, and receives the mean.
 
 
-STEP = 4096
-"""Rows whose lengths are computed at once."""
-
 SUM_BYTES = 8
 """Bytes of a float64, the type of the numbers that are sent each way before the first round."""
 
@@ -175,9 +173,9 @@ def mean_length(x: Features, rows: np.ndarray) -> float:
     """Mean length of the rows ``rows`` (int64 [n]) of features [N, V, D], view 0, in float64; 0 without rows."""
     total = 0.0
     V = x.shape[1]
-    for start in range(0, len(rows), STEP):
-        part = torch.from_numpy(rows[start : start + STEP]).to(x.device)
-        lengths = take_rows(x, part * V).double().norm(dim=-1)
+    for some in in_steps(rows):
+        index = torch.from_numpy(some).to(x.device)
+        lengths = take_rows(x, index * V).double().norm(dim=-1)
         total += float(lengths.sum())
     return total / max(1, len(rows))
 

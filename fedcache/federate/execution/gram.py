@@ -72,11 +72,11 @@ class GramClientData(ClientData):
 
     def narrow(self, count: int) -> ClientData:
         """The first ``count`` clients."""
-        if self.rows.dim() == 1 or count == len(self.n):
+        made = super().narrow(count)
+        if made is self:
             return self
-        made = cast(GramClientData, super().narrow(count))
         basis = cast(GramBasis, self.basis).narrow(count)
-        return replace(made, basis=basis)
+        return replace(cast(GramClientData, made), basis=basis)
 
 
 @dataclass
