@@ -314,13 +314,9 @@ class Tally:
 
     def evaluation(self, headline: str) -> Evaluation:
         """The scores of all models that were added."""
-        none = np.empty(0, np.int64)
-        rows = [none]
-        predicted = [none]
-        for of_model, guess in self._kept or ():
-            rows.append(of_model)
-            predicted.append(guess)
-        sizes = [len(of_model) for of_model in rows]
+        kept = self._kept or []
+        rows = RowLists.of([of_model for of_model, _ in kept])
+        predicted = RowLists.of([guess for _, guess in kept])
         by_domain = {}
         for d in np.flatnonzero(self._known):
             by_domain[int(d)] = float(self._hits[d] / self._known[d])
@@ -329,12 +325,12 @@ class Tally:
             None,
             known_mean(self._f1),
             by_domain,
-            np.concatenate(rows),
-            np.concatenate(predicted),
+            rows.rows,
+            predicted.rows,
             headline,
             self._confusion,
             self._kept is not None,
-            sizes=np.array(sizes, np.int64),
+            sizes=rows.sizes,
         )
 
 
@@ -405,14 +401,11 @@ def _scored_on(
         deployed = deployed_model(job, client, down, clients)
         return lambda rows: deployed.scores(own[rows, 0])
 
-    def together(ids: Sequence[int]) -> StackedModels | None:
-        return models_together(job, down, ids, clients)
-
     return evaluate_personal(
         model,
         job.data,
         clients,
-        together=together,
+        together=lambda ids: models_together(job, down, ids, clients),
         everywhere=job.method.protocol(job.hp) == "everywhere",
         headline=job.method.headline,
         chosen=chosen,
