@@ -16,6 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from fedcache.federate.engine.client_data import Features, take_rows
 from fedcache.federate.engine.context import SameObject
+from fedcache.federate.partition.client_table import RowLists
 from fedcache.heads.gram import WIDE, GramBasis, points_first
 from fedcache.heads.linear import by_onednn, each_times_transposed, times_transposed
 
@@ -49,10 +50,9 @@ class GramMatrices:
         # In the order of clients in chunks, so that a chunk is one block.
         order = sorted(rows, key=lambda c: (-len(rows[c]), c))
         self.n = {c: len(rows[c]) for c in order}
-        starts = np.cumsum([0, *self.n.values()])
-        self.start = {c: int(s) for c, s in zip(order, starts[:-1], strict=True)}
-        every = np.concatenate([np.empty(0, np.int64), *(rows[c] for c in order)])
-        self.packed = take_rows(x, torch.from_numpy(every).to(x.device))
+        lists = RowLists.of([rows[c] for c in order])
+        self.start = dict(zip(order, lists.ends[:-1].tolist(), strict=True))
+        self.packed = take_rows(x, torch.from_numpy(lists.rows).to(x.device))
         # Client -> [n, n]; matrices of the same size follow one another in memory.
         self.gram: dict[int, Tensor] = {}
         # X X' of all clients with n rows at once: their rows are one block [M, n, D].

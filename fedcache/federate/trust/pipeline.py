@@ -599,8 +599,7 @@ def far_out_limit(rows: Sequence[float] | np.ndarray) -> float | None:
     known = known[known > 0]
     if len(known) < FEWEST:
         return None
-    middle = (len(known) - 1) // 2
-    return FAR_OUT * float(np.partition(known, middle)[middle])
+    return FAR_OUT * float(np.quantile(known, 0.5, method="lower"))
 
 
 def capped_weights(rows: Sequence[float], share: float) -> list[float]:
