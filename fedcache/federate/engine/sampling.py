@@ -495,7 +495,8 @@ class ClientSampler:
     @cached_property
     def _cumulative_rows(self) -> np.ndarray:
         """float64: cumulative sum of the rows of the clients that can train, by name."""
-        return np.cumsum(self._rows[self.by_name])
+        cumulative: np.ndarray = np.cumsum(self._rows[self.by_name])
+        return cumulative
 
     def _available(self, round_: int) -> np.ndarray:
         """int64, by name: the clients that can train and are available in a round."""
