@@ -443,7 +443,10 @@ class Batched(Executor):
         sent: dict[int, Sent],
         shown: Tree | None = None,
     ) -> None:
-        """Add the sizes of uploads to ``sent``: each client's part of ``up``, and ``shown`` without a client axis."""
+        """Add the sizes of uploads to ``sent``: each client's part of ``up``, and ``shown`` without a client axis.
+
+        ``size`` is the bytes of a scalar.
+        """
         # If every scalar counts, all clients of the chunk send the same number of scalars.
         alike = self.batch.points[0].method.sent is numel
         for j, c in enumerate(chunk):
@@ -453,7 +456,10 @@ class Batched(Executor):
             own = self.batch.of_client(up, j)
             if shown is not None:
                 own |= shown
-            self.batch.note_sent(c, own, size, sent)
+            sent[c] = []
+            for g, point in enumerate(self.batch.points):
+                scalars = point.method.sent(self.batch.of_point(own, g), point.server_ctx())
+                sent[c].append((scalars, size))
 
 
 def fits_cache(load: Load) -> int:

@@ -234,13 +234,6 @@ class GridBatch:
             return total.expand(len(self.points), *total.shape[1:])
         return total
 
-    def note_sent(self, client: int, up: Tree, size: int, sent: dict[int, Sent]) -> None:
-        """Add to ``sent`` the scalars that one client sends for each point; ``size`` is the bytes of a scalar."""
-        sent[client] = []
-        for g, point in enumerate(self.points):
-            scalars = point.method.sent(self.of_point(up, g), point.server_ctx())
-            sent[client].append((scalars, size))
-
     def accepts(
         self,
         up: Tree,
