@@ -59,7 +59,7 @@ def test_a_flipped_bit_is_found_by_every_way_of_reading_and_the_first_is_named(
         lambda r: r.all(),
         lambda r: r.rows(np.array([0, 13, 5])),
         lambda r: list(r.blocks()),
-        lambda r: prepare_features([r], "none")[0],
+        lambda r: prepare_features([r], "none"),
     )
     for way in ways:
         reader = Store.open(path).reader(KEYS[0])

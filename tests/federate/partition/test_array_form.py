@@ -3,7 +3,6 @@
 import json
 import math
 import struct
-from collections import Counter
 from dataclasses import replace
 from fractions import Fraction
 
@@ -200,12 +199,21 @@ LABELS = st.lists(st.integers(0, 4), min_size=8, max_size=60)
 
 def matched_alone(shuffled, label, train):
     """The test rows of one client, ascending: ceil(n_k min_j(a_j / n_j)) of each class, the first of ``shuffled``."""
-    counts = Counter(label[train].tolist())
-    of_class = {c: shuffled[label[shuffled] == c] for c in counts}
-    known = [c for c in counts if len(of_class[c])]
-    shares = [Fraction(len(of_class[c]), counts[c]) for c in known]
-    taken = [of_class[c][: math.ceil(counts[c] * min(shares))] for c in known]
-    return sorted(row for rows in taken for row in rows.tolist())
+    owned = label[train].tolist()
+    known = {c: shuffled[label[shuffled] == c].tolist() for c in owned}
+    share = min(
+        (Fraction(len(rows), owned.count(c)) for c, rows in known.items() if rows), default=0
+    )
+    return sorted(row for c in known for row in known[c][: math.ceil(owned.count(c) * share)])
+
+
+def test_matched_tests_follow_the_training_shares():
+    # 4 and 1 training rows, 10 candidates of each class: class 0 is scarcest (10 / 4 < 10 / 1), so all 10 of it and
+    # ceil(1 x 10 / 4) = 3 of class 1; class 2 is not owned.
+    label = np.r_[[0] * 4, [1], [0] * 10, [1] * 10, [2] * 10]
+    train = RowLists.of([np.arange(5)])
+    (rows,) = MatchedLists.of(np.arange(5, 35), label, np.random.default_rng(0), train)
+    assert np.bincount(label[rows]).tolist() == [10, 3]
 
 
 @examples(60, 400)

@@ -23,6 +23,7 @@ from fedcache.federate.partition.partition import (
 )
 from fedcache.store.files import canonical_json, digest_of
 
+load = Partition.load
 SMALL = even_columns(4, 2, 3, domains=2)
 SOUND = make("label-shift", SMALL, clients=2, ratio=2, alpha=5.0, domain=["domain 0", "domain 1"])
 
@@ -50,7 +51,7 @@ def test_what_is_saved_is_loaded(scheme, tmp_path):
     partition = make(scheme, SMALL, seed=5, **FEASIBLE.get(scheme, {}))
     path = tmp_path / "p.json"
     partition.save(path)
-    again = Partition.load(path, dataset=DATASET, rows=36)
+    again = load(path, dataset=DATASET, rows=36)
     assert again.digest == partition.digest
     assert again.to_payload() == partition.to_payload() == json.loads(path.read_bytes())
     assert again.args == partition.args
@@ -102,10 +103,10 @@ def test_another_dataset_and_a_missing_file_are_store_errors(tmp_path):
     # Also where rows are beyond this store: a file of a larger dataset is sound, and of another dataset.
     for rows in (None, 20):
         with pytest.raises(StoreError, match="d" * 12):
-            Partition.load(tmp_path / "p.json", dataset="e" * 64, rows=rows)
+            load(tmp_path / "p.json", dataset="e" * 64, rows=rows)
     for path in (tmp_path / "none.json", tmp_path):
         with pytest.raises(StoreError, match="partition"):
-            Partition.load(path)
+            load(path)
 
 
 def test_a_row_beyond_the_store_is_corruption():
@@ -155,14 +156,14 @@ SOUND_JSON = canonical_json(SOUND.to_payload())
 def test_bytes_that_are_no_partition_are_refused(raw, tmp_path):
     (tmp_path / "p.json").write_bytes(raw)
     with pytest.raises(CorruptionError):
-        Partition.load(tmp_path / "p.json")
+        load(tmp_path / "p.json")
 
 
 def test_a_huge_file_is_not_read(tmp_path, monkeypatch):
     SOUND.save(tmp_path / "p.json")
     monkeypatch.setattr(json_file, "LARGEST_FILE", 100)
     with pytest.raises(CorruptionError, match="100"):
-        Partition.load(tmp_path / "p.json")
+        load(tmp_path / "p.json")
 
 
 @pytest.mark.slow
@@ -173,7 +174,7 @@ def test_a_flipped_bit_never_gives_another_partition(place, bit, tmp_path):
     raw[place % len(raw)] ^= 1 << bit
     (tmp_path / "p.json").write_bytes(raw)
     with pytest.raises(CorruptionError):
-        Partition.load(tmp_path / "p.json")
+        load(tmp_path / "p.json")
 
 
 @pytest.mark.slow
