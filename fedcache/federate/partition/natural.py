@@ -191,28 +191,23 @@ def _with_own_tests(members: Members, pool: RowPool) -> tuple[Members, list[str]
     untested = members.test.sizes == 0
     notes = []
     if untested.any():
-        columns = pool.columns
+        rows = members.train.rows
         owner = members.train.owner
-        places = np.flatnonzero(untested[owner])
-        chosen = np.zeros(len(owner), bool)
-        rows = members.train.rows[places]
-        usable = np.ones(len(rows), bool)
-        chosen[places] = held_out(columns.label[rows], owner[places], columns.uid[rows], usable)
+        label = pool.columns.label[rows]
+        uid = pool.columns.uid[rows]
+        chosen = held_out(label, owner, uid, untested[owner])
         # With few rows of each class, a fifth can be no row. Then the row with the smallest uid is held out.
         lacking = untested & (members.train.sizes > 1)
         lacking[owner[chosen]] = False
-        places = np.flatnonzero(lacking[owner])
-        rows = members.train.rows[places]
-        one_class = np.zeros(len(rows), np.int32)
-        usable = np.ones(len(rows), bool)
-        chosen[places] = held_out(one_class, owner[places], columns.uid[rows], usable, most=1)
+        one_class = np.zeros_like(label)
+        chosen |= held_out(one_class, owner, uid, lacking[owner], most=1)
         count = len(untested)
         sizes = np.bincount(owner[~chosen], minlength=count)
-        train = RowLists.of_sizes(members.train.rows[~chosen], sizes)
+        train = RowLists.of_sizes(rows[~chosen], sizes)
         # The held-out rows follow the test rows of their member.
-        rows = np.concatenate([members.test.rows, members.train.rows[chosen]])
+        test_rows = np.concatenate([members.test.rows, rows[chosen]])
         of_tests = np.concatenate([members.test.owner, owner[chosen]])
-        test = RowLists.by_owner(rows, of_tests, count)
+        test = RowLists.by_owner(test_rows, of_tests, count)
         members = Members(members.words, train, test)
         drawn = int((test.sizes[untested] > 0).sum())
         if drawn:
