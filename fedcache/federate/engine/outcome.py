@@ -24,6 +24,7 @@ from fedcache.federate.engine.method import Method
 from fedcache.federate.partition.client_table import (
     ClientRows,
     all_train_rows,
+    blocks_within,
     sorted_once,
     train_sizes,
 )
@@ -164,20 +165,15 @@ def classes_of_clients(label: np.ndarray, clients: Sequence[ClientRows]) -> np.n
     ends = np.cumsum(sizes)
     classes = int(label.max(initial=0)) + 1
     owned = np.zeros(len(clients), np.int64)
-    first = 0
     # Clients ``first`` to ``last`` - 1 together have about ``ROWS_AT_ONCE`` rows.
-    while first < len(clients):
-        start = int(ends[first]) - int(sizes[first])
-        fitting = int(np.searchsorted(ends, start + ROWS_AT_ONCE, "right"))
-        last = max(first + 1, fitting)
-        stop = int(ends[last - 1])
-        found = label[rows[start:stop]]
+    for first, last in blocks_within(sizes, ROWS_AT_ONCE):
+        start = ends[first] - sizes[first]
+        found = label[rows[start : ends[last - 1]]]
         owner = np.repeat(np.arange(last - first), sizes[first:last])
         known = found >= 0
         pairs = owner[known] * classes + found[known].astype(np.int64)
         distinct = sorted_once(pairs)  # each class of each client once
         owned[first:last] = np.bincount(distinct // classes, minlength=last - first)
-        first = last
     return owned
 
 

@@ -35,7 +35,7 @@ from fedcache.federate.execution.memory_estimate import (
     Load,
     shares_uploads,
 )
-from fedcache.federate.partition.client_table import train_rows_of, train_sizes
+from fedcache.federate.partition.client_table import blocks_within, train_rows_of, train_sizes
 from fedcache.federate.trust.pipeline import UploadPipeline
 from fedcache.heads.linear import Tree
 
@@ -221,14 +221,8 @@ def groups_of(point: RunState, ids: Sequence[int]) -> Iterator[Sequence[int]]:
         return
     # A group ends before the client with which its rows would exceed ``TOGETHER_ROWS``.
     rows = train_sizes(point.training_clients)[np.asarray(ids)]
-    before = np.concatenate([[0], np.cumsum(rows)])
-    start = 0
-    while start < len(ids):
-        limit = before[start] + TOGETHER_ROWS
-        end = int(np.searchsorted(before, limit, "right")) - 1
-        end = max(end, start + 1)
+    for start, end in blocks_within(rows, TOGETHER_ROWS):
         yield ids[start:end]
-        start = end
 
 
 def timed_round(executor: Executor) -> tuple[tuple[int, ...], list[RoundTraffic | None]]:

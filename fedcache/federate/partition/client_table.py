@@ -206,6 +206,26 @@ def ranges(starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     return numbers
 
 
+def blocks_within(
+    sizes: np.ndarray, most: int, longest: int = LARGEST_KEY
+) -> Iterator[tuple[int, int]]:
+    """Begin and end of blocks of neighbours whose ``sizes`` sum to at most ``most``; a larger one is a block alone.
+
+    A block has at most ``longest`` neighbours.
+
+    >>> list(blocks_within(np.array([2, 2, 9, 1]), 4))
+    [(0, 2), (2, 3), (3, 4)]
+    """
+    ends = np.cumsum(sizes)
+    start = 0
+    while start < len(sizes):
+        before = ends[start] - sizes[start]
+        fits = int(np.searchsorted(ends, before + most, "right"))
+        stop = min(start + longest, max(start + 1, fits))
+        yield start, stop
+        start = stop
+
+
 def share_of_ones(hits: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """hits / counts; NaN where ``counts`` is 0."""
     return np.where(counts > 0, hits / np.maximum(counts, 1), np.nan)

@@ -26,6 +26,7 @@ from fedcache.federate.partition.client_table import (
     NumberedNames,
     RowLists,
     Validation,
+    blocks_within,
     in_decimal,
     is_among,
     sorted_once,
@@ -425,14 +426,7 @@ def _blocks(table: ClientTable) -> Iterator[tuple[int, int]]:
     sizes = table.train_sizes + table.tests.sizes
     if held is not None and held.own is not None:
         sizes = sizes + held.own.sizes
-    rows = np.cumsum(sizes)
-    start = 0
-    while start < len(table):
-        before = rows[start] - sizes[start]
-        fits = int(np.searchsorted(rows, before + ROWS, "right"))
-        stop = min(start + PART, max(start + 1, fits))
-        yield start, stop
-        start = stop
+    return blocks_within(sizes, ROWS, PART)
 
 
 def _clients_json(table: ClientTable) -> Iterator[bytes]:
