@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from benchmarks.measure import Row, in_turn, make_row, quartiles, shown
-from fedcache.federate.engine.client_data import Data, prepare, stored_rows
+from fedcache.federate.engine.client_data import Data, prepare_features, stored_rows
 from fedcache.federate.engine.run import TrainingRun, run
 from fedcache.federate.methods import METHODS
 from fedcache.federate.partition.partition import Client
@@ -152,7 +152,7 @@ def _trained(store: Store) -> list[Row]:
         )
         for dtype in ("float64", "float32")
     ]
-    held = prepare([reader], "none")
+    held = prepare_features([reader], "none")[0]
     linear = {"head": "linear", "opt": "sgd", "batch": 32, "epochs": 1}
     seconds = in_turn(
         {

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcache.federate.partition.client_table import MadeWhenAsked
+from fedcache.federate.partition.client_table import LazySequence
 from fedcache.optional import need_arrow
 from fedcache.runs.directory import DamagedRunError, file_digest
 
@@ -82,7 +82,7 @@ class ClientColumns:
         return held.getvalue()
 
 
-class _ColumnOfNames(MadeWhenAsked[str]):
+class _ColumnOfNames(LazySequence[str]):
     """A column of strings of a pyarrow table. Strings are made on request, because a table may have a million rows."""
 
     def __init__(self, column: Any) -> None:

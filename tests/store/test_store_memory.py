@@ -12,7 +12,7 @@ from refusal import refused
 from toy_store import KEYS, ROWS, values, whole
 
 from fedcache.errors import Exit
-from fedcache.federate.engine.client_data import prepare
+from fedcache.federate.engine.client_data import prepare_features
 from fedcache.store import files as limit
 from fedcache.store import reader as reading
 from fedcache.store.files import memory_limit
@@ -20,7 +20,7 @@ from fedcache.store.store import Store
 
 
 def old_prepare(features, post, train):
-    """The definition, over whole arrays: what ``prepare`` gives to the bit, no matter how much it holds at a time."""
+    """The definition, over whole arrays: ``prepare_features`` gives the same bits, however much it holds at a time."""
     out = [f.astype(np.float32) for f in features]
     if post in ("l2", "center"):
         out = [f / np.maximum(np.linalg.norm(f, axis=-1, keepdims=True), 1e-12) for f in out]
@@ -59,7 +59,7 @@ def test_a_flipped_bit_is_found_by_every_way_of_reading_and_the_first_is_named(
         lambda r: r.all(),
         lambda r: r.rows(np.array([0, 13, 5])),
         lambda r: list(r.blocks()),
-        lambda r: prepare([r], "none"),
+        lambda r: prepare_features([r], "none"),
     )
     for way in ways:
         reader = Store.open(path).reader(KEYS[0])
@@ -76,11 +76,11 @@ def test_features_beyond_the_budget_are_mapped_and_the_same_to_the_bit(tmp_path,
     scratch = tmp_path / "scratch"
     for budget in ("1G", "0"):
         monkeypatch.setenv("FEDCACHE_MEMORY", budget)
-        x = prepare([store.reader(k) for k in KEYS], post, train, scratch=scratch)
+        x = prepare_features([store.reader(k) for k in KEYS], post, train, scratch=scratch)[0]
         assert x.numpy().tobytes() == expected.tobytes()
         assert scratch.exists() == (budget == "0")
     assert list(scratch.iterdir()) == []  # a file without a name
-    arrays = prepare([np.array(values(k)) for k in KEYS], post, train)
+    arrays = prepare_features([np.array(values(k)) for k in KEYS], post, train)[0]
     assert arrays.numpy().tobytes() == expected.tobytes()
 
 
@@ -90,7 +90,7 @@ def test_a_full_disk_is_an_error_before_anything_is_mapped(tmp_path, monkeypatch
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     monkeypatch.setenv("FEDCACHE_MEMORY", "10")
-    no_room = partial(prepare, [np.ones((4, 1, 3), np.float16)], "none", scratch=tmp_path)
+    no_room = partial(prepare_features, [np.ones((4, 1, 3), np.float16)], "none", scratch=tmp_path)
     refused(no_room, "needs 48 bytes", code=Exit.ENVIRONMENT)
 
 

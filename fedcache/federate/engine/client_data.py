@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -35,25 +35,26 @@ FEAT_POSTS = ("none", "l2", "l2_concat", "sign", "center", "standardize")
 SHARED_SUMS = {"center": 1, "standardize": 2}
 """``feat_post`` -> sums of rows that each client sends before the first round, and means that it receives."""
 
-LONGEST_ROWS: Mapping[str, Callable[[Sequence[int]], float]] = {
-    "l2": lambda widths: math.sqrt(len(widths)),
-    "center": lambda widths: math.sqrt(len(widths)),
-    "l2_concat": lambda _widths: 1.0,
-    "sign": lambda widths: math.sqrt(sum(widths)),
-}
-"""``feat_post`` -> upper bound of the norm of a row, for the widths of the backbones."""
-
 
 def longest_row(feat_post: str, widths: Sequence[int]) -> float | None:
-    """Upper bound of the norm of a row after ``feat_post``; None without a bound."""
-    bound = LONGEST_ROWS.get(feat_post)
-    if bound is None:
-        return None
-    return bound(widths)
+    """Upper bound of the norm of a row after ``feat_post``, for backbones of these widths; None without a bound."""
+    bounds = {
+        "l2": math.sqrt(len(widths)),
+        "center": math.sqrt(len(widths)),
+        "l2_concat": 1.0,
+        "sign": math.sqrt(sum(widths)),
+    }
+    return bounds.get(feat_post)
 
 
 STEP = 4096
 """Rows that are processed at once, so that temporary arrays stay small."""
+
+
+def in_steps(rows: np.ndarray) -> Iterator[np.ndarray]:
+    """Consecutive views of at most ``STEP`` rows."""
+    for first in range(0, len(rows), STEP):
+        yield rows[first : first + STEP]
 
 
 @dataclass(frozen=True)
@@ -84,8 +85,7 @@ class Scaling:
     def apply(self, features: NDArray[np.float32]) -> None:
         """Subtract the mean and divide by the scale, in place."""
         # In float64 and block by block, because a copy of all features might not fit into memory.
-        for first in range(0, len(features), STEP):
-            rows = features[first : first + STEP]
+        for rows in in_steps(features):
             rows[...] = (rows - self.mean) / self.scale
 
 
@@ -98,18 +98,6 @@ class Blocks(Protocol):
 
     def blocks(self) -> Iterator[tuple[int, np.ndarray]]:
         """(first row, rows [n, V, D]) in order."""
-
-
-def prepare(
-    features: Sequence[np.ndarray | Blocks],
-    feat_post: str,
-    train: np.ndarray | None = None,
-    *,
-    views: int | None = None,
-    scratch: Path | None = None,
-) -> Tensor:
-    """The features of ``prepare_features`` without the statistics."""
-    return prepare_features(features, feat_post, train, views=views, scratch=scratch)[0]
 
 
 def prepare_features(
@@ -213,16 +201,14 @@ def _room(shape: tuple[int, ...], scratch: Path | None) -> np.ndarray:
 
 def _unit(rows: np.ndarray) -> None:
     """Bring vectors [..., D] to unit length, in place."""
-    for first in range(0, len(rows), STEP):
-        part = rows[first : first + STEP]
+    for part in in_steps(rows):
         norms = np.linalg.norm(part, axis=-1, keepdims=True)
         part /= np.maximum(norms, 1e-12)
 
 
 def _sign(rows: np.ndarray) -> None:
     """Replace values above 0 by 1 and others by 0, in place; NaN stays."""
-    for first in range(0, len(rows), STEP):
-        part = rows[first : first + STEP]
+    for part in in_steps(rows):
         np.copyto(part, part > 0, where=~np.isnan(part))
 
 

@@ -422,10 +422,7 @@ def dot(a: Tensor, b: Tensor, ctx: Ctx) -> Tensor:
 def squared_distance(p: Tree, q: Tree, names: Sequence[str], ctx: Ctx) -> Tensor:
     """|p - q|^2 over the named tensors, one value per client."""
     parts = [dot(p[n] - q[n], p[n] - q[n], ctx) for n in names]
-    total = parts[0]
-    for part in parts[1:]:
-        total = total + part
-    return total
+    return sum(parts[1:], parts[0])
 
 
 def narrow_clients(t: Tensor, count: int, ctx: Ctx) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedcache.federate.engine.client_data import Data, stack_clients
-from fedcache.federate.engine.context import LruCache
+from fedcache.federate.engine.context import Ctx, LruCache
 from fedcache.federate.engine.method import keep_down
 from fedcache.federate.engine.outcome import (
     MOST_CONFUSED,
@@ -137,22 +137,12 @@ class StackedModels:
     fresh: int  # number of the model of clients that never took part; -1 if there is none
 
 
-@dataclass(frozen=True)
-class PersonalModels:
-    """Functions that return the models that clients deploy."""
-
-    of: Callable[[int], Scores | None]
-    """Number of a client -> its model; None for a client that has nothing to deploy."""
-
-    together: Callable[[Sequence[int]], StackedModels | None] = lambda _clients: None
-    """Numbers of several clients -> their models; None for models that cannot be stacked."""
-
-
 def evaluate_personal(
-    models: PersonalModels,
+    model: Callable[[int], Scores | None],
     data: Data,
     clients: Sequence[ClientRows],
     *,
+    together: Callable[[Sequence[int]], StackedModels | None] = lambda _clients: None,
     everywhere: bool = False,
     headline: str = "mean",
     chosen: Sequence[int] | None = None,
@@ -163,9 +153,10 @@ def evaluate_personal(
     such as those of clients that never took part, are scored once.
 
     Args:
-        models: of the clients.
+        model: number of a client -> its model; None for a client that has nothing to deploy.
         data: labels and domains.
         clients: their test rows.
+        together: numbers of several clients -> their models; None for models that cannot be stacked.
         everywhere: score every model on the union of all test rows.
         headline: mean | min over clients.
         chosen: numbers of the clients to score, ascending; None for all.
@@ -187,13 +178,13 @@ def evaluate_personal(
         # One matrix product scores all models of a block; models that cannot be stacked are scored one by one.
         stacked = None
         if len(block) > 1:
-            stacked = models.together(block)
+            stacked = together(block)
         if stacked is not None:
             predicted = predict_stacked(stacked, data, test, fresh_before)
             tally.add(block, test, predicted, stacked.which)
             continue
         for client in block:
-            alone = models.of(client)
+            alone = model(client)
             if alone is not None:
                 predicted = predict_rows(alone, data.x.device, test)
                 tally.add([client], test, predicted[None], np.zeros(1, np.int64))
@@ -323,13 +314,9 @@ class Tally:
 
     def evaluation(self, headline: str) -> Evaluation:
         """The scores of all models that were added."""
-        none = np.empty(0, np.int64)
-        rows = [none]
-        predicted = [none]
-        for of_model, guess in self._kept or ():
-            rows.append(of_model)
-            predicted.append(guess)
-        sizes = [len(of_model) for of_model in rows]
+        kept = self._kept or []
+        rows = RowLists.of([of_model for of_model, _ in kept])
+        predicted = RowLists.of([guess for _, guess in kept])
         by_domain = {}
         for d in np.flatnonzero(self._known):
             by_domain[int(d)] = float(self._hits[d] / self._known[d])
@@ -338,12 +325,12 @@ class Tally:
             None,
             known_mean(self._f1),
             by_domain,
-            np.concatenate(rows),
-            np.concatenate(predicted),
+            rows.rows,
+            predicted.rows,
             headline,
             self._confusion,
             self._kept is not None,
-            sizes=np.array(sizes, np.int64),
+            sizes=rows.sizes,
         )
 
 
@@ -414,13 +401,11 @@ def _scored_on(
         deployed = deployed_model(job, client, down, clients)
         return lambda rows: deployed.scores(own[rows, 0])
 
-    def together(ids: Sequence[int]) -> StackedModels | None:
-        return models_together(job, down, ids, clients)
-
     return evaluate_personal(
-        PersonalModels(model, together),
+        model,
         job.data,
         clients,
+        together=lambda ids: models_together(job, down, ids, clients),
         everywhere=job.method.protocol(job.hp) == "everywhere",
         headline=job.method.headline,
         chosen=chosen,
@@ -501,28 +486,26 @@ def deployed_model(
     method = job.method
     if client is None:
         # The global model needs no client's rows; they are passed for users' methods that read some.
-        train = np.asarray(job.training_clients[job.eligible[0]].train, np.int64)
+        train = job.train_rows(int(job.eligible[0]))
         data = stack_clients(job.data.x, job.labels, [train], 0)
-        deployed = _deploy(job, down, {}, None)
-        return DeployedModel(method, deployed, {}, data, job.server_ctx())
+        ctx = job.server_ctx()
+        deployed = _deploy(job, down, {}, None, ctx)
+        return DeployedModel(method, deployed, {}, data, ctx)
     data = job.rows([client], 0)
     ctx = job.ctx([client], 0)
     with torch.no_grad():
         state = job.states.get(client) or method.enter(down, data, ctx)
-    deployed = _deploy(job, down, state, client)
+    deployed = _deploy(job, down, state, client, ctx)
     if method.reads_test(job.hp):
         data = job.rows([client], 0, tests=tests or job.training_clients)
     personal = method.personal_part(deployed, state, data, ctx)
     return DeployedModel(method, deployed, personal, data, ctx)
 
 
-def _deploy(job: RunState, down: Tree, state: Tree, client: int | None) -> Tree:
+def _deploy(job: RunState, down: Tree, state: Tree, client: int | None, ctx: Ctx) -> Tree:
     """The tensors that are scored: the broadcast, or a probe that evaluation trains on all labelled rows."""
     if job.method.deploy is keep_down:
         return down
-    ctx = job.server_ctx()
-    if client is not None:
-        ctx = job.ctx([client], 0)
     return job.method.deploy(down, state, job.labelled(client), ctx)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import cast
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
@@ -29,8 +29,7 @@ PerClient = float | Tensor
 """One number for all clients, or one number for each client."""
 
 
-@dataclass(frozen=True)
-class AdamConstants:
+class AdamConstants(NamedTuple):
     """Adam's decay rates, and the number added to its denominator; the defaults are torch's."""
 
     beta1: PerClient = 0.9
@@ -93,8 +92,7 @@ def step(p: Tree, names: Sequence[str], grads: Sequence[Tensor], ctx: Ctx) -> No
             second = [p[f"opt/v/{n}"] for n in names]
             p["opt/t"] += 1.0
             constants = adam_constants(ctx)
-            numbers = (constants.beta1, constants.beta2, constants.eps)
-            floats = [c for c in numbers if isinstance(c, float)]
+            floats = [c for c in constants if isinstance(c, float)]
             if fused and len(floats) == 3:
                 _fused_adam(params, grads, first, second, p["opt/t"], plain[0], plain[1], floats)
             else:

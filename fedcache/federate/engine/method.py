@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedcache.config import PRESETS
-from fedcache.errors import FedcacheError, UsageError, unknown
+from fedcache.errors import UsageError, unknown
 from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx, RunConstants
 from fedcache.federate.engine.hyperparameters import Hp, HParam, Value
@@ -111,20 +111,15 @@ def clients_per_round(participation: int | float | None, clients: int) -> int:
     """
     if participation is None:
         return clients
+    is_number = isinstance(participation, int) and participation >= 1
+    if not is_number and not 0.0 < participation <= 1.0:
+        raise UsageError(
+            f"participation is {participation}, expected a number of clients (at least 1) or a share in (0, 1].",
+            "For example --participation 10, --participation 0.1 or --participation 100%.",
+        )
     if isinstance(participation, int):
-        if participation < 1:
-            raise _bad_participation(participation)
         return min(participation, clients)
-    if not 0.0 < participation <= 1.0:
-        raise _bad_participation(participation)
     return max(1, round(participation * clients))
-
-
-def _bad_participation(found: float) -> FedcacheError:
-    return UsageError(
-        f"participation is {found}, expected a number of clients (at least 1) or a share in (0, 1].",
-        "For example --participation 10, --participation 0.1 or --participation 100%.",
-    )
 
 
 Pooling = Literal["mean", "uniform", "sum", "stack"]

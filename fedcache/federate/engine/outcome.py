@@ -24,6 +24,7 @@ from fedcache.federate.engine.method import Method
 from fedcache.federate.partition.client_table import (
     ClientRows,
     all_train_rows,
+    blocks_within,
     sorted_once,
     train_sizes,
 )
@@ -164,20 +165,15 @@ def classes_of_clients(label: np.ndarray, clients: Sequence[ClientRows]) -> np.n
     ends = np.cumsum(sizes)
     classes = int(label.max(initial=0)) + 1
     owned = np.zeros(len(clients), np.int64)
-    first = 0
     # Clients ``first`` to ``last`` - 1 together have about ``ROWS_AT_ONCE`` rows.
-    while first < len(clients):
-        start = int(ends[first]) - int(sizes[first])
-        fitting = int(np.searchsorted(ends, start + ROWS_AT_ONCE, "right"))
-        last = max(first + 1, fitting)
-        stop = int(ends[last - 1])
-        found = label[rows[start:stop]]
+    for first, last in blocks_within(sizes, ROWS_AT_ONCE):
+        start = ends[first] - sizes[first]
+        found = label[rows[start : ends[last - 1]]]
         owner = np.repeat(np.arange(last - first), sizes[first:last])
         known = found >= 0
         pairs = owner[known] * classes + found[known].astype(np.int64)
         distinct = sorted_once(pairs)  # each class of each client once
         owned[first:last] = np.bincount(distinct // classes, minlength=last - first)
-        first = last
     return owned
 
 
@@ -539,24 +535,15 @@ def _check_counts(counts: Mapping[str, int], least: int) -> None:
 
 @dataclass(frozen=True)
 class Exchange:
-    """Scalars that one client sends in a whole run, for three kinds of uploads; downloads are not counted."""
+    """Scalars that one client sends in a whole run, for two kinds of uploads; downloads are not counted."""
 
     representations: int  # N_pub d numbers per round: FLESD's features of the public set
-    # N_pub (N_pub - 1) / 2 per round: the similarities of these features (symmetric, with a known diagonal).
-    matrices: int
     weights: int  # |w| per round: weight averaging
 
     @property
     def cheaper(self) -> bool:
         """FLESD's inequality (C eq 11): whether representations are fewer scalars than weights."""
         return self.representations < self.weights
-
-    @property
-    def send(self) -> str:
-        """The smaller form of FLESD's upload: ``reps`` while d < (N_pub - 1) / 2, else ``matrix``."""
-        if self.representations < self.matrices:
-            return "reps"
-        return "matrix"
 
 
 def flesd_exchange(
@@ -583,9 +570,7 @@ def flesd_exchange(
         "average_rounds": average_rounds,
     }
     _check_counts(counts, 0)
-    representations = public * width * rounds
-    matrices = public * (public - 1) // 2 * rounds
-    return Exchange(representations, matrices, weights * average_rounds)
+    return Exchange(public * width * rounds, weights * average_rounds)
 
 
 def fusion_similarity(single: Tensor, fused: Tensor, owned: Tensor) -> Tensor:

@@ -27,6 +27,7 @@ from fedcache.federate.engine.client_data import (
     FeatureColumns,
     Features,
     cut_out,
+    in_steps,
     stack_clients,
     take_rows,
 )
@@ -164,9 +165,6 @@ def _too_few(method: Method, hp: Hp, rows: np.ndarray) -> list[int]:
 # Every client sends the sum of its rows' lengths and their number, and receives the mean.
 
 
-STEP = 4096
-"""Rows whose lengths are computed at once."""
-
 SUM_BYTES = 8
 """Bytes of a float64, the type of the numbers that are sent each way before the first round."""
 
@@ -175,9 +173,9 @@ def mean_length(x: Features, rows: np.ndarray) -> float:
     """Mean length of the rows ``rows`` (int64 [n]) of features [N, V, D], view 0, in float64; 0 without rows."""
     total = 0.0
     V = x.shape[1]
-    for start in range(0, len(rows), STEP):
-        part = torch.from_numpy(rows[start : start + STEP]).to(x.device)
-        lengths = take_rows(x, part * V).double().norm(dim=-1)
+    for some in in_steps(rows):
+        index = torch.from_numpy(some).to(x.device)
+        lengths = take_rows(x, index * V).double().norm(dim=-1)
         total += float(lengths.sum())
     return total / max(1, len(rows))
 
@@ -199,7 +197,7 @@ NUMERICAL = (ArithmeticError, ValueError, torch.linalg.LinAlgError)  # type: ign
 MOST_SUSPECTS = 32
 """Most uploads that are left out one by one, to find the one that the server cannot aggregate."""
 
-DEALT_BYTES = 8 << 20
+CHUNK_ROWS_BYTES = 8 << 20
 """Bytes of row numbers of chunks of clients that are kept for the next round."""
 
 
@@ -240,6 +238,12 @@ class RunState:
         text = data.text
         if text is not None:
             text = text.to(data.x.device, dtype)
+        row_norm = None
+        if "row norms" in method.reads(hp):
+            row_norm = mean_training_length(self.data.x, clients, self.cuts)
+        mean_rows = None
+        if "row counts" in method.reads(hp):
+            mean_rows = float(train_sizes(self.training_clients).mean())
         self.env = RunConstants(
             data.classes,
             data.x.shape[2],
@@ -249,21 +253,17 @@ class RunState:
             dtype,
             data.x.device,
             names=data.names,
+            backbones=data.backbones,
+            row_norm=row_norm,
+            mean_rows=mean_rows,
             image=data.image,
             towers=data.towers,
-            backbones=data.backbones,
         )
         if watch is not None:
             self.env = replace(self.env, watch=watch)
-        if "row norms" in method.reads(hp):
-            length = mean_training_length(self.data.x, clients, self.cuts)
-            self.env = replace(self.env, row_norm=length)
-        if "row counts" in method.reads(hp):
-            mean_rows = float(train_sizes(self.training_clients).mean())
-            self.env = replace(self.env, mean_rows=mean_rows)
         hp = method.settle(hp, self.env)
         self.hp = hp
-        self._dealt = LruCache(DEALT_BYTES)
+        self._chunk_rows = LruCache(CHUNK_ROWS_BYTES)
         self.warnings: list[str] = []
         self.private: PrivateDraws | None = None
         if self.trust.privacy is not None:
@@ -304,8 +304,7 @@ class RunState:
         eligible_rows = train_sizes(self.training_clients)[self.eligible].sum()
         self.train_bytes = int(eligible_rows) * self.data.x[:1].nbytes
         if self.public:
-            public_rows = np.asarray(clients[0].train, np.int64)
-            public = torch.from_numpy(public_rows).to(data.x.device)
+            public = torch.from_numpy(self.train_rows(0)).to(data.x.device)
             self.public_columns = FeatureColumns(self.data.x[public])
             features = self.public_columns.cut(())
             self.env = replace(self.env, public=cast(Tensor, features))
@@ -318,9 +317,7 @@ class RunState:
         attack = self.trust.attack
         if attack is None or attack.name != "label-flip":
             return y
-        rows = {
-            c: np.asarray(client.train, np.int64) for c, client in enumerate(self.training_clients)
-        }
+        rows = {c: self.train_rows(c) for c in range(len(self.training_clients))}
         return flipped_labels(y, rows, self.liars, self.data.classes)
 
     def _eligible(self) -> np.ndarray:
@@ -383,23 +380,26 @@ class RunState:
         draws = ClientRng(self.seed, self.round, (SERVER,), 0, self.env.dtype, self.env.device)
         return Ctx((), self.hp, self.env, draws, tuple(ids), self.round)
 
+    def train_rows(self, client: int) -> np.ndarray:
+        """int64: the training rows of one client."""
+        return np.asarray(self.training_clients[client].train, np.int64)
+
     def rows(
         self, ids: Sequence[int], axes: int, *, tests: Sequence[ClientRows] | None = None
     ) -> ClientData:
         """The training rows of some clients, or their test rows in ``tests``; chunks of clients are cached."""
         if axes and tests is None and not self.own:
             make = partial(self._rows, ids, axes)
-            return self._dealt.get((axes, *ids), make, lambda made: made.rows.nbytes)
+            return self._chunk_rows.get((axes, *ids), make, lambda made: made.rows.nbytes)
         return self._rows(ids, axes, tests)
 
     def _rows(
         self, ids: Sequence[int], axes: int, tests: Sequence[ClientRows] | None = None
     ) -> ClientData:
         if tests is None:
-            parts = [self.training_clients[i].train for i in ids]
+            rows = [self.train_rows(i) for i in ids]
         else:
-            parts = [tests[i].test for i in ids]
-        rows = [np.asarray(part, np.int64) for part in parts]
+            rows = [np.asarray(tests[i].test, np.int64) for i in ids]
         return stack_clients(self.features(ids[0]), self.labels, rows, axes)
 
     def cut(self, client: int) -> ClientData:
@@ -417,7 +417,7 @@ class RunState:
         # Points of a grid have the same features, labels and rows, so one of them cuts for all.
         who = self.eligible.tolist()
         x = self.data.x
-        rows = [np.asarray(self.training_clients[c].train, np.int64) for c in who]
+        rows = [self.train_rows(c) for c in who]
         of_rows = (r.tobytes() for r in rows)
         key = ("rows", SameObject(x), SameObject(self.labels), *of_rows)
         make = partial(cut_out, x, self.labels, rows)
@@ -703,8 +703,7 @@ class RunState:
     def diagnose(self) -> dict[str, float]:
         """The method's own numbers about the current state; labels are read here as in any evaluation."""
         # Labels of the clients that took part, in the order of the rows in their states.
-        rows = {c: np.asarray(self.training_clients[c].train, np.int64) for c in self.states}
-        labels = {c: self.data.y[torch.from_numpy(r)] for c, r in rows.items()}
+        labels = {c: self.data.y[torch.from_numpy(self.train_rows(c))] for c in self.states}
         return self.method.diagnose(self.server, self.states, labels, self.server_ctx())
 
     def finish(

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -15,9 +16,11 @@ from fedcache.config import SAMPLING
 from fedcache.errors import UsageError, unknown
 from fedcache.federate.engine.context import generator
 from fedcache.federate.engine.method import clients_per_round
-from fedcache.federate.partition.client_table import NumberedNames, RowLists
+from fedcache.federate.partition.client_table import RowLists, sorted_by_name
 from fedcache.parsing import visible
 from fedcache.store.files import file_sha256, sha256_hex
+
+T = TypeVar("T")
 
 # Availability traces: the rounds in which each client is available.
 
@@ -33,10 +36,6 @@ class AvailabilityTrace:
     first: np.ndarray  # int64, the first round of each line, from 1
     last: np.ndarray  # int64, its last round
     digest: str  # sha256 of the file
-
-    def places(self, names: Sequence[str]) -> np.ndarray:
-        """int64: the number of each line's client. Raises UsageError for a client that the run does not have."""
-        return numbers_of(self.clients, names, "--availability")
 
 
 def numbers_of(named: Sequence[str], names: Sequence[str], option: str) -> np.ndarray:
@@ -73,25 +72,21 @@ def read_trace(path: Path) -> AvailabilityTrace:
         "Write a line for every period in which a client is available:  client,first,last  and then  "
         "client-0,1,20"
     )
-    here = f"--availability {path}"
-    lines, digest = lines_of_clients(path, here, TRACE_COLUMNS, example)
-    spans = []
-    for number, line in lines:
-        try:
-            first = int(line[1])
-            last = int(line[2])
-        except (ValueError, IndexError) as error:
-            raise UsageError(
-                f"{here}: line {number} is not a client name and two rounds.", example
-            ) from error
-        if len(line) > len(TRACE_COLUMNS) or not 1 <= first <= last < 2**62:
-            raise UsageError(
-                f"{here}: line {number} needs two rounds in ascending order, from 1.", example
-            )
-        spans.append((first, last))
-    clients = tuple(line[0] for _, line in lines)
-    bounds = np.array(spans, np.int64)
-    return AvailabilityTrace(clients, bounds[:, 0], bounds[:, 1], digest)
+    clients, periods, digest = values_of_clients(
+        path, "--availability", TRACE_COLUMNS, example, _period, repeats=True
+    )
+    bounds = np.array(periods, np.int64)
+    return AvailabilityTrace(tuple(clients), bounds[:, 0], bounds[:, 1], digest)
+
+
+def _period(words: Sequence[str]) -> tuple[int, int]:
+    try:
+        first, last = map(int, words)
+    except ValueError:
+        raise ValueError("is not a client name and two rounds") from None
+    if not 1 <= first <= last < 2**62:
+        raise ValueError("needs two rounds in ascending order, from 1")
+    return first, last
 
 
 def number_in(text: str) -> float | None:
@@ -102,14 +97,28 @@ def number_in(text: str) -> float | None:
         return None
 
 
-def lines_of_clients(
-    path: Path, here: str, columns: Sequence[str], example: str
-) -> tuple[list[tuple[int, list[str]]], str]:
-    """The lines of a CSV file about clients, each with its number, and the sha256 of the file; names are stripped.
+def values_of_clients(
+    path: Path,
+    option: str,
+    columns: Sequence[str],
+    example: str,
+    parse: Callable[[Sequence[str]], T],
+    *,
+    repeats: bool = False,
+) -> tuple[list[str], list[T], str]:
+    """The client and the value of every line of a CSV file, and the sha256 of the file.
 
-    ``here`` names option and file in errors, and ``example`` is their hint. Raises UsageError for a file that cannot be
-    read, has other columns, or no line.
+    Raises UsageError for a file that cannot be read, has other columns or no line, and for an invalid line.
+
+    Args:
+        path: of the file.
+        option: names the file in errors.
+        columns: names in the first line; the first of them is the client.
+        example: hint of errors.
+        parse: words of a line after the client -> value. Raises ValueError with the fault of the line in words.
+        repeats: whether a client may have several lines.
     """
+    here = f"{option} {path}"
     try:
         raw = path.read_bytes()
         lines = list(csv.reader(raw.decode("utf-8-sig").splitlines()))
@@ -123,13 +132,24 @@ def lines_of_clients(
         header = [word.strip() for word in lines[0]]
     if header != list(columns):
         raise UsageError(f"{here}: the first line is not {','.join(columns)}.", example)
-    found = []
+    clients = []
+    values = []
+    known = set()
     for number, line in enumerate(lines[1:], 2):
-        if line:
-            found.append((number, [line[0].strip(), *line[1:]]))
-    if not found:
+        if not line:
+            continue
+        client = line[0].strip()
+        try:
+            values.append(parse(line[1:]))
+        except ValueError as error:
+            raise UsageError(f"{here}: line {number} {error}.", example) from error
+        if client in known and not repeats:
+            raise UsageError(f"{here}: line {number} repeats a client.", example)
+        known.add(client)
+        clients.append(client)
+    if not clients:
         raise UsageError(f"{here}: it lists no client.", example)
-    return found, sha256_hex(raw)
+    return clients, values, sha256_hex(raw)
 
 
 # Clusters of clients, drawn by the seed or named in a file. A round draws some clusters first, and
@@ -183,11 +203,9 @@ class ClusterRule:
             fewer = max(1, clients // 10)
             raise UsageError(f"{why}.", f"For example --client-clusters {fewer}")
         else:
-            order = np.arange(len(names))
-            if not isinstance(names, NumberedNames):
-                order = np.array(sorted(range(len(names)), key=names.__getitem__), np.int64)
+            order = sorted_by_name(names, np.arange(clients))
             # A random permutation modulo the number of clusters: sizes differ by one at most.
-            permutation = generator(seed, "client-clusters").permutation(len(names))
+            permutation = generator(seed, "client-clusters").permutation(clients)
             cluster[order] = permutation % self.count
         # A file must have a line for every client that can train.
         lacking = by_name[cluster[by_name] < 0]
@@ -236,18 +254,18 @@ def _read_clusters(path: Path, _digest: str) -> ClusterRule:
     clients takes seconds.
     """
     example = "Write a line for every client:  client,cluster  and then  client-0,north"
-    here = f"--client-clusters {path}"
-    lines, digest = lines_of_clients(path, here, COLUMNS, example)
-    found: dict[str, str] = {}
-    for number, line in lines:
-        if len(line) != len(COLUMNS) or not line[1].strip():
-            raise UsageError(f"{here}: line {number} is not a client name and a cluster.", example)
-        if line[0] in found:
-            raise UsageError(f"{here}: line {number} repeats a client.", example)
-        found[line[0]] = line[1].strip()
-    numbers = {name: i for i, name in enumerate(sorted(set(found.values())))}
-    given = np.array([numbers[name] for name in found.values()], np.int64)
-    return ClusterRule(len(numbers), 1, tuple(found), given, digest)
+    clients, clusters, digest = values_of_clients(
+        path, "--client-clusters", COLUMNS, example, _cluster
+    )
+    numbers = {name: i for i, name in enumerate(sorted(set(clusters)))}
+    given = np.array([numbers[name] for name in clusters], np.int64)
+    return ClusterRule(len(numbers), 1, tuple(clients), given, digest)
+
+
+def _cluster(words: Sequence[str]) -> str:
+    if len(words) != 1 or not words[0].strip():
+        raise ValueError("is not a client name and a cluster")
+    return words[0].strip()
 
 
 MANY = 1 << 16
@@ -351,7 +369,7 @@ class ClientSampler:
         names: Sequence[str],
         eligible: np.ndarray,
         seed: int,
-        rows: np.ndarray | None = None,
+        rows: np.ndarray,
         rule: SamplingRule = UNIFORM,
         uniforms: Callable[[int, int], np.ndarray] | None = None,
     ) -> None:
@@ -361,9 +379,10 @@ class ClientSampler:
         self.rule = rule
         self._rows = rows
         self._uniforms = uniforms
+        # int64: the client of each line of the trace.
         self._lines: np.ndarray | None = None
         if rule.trace is not None:
-            self._lines = rule.trace.places(names)
+            self._lines = numbers_of(rule.trace.clients, names, "--availability")
         # None if a round draws all clusters.
         self._clusters: RowLists | None = None
         if rule.clusters is not None:
@@ -376,9 +395,7 @@ class ClientSampler:
     @cached_property
     def by_name(self) -> np.ndarray:
         """int64: the clients that can train, sorted by name."""
-        if isinstance(self.names, NumberedNames):
-            return self.eligible
-        return np.array(sorted(self.eligible.tolist(), key=self.names.__getitem__), np.int64)
+        return sorted_by_name(self.names, self.eligible)
 
     def sample(self, round_: int, participation: Participation) -> list[int]:
         """The clients of a round (from 0), ascending; without those that drop out."""
@@ -406,20 +423,20 @@ class ClientSampler:
         if self._uniforms is not None:
             uniforms = self._uniforms(round_, len(self.by_name))
             return _ascending(self.by_name[uniforms < self.share(participation)])
-        there = self._there(round_)
+        available = self._available(round_)
         if self.rule.how == "poisson":
-            uniforms = generator(self.seed, "poisson", round_).random(len(there))
-            return _ascending(there[uniforms < self.share(participation)])
+            uniforms = generator(self.seed, "poisson", round_).random(len(available))
+            return _ascending(available[uniforms < self.share(participation)])
         count = clients_per_round(participation, len(self.names))
-        return _ascending(there[self._places(there, count, round_)])
+        return _ascending(available[self._places(available, count, round_)])
 
-    def _places(self, there: np.ndarray, count: int, *key: int) -> np.ndarray:
-        """int64: places of at most ``count`` drawn clients in ``there``; ``key`` names the stream of draws."""
-        count = min(count, len(there))
+    def _places(self, available: np.ndarray, count: int, *key: int) -> np.ndarray:
+        """int64: places of at most ``count`` drawn clients in ``available``; ``key`` names the stream of draws."""
+        count = min(count, len(available))
         rng = generator(self.seed, "sampling", *key)
-        if self.rule.how == "weighted" and self._rows is not None:
-            return weighted_without_replacement(rng, self._rows[there], count)
-        return without_replacement(rng, len(there), count)
+        if self.rule.how == "weighted":
+            return weighted_without_replacement(rng, self._rows[available], count)
+        return without_replacement(rng, len(available), count)
 
     def begin(
         self, round_: int, draw: int, count: int, busy: Sequence[int]
@@ -431,31 +448,31 @@ class ClientSampler:
         key: tuple[int, ...] = (round_,)
         if draw:
             key = (round_, draw)
-        there = self._there(round_)
-        if busy and self._few(busy, count):
+        available = self._available(round_)
+        if busy and self._most_are_free(busy, count):
             # Most clients are free, so busy ones are drawn rarely and rejected. This needs no array of all clients.
             places = self._one_by_one(busy, count, *key)
         else:
             if busy:
                 free = np.ones(len(self.names), bool)
                 free[list(busy)] = False
-                there = there[free[there]]
-            places = self._places(there, count, *key)
-        drawn = there[np.sort(places)].tolist()
+                available = available[free[available]]
+            places = self._places(available, count, *key)
+        drawn = available[np.sort(places)].tolist()
         gone = generator(self.seed, "dropout", *key).random(len(drawn)) < self.rule.dropout
         return list(zip(drawn, gone.tolist(), strict=True))
 
-    def _few(self, busy: Sequence[int], count: int) -> bool:
+    def _most_are_free(self, busy: Sequence[int], count: int) -> bool:
         """Whether most clients are free, so that a client drawn among all of them is usually free."""
         limited = self.rule.available < 1.0 or self.rule.trace is not None
         if limited or self._clusters is not None:
             return False
         if 2 * (len(busy) + count) > len(self.eligible):
             return False
-        if self.rule.how != "weighted" or self._rows is None:
+        if self.rule.how != "weighted":
             return True
         busy_rows = self._rows[list(busy)].sum()
-        return bool(2 * busy_rows <= self._heaped[-1])
+        return bool(2 * busy_rows <= self._cumulative_rows[-1])
 
     def _one_by_one(self, busy: Sequence[int], count: int, *key: int) -> np.ndarray:
         """The places of ``count`` free clients, with a new draw for each busy one; the time does not grow with M."""
@@ -464,9 +481,9 @@ class ClientSampler:
         places = list[int]()
         while len(places) < count:
             # Weighted: the client of a uniformly drawn row, so the probability is proportional to its rows.
-            if self.rule.how == "weighted" and self._rows is not None:
-                row = rng.random() * self._heaped[-1]
-                place = int(np.searchsorted(self._heaped, row, "right"))
+            if self.rule.how == "weighted":
+                row = rng.random() * self._cumulative_rows[-1]
+                place = int(np.searchsorted(self._cumulative_rows, row, "right"))
             else:
                 place = int(rng.integers(len(self.by_name)))
             client = int(self.by_name[place])
@@ -476,37 +493,36 @@ class ClientSampler:
         return np.array(places, np.int64)
 
     @cached_property
-    def _heaped(self) -> np.ndarray:
+    def _cumulative_rows(self) -> np.ndarray:
         """float64: cumulative sum of the rows of the clients that can train, by name."""
-        assert self._rows is not None
-        heaped: np.ndarray = np.cumsum(self._rows[self.by_name])
-        return heaped
+        cumulative: np.ndarray = np.cumsum(self._rows[self.by_name])
+        return cumulative
 
-    def _there(self, round_: int) -> np.ndarray:
+    def _available(self, round_: int) -> np.ndarray:
         """int64, by name: the clients that can train and are available in a round."""
-        there = self.by_name
+        clients = self.by_name
         if self._clusters is not None:
-            there = self._of_clusters(self._clusters, round_)
+            clients = self._of_clusters(self._clusters, round_)
         if self.rule.available < 1.0:
-            uniforms = generator(self.seed, "availability", round_).random(len(there))
-            there = there[uniforms < self.rule.available]
+            uniforms = generator(self.seed, "availability", round_).random(len(clients))
+            clients = clients[uniforms < self.rule.available]
         trace = self.rule.trace
         if trace is not None and self._lines is not None:
             # Clients with a line that includes this round; rounds of a trace count from 1.
             number = round_ + 1
             current = (trace.first <= number) & (number <= trace.last)
-            available = np.zeros(len(self.names), bool)
-            available[self._lines[current]] = True
-            there = there[available[there]]
-        return there
+            in_trace = np.zeros(len(self.names), bool)
+            in_trace[self._lines[current]] = True
+            clients = clients[in_trace[clients]]
+        return clients
 
     def _of_clusters(self, clusters: RowLists, round_: int) -> np.ndarray:
         """int64, by name: the clients that can train in the clusters of a round, which are drawn uniformly."""
         rng = generator(self.seed, "clusters", round_)
         drawn = without_replacement(rng, len(clusters), self._per_round)
         places = np.sort(clusters.take(drawn).rows)
-        there: np.ndarray = self.by_name[places]
-        return there
+        clients_of_round: np.ndarray = self.by_name[places]
+        return clients_of_round
 
     def planned(self, round_: int, participation: Participation) -> int:
         """The planned number of clients in a round; with drawn clusters the largest possible number of any round.
@@ -535,12 +551,12 @@ class ClientSampler:
     def _few_in_trace(self) -> list[str]:
         if self._lines is None:
             return []
-        there = len(np.intersect1d(self._lines, self.eligible))
+        in_trace = len(np.intersect1d(self._lines, self.eligible))
         clients = len(self.eligible)
-        if there == clients:
+        if in_trace == clients:
             return []
         return [
-            f"the trace has lines for only {there:,} of the {clients:,} clients; all others are never available"
+            f"the trace has lines for only {in_trace:,} of the {clients:,} clients; all others are never available"
         ]
 
     def _small_clusters(self, participation: Participation) -> list[str]:

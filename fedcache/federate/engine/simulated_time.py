@@ -27,9 +27,9 @@ from fedcache.federate.engine.run_state import RunState
 from fedcache.federate.engine.sampling import (
     ClientSampler,
     Participation,
-    lines_of_clients,
     numbers_of,
     refuse_lacking,
+    values_of_clients,
 )
 from fedcache.federate.trust.pipeline import UploadPool
 from fedcache.heads.linear import Tree
@@ -119,32 +119,29 @@ def parse_timing(
         return rule
     if durations in DURATIONS:
         return replace(rule, durations=durations)
-    named, given, digest = _read_durations(Path(durations))
-    return replace(rule, durations=f"sha256:{digest}", named=named, given=given)
+    return _read_durations(Path(durations), rule)
 
 
-def _read_durations(path: Path) -> tuple[tuple[str, ...], tuple[float, ...], str]:
-    """Clients, their durations, and the digest of a CSV file with the columns ``client`` and ``duration``."""
+def _read_durations(path: Path, rule: TimingRule) -> TimingRule:
+    """The rule with the durations of a CSV file with the columns ``client`` and ``duration``."""
     example = (
         f"{', '.join(DURATIONS)}, or a file with a line for every client:  "
         f"client,duration  and then  client-0,1.5"
     )
-    here = f"--client-durations {path}"
-    lines, digest = lines_of_clients(path, here, COLUMNS, example)
-    found: dict[str, float] = {}
-    for number, line in lines:
-        try:
-            value = float(line[1])
-        except (ValueError, IndexError) as error:
-            raise UsageError(
-                f"{here}: line {number} is not a client name and a number.", example
-            ) from error
-        if line[0] in found:
-            raise UsageError(f"{here}: line {number} repeats a client.", example)
-        if len(line) > len(COLUMNS) or not 0.0 < value < np.inf:
-            raise UsageError(f"{here}: line {number} has no duration above 0.", example)
-        found[line[0]] = value
-    return tuple(found), tuple(found.values()), digest
+    clients, durations, digest = values_of_clients(
+        path, "--client-durations", COLUMNS, example, _duration
+    )
+    return replace(rule, durations=f"sha256:{digest}", named=tuple(clients), given=tuple(durations))
+
+
+def _duration(words: Sequence[str]) -> float:
+    try:
+        (value,) = map(float, words)
+    except ValueError:
+        raise ValueError("is not a client name and a number") from None
+    if not 0.0 < value < np.inf:
+        raise ValueError("has no duration above 0")
+    return value
 
 
 def why_not_asynchronous(method: Method, hp: Hp) -> str | None:

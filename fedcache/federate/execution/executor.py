@@ -35,7 +35,7 @@ from fedcache.federate.execution.memory_estimate import (
     Load,
     shares_uploads,
 )
-from fedcache.federate.partition.client_table import train_rows_of, train_sizes
+from fedcache.federate.partition.client_table import blocks_within, train_rows_of, train_sizes
 from fedcache.federate.trust.pipeline import UploadPipeline
 from fedcache.heads.linear import Tree
 
@@ -221,14 +221,8 @@ def groups_of(point: RunState, ids: Sequence[int]) -> Iterator[Sequence[int]]:
         return
     # A group ends before the client with which its rows would exceed ``TOGETHER_ROWS``.
     rows = train_sizes(point.training_clients)[np.asarray(ids)]
-    before = np.concatenate([[0], np.cumsum(rows)])
-    start = 0
-    while start < len(ids):
-        limit = before[start] + TOGETHER_ROWS
-        end = int(np.searchsorted(before, limit, "right")) - 1
-        end = max(end, start + 1)
+    for start, end in blocks_within(rows, TOGETHER_ROWS):
         yield ids[start:end]
-        start = end
 
 
 def timed_round(executor: Executor) -> tuple[tuple[int, ...], list[RoundTraffic | None]]:
@@ -325,11 +319,18 @@ class Batched(Executor):
         budget = GPU_SET
         if load.device == "cpu":
             budget = GRID_SET
+        return cls.fitting(load, budget, 4 * load.head_bytes, chunk)
+
+    @classmethod
+    def fitting(
+        cls, load: Load, budget: int, client: int, chunk: int | None, rest: int = 1
+    ) -> ExecutionPlan:
+        """As many clients and points as fit into ``budget`` bytes; the working set of one takes ``client`` bytes."""
         # Points first, because they share the rows that are read. Clients fill the rest of the cache.
-        working = 4 * load.head_bytes
-        points = max(1, min(load.points, budget // max(1, working)))
-        clients = max(1, budget // max(1, working * points))
-        return ExecutionPlan(cls.name, min(load.clients, chunk or clients), points)
+        client = max(1, client)
+        points = max(1, min(load.points, budget // client))
+        clients = max(1, budget // (client * points))
+        return ExecutionPlan(cls.name, min(load.clients, chunk or clients), points, rest)
 
     def one_round(self, ids: Sequence[int], downs: Sequence[Tree]) -> list[RoundTraffic | None]:
         """Chunk by chunk, the clients with most rows first."""
@@ -436,7 +437,10 @@ class Batched(Executor):
         sent: dict[int, Sent],
         shown: Tree | None = None,
     ) -> None:
-        """Add the sizes of uploads to ``sent``: each client's part of ``up``, and ``shown`` without a client axis."""
+        """Add the sizes of uploads to ``sent``: each client's part of ``up``, and ``shown`` without a client axis.
+
+        ``size`` is the bytes of a scalar.
+        """
         # If every scalar counts, all clients of the chunk send the same number of scalars.
         alike = self.batch.points[0].method.sent is numel
         for j, c in enumerate(chunk):
@@ -446,7 +450,10 @@ class Batched(Executor):
             own = self.batch.of_client(up, j)
             if shown is not None:
                 own |= shown
-            self.batch.note_sent(c, own, size, sent)
+            sent[c] = []
+            for g, point in enumerate(self.batch.points):
+                scalars = point.method.sent(self.batch.of_point(own, g), point.server_ctx())
+                sent[c].append((scalars, size))
 
 
 def fits_cache(load: Load) -> int:

@@ -72,11 +72,11 @@ class GramClientData(ClientData):
 
     def narrow(self, count: int) -> ClientData:
         """The first ``count`` clients."""
-        if self.rows.dim() == 1 or count == len(self.n):
+        made = super().narrow(count)
+        if made is self:
             return self
-        made = cast(GramClientData, super().narrow(count))
         basis = cast(GramBasis, self.basis).narrow(count)
-        return replace(made, basis=basis)
+        return replace(cast(GramClientData, made), basis=basis)
 
 
 @dataclass
@@ -228,9 +228,7 @@ class Gram(Batched):
             budget = WORKING_SET
         if load.device != "cpu":
             budget = GPU_SET
-        points = max(1, min(load.points, budget // client))
-        clients = max(1, budget // (client * points))
-        return ExecutionPlan(cls.name, min(load.clients, chunk or clients), points, rest)
+        return cls.fitting(load, budget, client, chunk, rest)
 
     def fit_all(
         self, order: Sequence[int], down: Tree, pipeline: UploadPipeline, sent: dict[int, Sent]

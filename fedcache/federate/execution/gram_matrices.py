@@ -6,14 +6,17 @@ Shapes: n rows of a client, D features, U outputs of the map, M clients of a chu
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from itertools import groupby
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from fedcache.federate.engine.client_data import Features, take_rows
 from fedcache.federate.engine.context import SameObject
+from fedcache.federate.partition.client_table import RowLists
 from fedcache.heads.gram import WIDE, GramBasis, points_first
 from fedcache.heads.linear import by_onednn, each_times_transposed, times_transposed
 
@@ -47,10 +50,9 @@ class GramMatrices:
         # In the order of clients in chunks, so that a chunk is one block.
         order = sorted(rows, key=lambda c: (-len(rows[c]), c))
         self.n = {c: len(rows[c]) for c in order}
-        starts = np.cumsum([0, *self.n.values()])
-        self.start = {c: int(s) for c, s in zip(order, starts[:-1], strict=True)}
-        every = np.concatenate([np.empty(0, np.int64), *(rows[c] for c in order)])
-        self.packed = take_rows(x, torch.from_numpy(every).to(x.device))
+        lists = RowLists.of([rows[c] for c in order])
+        self.start = dict(zip(order, lists.ends[:-1].tolist(), strict=True))
+        self.packed = take_rows(x, torch.from_numpy(lists.rows).to(x.device))
         # Client -> [n, n]; matrices of the same size follow one another in memory.
         self.gram: dict[int, Tensor] = {}
         # X X' of all clients with n rows at once: their rows are one block [M, n, D].
@@ -62,7 +64,7 @@ class GramMatrices:
             self.gram |= zip(group, _gram_matrices(own), strict=True)
         self._kept: dict[tuple[int, ...], Tensor] = {}
         self._kept_bytes = 0
-        self._beside: dict[tuple[int, bytes], tuple[Tensor, dict[SameObject, Tensor]]] = {}
+        self._scored: dict[tuple[int, bytes], tuple[Tensor, dict[SameObject, Tensor]]] = {}
 
     def of(self, client: int) -> Tensor:
         """Rows [n, D] of a client; a view."""
@@ -105,34 +107,33 @@ class GramMatrices:
             self._kept_bytes += out.nbytes
         return out
 
-    def beside(self, client: int, x: Features, rows: Tensor, bases: Sequence[Tensor]) -> GramBasis:
+    def scoring_basis(
+        self, client: int, x: Features, rows: Tensor, bases: Sequence[Tensor]
+    ) -> GramBasis:
         """The basis for scoring rows of x [N, 1, D] by a client's coordinates; cached for other points of a grid."""
         # Z X' of the scored rows Z [R, D] and the client's rows X [n, D], and Z B_j' of each basis, are computed once.
         key = (client, rows.cpu().numpy().tobytes())
-        z: Tensor | None = None
-        if key not in self._beside:
-            z = x[rows, 0]
-            self._beside[key] = (z @ self.of(client).mT, {})
+        z = cache(lambda: x[rows, 0])  # read only if a product is missing
+        if key not in self._scored:
+            self._scored[key] = (z() @ self.of(client).mT, {})
             self._trim()
-        gram, seen = self._beside[key]
+        gram, seen = self._scored[key]
         for base in bases:
             if SameObject(base) not in seen:
-                if z is None:
-                    z = x[rows, 0]
-                seen[SameObject(base)] = z @ base.mT
+                seen[SameObject(base)] = z() @ base.mT
         products = torch.stack([seen[SameObject(base)] for base in bases])
         return GramBasis(gram.unsqueeze(0), products[None, ..., None], 0)
 
     def _trim(self) -> None:
         """Remove the oldest products of scored rows above ``CACHE_BYTES``; the last one stays."""
         sizes = {}
-        for key, (gram, seen) in self._beside.items():
+        for key, (gram, seen) in self._scored.items():
             sizes[key] = gram.nbytes + sum(t.nbytes for t in seen.values())
         total = sum(sizes.values())
         for key in list(sizes)[:-1]:
             if total <= CACHE_BYTES:
                 break
-            del self._beside[key]
+            del self._scored[key]
             total -= sizes[key]
 
     def forward(self, clients: Sequence[int], base: Tensor) -> Tensor:
@@ -163,9 +164,7 @@ class GramMatrices:
             parts = torch.split(u, [self.n[c] for c in clients])
         else:
             parts = tuple(self.of(c) @ flat.mT for c in clients)
-        out = self.packed.new_zeros(M, longest, *last)
-        for to, part in zip(out, parts, strict=True):
-            to[: len(part)] = part.view(-1, *last)
+        out = pad_sequence([part.view(-1, *last) for part in parts], batch_first=True)
         if swapped:
             return out.mT
         return out

@@ -203,7 +203,7 @@ class ClientStates(MutableMapping[int, Tree]):
         kept = self.kept[client]
         grams = cast(GramMatrices, self.grams)
         state = {**self.rest(client), **kept.coords}
-        basis = grams.beside(client, x, rows, kept.bases)
+        basis = grams.scoring_basis(client, x, rows, kept.bases)
         positions = torch.arange(len(rows), device=rows.device)
         return state, GramBatch(basis, positions)
 

@@ -7,7 +7,6 @@ with the leading axes (G, M), or (M,) for a single point.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from fedcache.errors import FedcacheError
 from fedcache.federate.engine.client_data import Data
@@ -45,7 +45,7 @@ class GridCache:
         self.memo = LruCache()
         self._cast: dict[tuple[SameObject, torch.dtype], Data] = {}
         self._grams: dict[tuple[Any, ...], GramMatrices] = {}
-        self._pooled: OrderedDict[tuple[Any, ...], tuple[Tree, Sent]] = OrderedDict()
+        self._pooled = LruCache(POOLED)  # limited by the number of uploads: each counts as one byte
 
     def cast(self, data: Data, dtype: torch.dtype) -> Data:
         """The data with features of that dtype; images stay bytes."""
@@ -62,7 +62,7 @@ class GridCache:
         width = job.data.x.shape[2]
         rows = {}
         for c in job.eligible.tolist():
-            train = np.asarray(job.training_clients[c].train, np.int64)
+            train = job.train_rows(c)
             if 2 * len(train) <= width:
                 rows[c] = train
         of_clients = [(c, r.tobytes()) for c, r in sorted(rows.items())]
@@ -87,7 +87,7 @@ class GridCache:
         read = {h.name for h in method.hparams if h.fit}
         settings = [(name, value) for name, value in sorted(hp.items()) if name in read]
         same = (SameObject(job.data), method.name, *settings)
-        rows = [np.asarray(job.training_clients[c].train, np.int64) for c in ids]
+        rows = [job.train_rows(c) for c in ids]
         key: tuple[Any, ...]
         if method.additive(hp) and method.sent is numel:
             key = (*same, np.sort(np.concatenate(rows)).tobytes())
@@ -96,12 +96,7 @@ class GridCache:
             names = [job.training_clients[c].name for c in ids]
             own = zip(names, [r.tobytes() for r in rows], strict=True)
             key = (*same, job.seed, *own)
-        if key not in self._pooled:
-            self._pooled[key] = make()
-            if len(self._pooled) > POOLED:
-                self._pooled.popitem(last=False)
-        self._pooled.move_to_end(key)
-        pooled, sent = self._pooled[key]
+        pooled, sent = self._pooled.get(key, make, lambda _: 1)
         if len(sent) != len(ids):  # cached from other clients; every client sends the same amount
             sent = [sent[0]] * len(ids)
         return pooled, sent
@@ -239,16 +234,6 @@ class GridBatch:
             return total.expand(len(self.points), *total.shape[1:])
         return total
 
-    def note_sent(self, client: int, up: Tree, size: int, sent: dict[int, Sent]) -> None:
-        """Add to ``sent`` the scalars that one client sends for each point; ``size`` is the bytes of a scalar."""
-        sent[client] = []
-        for g, point in enumerate(self.points):
-            mine = up
-            if self.axes == 2:
-                mine = {k: t[g] for k, t in up.items()}
-            scalars = point.method.sent(mine, point.server_ctx())
-            sent[client].append((scalars, size))
-
     def accepts(
         self,
         up: Tree,
@@ -361,11 +346,7 @@ def pad_stack(trees: Sequence[Tree]) -> Tree:
     for name in trees[0]:
         parts = [tree[name] for tree in trees]
         if name.startswith("rows/"):
-            longest = max(p.shape[0] for p in parts)
-            stacked = parts[0].new_zeros(len(parts), longest, *parts[0].shape[1:])
-            for row, part in zip(stacked, parts, strict=True):
-                row[: part.shape[0]] = part
-            out[name] = stacked
+            out[name] = pad_sequence(parts, batch_first=True)
         else:
             out[name] = torch.stack(parts)
     return out

@@ -8,7 +8,6 @@ as the model; no method sends more than the model and its counts.
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -27,6 +26,7 @@ from fedcache.federate.execution.gram_matrices import CACHE_BYTES
 from fedcache.federate.execution.gram_states import is_first
 from fedcache.federate.partition.client_table import train_sizes
 from fedcache.heads.linear import Tree
+from fedcache.store.files import disk_free
 
 WORKING_SET = 8 << 20
 """Limit of four copies of a chunk's parameters (weights, gradient, momentum, output), so that they fit the cache."""
@@ -390,11 +390,8 @@ def refuse_too_little_room(load: Load, plan: ExecutionPlan, place: Path) -> None
     """
     if not states_in_file(load, plan):
         return
-    existing = place
-    while not existing.exists():
-        existing = existing.parent
     own = sum(file.stat().st_size for file in place.rglob("states-*.table"))
-    free = shutil.disk_usage(existing).free + own
+    free = disk_free(place) + own
     needed = load.kept_bytes()
     if needed > free:
         raise MachineError(

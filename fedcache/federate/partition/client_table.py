@@ -11,8 +11,6 @@ from typing import Protocol, TypeVar, overload
 
 import numpy as np
 
-from fedcache.federate.partition.scheme import MatchedTests
-
 T = TypeVar("T", covariant=True)
 
 LARGEST_KEY = 2**62
@@ -25,7 +23,7 @@ BLOCK = 1 << 16
 """Numbers that are written in decimal at once, so that their digits stay in the processor's cache."""
 
 
-class MadeWhenAsked(Sequence[T]):
+class LazySequence(Sequence[T]):
     """A sequence that makes its items on access; a slice is a list of them."""
 
     @abstractmethod
@@ -48,7 +46,7 @@ class MadeWhenAsked(Sequence[T]):
         return map(self.at, range(len(self)))
 
 
-class RowLists(MadeWhenAsked[np.ndarray]):
+class RowLists(LazySequence[np.ndarray]):
     """M lists of rows; each list is a view of ``rows``, made on access.
 
     Args:
@@ -208,6 +206,26 @@ def ranges(starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     return numbers
 
 
+def blocks_within(
+    sizes: np.ndarray, most: int, longest: int = LARGEST_KEY
+) -> Iterator[tuple[int, int]]:
+    """Begin and end of blocks of neighbours whose ``sizes`` sum to at most ``most``; a larger one is a block alone.
+
+    A block has at most ``longest`` neighbours.
+
+    >>> list(blocks_within(np.array([2, 2, 9, 1]), 4))
+    [(0, 2), (2, 3), (3, 4)]
+    """
+    ends = np.cumsum(sizes)
+    start = 0
+    while start < len(sizes):
+        before = ends[start] - sizes[start]
+        fits = int(np.searchsorted(ends, before + most, "right"))
+        stop = min(start + longest, max(start + 1, fits))
+        yield start, stop
+        start = stop
+
+
 def share_of_ones(hits: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """hits / counts; NaN where ``counts`` is 0."""
     return np.where(counts > 0, hits / np.maximum(counts, 1), np.nan)
@@ -241,7 +259,7 @@ def is_among(values: np.ndarray, others: np.ndarray) -> np.ndarray:
     return found
 
 
-class NumberedNames(MadeWhenAsked[str]):
+class NumberedNames(LazySequence[str]):
     """``client-000`` to ``client-999``, each made on access."""
 
     def __init__(self, count: int) -> None:
@@ -309,7 +327,7 @@ class Validation:
 
 
 @dataclass(frozen=True, eq=False)
-class ClientTable(Sequence[Client]):
+class ClientTable(LazySequence[Client]):
     """The clients of a partition, in client order.
 
     Args:
@@ -430,20 +448,12 @@ class ClientTable(Sequence[Client]):
     def __len__(self) -> int:
         return len(self.train)
 
-    @overload
-    def __getitem__(self, i: int) -> Client: ...
-    @overload
-    def __getitem__(self, i: slice) -> tuple[Client, ...]: ...
-    def __getitem__(self, i: int | slice) -> Client | tuple[Client, ...]:
-        if isinstance(i, slice):
-            return tuple(self[k] for k in range(*i.indices(len(self))))
+    def at(self, i: int) -> Client:
+        """The client with number ``i``."""
         validation = None
         if self.for_validation is not None:
             validation = self.for_validation.test_of(i)
         return Client(self.names[i], self.train[i], self.test_of(i), validation)
-
-    def __iter__(self) -> Iterator[Client]:
-        return (self[i] for i in range(len(self)))
 
 
 def train_sizes(clients: Sequence[ClientRows]) -> np.ndarray:
@@ -468,6 +478,13 @@ def names_of(clients: Sequence[ClientRows]) -> Sequence[str]:
     return [c.name for c in clients]
 
 
+def sorted_by_name(names: Sequence[str], clients: np.ndarray) -> np.ndarray:
+    """int64: clients, given by ascending numbers, in the order of their names."""
+    if isinstance(names, NumberedNames):
+        return clients  # numbered names have the order of the numbers
+    return np.array(sorted(clients.tolist(), key=names.__getitem__), np.int64)
+
+
 def all_train_rows(clients: Sequence[ClientRows]) -> np.ndarray:
     """int64: the training rows of all clients, one client after the other."""
     if isinstance(clients, ClientTable):
@@ -478,12 +495,12 @@ def all_train_rows(clients: Sequence[ClientRows]) -> np.ndarray:
 
 # Matched test rows: the test rows of each client as a rule, from which a list is made on access.
 #
-# A client takes the first rows of each of its classes, in one random order that all clients share
-# (``MatchedTests``). So a client is stored as a few pairs of class and number, while its list can
-# be most of the test rows.
+# A client takes the first rows of each of its classes, in one random order that all clients share.
+# So a client is stored as a few pairs of class and number, while its list can be most of the test
+# rows.
 
 
-class MatchedLists(MadeWhenAsked[np.ndarray]):
+class MatchedLists(LazySequence[np.ndarray]):
     """M lists of ascending test rows, with the interface of ``RowLists``.
 
     Args:
@@ -502,9 +519,25 @@ class MatchedLists(MadeWhenAsked[np.ndarray]):
         self.taken = taken
 
     @classmethod
-    def of(cls, matched: MatchedTests, train: RowLists, label: np.ndarray) -> MatchedLists:
-        """The lists ``matched.of(rows)`` of every client's training rows, all at once; ``label`` [N] is of all rows."""
-        order, starts, known = matched.by_class
+    def of(
+        cls, candidates: np.ndarray, label: np.ndarray, rng: np.random.Generator, train: RowLists
+    ) -> MatchedLists:
+        """For every client the largest set of test rows with the class shares of its training rows.
+
+        With n_k training rows of class k and a_k candidates, class k gets ceil(n_k min_j(a_j / n_j)) rows over the
+        owned classes j that have candidates, so the scarcest class is used up and every other one follows. Clients may
+        share test rows. A client without a candidate of its classes gets no row.
+
+        Args:
+            candidates: int64 [T] test rows.
+            label: [N] of all rows.
+            rng: of the order of the candidates, which is the same for all clients.
+            train: the clients' training rows.
+        """
+        shuffled = rng.permutation(candidates)
+        order = shuffled[np.argsort(label[shuffled], kind="stable")]
+        known, begins = np.unique(label[order], return_index=True)
+        starts = np.append(begins, len(order))
         # Every pair (client, class) of a training row whose class has test rows, as one number; then each pair once.
         place = np.searchsorted(known, label[train.rows])
         kept = known[np.minimum(place, len(known) - 1)] == label[train.rows]

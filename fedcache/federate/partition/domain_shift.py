@@ -10,21 +10,20 @@ held-out part of its own draw, so with its own class shares; otherwise on a clas
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from fedcache.federate.partition.client_table import RowLists, ranges
+from fedcache.federate.partition.client_table import MatchedLists, RowLists, ranges
 from fedcache.federate.partition.scheme import (
     DOMAIN,
     FEWER,
-    LARGEST_COUNT,
     Argument,
     Dealt,
     InfeasibleError,
-    MatchedTests,
     RowPool,
     Scheme,
     Streams,
@@ -302,20 +301,20 @@ def counts_or_error(scheme: Scheme, args: Values, streams: Streams, rule_of: Rul
     clients = rule.clients
     who = f"Scheme {scheme.name} with alpha {rule.alpha:g} and {clients} clients"
     rows = int(rule.quota.sum())
+    most = rows // rule.minimum  # clients for which the rows are enough
     can_fill = scheme.has("fill")
     # If one draw takes seconds and the scheme can fill clients up, no other arguments are tried.
     tries = not (can_fill and clients * len(rule.quota) > TRIAL_SHARES)
     instead: dict[str, Value] = {}
     filled: dict[str, Value] = {"fill": True}
     if not _has_rows(rule):
-        most = rows // rule.minimum
         message = (
             f"{who} needs {clients} x {least}, but only {rows} rows can be assigned, enough for {most} "
             "clients."
         )
         filled["clients"] = most
         if tries and not args.get("fill"):
-            instead = _fewer_clients(scheme, args, streams, rule_of, at_most=most)
+            instead = _fewer_clients(scheme, args, streams, rule_of, most)
         can_fill = can_fill and most > 0 and _has_rows(rule_of({**args, "clients": most}))
     else:
         if args.get("fill"):
@@ -334,24 +333,21 @@ def counts_or_error(scheme: Scheme, args: Values, streams: Streams, rule_of: Rul
         message = f"{who}: none of {found.draws:,} draws gave every client {least} ({stop}); "
         message += f"in the best draw, the smallest client had {found.largest} rows."
         if tries:
-            instead = _larger_alpha(args, streams, rule_of) or _fewer_clients(
-                scheme, args, streams, rule_of
-            )
+            alphas = alphas_above(rule.alpha)
+            instead = _first_that_works("alpha", alphas, args, streams, rule_of)
+            instead = instead or _fewer_clients(scheme, args, streams, rule_of, most)
     hints = []
     if instead:
         what = f"smallest alpha found to work is {instead.get('alpha')}"
         if "clients" in instead:
             what = f"largest number of clients found to work is {instead['clients']}"
         instead = _with_derived(scheme, args, instead)
-        command = scheme.command({**args, **instead})
-        hints.append(f"With this seed the {what}:  {command} --partition-seed {streams.seed}")
+        command = scheme.command({**args, **instead}, streams.seed)
+        hints.append(f"With this seed the {what}:  {command}")
     if can_fill:
         filled = _with_derived(scheme, args, filled)
-        command = scheme.command({**args, **filled})
-        hints.append(
-            f"To move rows from the largest clients to clients with too few:  {command} --partition-seed "
-            f"{streams.seed}"
-        )
+        command = scheme.command({**args, **filled}, streams.seed)
+        hints.append(f"To move rows from the largest clients to clients with too few:  {command}")
         instead = instead or filled
     raise InfeasibleError(message, "\n".join(hints), instead)
 
@@ -373,47 +369,14 @@ def _has_rows(rule: Rule) -> bool:
     return int(rule.quota.sum()) >= rule.clients * rule.minimum
 
 
-def _works(streams: Streams, rule: Rule) -> bool:
-    """Whether a short search with this rule finds a draw."""
-    if not _has_rows(rule):
-        return False
-    found = search(streams("shares"), rule, draws=TRIAL_DRAWS, shares=TRIAL_SHARES)
-    return found.counts is not None
-
-
-def _larger_alpha(args: Values, streams: Streams, rule_of: RuleOf) -> dict[str, Value]:
-    """The smallest larger alpha that works with this seed; empty if none does."""
-    alphas = alphas_above(number_of(args, "alpha"))
-
-    def works(i: int) -> bool:
-        return _works(streams, rule_of({**args, "alpha": alphas[i]}))
-
-    place = _first_that_works(len(alphas), works)
-    if place is None:
-        return {}
-    return {"alpha": alphas[place]}
-
-
 def _fewer_clients(
-    scheme: Scheme,
-    args: Values,
-    streams: Streams,
-    rule_of: RuleOf,
-    *,
-    at_most: int = LARGEST_COUNT,
+    scheme: Scheme, args: Values, streams: Streams, rule_of: RuleOf, most: int
 ) -> dict[str, Value]:
-    """The largest smaller number of clients that works with this seed; empty if none does."""
+    """The largest smaller number of clients, at most ``most``, that works with this seed; empty if none does."""
     if not scheme.has("clients"):
         return {}
-    most = min(count_of(args, "clients") - 1, at_most)
-
-    def works(i: int) -> bool:
-        return _works(streams, rule_of({**args, "clients": most - i}))
-
-    place = _first_that_works(most, works)
-    if place is None:
-        return {}
-    return {"clients": most - place}
+    largest = min(count_of(args, "clients") - 1, most)
+    return _first_that_works("clients", range(largest, 0, -1), args, streams, rule_of)
 
 
 def alphas_above(alpha: float) -> list[float]:
@@ -425,19 +388,25 @@ def alphas_above(alpha: float) -> list[float]:
     return [value for value in values if alpha < value <= LARGEST_ALPHA]
 
 
-def _first_that_works(count: int, works: Callable[[int], bool]) -> int | None:
-    """The first place below ``count`` that works, by bisection, as later places are easier; None if none works."""
-    if count < 1 or not works(count - 1):
-        return None
-    low = 0
-    high = count - 1
-    while low < high:
-        middle = (low + high) // 2
-        if works(middle):
-            high = middle
-        else:
-            low = middle + 1
-    return high
+def _first_that_works(
+    name: str, values: Sequence[float], args: Values, streams: Streams, rule_of: RuleOf
+) -> dict[str, Value]:
+    """The first of the ``values`` of an argument with which a short search finds a draw; empty if none does.
+
+    It is found by bisection, because draws are easier to accept with later values.
+    """
+
+    def works(value: float) -> bool:
+        rule = rule_of({**args, name: value})
+        if not _has_rows(rule):
+            return False
+        found = search(streams("shares"), rule, draws=TRIAL_DRAWS, shares=TRIAL_SHARES)
+        return found.counts is not None
+
+    if not values or not works(values[-1]):
+        return {}
+    place = bisect_left(values, True, hi=len(values) - 1, key=works)
+    return {name: values[place]}
 
 
 def deal_by_rule(
@@ -526,8 +495,9 @@ def deal_feature_label_shift(pool: RowPool, args: Values, streams: Streams) -> D
     else:
         for rows, domain in zip(train, domains, strict=True):
             candidates = pool.of_domain(pool.test, domain)
-            matched = MatchedTests(candidates, pool.columns.label, streams("test"))
-            test.append(matched.of(rows))
+            alone = RowLists.of([rows])
+            matched = MatchedLists.of(candidates, pool.columns.label, streams("test"), alone)
+            test.append(matched.at(0))
     return Dealt(train, test, _domain_names(pool), [])
 
 

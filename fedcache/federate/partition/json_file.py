@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from fedcache.federate.partition.client_table import (
     NumberedNames,
     RowLists,
     Validation,
+    blocks_within,
     in_decimal,
     is_among,
     sorted_once,
@@ -39,9 +41,9 @@ WITH_VALIDATION = "fedcache.partition/2"
 SCHEMAS = SCHEMA, WITH_VALIDATION
 LARGEST_FILE = 1 << 28  # bytes; ten million rows take a third of it
 LARGEST_ROW = 2**48
-_SCHEME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
+
 Fields = dict[str, tuple[Callable[[object], bool], str]]
-_DIGEST = re.compile(r"[0-9a-f]{64}")
+"""Name of a field -> the check of its value, and the expected value in words."""
 
 
 def corrupt(origin: str, problem: str) -> FedcacheError:
@@ -172,8 +174,8 @@ def _is_text(value: object, longest: int = 255) -> bool:
     return not any("\ud800" <= c <= "\udfff" for c in value)
 
 
-def _is_count(value: object) -> bool:
-    return type(value) is int and 0 <= value <= LARGEST_ROW
+def _is_count(value: object, most: int = LARGEST_ROW) -> bool:
+    return type(value) is int and 0 <= value <= most
 
 
 def _is_value(value: object) -> bool:
@@ -193,30 +195,26 @@ def _is_args(value: object) -> bool:
     return all(_is_text(k, 64) and _is_value(v) for k, v in value.items())
 
 
-def _is_scheme(value: object) -> bool:
-    return isinstance(value, str) and _SCHEME.fullmatch(value) is not None
-
-
-def _is_digest(value: object) -> bool:
-    return isinstance(value, str) and _DIGEST.fullmatch(value) is not None
+def _has_form(pattern: str, value: object) -> bool:
+    return isinstance(value, str) and re.fullmatch(pattern, value) is not None
 
 
 _WORDS: Fields = {
     "schema": (lambda value: value in SCHEMAS, " or ".join(SCHEMAS)),
-    "scheme": (_is_scheme, "a name of lower-case letters, digits and hyphens"),
-    "args": (_is_args, "an object of plain values"),
-    "seed": (
-        lambda value: type(value) is int and 0 <= value <= LARGEST_SEED,
-        "an integer of 63 bits",
+    "scheme": (
+        partial(_has_form, "[a-z0-9][a-z0-9-]{0,63}"),
+        "a name of lower-case letters, digits and hyphens",
     ),
-    "dataset": (lambda value: _is_text(value), "the digest of a dataset"),
+    "args": (_is_args, "an object of plain values"),
+    "seed": (partial(_is_count, most=LARGEST_SEED), "an integer of 63 bits"),
+    "dataset": (_is_text, "the digest of a dataset"),
     "pool": (_is_count, "a number of rows"),
     "dropped": (_is_count, "a number of rows"),
     "notes": (
         lambda value: isinstance(value, list) and all(_is_text(note, 10_000) for note in value),
         "a list of sentences",
     ),
-    "digest": (_is_digest, "64 hexadecimal digits"),
+    "digest": (partial(_has_form, "[0-9a-f]{64}"), "64 hexadecimal digits"),
 }
 _LIST = (lambda value: isinstance(value, list), "a list")
 
@@ -245,6 +243,11 @@ _FORMS = (
     _ALL_SHARE | {"order", "starts", "classes", "classes_sizes", "taken"},
 )
 _VALIDATION_ARRAYS = {"validation", "validation_sizes"}
+_VALIDATION_FORMS: dict[str, tuple[set[str], ...]] = {
+    SCHEMA: (set(),),
+    WITH_VALIDATION: ({"validation"}, _VALIDATION_ARRAYS),
+}
+"""Schema -> the arrays of validation rows that a file may have."""
 
 
 def arrays_of(table: ClientTable) -> dict[str, np.ndarray]:
@@ -299,12 +302,9 @@ def decode(content: Content, arrays: Arrays, origin: str) -> dict[str, Any]:
     is_named = isinstance(names, list) and len(names) == count and all(map(_is_text, names))
     if names is not None and not is_named:
         raise corrupt(origin, f"names should be {count} names of 1 to 255 characters")
-    has_validation = "validation" in arrays
-    expects_validation = content["schema"] == WITH_VALIDATION
-    is_complete = has_validation == expects_validation
-    if "validation_sizes" in arrays and not has_validation:
-        is_complete = False
-    if not is_complete or arrays.keys() - _VALIDATION_ARRAYS not in _FORMS:
+    of_validation = arrays.keys() & _VALIDATION_ARRAYS
+    is_complete = of_validation in _VALIDATION_FORMS[content["schema"]]
+    if not is_complete or arrays.keys() - of_validation not in _FORMS:
         found = ", ".join(sorted(arrays))[:80]
         raise corrupt(origin, f"its arrays are {found or 'none'}")
     client_names: Sequence[str] = NumberedNames(count)
@@ -315,7 +315,7 @@ def decode(content: Content, arrays: Arrays, origin: str) -> dict[str, Any]:
     validation = None
     if "validation_sizes" in arrays:
         validation = Validation.of_clients(_lists(arrays, "validation", count, origin))
-    elif has_validation:
+    elif "validation" in arrays:
         validation = Validation(_rows(arrays, "validation", origin), None)
     if "own" in arrays:
         own = _lists(arrays, "own", count, origin)
@@ -426,14 +426,7 @@ def _blocks(table: ClientTable) -> Iterator[tuple[int, int]]:
     sizes = table.train_sizes + table.tests.sizes
     if held is not None and held.own is not None:
         sizes = sizes + held.own.sizes
-    rows = np.cumsum(sizes)
-    start = 0
-    while start < len(table):
-        before = rows[start] - sizes[start]
-        fits = int(np.searchsorted(rows, before + ROWS, "right"))
-        stop = min(start + PART, max(start + 1, fits))
-        yield start, stop
-        start = stop
+    return blocks_within(sizes, ROWS, PART)
 
 
 def _clients_json(table: ClientTable) -> Iterator[bytes]:
@@ -486,7 +479,7 @@ def not_rows(clients: Sequence[ClientRows], test: np.ndarray) -> str | None:
     return None
 
 
-def problem_of(table: ClientTable, test: np.ndarray) -> str | None:
+def problem_of(table: ClientTable) -> str | None:
     """The first reason why these row lists are no partition, in words; None if they are one."""
     names = table.names
     if not isinstance(names, NumberedNames):
@@ -504,7 +497,7 @@ def problem_of(table: ClientTable, test: np.ndarray) -> str | None:
             client = _out_of_order(lists)
             if client is not None:
                 return f"{what} rows of {names[client]!r} are not ascending and non-negative"
-    if _out_of_order(RowLists.of([test])) is not None:
+    if _out_of_order(RowLists.of([table.common])) is not None:
         return "the global test rows are not ascending and non-negative"
     tested = table.tested
     both = tested[is_among(tested, table.train.rows)]
@@ -521,9 +514,9 @@ def _problem_of_validation(table: ClientTable, held: Validation) -> str | None:
     own = held.own
     if not len(rows):
         return "its lists of validation rows are all empty"
-    if own is not None and len(own) != len(table):
-        return "clients and lists of validation rows differ in number"
     if own is not None:
+        if len(own) != len(table):
+            return "clients and lists of validation rows differ in number"
         client = _out_of_order(own)
         if client is not None:
             return f"validation rows of {table.names[client]!r} are not ascending and non-negative"

@@ -32,6 +32,7 @@ from fedcache.federate.partition.scheme import (
 from fedcache.federate.partition.schemes import SCHEMES
 from fedcache.store.samples import held_out
 from fedcache.tables.groups import Group
+from fedcache.tables.words import some_names
 
 NAME = "natural"
 NAMED = 10
@@ -117,10 +118,11 @@ def deal_natural(pool: RowPool, args: Values, streams: Streams) -> Dealt:
     notes += more_notes
     if args["inside"] is not None:
         return _assign_inside(members, pool, args, streams, notes, common, within=within)
-    made = Dealt(members.train, None, members.words, notes, common=common, pool=rows)
+    own_tests = None
     if within:
-        return replace(made, test=members.test, common=sorted_once(members.test.rows))
-    return made
+        own_tests = members.test
+        common = sorted_once(own_tests.rows)
+    return Dealt(members.train, own_tests, members.words, notes, common=common, pool=rows)
 
 
 def held_out_codes(group: Group, by: str, values: Value) -> np.ndarray | None:
@@ -189,28 +191,23 @@ def _with_own_tests(members: Members, pool: RowPool) -> tuple[Members, list[str]
     untested = members.test.sizes == 0
     notes = []
     if untested.any():
-        columns = pool.columns
+        rows = members.train.rows
         owner = members.train.owner
-        places = np.flatnonzero(untested[owner])
-        chosen = np.zeros(len(owner), bool)
-        rows = members.train.rows[places]
-        usable = np.ones(len(rows), bool)
-        chosen[places] = held_out(columns.label[rows], owner[places], columns.uid[rows], usable)
+        label = pool.columns.label[rows]
+        uid = pool.columns.uid[rows]
+        chosen = held_out(label, owner, uid, untested[owner])
         # With few rows of each class, a fifth can be no row. Then the row with the smallest uid is held out.
         lacking = untested & (members.train.sizes > 1)
         lacking[owner[chosen]] = False
-        places = np.flatnonzero(lacking[owner])
-        rows = members.train.rows[places]
-        one_class = np.zeros(len(rows), np.int32)
-        usable = np.ones(len(rows), bool)
-        chosen[places] = held_out(one_class, owner[places], columns.uid[rows], usable, most=1)
+        one_class = np.zeros_like(label)
+        chosen |= held_out(one_class, owner, uid, lacking[owner], most=1)
         count = len(untested)
         sizes = np.bincount(owner[~chosen], minlength=count)
-        train = RowLists.of_sizes(members.train.rows[~chosen], sizes)
+        train = RowLists.of_sizes(rows[~chosen], sizes)
         # The held-out rows follow the test rows of their member.
-        rows = np.concatenate([members.test.rows, members.train.rows[chosen]])
+        test_rows = np.concatenate([members.test.rows, rows[chosen]])
         of_tests = np.concatenate([members.test.owner, owner[chosen]])
-        test = RowLists.by_owner(rows, of_tests, count)
+        test = RowLists.by_owner(test_rows, of_tests, count)
         members = Members(members.words, train, test)
         drawn = int((test.sizes[untested] > 0).sum())
         if drawn:
@@ -249,14 +246,9 @@ def _keep_large(
         why = f"Scheme natural: no client has {least:,} rows or more; the largest has {most:,}."
         raise NATURAL.infeasible(args, why, {"min_rows": most})
     if len(enough) < len(sizes):
-        places = np.flatnonzero(sizes < least)[:NAMED]
-        small = [members.words[i] for i in places.tolist()]
-        left_out = len(sizes) - len(enough)
-        named = ", ".join(small)
-        if left_out > len(small):
-            more = left_out - len(small)
-            named += f" and {more:,} more"
-        many = f"{left_out:,} of {len(sizes):,} clients"
+        small = np.flatnonzero(sizes < least)
+        named = some_names((members.words[i] for i in small.tolist()), NAMED)
+        many = f"{len(small):,} of {len(sizes):,} clients"
         notes.append(f"{many} with fewer than {least:,} rows are left out: {named}")
     most_clients = args["max_clients"]
     if isinstance(most_clients, int) and most_clients < len(enough):
@@ -314,18 +306,19 @@ def _assign_inside(
         notes += [f"{word}: {note}" for note in dealt.notes]
         if dealt.enough_shots is not None:
             enough.append(dealt.enough_shots)
-    made = Dealt(
+    own_tests = None
+    if within:
+        own_tests = test
+        common = sorted_once(np.concatenate(test))
+    return Dealt(
         train,
-        None,
+        own_tests,
         names,
         notes,
         common=common,
         pool=members.train.rows,
         enough_shots=min(enough, default=None),
     )
-    if within:
-        return replace(made, test=test, common=sorted_once(np.concatenate(test)))
-    return made
 
 
 _INSIDE = tuple(

@@ -34,13 +34,13 @@ from fedcache.federate.partition.json_file import beyond, canonical_parts, not_r
 from fedcache.federate.partition.natural import NATURAL, OF_INSIDE, two_test_sets
 from fedcache.federate.partition.scheme import (
     FEWER,
+    SEED,
     TEST,
     TRAIN,
     Argument,
     Columns,
     Dealt,
     InfeasibleError,
-    MatchedTests,
     RowPool,
     Scheme,
     Streams,
@@ -63,7 +63,6 @@ SCHEMES: Mapping[str, Scheme] = PluginTable(
 )
 """All partition schemes by name, also those of plug-ins, which are not listed."""
 
-SEED = "--partition-seed"
 MOST_TRIED = 20
 """Most partitions that are made to find arguments that work."""
 
@@ -86,7 +85,6 @@ __all__ = [
     "Partition",
     "Scheme",
     "from_payload",
-    "load",
     "make",
 ]
 
@@ -137,7 +135,7 @@ class Partition:
     notes: tuple[str, ...] = field(default=())
 
     def __post_init__(self) -> None:
-        problem = not_rows(self.clients, self.test) or problem_of(self.table, self.test)
+        problem = not_rows(self.clients, self.test) or problem_of(self.table)
         if problem:
             raise UsageError(
                 f"{NOT_ONE}{problem}.", "Make one from a scheme: fedcache partition --help"
@@ -410,14 +408,14 @@ def _with_working_advice(
             is_complete = not seed or SEED in error.hint
             if instead == error.instead and is_complete:
                 return error
-            return _with_command(message, scheme, values, instead, seed)
+            return scheme.infeasible(values, message, instead, seed)
     if scheme is NATURAL and values["inside"] is not None:
         message = f"{message} No other number works for every value of {values['by']}."
         whole: dict[str, Value] = dict.fromkeys(("inside", *OF_INSIDE))
         with suppress(FedcacheError):
             _deal(scheme, columns, {**values, **whole}, seed)
             message_of_whole = f"{message} Without --scheme, each value is one client."
-            return _with_command(message_of_whole, scheme, values, whole, seed)
+            return scheme.infeasible(values, message_of_whole, whole, seed)
         return InfeasibleError(message, "See how many rows each value has:  fedcache inspect")
     if error.hint and not error.instead:
         return error
@@ -432,13 +430,18 @@ def _with_working_advice(
         what = "Divide the rows evenly instead"
         given["clients"] = values.get("clients") or len(columns.domains)
     try:
-        found = _working_arguments(simpler, columns, simpler.resolve(given), given, seed)
-        command = simpler.command(found)
+        command = _working_command(simpler, columns, given, seed)
     except FedcacheError as refused:
         if refused.hint:
             return refused
         return InfeasibleError(message, "See the counts per split:  fedcache inspect")
-    return InfeasibleError(message, f"{what}:  {command} {SEED} {seed}")
+    return InfeasibleError(message, f"{what}:  {command}")
+
+
+def _working_command(scheme: Scheme, columns: Columns, given: Values, seed: int) -> str:
+    """The command of arguments that work instead of some ``given`` ones. Raises as ``_working_arguments``."""
+    found = _working_arguments(scheme, columns, scheme.resolve(given), given, seed)
+    return scheme.command(found, seed)
 
 
 def _working_arguments(
@@ -463,18 +466,6 @@ def _working_arguments(
         else:
             return found
     raise InfeasibleError("No other arguments work.", "")
-
-
-def _with_command(
-    message: str,
-    scheme: Scheme,
-    values: Values,
-    instead: Values,
-    seed: int,
-) -> InfeasibleError:
-    """The error with the command of arguments that work."""
-    command = scheme.command({**values, **instead})
-    return InfeasibleError(message, f"{command} {SEED} {seed}", instead)
 
 
 def _with_remedy(
@@ -613,8 +604,7 @@ def _tests_of_clients(
             return RowLists.of(dealt.test).ascending()
         chosen = MatchedLists.alike(first, len(train))
     elif values.get("test_protocol") == "matched":
-        matched = MatchedTests(test, columns.label, streams("test"))
-        chosen = MatchedLists.of(matched, train, columns.label)
+        chosen = MatchedLists.of(test, columns.label, streams("test"), train)
     else:
         return None
     total = int(chosen.sizes.sum())
@@ -652,14 +642,11 @@ def _leaks(columns: Columns, trained: np.ndarray, tested: np.ndarray) -> list[st
 
 def _tests_hint(columns: Columns, domain: tuple[str, ...] | None, seed: int) -> str:
     """The hint for a dataset without test rows: arguments of label-shift, which takes them from each client."""
-    scheme = SCHEMES["label-shift"]
-    given: dict[str, Value] = {"domain": domain}
     try:
-        found = _working_arguments(scheme, columns, scheme.resolve(given), given, seed)
-        command = scheme.command(found)
+        command = _working_command(SCHEMES["label-shift"], columns, {"domain": domain}, seed)
     except FedcacheError:
         return "Give the dataset a test split."
-    return f"Give the dataset a test split, or take test rows from each client:  {command} {SEED} {seed}"
+    return f"Give the dataset a test split, or take test rows from each client:  {command}"
 
 
 def _with_validation(
@@ -674,11 +661,6 @@ def _with_validation(
         by = columns.sorted_by(str(values["by"]))
     own = by is not None and values["inside"] is None and not clients.shares.any()
     return with_validation(clients, chosen_by, columns, pool.domains, by, own=own)
-
-
-def load(path: Path, *, dataset: str | None = None, rows: int | None = None) -> Partition:
-    """Read a partition file, as ``Partition.load``."""
-    return Partition.load(path, dataset=dataset, rows=rows)
 
 
 def from_payload(

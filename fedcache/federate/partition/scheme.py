@@ -24,6 +24,7 @@ Value = int | float | bool | str | tuple[str, ...] | None
 Values = Mapping[str, Value]
 Kind = Literal["int", "float", "bool", "choice", "word", "names", "share"]
 
+SEED = "--partition-seed"
 LARGEST_SEED = 2**63 - 1
 
 
@@ -68,7 +69,7 @@ class Argument:
         if value is not None:
             shown = shell_word(_as_typed(value))
         if self.name in _FLAGS:
-            return f"--{_FLAGS[self.name]} {shown}"
+            return f"{_FLAGS[self.name]} {shown}"
         return f"--option {self.name}={shown}"
 
     @property
@@ -109,14 +110,15 @@ class Argument:
         return checked
 
     def _typed(self, value: object) -> Value:
+        """``value`` as this argument's type; None for a value that is not allowed."""
+        if self.kind in ("choice", "share") and isinstance(value, str) and value in self.choices:
+            return value
         match self.kind:
             case "bool":
                 if isinstance(value, bool):
                     return value
                 return None
             case "choice":
-                if isinstance(value, str) and value in self.choices:
-                    return value
                 return None
             case "word":
                 if isinstance(value, str) and value.strip():
@@ -134,8 +136,6 @@ class Argument:
                         return None
                 return tuple(map(str, names))
             case "share":
-                if isinstance(value, str) and value in self.choices:
-                    return value
                 return _share(value)
         # True is an int in Python, but no number of clients.
         if isinstance(value, bool | str):
@@ -219,18 +219,22 @@ class Scheme:
                 parts.append(a.tag + _in_file_name(args.get(a.name)))
         return "-".join([self.name, *parts, f"s{seed}"])
 
-    def command(self, args: Values) -> str:
+    def command(self, args: Values, seed: int | None = None) -> str:
         """The command line that makes this partition; arguments at their declared default are left out."""
         words = [f"fedcache partition --scheme {shell_word(self.name)}"]
         for argument in self.arguments:
             value = args.get(argument.name)
             if value is not None and value != argument.default:
                 words.append(argument.option(value))
+        if seed is not None:
+            words.append(f"{SEED} {seed}")
         return " ".join(words)
 
-    def infeasible(self, args: Values, why: str, instead: Values) -> InfeasibleError:
+    def infeasible(
+        self, args: Values, why: str, instead: Values, seed: int | None = None
+    ) -> InfeasibleError:
         """The error for arguments that cannot be met together, with the command of arguments that can."""
-        return InfeasibleError(why, self.command({**args, **instead}), instead)
+        return InfeasibleError(why, self.command({**args, **instead}, seed), instead)
 
 
 VALIDATION_ARGUMENT = Argument(
@@ -246,21 +250,27 @@ VALIDATION_ARGUMENT = Argument(
 """An argument of every scheme."""
 
 _FLAGS = {
-    **{
-        name: name
-        for name in ("clients", "alpha", "shards", "shots", "domain", "by", "tests", "validation")
-    },
-    "hold_out": "hold-out",
-    "min_rows": "min-rows",
-    "max_clients": "max-clients",
+    name: "--" + name.replace("_", "-")
+    for name in (
+        "clients",
+        "alpha",
+        "shards",
+        "shots",
+        "domain",
+        "by",
+        "tests",
+        "validation",
+        "hold_out",
+        "min_rows",
+        "max_clients",
+    )
 }
 """Argument -> its own option on the command line; others are set by ``--option``."""
 
 
 def option_names(arguments: Iterable[str]) -> list[str]:
     """Names of arguments on the command line: ``--min-rows``; ``--option order`` for those without a flag."""
-    flags = {name: f"--{flag}" for name, flag in _FLAGS.items()}
-    return [flags.get(name, f"--option {name}") for name in arguments]
+    return [_FLAGS.get(name, f"--option {name}") for name in arguments]
 
 
 def _as_typed(value: Value) -> str:
@@ -397,8 +407,7 @@ SHARED_TESTS = test_protocol_argument(
 DOMAIN = Argument("domain", "names", None, "use rows of these domains only, in this order", tag="d")
 
 
-# The rows a scheme may assign, the random streams it draws from, and how a client's test rows are
-# chosen.
+# The rows a scheme may assign, and the random streams it draws from.
 
 
 TRAIN = 0
@@ -579,55 +588,6 @@ def need_rows(rows: np.ndarray, split: str, scheme: str) -> None:
             "= 1.",
             "See the counts per split: fedcache inspect",
         )
-
-
-class MatchedTests:
-    """Test rows of each class in one random order; a client takes the first ones, in its own class shares.
-
-    Args:
-        candidates: int64 [T] test rows.
-        label: [N] of all rows.
-        rng: of the order; equal for all clients, so that equal clients have equal tests.
-    """
-
-    def __init__(self, candidates: np.ndarray, label: np.ndarray, rng: np.random.Generator) -> None:
-        shuffled = rng.permutation(candidates)
-        self._label = label
-        self._rows = shuffled[np.argsort(label[shuffled], kind="stable")]
-        self._classes, starts = np.unique(label[self._rows], return_index=True)
-        self._ends = np.append(starts, len(shuffled))
-
-    @property
-    def by_class(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The rows [T] class by class; where each of K classes begins and the last ends [K + 1]; the classes [K]."""
-        return self._rows, self._ends, self._classes
-
-    def of(self, train: np.ndarray) -> np.ndarray:
-        """The largest set of test rows whose class shares are those of a client's training rows.
-
-        With n_k training rows of class k and a_k candidates, class k gets ceil(n_k min_j(a_j / n_j)) rows over the
-        owned classes j that have candidates, so the scarcest class is used up and every other one follows. Clients may
-        share test rows. No row is returned when no owned class has a candidate.
-        """
-        owned, counts = np.unique(self._label[train], return_counts=True)
-        places = np.searchsorted(self._classes, owned)
-        # For each owned class with candidates: the begin of its candidates, their number, and its training rows.
-        known = []
-        for c, k, n in zip(owned.tolist(), places.tolist(), counts.tolist(), strict=True):
-            if k < len(self._classes) and self._classes[k] == c:
-                start = int(self._ends[k])
-                candidates = int(self._ends[k + 1]) - start
-                known.append((start, candidates, n))
-        if not known:
-            return np.empty(0, np.int64)
-        # The scarcest class has ``have`` candidates for ``own`` training rows.
-        _, have, own = min(known, key=lambda one: one[1] / one[2])
-        taken = []
-        for start, _, n in known:
-            # Rounded up in integers, so that rounding errors cannot cost a class its last row.
-            count = -(-n * have // own)
-            taken.append(self._rows[start : start + count])
-        return np.concatenate(taken)
 
 
 def first_per_class(pool: RowPool, rows: np.ndarray, count: int) -> np.ndarray:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from fedcache.errors import UsageError, unknown
 from fedcache.federate.engine.context import generator
+from fedcache.federate.partition.client_table import sorted_by_name
 
 DEFAULTS: dict[str, float | None] = {
     "sign-flip": 10.0,
@@ -55,9 +56,9 @@ class Attack:
     def attackers(self, names: Sequence[str], seed: int) -> frozenset[int]:
         """Numbers of the attackers. They are drawn by name, so that the order of clients does not matter."""
         count = int(self.share * len(names) + 1e-9)
-        by_name = sorted(range(len(names)), key=names.__getitem__)
+        by_name = sorted_by_name(names, np.arange(len(names)))
         order = generator(seed, "attackers").permutation(len(names))
-        return frozenset(by_name[i] for i in order[:count])
+        return frozenset(by_name[order[:count]].tolist())
 
     def __call__(self, V: Tensor, is_attacker: Tensor, seed: int, now: int) -> Tensor:
         """The rows of all clients of a round after the attack.

@@ -427,9 +427,9 @@ class UploadPipeline:
 
     def factors(self, name: str, clients: Sequence[int]) -> list[float]:
         """The factors of the uploads of some clients in a sum."""
-        weights = {client: self.weight(client) for client in clients}
         factors = []
-        for client, weight in weights.items():
+        for client in clients:
+            weight = self.weight(client)
             scale = self._scale(client, weight)
             factors.append(self._pool.factor(name, weight, scale))
         return factors
@@ -599,8 +599,7 @@ def far_out_limit(rows: Sequence[float] | np.ndarray) -> float | None:
     known = known[known > 0]
     if len(known) < FEWEST:
         return None
-    middle = (len(known) - 1) // 2
-    return FAR_OUT * float(np.partition(known, middle)[middle])
+    return FAR_OUT * float(np.quantile(known, 0.5, method="lower"))
 
 
 def capped_weights(rows: Sequence[float], share: float) -> list[float]:
@@ -818,7 +817,9 @@ class BufferedUploads(UploadPipeline):
         """The pooled upload of the round. Raises as ``UploadPipeline.pooled``."""
         self._kept.sort(key=lambda kept: kept.client)
         if not self._kept and not self.rejected:
-            return self._noise_alone()
+            # Only a private round can have no clients. It has noise as any other, so that nobody sees that it is empty.
+            assert self.policy.privacy is not None
+            return self._combined()
         if not self.expected:
             raise self.policy.refused(self.method, "its clients send nothing")
         layout = self._layout()
@@ -845,7 +846,7 @@ class BufferedUploads(UploadPipeline):
         if self.method.merges == "classes" and changed:
             return self._merged_classes()
         if self.policy.privacy is not None:
-            return self._private(self._layout())
+            return self._private()
         return self._aggregated()
 
     def suspects(self) -> list[int]:
@@ -961,8 +962,15 @@ class BufferedUploads(UploadPipeline):
         return self.policy.attack is not None and kept.client in self.round.attackers
 
     def _rows(self, layout: UploadLayout) -> Tensor:
-        """V [m, d] of the kept uploads."""
-        return torch.stack([layout.vector(kept.tree, kept.rows) for kept in self._kept])
+        """V [m, d] of the kept uploads; one row of zeros for a round without clients."""
+        rows = [layout.vector(kept.tree, kept.rows) for kept in self._kept]
+        return torch.stack(rows or [torch.zeros(layout.size, dtype=torch.float64)])
+
+    def _stacked(self, name: str) -> Tensor:
+        """A tensor of the kept uploads [m, ..] in float64; zeros with m = 1 for a round without clients."""
+        tensors = [kept.tree[name].double() for kept in self._kept]
+        shape = self.expected[name].shape
+        return torch.stack(tensors or [torch.zeros(shape, dtype=torch.float64)])
 
     def _simulate_attack(self, layout: UploadLayout) -> None:
         """Replace the uploads of the attackers, who know the honest uploads of all clients."""
@@ -1027,30 +1035,14 @@ class BufferedUploads(UploadPipeline):
                 f"Round {self.round.number}{of}: {left}. {error.message}", error.hint
             ) from error
 
-    def _private(self, layout: UploadLayout) -> Tree:
+    def _private(self) -> Tree:
         """The noisy sum of the clipped rows, divided by the expected number of clients; all weights are equal."""
         privacy = self.policy.privacy
         assert privacy is not None
+        layout = self._layout()
         total = privacy.noisy_sum(self._rows(layout), self.round.noise)
         mean = total / self.round.expected_clients
         return _with_definite_gram(layout.tree(mean, self.round.expected_rows, {}))
-
-    def _noise_alone(self) -> Tree:
-        """The pooled upload of a round without clients: noise alone, so that the empty round is not revealed."""
-        privacy = self.policy.privacy
-        assert privacy is not None  # Poisson sampling alone can draw no client
-        if self.method.merges == "classes":
-            proto, count = self._prototype_names()
-            C, width = self.expected[proto].shape
-            dtype = self.expected[proto].dtype
-            prototypes = torch.zeros(1, C, width, dtype=torch.float64)
-            owned = torch.zeros(1, C, dtype=torch.float64)
-            means, owners = self._private_classes(prototypes, owned)
-            return {proto: means.unsqueeze(0).to(dtype), count: owners.unsqueeze(0).to(dtype)}
-        layout = self._layout()
-        nothing = torch.zeros(1, layout.size, dtype=torch.float64)
-        noise = privacy.noisy_sum(nothing, self.round.noise)
-        return layout.tree(noise / self.round.expected_clients, self.round.expected_rows, {})
 
     def _prototype_names(self) -> tuple[str, str]:
         """Names of the prototypes and of their counts, for a server that merges by class."""
@@ -1061,8 +1053,8 @@ class BufferedUploads(UploadPipeline):
     def _merged_classes(self) -> Tree:
         """Prototypes merged class by class into one set, which ``aggregate`` gets as the only upload."""
         proto, count = self._prototype_names()
-        P = torch.stack([kept.tree[proto].double() for kept in self._kept])  # [m, C, P]
-        N = torch.stack([kept.tree[count].double() for kept in self._kept])  # [m, C]
+        P = self._stacked(proto)  # [m, C, P]
+        N = self._stacked(count)  # [m, C]
         if self.policy.privacy is not None:
             means, total = self._private_classes(P, (N > 0).double())
         else:

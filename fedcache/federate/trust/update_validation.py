@@ -2,7 +2,7 @@
 
 The method declares the form of its uploads (``Method.uploads``), or it is derived from ``fit`` on a few rows of noise.
 The server also knows the round and the number of rows of each client. An upload of another form, or with a number that
-is not finite, is refused, and the message names client and round; ``--on-bad-update`` says what follows. Statistics of
+is not finite, is refused with an error that names client and round, or rejected (``--on-bad-update``). Statistics of
 rows must also satisfy the inequalities of their kind (``statistic_checks``). A valid upload can still be manipulated;
 ``federate.trust.robust_rules`` and bounds on norms limit its effect.
 """
@@ -112,10 +112,12 @@ class UpdateValidation:
         if why is not None:
             return why
         assert isinstance(up, dict)
-        why = self.finite_problem(up)
-        if why is None and statistics:
-            why = statistic_problem(self.expected, up, rows, self.longest)
-        return why
+        for name, t in up.items():
+            if t.is_floating_point() and not is_bounded(t):
+                return f"{name} {_describe_unbounded(t)}"
+        if statistics:
+            return statistic_problem(self.expected, up, rows, self.longest)
+        return None
 
     def malformed(self, up: object, rows: float, *, sent_in: int | None = None) -> str | None:
         """The first fault of round, names, shapes, types or counts of one upload; other floats are not read."""
@@ -209,13 +211,6 @@ class UpdateValidation:
                     if why:
                         found.setdefault(place, why)
         return found
-
-    def finite_problem(self, up: Mapping[str, Tensor]) -> str | None:
-        """The first tensor of an upload with NaN, infinity or a too large number, in words; None without one."""
-        for name, t in up.items():
-            if t.is_floating_point() and not is_bounded(t):
-                return f"{name} {_describe_unbounded(t)}"
-        return None
 
     def refusal(self, client: int, name: str, why: str) -> FedcacheError:
         """The error of ``--on-bad-update fail``."""
@@ -331,11 +326,11 @@ def _wrong_counts(name: str, counts: Tensor, rows: Sequence[float]) -> list[str]
     sound &= total <= n * (1.0 + SLACK) + SLACK
     found = [""] * len(rows)
     for place in (~sound).nonzero().flatten().tolist():
-        found[place] = _count_problem(name, flat[place], rows[place])
+        found[place] = _describe_counts(name, flat[place], rows[place])
     return found
 
 
-def _count_problem(name: str, counts: Tensor, rows: float) -> str:
+def _describe_counts(name: str, counts: Tensor, rows: float) -> str:
     """The first fault of one client's invalid numbers of rows, in words."""
     if not torch.isfinite(counts).all():
         return f"{name} is not finite"

@@ -68,13 +68,6 @@ def test_what_flesd_sends():  # T-X6: 10,000 public rows, 512 features, ResNet-1
     refused(lambda: flesd_exchange(10, -1, 5, 1), "width")
 
 
-@pytest.mark.parametrize(("width", "send"), [(511, "reps"), (512, "matrix"), (513, "matrix")])
-def test_representations_are_sent_while_they_are_smaller(width, send):  # d < (N_pub - 1) / 2 = 512
-    exchange = flesd_exchange(1025, width, 1, 2)
-    assert exchange.send == send
-    assert exchange.matrices == 2 * 1025 * 512
-
-
 def test_zero_shot_labels_are_nearly_uniform():  # T-X7
     x, text = unit(1000, 512), unit(10, 512, seed=1)
 

@@ -13,7 +13,7 @@ from sklearn.metrics import f1_score
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine import client_data, local_training
-from fedcache.federate.engine.client_data import FEAT_POSTS, Data, prepare, stack_clients
+from fedcache.federate.engine.client_data import FEAT_POSTS, Data, prepare_features, stack_clients
 from fedcache.federate.engine.context import drawn_views
 from fedcache.federate.engine.local_training import batch_sizes
 from fedcache.federate.engine.outcome import fairness, macro_f1
@@ -202,10 +202,10 @@ def test_features_are_prepared_as_asked():
     a[4] = np.nan  # a quarantined image
     ok, train = [0, 1, 2, 3, 5], np.array([0, 1, 3])
     b[[2, 4, 5]] = 1e6  # rows that standardising never looks at
-    made = {post: prepare([a, b], post, train).numpy() for post in FEAT_POSTS}
+    made = {post: prepare_features([a, b], post, train)[0].numpy() for post in FEAT_POSTS}
     plain = np.concatenate([a.astype(np.float32), b], -1)
     assert np.array_equal(made["none"], plain, equal_nan=True)
-    first = prepare([a, b[:, :1]], "none", views=1).numpy()
+    first = prepare_features([a, b[:, :1]], "none", views=1)[0].numpy()
     assert np.array_equal(first, plain[:, :1], equal_nan=True)
     for part in (made["l2"][..., :3], made["l2"][..., 3:], made["l2_concat"]):
         assert np.allclose(np.linalg.norm(part[ok], axis=-1), 1)
@@ -218,7 +218,8 @@ def test_features_are_prepared_as_asked():
         assert np.allclose(made["center"][ok][..., part], unit[ok][..., part] / longer, atol=1e-6)
     scaled = made["standardize"][train, 0]
     assert np.allclose([scaled.mean(0), scaled.std(0)], [[0.0] * 7, [1.0] * 7], atol=1e-5)
-    assert not prepare([np.full((6, 1, 2), 3.0)], "standardize", train).any()  # constant
+    constant, _ = prepare_features([np.full((6, 1, 2), 3.0)], "standardize", train)
+    assert not constant.any()
 
 
 @pytest.mark.parametrize(
@@ -232,7 +233,7 @@ def test_features_are_prepared_as_asked():
 )
 def test_features_that_cannot_be_prepared(arrays, post):
     with pytest.raises(FedcacheError):
-        prepare(arrays, post)
+        prepare_features(arrays, post)
 
 
 @pytest.mark.parametrize("opt", ["sgd", "adam"])

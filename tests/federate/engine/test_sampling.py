@@ -59,7 +59,7 @@ def test_only_clients_that_are_there_are_drawn(tmp_path):
     }
     found = drawn(parse_sampling("uniform", "0.25", 0.0), 4000, participation=4)
     assert abs(np.mean([len(r) for r in found]) - 1.0) < 5 * (4 * 0.25 * 0.75 / 4000) ** 0.5
-    refused(lambda: ClientSampler(["a"], np.arange(1), 0, None, rule), "'b'")
+    refused(lambda: ClientSampler(["a"], np.arange(1), 0, ROWS, rule), "'b'")
 
 
 READERS = {

@@ -17,7 +17,7 @@ from fedcache.federate.engine import client_data as stored
 from fedcache.federate.engine.client_data import (
     FEAT_POSTS,
     StoredRows,
-    prepare,
+    prepare_features,
     stored_rows,
 )
 from fedcache.federate.methods import METHODS
@@ -84,7 +84,7 @@ def test_rows_from_all_over_are_gathered_in_parts_that_may_stay(store, monkeypat
     """The system may map two megabytes around a row: a few hundred scattered ones would map all of a large array."""
     monkeypatch.setenv("FEDCACHE_MEMORY", "0")
     found = stored_rows([reader_of(store, "half")], "none")
-    whole = prepare([reader_of(store, "half")], "none")
+    whole = prepare_features([reader_of(store, "half")], "none")[0]
     size = found.stored[0].nbytes
     monkeypatch.setattr(stored, "AROUND", 3 * size)
     monkeypatch.setattr(stored, "RESIDENT", N // 4 * size)

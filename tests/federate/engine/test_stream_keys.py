@@ -44,9 +44,7 @@ def stream(*key):
 
 
 def sampler(rule=UNIFORM, clients=M):
-    return ClientSampler(
-        NumberedNames(clients), np.arange(clients), SEED, ROWS if clients == M else None, rule
-    )
+    return ClientSampler(NumberedNames(clients), np.arange(clients), SEED, ROWS, rule)
 
 
 def client_rng(axes=1, *, memo=None, clients=NAMES):
@@ -67,7 +65,7 @@ def test_the_clients_of_a_round(round_):
 
 def test_names_are_drawn_in_their_order():
     drawn = stream(SEED, "sampling", 1).permutation(5)[:2]
-    found = ClientSampler(NAMES, np.arange(5), SEED).drawn(1, 2)
+    found = ClientSampler(NAMES, np.arange(5), SEED, ROWS).drawn(1, 2)
     assert sorted(NAMES[c] for c in found) == sorted(sorted(NAMES)[i] for i in drawn)
 
 

@@ -52,7 +52,7 @@ def test_scored_rows_are_multiplied_with_every_basis_also_with_one_that_comes_la
     tested = torch.tensor([1, 4, 6])
     bases = list(normal(3, 4, x.shape[-1], seed=7))
     for known in (bases[:1], bases[:1], bases[1:]):
-        basis = grams.beside(1, x, tested, known)
+        basis = grams.scoring_basis(1, x, tested, known)
         torch.testing.assert_close(
             basis.gram[0], x[tested, 0] @ x[rows[1], 0].mT, rtol=0, atol=1e-12
         )

@@ -11,7 +11,7 @@ from float64 import far, normal
 from method_calls import lanes
 from setting_lines import set_to
 
-from fedcache.federate.engine.client_data import Data, prepare
+from fedcache.federate.engine.client_data import Data, prepare_features
 from fedcache.federate.engine.context import generator
 from fedcache.federate.engine.outcome import entropy_bits
 from fedcache.federate.methods import METHODS
@@ -166,7 +166,7 @@ def test_centred_zero_shot_is_the_nearest_text_of_rows_less_their_mean():
     x = torch.nn.functional.normalize(data.x[:, 0].double(), dim=-1)
     sums = sum(x[c.train].sum(0) for c in clients)
     expected = ((x - sums / len(train)) @ data.text.T).argmax(-1)
-    rows = prepare([data.x.float().numpy()], "center", train)
+    rows = prepare_features([data.x.float().numpy()], "center", train)[0]
     out = go_all("clip-zs", "feat_post=center", replace(data, x=rows.double()), clients)
     assert torch.equal(out.predict(rows.double()), expected)
     plain = go_all("clip-zs", None, data, clients).records[-1].accuracy

@@ -1,8 +1,10 @@
 """The partition file of arrays: what is written is read back by its digest, and nothing that was changed is."""
 
 import json
+import math
 import struct
 from dataclasses import replace
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -14,8 +16,7 @@ from refusal import refused
 
 from fedcache.errors import CorruptionError
 from fedcache.federate.partition.client_table import Client, MatchedLists, RowLists
-from fedcache.federate.partition.partition import Partition, load, make
-from fedcache.federate.partition.scheme import MatchedTests
+from fedcache.federate.partition.partition import Partition, make
 from fedcache.store.chunks import MAGIC, pack, unpack
 from fedcache.store.files import parse_signed, to_signed
 
@@ -54,7 +55,7 @@ KINDS = pytest.mark.parametrize("partition", [OWN, MATCHED, SHARED, VALIDATED])
 def test_a_partition_is_read_back_from_both_forms(partition, tmp_path):
     for name in ("p.partition", "p.json"):
         partition.save(tmp_path / name)
-        again = load(tmp_path / name)
+        again = Partition.load(tmp_path / name)
         assert again.to_payload() == partition.to_payload()
         assert again.args == partition.args
         assert again.table.tested.tolist() == partition.table.tested.tolist()
@@ -196,6 +197,25 @@ def test_names_too_long_for_a_file_are_refused_before_it_is_written(monkeypatch,
 LABELS = st.lists(st.integers(0, 4), min_size=8, max_size=60)
 
 
+def matched_alone(shuffled, label, train):
+    """The test rows of one client, ascending: ceil(n_k min_j(a_j / n_j)) of each class, the first of ``shuffled``."""
+    owned = label[train].tolist()
+    known = {c: shuffled[label[shuffled] == c].tolist() for c in owned}
+    share = min(
+        (Fraction(len(rows), owned.count(c)) for c, rows in known.items() if rows), default=0
+    )
+    return sorted(row for c in known for row in known[c][: math.ceil(owned.count(c) * share)])
+
+
+def test_matched_tests_follow_the_training_shares():
+    # 4 and 1 training rows, 10 candidates of each class: class 0 is scarcest (10 / 4 < 10 / 1), so all 10 of it and
+    # ceil(1 x 10 / 4) = 3 of class 1; class 2 is not owned.
+    label = np.r_[[0] * 4, [1], [0] * 10, [1] * 10, [2] * 10]
+    train = RowLists.of([np.arange(5)])
+    (rows,) = MatchedLists.of(np.arange(5, 35), label, np.random.default_rng(0), train)
+    assert np.bincount(label[rows]).tolist() == [10, 3]
+
+
 @examples(60, 400)
 @given(
     train=LABELS,
@@ -207,9 +227,9 @@ def test_matched_lists_are_those_of_each_client_alone(train, test, clients):
     rows = np.random.default_rng(len(train)).permutation(len(train))
     dealt = RowLists.of(np.array_split(rows, clients))
     candidates = np.arange(len(train), len(label))
-    alone = MatchedTests(candidates, label, np.random.default_rng(1))
-    lists = MatchedLists.of(MatchedTests(candidates, label, np.random.default_rng(1)), dealt, label)
-    expected = [sorted(alone.of(r).tolist()) for r in dealt]
+    lists = MatchedLists.of(candidates, label, np.random.default_rng(1), dealt)
+    shuffled = np.random.default_rng(1).permutation(candidates)
+    expected = [matched_alone(shuffled, label, r) for r in dealt]
     assert (
         [r.tolist() for r in lists] == [r.tolist() for r in lists.together(0, clients)] == expected
     )

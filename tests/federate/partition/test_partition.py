@@ -13,7 +13,7 @@ from refusal import refused
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.partition.partition import SCHEMES, InfeasibleError, make
-from fedcache.federate.partition.scheme import TEST, TRAIN, MatchedTests, make_pool
+from fedcache.federate.partition.scheme import TEST, TRAIN, make_pool
 from fedcache.federate.partition.schemes import classes_per_client
 
 CIFAR10 = even_columns(5000, 1000, 10)
@@ -216,15 +216,6 @@ def test_both_shifts_test_on_balanced_or_matched_rows_of_the_own_domain():
 
 
 # Matched tests
-
-
-def test_matched_tests_follow_the_training_shares():
-    # 4 and 1 training rows, 10 candidates of each class: class 0 is scarcest (10 / 4 < 10 / 1), so all 10 of it and
-    # ceil(1 x 10 / 4) = 3 of class 1; class 2 is not owned.
-    label = np.r_[[0] * 4, [1], [0] * 10, [1] * 10, [2] * 10]
-    rows = MatchedTests(np.arange(5, 35), label, np.random.default_rng(0)).of(np.arange(5))
-    assert np.bincount(label[rows], minlength=3).tolist() == [10, 3, 0]
-    assert len(set(rows.tolist())) == 13
 
 
 def test_a_client_without_matching_tests_is_refused():

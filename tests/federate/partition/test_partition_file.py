@@ -19,11 +19,11 @@ from fedcache.federate.partition.partition import (
     Client,
     Partition,
     from_payload,
-    load,
     make,
 )
 from fedcache.store.files import canonical_json, digest_of
 
+load = Partition.load
 SMALL = even_columns(4, 2, 3, domains=2)
 SOUND = make("label-shift", SMALL, clients=2, ratio=2, alpha=5.0, domain=["domain 0", "domain 1"])
 

@@ -25,7 +25,6 @@ from fedcache.federate.partition.client_table import (
     train_sizes,
 )
 from fedcache.federate.partition.partition import Partition
-from fedcache.federate.partition.scheme import MatchedTests
 
 ROWS = st.integers(0, 60) | st.sampled_from([99, 100, 999, 10**15, 2**48 - 1])
 LISTS = st.lists(st.lists(ROWS, max_size=6), max_size=7)
@@ -187,7 +186,7 @@ def test_a_run_on_matched_tests_by_rule_is_the_run_on_their_lists():
     data, clients = federation()
     common, y = np.unique(rows_tested(clients)), data.y.numpy()
     train = RowLists.of([c.train for c in clients])
-    lists = MatchedLists.of(MatchedTests(common, y, np.random.default_rng(0)), train, y)
+    lists = MatchedLists.of(common, y, np.random.default_rng(0), train)
     table = ClientTable.dealt([c.name for c in clients], train, common, lists)
     own = [Client(c.name, c.train, c.test) for c in table]
     assert len({len(c.test) for c in own}) > 1

@@ -25,7 +25,7 @@ from fedcache.errors import (
     StoreError,
     UsageError,
 )
-from fedcache.federate.engine.client_data import Data, prepare
+from fedcache.federate.engine.client_data import Data, prepare_features
 from fedcache.federate.engine.evaluate import deployed_model, has_model, score_job
 from fedcache.federate.engine.hyperparameters import Value
 from fedcache.federate.engine.method import Method
@@ -447,7 +447,7 @@ class SiteRequest:
             text = torch.from_numpy(features)
         views = min(array.shape[1] for array in arrays)
         return Data(
-            x=prepare(arrays, feat_post, views=views),
+            x=prepare_features(arrays, feat_post, views=views)[0],
             y=torch.from_numpy(s.label.astype(np.int64)),
             classes=len(s.classes),
             text=text,

@@ -28,7 +28,6 @@ from fedcache.errors import (
 )
 from fedcache.federate.engine.client_data import Data, longest_row
 from fedcache.federate.engine.evaluate import (
-    PersonalModels,
     Scores,
     evaluate_global,
     evaluate_personal,
@@ -853,8 +852,7 @@ def score_counts(
         return scores
 
     if own:
-        models = PersonalModels(model)
-        evaluation = evaluate_personal(models, data, clients, headline=run.method.headline)
+        evaluation = evaluate_personal(model, data, clients, headline=run.method.headline)
     else:
         evaluation = evaluate_global(scores, data, clients)
     return evaluation, data
