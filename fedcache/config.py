@@ -11,7 +11,7 @@ import os
 import re
 import types
 import typing
-from collections.abc import Callable, Mapping, ValuesView
+from collections.abc import Callable, Mapping, Sequence, ValuesView
 from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeGuard, TypeVar
@@ -121,6 +121,27 @@ def option_value(value: object) -> str:
     if isinstance(value, list | tuple):
         return ",".join(map(str, value))
     return str(value)
+
+
+def option_words(config: Any, without: Sequence[str] = ()) -> list[str]:
+    """The command-line words of a configuration; options at their defaults are left out."""
+    words: list[str] = []
+    for item in fields(config):
+        value = getattr(config, item.name)
+        if item.name in without or value in (item.default, None, (), {}):
+            continue
+        option = option_name(item)
+        if value is True:
+            words.append(option)
+        elif isinstance(value, Mapping):
+            for key, one in value.items():
+                words += [option, f"{key}={option_value(one)}"]
+        elif item.metadata["option"].whole:
+            for one in value:
+                words += [option, one]
+        else:
+            words += [option, option_value(value)]
+    return words
 
 
 SAMPLING = ("uniform", "weighted", "poisson")

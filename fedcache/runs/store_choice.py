@@ -6,11 +6,12 @@ import shlex
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedcache.config import ExtractConfig, Home, TrainConfig
+from fedcache.config import ExtractConfig, Home, TrainConfig, option_words
 from fedcache.errors import StoreError, UsageError, all_at_once, closest, shell_word
 from fedcache.extract import backbones as registry
 from fedcache.extract import datasets
@@ -300,7 +301,7 @@ def train_example(store: Store) -> str:
     return "--method fed3r"
 
 
-def without_images(method: Method, names: Sequence[str]) -> Sequence[str]:
+def without_images(method: Method, names: Sequence[str]) -> tuple[str, ...]:
     """Names of ``--backbones``; for a method with an image encoder without the images, which the user may name."""
     if "image tower" not in method.needs:
         return tuple(names)
@@ -318,7 +319,7 @@ def to_extract(
         if "pixels" in method.needs:
             return ("pixels",), {"size": "32"}
         return tuple(backbones), {}
-    towers = tuple(without_images(method, backbones)) or ("glyph-clip",)
+    towers = without_images(method, backbones) or ("glyph-clip",)
     recipe = registry.lookup(towers[0].partition("@")[0], home=home.root).recipe
     return (*towers, "pixels"), pixel_recipe(recipe)
 
@@ -332,11 +333,6 @@ def pixel_recipe(recipe: Recipe) -> dict[str, str]:
         if value != getattr(plain, field):
             options[f"pixels:{field}"] = str(value)
     return options
-
-
-def recipe_options(recipe: Mapping[str, str]) -> str:
-    """The recipe as the end of a command: `` --recipe key=value`` for each option."""
-    return "".join(f" --recipe {shell_word(f'{k}={v}')}" for k, v in recipe.items())
 
 
 def needed_arrays(
@@ -494,8 +490,8 @@ def find_or_extract(
             backbones = ("glyph-clip",)
     backbones, recipe = to_extract(method, backbones, home)
     dataset = train.dataset or "digits"
-    words = ["--dataset", dataset, "--backbones", ",".join(backbones)]
-    making = shlex.join(["fedcache", "extract", *words]) + recipe_options(recipe)
+    order = ExtractConfig(dataset=dataset, backbones=tuple(backbones), recipe=recipe)
+    making = shlex.join(["fedcache", "extract", *option_words(order)])
     if store is None:
         if train.dataset is not None:
             refuse_partial_store(home, train.dataset, train.backbones)
@@ -529,7 +525,7 @@ def find_or_extract(
     )
     without_sizes = tuple(name.partition("@")[0] for name in backbones)
     done = run_extract(
-        ExtractConfig(dataset=dataset, backbones=without_sizes, recipe=recipe),
+        replace(order, backbones=without_sizes),
         home,
         observer=observer,
         stop=stop,
