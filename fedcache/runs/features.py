@@ -33,7 +33,7 @@ from fedcache.federate.partition.partition import Client, Partition
 from fedcache.parsing import slug_of
 from fedcache.progress import Observer
 from fedcache.runs.spec import ResolvedRun, hyperparameters, resolve_run
-from fedcache.runs.store_choice import images_for
+from fedcache.runs.store_choice import backbones_of, images_for
 from fedcache.store.files import digest_of, sha256_hex
 from fedcache.store.reader import Reader
 from fedcache.store.store import Store
@@ -194,11 +194,6 @@ def with_text(
     features = _of_arrays(store, keys, data)
     digests = (*features.digests, *text_digests)
     return replace(features, digests=digests, templates=tuple(templates))
-
-
-def backbones_of(store: Store, keys: Sequence[str]) -> tuple[str, ...]:
-    """Names of the backbones that made some arrays of a store."""
-    return tuple(str(store.arrays[key].recipe.get("backbone", key)) for key in keys)
 
 
 def _of_arrays(store: Store, keys: Sequence[str], data: Data) -> RunFeatures:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -174,32 +175,32 @@ def train_run(
     )
     run.kept.check_clients(names_of(inputs.clients))
     if run.stored is not None:
-        return _return_stored(run, run.stored, observer, position)
+        return _return_stored(run, run.stored)
     # Raises before anything is written if the run does not fit into memory or on the disk.
     forecast_run(inputs, spec, kept=run.kept, place=run.directory.path)
-    return _train_opened(run, observer, stop, position, fresh=fresh)
+    return _train_opened(run, stop, fresh=fresh)
 
 
-def _train_opened(
-    run: OpenRun, observer: Observer, stop: Stop, position: GridPosition, *, fresh: bool
-) -> Run:
+def _train_opened(run: OpenRun, stop: Stop, *, fresh: bool) -> Run:
     """Train the missing seeds of one run, and store the result of all its seeds."""
-    with _training([run], observer, stop):
+    with _owning_runs([run], stop):
         if not fresh:
             run.find_stored()  # another process may have finished it while this one waited
         if run.stored is not None:
-            return _return_stored(run, run.stored, observer, position)
+            return _return_stored(run, run.stored)
         if run.earlier:
-            note_earlier(run, observer)
+            note_earlier(run)
         run.begin(fresh=fresh)
-        failed = train_seeds([run], None, observer, stop)
+        failed = train_seeds([run], None, stop)
         if failed:
             raise failed[0]
-        return run.finish(observer)
+        return run.finish()
 
 
-def _return_stored(run: OpenRun, stored: Run, observer: Observer, position: GridPosition) -> Run:
+def _return_stored(run: OpenRun, stored: Run) -> Run:
     """Return a result that is stored already; observers receive its rounds as if it were trained now."""
+    observer = run.events.observer
+    position = run.events.position
     note_stored(stored, observer)
     more = set(run.earlier) - set(run.spec.seeds)
     if more:
@@ -385,14 +386,14 @@ def open_run(
     }
     events = RunEvents(observer, directory.path, facts, position)
     kept = kept or KeptModels(SaveModels())
-    opened = OpenRun(inputs, spec, identity, directory, events, kept=kept)
+    opened = OpenRun(inputs, spec, identity, directory, events, kept)
     if fresh:
         return opened
     try:
         opened.find_stored()
     except DamagedRunError:
         # Another process that trains the run again may be replacing its files: look again when it has ended.
-        with owning([directory.path], observer, stop or Stop(), private=spec.trust.protects):
+        with _owning_runs([opened], stop or Stop()):
             opened.find_stored()
     return opened
 
@@ -417,12 +418,12 @@ def _identity_of_partition(inputs: RunInputs) -> str:
     return digest_of([first.scheme, args, "one partition for each seed"])
 
 
-def note_earlier(run: OpenRun, observer: Observer) -> None:
+def note_earlier(run: OpenRun) -> None:
     """Note which seeds of a run are stored already, and which seeds are trained now."""
     missing = seeds_text(set(run.spec.seeds) - set(run.earlier))
     before = seeds_text(run.earlier)
     every = seeds_text({*run.spec.seeds, *run.earlier})
-    observer.note(
+    run.events.observer.note(
         f"{run.name} already has results of seeds {before}. This command trains seeds {missing}. The "
         f"result covers seeds {every}."
     )
@@ -453,15 +454,13 @@ class OpenRun:
     spec: ResolvedRun  # settings that determine the result
     identity: Identity  # digests of everything that determines the result
     directory: RunDirectory  # its files
-    events: RunEvents  # publishes its rounds
+    events: RunEvents  # publishes its rounds to its observer
+    kept: KeptModels  # decides which models are saved
     stored: Run | None = None  # the stored result, if it has all seeds of the command
-    earlier: tuple[
-        int, ...
-    ] = ()  # seeds of the stored result, even if it lacks some of the command
+    # seeds of the stored result, even if it lacks some of the command
+    earlier: tuple[int, ...] = ()
     done: dict[int, SeedResult] = field(default_factory=dict)  # results of seeds that have ended
     fresh: bool = False  # whether to train seeds again that are stored already
-    # decides which models are saved
-    kept: KeptModels = field(default_factory=lambda: KeptModels(SaveModels()))
     _saved: set[int] = field(default_factory=set)  # seeds of ``done`` whose files are written
 
     @property
@@ -591,8 +590,7 @@ class OpenRun:
         """Record in the ledger that noise was drawn for a seed, with the values that determine its cost."""
         privacy = self.spec.trust.privacy
         inputs = self.inputs
-        if privacy is None:
-            raise InternalError("A run without noise spends no privacy.", "Please report this.")
+        assert privacy is not None  # a run without noise draws none
         clients = len(inputs.clients)
         # Sampling amplifies privacy only while the participants are secret.
         share = 1.0
@@ -715,7 +713,6 @@ class OpenRun:
 
     def finish(
         self,
-        observer: Observer,
         *,
         result: Mapping[str, Any] | None = None,
         seconds: Mapping[str, float] | None = None,
@@ -731,7 +728,7 @@ class OpenRun:
             run = self._write_result(self._all_seeds(), result, seconds, measured)
         warnings = chain.from_iterable(self.done[seed].warnings for seed in self.spec.seeds)
         for warning in dict.fromkeys(warnings):
-            observer.warn(warning)
+            self.events.observer.warn(warning)
         self.events.ended(run.result)
         return run
 
@@ -790,18 +787,16 @@ class OpenRun:
 # Train: train the missing seeds, from their checkpoints.
 
 
-def _training(
-    runs: Sequence[OpenRun], observer: Observer, stop: Stop
-) -> AbstractContextManager[None]:
+def _owning_runs(runs: Sequence[OpenRun], stop: Stop) -> AbstractContextManager[None]:
     """Own the directories of runs while the block runs; wait for another process that trains them."""
     folders = [run.directory.path for run in runs]
-    return owning(folders, observer, stop, private=runs[0].spec.trust.protects)
+    first = runs[0]
+    return owning(folders, first.events.observer, stop, private=first.spec.trust.protects)
 
 
 def train_seeds(
     runs: Sequence[OpenRun],
     cache: GridCache | None,
-    observer: Observer,
     stop: Stop,
     grid_points: int = 1,
 ) -> dict[int, FedcacheError]:
@@ -814,6 +809,7 @@ def train_seeds(
         the errors that ended single runs, by the place of the run in ``runs``; the other runs continue.
     """
     spec = runs[0].spec
+    observer = runs[0].events.observer
     failed = dict[int, FedcacheError]()
     configurations = ""
     if cache is not None:
@@ -830,7 +826,7 @@ def train_seeds(
                 elif place not in failed:
                     waiting.append(place)
             for group in _of_same_round(runs, waiting, seed):
-                training = SeedTraining(runs, group, seed, cache, observer, stop, grid_points)
+                training = SeedTraining(runs, group, seed, cache, stop, grid_points)
                 failed |= training.train()
     finally:
         observer.stop()
@@ -943,9 +939,8 @@ class SeedTraining:
         states: Mapping[int, Snapshot | None],
         seed: int,
         cache: GridCache | None,
-        observer: Observer,
         stop: Stop,
-        grid_points: int = 1,
+        grid_points: int,
     ) -> None:
         self.grid_points = grid_points
         self.runs = [runs[place] for place in states]
@@ -953,9 +948,10 @@ class SeedTraining:
         self.states = list(states.values())
         self.seed = seed
         self.cache = cache
-        self.observer = observer
-        self.spec = self.runs[0].spec
-        self.inputs = self.runs[0].inputs
+        first = self.runs[0]
+        self.observer = first.events.observer
+        self.spec = first.spec
+        self.inputs = first.inputs
         self.kept = _round_of(self.states[0])
         of_points = ""
         if cache is not None:
@@ -1094,9 +1090,8 @@ def train_together(
     alone = [number for number, run in opened.items() if run.earlier and not run.spec.together]
     for number in alone:
         run = opened.pop(number)
-        position = points[number].position
         try:
-            on_end(number, _train_opened(run, observer, stop, position, fresh=fresh))
+            on_end(number, _train_opened(run, stop, fresh=fresh))
         except FedcacheError as error:
             if not isinstance(error, DamagedRunError) and error.code is not Exit.FEDERATED:
                 raise
@@ -1107,7 +1102,7 @@ def train_together(
         first = next(iter(opened.values()))
         forecast_run(first.inputs, first.spec, len(opened), kept, runs)
     # Other processes may have finished some of the points while this one waited for the directories.
-    with _training(list(opened.values()), observer, stop):
+    with _owning_runs(list(opened.values()), stop):
         for number, run in list(opened.items()):
             if fresh:
                 break
@@ -1122,14 +1117,14 @@ def train_together(
             return
         for run in opened.values():
             if run.earlier:
-                note_earlier(run, observer)
+                note_earlier(run)
             run.begin(fresh=fresh)
-        failed = train_seeds(list(opened.values()), cache, observer, stop, grid_points=len(points))
+        failed = train_seeds(list(opened.values()), cache, stop, grid_points=len(points))
         for place, (number, run) in enumerate(opened.items()):
             if place in failed:
                 on_end(number, failed[place])
             else:
-                on_end(number, run.finish(observer))
+                on_end(number, run.finish())
 
 
 def _ended_meanwhile(run: OpenRun) -> Run | DamagedRunError | None:
@@ -1153,21 +1148,18 @@ def _open_point(
 ) -> OpenRun:
     """The run of a point: the one trained alone if some of its seeds are stored, else the one trained with others."""
     inputs, spec = resolve_inputs(point.inputs, point.config, notes)
-
-    def opened(resolved: ResolvedRun) -> OpenRun:
-        return open_run(
-            inputs,
-            resolved,
-            runs,
-            fresh=fresh,
-            observer=observer,
-            position=point.position,
-            kept=kept,
-            stop=stop,
-        )
-
+    opened = partial(
+        open_run,
+        inputs,
+        runs=runs,
+        fresh=fresh,
+        observer=observer,
+        position=point.position,
+        kept=kept,
+        stop=stop,
+    )
     alone = opened(spec)
-    alone.kept.check_clients([client.name for client in inputs.clients])
+    alone.kept.check_clients(names_of(inputs.clients))
     if alone.stored is not None:
         note_stored(alone.stored, notes)
     if alone.earlier:

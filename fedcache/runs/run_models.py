@@ -10,7 +10,6 @@ models: a result has the same bits with and without them, and removing models da
 
 from __future__ import annotations
 
-import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -56,6 +55,7 @@ from fedcache.runs.directory import (
     INDEX,
     MODELS,
     check_place,
+    command_again,
     has_model,
     read_result,
     what_of_models,
@@ -369,7 +369,7 @@ def load_seed(run: Path, seed: int | None = None) -> SavedModel:
 
 def train_again(run: Path, result: Mapping[str, Any]) -> str:
     """A hint: the command that trains the models of a finished run again, and its cost."""
-    command = shlex.join(["fedcache", "train", "--config", str(run / "config.toml"), "--fresh"])
+    command = command_again(run)
     own_name = str(result["digest"])[:16]
     if run.name != own_name:  # moved or copied; the command makes it under its own name
         return f"To train the run again, in the directory {own_name} of your runs:  {command}"

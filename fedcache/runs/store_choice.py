@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -45,6 +45,17 @@ INPUT = ("size", "resize", "interpolation", "crop_pct")
 """Fields of a recipe that determine an encoder's input image, before normalisation."""
 
 
+def needs_text(method: Method) -> bool:
+    """Whether a method reads text features or runs live encoders; both need one backbone with a text encoder."""
+    return "text" in method.needs or wants_encoders(method)
+
+
+def backbones_of(store: Store, keys: Iterable[str]) -> tuple[str, ...]:
+    """Names of the backbones that made some arrays of a store; the key of an array without a backbone."""
+    arrays = store.arrays
+    return tuple(str(arrays[key].recipe.get("backbone", key)) for key in keys)
+
+
 def _backbone_of(array: ArrayInfo) -> str:
     """The backbone that made an array; "None" for an array without one."""
     return str(array.recipe.get("backbone"))
@@ -71,13 +82,11 @@ def chosen_arrays(store: Store, names: Sequence[str], *, pixels: bool = False) -
             f"{store.path.name} {problem}.", more_features(store, "efficientnet-lite0")
         )
     if not names:
-        backbones = dict.fromkeys(
-            str(array.recipe.get("backbone", key)) for key, array in info.items()
-        )
+        backbones = dict.fromkeys(backbones_of(store, info))
         return [chosen_arrays(store, [name])[0] for name in backbones]
+    sized = {key: names_of(key, array)[2] for key, array in info.items()}
 
     def key_of(name: str) -> str:
-        sized = {key: names_of(key, array)[2] for key, array in info.items()}
         found = _matching(info, name)
         if not found:
             have = ", ".join(sized.values())
@@ -152,8 +161,8 @@ def arrays_for(
     if "pixels" in method.reads(hp) and not wants_encoders(method):
         return [image_array(method, store, names)]
     names = without_images(method, names)
-    if "text" not in method.needs and not wants_encoders(method):
-        keys = chosen_arrays(store, names)
+    keys = chosen_arrays(store, names)
+    if not needs_text(method):
         if not names:
             listed = " + ".join(keys)
             observer.note(
@@ -161,7 +170,6 @@ def arrays_for(
             )
         return keys
     # Methods with text read one backbone, whose text and image features belong together.
-    keys = chosen_arrays(store, names)
     with_text = [key for key in keys if _has_text(store, store.arrays[key])]
     if not with_text:
         where = " + ".join(names) or store.path.name
@@ -198,12 +206,12 @@ def arrays_for(
     return [key]
 
 
-def common_arrays(stores: Sequence[Store], config: TrainConfig, needs_text: bool) -> list[str]:
+def common_arrays(stores: Sequence[Store], config: TrainConfig, reads_text: bool) -> list[str]:
     """The arrays to train on; every client must have them with the same digest of their recipe."""
     first = stores[0]
     keys = chosen_arrays(first, config.backbones)
     # As for a single store, a method with text reads one backbone.
-    if needs_text:
+    if reads_text:
         with_text = [key for key in keys if _has_text(first, first.arrays[key])]
         keys = with_text[:1]
         if not keys:
@@ -350,7 +358,7 @@ def needed_arrays(
         missing = [name for name in names if name not in have]
         return [array.key for array in begun if any(map(array.means, missing))]
     # Methods with text need a backbone with a text encoder; any such backbone will do.
-    if "text" in method.needs or wants_encoders(method):
+    if needs_text(method):
         if any(_has_text(store, array) for array in complete.values()):
             return []
         begun = [
@@ -452,7 +460,6 @@ def find_or_extract(
     store = None
     if path is not None:
         store = Store.open(path)
-    needs_text = "text" in method.needs or wants_encoders(method)
     began = time.perf_counter()
     spent = 0.0
     if store is not None:
@@ -486,7 +493,7 @@ def find_or_extract(
     backbones: Sequence[str] = train.backbones
     if not backbones:
         backbones = ("efficientnet-lite0",)
-        if needs_text or packaged:
+        if packaged or needs_text(method):
             backbones = ("glyph-clip",)
     backbones, recipe = to_extract(method, backbones, home)
     dataset = train.dataset or "digits"
@@ -514,7 +521,7 @@ def find_or_extract(
             f"{making}, then  fedcache partition --name {shell_word(name)}",
         )
     why = "the default"
-    if needs_text and not train.backbones:
+    if needs_text(method) and not train.backbones:
         why = f"{method.name} needs text features"
     found = "Nothing extracted yet"
     if others:

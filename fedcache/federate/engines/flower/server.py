@@ -677,7 +677,7 @@ def federate(
         run.end_seed(outcome, seconds, scored)
     for run in waiting:
         if len(run.done) == len(run.spec.seeds):
-            run.stored = _finish(run, server, time.perf_counter() - began, observer)
+            run.stored = _finish(run, server, time.perf_counter() - began)
     if errors:
         raise errors[0]
     return [run.stored for run in points if run.stored is not None]
@@ -761,7 +761,7 @@ def _start_seed(run: OpenRun, seed: int, server: Server, observer: Observer) -> 
     return server.start(spec, run.inputs.settings, job_id, round_ended, state)
 
 
-def _finish(run: OpenRun, server: Server, seconds: float, observer: Observer) -> Run:
+def _finish(run: OpenRun, server: Server, seconds: float) -> Run:
     """Store the result of all seeds, with the missing sites, and whether the server saw single uploads."""
     sites = server.sites
     bound = server.secure_bound
@@ -779,7 +779,6 @@ def _finish(run: OpenRun, server: Server, seconds: float, observer: Observer) ->
     }
     wire = {"up_bytes": sites.transport.bytes_up, "down_bytes": sites.transport.bytes_down}
     return run.finish(
-        observer,
         result={"federation": federation},
         seconds={"federation": seconds},
         measured={"wire": wire},
