@@ -192,7 +192,7 @@ def grid(
         if on_round is not None:
             every.append(on_round)
         points = grids.request_grid(
-            names, words, config, home, sampler=Sampling(*sampling), **request
+            names, words, config, home, sampling=Sampling(*sampling), **request
         )
         done = train_points(points, jobs=jobs, observer=observer, hooks=every)
     # An error of some points is raised after all points have ended.

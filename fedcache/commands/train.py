@@ -722,7 +722,7 @@ def grid(
         repartition=given["repartition"],
         extract=not given["no_extract"],
         fresh=given["fresh"],
-        sampler=sampling,
+        sampling=sampling,
         exact=exact,
         save=SaveModels(save_models, given["save_clients"]),
         retrain=given["retrain"],

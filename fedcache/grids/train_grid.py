@@ -345,12 +345,10 @@ class GridRun:
         """Keep a point that has ended, and note if it is the best so far."""
         self.ended[number] = out
         if isinstance(out, FedcacheError):
-            if self.record is not None:
-                self.record.point_ended(number, error=out.message)
+            self.recorded(number, error=out.message)
             self.observer.warn(out.message)
             return
-        if self.record is not None:
-            self.record.point_ended(number, run=out.path.name)
+        self.recorded(number, run=out.path.name)
         self._kept.ended(out.path, out.result)
         _, sweep = self.request.points[number]
         # Accuracies on different held-out values are not comparable, because their test rows differ.
@@ -367,6 +365,11 @@ class GridRun:
             self.observer.note(
                 Detail(f"Highest {what} accuracy so far, {count}: {words}  {100 * mean:.2f} %")
             )
+
+    def recorded(self, number: int, **how: str | int) -> None:
+        """Write the end of a point into the record of the grid, if there is one."""
+        if self.record is not None:
+            self.record.point_ended(number, **how)
 
     def spent_without_result(self) -> list[Spending]:
         """The privacy cost of points that were pruned, failed or are damaged: some of their rounds may be published."""

@@ -22,6 +22,7 @@ from fedcache.federate.partition.client_table import (
     NumberedNames,
 )
 from fedcache.federate.partition.partition import Partition
+from fedcache.parsing import as_lists
 from fedcache.plugins import Plugin
 from fedcache.progress import VALIDATION_ACCURACY
 from fedcache.runs.events import number
@@ -359,13 +360,9 @@ def partition_facts(partition: Partition) -> dict[str, Any]:
     validation_rows = 0
     if partition.validation is not None:
         validation_rows = len(partition.validation)
-    args: dict[str, Any] = dict(partition.args)
-    for name, value in args.items():
-        if isinstance(value, tuple):
-            args[name] = list(value)
     return {
         "scheme": partition.scheme,
-        "args": args,
+        "args": as_lists(partition.args),
         "seed": partition.seed,
         "digest": partition.digest,
         "clients": len(partition.clients),
