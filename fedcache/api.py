@@ -164,22 +164,10 @@ def ingest(
 
     Raises UsageError, StoreError, CorruptionError.
     """
+    given = dict(locals())
     from fedcache.calls import stores
 
-    # The names of columns, in the order of `ColumnChoice`.
-    keys = (
-        features_key,
-        label_key,
-        split_key,
-        name_key,
-        domain_key,
-        group_key,
-        no_label,
-        unlabelled,
-    )
-    return stores.ingest(
-        file, name, store, keys, replace=replace, drop_nan=drop_nan, observer=observer
-    )
+    return stores.ingest(given)
 
 
 @names_checked

@@ -311,11 +311,6 @@ def partition_seeds(
     Without a saved partition, the scheme makes one for all seeds, or one for each with ``repartition``.
     """
     if train.partition is not None:
-        if config.scheme is not None:
-            raise UsageError(
-                "--partition and --scheme are both given.",
-                "Give only one: a saved partition, or a scheme to make one.",
-            )
         loaded = load_partition(store, train.partition)
         # A partition from a file is stored with the run, like one that is made for it, because the file may be removed.
         name: str | None = train.partition.partition("@")[0]
@@ -415,7 +410,6 @@ def write_shards(
     partition: Partition,
     out: str | Path | None,
     observer: Observer,
-    name: str | None = None,
 ) -> Path:
     """Write one ordinary store per client: its training, test and validation rows, every array and text feature.
 
@@ -430,8 +424,7 @@ def write_shards(
             "Name a folder:  --out DIR",
         )
     else:
-        name = name or partition.default_name()
-        target = store.path.with_name(f"{store.path.stem}-{name}")
+        target = store.path.with_name(f"{store.path.stem}-{partition.default_name()}")
     observer.note(f"Writing {len(partition.clients)} client stores to {target}.")
     clients = list(partition.clients)
     rows = [(client.name, client.train, client.test) for client in clients]
