@@ -10,7 +10,6 @@ from typing import Any
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.trust.accounting import Spent, counted_share, epsilons
 from fedcache.notebooks import data_frame, html_table, percent
-from fedcache.runs.directory import DamagedRunError
 from fedcache.runs.run import Run, spread, values_of
 from fedcache.runs.score import (
     BY_VALIDATION,
@@ -55,11 +54,6 @@ class Point:
     def words(self) -> str:
         """Method and swept values: ``fedavg lr=0.1``."""
         return point_words(self.method, self.sweep)
-
-
-def ends_one_point(error: FedcacheError) -> bool:
-    """Whether an error ends one point and not the grid."""
-    return isinstance(error, DamagedRunError) or error.code is Exit.FEDERATED
 
 
 def without_hold_out(sweep: Mapping[str, str]) -> dict[str, str]:
@@ -172,12 +166,8 @@ class Spending:
 
 def _spent_by(points: Sequence[Point]) -> list[Spending]:
     """The privacy cost of each point; points without noise are left out."""
-    found = []
-    for point in points:
-        spending = Spending.of_result(point.run.result)
-        if spending is not None:
-            found.append(spending)
-    return found
+    spent = [Spending.of_result(point.run.result) for point in points]
+    return [spending for spending in spent if spending is not None]
 
 
 @dataclass
@@ -353,8 +343,7 @@ class Grid:
             key = point_words(point.method, rest)
             if key not in rows:
                 accuracy: dict[str, float | None] = dict.fromkeys(values)
-                rows[key] = HeldOut(point.method, rest, accuracy, None)
-                rows[key].rows = dict.fromkeys(values)
+                rows[key] = HeldOut(point.method, rest, accuracy, None, rows=dict.fromkeys(values))
             row = rows[key]
             row.accuracy[value] = self.score_of(point).mean
             row.rows[value] = point.run.result["partition"].get("test_rows")

@@ -20,7 +20,7 @@ from fedcache.errors import CorruptionError, FedcacheError, StoreError, UsageErr
 from fedcache.grids import train_grid
 from fedcache.grids.record import GridRecord, damage_of
 from fedcache.grids.request import GridRequest
-from fedcache.grids.result import Grid, LostPoint, Point, PrunedPoint, ends_one_point, point_words
+from fedcache.grids.result import Grid, LostPoint, Point, PrunedPoint, point_words
 from fedcache.grids.search_space import MOST_LISTED, PointKey, Range, SearchPlan
 from fedcache.grids.train_grid import GridEngine, GridRun, check_validation, retrain
 from fedcache.process import Stop
@@ -33,7 +33,7 @@ from fedcache.progress import (
     Silent,
     tell_ended,
 )
-from fedcache.runs.directory import mark_pruned
+from fedcache.runs.directory import ends_one_run, mark_pruned
 from fedcache.runs.events import OnRound, with_hooks
 from fedcache.runs.run import Run
 from fedcache.runs.score import choice_value
@@ -454,7 +454,7 @@ class SearchRun(GridRun):
             by_pruner = watch.halt.own and not self.stop.requested
             if watch.pruned is not None and by_pruner:
                 self._pruned(number, watch.pruned, trial, trials)
-            elif ends_one_point(error):
+            elif ends_one_run(error):
                 self.end_point(number, error)
                 self.done.failed.append(LostPoint(method, sweep, error.message, error.hint))
                 trials.end(trial, None, message=error.message, hint=error.hint)

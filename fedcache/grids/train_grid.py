@@ -27,10 +27,10 @@ from fedcache.grids.request import GridRequest
 from fedcache.grids.request import (
     request_grid as request_grid,
 )  # exported: the first call of a grid
-from fedcache.grids.result import Grid, LostPoint, Point, Spending, ends_one_point, point_words
+from fedcache.grids.result import Grid, LostPoint, Point, Spending, point_words
 from fedcache.process import Stop
 from fedcache.progress import Detail, EachOnce, Observer, Silent
-from fedcache.runs.directory import DamagedRunError
+from fedcache.runs.directory import DamagedRunError, ends_one_run
 from fedcache.runs.events import GridPosition, OnRound, replay_stored, with_hooks
 from fedcache.runs.features import RunInputs
 from fedcache.runs.loop import (
@@ -303,7 +303,7 @@ class GridRun:
                 inputs = first.with_settings_of(config)
                 run = self.train_alone(n, inputs, self.observer, self.stop)
             except FedcacheError as error:
-                if not ends_one_point(error):
+                if not ends_one_run(error):
                     raise
                 self.end_point(n, error)
             else:
@@ -436,7 +436,7 @@ def train_in_processes(grid: GridRun, jobs: int) -> None:
                 for future in done:
                     number = futures[future]
                     out = future.result()
-                    if isinstance(out, FedcacheError) and not ends_one_point(out):
+                    if isinstance(out, FedcacheError) and not ends_one_run(out):
                         pool.shutdown(wait=False, cancel_futures=True)
                         raise out
                     if isinstance(out, Run):

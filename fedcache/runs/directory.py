@@ -28,6 +28,7 @@ from safetensors import SafetensorError, safe_open
 
 from fedcache.errors import (
     CorruptionError,
+    Exit,
     FedcacheError,
     MachineError,
     StoppedError,
@@ -105,6 +106,11 @@ class DamagedRunError(CorruptionError):
 
     def __reduce__(self) -> tuple[type[FedcacheError], tuple[Any, ...]]:
         return DamagedRunError, self._args
+
+
+def ends_one_run(error: FedcacheError) -> bool:
+    """Whether an error ends one run, and not the other runs of its grid."""
+    return isinstance(error, DamagedRunError) or error.code is Exit.FEDERATED
 
 
 class RunDirectory:

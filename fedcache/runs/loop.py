@@ -23,7 +23,6 @@ import torch
 from fedcache.config import Home, PartitionConfig, SaveModels, TrainConfig
 from fedcache.errors import (
     CorruptionError,
-    Exit,
     FedcacheError,
     InternalError,
     StoppedError,
@@ -40,7 +39,13 @@ from fedcache.models.calibrate import temperature_of
 from fedcache.parsing import seeds_text
 from fedcache.process import Stop
 from fedcache.progress import Detail, Observer, Silent
-from fedcache.runs.directory import DamagedRunError, RunDirectory, measured_of, owning
+from fedcache.runs.directory import (
+    DamagedRunError,
+    RunDirectory,
+    ends_one_run,
+    measured_of,
+    owning,
+)
 from fedcache.runs.evaluate_prior import prior_accuracy
 from fedcache.runs.events import ALONE, GridPosition, OnRound, RunEvents, replay_stored, with_hooks
 from fedcache.runs.features import RunInputs
@@ -1093,7 +1098,7 @@ def train_together(
         try:
             on_end(number, _train_opened(run, stop, fresh=fresh))
         except FedcacheError as error:
-            if not isinstance(error, DamagedRunError) and error.code is not Exit.FEDERATED:
+            if not ends_one_run(error):
                 raise
             on_end(number, error)
     if not opened:
