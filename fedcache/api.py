@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from fedcache.calls.keywords import fields_of, names_checked
-from fedcache.config import ExtractConfig, SaveModels, TrainConfig
+from fedcache.config import ExtractConfig
 from fedcache.progress import Observer
 
 if TYPE_CHECKING:
@@ -310,26 +310,10 @@ def train(
 
     Raises the FedcacheError of the command, with its exit code and hint.
     """
-    # The names of parameters are those of the configuration.
-    given = fields_of(TrainConfig, locals())
-    models = "none"
-    if save_model:
-        models = "all"
+    given = dict(locals())
     from fedcache.calls import training
 
-    return training.train(
-        method,
-        store,
-        parts,
-        seeds,
-        settings,
-        given,
-        SaveModels(models, save_clients),
-        observer=observer,
-        on_round=on_round,
-        track=track,
-        fresh=fresh,
-    )
+    return training.train(given)
 
 
 @names_checked
@@ -368,24 +352,10 @@ def grid(
     Raises CorruptionError if the result of a configuration is damaged, and FederatedRunError if a configuration could
     not be trained. Both are raised after all other configurations are finished and stored.
     """
+    given = dict(locals())
     from fedcache.calls import training
 
-    config = training.train_config(store, parts, seeds, settings, options or {})
-    return training.grid(
-        methods,
-        config,
-        sweeps,
-        observer=observer,
-        on_round=on_round,
-        track=track,
-        jobs=jobs,
-        fresh=fresh,
-        sampling=(sampler, trials, pruner),
-        exact=exact,
-        save=SaveModels(save_models, save_clients),
-        retrain=retrain,
-        score=score,
-    )
+    return training.grid(given)
 
 
 def load_model(
