@@ -95,6 +95,16 @@ class Observer(Protocol):
 
 
 @contextmanager
+def piece_of_work(observer: Observer, what: str, total: int, unit: str) -> Iterator[None]:
+    """A piece of work for an observer, which begins and ends with the block; arguments as of ``Observer.start``."""
+    observer.start(what, total, unit)
+    try:
+        yield
+    finally:
+        observer.stop()
+
+
+@contextmanager
 def progress_of(observer: Observer, what: str, unit: str) -> Iterator[Callable[[int, int], None]]:
     """A context with a function that reports progress as (units done, units in total).
 

@@ -29,7 +29,7 @@ from fedcache.grids.request import (
 )  # exported: the first call of a grid
 from fedcache.grids.result import Grid, LostPoint, Point, Spending, point_words
 from fedcache.process import Stop
-from fedcache.progress import Detail, EachOnce, Observer, Silent
+from fedcache.progress import Detail, EachOnce, Observer, Silent, piece_of_work
 from fedcache.runs.directory import DamagedRunError, ends_one_run
 from fedcache.runs.events import GridPosition, OnRound, replay_stored, with_hooks
 from fedcache.runs.features import RunInputs
@@ -416,36 +416,33 @@ def train_in_processes(grid: GridRun, jobs: int) -> None:
     grid.train(numbers[:1])
     threads = max(1, torch.get_num_threads() // jobs)
     context = multiprocessing.get_context("spawn")
-    grid.observer.start("points", len(numbers) - 1, "points")
-    try:
-        with ProcessPoolExecutor(
-            jobs, mp_context=context, initializer=_set_up_process, initargs=(threads,)
-        ) as pool:
-            futures = {pool.submit(_train_point, grid.request, n): n for n in numbers[1:]}
-            waiting = set(futures)
-            while waiting:
-                done, waiting = wait(waiting, timeout=0.5, return_when=FIRST_COMPLETED)
-                if grid.stop.requested:
+    pool = ProcessPoolExecutor(
+        jobs, mp_context=context, initializer=_set_up_process, initargs=(threads,)
+    )
+    with piece_of_work(grid.observer, "points", len(numbers) - 1, "points"), pool:
+        futures = {pool.submit(_train_point, grid.request, n): n for n in numbers[1:]}
+        waiting = set(futures)
+        while waiting:
+            done, waiting = wait(waiting, timeout=0.5, return_when=FIRST_COMPLETED)
+            if grid.stop.requested:
+                pool.shutdown(wait=False, cancel_futures=True)
+                ended = len(grid.ended)
+                raise StoppedError(
+                    f"Stopped on request after {ended} of {len(numbers)} configurations; finished "
+                    "ones are kept.",
+                    "Run the same command again to resume.",
+                )
+            for future in done:
+                number = futures[future]
+                out = future.result()
+                if isinstance(out, FedcacheError) and not ends_one_run(out):
                     pool.shutdown(wait=False, cancel_futures=True)
-                    ended = len(grid.ended)
-                    raise StoppedError(
-                        f"Stopped on request after {ended} of {len(numbers)} configurations; finished "
-                        "ones are kept.",
-                        "Run the same command again to resume.",
-                    )
-                for future in done:
-                    number = futures[future]
-                    out = future.result()
-                    if isinstance(out, FedcacheError) and not ends_one_run(out):
-                        pool.shutdown(wait=False, cancel_futures=True)
-                        raise out
-                    if isinstance(out, Run):
-                        position = grid.position_of(number)
-                        replay_stored(grid.observer, out.path, out.result, position)
-                    grid.end_point(number, out)
-                    grid.observer.advance(1)
-    finally:
-        grid.observer.stop()
+                    raise out
+                if isinstance(out, Run):
+                    position = grid.position_of(number)
+                    replay_stored(grid.observer, out.path, out.result, position)
+                grid.end_point(number, out)
+                grid.observer.advance(1)
 
 
 def _set_up_process(threads: int) -> None:

@@ -35,7 +35,7 @@ from fedcache.models.predictor import Predictor, array_keys
 from fedcache.models.saved_model import EvaluateOptions, ModelOptions, SavedModel
 from fedcache.models.sources import read_recipes
 from fedcache.process import Stop
-from fedcache.progress import Observer, Silent
+from fedcache.progress import Observer, Silent, piece_of_work
 from fedcache.runs.directory import MODELS, command_saving, result_of, train_table
 from fedcache.runs.evaluate_prior import PriorTests, find_run, partition_of_seed
 from fedcache.runs.origin import store_behind
@@ -150,8 +150,7 @@ def evaluate_run(
 
     # Each client's model is made just before it is used, so that only one is in memory at a time.
     def models() -> Iterator[tuple[str, Predictor]]:
-        observer.start("evaluating", len(names), "clients")
-        try:
+        with piece_of_work(observer, "evaluating", len(names), "clients"):
             for name in names:
                 if stop.requested:
                     raise StoppedError(
@@ -160,8 +159,6 @@ def evaluate_run(
                     )
                 yield str(name), replace(first, client=name).checked()
                 observer.advance(1)
-        finally:
-            observer.stop()
 
     # Priors and images that are not possible are refused before anything is measured.
     tests = None

@@ -38,7 +38,7 @@ from fedcache.federate.partition.client_table import names_of
 from fedcache.models.calibrate import temperature_of
 from fedcache.parsing import seeds_text
 from fedcache.process import Stop
-from fedcache.progress import Detail, Observer, Silent
+from fedcache.progress import Detail, Observer, Silent, piece_of_work
 from fedcache.runs.directory import (
     DamagedRunError,
     RunDirectory,
@@ -820,8 +820,7 @@ def train_seeds(
     if cache is not None:
         configurations = f"{len(runs)} configurations of "
     total = len(spec.seeds) * spec.rounds * len(runs)
-    observer.start(f"training {configurations}{spec.method}", total, "rounds")
-    try:
+    with piece_of_work(observer, f"training {configurations}{spec.method}", total, "rounds"):
         for seed in spec.seeds:
             waiting: list[int] = []
             for place, run in enumerate(runs):
@@ -833,8 +832,6 @@ def train_seeds(
             for group in _of_same_round(runs, waiting, seed):
                 training = SeedTraining(runs, group, seed, cache, stop, grid_points)
                 failed |= training.train()
-    finally:
-        observer.stop()
     return failed
 
 
