@@ -62,7 +62,7 @@ from fedcache.runs.privacy_ledger import (
     record_release,
     reported_rounds,
 )
-from fedcache.runs.result_files import check_recordable
+from fedcache.runs.result_files import check_recordable, is_private
 from fedcache.runs.results import (
     SeedResult,
     files_of_clients,
@@ -437,8 +437,7 @@ def note_earlier(run: OpenRun) -> None:
 def note_stored(run: Run, observer: Observer) -> None:
     """Note that a result is stored already. Warn if its measured times are lost."""
     again = "; --fresh trains it again"
-    cost = run.result.get("trust", {}).get("privacy", {})
-    if cost.get("noise") and not cost.get("simulation"):
+    if is_private(run.result):
         again = (
             ". Returning the stored result spends no privacy. --fresh draws new noise and spends as much "
             "privacy again"

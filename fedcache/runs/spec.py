@@ -119,9 +119,9 @@ def client_overrides(
 
 TURNED_OFF: dict[str, tuple[str, Callable[[Mapping[str, Value]], bool]]] = {
     "momentum": ("opt=adam", lambda hp: hp.get("opt") == "adam"),
-    "dim": ("head=linear", lambda hp: hp.get("head") == "linear"),
-    "z_norm": ("head=linear", lambda hp: hp.get("head") == "linear"),
-    "bn": ("head=linear", lambda hp: hp.get("head") == "linear"),
+    **dict.fromkeys(
+        ("dim", "z_norm", "bn"), ("head=linear", lambda hp: hp.get("head") == "linear")
+    ),
     "bn_mode": ("a model without BatchNorm", lambda hp: "bn" in hp and not has_batchnorm(hp)),
     "reg_bias": ("bias=false", lambda hp: hp.get("bias") is False),
     "rff_sigma": ("rff_dim=0", lambda hp: hp.get("rff_dim") == 0),
