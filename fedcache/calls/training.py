@@ -9,7 +9,7 @@ from typing import Any
 from fedcache.calls.keywords import fields_of
 from fedcache.calls.stores import keep_partition, opened
 from fedcache.config import Home, SaveModels, TrainConfig, resolve
-from fedcache.errors import Exit, FedcacheError, UsageError, shell_word
+from fedcache.errors import Exit, UsageError, shell_word
 from fedcache.federate.engine.method import Method
 from fedcache.federate.methods import METHODS
 from fedcache.grids import train_grid as grids
@@ -195,7 +195,5 @@ def grid(given: Mapping[str, Any]) -> Grid:
         done = train_points(points, jobs=jobs, observer=observer, hooks=every)
     # An error of some points is raised after all points have ended.
     if done.code is not Exit.OK:
-        lost = [*done.damaged, *done.failed]
-        messages = "\n".join(point.message for point in lost)
-        raise FedcacheError(done.code, messages, lost[0].hint)
+        done.raise_lost()
     return done

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.trust.accounting import Spent, counted_share, epsilons
@@ -209,10 +209,14 @@ class Grid:
 
     def need_points(self) -> None:
         """Raise the errors of the lost points if no point has a result: CorruptionError or FederatedRunError."""
+        if not self.points and (self.damaged or self.failed):
+            self.raise_lost()
+
+    def raise_lost(self) -> NoReturn:
+        """Raise the errors of the lost points as one."""
         lost = [*self.damaged, *self.failed]
-        if lost and not self.points:
-            messages = "\n".join(point.message for point in lost)
-            raise FedcacheError(self.code, messages, lost[0].hint)
+        messages = "\n".join(point.message for point in lost)
+        raise FedcacheError(self.code, messages, lost[0].hint)
 
     @property
     def reused(self) -> int:

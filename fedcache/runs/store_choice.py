@@ -61,9 +61,10 @@ def _backbone_of(array: ArrayInfo) -> str:
     return str(array.recipe.get("backbone"))
 
 
-def _has_text(store: Store, array: ArrayInfo) -> bool:
-    """Whether a store has text features of the backbone of an array."""
-    return store.has_text(_backbone_of(array))
+def _with_text(store: Store, keys: Iterable[str]) -> list[str]:
+    """The arrays among ``keys`` whose backbone has text features in the store."""
+    arrays = store.arrays
+    return [key for key in keys if store.has_text(_backbone_of(arrays[key]))]
 
 
 def chosen_arrays(store: Store, names: Sequence[str], *, pixels: bool = False) -> list[str]:
@@ -170,7 +171,7 @@ def arrays_for(
             )
         return keys
     # Methods with text read one backbone, whose text and image features belong together.
-    with_text = [key for key in keys if _has_text(store, store.arrays[key])]
+    with_text = _with_text(store, keys)
     if not with_text:
         where = " + ".join(names) or store.path.name
         hint = (
@@ -186,7 +187,7 @@ def arrays_for(
             f"--backbones {shell_word(names[0])}",
         )
     # If there are several, ``TEXT_ORDER`` decides.
-    key_by_backbone = {str(store.arrays[key].recipe["backbone"]): key for key in with_text}
+    key_by_backbone = dict(zip(backbones_of(store, with_text), with_text, strict=True))
     first = next((key_by_backbone[name] for name in TEXT_ORDER if name in key_by_backbone), None)
     if first is None and len(with_text) > 1:
         example = shell_word(next(iter(key_by_backbone)))
@@ -212,8 +213,7 @@ def common_arrays(stores: Sequence[Store], config: TrainConfig, reads_text: bool
     keys = chosen_arrays(first, config.backbones)
     # As for a single store, a method with text reads one backbone.
     if reads_text:
-        with_text = [key for key in keys if _has_text(first, first.arrays[key])]
-        keys = with_text[:1]
+        keys = _with_text(first, keys)[:1]
         if not keys:
             raise StoreError(
                 f"{first.path.name} has no text features.",
@@ -359,7 +359,7 @@ def needed_arrays(
         return [array.key for array in begun if any(map(array.means, missing))]
     # Methods with text need a backbone with a text encoder; any such backbone will do.
     if needs_text(method):
-        if any(_has_text(store, array) for array in complete.values()):
+        if _with_text(store, complete):
             return []
         begun = [
             array
@@ -544,8 +544,11 @@ def find_or_extract(
 # ``--clients-from DIR``: the stores of a directory, one for each client.
 
 
-def check_client_folder(folder: Path) -> None:
-    """Raise StoreError if there is no such directory, with the name of a similar one."""
+def client_paths(folder: Path) -> list[Path]:
+    """The client stores in a directory, sorted by name.
+
+    Raises StoreError if there is no such directory, with the name of a similar one, and if it has no stores.
+    """
     if not folder.is_dir():
         neighbours = []
         if folder.parent.is_dir():
@@ -557,6 +560,13 @@ def check_client_folder(folder: Path) -> None:
         raise StoreError(
             message, "fedcache shard --partition NAME --out DIR   makes client stores."
         )
+    paths = sorted(folder.glob("*.zarr"))
+    if not paths:
+        raise StoreError(
+            f"{folder} contains no client stores.",
+            "fedcache shard --partition NAME --out DIR   makes them.",
+        )
+    return paths
 
 
 def open_clients(folder: Path) -> list[Store]:
@@ -564,14 +574,7 @@ def open_clients(folder: Path) -> list[Store]:
 
     Raises StoreError if there are none, or if they are not shards of one dataset with the same classes.
     """
-    check_client_folder(folder)
-    paths = sorted(folder.glob("*.zarr"))
-    if not paths:
-        raise StoreError(
-            f"{folder} contains no client stores.",
-            "fedcache shard --partition NAME --out DIR   makes them.",
-        )
-    stores = [Store.open(path) for path in paths]
+    stores = [Store.open(path) for path in client_paths(folder)]
     for store in stores:
         if "shard" not in store.dataset:
             raise StoreError(
