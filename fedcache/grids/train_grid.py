@@ -35,6 +35,7 @@ from fedcache.runs.events import GridPosition, OnRound, replay_stored, with_hook
 from fedcache.runs.features import RunInputs
 from fedcache.runs.loop import (
     PreparedPoint,
+    TrainingOptions,
     prepare_run,
     row_source,
     train,
@@ -86,12 +87,10 @@ def retrain(grid: GridRun, done: Grid) -> list[Point]:
         run = train_run(
             grid.prepare(number, whole=True),
             request.config_of(number),
-            request.runs,
-            fresh=request.fresh,
-            observer=grid.observer,
-            stop=grid.stop,
-            position=GridPosition(f"{point.words}, on all rows"),
-            kept=KeptModels(save),
+            TrainingOptions(
+                request.runs, grid.observer, grid.stop, request.fresh, KeptModels(save)
+            ),
+            GridPosition(f"{point.words}, on all rows"),
         )
         made.append(Point(point.method, point.sweep, run))
     return made
@@ -289,13 +288,9 @@ class GridRun:
                 points.append(PreparedPoint(inputs, config, self.position_of(n)))
             train_together(
                 points,
-                request.runs,
+                self._options(self.observer, self.stop),
                 cache=self._shared,
-                fresh=request.fresh,
-                observer=self.observer,
-                stop=self.stop,
                 on_end=lambda i, out: self.end_point(group[i], out),
-                kept=self._kept,
             )
             return
         for n, config in zip(group, configs, strict=True):
@@ -311,17 +306,12 @@ class GridRun:
 
     def train_alone(self, number: int, inputs: RunInputs, observer: Observer, stop: Stop) -> Run:
         """The run of one point: trained alone, or stored. Raises FedcacheError, as ``train``."""
-        request = self.request
-        return train_run(
-            inputs,
-            request.config_of(number),
-            request.runs,
-            fresh=request.fresh,
-            observer=observer,
-            stop=stop,
-            position=self.position_of(number),
-            kept=self._kept,
-        )
+        config = self.request.config_of(number)
+        options = self._options(observer, stop)
+        return train_run(inputs, config, options, self.position_of(number))
+
+    def _options(self, observer: Observer, stop: Stop) -> TrainingOptions:
+        return TrainingOptions(self.request.runs, observer, stop, self.request.fresh, self._kept)
 
     def _sharing(self, inputs: RunInputs, configs: Sequence[TrainConfig]) -> str:
         """How points share work with each other or with earlier points, in words; "" if each is computed alone."""

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -108,6 +107,18 @@ CHECKPOINT_SHARE = 0.05
 """Largest share of a run's time for checkpoints. States that are slow to write are written less often."""
 
 
+@dataclass(frozen=True)
+class TrainingOptions:
+    """Options that all runs of a command share."""
+
+    runs: Path  # directory of results
+    observer: Observer  # receives notes, warnings and progress
+    stop: Stop  # ends the training at a point where no finished round is lost
+    fresh: bool = False  # whether to train again even if the result is stored
+    # decides which models are saved
+    kept: KeptModels = field(default_factory=lambda: KeptModels(SaveModels()))
+
+
 def train(
     config: TrainConfig,
     home: Home,
@@ -155,40 +166,31 @@ def train(
     inputs = prepare_run(config, source, method, home.root / LEDGER)
     kept = KeptModels(save or SaveModels())
     return train_run(
-        inputs, config, runs or home.runs, fresh=fresh, observer=observer, stop=stop, kept=kept
+        inputs, config, TrainingOptions(runs or home.runs, observer, stop, fresh, kept)
     )
 
 
 def train_run(
-    inputs: RunInputs,
-    config: TrainConfig,
-    runs: Path,
-    *,
-    fresh: bool,
-    observer: Observer,
-    stop: Stop,
-    position: GridPosition = ALONE,
-    kept: KeptModels | None = None,
+    inputs: RunInputs, config: TrainConfig, options: TrainingOptions, position: GridPosition = ALONE
 ) -> Run:
     """Train every seed of a prepared run and store the result. Raises FedcacheError, as ``train``.
 
-    ``position`` is that of the run in a grid; the other arguments are those of ``train``.
+    ``position`` is that of the run in a grid.
     """
-    inputs, spec = resolve_inputs(inputs, config, observer)
-    run = open_run(
-        inputs, spec, runs, fresh=fresh, observer=observer, position=position, kept=kept, stop=stop
-    )
-    run.kept.check_clients(names_of(inputs.clients))
+    inputs, spec = resolve_inputs(inputs, config, options.observer)
+    run = open_run(inputs, spec, options, position)
+    options.kept.check_clients(names_of(inputs.clients))
     if run.stored is not None:
         return _return_stored(run, run.stored)
     # Raises before anything is written if the run does not fit into memory or on the disk.
-    forecast_run(inputs, spec, kept=run.kept, place=run.directory.path)
-    return _train_opened(run, stop, fresh=fresh)
+    forecast_run(inputs, spec, kept=options.kept, place=run.directory.path)
+    return _train_opened(run)
 
 
-def _train_opened(run: OpenRun, stop: Stop, *, fresh: bool) -> Run:
+def _train_opened(run: OpenRun) -> Run:
     """Train the missing seeds of one run, and store the result of all its seeds."""
-    with _owning_runs([run], stop):
+    fresh = run.options.fresh
+    with _owning_runs([run]):
         if not fresh:
             run.find_stored()  # another process may have finished it while this one waited
         if run.stored is not None:
@@ -196,7 +198,7 @@ def _train_opened(run: OpenRun, stop: Stop, *, fresh: bool) -> Run:
         if run.earlier:
             note_earlier(run)
         run.begin(fresh=fresh)
-        failed = train_seeds([run], None, stop)
+        failed = train_seeds([run], None)
         if failed:
             raise failed[0]
         return run.finish()
@@ -204,7 +206,7 @@ def _train_opened(run: OpenRun, stop: Stop, *, fresh: bool) -> Run:
 
 def _return_stored(run: OpenRun, stored: Run) -> Run:
     """Return a result that is stored already; observers receive its rounds as if it were trained now."""
-    observer = run.events.observer
+    observer = run.options.observer
     position = run.events.position
     note_stored(stored, observer)
     more = set(run.earlier) - set(run.spec.seeds)
@@ -214,8 +216,9 @@ def _return_stored(run: OpenRun, stored: Run) -> Run:
             f"This run was also trained with seeds {seeds_text(more)}. The result covers all {seeds} "
             "seeds."
         )
-    note = run.kept.note_on_stored(stored.path)
-    if note is not None and (position is ALONE or run.kept.which == "all"):
+    kept = run.options.kept
+    note = kept.note_on_stored(stored.path)
+    if note is not None and (position is ALONE or kept.which == "all"):
         observer.note(note)
     replay_stored(observer, stored.path, stored.result, position)
     return stored
@@ -346,20 +349,11 @@ def note_paper_choices(inputs: RunInputs, spec: ResolvedRun, observer: Observer)
 
 
 def open_run(
-    inputs: RunInputs,
-    spec: ResolvedRun,
-    runs: Path,
-    *,
-    fresh: bool,
-    observer: Observer,
-    position: GridPosition = ALONE,
-    kept: KeptModels | None = None,
-    stop: Stop | None = None,
+    inputs: RunInputs, spec: ResolvedRun, options: TrainingOptions, position: GridPosition = ALONE
 ) -> OpenRun:
-    """Find the directory of a run, and its result if it is stored. Raises CorruptionError for a damaged result.
+    """Find the directory of a run, and its result if it is stored, unless every run is trained again.
 
-    If ``fresh`` is true, a stored result is ignored. ``kept`` decides which models are saved, by default all. ``stop``
-    ends the wait for another process that is replacing the result.
+    Raises CorruptionError for a damaged result.
     """
     identity = Identity(
         _identity_of_config(spec),
@@ -370,8 +364,8 @@ def open_run(
     )
     for plugin in spec.plugins:
         kind = plugin.kind.removesuffix("s").capitalize()
-        observer.note(f"{kind} {plugin.name}: from {plugin.origin}.")
-    directory = RunDirectory(runs, identity)
+        options.observer.note(f"{kind} {plugin.name}: from {plugin.origin}.")
+    directory = RunDirectory(options.runs, identity)
     partitions = [partition_facts(inputs.partitions[seed]) for seed in spec.seeds]
     facts = {
         "method": spec.method,
@@ -389,16 +383,15 @@ def open_run(
         "code": identity.code,
         "digest": identity.digest,
     }
-    events = RunEvents(observer, directory.path, facts, position)
-    kept = kept or KeptModels(SaveModels())
-    opened = OpenRun(inputs, spec, identity, directory, events, kept)
-    if fresh:
+    events = RunEvents(options.observer, directory.path, facts, position)
+    opened = OpenRun(inputs, spec, identity, directory, events, options)
+    if options.fresh:
         return opened
     try:
         opened.find_stored()
     except DamagedRunError:
         # Another process that trains the run again may be replacing its files: look again when it has ended.
-        with _owning_runs([opened], stop or Stop()):
+        with _owning_runs([opened]):
             opened.find_stored()
     return opened
 
@@ -458,8 +451,8 @@ class OpenRun:
     spec: ResolvedRun  # settings that determine the result
     identity: Identity  # digests of everything that determines the result
     directory: RunDirectory  # its files
-    events: RunEvents  # publishes its rounds to its observer
-    kept: KeptModels  # decides which models are saved
+    events: RunEvents  # publishes its rounds
+    options: TrainingOptions  # of the command
     stored: Run | None = None  # the stored result, if it has all seeds of the command
     # seeds of the stored result, even if it lacks some of the command
     earlier: tuple[int, ...] = ()
@@ -687,7 +680,8 @@ class OpenRun:
         # Whether the model is kept may depend on the validation accuracy of this seed.
         held_out = values_held_out({"partition": {"args": partition.args}})
         seeds = len({*self.spec.seeds, *self.earlier})
-        wanted = self.kept.wants(self.spec.method, result.choice, seeds, held_out)
+        kept = self.options.kept
+        wanted = kept.wants(self.spec.method, result.choice, seeds, held_out)
         kind = self.spec.requested.client_prior
         temperature = None
         # The rows of sites stay there, so a run over sites has no rows to calibrate on.
@@ -707,7 +701,7 @@ class OpenRun:
                 self.spec,
                 self.identity,
                 outcome,
-                self.kept,
+                kept,
                 temperature,
             )
             for note in dict.fromkeys(notes):
@@ -765,6 +759,7 @@ class OpenRun:
         spec = replace(self.spec, seeds=numbers)
         promised = {**summarise(self.inputs, spec, self.identity, seeds), **(result or {})}
         train_seconds = sum(s.seconds for s in seeds)
+        kept = self.options.kept
         # Times and versions are no part of the result, because they differ between equal runs.
         figures = {
             "seconds": {**self.inputs.seconds, "train": train_seconds, **(seconds or {})},
@@ -780,7 +775,7 @@ class OpenRun:
             list(chain.from_iterable(s.rounds for s in seeds)),
             figures,
             before=lambda result: seal(
-                self.directory.path, self.identity.digest, digest_of(result), numbers, self.kept
+                self.directory.path, self.identity.digest, digest_of(result), numbers, kept
             ),
             files=files_of_clients(seeds),
             config=self._config_of(spec),
@@ -791,18 +786,16 @@ class OpenRun:
 # Train: train the missing seeds, from their checkpoints.
 
 
-def _owning_runs(runs: Sequence[OpenRun], stop: Stop) -> AbstractContextManager[None]:
+def _owning_runs(runs: Sequence[OpenRun]) -> AbstractContextManager[None]:
     """Own the directories of runs while the block runs; wait for another process that trains them."""
     folders = [run.directory.path for run in runs]
-    first = runs[0]
-    return owning(folders, first.events.observer, stop, private=first.spec.trust.protects)
+    options = runs[0].options
+    private = runs[0].spec.trust.protects
+    return owning(folders, options.observer, options.stop, private=private)
 
 
 def train_seeds(
-    runs: Sequence[OpenRun],
-    cache: GridCache | None,
-    stop: Stop,
-    grid_points: int = 1,
+    runs: Sequence[OpenRun], cache: GridCache | None, grid_points: int = 1
 ) -> dict[int, FedcacheError]:
     """Train every seed of runs that have begun; seeds that ended before are restored.
 
@@ -813,7 +806,7 @@ def train_seeds(
         the errors that ended single runs, by the place of the run in ``runs``; the other runs continue.
     """
     spec = runs[0].spec
-    observer = runs[0].events.observer
+    observer = runs[0].options.observer
     failed = dict[int, FedcacheError]()
     configurations = ""
     if cache is not None:
@@ -829,7 +822,7 @@ def train_seeds(
                 elif place not in failed:
                     waiting.append(place)
             for group in _of_same_round(runs, waiting, seed):
-                training = SeedTraining(runs, group, seed, cache, stop, grid_points)
+                training = SeedTraining(runs, group, seed, cache, grid_points)
                 failed |= training.train()
     return failed
 
@@ -940,7 +933,6 @@ class SeedTraining:
         states: Mapping[int, Snapshot | None],
         seed: int,
         cache: GridCache | None,
-        stop: Stop,
         grid_points: int,
     ) -> None:
         self.grid_points = grid_points
@@ -950,14 +942,14 @@ class SeedTraining:
         self.seed = seed
         self.cache = cache
         first = self.runs[0]
-        self.observer = first.events.observer
+        self.observer = first.options.observer
         self.spec = first.spec
         self.inputs = first.inputs
         self.kept = _round_of(self.states[0])
         of_points = ""
         if cache is not None:
             of_points = f" of {len(self.runs)} configurations"
-        self.policy = CheckpointPolicy(stop, f"seed {seed}{of_points}", self.kept)
+        self.policy = CheckpointPolicy(first.options.stop, f"seed {seed}{of_points}", self.kept)
         self.failed: dict[int, FedcacheError] = {}
 
     def train(self) -> dict[int, FedcacheError]:
@@ -1047,14 +1039,10 @@ class PreparedPoint:
 
 def train_together(
     points: Sequence[PreparedPoint],
-    runs: Path,
+    options: TrainingOptions,
     *,
     cache: GridCache,
-    fresh: bool,
-    observer: Observer,
-    stop: Stop,
     on_end: Callable[[int, Run | FedcacheError], None],
-    kept: KeptModels | None = None,
 ) -> None:
     """Train points that differ only in floats together, and store each as a run.
 
@@ -1062,13 +1050,11 @@ def train_together(
 
     Args:
         points: of the grid.
-        runs: directory of all runs.
+        options: of the grid; the observer receives notes, warnings and progress once, and the rounds of all points.
         cache: Gram matrices and features of other points.
-        fresh: train points again even if their results are stored.
-        observer: receives notes, warnings and progress once, and the rounds of all points.
-        stop: ends the training after a round; the state of every point is written.
         on_end: called when a point ends, with its number and its run or the error that ended it.
     """
+    observer = options.observer
     opened: dict[int, OpenRun] = {}
     for number, point in enumerate(points):
         # The notes on chosen settings are the same for all points, so only those of the first are shown.
@@ -1076,9 +1062,7 @@ def train_together(
         if opened:
             notes = Silent()
         try:
-            run = _open_point(
-                point, runs, fresh=fresh, observer=observer, notes=notes, kept=kept, stop=stop
-            )
+            run = _open_point(point, options, notes)
         except DamagedRunError as error:
             on_end(number, error)
             continue
@@ -1092,20 +1076,20 @@ def train_together(
     for number in alone:
         run = opened.pop(number)
         try:
-            on_end(number, _train_opened(run, stop, fresh=fresh))
+            on_end(number, _train_opened(run))
         except FedcacheError as error:
             if not ends_one_run(error):
                 raise
             on_end(number, error)
     if not opened:
         return
-    if kept is not None and kept.clients is not None:
+    if options.kept.clients is not None:
         first = next(iter(opened.values()))
-        forecast_run(first.inputs, first.spec, len(opened), kept, runs)
+        forecast_run(first.inputs, first.spec, len(opened), options.kept, options.runs)
     # Other processes may have finished some of the points while this one waited for the directories.
-    with _owning_runs(list(opened.values()), stop):
+    with _owning_runs(list(opened.values())):
         for number, run in list(opened.items()):
-            if fresh:
+            if options.fresh:
                 break
             out = _ended_meanwhile(run)
             if out is None:
@@ -1119,8 +1103,8 @@ def train_together(
         for run in opened.values():
             if run.earlier:
                 note_earlier(run)
-            run.begin(fresh=fresh)
-        failed = train_seeds(list(opened.values()), cache, stop, grid_points=len(points))
+            run.begin(fresh=options.fresh)
+        failed = train_seeds(list(opened.values()), cache, grid_points=len(points))
         for place, (number, run) in enumerate(opened.items()):
             if place in failed:
                 on_end(number, failed[place])
@@ -1137,32 +1121,16 @@ def _ended_meanwhile(run: OpenRun) -> Run | DamagedRunError | None:
     return run.stored
 
 
-def _open_point(
-    point: PreparedPoint,
-    runs: Path,
-    *,
-    fresh: bool,
-    observer: Observer,
-    notes: Observer,
-    kept: KeptModels | None,
-    stop: Stop,
-) -> OpenRun:
-    """The run of a point: the one trained alone if some of its seeds are stored, else the one trained with others."""
+def _open_point(point: PreparedPoint, options: TrainingOptions, notes: Observer) -> OpenRun:
+    """The run of a point: the one trained alone if some of its seeds are stored, else the one trained with others.
+
+    ``notes`` receives the notes on chosen settings.
+    """
     inputs, spec = resolve_inputs(point.inputs, point.config, notes)
-    opened = partial(
-        open_run,
-        inputs,
-        runs=runs,
-        fresh=fresh,
-        observer=observer,
-        position=point.position,
-        kept=kept,
-        stop=stop,
-    )
-    alone = opened(spec)
-    alone.kept.check_clients(names_of(inputs.clients))
+    alone = open_run(inputs, spec, options, point.position)
+    options.kept.check_clients(names_of(inputs.clients))
     if alone.stored is not None:
         note_stored(alone.stored, notes)
     if alone.earlier:
         return alone
-    return opened(replace(spec, together=True))
+    return open_run(inputs, replace(spec, together=True), options, point.position)

@@ -49,16 +49,6 @@ if TYPE_CHECKING:
 # Damaged files of saved partitions: the command that makes the partition again, and a check that it is the same.
 
 
-@contextmanager
-def with_its_command(store: Store, name: str) -> Iterator[None]:
-    """Add the command that makes a partition again to the errors of its damaged file."""
-    try:
-        yield
-    except CorruptionError as error:
-        error.hint = f"To make it again:  {command_of(store, name)}"
-        raise
-
-
 def command_of(store: Store, name: str) -> str:
     """The command that makes a saved partition again.
 
@@ -379,12 +369,15 @@ def _load_partition(store: Store, name: str) -> Partition:
         saved = ", ".join(sorted(store.partitions)) or "none; make one with `fedcache partition`"
         raise unknown("partition", name, store.partitions, hint=f"Saved partitions: {saved}")
     # The manifest has the digest of these bytes, so the digest of the rows is not computed again.
-    with with_its_command(store, name):
+    try:
         raw = store.partition_bytes(name)
         origin = f"partition {name}"
         return Partition.from_file(
             raw, dataset=digest, rows=store.rows, origin=origin, vouched=True
         )
+    except CorruptionError as error:
+        error.hint = f"To make it again:  {command_of(store, name)}"
+        raise
 
 
 def check_partitions(store: Store) -> dict[Path, str]:

@@ -55,7 +55,7 @@ from fedcache.process import Stop
 from fedcache.progress import Observer
 from fedcache.runs.directory import owning
 from fedcache.runs.events import GridPosition
-from fedcache.runs.loop import OpenRun, note_paper_choices, open_run, prepare_run
+from fedcache.runs.loop import OpenRun, TrainingOptions, note_paper_choices, open_run, prepare_run
 from fedcache.runs.run import Run
 from fedcache.runs.run_models import training_run
 from fedcache.store.files import digest_of
@@ -714,9 +714,8 @@ def _open_points(plan: Plan, source: SiteRows, home: Home, observer: Observer) -
         if plan.runs:
             runs = Path(plan.runs)
         words = " ".join(f"{name}={value}" for name, value in swept.items())
-        position = GridPosition(words)
-        run = open_run(inputs, spec, runs, fresh=plan.fresh, observer=observer, position=position)
-        opened.append(run)
+        options = TrainingOptions(runs, observer, Stop(), plan.fresh)
+        opened.append(open_run(inputs, spec, options, GridPosition(words)))
     return opened
 
 
