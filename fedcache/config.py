@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeGuard, TypeVar
 
 from fedcache.errors import UsageError, unknown
-from fedcache.parsing import parse_toml
+from fedcache.parsing import in_a_list, parse_toml
 
 DATA = "Data"
 CLIENTS = "Clients"
@@ -119,7 +119,7 @@ def option_value(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list | tuple):
-        return ",".join(map(str, value))
+        return in_a_list(map(str, value))
     return str(value)
 
 
@@ -788,18 +788,18 @@ C = TypeVar("C")
 
 
 def read_file(
-    path: Path | None, say: Callable[[str], None] = lambda _words: None
+    path: Path | None, note: Callable[[str], None] = lambda _text: None
 ) -> dict[str, dict[str, Any]]:
     """The sections of a configuration file; {} when ``path`` is None and the working directory has none.
 
-    Raises UsageError if the file is missing, is not TOML, or has an unknown section. ``say`` receives a sentence with
+    Raises UsageError if the file is missing, is not TOML, or has an unknown section. ``note`` receives a sentence with
     the path of a file that is used without being named.
     """
     if path is None:
         path = Path(FILE_NAME)
         if not path.exists():
             return {}
-        say(f"Using settings from {path.resolve()}; options of the command line override them.")
+        note(f"Using settings from {path.resolve()}; options of the command line override them.")
     try:
         data = parse_toml(path.read_text(encoding="utf-8"))
     except OSError as error:

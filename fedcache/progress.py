@@ -157,7 +157,7 @@ class EachOnce(Silent):
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
-        self._said: set[tuple[str, str]] = set()
+        self._seen: set[tuple[str, str]] = set()
         for passed_on in ("start", "round_done", "advance", "stop"):
             setattr(self, passed_on, getattr(observer, passed_on))
 
@@ -176,15 +176,14 @@ class EachOnce(Silent):
             self._observer.warn(text)
 
     def _is_new(self, kind: str, text: str) -> bool:
-        new = (kind, text) not in self._said
-        self._said.add((kind, text))
+        new = (kind, text) not in self._seen
+        self._seen.add((kind, text))
         return new
 
 
 def byte_size(count: int) -> str:
     """A number of bytes with a unit: exact below 1,000 bytes, else with one decimal."""
     value = float(count)
-    unit = "B"
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if value < 1000 or unit == "TB":
             break

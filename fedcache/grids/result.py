@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.trust.accounting import Spent, counted_share, epsilons
 from fedcache.notebooks import data_frame, html_table, percent
+from fedcache.parsing import counted
 from fedcache.runs.run import Run, spread, values_of
 from fedcache.runs.score import (
     BY_VALIDATION,
@@ -129,9 +130,7 @@ class PrunedPoint:
     def sentence(self) -> str:
         """The last round, and the accuracy there."""
         accuracy = percent(self.validation)
-        return (
-            f"Pruned after round {self.round} of {self.rounds} at {accuracy} % on validation rows"
-        )
+        return f"Pruned after round {self.round} of {self.rounds} at {accuracy} on validation rows"
 
 
 @dataclass(frozen=True)
@@ -472,9 +471,7 @@ class Grid:
         if not self.points:
             return f"Grid(0 configurations{without})"
         best = self.best()
-        many = f"{len(self.points)} configurations"
-        if len(self.points) == 1:
-            many = "1 point"
+        many = counted(len(self.points), "configuration")
         figures = spread(best.run.result["accuracy"])
         if self.retrained and not self.held_out():
             # The best point is the first that is trained again.
