@@ -123,12 +123,12 @@ def partition(
 
     ``options`` are arguments of the scheme.
     """
-    made = opened(store)
+    held = opened(store)
     if is_given(scheme):
-        return given_partition(made, scheme, seed=seed, name=name, **options)
+        return given_partition(held, scheme, seed=seed, name=name, **options)
     if scheme is not None:
         scheme = str(scheme)
-    return make_partition(made, scheme, seed=seed, name=name, **options)
+    return make_partition(held, scheme, seed=seed, name=name, **options)
 
 
 def keep_partition(home: Home, parts: Partition) -> Path:

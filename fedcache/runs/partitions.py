@@ -313,11 +313,11 @@ def partition_seeds(
         if not repartition and made:
             made[seed] = next(iter(made.values()))
             continue
-        own = config.seed
+        partition_seed = config.seed
         if repartition:
-            own = seed
+            partition_seed = seed
         try:
-            made[seed] = make_partition(store, scheme, seed=own, save=False, **arguments)
+            made[seed] = make_partition(store, scheme, seed=partition_seed, save=False, **arguments)
         except InfeasibleError as error:
             # Only defaults are scaled down. Values of the user are refused, with the value that works.
             defaults = config.scheme is None and config.clients is None and not config.options
@@ -326,7 +326,7 @@ def partition_seeds(
             scaled = ", ".join(f"{name} {value}" for name, value in error.instead.items())
             observer.note(f"{error.message} fedcache uses {scaled} instead.")
             arguments = {**arguments, **error.instead}
-            made[seed] = make_partition(store, scheme, seed=own, save=False, **arguments)
+            made[seed] = make_partition(store, scheme, seed=partition_seed, save=False, **arguments)
     first = next(iter(made.values()))
     observer.note(Detail(first.summary() + "."))
     report_notes(first, observer)

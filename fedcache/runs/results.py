@@ -168,13 +168,13 @@ def seed_result(
     validation = None
     validation_per_client = None
     if evaluation.validation is not None:
-        chosen_by = evaluation.validation
+        on_validation = evaluation.validation
         validation = {
-            "accuracy": number(chosen_by.accuracy),
-            "client_mean": number(chosen_by.mean_accuracy),
-            "pooled": number(chosen_by.pooled),
+            "accuracy": number(on_validation.accuracy),
+            "client_mean": number(on_validation.mean_accuracy),
+            "pooled": number(on_validation.pooled),
         }
-        validation_per_client = chosen_by.client_accuracy
+        validation_per_client = on_validation.client_accuracy
     confusion = None
     if evaluation.counts is not None:
         confusion = evaluation.counts.tolist()

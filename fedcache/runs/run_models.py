@@ -339,15 +339,15 @@ def load_seed(run: Path, seed: int | None = None) -> SavedModel:
     files that were changed or belong to another result.
     """
     result = _result(run)
-    again = train_again(run, result)
+    hint = train_again(run, result)
     folder = run / MODELS
     digest = str(result["digest"])
     try:
         found = read_sealed(folder / INDEX, what_of_models(digest))
     except CorruptionError as error:
-        raise CorruptionError(error.message, again) from error
+        raise CorruptionError(error.message, hint) from error
     if found is None:
-        raise StoreError(f"The run {run.name} has no saved model.", again)
+        raise StoreError(f"The run {run.name} has no saved model.", hint)
     seeds = [int(number) for number in result["seeds"]]
     if seed is None:
         seed = seeds_of(run, None)[0]
@@ -357,13 +357,13 @@ def load_seed(run: Path, seed: int | None = None) -> SavedModel:
     path = model_file(run, seed)
     listed = found.content["files"].get(path.name)
     if listed is None:
-        raise StoreError(f"The run has no model of seed {seed}.", again)
+        raise StoreError(f"The run has no model of seed {seed}.", hint)
     if found.content["result"] != digest_of(result):
         raise CorruptionError(
-            f"The models in {folder} belong to another result than {run / 'result.json'}.", again
+            f"The models in {folder} belong to another result than {run / 'result.json'}.", hint
         )
     if not path.is_file() or file_sha256(path) != listed["sha256"]:
-        raise CorruptionError(f"{path} is missing or was changed.", again)
+        raise CorruptionError(f"{path} is missing or was changed.", hint)
     return SavedModel.load(path)
 
 

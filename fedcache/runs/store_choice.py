@@ -507,13 +507,13 @@ def find_or_extract(
             f"{store.path} has no features yet that {method.name} can train on.",
             extract_command(store, backbones, recipe, home),
         )
-    others = None
+    no_store = None
     if train.dataset is None:
-        others = no_store_remembered(home)
-    if others is not None and finished_stores(home):
-        raise others  # another dataset is extracted, and digits instead of it would be another run
+        no_store = no_store_remembered(home)
+    if no_store is not None and finished_stores(home):
+        raise no_store  # another dataset is extracted, and digits instead of it would be another run
     if not extract or not (packaged or train.backbones):
-        raise others or StoreError(f"The dataset {dataset} has no features yet.", making)
+        raise no_store or StoreError(f"The dataset {dataset} has no features yet.", making)
     if store is None and train.partition is not None and not Path(train.partition).exists():
         name = train.partition.partition("@")[0]  # refused now, and not after the extraction
         raise StoreError(
@@ -524,7 +524,7 @@ def find_or_extract(
     if needs_text(method) and not train.backbones:
         why = f"{method.name} needs text features"
     found = "Nothing extracted yet"
-    if others:
+    if no_store:
         found = "There is no finished extraction"
     listed = ", ".join(backbones)
     observer.note(
