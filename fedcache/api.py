@@ -10,8 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from fedcache.calls.keywords import fields_of, names_checked
-from fedcache.config import ExtractConfig
+from fedcache.calls.keywords import names_checked
 from fedcache.progress import Observer
 
 if TYPE_CHECKING:
@@ -99,10 +98,10 @@ def extract(
 
     Raises the FedcacheError of the command, with its exit code and hint.
     """
-    given = fields_of(ExtractConfig, locals())
+    given = dict(locals())
     from fedcache.calls import stores
 
-    return stores.extract(given, store, observer)
+    return stores.extract(given)
 
 
 @names_checked

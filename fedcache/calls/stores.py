@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcache.calls.backbones import backbone_names
+from fedcache.calls.keywords import fields_of
 from fedcache.config import ExtractConfig, Home, refuse_remote, resolve
 from fedcache.errors import UsageError
 from fedcache.extract.extract_dataset import extract as extract_dataset
@@ -28,19 +29,20 @@ def opened(store: Store | str | Path | None) -> Store:
     return need_store(Home.from_environment(), path=store)
 
 
-def extract(given: Mapping[str, Any], store: str | Path | None, observer: Observer | None) -> Store:
-    """The store of an extraction; ``given`` are fields of ``ExtractConfig``, but its dataset may be images."""
-    named = dict(given)
+def extract(given: Mapping[str, Any]) -> Store:
+    """The store of an extraction; ``given`` are the arguments of ``fedcache.extract``."""
+    named = fields_of(ExtractConfig, given)
     # Modules in memory become names that this process knows.
-    if named.get("backbones"):
+    if named["backbones"]:
         named["backbones"] = backbone_names(named["backbones"])
     # A dataset is a spec, or the images themselves.
     images = None
-    if not isinstance(named.get("dataset"), str):
-        images = named.pop("dataset", None)
+    if not isinstance(named["dataset"], str):
+        images = named.pop("dataset")
     config = resolve(ExtractConfig, named, {}, "extract()")
-    place = _place(store)
+    place = _place(given["store"])
     home = Home.from_environment()
+    observer = given["observer"]
     return extract_dataset(config, home, store=place, observer=observer, images=images).store
 
 
