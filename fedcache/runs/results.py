@@ -264,10 +264,9 @@ def summarise(
         names = None
         owned = {"least": float(classes_owned.min()), "most": float(classes_owned.max())}
     owned["mean"] = float(classes_owned.mean())
-    fixed = None
-    parameters = [PARAMETERS.get(name) for name in inputs.backbones]
-    if None not in parameters:
-        fixed = sum(count for count in parameters if count is not None)
+    fixed = None  # known for the named backbones
+    if all(name in PARAMETERS for name in inputs.backbones):
+        fixed = sum(PARAMETERS[name] for name in inputs.backbones)
     trust = trust_section(
         spec.trust_options,
         spec.privacy_cost(len(first.clients)),

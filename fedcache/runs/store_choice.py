@@ -520,15 +520,17 @@ def find_or_extract(
             f"There is no partition {name!r}, because the dataset {dataset} has no features yet.",
             f"{making}, then  fedcache partition --name {shell_word(name)}",
         )
-    why = "the default"
-    if needs_text(method) and not train.backbones:
-        why = f"{method.name} needs text features"
+    why = ""
+    if not train.backbones:
+        why = " (the default)"
+        if needs_text(method):
+            why = f" ({method.name} needs text features)"
     found = "Nothing extracted yet"
     if no_store:
         found = "There is no finished extraction"
     listed = ", ".join(backbones)
     observer.note(
-        f"{found}: extracting {listed} ({why}) on {dataset} first (--no-extract prevents this)."
+        f"{found}: extracting {listed}{why} on {dataset} first (--no-extract prevents this)."
     )
     without_sizes = tuple(name.partition("@")[0] for name in backbones)
     done = run_extract(
