@@ -488,11 +488,10 @@ def compare(
         level: confidence level of intervals; tests use the significance level 1 - ``level``.
         root: directory of the runs; None for the runs of ``FEDCACHE_HOME``.
     """
+    given = dict(locals())
     from fedcache.calls import runs as finished
 
-    return finished.compare(
-        runs, root, over=over, metric=metric, test=test, against=against, pairs=pairs, level=level
-    )
+    return finished.compare(**given)
 
 
 def report(
@@ -517,9 +516,7 @@ def report(
         with_images: whether to show images of the runs' mistakes.
         data: dataset -> its folder, for images of datasets that have moved.
     """
+    given = dict(locals())
     from fedcache.calls import runs as finished
 
-    folders = None  # no images
-    if with_images:
-        folders = data or {}
-    return finished.report(runs, out, title, embed, score, folders)
+    return finished.report(**given)
