@@ -45,7 +45,7 @@ from fedcache.runs.loop import (
 from fedcache.runs.privacy_ledger import LEDGER
 from fedcache.runs.row_sources import InputCache, Preparation
 from fedcache.runs.run import Run
-from fedcache.runs.run_models import KeptModels, forecast_programs, forecast_run
+from fedcache.runs.run_models import KeptModels, forecast_run
 from fedcache.runs.score import choice_value, has_validation
 from fedcache.runs.spec import check_config
 from fedcache.store.files import sha256_hex
@@ -148,9 +148,11 @@ def grid(
 
 
 def grid_plan(request: GridRequest, observer: Observer | None = None) -> dict[str, Any]:
-    """``--dry-run`` of ``grid`` (and of ``train``, which is a grid of one point): programs, executions, memory.
+    """``--dry-run`` of ``grid`` (and of ``train``, which is a grid of one point). Nothing is extracted or trained.
 
-    Nothing is extracted or trained.
+    Returns:
+        for each program, that is for points that are trained together: its execution, the clients and points computed
+        at once, and the peak memory in bytes.
     """
     points = request.points
     # The trials of a search have similar costs, so one of them is enough.
@@ -166,8 +168,22 @@ def grid_plan(request: GridRequest, observer: Observer | None = None) -> dict[st
             together = 1
         inputs = run.prepare(group[0])
         spec = inputs.resolve(request.config_of(group[0]))
-        plans.append((inputs, spec, together))
-    return forecast_programs(plans)
+        execution, found = forecast_run(inputs, spec, together)
+        points_at_once = execution.points
+        if execution.name == "sequential":
+            points_at_once = 1
+        plans.append(
+            {
+                "method": inputs.method.name,
+                "points": together,
+                "execution": execution.name,
+                "clients_at_once": execution.chunk,
+                "points_at_once": points_at_once,
+                "memory": found.to_dict(),
+                "words": found.words(),
+            }
+        )
+    return {"programs": plans}
 
 
 class GridRun:

@@ -723,7 +723,33 @@ class OpenRun:
         for seed in self.done.keys() - self._saved:
             self.directory.save_seed(seed, self.done[seed].to_dict())
         with self.directory.writing_result():
-            run = self._write_result(self._all_seeds(), result, seconds, measured)
+            seeds = self._all_seeds()
+            numbers = tuple(s.seed for s in seeds)
+            spec = replace(self.spec, seeds=numbers)
+            promised = {**summarise(self.inputs, spec, self.identity, seeds), **(result or {})}
+            train_seconds = sum(s.seconds for s in seeds)
+            # Times and versions are no part of the result, because they differ between equal runs.
+            figures = {
+                "seconds": {**self.inputs.seconds, "train": train_seconds, **(seconds or {})},
+                "per_seed": {str(s.seed): s.measured for s in seeds},
+                **(measured or {}),
+                "time": time.time(),
+                "threads": torch.get_num_threads(),
+                "torch": torch.__version__,
+            }
+            # Models are sealed with the digest of this result, before the result itself is written.
+            kept = self.options.kept
+            whole = self.directory.finish(
+                promised,
+                list(chain.from_iterable(s.rounds for s in seeds)),
+                figures,
+                before=lambda result: seal(
+                    self.directory.path, self.identity.digest, digest_of(result), numbers, kept
+                ),
+                files=files_of_clients(seeds),
+                config=self._config_of(spec),
+            )
+        run = Run(self.directory.path, whole, figures)
         warnings = chain.from_iterable(self.done[seed].warnings for seed in self.spec.seeds)
         for warning in dict.fromkeys(warnings):
             self.events.observer.warn(warning)
@@ -746,41 +772,6 @@ class OpenRun:
                 f"include these seeds. To train them again: --seeds {seeds}"
             )
         return [found[seed] for seed in sorted(found)]
-
-    def _write_result(
-        self,
-        seeds: Sequence[SeedResult],
-        result: Mapping[str, Any] | None,
-        seconds: Mapping[str, float] | None,
-        measured: Mapping[str, Any] | None,
-    ) -> Run:
-        """Write ``result.json`` and the files that it lists."""
-        numbers = tuple(s.seed for s in seeds)
-        spec = replace(self.spec, seeds=numbers)
-        promised = {**summarise(self.inputs, spec, self.identity, seeds), **(result or {})}
-        train_seconds = sum(s.seconds for s in seeds)
-        kept = self.options.kept
-        # Times and versions are no part of the result, because they differ between equal runs.
-        figures = {
-            "seconds": {**self.inputs.seconds, "train": train_seconds, **(seconds or {})},
-            "per_seed": {str(s.seed): s.measured for s in seeds},
-            **(measured or {}),
-            "time": time.time(),
-            "threads": torch.get_num_threads(),
-            "torch": torch.__version__,
-        }
-        # Models are sealed with the digest of this result, before the result itself is written.
-        whole = self.directory.finish(
-            promised,
-            list(chain.from_iterable(s.rounds for s in seeds)),
-            figures,
-            before=lambda result: seal(
-                self.directory.path, self.identity.digest, digest_of(result), numbers, kept
-            ),
-            files=files_of_clients(seeds),
-            config=self._config_of(spec),
-        )
-        return Run(self.directory.path, whole, figures)
 
 
 # Train: train the missing seeds, from their checkpoints.

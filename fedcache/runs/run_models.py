@@ -468,28 +468,3 @@ def forecast_run(
     if place is not None:
         refuse_too_little_room(load, execution, place)
     return execution, found
-
-
-def forecast_programs(programs: Sequence[tuple[RunInputs, ResolvedRun, int]]) -> dict[str, Any]:
-    """Forecast of each program: its execution, clients and points computed at once, and peak memory in bytes.
-
-    A program is a tuple of inputs, specification and number of points.
-    """
-    plans = []
-    for inputs, spec, points in programs:
-        execution, found = forecast_run(inputs, spec, points)
-        points_at_once = execution.points
-        if execution.name == "sequential":
-            points_at_once = 1
-        plans.append(
-            {
-                "method": inputs.method.name,
-                "points": points,
-                "execution": execution.name,
-                "clients_at_once": execution.chunk,
-                "points_at_once": points_at_once,
-                "memory": found.to_dict(),
-                "words": found.words(),
-            }
-        )
-    return {"programs": plans}
