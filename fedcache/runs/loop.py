@@ -1082,13 +1082,16 @@ def train_together(
         for number, run in list(opened.items()):
             if options.fresh:
                 break
-            out = _ended_meanwhile(run)
-            if out is None:
+            try:
+                run.find_stored()
+            except DamagedRunError as error:
+                on_end(number, error)
+                del opened[number]
                 continue
-            if isinstance(out, Run):
-                replay_stored(observer, out.path, out.result, points[number].position)
-            on_end(number, out)
-            del opened[number]
+            if run.stored is not None:
+                replay_stored(observer, run.stored.path, run.stored.result, run.events.position)
+                on_end(number, run.stored)
+                del opened[number]
         if not opened:
             return
         for run in opened.values():
@@ -1101,15 +1104,6 @@ def train_together(
                 on_end(number, failed[place])
             else:
                 on_end(number, run.finish())
-
-
-def _ended_meanwhile(run: OpenRun) -> Run | DamagedRunError | None:
-    """The result of a run that another process finished while this one waited; the error if the result is damaged."""
-    try:
-        run.find_stored()
-    except DamagedRunError as error:
-        return error
-    return run.stored
 
 
 def _open_point(point: PreparedPoint, options: TrainingOptions, notes: Observer) -> OpenRun:

@@ -192,14 +192,20 @@ def model_file(run: Path, seed: int) -> Path:
     return run / MODELS / f"seed-{seed}.safetensors"
 
 
-def facts_of(
+def save_seed(
+    run: Path,
     inputs: RunInputs,
     spec: ResolvedRun,
     identity: Identity,
     out: TrainingOutput,
-    temperature: float | None = None,
-) -> ModelFacts:
-    """Facts of the models of a seed."""
+    kept: KeptModels,
+    temperature: float | None,
+) -> tuple[bool, list[str]]:
+    """Write the models of a seed that has just ended.
+
+    Returns whether any model was written, and notes on models that were not. ``temperature`` is that of
+    ``models.calibrate``. Raises UsageError for a client to save that the run does not have.
+    """
     data = inputs.data
     features = inputs.features
     # A model with live encoders reads images: its first backbone is the encoder.
@@ -208,7 +214,7 @@ def facts_of(
     if data.towers is not None:
         template = data.towers.template
         encoder = 0
-    return ModelFacts(
+    facts = ModelFacts(
         run=identity.digest,
         seed=out.seed,
         dataset=str(inputs.dataset["slug"]),
@@ -234,23 +240,6 @@ def facts_of(
         computed=computed_as(features.how),
         temperature=temperature,
     )
-
-
-def save_seed(
-    run: Path,
-    inputs: RunInputs,
-    spec: ResolvedRun,
-    identity: Identity,
-    out: TrainingOutput,
-    kept: KeptModels,
-    temperature: float | None = None,
-) -> tuple[bool, list[str]]:
-    """Write the models of a seed that has just ended.
-
-    Returns whether any model was written, and notes on models that were not. ``temperature`` is that of
-    ``models.calibrate``. Raises UsageError for a client to save that the run does not have.
-    """
-    facts = facts_of(inputs, spec, identity, out, temperature)
     clients = kept.clients
     notes = []
     if spec.trust.protects and facts.personal:
@@ -258,7 +247,7 @@ def save_seed(
         clients = "none"
         notes.append("Personal models are not saved, because epsilon does not cover them.")
     try:
-        collected = collect(out, facts, inputs.data, inputs.features.scaling, clients)
+        collected = collect(out, facts, data, features.scaling, clients)
     except UsageError as error:
         if kept.clients not in (None, "all", "none"):
             raise
