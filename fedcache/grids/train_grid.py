@@ -425,7 +425,7 @@ def train_in_processes(grid: GridRun, jobs: int) -> None:
     pool = ProcessPoolExecutor(
         jobs, mp_context=context, initializer=_set_up_process, initargs=(threads,)
     )
-    with piece_of_work(grid.observer, "points", len(numbers) - 1, "points"), pool:
+    with piece_of_work(grid.observer, "training", len(numbers) - 1, "configurations"), pool:
         futures = {pool.submit(_train_point, grid.request, n): n for n in numbers[1:]}
         waiting = set(futures)
         while waiting:

@@ -311,7 +311,7 @@ class RayEngine:
             sliced = counted(len(pieces), "slice")
             _note_workers(grid.observer, pool, f"{sliced} of {many} configurations")
             warned: set[str] = set()
-            grid.observer.start("points", many, "points")
+            grid.observer.start("training", many, "configurations")
 
             def done() -> str:
                 return f"{len(grid.ended)} of {many} configurations"
