@@ -10,8 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from fedcache.calls.keywords import fields_of, names_checked
-from fedcache.config import ExtractConfig, SaveModels, TrainConfig
+from fedcache.calls.keywords import names_checked
 from fedcache.progress import Observer
 
 if TYPE_CHECKING:
@@ -99,10 +98,10 @@ def extract(
 
     Raises the FedcacheError of the command, with its exit code and hint.
     """
-    given = fields_of(ExtractConfig, locals())
+    given = dict(locals())
     from fedcache.calls import stores
 
-    return stores.extract(given, store, observer)
+    return stores.extract(given)
 
 
 @names_checked
@@ -164,22 +163,10 @@ def ingest(
 
     Raises UsageError, StoreError, CorruptionError.
     """
+    given = dict(locals())
     from fedcache.calls import stores
 
-    # The names of columns, in the order of `ColumnChoice`.
-    keys = (
-        features_key,
-        label_key,
-        split_key,
-        name_key,
-        domain_key,
-        group_key,
-        no_label,
-        unlabelled,
-    )
-    return stores.ingest(
-        file, name, store, keys, replace=replace, drop_nan=drop_nan, observer=observer
-    )
+    return stores.ingest(given)
 
 
 @names_checked
@@ -322,26 +309,10 @@ def train(
 
     Raises the FedcacheError of the command, with its exit code and hint.
     """
-    # The names of parameters are those of the configuration.
-    given = fields_of(TrainConfig, locals())
-    models = "none"
-    if save_model:
-        models = "all"
+    given = dict(locals())
     from fedcache.calls import training
 
-    return training.train(
-        method,
-        store,
-        parts,
-        seeds,
-        settings,
-        given,
-        SaveModels(models, save_clients),
-        observer=observer,
-        on_round=on_round,
-        track=track,
-        fresh=fresh,
-    )
+    return training.train(given)
 
 
 @names_checked
@@ -380,24 +351,10 @@ def grid(
     Raises CorruptionError if the result of a configuration is damaged, and FederatedRunError if a configuration could
     not be trained. Both are raised after all other configurations are finished and stored.
     """
+    given = dict(locals())
     from fedcache.calls import training
 
-    config = training.train_config(store, parts, seeds, settings, options or {})
-    return training.grid(
-        methods,
-        config,
-        sweeps,
-        observer=observer,
-        on_round=on_round,
-        track=track,
-        jobs=jobs,
-        fresh=fresh,
-        sampling=(sampler, trials, pruner),
-        exact=exact,
-        save=SaveModels(save_models, save_clients),
-        retrain=retrain,
-        score=score,
-    )
+    return training.grid(given)
 
 
 def load_model(
@@ -531,11 +488,10 @@ def compare(
         level: confidence level of intervals; tests use the significance level 1 - ``level``.
         root: directory of the runs; None for the runs of ``FEDCACHE_HOME``.
     """
+    given = dict(locals())
     from fedcache.calls import runs as finished
 
-    return finished.compare(
-        runs, root, over=over, metric=metric, test=test, against=against, pairs=pairs, level=level
-    )
+    return finished.compare(**given)
 
 
 def report(
@@ -560,9 +516,7 @@ def report(
         with_images: whether to show images of the runs' mistakes.
         data: dataset -> its folder, for images of datasets that have moved.
     """
+    given = dict(locals())
     from fedcache.calls import runs as finished
 
-    folders = None  # no images
-    if with_images:
-        folders = data or {}
-    return finished.report(runs, out, title, embed, score, folders)
+    return finished.report(**given)

@@ -11,13 +11,13 @@ import os
 import re
 import types
 import typing
-from collections.abc import Callable, Mapping, ValuesView
+from collections.abc import Callable, Mapping, Sequence, ValuesView
 from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeGuard, TypeVar
 
 from fedcache.errors import UsageError, unknown
-from fedcache.parsing import parse_toml
+from fedcache.parsing import in_a_list, parse_toml
 
 DATA = "Data"
 CLIENTS = "Clients"
@@ -119,8 +119,29 @@ def option_value(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list | tuple):
-        return ",".join(map(str, value))
+        return in_a_list(map(str, value))
     return str(value)
+
+
+def option_words(config: Any, without: Sequence[str] = ()) -> list[str]:
+    """The command-line words of a configuration; options at their defaults are left out."""
+    words: list[str] = []
+    for item in fields(config):
+        value = getattr(config, item.name)
+        if item.name in without or value in (item.default, None, (), {}):
+            continue
+        option = option_name(item)
+        if value is True:
+            words.append(option)
+        elif isinstance(value, Mapping):
+            for key, one in value.items():
+                words += [option, f"{key}={option_value(one)}"]
+        elif item.metadata["option"].whole:
+            for one in value:
+                words += [option, one]
+        else:
+            words += [option, option_value(value)]
+    return words
 
 
 SAMPLING = ("uniform", "weighted", "poisson")
@@ -775,18 +796,18 @@ C = TypeVar("C")
 
 
 def read_file(
-    path: Path | None, say: Callable[[str], None] = lambda _words: None
+    path: Path | None, note: Callable[[str], None] = lambda _text: None
 ) -> dict[str, dict[str, Any]]:
     """The sections of a configuration file; {} when ``path`` is None and the working directory has none.
 
-    Raises UsageError if the file is missing, is not TOML, or has an unknown section. ``say`` receives a sentence with
+    Raises UsageError if the file is missing, is not TOML, or has an unknown section. ``note`` receives a sentence with
     the path of a file that is used without being named.
     """
     if path is None:
         path = Path(FILE_NAME)
         if not path.exists():
             return {}
-        say(f"Using settings from {path.resolve()}; options of the command line override them.")
+        note(f"Using settings from {path.resolve()}; options of the command line override them.")
     try:
         data = parse_toml(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -259,8 +259,7 @@ def size(scalars: float | None) -> str:
     if scalars is None:
         return "-"
     for unit, factor in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if (
-            scalars >= 0.9995 * factor
-        ):  # with three digits, smaller numbers do not round up to the unit
+        # With three digits, smaller numbers do not round up to the unit.
+        if scalars >= 0.9995 * factor:
             return f"{scalars / factor:.3g} {unit}"
     return f"{scalars:.3g}"

@@ -8,7 +8,7 @@ if it is requested by name.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -103,7 +103,7 @@ _registered: dict[str, dict[str, Plugin]] = {kind: {} for kind in KINDS}
 _own: dict[str, frozenset[str]] = {}
 
 
-def offer(kind: str, names: Iterator[str] | list[str] | tuple[str, ...]) -> None:
+def offer(kind: str, names: Iterable[str]) -> None:
     """Declare fedcache's own names of a kind. No plug-in may hide them."""
     _own[kind] = frozenset(names)
 
@@ -161,16 +161,14 @@ def register(kind: str, thing: Any, name: str | None = None) -> str:
         UsageError for an unknown kind, an object without a name, and a name of fedcache's own.
     """
     # `method` and `methods` mean the same.
-    if kind in KINDS:
-        plural = kind
-    else:
+    plural = kind
+    if kind not in KINDS:
         plural = f"{kind}s"
     if plural not in KINDS:
         raise unknown("kind of plug-in", kind, KINDS)
     if name is None:
         name = getattr(thing, "name", None)
-    called = name
-    if not isinstance(called, str) or not called.strip():
+    if not isinstance(name, str) or not name.strip():
         raise UsageError(
             f"The {plural.removesuffix('s')} has no name.",
             'For example fc.register("method", METHOD, "mine")',
@@ -179,14 +177,14 @@ def register(kind: str, thing: Any, name: str | None = None) -> str:
     if plural == "backbones" and not _is_importable(thing):
         kind_of_thing = type(thing).__name__
         raise UsageError(
-            f"The backbone {called!r} is a {kind_of_thing}, expected {KINDS[plural]}.",
+            f"The backbone {name!r} is a {kind_of_thing}, expected {KINDS[plural]}.",
             "Pass a module in memory directly: fc.extract(backbones=[fc.backbone(module, name='mine')])",
         )
     # A name of fedcache's own always means fedcache's own object.
-    if called in _own.get(plural, frozenset()):
-        raise UsageError(f"{called!r} is one of fedcache's own {plural}.", "Give it another name.")
-    _registered[plural][called] = Plugin(plural, called, "", "", None, thing)
-    return called
+    if name in _own.get(plural, frozenset()):
+        raise UsageError(f"{name!r} is one of fedcache's own {plural}.", "Give it another name.")
+    _registered[plural][name] = Plugin(plural, name, "", "", None, thing)
+    return name
 
 
 def _is_importable(thing: Any) -> bool:
@@ -206,7 +204,7 @@ class PluginTable(Mapping[str, T]):
         self._kind = kind
         self._things = dict(own)
         self._expected = expected
-        offer(kind, list(own))
+        offer(kind, own)
 
     def __getitem__(self, name: str) -> T:
         if name in self._things:

@@ -71,7 +71,7 @@ def sigterm_interrupts() -> Iterator[None]:
 
 
 @contextmanager
-def stop_on_signals(request: Callable[[], None], say: Callable[[str], None]) -> Iterator[None]:
+def stop_on_signals(request: Callable[[], None], note: Callable[[str], None]) -> Iterator[None]:
     """Stop at SIGINT and SIGTERM: the first signal stops at the next chunk, step or round, the second one at once.
 
     The second signal raises a KeyboardInterrupt in the call, so that files are closed and locks released. The call may
@@ -81,7 +81,7 @@ def stop_on_signals(request: Callable[[], None], say: Callable[[str], None]) -> 
 
     Args:
         request: called at the first signal.
-        say: receives a sentence on the effect of the next signal.
+        note: receives a sentence on the effect of the next signal.
     """
     requests = 0
     left = False
@@ -93,7 +93,7 @@ def stop_on_signals(request: Callable[[], None], say: Callable[[str], None]) -> 
             request()
             # Printing fails if the signal interrupted another print, or if the reader has closed the stream.
             with suppress(RuntimeError, OSError):
-                say("Stopping after the current step; press Ctrl-C again to stop at once.")
+                note("Stopping after the current step; press Ctrl-C again to stop at once.")
         elif left:
             end_at_once()
         elif requests == 2:

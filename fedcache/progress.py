@@ -95,6 +95,16 @@ class Observer(Protocol):
 
 
 @contextmanager
+def piece_of_work(observer: Observer, what: str, total: int, unit: str) -> Iterator[None]:
+    """A piece of work for an observer, which begins and ends with the block; arguments as of ``Observer.start``."""
+    observer.start(what, total, unit)
+    try:
+        yield
+    finally:
+        observer.stop()
+
+
+@contextmanager
 def progress_of(observer: Observer, what: str, unit: str) -> Iterator[Callable[[int, int], None]]:
     """A context with a function that reports progress as (units done, units in total).
 
@@ -147,7 +157,7 @@ class EachOnce(Silent):
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
-        self._said: set[tuple[str, str]] = set()
+        self._seen: set[tuple[str, str]] = set()
         for passed_on in ("start", "round_done", "advance", "stop"):
             setattr(self, passed_on, getattr(observer, passed_on))
 
@@ -166,15 +176,14 @@ class EachOnce(Silent):
             self._observer.warn(text)
 
     def _is_new(self, kind: str, text: str) -> bool:
-        new = (kind, text) not in self._said
-        self._said.add((kind, text))
+        new = (kind, text) not in self._seen
+        self._seen.add((kind, text))
         return new
 
 
 def byte_size(count: int) -> str:
     """A number of bytes with a unit: exact below 1,000 bytes, else with one decimal."""
     value = float(count)
-    unit = "B"
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if value < 1000 or unit == "TB":
             break

@@ -120,7 +120,7 @@ PROMISES = (
         ("tests/durability/test_model_kills.py",),
         (
             "runs/loop.py",
-            "before=lambda result: seal(self.directory.path, self.identity.digest, digest_of(result), numbers, self.kept),",
+            "before=lambda result: seal(self.directory.path, self.identity.digest, digest_of(result), numbers, kept),",
             "before=lambda _: None,",
             "tests/durability/test_model_kills.py",
         ),

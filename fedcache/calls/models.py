@@ -52,15 +52,15 @@ def load_model(source: object, **given: Any) -> Model:
 
 def path_of(store: Store | str | Path | None) -> str | None:
     """A store or file as the value of an option. Raises UsageError for any other object."""
-    if store is not None and not isinstance(store, str | Path | Store):
+    if store is None:
+        return None
+    if isinstance(store, Store):
+        return store.place
+    if not isinstance(store, str | Path):
         raise UsageError(
             f"Expected a store, a path or a name; found {type(store).__name__}.",
             "model.scores(X) takes features in memory.",
         )
-    if isinstance(store, Store):
-        return store.place
-    if store is None:
-        return None
     return str(store)
 
 

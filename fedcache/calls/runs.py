@@ -16,7 +16,7 @@ Queries: TypeAlias = "RunQuery | Iterable[RunQuery] | None"
 
 
 def compare(runs: Queries, root: str | Path | None, **how: Any) -> Comparisons:
-    """Comparisons of runs in ``root``, or in the home for None; ``how`` are options of ``compare_entries``."""
+    """Comparisons of runs; arguments as of ``fedcache.compare``. ``how`` are options of ``compare_entries``."""
     folder = Home.from_environment().runs
     if root is not None:
         folder = Path(root)
@@ -27,16 +27,14 @@ def compare(runs: Queries, root: str | Path | None, **how: Any) -> Comparisons:
 def report(
     runs: Queries,
     out: str | Path,
-    title: str,
-    embed: str,
-    score: str | None,
+    *,
+    with_images: bool,
     data: Mapping[str, str] | None,
+    **how: Any,
 ) -> Report:
-    """The written report of runs, with images where ``data`` (dataset -> folder) is given."""
+    """The written report of runs; arguments as of ``fedcache.report``. ``how`` are options of ``write_report``."""
     home = Home.from_environment()
-    places = None
-    if data is not None:
-        places = ImagePlaces(home, data)
-    return write_report(
-        several(runs), Path(out), home.runs, title=title, embed=embed, score=score, images=places
-    )
+    images = None
+    if with_images:
+        images = ImagePlaces(home, data or {})
+    return write_report(several(runs), Path(out), home.runs, images=images, **how)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcache.calls.backbones import backbone_names
+from fedcache.calls.keywords import fields_of
 from fedcache.config import ExtractConfig, Home, refuse_remote, resolve
 from fedcache.errors import UsageError
 from fedcache.extract.extract_dataset import extract as extract_dataset
@@ -28,76 +29,67 @@ def opened(store: Store | str | Path | None) -> Store:
     return need_store(Home.from_environment(), path=store)
 
 
-def extract(given: Mapping[str, Any], store: str | Path | None, observer: Observer | None) -> Store:
-    """The store of an extraction; ``given`` are fields of ``ExtractConfig``, but its dataset may be images."""
-    named = dict(given)
+def extract(given: Mapping[str, Any]) -> Store:
+    """The store of an extraction; ``given`` are the arguments of ``fedcache.extract``."""
+    named = fields_of(ExtractConfig, given)
     # Modules in memory become names that this process knows.
-    if named.get("backbones"):
+    if named["backbones"]:
         named["backbones"] = backbone_names(named["backbones"])
-    refuse_remote(store, "store")
     # A dataset is a spec, or the images themselves.
     images = None
-    if not isinstance(named.get("dataset"), str):
-        images = named.pop("dataset", None)
+    if not isinstance(named["dataset"], str):
+        images = named.pop("dataset")
     config = resolve(ExtractConfig, named, {}, "extract()")
-    place = None
-    if store:
-        place = Path(store)
+    place = _place(given["store"])
     home = Home.from_environment()
+    observer = given["observer"]
     return extract_dataset(config, home, store=place, observer=observer, images=images).store
 
 
-def ingest(
-    file: str | Path,
-    name: str,
-    store: str | Path | None,
-    keys: tuple[Any, ...],
-    *,
-    replace: bool,
-    drop_nan: bool,
-    observer: Observer | None,
-) -> Store:
-    """The store of embeddings from a file.
+def _place(store: str | Path | None) -> Path | None:
+    """The directory of a store that is made; None for the default one. Raises UsageError for a remote address."""
+    if not store:
+        return None
+    refuse_remote(store, "store")
+    return Path(store)
 
-    ``keys`` are the columns of features, labels, split, names, domains and groups, then the labels that mean "no
-    label", and whether there are no labels at all.
+
+def ingest(given: Mapping[str, Any]) -> Store:
+    """The store of embeddings from a file; ``given`` are the arguments of ``fedcache.ingest``.
 
     Raises UsageError for a column that is not given by its name, and the errors of ``ingest_file``.
     """
+    file = given["file"]
     if not isinstance(file, str | Path):
         raise UsageError(
             f"ingest needs the path of a file of embeddings, but got {type(file).__name__}.",
             "fc.Store.from_arrays({'mine': X}, labels=y, name='mine')   takes arrays",
         )
-    refuse_remote(store, "store")
-    features, label, split, row_name, domain, groups, no_label, unlabelled = keys
-    for key in (label, split, row_name, domain):
+    keys = [given[name] for name in ("label_key", "split_key", "name_key", "domain_key")]
+    for key in keys:
         if key is not None and not isinstance(key, str):
             raise UsageError(
                 f"{key!r} is not the name of a column.", 'For example label_key="diagnosis"'
             )
     # () means no groups; None means that fedcache chooses them.
-    only = None
+    groups = given["group_key"]
     if groups is not None:
-        only = _names(groups)
-    values = [no_label]
-    if not isinstance(no_label, str | int | float):
-        values = list(no_label)
-    no_labels = tuple(map(str, values))
-    columns = _names(features)
-    choice = ColumnChoice(columns, label, split, row_name, domain, only, no_labels, unlabelled)
-    place = None
-    if store:
-        place = Path(store)
+        groups = _names(groups)
+    no_label = given["no_label"]
+    if isinstance(no_label, str | int | float):
+        no_label = (no_label,)
+    no_labels = tuple(map(str, no_label))
+    columns = _names(given["features_key"])
+    choice = ColumnChoice(columns, *keys, groups, no_labels, given["unlabelled"])
     return ingest_file(
         Home.from_environment(),
         Path(file),
-        name,
-        place,
-        replace=replace,
+        given["name"],
+        _place(given["store"]),
+        replace=given["replace"],
         choice=choice,
-        drop_nan=drop_nan,
-        observer=observer,
+        drop_nan=given["drop_nan"],
+        observer=given["observer"],
     ).store
 
 
@@ -133,12 +125,12 @@ def partition(
 
     ``options`` are arguments of the scheme.
     """
-    made = opened(store)
+    held = opened(store)
     if is_given(scheme):
-        return given_partition(made, scheme, seed=seed, name=name, **options)
+        return given_partition(held, scheme, seed=seed, name=name, **options)
     if scheme is not None:
         scheme = str(scheme)
-    return make_partition(made, scheme, seed=seed, name=name, **options)
+    return make_partition(held, scheme, seed=seed, name=name, **options)
 
 
 def keep_partition(home: Home, parts: Partition) -> Path:

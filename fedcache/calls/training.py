@@ -2,49 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedcache.calls.keywords import fields_of
 from fedcache.calls.stores import keep_partition, opened
 from fedcache.config import Home, SaveModels, TrainConfig, resolve
-from fedcache.errors import Exit, FedcacheError, UsageError, shell_word
+from fedcache.errors import Exit, UsageError, shell_word
 from fedcache.federate.engine.method import Method
 from fedcache.federate.methods import METHODS
-from fedcache.federate.partition.partition import Partition
 from fedcache.grids import train_grid as grids
 from fedcache.grids.hold_out import EACH, every_value
 from fedcache.grids.result import Grid
 from fedcache.grids.sampling import Sampling
 from fedcache.grids.search import train_points
 from fedcache.plugins import register
-from fedcache.progress import Observer
 from fedcache.runs.events import OnRound
 from fedcache.runs.loop import train as run_training
 from fedcache.runs.run import Run
 from fedcache.runs.trackers.choose import tracking
-from fedcache.store.store import Store
 
 Methods = str | Method | Sequence[str | Method]
 """Names of methods, and the caller's own methods."""
 
 
-def train_config(
-    store: Store | str | Path | None,
-    parts: Partition | str | None,
-    seeds: int | Iterable[int],
-    settings: Mapping[str, Any] | None,
-    given: Mapping[str, Any],
-) -> TrainConfig:
+def train_config(given: Mapping[str, Any], fields: Mapping[str, Any]) -> TrainConfig:
     """The configuration of ``train``.
 
     A partition that is not in the store is saved there; for a published store, it is saved in the home.
+
+    Args:
+        given: store, parts, seeds and settings, as in ``fedcache.train``.
+        fields: other fields of the configuration.
     """
+    store = given["store"]
+    parts = given["parts"]
+    settings = given["settings"]
     # Objects of Python become the texts of a configuration.
+    seeds = given["seeds"]
     if isinstance(seeds, int):
         seeds = (seeds,)
-    chosen = tuple(seeds)
-    if not chosen:
+    words_of_seeds = ",".join(map(str, seeds))
+    if not words_of_seeds:
         raise UsageError("seeds is empty.", "For example seeds=range(3)")
     is_partition = hasattr(parts, "to_payload")
     if parts is not None and not isinstance(parts, str) and not is_partition:
@@ -57,11 +57,7 @@ def train_config(
             f"settings is {settings!r}, expected names and values.",
             "For example settings={'lr': 0.1}",
         )
-    flags: dict[str, Any] = {
-        **given,
-        "seeds": ",".join(map(str, chosen)),
-        "set": dict(settings or {}),
-    }
+    flags: dict[str, Any] = {**fields, "seeds": words_of_seeds, "set": dict(settings or {})}
     if isinstance(store, str | Path):
         flags["store"] = str(store)
     elif store is not None:
@@ -83,21 +79,9 @@ def train_config(
     return resolve(TrainConfig, flags, {}, "train()")
 
 
-def train(
-    method: str | Method,
-    store: Store | str | Path | None,
-    parts: Partition | str | None,
-    seeds: int | Iterable[int],
-    settings: Mapping[str, Any] | None,
-    given: Mapping[str, Any],
-    save: SaveModels,
-    *,
-    observer: Observer | None,
-    on_round: OnRound | None,
-    track: str | Sequence[str] | None,
-    fresh: bool,
-) -> Run:
-    """Train one run; ``given`` are fields of ``TrainConfig``, the other arguments are those of ``fedcache.train``."""
+def train(given: Mapping[str, Any]) -> Run:
+    """Train one run; ``given`` are the arguments of ``fedcache.train``."""
+    method = given["method"]
     if not isinstance(method, str) and not hasattr(method, "fit"):
         raise UsageError(
             f"method is {method!r}, expected the name of a method or a Method.",
@@ -105,21 +89,36 @@ def train(
         )
     # A method of fedcache is used by its name; an object of the caller replaces the method of its name.
     own = None
-    if isinstance(method, str):
-        name = method
-    else:
+    name = method
+    if not isinstance(method, str):
         name = method.name
         if METHODS.get(name) is not method:
             own = method
-    config = train_config(store, parts, seeds, settings, {**given, "method": name})
+    # Arguments of ``fedcache.train`` have the names of the configuration.
+    fields = {**fields_of(TrainConfig, given), "method": name}
+    config = train_config(given, fields)
+    models = "none"
+    if given["save_model"]:
+        models = "all"
     home = Home.from_environment()
-    with tracking(track, home, None, observer) as hooks:
-        every: list[OnRound] = [*hooks]
-        if on_round is not None:
-            every.append(on_round)
+    observer = given["observer"]
+    with tracking(given["track"], home, None, observer) as hooks:
         return run_training(
-            config, home, method=own, observer=observer, hooks=every, fresh=fresh, save=save
+            config,
+            home,
+            method=own,
+            observer=observer,
+            hooks=with_own_hook(hooks, given["on_round"]),
+            fresh=given["fresh"],
+            save=SaveModels(models, given["save_clients"]),
         )
+
+
+def with_own_hook(hooks: Sequence[OnRound], on_round: OnRound | None) -> list[OnRound]:
+    """The hooks of trackers, and the caller's own hook if there is one."""
+    if on_round is None:
+        return [*hooks]
+    return [*hooks, on_round]
 
 
 def named(method: str | Method, jobs: int) -> str:
@@ -146,30 +145,22 @@ def named(method: str | Method, jobs: int) -> str:
     return register("method", method)
 
 
-def grid(
-    methods: Methods,
-    config: TrainConfig,
-    sweeps: Mapping[str, Any],
-    *,
-    observer: Observer | None,
-    on_round: OnRound | None,
-    track: str | Sequence[str] | None,
-    jobs: int,
-    sampling: tuple[str, int | None, str],
-    **request: Any,
-) -> Grid:
-    """Train a grid, with arguments of ``Sampling`` and of ``request_grid``. Raises as ``fedcache.grid``."""
-    given: list[Any] = [methods]
-    if isinstance(methods, list | tuple):
-        given = list(methods)
-    names = tuple(named(method, jobs) for method in given)
+def grid(given: Mapping[str, Any]) -> Grid:
+    """Train a grid; ``given`` are the arguments of ``fedcache.grid``. Raises as ``fedcache.grid``."""
+    config = train_config(given, given["options"] or {})
+    jobs = given["jobs"]
+    observer = given["observer"]
+    methods = given["methods"]
+    if not isinstance(methods, list | tuple):
+        methods = [methods]
+    names = tuple(named(method, jobs) for method in methods)
     if not names:
         raise UsageError(
             "No method was given.", "For example fc.grid(['fedavg', 'fedproto'], store, parts)"
         )
     # Swept values are texts, which each setting parses.
     words = {}
-    for key, values in sweeps.items():
+    for key, values in given["sweeps"].items():
         if not isinstance(values, list | tuple | range):
             values = [values]
         words[key] = tuple(map(str, values))
@@ -187,17 +178,22 @@ def grid(
             least = words["min_rows"][0]
         column = words["by"][0]
         words["hold_out"] = every_value(column, config, home, min_rows=least, observer=observer)
-    with tracking(track, home, None, observer) as hooks:
-        every: list[OnRound] = [*hooks]
-        if on_round is not None:
-            every.append(on_round)
+    with tracking(given["track"], home, None, observer) as hooks:
         points = grids.request_grid(
-            names, words, config, home, sampler=Sampling(*sampling), **request
+            names,
+            words,
+            config,
+            home,
+            sampling=Sampling(given["sampler"], given["trials"], given["pruner"]),
+            fresh=given["fresh"],
+            exact=given["exact"],
+            save=SaveModels(given["save_models"], given["save_clients"]),
+            retrain=given["retrain"],
+            score=given["score"],
         )
+        every = with_own_hook(hooks, given["on_round"])
         done = train_points(points, jobs=jobs, observer=observer, hooks=every)
     # An error of some points is raised after all points have ended.
     if done.code is not Exit.OK:
-        lost = [*done.damaged, *done.failed]
-        messages = "\n".join(point.message for point in lost)
-        raise FedcacheError(done.code, messages, lost[0].hint)
+        done.raise_lost()
     return done

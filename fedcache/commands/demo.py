@@ -11,10 +11,9 @@ import typer
 
 from fedcache.commands.options import check_methods, command
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
-from fedcache.config import ExtractConfig, Home, PartitionConfig, TrainConfig
+from fedcache.config import ExtractConfig, Home, PartitionConfig, TrainConfig, option_words
 from fedcache.extract.extract_dataset import extract
 from fedcache.federate.methods import find_method
-from fedcache.grids.record import option_words
 from fedcache.process import Stop, stopped_by_signals
 from fedcache.progress import percent
 from fedcache.report.page import write_report

@@ -183,8 +183,8 @@ def list_privacy(observer: TerminalObserver) -> CommandResult:
             "fedcache train --method fedavg --dp-clip 1 --dp-noise 1 --dp-allow evaluation",
         ]
     data = {
-        "entries": [t.to_dict() for t in spent],
-        "datasets": [t.to_dict() for t in of_datasets],
+        "entries": [asdict(total) for total in spent],
+        "datasets": [asdict(total) for total in of_datasets],
         "releases": [asdict(r) for r in releases],
     }
     return CommandResult(data, lines, renderables=shown, listing=True)

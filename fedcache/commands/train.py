@@ -702,7 +702,7 @@ def grid(
         repartition=given["repartition"],
         extract=not given["no_extract"],
         fresh=given["fresh"],
-        sampler=sampling,
+        sampling=sampling,
         exact=options.exact,
         save=SaveModels(save_models, given["save_clients"]),
         retrain=options.retrain,

@@ -9,6 +9,7 @@ import itertools
 import math
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -41,20 +42,28 @@ PARTITION_KEYS = (
     "unlabelled",
     "inside",
 )
-NUMBERS = (
-    "byzantine",
-    "max_update_norm",
-    "max_share",
-    "max_row_norm",
-    "dp_clip",
-    "dp_noise",
-    "dp_delta",
-    "server_step",
-    "staleness_power",
-)
-"""Keys of the run whose values are numbers of at least 0."""
-WHOLE_NUMBERS = ("rounds", "max_rows_per_client", "dp_seed", "asynchronous")
-"""Keys of the run whose values are whole numbers."""
+LEAST: dict[str, int | float] = {
+    "rounds": 1,
+    "max_rows_per_client": 1,
+    "asynchronous": 1,
+    "dp_seed": 0,
+    "byzantine": 0.0,
+    "max_update_norm": 0.0,
+    "max_share": 0.0,
+    "max_row_norm": 0.0,
+    "dp_clip": 0.0,
+    "dp_noise": 0.0,
+    "dp_delta": 0.0,
+    "server_step": 0.0,
+    "staleness_power": 0.0,
+    "clients": 1,
+    "shards": 1,
+    "shots": 1,
+    "min_rows": 1,
+    "max_clients": 1,
+    "alpha": 1e-300,
+}
+"""Keys of the run and of the partition whose values are numbers -> the smallest value; an int for whole numbers."""
 
 
 def split_key(key: str) -> tuple[str, str]:
@@ -154,23 +163,28 @@ def _has_hyperparameter(method: Method, name: str) -> bool:
     return any(h.name == name for h in method.hparams)
 
 
-def _number(key: str, value: str, kind: type, legal: str, low: float) -> Any:
-    """A swept number; ``legal`` says what is allowed. Raises UsageError below ``low`` and for other words."""
-    try:
-        made = kind(value)
-    except ValueError:
-        made = math.nan
-    if not (made >= low and math.isfinite(made)):
-        example = max(1, int(low))
+def _number(key: str, value: str) -> int | float:
+    """A swept number of ``LEAST``. Raises UsageError for a smaller number and for other words."""
+    least = LEAST[key]
+    made = math.nan
+    with suppress(ValueError):
+        made = type(least)(value)
+    if not (made >= least and math.isfinite(made)):
+        if isinstance(least, int):
+            legal = f"a whole number of at least {least}"
+        elif least > 0:
+            legal = "a number above 0"
+        else:
+            legal = "a number of at least 0"
         raise UsageError(
-            f"--sweep {key}: {value!r} is not {legal}.", f"For example --sweep {key}={example},2"
+            f"--sweep {key}: {value!r} is not {legal}.", f"For example --sweep {key}=1,2"
         )
     return made
 
 
 def _run_value(name: str, value: str) -> Any:
-    if name == "rounds":
-        return _number(name, value, int, "a number of at least 1", 1)
+    if name in LEAST:
+        return _number(name, value)
     if name == "participation":
         return parse_participation(value)
     if name == "aggregate":
@@ -184,44 +198,25 @@ def _run_value(name: str, value: str) -> Any:
             # Keys of stored arrays (name and digest) and the user's own backbones are looked up in the store later.
             if not re.fullmatch(r".+-[0-9a-f]+", one) and not one.startswith(PREFIXES):
                 lookup(one)
-    if name in ("max_rows_per_client", "asynchronous"):
-        return _number(name, value, int, "a whole number of at least 1", 1)
-    if name in NUMBERS:
-        return _number(name, value, float, "a number of at least 0", 0.0)
-    if name == "dp_seed":
-        return _number(name, value, int, "a whole number of at least 0", 0)
     return value
 
 
 def _partition_value(name: str, value: str) -> Any:
     if name not in PARTITION_KEYS:
         raise unknown("swept argument of the scheme", name, PARTITION_KEYS)
-    if name in ("clients", "shards", "shots", "min_rows", "max_clients"):
-        return _number(name, value, int, "a whole number of at least 1", 1)
-    if name == "alpha":
-        return _number(name, value, float, "a number above 0", 1e-300)
+    if name in LEAST:
+        return _number(name, value)
     if name == "scheme" and value not in SCHEMES:
         raise unknown("scheme", value, SCHEMES)
     return value
 
 
-def typed_sweep_values(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The numbers among the words of a sweep, as the types of ``TrainConfig``.
+def typed_sweep_values(values: Mapping[str, str]) -> dict[str, int | float]:
+    """The numbers among the swept values of a run, as the types of ``TrainConfig``.
 
     Raises UsageError for a word that is not a number.
     """
-    made: dict[str, Any] = {}
-    for key, value in values.items():
-        try:
-            if key in WHOLE_NUMBERS:
-                made[key] = int(value)
-            elif key in NUMBERS:
-                made[key] = float(value)
-        except ValueError:
-            raise UsageError(
-                f"--sweep {key}: {value!r} is not a number.", f"For example --sweep {key}=1,2"
-            ) from None
-    return made
+    return {key: _number(key, value) for key, value in values.items() if key in LEAST}
 
 
 def sampled(

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedcache.config import option_name, option_value
+from fedcache.config import option_value, option_words
 from fedcache.errors import CorruptionError, shell_word
 from fedcache.store.files import (
     SealedLines,
@@ -184,21 +183,4 @@ def _changed(options: Mapping[str, tuple[object, object]]) -> list[str]:
             words.append(option)
             if value is not True:
                 words.append(option_value(value))
-    return words
-
-
-def option_words(config: Any, without: Sequence[str] = ()) -> list[str]:
-    """The command-line words of a configuration; options at their defaults are left out."""
-    words: list[str] = []
-    for item in fields(config):
-        value = getattr(config, item.name)
-        default = item.default
-        if item.name in without or value in (default, None, (), {}):
-            continue
-        option = option_name(item)
-        if isinstance(value, Mapping):
-            for key, one in value.items():
-                words += [option, f"{key}={option_value(one)}"]
-        else:
-            words += _changed({option: (value, default)})
     return words

@@ -78,8 +78,8 @@ class GridRequest:
     def config_of(self, number: int) -> TrainConfig:
         """The configuration with which ``train`` trains a point alone."""
         name, sweep = self.points[number]
-        values: dict[str, Any] = dict(values_of_place(sweep, "run"))
-        values |= typed_sweep_values(values)
+        words = values_of_place(sweep, "run")
+        values: dict[str, Any] = {**words, **typed_sweep_values(words)}
         for key in ("backbones", "domain"):
             if key in values:
                 values[key] = tuple(values[key].split("+"))
@@ -139,21 +139,16 @@ def request_grid(
     *,
     partition: PartitionConfig | None = None,
     runs: Path | None = None,
-    repartition: bool = False,
-    extract: bool = True,
-    fresh: bool = False,
-    sampler: str | Sampling = "grid",
+    sampling: Sampling | None = None,
     **fields: Any,
 ) -> GridRequest:
     """The grid of every combination of methods and swept values, checked before anything runs. Raises UsageError.
 
-    ``methods`` are names and ``sweeps`` key -> values, as ``--sweep``; ``sampler`` is ``grid``, ``random:N[:SEED]``
-    for N points drawn without repeats, or the sampler of a search. The others are fields of ``GridRequest``.
+    ``methods`` are names and ``sweeps`` key -> values, as ``--sweep``; ``sampling`` says how points are drawn, by
+    default all combinations. The others are fields of ``GridRequest``.
     """
     check_score(fields.get("score"))
-    sampling = sampler
-    if isinstance(sampling, str):
-        sampling = Sampling(sampling)
+    sampling = sampling or Sampling()
     search = search_of(sampling, methods, sweeps)
     notes: tuple[str, ...] = ()
     if search is None:
@@ -173,9 +168,6 @@ def request_grid(
         partition or PartitionConfig(),
         home,
         runs or home.runs,
-        repartition,
-        extract,
-        fresh,
         search=search,
         notes=notes,
         **fields,

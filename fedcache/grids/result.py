@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.trust.accounting import Spent, counted_share, epsilons
 from fedcache.notebooks import data_frame, html_table, percent
-from fedcache.runs.directory import DamagedRunError
+from fedcache.parsing import counted
 from fedcache.runs.run import Run, spread, values_of
 from fedcache.runs.score import (
     BY_VALIDATION,
@@ -55,11 +55,6 @@ class Point:
     def words(self) -> str:
         """Method and swept values: ``fedavg lr=0.1``."""
         return point_words(self.method, self.sweep)
-
-
-def ends_one_point(error: FedcacheError) -> bool:
-    """Whether an error ends one point and not the grid."""
-    return isinstance(error, DamagedRunError) or error.code is Exit.FEDERATED
 
 
 def without_hold_out(sweep: Mapping[str, str]) -> dict[str, str]:
@@ -135,9 +130,7 @@ class PrunedPoint:
     def sentence(self) -> str:
         """The last round, and the accuracy there."""
         accuracy = percent(self.validation)
-        return (
-            f"Pruned after round {self.round} of {self.rounds} at {accuracy} % on validation rows"
-        )
+        return f"Pruned after round {self.round} of {self.rounds} at {accuracy} on validation rows"
 
 
 @dataclass(frozen=True)
@@ -172,12 +165,8 @@ class Spending:
 
 def _spent_by(points: Sequence[Point]) -> list[Spending]:
     """The privacy cost of each point; points without noise are left out."""
-    found = []
-    for point in points:
-        spending = Spending.of_result(point.run.result)
-        if spending is not None:
-            found.append(spending)
-    return found
+    spent = [Spending.of_result(point.run.result) for point in points]
+    return [spending for spending in spent if spending is not None]
 
 
 @dataclass
@@ -219,10 +208,14 @@ class Grid:
 
     def need_points(self) -> None:
         """Raise the errors of the lost points if no point has a result: CorruptionError or FederatedRunError."""
+        if not self.points and (self.damaged or self.failed):
+            self.raise_lost()
+
+    def raise_lost(self) -> NoReturn:
+        """Raise the errors of the lost points as one."""
         lost = [*self.damaged, *self.failed]
-        if lost and not self.points:
-            messages = "\n".join(point.message for point in lost)
-            raise FedcacheError(self.code, messages, lost[0].hint)
+        messages = "\n".join(point.message for point in lost)
+        raise FedcacheError(self.code, messages, lost[0].hint)
 
     @property
     def reused(self) -> int:
@@ -353,8 +346,7 @@ class Grid:
             key = point_words(point.method, rest)
             if key not in rows:
                 accuracy: dict[str, float | None] = dict.fromkeys(values)
-                rows[key] = HeldOut(point.method, rest, accuracy, None)
-                rows[key].rows = dict.fromkeys(values)
+                rows[key] = HeldOut(point.method, rest, accuracy, None, rows=dict.fromkeys(values))
             row = rows[key]
             row.accuracy[value] = self.score_of(point).mean
             row.rows[value] = point.run.result["partition"].get("test_rows")
@@ -479,9 +471,7 @@ class Grid:
         if not self.points:
             return f"Grid(0 configurations{without})"
         best = self.best()
-        many = f"{len(self.points)} configurations"
-        if len(self.points) == 1:
-            many = "1 point"
+        many = counted(len(self.points), "configuration")
         figures = spread(best.run.result["accuracy"])
         if self.retrained and not self.held_out():
             # The best point is the first that is trained again.

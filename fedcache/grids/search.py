@@ -20,7 +20,7 @@ from fedcache.errors import CorruptionError, FedcacheError, StoreError, UsageErr
 from fedcache.grids import train_grid
 from fedcache.grids.record import GridRecord, damage_of
 from fedcache.grids.request import GridRequest
-from fedcache.grids.result import Grid, LostPoint, Point, PrunedPoint, ends_one_point, point_words
+from fedcache.grids.result import Grid, LostPoint, Point, PrunedPoint, point_words
 from fedcache.grids.search_space import MOST_LISTED, PointKey, Range, SearchPlan
 from fedcache.grids.train_grid import GridEngine, GridRun, check_validation, retrain
 from fedcache.process import Stop
@@ -33,7 +33,7 @@ from fedcache.progress import (
     Silent,
     tell_ended,
 )
-from fedcache.runs.directory import mark_pruned
+from fedcache.runs.directory import ends_one_run, mark_pruned
 from fedcache.runs.events import OnRound, with_hooks
 from fedcache.runs.run import Run
 from fedcache.runs.score import choice_value
@@ -431,13 +431,13 @@ class SearchRun(GridRun):
         elif trial.state.name == "PRUNED":
             path = self.request.runs / str(facts["run"])
             last = facts["round"]
-            self._recorded(number, run=path.name, pruned=last)
+            self.recorded(number, run=path.name, pruned=last)
             pruned = PrunedPoint(method, sweep, last, facts["rounds"], trial.value, str(path))
             self.done.pruned.append(pruned)
         else:
             message = str(facts["message"])
             self.done.failed.append(LostPoint(method, sweep, message, str(facts["hint"])))
-            self._recorded(number, error=message)
+            self.recorded(number, error=message)
             self.observer.warn(f"{words} failed before: {message}")
         return True
 
@@ -454,7 +454,7 @@ class SearchRun(GridRun):
             by_pruner = watch.halt.own and not self.stop.requested
             if watch.pruned is not None and by_pruner:
                 self._pruned(number, watch.pruned, trial, trials)
-            elif ends_one_point(error):
+            elif ends_one_run(error):
                 self.end_point(number, error)
                 self.done.failed.append(LostPoint(method, sweep, error.message, error.hint))
                 trials.end(trial, None, message=error.message, hint=error.hint)
@@ -471,11 +471,6 @@ class SearchRun(GridRun):
         method, sweep = self.request.points[number]
         self.done.points.append(Point(method, sweep, run))
 
-    def _recorded(self, number: int, **how: str | int) -> None:
-        """Write the end of a trial without a result into the record, if there is one."""
-        if self.record is not None:
-            self.record.point_ended(number, **how)
-
     def _pruned(self, number: int, last: Round, trial: Trial, trials: Trials) -> None:
         """Keep a trial that the pruner stopped after round ``last``."""
         method, sweep = self.request.points[number]
@@ -485,7 +480,7 @@ class SearchRun(GridRun):
         mark_pruned(last.path, {**rounds, "validation": value, "search": self.name})
         point = PrunedPoint(method, sweep, last.round, last.rounds, value, str(last.path))
         self.done.pruned.append(point)
-        self._recorded(number, run=last.path.name, pruned=last.round)
+        self.recorded(number, run=last.path.name, pruned=last.round)
         words = self.request.words_of(number)
         self.observer.note(Detail(f"{point.sentence}: {words}"))
 

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 
 from fedcache.errors import MachineError, UsageError
 from fedcache.federate.methods import find_method
-from fedcache.grids.points import NUMBERS, WHOLE_NUMBERS, check_sweeps, split_key
+from fedcache.grids.points import LEAST, check_sweeps, split_key
 from fedcache.grids.sampling import PRUNERS, SAMPLERS, TRIALS, Sampling
 
 PointKey = tuple[str, tuple[tuple[str, str], ...]]
@@ -212,10 +212,10 @@ def _dimension(
     kinds = {"choice"}
     if place == "set":
         kinds = {find_method(method).hparam(name).kind for method in methods}
-    elif name in (*NUMBERS, "participation"):
+    elif name == "participation":
         kinds = {"float"}
-    elif name in WHOLE_NUMBERS:
-        kinds = {"int"}
+    elif name in LEAST:
+        kinds = {type(LEAST[name]).__name__}
     if not kinds <= {"float", "int"}:
         raise UsageError(
             f"--sweep {key} cannot have a range, because its values are words.",

@@ -28,14 +28,15 @@ from fedcache.grids.request import GridRequest
 from fedcache.grids.request import (
     request_grid as request_grid,
 )  # exported: the first call of a grid
-from fedcache.grids.result import Grid, LostPoint, Point, Spending, ends_one_point, point_words
+from fedcache.grids.result import Grid, LostPoint, Point, Spending, point_words
 from fedcache.process import Stop
-from fedcache.progress import Detail, EachOnce, Observer, Silent
-from fedcache.runs.directory import DamagedRunError
+from fedcache.progress import Detail, EachOnce, Observer, Silent, piece_of_work
+from fedcache.runs.directory import DamagedRunError, ends_one_run
 from fedcache.runs.events import GridPosition, OnRound, replay_stored, with_hooks
 from fedcache.runs.features import RunInputs
 from fedcache.runs.loop import (
     PreparedPoint,
+    TrainingOptions,
     prepare_run,
     row_source,
     train,
@@ -45,7 +46,7 @@ from fedcache.runs.loop import (
 from fedcache.runs.privacy_ledger import LEDGER
 from fedcache.runs.row_sources import InputCache, Preparation
 from fedcache.runs.run import Run
-from fedcache.runs.run_models import KeptModels, forecast_programs, forecast_run
+from fedcache.runs.run_models import KeptModels, forecast_run
 from fedcache.runs.score import choice_value, has_validation
 from fedcache.runs.spec import check_config
 from fedcache.store.files import sha256_hex
@@ -87,12 +88,10 @@ def retrain(grid: GridRun, done: Grid) -> list[Point]:
         run = train_run(
             grid.prepare(number, whole=True),
             request.config_of(number),
-            request.runs,
-            fresh=request.fresh,
-            observer=grid.observer,
-            stop=grid.stop,
-            position=GridPosition(f"{point.words}, on all rows"),
-            kept=KeptModels(save),
+            TrainingOptions(
+                request.runs, grid.observer, grid.stop, request.fresh, KeptModels(save)
+            ),
+            GridPosition(f"{point.words}, on all rows"),
         )
         made.append(Point(point.method, point.sweep, run))
     return made
@@ -150,9 +149,11 @@ def grid(
 
 
 def grid_plan(request: GridRequest, observer: Observer | None = None) -> dict[str, Any]:
-    """``--dry-run`` of ``grid`` (and of ``train``, which is a grid of one point): programs, executions, memory.
+    """``--dry-run`` of ``grid`` (and of ``train``, which is a grid of one point). Nothing is extracted or trained.
 
-    Nothing is extracted or trained.
+    Returns:
+        for each program, that is for points that are trained together: its execution, the clients and points computed
+        at once, and the peak memory in bytes.
     """
     points = request.points
     # The trials of a search have similar costs, so one of them is enough.
@@ -168,8 +169,22 @@ def grid_plan(request: GridRequest, observer: Observer | None = None) -> dict[st
             together = 1
         inputs = run.prepare(group[0])
         spec = inputs.resolve(request.config_of(group[0]))
-        plans.append((inputs, spec, together))
-    return forecast_programs(plans)
+        execution, found = forecast_run(inputs, spec, together)
+        points_at_once = execution.points
+        if execution.name == "sequential":
+            points_at_once = 1
+        plans.append(
+            {
+                "method": inputs.method.name,
+                "points": together,
+                "execution": execution.name,
+                "clients_at_once": execution.chunk,
+                "points_at_once": points_at_once,
+                "memory": found.to_dict(),
+                "words": found.words(),
+            }
+        )
+    return {"programs": plans}
 
 
 class GridRun:
@@ -290,13 +305,9 @@ class GridRun:
                 points.append(PreparedPoint(inputs, config, self.position_of(n)))
             train_together(
                 points,
-                request.runs,
+                self._options(self.observer, self.stop),
                 cache=self._shared,
-                fresh=request.fresh,
-                observer=self.observer,
-                stop=self.stop,
                 on_end=lambda i, out: self.end_point(group[i], out),
-                kept=self._kept,
             )
             return
         for n, config in zip(group, configs, strict=True):
@@ -304,7 +315,7 @@ class GridRun:
                 inputs = first.with_settings_of(config)
                 run = self.train_alone(n, inputs, self.observer, self.stop)
             except FedcacheError as error:
-                if not ends_one_point(error):
+                if not ends_one_run(error):
                     raise
                 self.end_point(n, error)
             else:
@@ -312,17 +323,12 @@ class GridRun:
 
     def train_alone(self, number: int, inputs: RunInputs, observer: Observer, stop: Stop) -> Run:
         """The run of one point: trained alone, or stored. Raises FedcacheError, as ``train``."""
-        request = self.request
-        return train_run(
-            inputs,
-            request.config_of(number),
-            request.runs,
-            fresh=request.fresh,
-            observer=observer,
-            stop=stop,
-            position=self.position_of(number),
-            kept=self._kept,
-        )
+        config = self.request.config_of(number)
+        options = self._options(observer, stop)
+        return train_run(inputs, config, options, self.position_of(number))
+
+    def _options(self, observer: Observer, stop: Stop) -> TrainingOptions:
+        return TrainingOptions(self.request.runs, observer, stop, self.request.fresh, self._kept)
 
     def _sharing(self, inputs: RunInputs, configs: Sequence[TrainConfig]) -> str:
         """How points share work with each other or with earlier points, in words; "" if each is computed alone."""
@@ -346,12 +352,10 @@ class GridRun:
         """Keep a point that has ended, and note if it is the best so far."""
         self.ended[number] = out
         if isinstance(out, FedcacheError):
-            if self.record is not None:
-                self.record.point_ended(number, error=out.message)
+            self.recorded(number, error=out.message)
             self.observer.warn(out.message)
             return
-        if self.record is not None:
-            self.record.point_ended(number, run=out.path.name)
+        self.recorded(number, run=out.path.name)
         self._kept.ended(out.path, out.result)
         _, sweep = self.request.points[number]
         # Accuracies on different held-out values are not comparable, because their test rows differ.
@@ -368,6 +372,11 @@ class GridRun:
             self.observer.note(
                 Detail(f"Highest {what} accuracy so far, {count}: {words}  {100 * mean:.2f} %")
             )
+
+    def recorded(self, number: int, **how: str | int) -> None:
+        """Write the end of a point into the record of the grid, if there is one."""
+        if self.record is not None:
+            self.record.point_ended(number, **how)
 
     def spent_without_result(self) -> list[Spending]:
         """The privacy cost of points that were pruned, failed or are damaged: some of their rounds may be published."""
@@ -414,39 +423,36 @@ def train_in_processes(grid: GridRun, jobs: int) -> None:
     grid.train(numbers[:1])
     threads = max(1, torch.get_num_threads() // jobs)
     context = worker_context("fedcache.grids.train_grid")
-    grid.observer.start("points", len(numbers) - 1, "points")
-    try:
-        with ProcessPoolExecutor(
-            jobs,
-            mp_context=context,
-            initializer=_set_up_process,
-            initargs=(threads, dict(os.environ)),
-        ) as pool:
-            futures = {pool.submit(_train_point, grid.request, n): n for n in numbers[1:]}
-            waiting = set(futures)
-            while waiting:
-                done, waiting = wait(waiting, timeout=0.5, return_when=FIRST_COMPLETED)
-                if grid.stop.requested:
+    pool = ProcessPoolExecutor(
+        jobs,
+        mp_context=context,
+        initializer=_set_up_process,
+        initargs=(threads, dict(os.environ)),
+    )
+    with piece_of_work(grid.observer, "training", len(numbers) - 1, "configurations"), pool:
+        futures = {pool.submit(_train_point, grid.request, n): n for n in numbers[1:]}
+        waiting = set(futures)
+        while waiting:
+            done, waiting = wait(waiting, timeout=0.5, return_when=FIRST_COMPLETED)
+            if grid.stop.requested:
+                pool.shutdown(wait=False, cancel_futures=True)
+                ended = len(grid.ended)
+                raise StoppedError(
+                    f"Stopped on request after {ended} of {len(numbers)} configurations; finished "
+                    "ones are kept.",
+                    "Run the same command again to resume.",
+                )
+            for future in done:
+                number = futures[future]
+                out = future.result()
+                if isinstance(out, FedcacheError) and not ends_one_run(out):
                     pool.shutdown(wait=False, cancel_futures=True)
-                    ended = len(grid.ended)
-                    raise StoppedError(
-                        f"Stopped on request after {ended} of {len(numbers)} configurations; finished "
-                        "ones are kept.",
-                        "Run the same command again to resume.",
-                    )
-                for future in done:
-                    number = futures[future]
-                    out = future.result()
-                    if isinstance(out, FedcacheError) and not ends_one_point(out):
-                        pool.shutdown(wait=False, cancel_futures=True)
-                        raise out
-                    if isinstance(out, Run):
-                        position = grid.position_of(number)
-                        replay_stored(grid.observer, out.path, out.result, position)
-                    grid.end_point(number, out)
-                    grid.observer.advance(1)
-    finally:
-        grid.observer.stop()
+                    raise out
+                if isinstance(out, Run):
+                    position = grid.position_of(number)
+                    replay_stored(grid.observer, out.path, out.result, position)
+                grid.end_point(number, out)
+                grid.observer.advance(1)
 
 
 def _set_up_process(threads: int, environment: dict[str, str]) -> None:

@@ -83,7 +83,7 @@ def drop_unread(
         declared = {h.name for h in method.hparams}
         known = {key: value for key, value in settings.items() if key in declared}
         hp = method.resolve(config.preset, known)
-        left = dict(sweep)
+        remaining = dict(sweep)
         for key in sweep:
             place, hparam = split_key(key)
             if place != "set":
@@ -91,9 +91,9 @@ def drop_unread(
             why = why_unread(hparam, hp)
             if why:
                 unread[key] = why
-                del left[key]
-        kept.append((name, left))
-        read.update(left)
+                del remaining[key]
+        kept.append((name, remaining))
+        read.update(remaining)
     for key, why in unread.items():
         if key not in read:
             hparam = split_key(key)[1]

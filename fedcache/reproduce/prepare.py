@@ -23,6 +23,7 @@ from fedcache.progress import EachOnce, Observer, progress_of
 from fedcache.reproduce.planning import Options, find_domain, match_domains
 from fedcache.reproduce.registry import PaperCell
 from fedcache.runs.partitions import columns_of
+from fedcache.runs.store_choice import pixel_recipe
 
 DOMAIN_CLIENTS = ("feature-shift", "feature-label-shift")
 """Schemes that make each domain a client, so the number of clients depends on the dataset."""
@@ -164,14 +165,7 @@ def pixels_recipe(cell: PaperCell, home: Home) -> dict[str, str]:
     encoders = [b for b in cell.backbones if b != "pixels"]
     if not encoders or "pixels" not in cell.backbones:
         return {}
-    plain = lookup("pixels").recipe
-    recipe = lookup(encoders[0], home=home.root).recipe
-    options = {}
-    for key in ("size", "resize", "interpolation", "crop_pct"):
-        value = getattr(recipe, key)
-        if value != getattr(plain, key):
-            options[f"pixels:{key}"] = str(value)
-    return options
+    return pixel_recipe(lookup(encoders[0], home=home.root).recipe)
 
 
 @dataclass(frozen=True)

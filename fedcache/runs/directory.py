@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -29,6 +28,7 @@ from safetensors import SafetensorError, safe_open
 
 from fedcache.errors import (
     CorruptionError,
+    Exit,
     FedcacheError,
     MachineError,
     StoppedError,
@@ -57,7 +57,6 @@ from fedcache.store.files import (
 )
 from fedcache.store.lock import is_held, wait_for_lock
 
-FORMAT = 1
 MEASURED = "measured.json"
 WRITTEN = "files.json"
 FILES = "files of a run"
@@ -109,6 +108,11 @@ class DamagedRunError(CorruptionError):
         return DamagedRunError, self._args
 
 
+def ends_one_run(error: FedcacheError) -> bool:
+    """Whether an error ends one run, and not the other runs of its grid."""
+    return isinstance(error, DamagedRunError) or error.code is Exit.FEDERATED
+
+
 class RunDirectory:
     """The directory ``runs/<digest>/`` of a run."""
 
@@ -116,7 +120,6 @@ class RunDirectory:
         self.identity = identity
         self.path = root / identity.digest[:16]
         self._note = ""
-        self._config = b""
 
     def stored(self) -> dict[str, Any] | None:
         """The result of all seeds that have ended, or None.
@@ -148,9 +151,9 @@ class RunDirectory:
         self._note = ""
         if note:
             self._note = f"# {note}\n"
-        self._config = self._config_text(config)
         if not (self.path / "result.json").exists():
-            self._write_config(self._config, self.path.glob("partition-*.partition"))
+            text = self._config_text(config)
+            self._write_config(text, self.path.glob("partition-*.partition"))
 
     def _config_text(self, config: Mapping[str, Any]) -> bytes:
         return (self._note + tomli_w.dumps({"train": dict(config)})).encode()
@@ -245,23 +248,21 @@ class RunDirectory:
         result: Mapping[str, Any],
         rounds: Sequence[Mapping[str, Any]],
         measured: Mapping[str, Any],
-        before: Callable[[Mapping[str, Any]], None] = lambda _result: None,
-        files: Mapping[str, bytes] | None = None,
-        config: Mapping[str, Any] | None = None,
+        before: Callable[[Mapping[str, Any]], None],
+        files: Mapping[str, bytes],
+        config: Mapping[str, Any],
     ) -> dict[str, Any]:
         """Write rounds and measurements, and the result last. Then delete files that only a resume needs.
 
         ``files`` are further reproducible files, by name. ``before`` is called with the complete result just before it
-        is written. ``config`` replaces that of ``begin``, if the result has more seeds.
+        is written. ``config`` replaces that of ``begin``, because the result may have more seeds.
 
         Returns:
             the result with ``files``: the digests of the other files, from ``begin`` and from this call.
         """
         lines = b"".join(canonical_json(record) + b"\n" for record in rounds)
-        promised = {"rounds.jsonl": lines, **(files or {})}
-        text = self._config
-        if config is not None:
-            text = self._config_text(config)
+        promised = {"rounds.jsonl": lines, **files}
+        text = self._config_text(config)
         written = {**promised, "config.toml": text}
         path = self.path / "result.json"
         if any(_holds_other_bytes(self.path / name, raw) for name, raw in written.items()):
@@ -441,11 +442,9 @@ def check_config(path: Path | None) -> None:
     except CorruptionError:  # the digests in the result are used instead
         found = None
     digests: Mapping[str, str] = {}
-    digest: Callable[[str, bytes], str] = file_digest
     if found is not None:
         digests = found.content
-        digest = _raw_digest
-    if found is None and finished:
+    elif finished:
         with suppress(DamagedRunError):  # reported when the run is opened
             digests = read_result(folder / "result.json").get("files", {})
     names = [name for name in digests if name.startswith("partition-")]
@@ -456,8 +455,12 @@ def check_config(path: Path | None) -> None:
             raw = read_whole(folder / name)
         except OSError:
             raw = b""
-        found_digest = digest(name, raw)
-        if found_digest != digests.get(name, found_digest):
+        # The list of ``begin`` has digests of bytes; a result has those of ``file_digest``.
+        if found is not None:
+            digest = sha256_hex(raw)
+        else:
+            digest = file_digest(name, raw)
+        if digest != digests.get(name, digest):
             raise CorruptionError(
                 f"{folder / name} is missing or was changed.",
                 "Train with the options of the run instead of --config. To change a configuration, copy "
@@ -475,10 +478,6 @@ def config_changed(folder: Path) -> bool:
         return False
     digest = sha256_hex(read_whole(folder / "config.toml"))
     return bool(found.content.get("config.toml") != digest)
-
-
-def _raw_digest(_name: str, raw: bytes) -> str:
-    return sha256_hex(raw)
 
 
 def check_place(folder: Path, result: Mapping[str, Any]) -> None:
@@ -527,11 +526,14 @@ def what_of_models(digest: str) -> dict[str, Any]:
     return {"kind": "models of a run", "run": digest}
 
 
+def command_again(folder: Path) -> str:
+    """The command that trains the run of a directory again."""
+    return f"fedcache train --config {shell_word(folder / 'config.toml')} --fresh"
+
+
 def command_saving(folder: Path, clients: str) -> str:
     """The command that trains the run of a directory again and saves the models of clients: all, or their names."""
-    config = str(folder / "config.toml")
-    words = ["fedcache", "train", "--config", config, "--fresh", "--save-clients", clients]
-    return shlex.join(words)
+    return f"{command_again(folder)} --save-clients {shell_word(clients)}"
 
 
 def has_model(run: Path) -> bool:

@@ -34,7 +34,7 @@ from fedcache.models.evaluate import (
 from fedcache.models.predictor import Predictor
 from fedcache.models.saved_model import ModelOptions
 from fedcache.process import Stop
-from fedcache.progress import Observer
+from fedcache.progress import Observer, piece_of_work
 from fedcache.runs.directory import result_of, run_folder, train_table
 from fedcache.runs.origin import store_behind
 from fedcache.runs.partitions import load_partition
@@ -241,12 +241,9 @@ class PriorTests:
         """
         wanted = np.zeros(self.store.rows, bool)
         wanted[rows.rows] = True
-        observer.start("client priors", len(self.numbers), "clients")
-        try:
+        with piece_of_work(observer, "client priors", len(self.numbers), "clients"):
             tests = self._tests(first, wanted, observer, stop)
             found = measure_prior(self.store, tests, self.label)
-        finally:
-            observer.stop()
         if not found:
             raise StoreError(
                 "No client has a test row among the rows that are evaluated.",

@@ -35,7 +35,7 @@ from fedcache.models.predictor import Predictor, array_keys
 from fedcache.models.saved_model import EvaluateOptions, ModelOptions, SavedModel
 from fedcache.models.sources import read_recipes
 from fedcache.process import Stop
-from fedcache.progress import Observer, Silent
+from fedcache.progress import Observer, Silent, piece_of_work
 from fedcache.runs.directory import MODELS, command_saving, result_of, train_table
 from fedcache.runs.evaluate_prior import PriorTests, find_run, partition_of_seed
 from fedcache.runs.origin import store_behind
@@ -129,9 +129,9 @@ def evaluate_run(
     """Evaluate one run; arguments and errors as ``evaluate_runs``."""
     members = open_members(place, options, observer)
     facts = members[0].facts
-    each = facts.personal and options.client is None and not options.one_for_all
+    each_client = facts.personal and options.client is None and not options.one_for_all
     names: Sequence[str | None] = [options.client]
-    if each:
+    if each_client:
         names = members[0].clients
     check_saved(place, members[0], options)
     if not names:  # a model file without its run
@@ -139,9 +139,9 @@ def evaluate_run(
             f"The run has no saved personal models ({facts.clients:,} clients).",
             "Train again with --fresh --save-clients all, or use --global.",
         )
-    if each and len(names) == 1:
+    if each_client and len(names) == 1:
         options = replace(options, client=names[0])
-        each = False
+        each_client = False
     # The model is measured without the prior, and then with the prior of each client.
     plain = replace(options, client=names[0], client_prior="none")
     first = predictor_of(members, plain, home, config.device)
@@ -150,8 +150,7 @@ def evaluate_run(
 
     # Each client's model is made just before it is used, so that only one is in memory at a time.
     def models() -> Iterator[tuple[str, Predictor]]:
-        observer.start("evaluating", len(names), "clients")
-        try:
+        with piece_of_work(observer, "evaluating", len(names), "clients"):
             for name in names:
                 if stop.requested:
                     raise StoppedError(
@@ -160,8 +159,6 @@ def evaluate_run(
                     )
                 yield str(name), replace(first, client=name).checked()
                 observer.advance(1)
-        finally:
-            observer.stop()
 
     # Priors and images that are not possible are refused before anything is measured.
     tests = None
@@ -174,10 +171,10 @@ def evaluate_run(
     mistakes = None
     if request.with_images:
         clients = []
-        if each:
+        if each_client:
             clients = [str(name) for name in names]
         mistakes = mistakes_on(place, facts.run, first, rows, clients)
-    if each:
+    if each_client:
         figures, spread = measure_clients(models(), rows)
     else:
         with counted(observer, stop, "evaluating", len(rows.rows)) as done:
@@ -187,7 +184,7 @@ def evaluate_run(
     if tests is not None:
         prior = tests.measured(first, rows, observer, stop)
     # The measured model in words, for the answer.
-    if each:
+    if each_client:
         of_all = ""
         if len(names) < facts.clients:
             of_all = f" of {facts.clients:,}"

@@ -33,7 +33,7 @@ from fedcache.federate.partition.partition import Client, Partition
 from fedcache.parsing import slug_of
 from fedcache.progress import Observer
 from fedcache.runs.spec import ResolvedRun, hyperparameters, resolve_run
-from fedcache.runs.store_choice import images_for
+from fedcache.runs.store_choice import backbones_of, images_for
 from fedcache.store.files import digest_of, sha256_hex
 from fedcache.store.reader import Reader
 from fedcache.store.store import Store
@@ -52,11 +52,6 @@ class RunFeatures:
     feat_post: str = "none"  # transform that was applied to the features
     scaling: Scaling | None = None  # of ``feat_post=center`` and ``standardize``
     how: tuple[Mapping[str, Any], ...] = ()  # how each array was computed; () if it is not known
-
-    def after(self, feat_post: str, scaling: Scaling | None) -> RunFeatures:
-        """The same features, with the ``feat_post`` and the scaling that were applied to them."""
-        data = replace(self.data, longest_row=longest_row(feat_post, self.data.widths))
-        return replace(self, data=data, feat_post=feat_post, scaling=scaling)
 
 
 def read_store(
@@ -105,8 +100,7 @@ def read_store(
     widths = tuple(array.shape[2] for array in arrays)
     label = samples.label.astype(np.int64)
     domain = samples.domain.astype(np.int64)
-    features = with_text(method, hp, store, keys, x, label, domain, widths)
-    return features.after(feat_post, scaling)
+    return with_text(method, hp, store, keys, x, label, domain, widths, feat_post, scaling)
 
 
 LOOKED_AT = 64
@@ -161,8 +155,7 @@ def read_client_stores(
         domain[places] = store.samples.domain
     x, scaling = prepare_features(arrays, feat_post, train)
     widths = tuple(array.shape[2] for array in arrays)
-    features = with_text(method, hp, first, keys, x, label, domain, widths)
-    return features.after(feat_post, scaling)
+    return with_text(method, hp, first, keys, x, label, domain, widths, feat_post, scaling)
 
 
 def with_text(
@@ -174,8 +167,13 @@ def with_text(
     label: NDArray[np.int64],
     domain: NDArray[np.int64],
     widths: tuple[int, ...],
+    feat_post: str,
+    scaling: Scaling | None,
 ) -> RunFeatures:
-    """Features [N, V, D] with labels, domains, and the text features of the backbone if the method reads them."""
+    """Features [N, V, D] with labels, domains, and the text features of the backbone if the method reads them.
+
+    ``feat_post`` and ``scaling`` were applied to the features.
+    """
     text, templates = text_of(method, hp, store, keys)
     text_features = None
     text_digests: tuple[str, ...] = ()
@@ -190,15 +188,17 @@ def with_text(
         widths=widths,
         domain=torch.from_numpy(domain),
         backbones=backbones_of(store, keys),
+        longest_row=longest_row(feat_post, widths),
     )
     features = _of_arrays(store, keys, data)
     digests = (*features.digests, *text_digests)
-    return replace(features, digests=digests, templates=tuple(templates))
-
-
-def backbones_of(store: Store, keys: Sequence[str]) -> tuple[str, ...]:
-    """Names of the backbones that made some arrays of a store."""
-    return tuple(str(store.arrays[key].recipe.get("backbone", key)) for key in keys)
+    return replace(
+        features,
+        digests=digests,
+        templates=tuple(templates),
+        feat_post=feat_post,
+        scaling=scaling,
+    )
 
 
 def _of_arrays(store: Store, keys: Sequence[str], data: Data) -> RunFeatures:

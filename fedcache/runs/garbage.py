@@ -51,7 +51,7 @@ class Garbage:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
-        return {"path": str(self.path), "kind": self.kind, "why": self.why, "bytes": self.bytes}
+        return {**vars(self), "path": str(self.path)}
 
 
 def find_garbage(

@@ -22,7 +22,6 @@ import torch
 from fedcache.config import Home, PartitionConfig, SaveModels, TrainConfig
 from fedcache.errors import (
     CorruptionError,
-    Exit,
     FedcacheError,
     InternalError,
     StoppedError,
@@ -38,8 +37,14 @@ from fedcache.federate.partition.client_table import names_of
 from fedcache.models.calibrate import temperature_of
 from fedcache.parsing import seeds_text
 from fedcache.process import Stop
-from fedcache.progress import Detail, Observer, Silent
-from fedcache.runs.directory import DamagedRunError, RunDirectory, measured_of, owning
+from fedcache.progress import Detail, Observer, Silent, piece_of_work
+from fedcache.runs.directory import (
+    DamagedRunError,
+    RunDirectory,
+    ends_one_run,
+    measured_of,
+    owning,
+)
 from fedcache.runs.evaluate_prior import prior_accuracy
 from fedcache.runs.events import ALONE, GridPosition, OnRound, RunEvents, replay_stored, with_hooks
 from fedcache.runs.features import RunInputs
@@ -56,7 +61,7 @@ from fedcache.runs.privacy_ledger import (
     record_release,
     reported_rounds,
 )
-from fedcache.runs.result_files import check_recordable
+from fedcache.runs.result_files import check_recordable, is_private
 from fedcache.runs.results import (
     SeedResult,
     files_of_clients,
@@ -100,6 +105,18 @@ CHECKPOINT_EVERY = 2.0
 
 CHECKPOINT_SHARE = 0.05
 """Largest share of a run's time for checkpoints. States that are slow to write are written less often."""
+
+
+@dataclass(frozen=True)
+class TrainingOptions:
+    """Options that all runs of a command share."""
+
+    runs: Path  # directory of results
+    observer: Observer  # receives notes, warnings and progress
+    stop: Stop  # ends the training at a point where no finished round is lost
+    fresh: bool = False  # whether to train again even if the result is stored
+    # decides which models are saved
+    kept: KeptModels = field(default_factory=lambda: KeptModels(SaveModels()))
 
 
 def train(
@@ -149,57 +166,48 @@ def train(
     inputs = prepare_run(config, source, method, home.root / LEDGER)
     kept = KeptModels(save or SaveModels())
     return train_run(
-        inputs, config, runs or home.runs, fresh=fresh, observer=observer, stop=stop, kept=kept
+        inputs, config, TrainingOptions(runs or home.runs, observer, stop, fresh, kept)
     )
 
 
 def train_run(
-    inputs: RunInputs,
-    config: TrainConfig,
-    runs: Path,
-    *,
-    fresh: bool,
-    observer: Observer,
-    stop: Stop,
-    position: GridPosition = ALONE,
-    kept: KeptModels | None = None,
+    inputs: RunInputs, config: TrainConfig, options: TrainingOptions, position: GridPosition = ALONE
 ) -> Run:
     """Train every seed of a prepared run and store the result. Raises FedcacheError, as ``train``.
 
-    ``position`` is that of the run in a grid; the other arguments are those of ``train``.
+    ``position`` is that of the run in a grid.
     """
-    inputs, spec = resolve_inputs(inputs, config, observer)
-    run = open_run(
-        inputs, spec, runs, fresh=fresh, observer=observer, position=position, kept=kept, stop=stop
-    )
-    run.kept.check_clients(names_of(inputs.clients))
+    inputs, spec = resolve_inputs(inputs, config, options.observer)
+    run = open_run(inputs, spec, options, position)
+    options.kept.check_clients(names_of(inputs.clients))
     if run.stored is not None:
-        return _return_stored(run, run.stored, observer, position)
+        return _return_stored(run, run.stored)
     # Raises before anything is written if the run does not fit into memory or on the disk.
-    forecast_run(inputs, spec, kept=run.kept, place=run.directory.path)
-    return _train_opened(run, observer, stop, position, fresh=fresh)
+    forecast_run(inputs, spec, kept=options.kept, place=run.directory.path)
+    return _train_opened(run)
 
 
-def _train_opened(
-    run: OpenRun, observer: Observer, stop: Stop, position: GridPosition, *, fresh: bool
-) -> Run:
+def _train_opened(run: OpenRun) -> Run:
     """Train the missing seeds of one run, and store the result of all its seeds."""
-    with _training([run], observer, stop):
+    fresh = run.options.fresh
+    with _owning_runs([run]):
         if not fresh:
             run.find_stored()  # another process may have finished it while this one waited
         if run.stored is not None:
-            return _return_stored(run, run.stored, observer, position)
+            return _return_stored(run, run.stored)
         if run.earlier:
-            note_earlier(run, observer)
+            note_earlier(run)
         run.begin(fresh=fresh)
-        failed = train_seeds([run], None, observer, stop)
+        failed = train_seeds([run], None)
         if failed:
             raise failed[0]
-        return run.finish(observer)
+        return run.finish()
 
 
-def _return_stored(run: OpenRun, stored: Run, observer: Observer, position: GridPosition) -> Run:
+def _return_stored(run: OpenRun, stored: Run) -> Run:
     """Return a result that is stored already; observers receive its rounds as if it were trained now."""
+    observer = run.options.observer
+    position = run.events.position
     note_stored(stored, observer)
     more = set(run.earlier) - set(run.spec.seeds)
     if more:
@@ -208,8 +216,9 @@ def _return_stored(run: OpenRun, stored: Run, observer: Observer, position: Grid
             f"This run was also trained with seeds {seeds_text(more)}. The result covers all {seeds} "
             "seeds."
         )
-    note = run.kept.note_on_stored(stored.path)
-    if note is not None and (position is ALONE or run.kept.which == "all"):
+    kept = run.options.kept
+    note = kept.note_on_stored(stored.path)
+    if note is not None and (position is ALONE or kept.which == "all"):
         observer.note(note)
     replay_stored(observer, stored.path, stored.result, position)
     return stored
@@ -340,20 +349,11 @@ def note_paper_choices(inputs: RunInputs, spec: ResolvedRun, observer: Observer)
 
 
 def open_run(
-    inputs: RunInputs,
-    spec: ResolvedRun,
-    runs: Path,
-    *,
-    fresh: bool,
-    observer: Observer,
-    position: GridPosition = ALONE,
-    kept: KeptModels | None = None,
-    stop: Stop | None = None,
+    inputs: RunInputs, spec: ResolvedRun, options: TrainingOptions, position: GridPosition = ALONE
 ) -> OpenRun:
-    """Find the directory of a run, and its result if it is stored. Raises CorruptionError for a damaged result.
+    """Find the directory of a run, and its result if it is stored, unless every run is trained again.
 
-    If ``fresh`` is true, a stored result is ignored. ``kept`` decides which models are saved, by default all. ``stop``
-    ends the wait for another process that is replacing the result.
+    Raises CorruptionError for a damaged result.
     """
     identity = Identity(
         _identity_of_config(spec),
@@ -364,8 +364,8 @@ def open_run(
     )
     for plugin in spec.plugins:
         kind = plugin.kind.removesuffix("s").capitalize()
-        observer.note(f"{kind} {plugin.name}: from {plugin.origin}.")
-    directory = RunDirectory(runs, identity)
+        options.observer.note(f"{kind} {plugin.name}: from {plugin.origin}.")
+    directory = RunDirectory(options.runs, identity)
     partitions = [partition_facts(inputs.partitions[seed]) for seed in spec.seeds]
     facts = {
         "method": spec.method,
@@ -383,16 +383,15 @@ def open_run(
         "code": identity.code,
         "digest": identity.digest,
     }
-    events = RunEvents(observer, directory.path, facts, position)
-    kept = kept or KeptModels(SaveModels())
-    opened = OpenRun(inputs, spec, identity, directory, events, kept=kept)
-    if fresh:
+    events = RunEvents(options.observer, directory.path, facts, position)
+    opened = OpenRun(inputs, spec, identity, directory, events, options)
+    if options.fresh:
         return opened
     try:
         opened.find_stored()
     except DamagedRunError:
         # Another process that trains the run again may be replacing its files: look again when it has ended.
-        with owning([directory.path], observer, stop or Stop(), private=spec.trust.protects):
+        with _owning_runs([opened]):
             opened.find_stored()
     return opened
 
@@ -417,12 +416,12 @@ def _identity_of_partition(inputs: RunInputs) -> str:
     return digest_of([first.scheme, args, "one partition for each seed"])
 
 
-def note_earlier(run: OpenRun, observer: Observer) -> None:
+def note_earlier(run: OpenRun) -> None:
     """Note which seeds of a run are stored already, and which seeds are trained now."""
     missing = seeds_text(set(run.spec.seeds) - set(run.earlier))
     before = seeds_text(run.earlier)
     every = seeds_text({*run.spec.seeds, *run.earlier})
-    observer.note(
+    run.events.observer.note(
         f"{run.name} already has results of seeds {before}. This command trains seeds {missing}. The "
         f"result covers seeds {every}."
     )
@@ -431,8 +430,7 @@ def note_earlier(run: OpenRun, observer: Observer) -> None:
 def note_stored(run: Run, observer: Observer) -> None:
     """Note that a result is stored already. Warn if its measured times are lost."""
     again = "; --fresh trains it again"
-    cost = run.result.get("trust", {}).get("privacy", {})
-    if cost.get("noise") and not cost.get("simulation"):
+    if is_private(run.result):
         again = (
             ". Returning the stored result spends no privacy. --fresh draws new noise and spends as much "
             "privacy again"
@@ -454,14 +452,12 @@ class OpenRun:
     identity: Identity  # digests of everything that determines the result
     directory: RunDirectory  # its files
     events: RunEvents  # publishes its rounds
+    options: TrainingOptions  # of the command
     stored: Run | None = None  # the stored result, if it has all seeds of the command
-    earlier: tuple[
-        int, ...
-    ] = ()  # seeds of the stored result, even if it lacks some of the command
+    # seeds of the stored result, even if it lacks some of the command
+    earlier: tuple[int, ...] = ()
     done: dict[int, SeedResult] = field(default_factory=dict)  # results of seeds that have ended
     fresh: bool = False  # whether to train seeds again that are stored already
-    # decides which models are saved
-    kept: KeptModels = field(default_factory=lambda: KeptModels(SaveModels()))
     _saved: set[int] = field(default_factory=set)  # seeds of ``done`` whose files are written
 
     @property
@@ -591,8 +587,7 @@ class OpenRun:
         """Record in the ledger that noise was drawn for a seed, with the values that determine its cost."""
         privacy = self.spec.trust.privacy
         inputs = self.inputs
-        if privacy is None:
-            raise InternalError("A run without noise spends no privacy.", "Please report this.")
+        assert privacy is not None  # a run without noise draws none
         clients = len(inputs.clients)
         # Sampling amplifies privacy only while the participants are secret.
         share = 1.0
@@ -685,7 +680,8 @@ class OpenRun:
         # Whether the model is kept may depend on the validation accuracy of this seed.
         held_out = values_held_out({"partition": {"args": partition.args}})
         seeds = len({*self.spec.seeds, *self.earlier})
-        wanted = self.kept.wants(self.spec.method, result.choice, seeds, held_out)
+        kept = self.options.kept
+        wanted = kept.wants(self.spec.method, result.choice, seeds, held_out)
         kind = self.spec.requested.client_prior
         temperature = None
         # The rows of sites stay there, so a run over sites has no rows to calibrate on.
@@ -705,7 +701,7 @@ class OpenRun:
                 self.spec,
                 self.identity,
                 outcome,
-                self.kept,
+                kept,
                 temperature,
             )
             for note in dict.fromkeys(notes):
@@ -715,7 +711,6 @@ class OpenRun:
 
     def finish(
         self,
-        observer: Observer,
         *,
         result: Mapping[str, Any] | None = None,
         seconds: Mapping[str, float] | None = None,
@@ -728,10 +723,36 @@ class OpenRun:
         for seed in self.done.keys() - self._saved:
             self.directory.save_seed(seed, self.done[seed].to_dict())
         with self.directory.writing_result():
-            run = self._write_result(self._all_seeds(), result, seconds, measured)
+            seeds = self._all_seeds()
+            numbers = tuple(s.seed for s in seeds)
+            spec = replace(self.spec, seeds=numbers)
+            promised = {**summarise(self.inputs, spec, self.identity, seeds), **(result or {})}
+            train_seconds = sum(s.seconds for s in seeds)
+            # Times and versions are no part of the result, because they differ between equal runs.
+            figures = {
+                "seconds": {**self.inputs.seconds, "train": train_seconds, **(seconds or {})},
+                "per_seed": {str(s.seed): s.measured for s in seeds},
+                **(measured or {}),
+                "time": time.time(),
+                "threads": torch.get_num_threads(),
+                "torch": torch.__version__,
+            }
+            # Models are sealed with the digest of this result, before the result itself is written.
+            kept = self.options.kept
+            whole = self.directory.finish(
+                promised,
+                list(chain.from_iterable(s.rounds for s in seeds)),
+                figures,
+                before=lambda result: seal(
+                    self.directory.path, self.identity.digest, digest_of(result), numbers, kept
+                ),
+                files=files_of_clients(seeds),
+                config=self._config_of(spec),
+            )
+        run = Run(self.directory.path, whole, figures)
         warnings = chain.from_iterable(self.done[seed].warnings for seed in self.spec.seeds)
         for warning in dict.fromkeys(warnings):
-            observer.warn(warning)
+            self.events.observer.warn(warning)
         self.events.ended(run.result)
         return run
 
@@ -752,58 +773,20 @@ class OpenRun:
             )
         return [found[seed] for seed in sorted(found)]
 
-    def _write_result(
-        self,
-        seeds: Sequence[SeedResult],
-        result: Mapping[str, Any] | None,
-        seconds: Mapping[str, float] | None,
-        measured: Mapping[str, Any] | None,
-    ) -> Run:
-        """Write ``result.json`` and the files that it lists."""
-        numbers = tuple(s.seed for s in seeds)
-        spec = replace(self.spec, seeds=numbers)
-        promised = {**summarise(self.inputs, spec, self.identity, seeds), **(result or {})}
-        train_seconds = sum(s.seconds for s in seeds)
-        # Times and versions are no part of the result, because they differ between equal runs.
-        figures = {
-            "seconds": {**self.inputs.seconds, "train": train_seconds, **(seconds or {})},
-            "per_seed": {str(s.seed): s.measured for s in seeds},
-            **(measured or {}),
-            "time": time.time(),
-            "threads": torch.get_num_threads(),
-            "torch": torch.__version__,
-        }
-        # Models are sealed with the digest of this result, before the result itself is written.
-        whole = self.directory.finish(
-            promised,
-            list(chain.from_iterable(s.rounds for s in seeds)),
-            figures,
-            before=lambda result: seal(
-                self.directory.path, self.identity.digest, digest_of(result), numbers, self.kept
-            ),
-            files=files_of_clients(seeds),
-            config=self._config_of(spec),
-        )
-        return Run(self.directory.path, whole, figures)
-
 
 # Train: train the missing seeds, from their checkpoints.
 
 
-def _training(
-    runs: Sequence[OpenRun], observer: Observer, stop: Stop
-) -> AbstractContextManager[None]:
+def _owning_runs(runs: Sequence[OpenRun]) -> AbstractContextManager[None]:
     """Own the directories of runs while the block runs; wait for another process that trains them."""
     folders = [run.directory.path for run in runs]
-    return owning(folders, observer, stop, private=runs[0].spec.trust.protects)
+    options = runs[0].options
+    private = runs[0].spec.trust.protects
+    return owning(folders, options.observer, options.stop, private=private)
 
 
 def train_seeds(
-    runs: Sequence[OpenRun],
-    cache: GridCache | None,
-    observer: Observer,
-    stop: Stop,
-    grid_points: int = 1,
+    runs: Sequence[OpenRun], cache: GridCache | None, grid_points: int = 1
 ) -> dict[int, FedcacheError]:
     """Train every seed of runs that have begun; seeds that ended before are restored.
 
@@ -814,13 +797,13 @@ def train_seeds(
         the errors that ended single runs, by the place of the run in ``runs``; the other runs continue.
     """
     spec = runs[0].spec
+    observer = runs[0].options.observer
     failed = dict[int, FedcacheError]()
     configurations = ""
     if cache is not None:
         configurations = f"{len(runs)} configurations of "
     total = len(spec.seeds) * spec.rounds * len(runs)
-    observer.start(f"training {configurations}{spec.method}", total, "rounds")
-    try:
+    with piece_of_work(observer, f"training {configurations}{spec.method}", total, "rounds"):
         for seed in spec.seeds:
             waiting: list[int] = []
             for place, run in enumerate(runs):
@@ -830,10 +813,8 @@ def train_seeds(
                 elif place not in failed:
                     waiting.append(place)
             for group in _of_same_round(runs, waiting, seed):
-                training = SeedTraining(runs, group, seed, cache, observer, stop, grid_points)
+                training = SeedTraining(runs, group, seed, cache, grid_points)
                 failed |= training.train()
-    finally:
-        observer.stop()
     return failed
 
 
@@ -943,9 +924,7 @@ class SeedTraining:
         states: Mapping[int, Snapshot | None],
         seed: int,
         cache: GridCache | None,
-        observer: Observer,
-        stop: Stop,
-        grid_points: int = 1,
+        grid_points: int,
     ) -> None:
         self.grid_points = grid_points
         self.runs = [runs[place] for place in states]
@@ -953,14 +932,15 @@ class SeedTraining:
         self.states = list(states.values())
         self.seed = seed
         self.cache = cache
-        self.observer = observer
-        self.spec = self.runs[0].spec
-        self.inputs = self.runs[0].inputs
+        first = self.runs[0]
+        self.observer = first.options.observer
+        self.spec = first.spec
+        self.inputs = first.inputs
         self.kept = _round_of(self.states[0])
         of_points = ""
         if cache is not None:
             of_points = f" of {len(self.runs)} configurations"
-        self.policy = CheckpointPolicy(stop, f"seed {seed}{of_points}", self.kept)
+        self.policy = CheckpointPolicy(first.options.stop, f"seed {seed}{of_points}", self.kept)
         self.failed: dict[int, FedcacheError] = {}
 
     def train(self) -> dict[int, FedcacheError]:
@@ -1050,14 +1030,10 @@ class PreparedPoint:
 
 def train_together(
     points: Sequence[PreparedPoint],
-    runs: Path,
+    options: TrainingOptions,
     *,
     cache: GridCache,
-    fresh: bool,
-    observer: Observer,
-    stop: Stop,
     on_end: Callable[[int, Run | FedcacheError], None],
-    kept: KeptModels | None = None,
 ) -> None:
     """Train points that differ only in floats together, and store each as a run.
 
@@ -1065,13 +1041,11 @@ def train_together(
 
     Args:
         points: of the grid.
-        runs: directory of all runs.
+        options: of the grid; the observer receives notes, warnings and progress once, and the rounds of all points.
         cache: Gram matrices and features of other points.
-        fresh: train points again even if their results are stored.
-        observer: receives notes, warnings and progress once, and the rounds of all points.
-        stop: ends the training after a round; the state of every point is written.
         on_end: called when a point ends, with its number and its run or the error that ended it.
     """
+    observer = options.observer
     opened: dict[int, OpenRun] = {}
     for number, point in enumerate(points):
         # The notes on chosen settings are the same for all points, so only those of the first are shown.
@@ -1079,9 +1053,7 @@ def train_together(
         if opened:
             notes = Silent()
         try:
-            run = _open_point(
-                point, runs, fresh=fresh, observer=observer, notes=notes, kept=kept, stop=stop
-            )
+            run = _open_point(point, options, notes)
         except DamagedRunError as error:
             on_end(number, error)
             continue
@@ -1094,82 +1066,56 @@ def train_together(
     alone = [number for number, run in opened.items() if run.earlier and not run.spec.together]
     for number in alone:
         run = opened.pop(number)
-        position = points[number].position
         try:
-            on_end(number, _train_opened(run, observer, stop, position, fresh=fresh))
+            on_end(number, _train_opened(run))
         except FedcacheError as error:
-            if not isinstance(error, DamagedRunError) and error.code is not Exit.FEDERATED:
+            if not ends_one_run(error):
                 raise
             on_end(number, error)
     if not opened:
         return
-    if kept is not None and kept.clients is not None:
+    if options.kept.clients is not None:
         first = next(iter(opened.values()))
-        forecast_run(first.inputs, first.spec, len(opened), kept, runs)
+        forecast_run(first.inputs, first.spec, len(opened), options.kept, options.runs)
     # Other processes may have finished some of the points while this one waited for the directories.
-    with _training(list(opened.values()), observer, stop):
+    with _owning_runs(list(opened.values())):
         for number, run in list(opened.items()):
-            if fresh:
+            if options.fresh:
                 break
-            out = _ended_meanwhile(run)
-            if out is None:
+            try:
+                run.find_stored()
+            except DamagedRunError as error:
+                on_end(number, error)
+                del opened[number]
                 continue
-            if isinstance(out, Run):
-                replay_stored(observer, out.path, out.result, points[number].position)
-            on_end(number, out)
-            del opened[number]
+            if run.stored is not None:
+                replay_stored(observer, run.stored.path, run.stored.result, run.events.position)
+                on_end(number, run.stored)
+                del opened[number]
         if not opened:
             return
         for run in opened.values():
             if run.earlier:
-                note_earlier(run, observer)
-            run.begin(fresh=fresh)
-        failed = train_seeds(list(opened.values()), cache, observer, stop, grid_points=len(points))
+                note_earlier(run)
+            run.begin(fresh=options.fresh)
+        failed = train_seeds(list(opened.values()), cache, grid_points=len(points))
         for place, (number, run) in enumerate(opened.items()):
             if place in failed:
                 on_end(number, failed[place])
             else:
-                on_end(number, run.finish(observer))
+                on_end(number, run.finish())
 
 
-def _ended_meanwhile(run: OpenRun) -> Run | DamagedRunError | None:
-    """The result of a run that another process finished while this one waited; the error if the result is damaged."""
-    try:
-        run.find_stored()
-    except DamagedRunError as error:
-        return error
-    return run.stored
+def _open_point(point: PreparedPoint, options: TrainingOptions, notes: Observer) -> OpenRun:
+    """The run of a point: the one trained alone if some of its seeds are stored, else the one trained with others.
 
-
-def _open_point(
-    point: PreparedPoint,
-    runs: Path,
-    *,
-    fresh: bool,
-    observer: Observer,
-    notes: Observer,
-    kept: KeptModels | None,
-    stop: Stop,
-) -> OpenRun:
-    """The run of a point: the one trained alone if some of its seeds are stored, else the one trained with others."""
+    ``notes`` receives the notes on chosen settings.
+    """
     inputs, spec = resolve_inputs(point.inputs, point.config, notes)
-
-    def opened(resolved: ResolvedRun) -> OpenRun:
-        return open_run(
-            inputs,
-            resolved,
-            runs,
-            fresh=fresh,
-            observer=observer,
-            position=point.position,
-            kept=kept,
-            stop=stop,
-        )
-
-    alone = opened(spec)
-    alone.kept.check_clients([client.name for client in inputs.clients])
+    alone = open_run(inputs, spec, options, point.position)
+    options.kept.check_clients(names_of(inputs.clients))
     if alone.stored is not None:
         note_stored(alone.stored, notes)
     if alone.earlier:
         return alone
-    return opened(replace(spec, together=True))
+    return open_run(inputs, replace(spec, together=True), options, point.position)

@@ -49,16 +49,6 @@ if TYPE_CHECKING:
 # Damaged files of saved partitions: the command that makes the partition again, and a check that it is the same.
 
 
-@contextmanager
-def with_its_command(store: Store, name: str) -> Iterator[None]:
-    """Add the command that makes a partition again to the errors of its damaged file."""
-    try:
-        yield
-    except CorruptionError as error:
-        error.hint = f"To make it again:  {command_of(store, name)}"
-        raise
-
-
 def command_of(store: Store, name: str) -> str:
     """The command that makes a saved partition again.
 
@@ -311,11 +301,6 @@ def partition_seeds(
     Without a saved partition, the scheme makes one for all seeds, or one for each with ``repartition``.
     """
     if train.partition is not None:
-        if config.scheme is not None:
-            raise UsageError(
-                "--partition and --scheme are both given.",
-                "Give only one: a saved partition, or a scheme to make one.",
-            )
         loaded = load_partition(store, train.partition)
         # A partition from a file is stored with the run, like one that is made for it, because the file may be removed.
         name: str | None = train.partition.partition("@")[0]
@@ -328,11 +313,11 @@ def partition_seeds(
         if not repartition and made:
             made[seed] = next(iter(made.values()))
             continue
-        own = config.seed
+        partition_seed = config.seed
         if repartition:
-            own = seed
+            partition_seed = seed
         try:
-            made[seed] = make_partition(store, scheme, seed=own, save=False, **arguments)
+            made[seed] = make_partition(store, scheme, seed=partition_seed, save=False, **arguments)
         except InfeasibleError as error:
             # Only defaults are scaled down. Values of the user are refused, with the value that works.
             defaults = config.scheme is None and config.clients is None and not config.options
@@ -341,7 +326,7 @@ def partition_seeds(
             scaled = ", ".join(f"{name} {value}" for name, value in error.instead.items())
             observer.note(f"{error.message} fedcache uses {scaled} instead.")
             arguments = {**arguments, **error.instead}
-            made[seed] = make_partition(store, scheme, seed=own, save=False, **arguments)
+            made[seed] = make_partition(store, scheme, seed=partition_seed, save=False, **arguments)
     first = next(iter(made.values()))
     observer.note(Detail(first.summary() + "."))
     report_notes(first, observer)
@@ -384,12 +369,15 @@ def _load_partition(store: Store, name: str) -> Partition:
         saved = ", ".join(sorted(store.partitions)) or "none; make one with `fedcache partition`"
         raise unknown("partition", name, store.partitions, hint=f"Saved partitions: {saved}")
     # The manifest has the digest of these bytes, so the digest of the rows is not computed again.
-    with with_its_command(store, name):
+    try:
         raw = store.partition_bytes(name)
         origin = f"partition {name}"
         return Partition.from_file(
             raw, dataset=digest, rows=store.rows, origin=origin, vouched=True
         )
+    except CorruptionError as error:
+        error.hint = f"To make it again:  {command_of(store, name)}"
+        raise
 
 
 def check_partitions(store: Store) -> dict[Path, str]:
@@ -415,7 +403,6 @@ def write_shards(
     partition: Partition,
     out: str | Path | None,
     observer: Observer,
-    name: str | None = None,
 ) -> Path:
     """Write one ordinary store per client: its training, test and validation rows, every array and text feature.
 
@@ -430,8 +417,7 @@ def write_shards(
             "Name a folder:  --out DIR",
         )
     else:
-        name = name or partition.default_name()
-        target = store.path.with_name(f"{store.path.stem}-{name}")
+        target = store.path.with_name(f"{store.path.stem}-{partition.default_name()}")
     observer.note(f"Writing {len(partition.clients)} client stores to {target}.")
     clients = list(partition.clients)
     rows = [(client.name, client.train, client.test) for client in clients]

@@ -42,7 +42,7 @@ from fedcache.models.sources import (
 )
 from fedcache.notebooks import percent
 from fedcache.process import Stop, usual_torch_state
-from fedcache.progress import Observer, Silent
+from fedcache.progress import Observer, Silent, piece_of_work
 from fedcache.runs.directory import command_saving, result_of, run_folder
 from fedcache.runs.evaluate_prior import with_client_prior
 from fedcache.runs.identity import code_digest
@@ -300,11 +300,8 @@ def counted(
                 "Run the same command again to start over.",
             )
 
-    observer.start(what, total, "rows")
-    try:
+    with piece_of_work(observer, what, total, "rows"):
         yield done
-    finally:
-        observer.stop()
 
 
 # The personal model of a new client of a finished run. Its store is read as the run read its own store.
@@ -413,8 +410,7 @@ def personalise_run(
             )
         observer.advance(1)
 
-    observer.start(f"training {name}", rounds, "rounds")
-    try:
+    with piece_of_work(observer, f"training {name}", rounds, "rounds"):
         personal = personalise(
             model,
             client,
@@ -424,8 +420,6 @@ def personalise_run(
             device=where,
             each_round=each_round,
         )
-    finally:
-        observer.stop()
     try:
         test = rows_of_store(store, "test", model.facts.classes)
     except StoreError as error:

@@ -77,10 +77,6 @@ class Total:
     epsilon_pld: float | None  # of all releases together; None if there is no bound
     epsilon_rdp: float | None
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class DatasetTotal:
@@ -94,10 +90,6 @@ class DatasetTotal:
     delta: float  # smallest delta of the releases
     epsilon_pld: float | None  # of all releases together; None if there is no bound
     epsilon_rdp: float | None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return asdict(self)
 
 
 def epsilon_words(total: Total | DatasetTotal) -> str:

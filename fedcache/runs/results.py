@@ -22,6 +22,7 @@ from fedcache.federate.partition.client_table import (
     NumberedNames,
 )
 from fedcache.federate.partition.partition import Partition
+from fedcache.parsing import as_lists
 from fedcache.plugins import Plugin
 from fedcache.progress import VALIDATION_ACCURACY
 from fedcache.runs.events import number
@@ -167,13 +168,13 @@ def seed_result(
     validation = None
     validation_per_client = None
     if evaluation.validation is not None:
-        chosen_by = evaluation.validation
+        on_validation = evaluation.validation
         validation = {
-            "accuracy": number(chosen_by.accuracy),
-            "client_mean": number(chosen_by.mean_accuracy),
-            "pooled": number(chosen_by.pooled),
+            "accuracy": number(on_validation.accuracy),
+            "client_mean": number(on_validation.mean_accuracy),
+            "pooled": number(on_validation.pooled),
         }
-        validation_per_client = chosen_by.client_accuracy
+        validation_per_client = on_validation.client_accuracy
     confusion = None
     if evaluation.counts is not None:
         confusion = evaluation.counts.tolist()
@@ -263,16 +264,9 @@ def summarise(
         names = None
         owned = {"least": float(classes_owned.min()), "most": float(classes_owned.max())}
     owned["mean"] = float(classes_owned.mean())
-    fixed = None
-    parameters = [PARAMETERS.get(name) for name in inputs.backbones]
-    if None not in parameters:
-        fixed = sum(count for count in parameters if count is not None)
-    trust = trust_section(
-        spec.trust_options,
-        spec.privacy_cost(len(first.clients)),
-        [seed.attackers for seed in seeds],
-        _rejected(seeds),
-    )
+    fixed = None  # known for the named backbones
+    if all(name in PARAMETERS for name in inputs.backbones):
+        fixed = sum(PARAMETERS[name] for name in inputs.backbones)
     last = [seed.rounds[-1].get("diagnostics", {}) for seed in seeds]
     result = {
         "method": spec.method,
@@ -298,8 +292,8 @@ def summarise(
         "clients": names,
         "fairness": _means([seed.fairness for seed in seeds]),
         "traffic": _traffic(seeds),
-        "confusion": _summed([seed.confusion for seed in seeds]),
-        **trust,
+        "confusion": _confusion(seeds),
+        **_trust(spec, seeds),
         "diagnostics": _means(last),
         "execution": first.execution,
         "chunk": first.chunk,
@@ -359,13 +353,9 @@ def partition_facts(partition: Partition) -> dict[str, Any]:
     validation_rows = 0
     if partition.validation is not None:
         validation_rows = len(partition.validation)
-    args: dict[str, Any] = dict(partition.args)
-    for name, value in args.items():
-        if isinstance(value, tuple):
-            args[name] = list(value)
     return {
         "scheme": partition.scheme,
-        "args": args,
+        "args": as_lists(partition.args),
         "seed": partition.seed,
         "digest": partition.digest,
         "clients": len(partition.clients),
@@ -538,33 +528,25 @@ def _rejected(seeds: Sequence[SeedResult]) -> int:
     return int(rejected)
 
 
-def _summed(matrices: Sequence[list[list[int]] | None]) -> list[list[int]] | None:
+def _confusion(seeds: Sequence[SeedResult]) -> list[list[int]] | None:
     """Counts over all seeds; None if a seed has none (a run begun by an earlier version)."""
-    known = [matrix for matrix in matrices if matrix is not None]
-    if len(known) < len(matrices):
+    known = [seed.confusion for seed in seeds if seed.confusion is not None]
+    if len(known) < len(seeds):
         return None
     summed: list[list[int]] = np.sum(known, axis=0).tolist()
     return summed
 
 
-def trust_section(
-    options: Mapping[str, Any],
-    cost: Mapping[str, Any],
-    attackers: Sequence[Sequence[str]],
-    rejected: int = 0,
-) -> dict[str, Any]:
-    """The section on trust of a result, which holds its options and their effects; {} for an ordinary run.
-
-    ``attackers`` are client names for each seed; ``rejected`` is the number of uploads that validation rejected in all
-    seeds.
-    """
-    section = dict(options)
+def _trust(spec: ResolvedRun, seeds: Sequence[SeedResult]) -> dict[str, Any]:
+    """The section on trust of a result, which holds its options and their effects; {} for an ordinary run."""
+    section = dict(spec.trust_options)
     if not section:
         return {}
     if "attack" in section:
-        section["attackers"] = [list(names) for names in attackers]
+        section["attackers"] = [list(seed.attackers) for seed in seeds]
     if section.get("on_bad_update") == "reject":
-        section["rejected"] = rejected
+        section["rejected"] = _rejected(seeds)
+    cost = spec.privacy_cost(len(seeds[0].clients))
     if cost:
         section["privacy"] = dict(cost)
     return {"trust": section}

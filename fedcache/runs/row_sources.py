@@ -21,7 +21,6 @@ from fedcache.federate.engine.client_data import SHARED_SUMS, StoredRows
 from fedcache.federate.engine.hyperparameters import Value
 from fedcache.federate.engine.method import ClientOverrides, Method
 from fedcache.federate.execution.memory_estimate import free_memory
-from fedcache.federate.methods import wants_encoders
 from fedcache.federate.partition.client_table import (
     ClientTable,
     RowLists,
@@ -34,7 +33,6 @@ from fedcache.progress import Observer
 from fedcache.runs.features import (
     RunFeatures,
     RunInputs,
-    backbones_of,
     encoders_of_run,
     read_client_stores,
     read_images,
@@ -50,10 +48,12 @@ from fedcache.runs.spec import check_named, client_overrides, named_backbones
 from fedcache.runs.store_choice import (
     array_name,
     arrays_for,
+    backbones_of,
     common_arrays,
     feat_post_for,
     find_or_extract,
     images_for,
+    needs_text,
     open_clients,
 )
 from fedcache.store.store import Store
@@ -123,16 +123,17 @@ class Preparation:
     observer: Observer  # receives a note on every choice that the user did not make
     stop: Stop  # ends an extraction that runs
     extract: bool = True  # whether to run a missing extraction
-    repartition: bool = (
-        False  # whether every seed draws its own partition (else all seeds share one)
-    )
+    # whether every seed draws its own partition (else all seeds share one)
+    repartition: bool = False
     cache: InputCache = field(default_factory=InputCache)  # shared by the points of a grid
     whole: bool = False  # whether validation rows are trained on, as if the partition had none
 
 
 class OneStore:
-    """The names in a run's only store, or in the first of several stores with the same names."""
+    """A run's only store, or the first of several stores with the same arrays and names."""
 
+    config: TrainConfig
+    preparation: Preparation
     store: Store  # set by ``open``
 
     def names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -142,6 +143,21 @@ class OneStore:
     def backbones(self, arrays: Sequence[str]) -> tuple[str, ...]:
         """Names of the backbones that made the arrays."""
         return backbones_of(self.store, arrays)
+
+    def choices(self, arrays: Sequence[str]) -> dict[str, Any]:
+        """The names of the arrays."""
+        return {"backbones": [array_name(self.store, key) for key in arrays]}
+
+    def feat_post(
+        self, method: Method, settings: Mapping[str, Value], arrays: Sequence[str]
+    ) -> str:
+        """The requested transform, else the usual one for these backbones, with a note if features are read."""
+        config = self.config
+        requested = "feat_post" in config.set
+        observer: Observer | None = self.preparation.observer
+        if "pixels" in method.reads(settings):
+            observer = None
+        return feat_post_for(settings, requested, config.preset, self.store, arrays, observer)
 
 
 class StoreRows(OneStore):
@@ -227,17 +243,6 @@ class StoreRows(OneStore):
             p.observer.note("No test row has a label, so models are trained but not scored.")
         return found, name
 
-    def feat_post(
-        self, method: Method, settings: Mapping[str, Value], arrays: Sequence[str]
-    ) -> str:
-        """The requested transform, else the usual one for these backbones, with a note if features are read."""
-        config = self.config
-        requested = "feat_post" in config.set
-        observer: Observer | None = self.preparation.observer
-        if "pixels" in method.reads(settings):
-            observer = None
-        return feat_post_for(settings, requested, config.preset, self.store, arrays, observer)
-
     def read(
         self, method: Method, settings: Mapping[str, Value], arrays: Sequence[str], feat_post: str
     ) -> RunFeatures:
@@ -316,7 +321,7 @@ class StoreRows(OneStore):
 
     def choices(self, arrays: Sequence[str]) -> dict[str, Any]:
         """The names of the arrays, and the path of the store if the user did not name it."""
-        found = {"backbones": [array_name(self.store, key) for key in arrays]}
+        found = super().choices(arrays)
         if self.config.store or self.config.dataset:
             return found
         place = self.store.address or str(self.store.path.resolve())
@@ -382,8 +387,7 @@ class ShardRows(OneStore):
 
     def arrays(self, method: Method, settings: Mapping[str, Value]) -> list[str]:
         """The arrays of ``--backbones``; every client must have them with the same recipe."""
-        reads_text = "text" in method.needs or wants_encoders(method)
-        return common_arrays(self.stores, self.config, reads_text)
+        return common_arrays(self.stores, self.config, needs_text(method))
 
     def partitions(
         self, method: Method, seeds: Sequence[int]
@@ -429,14 +433,6 @@ class ShardRows(OneStore):
             found = without_validation(found)
         return found, None
 
-    def feat_post(
-        self, method: Method, settings: Mapping[str, Value], arrays: Sequence[str]
-    ) -> str:
-        """The requested transform, else the usual one for these backbones, with a note."""
-        requested = "feat_post" in self.config.set
-        observer = self.preparation.observer
-        return feat_post_for(settings, requested, self.config.preset, self.store, arrays, observer)
-
     def read(
         self, method: Method, settings: Mapping[str, Value], arrays: Sequence[str], feat_post: str
     ) -> RunFeatures:
@@ -463,14 +459,10 @@ class ShardRows(OneStore):
         return {
             "slug": self.store.dataset["slug"],
             "digest": str(self.store.dataset["shard"]["parent"]),
-            "rows": int(sum(store.rows for store in self.stores)),
-            "ok": int(sum(int(store.rows_ok) for store in self.stores)),
+            "rows": sum(store.rows for store in self.stores),
+            "ok": sum(store.rows_ok for store in self.stores),
             **_held(self.store),
         }
-
-    def choices(self, arrays: Sequence[str]) -> dict[str, Any]:
-        """The names of the arrays."""
-        return {"backbones": [array_name(self.store, key) for key in arrays]}
 
 
 # The device that trains a run, and the inputs on that device.

@@ -10,7 +10,6 @@ models: a result has the same bits with and without them, and removing models da
 
 from __future__ import annotations
 
-import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -56,6 +55,7 @@ from fedcache.runs.directory import (
     INDEX,
     MODELS,
     check_place,
+    command_again,
     has_model,
     read_result,
     what_of_models,
@@ -192,14 +192,20 @@ def model_file(run: Path, seed: int) -> Path:
     return run / MODELS / f"seed-{seed}.safetensors"
 
 
-def facts_of(
+def save_seed(
+    run: Path,
     inputs: RunInputs,
     spec: ResolvedRun,
     identity: Identity,
     out: TrainingOutput,
-    temperature: float | None = None,
-) -> ModelFacts:
-    """Facts of the models of a seed."""
+    kept: KeptModels,
+    temperature: float | None,
+) -> tuple[bool, list[str]]:
+    """Write the models of a seed that has just ended.
+
+    Returns whether any model was written, and notes on models that were not. ``temperature`` is that of
+    ``models.calibrate``. Raises UsageError for a client to save that the run does not have.
+    """
     data = inputs.data
     features = inputs.features
     # A model with live encoders reads images: its first backbone is the encoder.
@@ -208,7 +214,7 @@ def facts_of(
     if data.towers is not None:
         template = data.towers.template
         encoder = 0
-    return ModelFacts(
+    facts = ModelFacts(
         run=identity.digest,
         seed=out.seed,
         dataset=str(inputs.dataset["slug"]),
@@ -234,23 +240,6 @@ def facts_of(
         computed=computed_as(features.how),
         temperature=temperature,
     )
-
-
-def save_seed(
-    run: Path,
-    inputs: RunInputs,
-    spec: ResolvedRun,
-    identity: Identity,
-    out: TrainingOutput,
-    kept: KeptModels,
-    temperature: float | None = None,
-) -> tuple[bool, list[str]]:
-    """Write the models of a seed that has just ended.
-
-    Returns whether any model was written, and notes on models that were not. ``temperature`` is that of
-    ``models.calibrate``. Raises UsageError for a client to save that the run does not have.
-    """
-    facts = facts_of(inputs, spec, identity, out, temperature)
     clients = kept.clients
     notes = []
     if spec.trust.protects and facts.personal:
@@ -258,7 +247,7 @@ def save_seed(
         clients = "none"
         notes.append("Personal models are not saved, because epsilon does not cover them.")
     try:
-        collected = collect(out, facts, inputs.data, inputs.features.scaling, clients)
+        collected = collect(out, facts, data, features.scaling, clients)
     except UsageError as error:
         if kept.clients not in (None, "all", "none"):
             raise
@@ -339,15 +328,15 @@ def load_seed(run: Path, seed: int | None = None) -> SavedModel:
     files that were changed or belong to another result.
     """
     result = _result(run)
-    again = train_again(run, result)
+    hint = train_again(run, result)
     folder = run / MODELS
     digest = str(result["digest"])
     try:
         found = read_sealed(folder / INDEX, what_of_models(digest))
     except CorruptionError as error:
-        raise CorruptionError(error.message, again) from error
+        raise CorruptionError(error.message, hint) from error
     if found is None:
-        raise StoreError(f"The run {run.name} has no saved model.", again)
+        raise StoreError(f"The run {run.name} has no saved model.", hint)
     seeds = [int(number) for number in result["seeds"]]
     if seed is None:
         seed = seeds_of(run, None)[0]
@@ -357,19 +346,19 @@ def load_seed(run: Path, seed: int | None = None) -> SavedModel:
     path = model_file(run, seed)
     listed = found.content["files"].get(path.name)
     if listed is None:
-        raise StoreError(f"The run has no model of seed {seed}.", again)
+        raise StoreError(f"The run has no model of seed {seed}.", hint)
     if found.content["result"] != digest_of(result):
         raise CorruptionError(
-            f"The models in {folder} belong to another result than {run / 'result.json'}.", again
+            f"The models in {folder} belong to another result than {run / 'result.json'}.", hint
         )
     if not path.is_file() or file_sha256(path) != listed["sha256"]:
-        raise CorruptionError(f"{path} is missing or was changed.", again)
+        raise CorruptionError(f"{path} is missing or was changed.", hint)
     return SavedModel.load(path)
 
 
 def train_again(run: Path, result: Mapping[str, Any]) -> str:
     """A hint: the command that trains the models of a finished run again, and its cost."""
-    command = shlex.join(["fedcache", "train", "--config", str(run / "config.toml"), "--fresh"])
+    command = command_again(run)
     own_name = str(result["digest"])[:16]
     if run.name != own_name:  # moved or copied; the command makes it under its own name
         return f"To train the run again, in the directory {own_name} of your runs:  {command}"
@@ -468,28 +457,3 @@ def forecast_run(
     if place is not None:
         refuse_too_little_room(load, execution, place)
     return execution, found
-
-
-def forecast_programs(programs: Sequence[tuple[RunInputs, ResolvedRun, int]]) -> dict[str, Any]:
-    """Forecast of each program: its execution, clients and points computed at once, and peak memory in bytes.
-
-    A program is a tuple of inputs, specification and number of points.
-    """
-    plans = []
-    for inputs, spec, points in programs:
-        execution, found = forecast_run(inputs, spec, points)
-        points_at_once = execution.points
-        if execution.name == "sequential":
-            points_at_once = 1
-        plans.append(
-            {
-                "method": inputs.method.name,
-                "points": points,
-                "execution": execution.name,
-                "clients_at_once": execution.chunk,
-                "points_at_once": points_at_once,
-                "memory": found.to_dict(),
-                "words": found.words(),
-            }
-        )
-    return {"programs": plans}

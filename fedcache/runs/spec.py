@@ -31,7 +31,7 @@ from fedcache.federate.trust.pipeline import NO_ATTACK, TrustPolicy, parse_polic
 from fedcache.federate.trust.privacy import DELTA, parse_allowed, parse_privacy
 from fedcache.parsing import seeds_text
 from fedcache.plugins import Plugin, plugins, used
-from fedcache.runs.store_choice import chosen_arrays
+from fedcache.runs.store_choice import backbones_of, chosen_arrays
 from fedcache.store.store import Store
 
 # Differences of single clients: ``--client-backbones``, ``--client-set``.
@@ -55,7 +55,7 @@ def check_named(train: TrainConfig, store: Store, home: Home) -> None:
 
     The error suggests a similar name.
     """
-    have = {str(array.recipe.get("backbone", key)) for key, array in store.arrays.items()}
+    have = backbones_of(store, store.arrays)
     for name in _names_of_clients(train):
         backbone = name.partition("@")[0]
         if name not in store.arrays and backbone not in have:
@@ -119,9 +119,9 @@ def client_overrides(
 
 TURNED_OFF: dict[str, tuple[str, Callable[[Mapping[str, Value]], bool]]] = {
     "momentum": ("opt=adam", lambda hp: hp.get("opt") == "adam"),
-    "dim": ("head=linear", lambda hp: hp.get("head") == "linear"),
-    "z_norm": ("head=linear", lambda hp: hp.get("head") == "linear"),
-    "bn": ("head=linear", lambda hp: hp.get("head") == "linear"),
+    **dict.fromkeys(
+        ("dim", "z_norm", "bn"), ("head=linear", lambda hp: hp.get("head") == "linear")
+    ),
     "bn_mode": ("a model without BatchNorm", lambda hp: "bn" in hp and not has_batchnorm(hp)),
     "reg_bias": ("bias=false", lambda hp: hp.get("bias") is False),
     "rff_sigma": ("rff_dim=0", lambda hp: hp.get("rff_dim") == 0),
@@ -236,9 +236,8 @@ class ResolvedRun:
 
     requested: TrainConfig  # as the user requested it, without defaults
     method: str  # name of the method
-    arrays: tuple[
-        str, ...
-    ]  # keys of the store's arrays, in the order in which they are concatenated
+    # keys of the store's arrays, in the order in which they are concatenated
+    arrays: tuple[str, ...]
     rounds: int  # of every seed
     # clients per round: None for all, an int for a number, a float for a share
     participation: int | float | None

@@ -5,12 +5,13 @@ from __future__ import annotations
 import shlex
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedcache.config import ExtractConfig, Home, TrainConfig
+from fedcache.config import ExtractConfig, Home, TrainConfig, option_words
 from fedcache.errors import StoreError, UsageError, all_at_once, closest, shell_word
 from fedcache.extract import backbones as registry
 from fedcache.extract import datasets
@@ -44,14 +45,26 @@ INPUT = ("size", "resize", "interpolation", "crop_pct")
 """Fields of a recipe that determine an encoder's input image, before normalisation."""
 
 
+def needs_text(method: Method) -> bool:
+    """Whether a method reads text features or runs live encoders; both need one backbone with a text encoder."""
+    return "text" in method.needs or wants_encoders(method)
+
+
+def backbones_of(store: Store, keys: Iterable[str]) -> tuple[str, ...]:
+    """Names of the backbones that made some arrays of a store; the key of an array without a backbone."""
+    arrays = store.arrays
+    return tuple(str(arrays[key].recipe.get("backbone", key)) for key in keys)
+
+
 def _backbone_of(array: ArrayInfo) -> str:
     """The backbone that made an array; "None" for an array without one."""
     return str(array.recipe.get("backbone"))
 
 
-def _has_text(store: Store, array: ArrayInfo) -> bool:
-    """Whether a store has text features of the backbone of an array."""
-    return store.has_text(_backbone_of(array))
+def _with_text(store: Store, keys: Iterable[str]) -> list[str]:
+    """The arrays among ``keys`` whose backbone has text features in the store."""
+    arrays = store.arrays
+    return [key for key in keys if store.has_text(_backbone_of(arrays[key]))]
 
 
 def chosen_arrays(store: Store, names: Sequence[str], *, pixels: bool = False) -> list[str]:
@@ -70,13 +83,11 @@ def chosen_arrays(store: Store, names: Sequence[str], *, pixels: bool = False) -
             f"{store.path.name} {problem}.", more_features(store, "efficientnet-lite0")
         )
     if not names:
-        backbones = dict.fromkeys(
-            str(array.recipe.get("backbone", key)) for key, array in info.items()
-        )
+        backbones = dict.fromkeys(backbones_of(store, info))
         return [chosen_arrays(store, [name])[0] for name in backbones]
+    sized = {key: names_of(key, array)[2] for key, array in info.items()}
 
     def key_of(name: str) -> str:
-        sized = {key: names_of(key, array)[2] for key, array in info.items()}
         found = _matching(info, name)
         if not found:
             have = ", ".join(sized.values())
@@ -151,8 +162,8 @@ def arrays_for(
     if "pixels" in method.reads(hp) and not wants_encoders(method):
         return [image_array(method, store, names)]
     names = without_images(method, names)
-    if "text" not in method.needs and not wants_encoders(method):
-        keys = chosen_arrays(store, names)
+    keys = chosen_arrays(store, names)
+    if not needs_text(method):
         if not names:
             listed = " + ".join(keys)
             observer.note(
@@ -160,8 +171,7 @@ def arrays_for(
             )
         return keys
     # Methods with text read one backbone, whose text and image features belong together.
-    keys = chosen_arrays(store, names)
-    with_text = [key for key in keys if _has_text(store, store.arrays[key])]
+    with_text = _with_text(store, keys)
     if not with_text:
         where = " + ".join(names) or store.path.name
         hint = (
@@ -177,7 +187,7 @@ def arrays_for(
             f"--backbones {shell_word(names[0])}",
         )
     # If there are several, ``TEXT_ORDER`` decides.
-    key_by_backbone = {str(store.arrays[key].recipe["backbone"]): key for key in with_text}
+    key_by_backbone = dict(zip(backbones_of(store, with_text), with_text, strict=True))
     first = next((key_by_backbone[name] for name in TEXT_ORDER if name in key_by_backbone), None)
     if first is None and len(with_text) > 1:
         example = shell_word(next(iter(key_by_backbone)))
@@ -197,14 +207,13 @@ def arrays_for(
     return [key]
 
 
-def common_arrays(stores: Sequence[Store], config: TrainConfig, needs_text: bool) -> list[str]:
+def common_arrays(stores: Sequence[Store], config: TrainConfig, reads_text: bool) -> list[str]:
     """The arrays to train on; every client must have them with the same digest of their recipe."""
     first = stores[0]
     keys = chosen_arrays(first, config.backbones)
     # As for a single store, a method with text reads one backbone.
-    if needs_text:
-        with_text = [key for key in keys if _has_text(first, first.arrays[key])]
-        keys = with_text[:1]
+    if reads_text:
+        keys = _with_text(first, keys)[:1]
         if not keys:
             raise StoreError(
                 f"{first.path.name} has no text features.",
@@ -300,7 +309,7 @@ def train_example(store: Store) -> str:
     return "--method fed3r"
 
 
-def without_images(method: Method, names: Sequence[str]) -> Sequence[str]:
+def without_images(method: Method, names: Sequence[str]) -> tuple[str, ...]:
     """Names of ``--backbones``; for a method with an image encoder without the images, which the user may name."""
     if "image tower" not in method.needs:
         return tuple(names)
@@ -318,7 +327,7 @@ def to_extract(
         if "pixels" in method.needs:
             return ("pixels",), {"size": "32"}
         return tuple(backbones), {}
-    towers = tuple(without_images(method, backbones)) or ("glyph-clip",)
+    towers = without_images(method, backbones) or ("glyph-clip",)
     recipe = registry.lookup(towers[0].partition("@")[0], home=home.root).recipe
     return (*towers, "pixels"), pixel_recipe(recipe)
 
@@ -332,11 +341,6 @@ def pixel_recipe(recipe: Recipe) -> dict[str, str]:
         if value != getattr(plain, field):
             options[f"pixels:{field}"] = str(value)
     return options
-
-
-def recipe_options(recipe: Mapping[str, str]) -> str:
-    """The recipe as the end of a command: `` --recipe key=value`` for each option."""
-    return "".join(f" --recipe {shell_word(f'{k}={v}')}" for k, v in recipe.items())
 
 
 def needed_arrays(
@@ -354,8 +358,8 @@ def needed_arrays(
         missing = [name for name in names if name not in have]
         return [array.key for array in begun if any(map(array.means, missing))]
     # Methods with text need a backbone with a text encoder; any such backbone will do.
-    if "text" in method.needs or wants_encoders(method):
-        if any(_has_text(store, array) for array in complete.values()):
+    if needs_text(method):
+        if _with_text(store, complete):
             return []
         begun = [
             array
@@ -456,7 +460,6 @@ def find_or_extract(
     store = None
     if path is not None:
         store = Store.open(path)
-    needs_text = "text" in method.needs or wants_encoders(method)
     began = time.perf_counter()
     spent = 0.0
     if store is not None:
@@ -490,12 +493,12 @@ def find_or_extract(
     backbones: Sequence[str] = train.backbones
     if not backbones:
         backbones = ("efficientnet-lite0",)
-        if needs_text or packaged:
+        if packaged or needs_text(method):
             backbones = ("glyph-clip",)
     backbones, recipe = to_extract(method, backbones, home)
     dataset = train.dataset or "digits"
-    words = ["--dataset", dataset, "--backbones", ",".join(backbones)]
-    making = shlex.join(["fedcache", "extract", *words]) + recipe_options(recipe)
+    order = ExtractConfig(dataset=dataset, backbones=tuple(backbones), recipe=recipe)
+    making = shlex.join(["fedcache", "extract", *option_words(order)])
     if store is None:
         if train.dataset is not None:
             refuse_partial_store(home, train.dataset, train.backbones)
@@ -504,32 +507,34 @@ def find_or_extract(
             f"{store.path} has no features yet that {method.name} can train on.",
             extract_command(store, backbones, recipe, home),
         )
-    others = None
+    no_store = None
     if train.dataset is None:
-        others = no_store_remembered(home)
-    if others is not None and finished_stores(home):
-        raise others  # another dataset is extracted, and digits instead of it would be another run
+        no_store = no_store_remembered(home)
+    if no_store is not None and finished_stores(home):
+        raise no_store  # another dataset is extracted, and digits instead of it would be another run
     if not extract or not (packaged or train.backbones):
-        raise others or StoreError(f"The dataset {dataset} has no features yet.", making)
+        raise no_store or StoreError(f"The dataset {dataset} has no features yet.", making)
     if store is None and train.partition is not None and not Path(train.partition).exists():
         name = train.partition.partition("@")[0]  # refused now, and not after the extraction
         raise StoreError(
             f"There is no partition {name!r}, because the dataset {dataset} has no features yet.",
             f"{making}, then  fedcache partition --name {shell_word(name)}",
         )
-    why = "the default"
-    if needs_text and not train.backbones:
-        why = f"{method.name} needs text features"
+    why = ""
+    if not train.backbones:
+        why = " (the default)"
+        if needs_text(method):
+            why = f" ({method.name} needs text features)"
     found = "Nothing extracted yet"
-    if others:
+    if no_store:
         found = "There is no finished extraction"
     listed = ", ".join(backbones)
     observer.note(
-        f"{found}: extracting {listed} ({why}) on {dataset} first (--no-extract prevents this)."
+        f"{found}: extracting {listed}{why} on {dataset} first (--no-extract prevents this)."
     )
     without_sizes = tuple(name.partition("@")[0] for name in backbones)
     done = run_extract(
-        ExtractConfig(dataset=dataset, backbones=without_sizes, recipe=recipe),
+        replace(order, backbones=without_sizes),
         home,
         observer=observer,
         stop=stop,
@@ -541,8 +546,11 @@ def find_or_extract(
 # ``--clients-from DIR``: the stores of a directory, one for each client.
 
 
-def check_client_folder(folder: Path) -> None:
-    """Raise StoreError if there is no such directory, with the name of a similar one."""
+def client_paths(folder: Path) -> list[Path]:
+    """The client stores in a directory, sorted by name.
+
+    Raises StoreError if there is no such directory, with the name of a similar one, and if it has no stores.
+    """
     if not folder.is_dir():
         neighbours = []
         if folder.parent.is_dir():
@@ -554,6 +562,13 @@ def check_client_folder(folder: Path) -> None:
         raise StoreError(
             message, "fedcache shard --partition NAME --out DIR   makes client stores."
         )
+    paths = sorted(folder.glob("*.zarr"))
+    if not paths:
+        raise StoreError(
+            f"{folder} contains no client stores.",
+            "fedcache shard --partition NAME --out DIR   makes them.",
+        )
+    return paths
 
 
 def open_clients(folder: Path) -> list[Store]:
@@ -561,14 +576,7 @@ def open_clients(folder: Path) -> list[Store]:
 
     Raises StoreError if there are none, or if they are not shards of one dataset with the same classes.
     """
-    check_client_folder(folder)
-    paths = sorted(folder.glob("*.zarr"))
-    if not paths:
-        raise StoreError(
-            f"{folder} contains no client stores.",
-            "fedcache shard --partition NAME --out DIR   makes them.",
-        )
-    stores = [Store.open(path) for path in paths]
+    stores = [Store.open(path) for path in client_paths(folder)]
     for store in stores:
         if "shard" not in store.dataset:
             raise StoreError(

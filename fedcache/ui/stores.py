@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from fedcache.config import Home
+from fedcache.config import Home, option_words
 from fedcache.errors import FedcacheError
 from fedcache.extract.planning.find_images import ImagePlaces, read_images
-from fedcache.extract.planning.find_store import dataset_of_store, extract_arguments
+from fedcache.extract.planning.find_store import dataset_of_store
 from fedcache.extract.recipe import IMAGES, held_by
 from fedcache.report.render import thumbnail_uri
 from fedcache.report.store_card import rows_of_classes, rows_of_splits
@@ -121,7 +121,7 @@ def extract_command(store: Store, home: Home) -> str:
     known = dataset_of_store(store, home)
     recipes = [a.recipe for a in store.arrays.values()]
     if known is not None:
-        words = extract_arguments(known)
+        words = option_words(known)
     elif held_by(recipes) == IMAGES:
         words = ["--dataset", str(store.dataset["slug"])]
     else:

@@ -11,7 +11,7 @@ from heard import Heard
 from refusal import refused
 from toy_store import create
 
-from fedcache.config import ExtractConfig, Home
+from fedcache.config import ExtractConfig, Home, option_words
 from fedcache.errors import Exit, MachineError
 from fedcache.extract import extract_dataset
 from fedcache.extract.backbones import Weights, lookup
@@ -21,7 +21,7 @@ from fedcache.extract.device import Device
 from fedcache.extract.extract_dataset import pull_if_needed
 from fedcache.extract.planning import cost
 from fedcache.extract.planning import plan as planning
-from fedcache.extract.planning.find_store import UnfinishedArray, extract_arguments
+from fedcache.extract.planning.find_store import UnfinishedArray
 from fedcache.extract.planning.incremental import (
     IncrementalPlan,
     find_earlier_rows,
@@ -247,10 +247,10 @@ def test_the_arguments_of_an_extraction_make_it_again():
         ("--data", "n=/p"),
         ("--max-bad", "3"),
     ]
-    words = extract_arguments(config)
+    words = option_words(config)
     words.remove("--follow-links")
     assert sorted(zip(words[::2], words[1::2], strict=True)) == sorted(pairs)
-    assert extract_arguments(ExtractConfig()) == []
+    assert option_words(ExtractConfig()) == []
 
 
 def test_a_word_may_mean_an_unfinished_array():

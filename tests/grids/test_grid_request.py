@@ -11,11 +11,10 @@ from fedcache.errors import Exit, FedcacheError, FederatedRunError, StoreError
 from fedcache.grids import train_grid
 from fedcache.grids.points import combinations, partition_of_point, point_groups
 from fedcache.grids.request import request_grid
-from fedcache.grids.result import ends_one_point
 from fedcache.grids.train_grid import GridRun
 from fedcache.process import Stop
 from fedcache.progress import Silent
-from fedcache.runs.directory import DamagedRunError
+from fedcache.runs.directory import DamagedRunError, ends_one_run
 from fedcache.runs.run import Run
 
 HOME = Home(Path("/home"))
@@ -102,9 +101,9 @@ def test_a_grid_without_any_result_is_an_error():
 
 
 def test_some_errors_end_one_point_and_others_the_grid():
-    assert ends_one_point(DamagedRunError(Path("/r")))
-    assert ends_one_point(FederatedRunError("", ""))
-    assert not ends_one_point(StoreError("", ""))
+    assert ends_one_run(DamagedRunError(Path("/r")))
+    assert ends_one_run(FederatedRunError("", ""))
+    assert not ends_one_run(StoreError("", ""))
 
 
 def test_an_error_of_a_point_crosses_the_process_as_it_is(monkeypatch):

@@ -109,7 +109,6 @@ def test_seeds_share_a_partition_unless_each_draws_its_own():
     assert own[4].digest != own[2].digest
     saved, name, notes = dealt({"partition": "saved"}, PartitionConfig())
     assert (saved[4].seed, saved[4] is saved[2], name, notes) == (9, True, "saved", [])
-    refused(dealt, {"partition": "saved"}, PartitionConfig("iid"), match="--partition and --scheme")
 
 
 def test_only_what_the_paper_chose_is_scaled_down():

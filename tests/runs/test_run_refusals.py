@@ -43,7 +43,7 @@ def test_what_killed_writers_left_in_a_run_is_removed_when_it_is_old(tmp_path):
     old.touch()
     new.touch()
     os.utime(old, (1, 1))
-    run.finish({"method": "fedavg"}, [], {})
+    run.finish({"method": "fedavg"}, [], {}, lambda _: None, {}, {"method": "fedavg"})
     assert not old.exists()
     assert new.exists()
 

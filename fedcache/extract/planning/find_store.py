@@ -6,7 +6,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from fedcache.config import (
     ExtractConfig,
     Home,
     is_store_address,
-    option_name,
+    option_words,
     read_file,
     resolve,
 )
@@ -361,28 +361,6 @@ def more_features(
     return extract_command(store, [backbone], recipe)
 
 
-def extract_arguments(config: ExtractConfig) -> list[str]:
-    """The options of ``fedcache extract`` that make ``config``."""
-    arguments: list[str] = []
-    for item in fields(config):
-        value = getattr(config, item.name)
-        option = option_name(item)
-        if isinstance(value, Mapping):
-            for key, one in value.items():
-                arguments += [option, f"{key}={one}"]
-        elif item.name == "text":
-            for template in value:
-                arguments += [option, template]
-        elif isinstance(value, tuple):
-            if value:
-                arguments += [option, ",".join(value)]
-        elif value is True:
-            arguments.append(option)
-        elif value != item.default:
-            arguments += [option, str(value)]
-    return arguments
-
-
 def extract_command(
     store: Store,
     backbones: Sequence[str],
@@ -398,14 +376,14 @@ def extract_command(
     known = dataset_of_store(store, home)
     order = replace(known or ExtractConfig(), backbones=tuple(backbones), recipe=dict(recipe or {}))
     if known is None:
-        words = ["fedcache", "extract", "--store", str(store.path), *extract_arguments(order)]
+        words = ["fedcache", "extract", "--store", str(store.path), *option_words(order)]
         return f"{shlex.join(words)}, with --dataset and the other options of the first extraction"
     return _command_of(order, store, home)
 
 
 def _command_of(order: ExtractConfig, store: Store, home: Home) -> str:
     """The command of an extraction into a store, with --store if its dataset does not lead to it."""
-    words = ["fedcache", "extract", *extract_arguments(order)]
+    words = ["fedcache", "extract", *option_words(order)]
     usual = place_of_content(home, store.dataset["slug"], store.content)
     if store.path.resolve() != usual.resolve():
         words += ["--store", str(store.path)]

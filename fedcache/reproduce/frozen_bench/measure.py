@@ -22,7 +22,7 @@ from fedcache.progress import Observer, Silent
 from fedcache.reproduce.frozen_bench.study import BenchTreatment, Study
 from fedcache.reproduce.planning import Options, RequirementCheck, settings_text
 from fedcache.reproduce.prepare import WarningsOnly
-from fedcache.runs.loop import prepare_run, row_source, train_run
+from fedcache.runs.loop import TrainingOptions, prepare_run, row_source, train_run
 from fedcache.runs.partitions import columns_of
 from fedcache.runs.row_sources import InputCache, Preparation
 from fedcache.runs.run import Run
@@ -238,14 +238,9 @@ class BenchRun:
             self.home, self.quiet, self.halt, extract=False, cache=self._cache
         )
         inputs = prepare_run(config, row_source(config, partition, preparation))
+        kept = KeptModels(SaveModels("none"))
         return train_run(
-            inputs,
-            config,
-            self.runs,
-            fresh=False,
-            observer=self.quiet,
-            stop=self.halt,
-            kept=KeptModels(SaveModels("none")),
+            inputs, config, TrainingOptions(self.runs, self.quiet, self.halt, kept=kept)
         )
 
 

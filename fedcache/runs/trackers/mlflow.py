@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedcache.progress import Round
-from fedcache.runs.trackers import seeds
 from fedcache.runs.trackers.seeds import (
     PROJECT,
     Figures,
@@ -48,7 +47,7 @@ class MLflow(SeedTracker):
     """
 
     def __init__(self, place: str | Path) -> None:
-        super().__init__(seeds.OPEN)
+        super().__init__()
         self._folder: Path | None = None
         self.uri = str(place)
         if isinstance(place, Path):

@@ -48,11 +48,12 @@ class SeedTracker(ABC):
     already. A tracked run of the same seed is replaced. So no round is repeated, and none is missing.
 
     Args:
-        most_open: most seeds that are written at the same time; the rounds of others wait in memory.
+        most_open: most seeds that are written at the same time, by default ``OPEN``; the rounds of others wait in
+            memory.
     """
 
-    def __init__(self, most_open: int) -> None:
-        self._most_open = most_open
+    def __init__(self, most_open: int | None = None) -> None:
+        self._most_open = most_open or OPEN
         self._open: dict[Seed, SeedLog] = {}
         self._waiting: dict[Seed, list[Round]] = {}
         self.failed = False  # whether something could not be written

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedcache.progress import Round
-from fedcache.runs.trackers import seeds
 from fedcache.runs.trackers.seeds import Figures, SeedTracker, metrics_of, parameters_of
 
 if TYPE_CHECKING:
@@ -22,7 +21,7 @@ class TensorBoard(SeedTracker):
     """
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(seeds.OPEN)
+        super().__init__()
         self.folder = folder
 
     def begin(self, round_: Round) -> EventFile:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from fedcache.progress import Round
-from fedcache.runs.trackers import seeds
 from fedcache.runs.trackers.seeds import (
     PROJECT,
     Figures,
@@ -32,7 +31,7 @@ class WandB(SeedTracker):
     """
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(seeds.OPEN)
+        super().__init__()
         self.folder = folder
 
     def begin(self, round_: Round) -> WandBRun:

@@ -55,7 +55,7 @@ from fedcache.process import Stop
 from fedcache.progress import Observer
 from fedcache.runs.directory import owning
 from fedcache.runs.events import GridPosition
-from fedcache.runs.loop import OpenRun, note_paper_choices, open_run, prepare_run
+from fedcache.runs.loop import OpenRun, TrainingOptions, note_paper_choices, open_run, prepare_run
 from fedcache.runs.run import Run
 from fedcache.runs.run_models import training_run
 from fedcache.store.files import digest_of
@@ -664,7 +664,7 @@ def federate(
         run.end_seed(outcome, seconds, scored)
     for run in waiting:
         if len(run.done) == len(run.spec.seeds):
-            run.stored = _finish(run, server, time.perf_counter() - began, observer)
+            run.stored = _finish(run, server, time.perf_counter() - began)
     if errors:
         raise errors[0]
     return [run.stored for run in points if run.stored is not None]
@@ -693,9 +693,8 @@ def _open_points(plan: Plan, source: SiteRows, home: Home, observer: Observer) -
         if plan.runs:
             runs = Path(plan.runs)
         words = " ".join(f"{name}={value}" for name, value in swept.items())
-        position = GridPosition(words)
-        run = open_run(inputs, spec, runs, fresh=plan.fresh, observer=observer, position=position)
-        opened.append(run)
+        options = TrainingOptions(runs, observer, Stop(), plan.fresh)
+        opened.append(open_run(inputs, spec, options, GridPosition(words)))
     return opened
 
 
@@ -740,7 +739,7 @@ def _start_seed(run: OpenRun, seed: int, server: Server, observer: Observer) -> 
     return server.start(spec, run.inputs.settings, job_id, round_ended, state)
 
 
-def _finish(run: OpenRun, server: Server, seconds: float, observer: Observer) -> Run:
+def _finish(run: OpenRun, server: Server, seconds: float) -> Run:
     """Store the result of all seeds, with the missing sites, and whether the server saw single uploads."""
     sites = server.sites
     bound = server.secure_bound
@@ -758,7 +757,6 @@ def _finish(run: OpenRun, server: Server, seconds: float, observer: Observer) ->
     }
     wire = {"up_bytes": sites.transport.bytes_up, "down_bytes": sites.transport.bytes_down}
     return run.finish(
-        observer,
         result={"federation": federation},
         seconds={"federation": seconds},
         measured={"wire": wire},

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcache.config import Home
-from fedcache.errors import MachineError, StoreError, UsageError, shell_word
+from fedcache.errors import MachineError, UsageError, shell_word
 from fedcache.federate.engines.flower.network import (
     EVERYWHERE,
     Address,
@@ -36,7 +36,7 @@ from fedcache.federate.engines.flower.processes import (
 )
 from fedcache.federate.engines.flower.site import state_of
 from fedcache.federate.engines.flower.site_names import server_folder
-from fedcache.runs.store_choice import check_client_folder
+from fedcache.runs.store_choice import client_paths
 from fedcache.store.files import make_private
 from fedcache.store.store import Store
 
@@ -249,13 +249,7 @@ def up(
     Raises:
         UsageError for a plan that these shards cannot have; StoreError without shards; MachineError.
     """
-    check_client_folder(shards)
-    stores = sorted(shards.glob("*.zarr"))
-    if not stores:
-        raise StoreError(
-            f"{shards} contains no client stores.",
-            "fedcache shard --partition NAME --out DIR   makes them.",
-        )
+    stores = client_paths(shards)
     for path in stores:
         Store.open(path)
     plan = replace(plan, sites=len(stores)).checked()

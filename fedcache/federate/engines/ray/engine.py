@@ -296,7 +296,7 @@ class RayEngine:
         )
         with opening as pool:
             warned: set[str] = set()
-            grid.observer.start("points", many, "points")
+            grid.observer.start("training", many, "configurations")
 
             def done() -> str:
                 return f"{len(grid.ended)} of {many} configurations"
