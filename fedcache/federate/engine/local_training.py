@@ -309,6 +309,12 @@ def batch_sizes(n: int, hp: Hp) -> list[int]:
     return []
 
 
+def local_steps(data: ClientData, ctx: Ctx) -> Tensor:
+    """Steps that each client takes in a round, float64 [*lead]."""
+    epochs = ctx.count("epochs")
+    return data.per_client([epochs * len(batch_sizes(n, ctx.hp)) for n in data.n])
+
+
 def minibatches(
     data: ClientData,
     ctx: Ctx,
@@ -554,3 +560,8 @@ def keep_optimiser(p: Tree, names: Sequence[str], ctx: Ctx) -> Tree:
     if ctx.hp["reset_opt"]:
         return {}
     return opt_init(p, names, ctx)
+
+
+def keep_whole_optimiser(down: Tree, _data: ClientData, ctx: Ctx) -> Tree:
+    """``enter`` of methods that train every tensor of the broadcast and keep nothing but the optimiser's state."""
+    return keep_optimiser(down, tuple(down), ctx)

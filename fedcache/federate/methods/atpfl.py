@@ -26,14 +26,15 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fedcache.federate.engine.local_training import Batch, keep_optimiser
 from fedcache.federate.methods import tpfl
 from fedcache.federate.methods.common import (
+    Batch,
     ClientData,
     Ctx,
     MethodPage,
     Tree,
     is_zero,
+    keep_optimiser,
     prompts,
     select,
 )

@@ -18,16 +18,18 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from fedcache.federate.engine.local_training import Batch, keep_optimiser, train
 from fedcache.federate.methods import tpfl_feat
 from fedcache.federate.methods.common import (
+    Batch,
     ClientData,
     Ctx,
     MethodPage,
     Tree,
     is_zero,
+    keep_optimiser,
     over,
     select,
+    train,
 )
 from fedcache.federate.methods.common.prompts import AUG, pull_temperature, scheduled
 from fedcache.federate.methods.tpfl_feat import NAMES, images, texts

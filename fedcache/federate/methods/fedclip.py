@@ -29,8 +29,10 @@ from dataclasses import replace
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from fedcache.federate.engine.local_training import keep_optimiser, local
 from fedcache.federate.methods.common import (
+    AGG,
+    TRAINING,
+    UNIT_FEATURES,
     Batch,
     ClientData,
     Ctx,
@@ -41,18 +43,16 @@ from fedcache.federate.methods.common import (
     MethodPage,
     Tree,
     affine,
+    count_of,
+    declare,
+    keep_whole_optimiser,
+    local,
     model,
     over,
     server_tensors,
-)
-from fedcache.federate.methods.common.model import (
-    ADAM,
-    AGG,
-    FEAT_POST,
-    TRAINING,
-    declare,
     without,
 )
+from fedcache.federate.methods.common.model import ADAM
 from fedcache.heads.linear import init_linear
 from fedcache.heads.losses import cross_entropy, mask_logits
 
@@ -126,7 +126,7 @@ METHOD = Method(
     summary="Clients train a small attention network on CLIP's image features against class "
     "texts; the server averages it.",
     hparams=(
-        *declare(FEAT_POST, feat_post="l2"),
+        UNIT_FEATURES,
         AGG,
         HParam(
             "objective",
@@ -142,14 +142,14 @@ METHOD = Method(
     ),
     defaults=Defaults(rounds=200, participation=None, clients=4, scheme="feature-shift"),
     init=init,
-    enter=lambda down, _data, ctx: keep_optimiser(down, NAMES, ctx),
+    enter=keep_whole_optimiser,
     fit=local(loss, names, names, names),
     uploads=server_tensors(names),
     predict=predict,
     zero_shot=model.by_text,
     embed=embed,
     needs=frozenset({"labels", "text"}),
-    trainable=lambda server, _state: sum(t.numel() for t in server.values()),
+    trainable=count_of(*NAMES),
     paper_count=lambda D, _classes, _clients, _hp: (2 * D * (D + 1), 2 * D * (D + 1)),
     uneven_rows="a row is contrasted with the texts of the other rows of its batch",
     page=MethodPage(

@@ -24,24 +24,23 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fedcache.federate.engine.method import Uploads, UploadTensor
 from fedcache.federate.methods import fedavg
 from fedcache.federate.methods.common import (
+    FEAT_POST,
+    INIT,
+    MODEL,
+    TRAINING,
     ClientData,
     Ctx,
     Hp,
     HParam,
     MethodPage,
     Tree,
+    Uploads,
+    UploadTensor,
+    declare,
     model,
     over,
-)
-from fedcache.federate.methods.common.model import (
-    FEAT_POST,
-    MODEL,
-    TRAINING,
-    declare,
-    init_param,
 )
 from fedcache.federate.methods.fedncm import class_rows
 
@@ -73,12 +72,11 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
 
 def uploads(server: Tree, ctx: Ctx) -> Uploads:
     """The model, n_k and d_k."""
-    sent = {name: UploadTensor.like(server[name]) for name in fedavg.sent_names(ctx.hp)}
-    facts = {
+    return {
+        **fedavg.uploads(server, ctx),
         ROWS: UploadTensor((1,), torch.float64, counts_rows=True),
         GAP: UploadTensor((1,), torch.float64),
     }
-    return {**sent, **facts}
 
 
 def over_clients(gap: Tensor, metric: str) -> Tensor:
@@ -145,7 +143,7 @@ METHOD = replace(
     paper="Ye et al., ICML 2023",
     summary="FedAvg with less weight for clients whose class frequencies are far from uniform.",
     hparams=(
-        *declare(FEAT_POST, MODEL, init_param(independent=False), TRAINING),
+        *declare(FEAT_POST, MODEL, INIT, TRAINING),
         HParam(
             "a",
             0.5,

@@ -43,25 +43,28 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from fedcache.federate.engine.context import Ctx, narrow_clients, over
-from fedcache.federate.engine.method import ON_ROWS, Defaults, Method, personal_model
+from fedcache.federate.engine.context import narrow_clients
 from fedcache.federate.methods.common import (
-    Batch,
-    ClientData,
-    Hp,
-    HParam,
-    MethodPage,
-    Tree,
-    prototypes,
-    select,
-)
-from fedcache.federate.methods.common.model import (
     FEAT_POST,
+    ON_ROWS,
     PROJECTION,
     PROTO_AGG,
     PROTO_INIT,
     TRAINING,
+    Batch,
+    ClientData,
+    Ctx,
+    Defaults,
+    Hp,
+    HParam,
+    Method,
+    MethodPage,
+    Tree,
     declare,
+    over,
+    personal_model,
+    prototypes,
+    select,
 )
 from fedcache.federate.methods.common.prototypes import OWN_PROTOTYPES, TAU
 from fedcache.heads.losses import set_contrast

@@ -24,31 +24,33 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from fedcache.federate.engine.local_training import keep_optimiser, train
-from fedcache.federate.engine.method import ON_ROWS, Defaults, Method, personal_model
 from fedcache.federate.methods.common import (
-    ClientData,
-    Ctx,
-    Hp,
-    HParam,
-    MethodPage,
-    Tree,
-    is_zero,
-    model,
-    prototypes,
-    select,
-)
-from fedcache.federate.methods.common.model import (
     FEAT_POST,
     LOGIT_HEAD,
     MLP,
+    ON_ROWS,
     PROJECTION,
     PROTO_AGG,
     PROTO_INIT,
     PROTO_VIEW,
     TRAIN_VIEW,
     TRAINING,
+    ClientData,
+    Ctx,
+    Defaults,
+    Hp,
+    HParam,
+    Method,
+    MethodPage,
+    Tree,
     declare,
+    is_zero,
+    keep_optimiser,
+    model,
+    personal_model,
+    prototypes,
+    select,
+    train,
 )
 from fedcache.heads.losses import cross_entropy
 from fedcache.heads.projection import classify, embed
@@ -113,7 +115,7 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
     p = train(own, model.trained(ctx.hp), ctx.count("epochs"), loss, down, data, ctx)
     x, mask = prototypes.prototype_rows(data, ctx)
     z = embed(model.head_of(ctx.hp), p, x)[0]
-    proto, count = class_means(z, data.labels(data.positions()), mask, ctx.env.classes)
+    proto, count = class_means(z, data.labels(), mask, ctx.env.classes)
     up = {"proto": proto, "count": count}
     return select({**p, **up}, state), up
 

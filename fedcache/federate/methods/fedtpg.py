@@ -35,10 +35,10 @@ from torch import Tensor
 from torch.nn.functional import gelu, layer_norm
 
 from fedcache.errors import UsageError
-from fedcache.federate.engine.local_training import keep_optimiser, train
-from fedcache.federate.engine.method import whole_server
 from fedcache.federate.methods import promptfl
 from fedcache.federate.methods.common import (
+    AGG,
+    FEAT_POST,
     Batch,
     ClientData,
     Ctx,
@@ -49,10 +49,14 @@ from fedcache.federate.methods.common import (
     MethodPage,
     Tree,
     affine,
+    declare,
+    keep_whole_optimiser,
     prompts,
     select,
+    train,
+    whole_server,
+    without,
 )
-from fedcache.federate.methods.common.model import AGG, FEAT_POST, declare, without
 from fedcache.federate.methods.common.prompts import CONTEXT, PROMPT_TRAINING, SCALE, Names
 from fedcache.heads.linear import Uniform, init_linear
 from fedcache.heads.losses import cross_entropy
@@ -160,7 +164,7 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
     place = torch.arange(ctx.env.classes, device=texts.device)
     if ctx.hp["names"] == "own":
         # Labels become places among the known classes, because only their texts are scored.
-        known = torch.unique(data.labels(data.positions()))
+        known = torch.unique(data.labels())
         place = place.new_zeros(ctx.env.classes).index_copy(0, known, place[: len(known)])
         texts = texts[known]
         names = Names(names.tokens[known], names.index[known], names.end[known])
@@ -236,7 +240,7 @@ METHOD = Method(
     ),
     defaults=Defaults(rounds=500, participation=None, clients=10, scheme="few-shot"),
     init=init,
-    enter=lambda down, _data, ctx: keep_optimiser(down, tuple(down), ctx),
+    enter=keep_whole_optimiser,
     fit=fit,
     uploads=whole_server,
     deploy=deploy,

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fedcache.federate.methods.common import Defaults, Hp, MethodPage, simclr
-from fedcache.federate.methods.common.model import declare, without
+from fedcache.federate.methods.common import Defaults, Hp, MethodPage, declare, simclr, without
 from fedcache.federate.methods.flesd_head import METHOD as HEAD
 
 

@@ -37,36 +37,33 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcache.federate.engine.local_training import (
-    Batch,
-    ClosedForm,
-    keep_optimiser,
-    minibatches,
-    train,
-)
-from fedcache.federate.engine.method import Defaults, Method, server_tensors
+from fedcache.federate.engine.local_training import ClosedForm
 from fedcache.federate.engine.outcome import self_training
-from fedcache.federate.methods import central
 from fedcache.federate.methods.common import (
-    ClientData,
-    Ctx,
-    Hp,
-    HParam,
-    MethodPage,
-    Tree,
-    affine,
-    is_zero,
-    model,
-    over,
-    select,
-)
-from fedcache.federate.methods.common.model import (
     AGG,
     FEAT_POST,
     LINEAR,
     LOGIT_SCALE,
     TRAINING,
+    Batch,
+    ClientData,
+    Ctx,
+    Defaults,
+    Hp,
+    HParam,
+    Method,
+    MethodPage,
+    Tree,
+    affine,
     declare,
+    is_zero,
+    keep_optimiser,
+    minibatches,
+    model,
+    over,
+    select,
+    server_tensors,
+    train,
 )
 from fedcache.federate.methods.common.synthesis import (
     SYNTHESIS,
@@ -323,8 +320,7 @@ METHOD = Method(
     fit=fit,
     uploads=server_tensors(sent_names),
     aggregate=aggregate,
-    predict=central.predict,
-    embed=central.METHOD.embed,
+    predict=model.predict,
     needs=frozenset({"text"}),
     fidelity=fidelity,
     check=model.check,

@@ -40,24 +40,23 @@ import torch
 from torch import Tensor
 
 from fedcache.errors import FederatedRunError
-from fedcache.federate.engine.context import RunConstants
-from fedcache.federate.engine.method import StatisticKind
 from fedcache.federate.methods import fedcgs, fedncm
 from fedcache.federate.methods.common import (
+    FEAT_POST,
     ClientData,
     Ctx,
     Hp,
     HParam,
     MethodPage,
+    RunConstants,
     Statistic,
+    StatisticKind,
     Tree,
     Uploads,
     UploadTensor,
     affine,
 )
-from fedcache.federate.methods.common.model import FEAT_POST
-from fedcache.federate.methods.fedcgs import means
-from fedcache.federate.methods.fedncm import add_up, around_mean, class_sums, masked
+from fedcache.federate.methods.fedncm import add_up, around_mean, class_sums, masked, means
 from fedcache.heads.linear import head_around
 from fedcache.heads.losses import mask_logits
 from fedcache.heads.ridge import (
@@ -128,7 +127,7 @@ def fit(_down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tr
         x, mask = block.full()
         weight = mask.double()
         z = x.double() * weight.unsqueeze(-1)
-        y = block.labels(block.positions())
+        y = block.labels()
         total, count = class_sums(z, block, C, weight)
         made = {"class_sum": total, "count": count}
         if kind == "class_square":
@@ -248,7 +247,7 @@ def notice(up: Tree, ctx: Ctx) -> str:
 def shrinkage(sigma: Tensor, up: Tree, ctx: Ctx) -> tuple[float, Tree]:
     """``shrink`` for lda, and for an automatic one its numbers, with the mean eigenvalue of a covariance."""
     if ctx.hp["shrink"] is not None:
-        return float(ctx.number("shrink")), {}
+        return ctx.scalar("shrink"), {}
     free = fedcgs.freedom(up, "within")
     kept = fedcgs.automatic(up).numbers("shrink", sigma, free)
     # (1 - a) (Sigma + g I) = (1 - a) Sigma + a tr(Sigma) / D I
@@ -276,7 +275,7 @@ def broadcast(server: Tree, _ctx: Ctx) -> Tree:
 def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
     """The head: a linear one for lda; else means, inverse covariances and the constant term of each class."""
     n = up["count"]
-    mean = means(up)
+    mean = means(up["class_sum"], n)
     kind = square_kind(ctx.hp)
     prior = (n / n.sum()).clamp(min=1e-300).log()
     size = mean_squares(up, kind)
@@ -294,9 +293,7 @@ def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
         b = prior - 0.5 * (W * deviation).sum(-1)
         return masked(head_around(center, W, b, ctx.env.dtype), n) | kept
     if kind == "class_gram":
-        S = shrunk(
-            without_constants(class_covariances(up, mean), varies), float(ctx.number("shrink"))
-        )
+        S = shrunk(without_constants(class_covariances(up, mean), varies), ctx.scalar("shrink"))
         squares = unpack(up["class_gram"], mean.shape[-1]).diagonal(dim1=-2, dim2=-1)
         factor = regular_factor(S, squares / n.clamp(min=1.0).unsqueeze(-1) * varies)
         eye = torch.eye(mean.shape[-1], dtype=mean.dtype, device=mean.device) * varies

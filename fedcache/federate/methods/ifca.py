@@ -19,28 +19,33 @@ Limits: K = 1 is ``fedavg`` (to rounding); a model's average holds no weight of 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import cast
 
 import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from fedcache.federate.engine.local_training import train
-from fedcache.federate.engine.method import (
-    Uploads,
-    UploadTensor,
-    head_weights,
-    no_state,
-    personal_model,
-)
+from fedcache.federate.engine.method import head_weights
 from fedcache.federate.methods import fedavg
-from fedcache.federate.methods.common import ClientData, Ctx, Hp, HParam, MethodPage, Tree, model
-from fedcache.federate.methods.common.model import (
+from fedcache.federate.methods.common import (
     AGG,
     FEAT_POST,
     MODEL,
     SHARED_INIT,
     TRAINING,
+    ClientData,
+    Ctx,
+    Hp,
+    HParam,
+    MethodPage,
+    Tree,
+    Uploads,
+    UploadTensor,
     declare,
+    model,
+    no_state,
+    personal_model,
+    train,
     without,
 )
 from fedcache.federate.methods.fedncm import add_up
@@ -81,7 +86,7 @@ def losses(down: Tree, data: ClientData, ctx: Ctx) -> Tensor:
 
     def sums(block: ClientData) -> Tree:
         x, mask = block.full()
-        y = block.labels(block.positions())
+        y = block.labels()
         head = model.head_of(ctx.hp)
         found = []
         for k in range(ctx.count("models")):
@@ -123,8 +128,7 @@ def fit(down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tre
     p = train(p, model.trained(ctx.hp), ctx.count("epochs"), model.ce_loss, down, data, ctx)
     weight = place
     if ctx.hp["agg"] != "uniform":
-        n = torch.tensor(data.n, dtype=torch.float64, device=ctx.env.device)
-        weight = place * n.reshape(data.rows.shape[:-1]).unsqueeze(-1)
+        weight = place * data.per_client(data.n).unsqueeze(-1)
     up: Tree = {CHOSEN: weight}
     for name in model.names(ctx.hp):
         t = p[name].unsqueeze(len(ctx.lead))
@@ -156,7 +160,7 @@ def sent_numbers(up: Tree, ctx: Ctx) -> int:
 def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
     """Every model's average; one that no client selected stays."""
     weight = up[CHOSEN]
-    out = {**server, CHOSEN: up[CHOSEN]}
+    out = {**server, CHOSEN: weight}
     for name in model.names(ctx.hp):
         old = server[ALL + name]
         total = up[ALL + name]
@@ -198,7 +202,7 @@ def trainable(server: Tree, _state: Tree) -> int:
 def paper_count(width: int, classes: int, _clients: int, hp: Hp) -> tuple[int, int]:
     """One model and its number up, K models down."""
     n = model.head_of(hp).paper_weights(width, classes)
-    return n + 1, n * int(str(hp["models"]))
+    return n + 1, n * cast(int, hp["models"])
 
 
 METHOD = replace(
@@ -233,7 +237,6 @@ METHOD = replace(
     embed=embed,
     protocol=personal_model,
     trainable=trainable,
-    check=lambda _hp, _ctx: None,
     paper_count=paper_count,
     upload_descriptions={
         CHOSEN: (

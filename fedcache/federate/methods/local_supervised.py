@@ -16,18 +16,20 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from fedcache.federate.engine.method import Defaults, everywhere
 from fedcache.federate.methods import fedavg_scratch as scratch
 from fedcache.federate.methods.common import (
     ClientData,
     Ctx,
+    Defaults,
     HParam,
     MethodPage,
     Tree,
+    declare,
+    everywhere,
     sends_nothing,
     simclr,
+    without,
 )
-from fedcache.federate.methods.common.model import declare, without
 
 
 def enter(_down: Tree, _data: ClientData, ctx: Ctx) -> Tree:

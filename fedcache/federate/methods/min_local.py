@@ -11,16 +11,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fedcache.federate.engine.method import Defaults, everywhere
 from fedcache.federate.methods.common import (
     ClientData,
     Ctx,
+    Defaults,
     MethodPage,
     Tree,
+    declare,
+    everywhere,
     sends_nothing,
     simclr,
+    without,
 )
-from fedcache.federate.methods.common.model import declare, without
 from fedcache.federate.methods.fedavg_simclr import METHOD as FEDAVG_SIMCLR
 
 

@@ -22,20 +22,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fedcache.federate.engine.local_training import train
 from fedcache.federate.methods import fedavg
 from fedcache.federate.methods.common import (
-    ClientData,
-    Ctx,
-    HParam,
-    MethodPage,
-    Tree,
-    is_zero,
-    model,
-    over,
-    select,
-)
-from fedcache.federate.methods.common.model import (
     AGG,
     BN_MODE,
     FEAT_POST,
@@ -45,7 +33,17 @@ from fedcache.federate.methods.common.model import (
     SHARED_INIT,
     TRAIN_VIEW,
     TRAINING,
+    ClientData,
+    Ctx,
+    HParam,
+    MethodPage,
+    Tree,
     declare,
+    is_zero,
+    model,
+    over,
+    select,
+    train,
 )
 from fedcache.heads.losses import cross_entropy, model_contrast
 from fedcache.heads.projection import classify, embed

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fedcache.federate.engine.method import Defaults
-from fedcache.federate.methods.common import MethodPage
-from fedcache.federate.methods.common.model import declare, without
+from fedcache.federate.methods.common import Defaults, MethodPage, declare, without
 from fedcache.federate.methods.fedavg_simclr import METHOD as FEDAVG_SIMCLR
 
 METHOD = replace(

@@ -31,36 +31,39 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from fedcache.federate.engine.local_training import Batch, Loss, grads, minibatches, train
-from fedcache.federate.engine.method import Defaults, Protocol, no_state
-from fedcache.federate.methods import fedavg, solo
+from fedcache.federate.methods import fedavg
 from fedcache.federate.methods.common import (
-    ClientData,
-    Ctx,
-    Hp,
-    HParam,
-    MethodPage,
-    Tree,
-    is_zero,
-    model,
-    over,
-    select,
-    server_tensors,
-)
-from fedcache.federate.methods.common.model import (
     AGG,
     FEAT_POST,
+    INIT,
     MODEL,
     TRAINING,
+    Batch,
+    ClientData,
+    Ctx,
+    Defaults,
+    HParam,
+    Loss,
+    MethodPage,
+    Tree,
     declare,
-    init_param,
+    grads,
+    is_zero,
+    minibatches,
+    model,
+    no_state,
+    over,
+    personal_if,
+    select,
+    server_tensors,
+    train,
     without,
 )
 
 
 def as_sgd(ctx: Ctx, rate: str) -> Ctx:
     """The context of plain SGD whose learning rate is that hyperparameter."""
-    return replace(ctx, hp={**ctx.hp, "opt": "sgd", "lr": ctx.hp[rate], "wd": 0.0, "momentum": 0.0})
+    return ctx.with_hp(opt="sgd", lr=ctx.hp[rate], wd=0.0, momentum=0.0)
 
 
 def ahead(loss: Loss, trained: tuple[str, ...]) -> Loss:
@@ -106,9 +109,8 @@ def fit(down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tre
 
 def adapt(down: Tree, data: ClientData, ctx: Ctx) -> Tree:
     """theta after ``adapt_steps`` steps, each on one batch of ``data`` from a stream that no training reads."""
-    sgd = as_sgd(ctx, "alpha")
     # A client with fewer rows than a batch adapts on the rows it has.
-    sgd = replace(sgd, hp={**sgd.hp, "drop_last": False})
+    sgd = as_sgd(ctx, "alpha").with_hp(drop_last=False)
     trained = model.trained(ctx.hp)
     steps = ctx.count("adapt_steps")
 
@@ -128,20 +130,13 @@ def personal_part(down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> Tree:
     return {name: t for name, t in adapted.items() if name in down}
 
 
-def protocol(hp: Hp) -> Protocol:
-    """One model per client, unless nothing is adapted."""
-    if hp["adapt_steps"]:
-        return "personalised"
-    return "global"
-
-
 METHOD = replace(
     fedavg.METHOD,
     name="perfedavg",
     paper="Fallah et al., NeurIPS 2020 (first order)",
     summary="A global model that is trained so that one gradient step adapts it to each client.",
     hparams=(
-        *declare(FEAT_POST, without(MODEL, "bn_mode"), init_param(independent=False), AGG),
+        *declare(FEAT_POST, without(MODEL, "bn_mode"), INIT, AGG),
         *without(TRAINING, "opt", "lr", "wd", "momentum", "reset_opt"),
         HParam(
             "alpha",
@@ -174,9 +169,7 @@ METHOD = replace(
     enter=no_state,
     uploads=server_tensors(model.names),
     personal_part=personal_part,
-    predict=solo.predict,
-    embed=model.embed,
-    protocol=protocol,
+    protocol=personal_if(lambda hp: hp["adapt_steps"]),
     reads_test=lambda hp: hp["adapt_on"] == "test" and bool(hp["adapt_steps"]),
     page=MethodPage(
         family="A model for each client",

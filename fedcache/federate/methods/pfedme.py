@@ -32,37 +32,34 @@ from typing import cast
 
 import torch
 
-from fedcache.federate.engine.context import Ctx, over, own
-from fedcache.federate.engine.local_training import (
-    Batch,
-    Loss,
-    Step,
-    fold_batches,
-    grads,
-    minibatches,
-)
-from fedcache.federate.engine.method import Defaults, Protocol
+from fedcache.federate.engine.context import own
+from fedcache.federate.engine.local_training import Step, fold_batches
 from fedcache.federate.methods import fedavg
 from fedcache.federate.methods.common import (
-    ClientData,
-    Hp,
-    HParam,
-    MethodPage,
-    Tree,
-    model,
-    select,
-    server_tensors,
-)
-from fedcache.federate.methods.common.model import (
     AGG,
     FEAT_POST,
+    INIT,
     MODEL,
     TRAINING,
+    Batch,
+    ClientData,
+    Ctx,
+    Defaults,
+    Hp,
+    HParam,
+    Loss,
+    MethodPage,
+    Protocol,
+    Tree,
     declare,
-    init_param,
+    grads,
+    minibatches,
+    model,
+    over,
+    select,
+    server_tensors,
     without,
 )
-from fedcache.federate.methods.solo import predict
 
 NEAR = "near/"
 """Prefix of w_i in the carry, in addition to theta_i under the model's names."""
@@ -128,7 +125,7 @@ METHOD = replace(
     paper="Dinh et al., NeurIPS 2020",
     summary="Personal models that are kept near a global model, which moves towards them.",
     hparams=(
-        *declare(FEAT_POST, without(MODEL, "bn_mode"), init_param(independent=False), AGG),
+        *declare(FEAT_POST, without(MODEL, "bn_mode"), INIT, AGG),
         *without(TRAINING, "opt", "lr", "wd", "momentum", "reset_opt"),
         HParam("K", 5, "int", "number of inner steps on each batch", low=1),
         HParam(
@@ -171,8 +168,6 @@ METHOD = replace(
     fit=fit,
     uploads=server_tensors(model.names),
     aggregate=aggregate,
-    predict=predict,
-    embed=model.embed,
     protocol=protocol,
     page=MethodPage(
         family="A model for each client",

@@ -23,21 +23,26 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from fedcache.federate.engine.hyperparameters import HParam, Value
-from fedcache.federate.engine.local_training import Batch, keep_optimiser, train
-from fedcache.federate.engine.method import count_of, whole_server
+from fedcache.federate.engine.hyperparameters import Value
 from fedcache.federate.methods.common import (
+    AGG,
+    UNIT_FEATURES,
+    Batch,
     ClientData,
     Ctx,
     Defaults,
+    HParam,
     Method,
     MethodPage,
     Tree,
     affine,
+    count_of,
+    keep_whole_optimiser,
     prompts,
     select,
+    train,
+    whole_server,
 )
-from fedcache.federate.methods.common.model import AGG, FEAT_POST, declare
 from fedcache.federate.methods.common.prompts import CONTEXT, PROMPT_TRAINING, SCALE
 from fedcache.heads.losses import cross_entropy
 
@@ -75,7 +80,7 @@ METHOD = Method(
     paper="Guo et al., PromptFL, arXiv:2208.11625, 2022",
     summary="Clients learn the context vectors of CLIP's prompts; the server averages them.",
     hparams=(
-        *declare(FEAT_POST, feat_post="l2"),
+        UNIT_FEATURES,
         AGG,
         *CONTEXT,
         SCALE,
@@ -90,7 +95,7 @@ METHOD = Method(
     ),
     defaults=Defaults(rounds=20, participation=None, clients=10, scheme="few-shot"),
     init=lambda ctx: {"ctx": prompts.init_context(ctx)},
-    enter=lambda down, _data, ctx: keep_optimiser(down, NAMES, ctx),
+    enter=keep_whole_optimiser,
     fit=fit,
     uploads=whole_server,
     deploy=deploy,

@@ -27,12 +27,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from fedcache.federate.engine.method import Protocol
 from fedcache.federate.methods import fedncm
 from fedcache.federate.methods.common import (
+    FEAT_POST,
     ClientData,
     Ctx,
-    Hp,
     HParam,
     MethodPage,
     Statistic,
@@ -40,9 +39,10 @@ from fedcache.federate.methods.common import (
     Uploads,
     UploadTensor,
     affine,
+    declare,
     model,
+    personal_if,
 )
-from fedcache.federate.methods.common.model import FEAT_POST, declare
 from fedcache.heads.linear import head_around
 from fedcache.heads.ridge import gram, nearest_gram, pack, solve, unpack
 
@@ -80,7 +80,7 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
         x, mask = block.full()
         x = centred(x, own)
         weight = mask.double().unsqueeze(-1)
-        u = float(ctx.number("scale")) * affine(x, ctx.text)
+        u = ctx.scalar("scale") * affine(x, ctx.text)
         # Probabilities of the classes [.., R, C]; padding has none.
         q = u.double().softmax(-1) * weight
         z = x.double() * weight
@@ -100,13 +100,6 @@ def uploads(_server: Tree, ctx: Ctx) -> Uploads:
     }
 
 
-def protocol(hp: Hp) -> Protocol:
-    """A personal model, if each client subtracts its own mean."""
-    if hp["own_mean"]:
-        return "personalised"
-    return "global"
-
-
 def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
     """The head W, b."""
     # With noise, the probabilities of a class may sum to less than zero; such a class has no mean.
@@ -120,7 +113,7 @@ def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
     covariance = up["gram"] / rows - pack(torch.outer(center, center))
     sigma = unpack(nearest_gram(covariance), D)
     unit = float(sigma.trace()) / D
-    ridge = float(ctx.number("ridge")) * unit
+    ridge = ctx.scalar("ridge") * unit
     W = solve(sigma, mu.mT, ridge, switch="ridge", unit=unit).mT
     square = (W * mu).sum(-1, keepdim=True)
     W = torch.where(square > 0, W / square.sqrt(), 0.0)
@@ -163,7 +156,7 @@ METHOD = replace(
     additive=lambda hp: not hp["own_mean"],
     personal_part=own_mean,
     predict=predict,
-    protocol=protocol,
+    protocol=personal_if(lambda hp: hp["own_mean"]),
     zero_shot=model.by_text,
     needs=frozenset({"text"}),
     paper_count=lambda D, C, _clients, _hp: (D * (D + 1) // 2 + C * (D + 1), C * (2 * D + 1)),

@@ -9,8 +9,7 @@ again in every step.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from typing import cast
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -163,8 +162,8 @@ def check(hp: Hp, ctx: Ctx) -> None:
     """Refuse a queue that the public rows cannot fill, whose batches straddle its end, or that leaves no step."""
     simclr.check(hp, ctx)
     rows = len(ctx.public)
-    size = int(cast(int, hp["queue"]))
-    batch = int(cast(int, hp["esd_batch"]))
+    size = ctx.count("queue")
+    batch = ctx.count("esd_batch")
     with_queue = queued(hp, rows)
     if with_queue and (size > rows or size % min(batch, size)):
         most = min(rows, size) // batch * batch
@@ -206,18 +205,22 @@ def distil(w: Tree, target: Ensemble, ctx: Ctx) -> Tree:
     Returns:
         The tensors of ``w``, distilled.
     """
-    hp = {**ctx.hp, "opt": "adam", "lr": ctx.hp["esd_lr"], "batch": ctx.hp["esd_batch"]}
-    hp["drop_last"] = hp["esd_drop_last"]
-    # With BatchNorm, a last batch of one image joins the batch before it, because one image has no variance.
-    hp["bn"] = simclr.on_images(hp)
-    ctx = replace(ctx, hp=hp)
+    hp = ctx.hp
+    ctx = ctx.with_hp(
+        opt="adam",
+        lr=hp["esd_lr"],
+        batch=hp["esd_batch"],
+        drop_last=hp["esd_drop_last"],
+        # With BatchNorm, a last batch of one image joins the batch before it, because one image has no variance.
+        bn=simclr.on_images(hp),
+    )
     public = ctx.public[:, 0]
     every = torch.arange(target.size, device=ctx.env.device)
     # Without a queue every public row is an anchor, and its key is made again in each step.
     queue = None
     if queued(hp, target.size):
         queue = _filled_queue(w, every, ctx)
-    zeta = float(ctx.number("zeta"))
+    zeta = ctx.scalar("zeta")
     ema = hp["ema"]
     names = simclr.trained(hp)
     if hp["sim_at"] != "projection":
@@ -298,7 +301,7 @@ def _loss(target: Ensemble) -> Callable[[Tree, Batch, Tree, Ctx], tuple[Tensor, 
         z, updates = _embed(p, batch["x"], ctx, training=True)
         exclude_self = bool(ctx.hp["exclude_self"])
         q = target.targets(batch["i"], batch["anchors"], exclude_self=exclude_self).to(z.dtype)
-        tau = float(ctx.number("tau_S"))
+        tau = ctx.scalar("tau_S")
         value = similarity_divergence(z, batch["keys"], q, batch["w"], tau)
         return value, updates
 

@@ -170,15 +170,13 @@ def policy_of(hp: Hp, image: tuple[int, int]) -> Policy:
 
 def view(x: Tensor, u: Tensor, ctx: Ctx) -> Tensor:
     """An augmented view [B, 3, H, W] in [-1, 1] of stored rows x [B, H W 3], by draws u [B, DRAWS]."""
-    image = cast(tuple[int, int], ctx.env.image)
-    policy = policy_of(ctx.hp, image)
+    policy = policy_of(ctx.hp, ctx.image)
     return 2.0 * augment(unit_range(x, ctx), u, policy) - 1.0
 
 
 def unit_range(x: Tensor, ctx: Ctx) -> Tensor:
     """Bytes [.., H W 3] as [.., 3, H, W] in [0, 1]."""
-    height, width = cast(tuple[int, int], ctx.env.image)
-    channels_first = x.reshape(*x.shape[:-1], height, width, 3).movedim(-1, -3)
+    channels_first = x.reshape(*x.shape[:-1], *ctx.image, 3).movedim(-1, -3)
     return channels_first.to(ctx.env.dtype) / 255.0
 
 

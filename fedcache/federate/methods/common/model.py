@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedcache.errors import StoreError, UsageError
-from fedcache.federate.engine.client_data import FEAT_POSTS
+from fedcache.federate.engine.client_data import FEAT_POSTS, ClientData
 from fedcache.federate.engine.context import Ctx
 from fedcache.federate.engine.hyperparameters import Hp, HParam, Value, has_batchnorm
 from fedcache.heads import projection
@@ -28,6 +28,9 @@ FEAT_POST = HParam(
     "that you set applies to every backbone",
     choices=FEAT_POSTS,
 )
+
+UNIT_FEATURES = replace(FEAT_POST, default="l2")
+"""``feat_post`` with unit length as its default, for methods that compare features with class texts."""
 
 TRAINING = (
     HParam("opt", "adam", "choice", "optimiser (D-16)", choices=("adam", "sgd")),
@@ -163,6 +166,14 @@ PROTO_INIT = HParam(
     official="independent",
 )
 
+INIT = HParam(
+    "init",
+    "auto",
+    "choice",
+    "initial weights; auto: text for a linear head on features with a text tower, else shared",
+    choices=("auto", "shared", "text", "zero"),
+)
+
 SHARED_INIT = HParam(
     "init",
     "shared",
@@ -181,21 +192,8 @@ AGG = HParam(
 )
 
 
-def init_param(*, independent: bool) -> HParam:
-    """The ``init`` switch; only methods whose clients keep their model may start each from its own draw (D-11)."""
-    choices: tuple[str, ...] = ("auto", "shared", "text", "zero")
-    official = None
-    if independent:
-        choices = ("auto", "shared", "independent", "text", "zero")
-        official = "independent"
-    return HParam(
-        "init",
-        "auto",
-        "choice",
-        "initial weights; auto: text for a linear head on features with a text tower, else shared",
-        choices=choices,
-        official=official,
-    )
+CLASSIFIER = ("Q.W", "Q.b")
+"""Names of the tensors of Q."""
 
 
 def declare(*groups: HParam | Iterable[HParam], **defaults: Value) -> tuple[HParam, ...]:
@@ -263,16 +261,16 @@ def zero_shot(ctx: Ctx) -> Callable[[Tensor], Tensor] | None:
 
 def init(ctx: Ctx) -> Tree:
     """Initial weights by the ``head`` and ``init`` switches, leading axes full or 1."""
-    env = ctx.env
+    C = ctx.env.classes
+    D = ctx.env.width
     how = initial_weights(ctx)
     if how not in ("text", "zero"):
         uniform = ctx.rng.uniform("init", independent=how == "independent")
-        return head_of(ctx.hp).init(uniform, env.width, env.classes)
+        return head_of(ctx.hp).init(uniform, D, C)
     if how == "text":
         made = text_head(ctx.text)
     else:
-        W = torch.zeros(env.classes, env.width, dtype=env.dtype, device=env.device)
-        made = {"W": W, "b": W.new_zeros(env.classes)}
+        made = {"W": ctx.zeros(C, D), "b": ctx.zeros(C)}
     axes = (1,) * len(ctx.lead)
     return {k: t.reshape(axes + tuple(t.shape)) for k, t in made.items()}
 
@@ -282,8 +280,13 @@ def zeros_for(p: Tree, prefix: str, ctx: Ctx) -> Tree:
     return {prefix + name: torch.zeros_like(p[name]) for name in trained(ctx.hp)}
 
 
+def predict(down: Tree, own: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:
+    """Logits [.., N, C] of features; a tensor of the client's own replaces the broadcast one of its name."""
+    return logits(head_of(ctx.hp), {**down, **own}, x)[0]
+
+
 def embed(down: Tree, own: Tree, x: Tensor, ctx: Ctx) -> Tensor:
-    """Projections [.., N, dim] of features by P; the features themselves if the head is one linear map."""
+    """Projections [.., N, dim] of features by P of that model; the features themselves if its head is linear."""
     head = head_of(ctx.hp)
     if head.kind == "linear":
         return x

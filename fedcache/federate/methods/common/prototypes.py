@@ -66,9 +66,7 @@ def project(_down: Tree, own: Tree, x: Tensor, ctx: Ctx) -> Tensor:
 
 def no_prototypes(ctx: Ctx, *lead: int) -> tuple[Tensor, Tensor]:
     """Prototypes [*lead, C, P] of no rows, and their counts [*lead, C], all zero."""
-    proto = torch.zeros(
-        *lead, ctx.env.classes, ctx.count("dim"), dtype=ctx.env.dtype, device=ctx.env.device
-    )
+    proto = ctx.zeros(*lead, ctx.env.classes, ctx.count("dim"))
     return proto, proto.sum(-1)
 
 
@@ -159,7 +157,7 @@ def own_prototypes(p: Tree, data: ClientData, ctx: Ctx) -> Tree:
 
         mask = ctx.rng.each("proto", in_whole_batches)
     z = embed(body(ctx.hp), p, x)[0]
-    proto, count = class_means(z, data.labels(data.positions()), mask, ctx.env.classes)
+    proto, count = class_means(z, data.labels(), mask, ctx.env.classes)
     if ctx.hp["proto_norm"]:
         proto = normalize(proto, dim=-1)
     return {"proto": proto, "count": count}

@@ -10,7 +10,6 @@ The probe: freeze, drop the projection, train one linear layer on all labelled r
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from itertools import pairwise
 from typing import cast
 
@@ -123,7 +122,7 @@ def init(ctx: Ctx) -> Tree:
 
 def enter(_down: Tree, _data: ClientData, ctx: Ctx) -> Tree:
     """``loss`` [.., 4]: sum and number of the losses of the steps of a round's first epoch, and of its last."""
-    return {"loss": torch.zeros((*ctx.lead, 4), dtype=ctx.env.dtype, device=ctx.env.device)}
+    return {"loss": ctx.zeros(*ctx.lead, 4)}
 
 
 def watch(_server: Tree, states: Mapping[int, Tree], *_: object) -> dict[str, float]:
@@ -221,7 +220,7 @@ def fit_with(loss: Loss, *, send: bool) -> Fit:
     def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
         # If each view is normalised by itself, a batch of one image has no variance, and joins another batch.
         separate = on_images(ctx.hp) and ctx.hp["bn_views"] == "separate"
-        ctx = replace(ctx, hp={**ctx.hp, "bn": separate})
+        ctx = ctx.with_hp(bn=separate)
         epochs = ctx.count("epochs")
         make_batches = pairs(data, ctx)
         p = select({**down, **state}, names(ctx.hp))
@@ -276,13 +275,13 @@ def probe(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> Tree:
     x = data.full()[0]
     if not len(x):
         # Without labelled rows there is no probe. Its scores are NaN, and nothing is scored.
-        nan = torch.full((ctx.env.classes,), torch.nan, dtype=ctx.env.dtype, device=ctx.env.device)
+        nan = ctx.zeros(ctx.env.classes).fill_(torch.nan)
         return {**p, "probe.W": nan.unsqueeze(-1).expand(-1, width), "probe.b": nan}
     h = represent(p, x, ctx, project=False)
     # The encoder is frozen, so its representations are computed once and trained on as features.
     frozen = ClientData(
         h.unsqueeze(-2),
-        data.labels(data.positions()),
+        data.labels(),
         torch.arange(len(h), device=h.device),
         data.n,
     )
@@ -290,23 +289,17 @@ def probe(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> Tree:
     start = ctx.rng.shared("probe", lambda g: 0.01 * g.standard_normal(shape))
     head = {"W": start, "b": start.new_zeros(len(start))}
     epochs = ctx.count("probe_epochs")
-    rate = float(ctx.number("probe_lr"))
+    rate = ctx.scalar("probe_lr")
     cuts = [0, epochs // 2, epochs * 5 // 6, epochs]
-    hp = {
-        **ctx.hp,
-        "opt": "sgd",
-        "wd": 0.0,
-        "momentum": 0.9,
-        "batch": ctx.hp["probe_batch"],
-        "drop_last": False,
-    }
+    batch = ctx.hp["probe_batch"]
+    sgd = ctx.with_hp(opt="sgd", wd=0.0, momentum=0.9, batch=batch, drop_last=False)
 
     def fitted(q: Tree, batch: Tree, _down: Tree, _ctx: Ctx) -> Tensor:
         return cross_entropy(affine(batch["x"], q["W"], q["b"]), batch["y"], batch["w"])
 
     # Each phase has a tenth of the rate of the phase before.
     for phase, (begin, end) in enumerate(pairwise(cuts)):
-        now = replace(ctx, hp={**hp, "lr": rate * 0.1**phase})
+        now = sgd.with_hp(lr=rate * 0.1**phase)
         purpose = f"probe{phase}"
         head = train(head, ("W", "b"), end - begin, fitted, {}, frozen, now, purpose=purpose)
     return {**down, **state, "probe.W": head["W"], "probe.b": head["b"]}
