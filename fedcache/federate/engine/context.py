@@ -241,7 +241,9 @@ class ClientRng:
             return t.to(self.device, self.dtype)
         return t.to(self.device)
 
-    def uniform(self, purpose: str, *, independent: bool) -> Callable[[tuple[int, ...]], Tensor]:
+    def uniform(
+        self, purpose: str, *, independent: bool = False
+    ) -> Callable[[tuple[int, ...]], Tensor]:
         """Draws of U[-1, 1) for initial weights: the same for all clients, or other draws for each client (D-11).
 
         Points of a grid that are computed one by one start from the same weights, which are drawn once and cached.

@@ -62,7 +62,7 @@ def uploads(_server: Tree, ctx: Ctx) -> Uploads:
     D = ctx.env.width
     gram_matrix = Statistic("gram", ridge=ctx.scalar("gamma"))
     return {
-        "head": UploadTensor((C, D), torch.float64, statistic=Statistic("ridge solutions")),
+        "head": fedncm.statistic("ridge solutions", C, D),
         "gram": UploadTensor((D * (D + 1) // 2,), torch.float64, statistic=gram_matrix),
     }
 

@@ -47,7 +47,7 @@ FixedFeatures = Callable[[Batch], tuple[Tensor, Tensor]]
 
 
 def enter(down: Tree, _data: ClientData, ctx: Ctx) -> Tree:
-    """The received prompts, as the client's previous ones."""
+    """The received tensors, as the client's previous ones."""
     previous = {PREVIOUS + k: t for k, t in down.items()}
     return {**previous, **keep_optimiser(down, tuple(down), ctx)}
 

@@ -19,6 +19,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from fedcache.federate.methods import tpfl_feat
+from fedcache.federate.methods.atpfl import PREVIOUS, enter
 from fedcache.federate.methods.common import (
     Batch,
     ClientData,
@@ -26,7 +27,6 @@ from fedcache.federate.methods.common import (
     MethodPage,
     Tree,
     is_zero,
-    keep_optimiser,
     over,
     select,
     train,
@@ -34,14 +34,6 @@ from fedcache.federate.methods.common import (
 from fedcache.federate.methods.common.prompts import AUG, pull_temperature, scheduled
 from fedcache.federate.methods.tpfl_feat import NAMES, images, texts
 from fedcache.heads.prompt import l_aug
-
-PREVIOUS = "prev/"
-
-
-def enter(down: Tree, _data: ClientData, ctx: Ctx) -> Tree:
-    """The received vectors, as the client's previous ones."""
-    previous = {PREVIOUS + k: down[k] for k in NAMES}
-    return {**previous, **keep_optimiser(down, NAMES, ctx)}
 
 
 def loss(p: Tree, batch: Batch, down: Tree, ctx: Ctx) -> Tensor:

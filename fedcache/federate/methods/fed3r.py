@@ -112,21 +112,17 @@ def feature_map(x: Tensor, ctx: Ctx) -> Tensor:
 def sums_single(z: Tensor, block: ClientData, ctx: Ctx, weight: Tensor) -> tuple[Tensor, Tensor]:
     """``class_sums`` of rows z [.., R, D]: added ``SINGLE_ROWS`` at a time in float32, and these sums in float64."""
     C = ctx.env.classes
-    R = z.shape[-2]
     lead = z.shape[:-2]
     D = z.shape[-1]
     y = block.labels()
     total = z.new_zeros(*lead, C, D, dtype=torch.float64)
-    for start in range(0, R, SINGLE_ROWS):
-        some = slice(start, start + SINGLE_ROWS)
-        own = z[..., some, :]
-        at = y[..., some].unsqueeze(-1)
+    for rows, classes in zip(z.split(SINGLE_ROWS, -2), y.split(SINGLE_ROWS, -1), strict=True):
         part = z.new_zeros(*lead, C, D)
         # One client's rows are added by class at once, which is faster than a place for each number.
         if z.dim() == 2:
-            total += part.index_add_(0, at[:, 0], own)
+            total += part.index_add_(0, classes, rows)
         else:
-            total += part.scatter_add_(-2, at.expand_as(own), own)
+            total += part.scatter_add_(-2, classes.unsqueeze(-1).expand_as(rows), rows)
     count = weight.new_zeros(*lead, C).scatter_add_(-1, y, weight)
     return total, count
 

@@ -20,9 +20,12 @@ client, which is scored with its own.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fedcache.federate.methods.common import (
     AGG,
     FEAT_POST,
+    FEDPCL_SETTING,
     INIT,
     LOGIT_SCALE,
     MODEL,
@@ -30,7 +33,6 @@ from fedcache.federate.methods.common import (
     TRAINING,
     ClientData,
     Ctx,
-    Defaults,
     Hp,
     Method,
     MethodPage,
@@ -78,9 +80,7 @@ METHOD = Method(
     paper="McMahan et al., AISTATS 2017",
     summary="Clients train the model locally; the server averages the models, weighted by rows.",
     hparams=declare(FEAT_POST, MODEL, LOGIT_SCALE, INIT, AGG, TRAINING),
-    defaults=Defaults(
-        rounds=100, participation=None, clients=5, scheme="label-shift", official_participation=20
-    ),
+    defaults=replace(FEDPCL_SETTING, official_participation=20),
     executions=ON_ROWS,
     init=model.init,
     enter=enter,

@@ -53,7 +53,7 @@ def names(hp: Hp) -> tuple[str, ...]:
 
 def init(ctx: Ctx) -> Tree:
     """Fresh weights, the same for all clients."""
-    uniform = ctx.rng.uniform("init", independent=False)
+    uniform = ctx.rng.uniform("init")
     encoder = simclr.encoder_of(ctx.hp)
     p = encoder.init(uniform, ctx.env.width)
     p |= init_linear(uniform, ctx.env.classes, encoder.width, "Q.")

@@ -41,13 +41,19 @@ from fedcache.federate.methods.common import (
     Ctx,
     HParam,
     MethodPage,
-    Statistic,
     Tree,
     Uploads,
     UploadTensor,
 )
 from fedcache.federate.methods.fed3r import best_around_mean, centred
-from fedcache.federate.methods.fedncm import add_up, around_mean, class_sums, masked, send_head
+from fedcache.federate.methods.fedncm import (
+    add_up,
+    around_mean,
+    class_sums,
+    masked,
+    send_head,
+    statistic,
+)
 from fedcache.heads.linear import head_around
 from fedcache.heads.ridge import (
     RidgeChoice,
@@ -83,8 +89,8 @@ def uploads(_server: Tree, ctx: Ctx) -> Uploads:
     C = ctx.env.classes
     D = ctx.env.width
     return {
-        "gram": UploadTensor((D * (D + 1) // 2,), torch.float64, statistic=Statistic("gram")),
-        "class_sum": UploadTensor((C, D), torch.float64, statistic=Statistic("class sums")),
+        "gram": statistic("gram", D * (D + 1) // 2),
+        "class_sum": statistic("class sums", C, D),
         "count": UploadTensor((C,), torch.float64, counts_rows=True),
     }
 

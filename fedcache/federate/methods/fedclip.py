@@ -24,8 +24,6 @@ Limits: A = B = 0 weighs all numbers alike and is ``clip-zs``, which the first m
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -50,6 +48,7 @@ from fedcache.federate.methods.common import (
     model,
     over,
     server_tensors,
+    with_official,
     without,
 )
 from fedcache.federate.methods.common.model import ADAM
@@ -57,8 +56,6 @@ from fedcache.heads.linear import init_linear
 from fedcache.heads.losses import cross_entropy, mask_logits
 
 NAMES = ("A.W", "A.b", "B.W", "B.b")
-RELEASED = {"adam_beta1": None, "adam_beta2": 0.98, "adam_eps": 1e-6}
-"""Adam's constants in the released code; None for torch's."""
 
 
 def names(_hp: Hp) -> tuple[str, ...]:
@@ -68,7 +65,7 @@ def names(_hp: Hp) -> tuple[str, ...]:
 
 def init(ctx: Ctx) -> Tree:
     """Both layers [D, D] and [D], drawn as torch draws them."""
-    uniform = ctx.rng.uniform("init", independent=False)
+    uniform = ctx.rng.uniform("init")
     D = ctx.env.width
     return {**init_linear(uniform, D, D, "A."), **init_linear(uniform, D, D, "B.")}
 
@@ -138,7 +135,7 @@ METHOD = Method(
         HParam("scale", 100.0, "float", "factor of the cosines", low=1e-6),
         *declare(without(TRAINING, "wd"), lr=5e-5, drop_last=False),
         HParam("wd", 0.0, "float", "L2 weight decay, added to the gradient", low=0.0, official=0.2),
-        *(replace(h, official=RELEASED[h.name]) for h in ADAM),
+        *with_official(ADAM, adam_beta2=0.98, adam_eps=1e-6),
     ),
     defaults=Defaults(rounds=200, participation=None, clients=4, scheme="feature-shift"),
     init=init,

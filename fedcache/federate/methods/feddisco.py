@@ -79,13 +79,18 @@ def uploads(server: Tree, ctx: Ctx) -> Uploads:
     }
 
 
+def part_of_sum(t: Tensor, otherwise: float | Tensor) -> Tensor:
+    """Each client's part [S, ..] of the sum over clients; ``otherwise`` where the sum is 0."""
+    total = t.sum(0, keepdim=True)
+    divisor = torch.where(total > 0, total, 1.0)
+    return torch.where(total > 0, t / divisor, otherwise)
+
+
 def over_clients(gap: Tensor, metric: str) -> Tensor:
     """d_k of a round from the distances [S, ..] of its clients: ``kl`` divides by their sum, ``l2`` keeps them."""
     if metric == "l2":
         return gap
-    total = gap.sum(0, keepdim=True)
-    divisor = torch.where(total > 0, total, 1.0)
-    return torch.where(total > 0, gap / divisor, 0.0)
+    return part_of_sum(gap, 0.0)
 
 
 def raw_weights(up: Tree, ctx: Ctx) -> tuple[Tensor, Tensor]:
@@ -99,10 +104,7 @@ def weights(up: Tree, ctx: Ctx) -> Tensor:
     """p_k [S, ..] of the uploads of a round."""
     share, raw = raw_weights(up, ctx)
     # No client may have a negative weight. If all weights are 0, clients are averaged by their rows.
-    positive = torch.relu(raw)
-    total = positive.sum(0, keepdim=True)
-    divisor = torch.where(total > 0, total, 1.0)
-    return torch.where(total > 0, positive / divisor, share).squeeze(-1)
+    return part_of_sum(torch.relu(raw), share).squeeze(-1)
 
 
 def notice(up: Tree, ctx: Ctx) -> str:

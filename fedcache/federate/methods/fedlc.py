@@ -79,8 +79,7 @@ def calibration(count: Tensor, absent: float | Tensor) -> Tensor:
 
 def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """Local epochs of that loss."""
-    optimiser = [n for n in state if n.startswith("opt/")]
-    p = select({**down, **state}, (*model.names(ctx.hp), *optimiser))
+    p = {**select(down, model.names(ctx.hp)), **state}
     margin = calibration(class_rows(data, ctx), ctx.number("absent"))
     p["margin"] = margin.to(ctx.env.dtype)
     p = train(p, model.trained(ctx.hp), ctx.count("epochs"), loss, down, data, ctx)

@@ -29,6 +29,7 @@ from fedcache.federate.methods.common import (
     Method,
     MethodPage,
     Statistic,
+    StatisticKind,
     Tree,
     Uploads,
     UploadTensor,
@@ -109,12 +110,16 @@ def fit(_down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tr
     return {}, add_up(data, ctx, ctx.env.width, sums)
 
 
+def statistic(kind: StatisticKind, *shape: int) -> UploadTensor:
+    """A statistic of the client's rows in float64."""
+    return UploadTensor(shape, torch.float64, statistic=Statistic(kind))
+
+
 def uploads(_server: Tree, ctx: Ctx) -> Uploads:
     """S_c [C, D] and N_c [C]."""
     C = ctx.env.classes
-    D = ctx.env.width
     return {
-        "sum": UploadTensor((C, D), torch.float64, statistic=Statistic("class sums")),
+        "sum": statistic("class sums", C, ctx.env.width),
         "count": UploadTensor((C,), torch.float64, counts_rows=True),
     }
 

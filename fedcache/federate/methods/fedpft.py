@@ -232,7 +232,7 @@ def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
     x = (x - center).to(x.dtype)
     rows = torch.arange(len(y), device=y.device)
     data = ClientData(x.unsqueeze(1), y, rows, (len(y),))
-    uniform = ctx.rng.uniform("init", independent=False)
+    uniform = ctx.rng.uniform("init")
     head = init_linear(uniform, ctx.env.classes, ctx.env.width)
     p = train(head, ("W", "b"), ctx.count("epochs"), model.ce_loss, {}, data, ctx)
     made = head_around(center, p["W"].double(), p["b"].double(), ctx.env.dtype)

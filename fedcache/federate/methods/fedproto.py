@@ -26,6 +26,7 @@ from torch import Tensor
 
 from fedcache.federate.methods.common import (
     FEAT_POST,
+    FEDPCL_SETTING,
     LOGIT_HEAD,
     MLP,
     ON_ROWS,
@@ -37,7 +38,6 @@ from fedcache.federate.methods.common import (
     TRAINING,
     ClientData,
     Ctx,
-    Defaults,
     Hp,
     HParam,
     Method,
@@ -192,7 +192,7 @@ METHOD = Method(
             official="global_own",
         ),
     ),
-    defaults=Defaults(rounds=100, participation=None, clients=5, scheme="label-shift"),
+    defaults=FEDPCL_SETTING,
     executions=ON_ROWS,
     init=init,
     enter=enter,
@@ -203,7 +203,7 @@ METHOD = Method(
     merges="classes",
     predict=predict,
     by_similarity=lambda hp: hp["proto_infer"] != "head",
-    embed=lambda _down, own, x, ctx: model.embed({}, own, x, ctx),
+    embed=model.embed,
     protocol=personal_model,
     mixed=frozenset({"backbones"}),
     sent=prototypes.owned_rows,

@@ -28,6 +28,7 @@ from fedcache.federate.methods.common import (
     BN_MODE,
     CLASSIFIER,
     FEAT_POST,
+    FEDPCL_SETTING,
     LOGIT_HEAD,
     MLP,
     ON_ROWS,
@@ -38,7 +39,6 @@ from fedcache.federate.methods.common import (
     Batch,
     ClientData,
     Ctx,
-    Defaults,
     Hp,
     HParam,
     Method,
@@ -66,7 +66,7 @@ def shared(hp: Hp) -> tuple[str, ...]:
 def init(ctx: Ctx) -> Tree:
     """P; with ``init=independent`` only the classifiers differ between clients."""
     head = model.head_of(ctx.hp)
-    uniform = ctx.rng.uniform("init", independent=False)
+    uniform = ctx.rng.uniform("init")
     p = head.init(uniform, ctx.env.width, ctx.env.classes)
     return {k: t for k, t in p.items() if k not in CLASSIFIER}
 
@@ -121,7 +121,7 @@ METHOD = Method(
         ),
         HParam("e_b", 1, "int", "epochs of the projection (D-72)", low=0),
     ),
-    defaults=Defaults(rounds=100, participation=None, clients=5, scheme="label-shift"),
+    defaults=FEDPCL_SETTING,
     executions=ON_ROWS,
     init=init,
     enter=enter,

@@ -93,7 +93,7 @@ def init_block(uniform: Uniform, E: int, D: int, name: str) -> Tree:
 def init(ctx: Ctx) -> Tree:
     """The queries [m, E], the block that reads texts, and ``depth`` blocks of self-attention."""
     E = ctx.towers.text.width
-    uniform = ctx.rng.uniform("init", independent=False)
+    uniform = ctx.rng.uniform("init")
     shape = (ctx.count("n_ctx"), E)
     queries = 0.02 * ctx.rng.shared("queries", lambda g: g.standard_normal(shape))
     p = {"queries": queries, **init_block(uniform, E, ctx.env.width, "cross")}

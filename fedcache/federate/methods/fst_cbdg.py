@@ -32,6 +32,7 @@ keeps q; sigma = 0 makes every synthetic row T_k; lambda = 0 is ``ist_only``.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -44,6 +45,7 @@ from fedcache.federate.methods.common import (
     FEAT_POST,
     LINEAR,
     LOGIT_SCALE,
+    TRAIN_VIEW,
     TRAINING,
     Batch,
     ClientData,
@@ -275,12 +277,9 @@ METHOD = Method(
             "weight of the loss on synthetic rows (eq 8); 0 is ablation=ist_only",
             low=0.0,
         ),
-        HParam(
-            "train_view",
-            "center",
-            "choice",
-            "center: the image without augmentation; aug: stored augmentations (D-50)",
-            choices=("center", "aug"),
+        replace(
+            TRAIN_VIEW,
+            help="center: the image without augmentation; aug: stored augmentations (D-50)",
         ),
         HParam(
             "tsamp_scope",

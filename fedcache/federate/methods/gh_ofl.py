@@ -49,12 +49,12 @@ from fedcache.federate.methods.common import (
     HParam,
     MethodPage,
     RunConstants,
-    Statistic,
     StatisticKind,
     Tree,
     Uploads,
     UploadTensor,
     affine,
+    count_of,
 )
 from fedcache.federate.methods.fedncm import add_up, around_mean, class_sums, masked, means
 from fedcache.heads.linear import head_around
@@ -162,9 +162,9 @@ def uploads(_server: Tree, ctx: Ctx) -> Uploads:
     kind = square_kind(ctx.hp)
     shape = square_shape(ctx.hp, C, D)
     return {
-        "class_sum": UploadTensor((C, D), torch.float64, statistic=Statistic("class sums")),
+        "class_sum": fedncm.statistic("class sums", C, D),
         "count": UploadTensor((C,), torch.float64, counts_rows=True),
-        kind: UploadTensor(shape, torch.float64, statistic=Statistic(STATISTICS[kind])),
+        kind: fedncm.statistic(STATISTICS[kind], *shape),
     }
 
 
@@ -293,7 +293,8 @@ def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
         b = prior - 0.5 * (W * deviation).sum(-1)
         return masked(head_around(center, W, b, ctx.env.dtype), n) | kept
     if kind == "class_gram":
-        S = shrunk(without_constants(class_covariances(up, mean), varies), ctx.scalar("shrink"))
+        sigma = without_constants(class_covariances(up, mean), varies)
+        S = shrunk(sigma, ctx.scalar("shrink"))
         squares = unpack(up["class_gram"], mean.shape[-1]).diagonal(dim1=-2, dim2=-1)
         factor = regular_factor(S, squares / n.clamp(min=1.0).unsqueeze(-1) * varies)
         eye = torch.eye(mean.shape[-1], dtype=mean.dtype, device=mean.device) * varies
@@ -331,11 +332,6 @@ def predict(down: Tree, _state: Tree, _data: ClientData, x: Tensor, _ctx: Ctx) -
         b = down["b"][..., c].unsqueeze(-1)
         scores.append(b - 0.5 * square.sum(-1))
     return torch.stack(scores, -1)
-
-
-def parameters(server: Tree, _state: Tree) -> int:
-    """Numbers of the head."""
-    return sum(t.numel() for name, t in server.items() if name in HEAD)
 
 
 def paper_count(width: int, classes: int, _clients: int, hp: Hp) -> tuple[int, int]:
@@ -390,7 +386,7 @@ METHOD = replace(
     diagnose=lambda server, *_: chosen_numbers(server, "shrink"),
     notice=notice,
     predict=predict,
-    trainable=parameters,
+    trainable=count_of(*HEAD),
     paper_count=paper_count,
     page=MethodPage(
         family="One round, closed form",

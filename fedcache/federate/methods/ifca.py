@@ -30,6 +30,7 @@ from fedcache.federate.methods import fedavg
 from fedcache.federate.methods.common import (
     AGG,
     FEAT_POST,
+    FEDPCL_SETTING,
     MODEL,
     SHARED_INIT,
     TRAINING,
@@ -66,7 +67,7 @@ def init(ctx: Ctx) -> Tree:
     # clients.
     drawn = []
     for k in range(K):
-        uniform = ctx.rng.uniform(f"init/{k}", independent=False)
+        uniform = ctx.rng.uniform(f"init/{k}")
         drawn.append(head.init(uniform, ctx.env.width, ctx.env.classes))
     axis = len(ctx.lead)
     out = {}
@@ -223,7 +224,7 @@ METHOD = replace(
         SHARED_INIT,
         HParam("models", 2, "int", "number K of models at the server", low=1),
     ),
-    defaults=replace(fedavg.METHOD.defaults, official_participation=None),
+    defaults=FEDPCL_SETTING,
     executions=("sequential", "batched"),
     init=init,
     enter=no_state,

@@ -20,6 +20,7 @@ from fedcache.federate.methods.common import (
     AGG,
     CLASSIFIER,
     FEAT_POST,
+    FEDPCL_SETTING,
     LOGIT_HEAD,
     MLP,
     ON_ROWS,
@@ -29,7 +30,6 @@ from fedcache.federate.methods.common import (
     TRAINING,
     ClientData,
     Ctx,
-    Defaults,
     Hp,
     Method,
     MethodPage,
@@ -47,7 +47,7 @@ from fedcache.federate.methods.common import (
 def init(ctx: Ctx) -> Tree:
     """Q."""
     head = model.head_of(ctx.hp)
-    uniform = ctx.rng.uniform("init", independent=False)
+    uniform = ctx.rng.uniform("init")
     p = head.init(uniform, ctx.env.width, ctx.env.classes)
     return select(p, CLASSIFIER)
 
@@ -70,7 +70,7 @@ METHOD = Method(
     paper="Liang et al., 2020",
     summary="A personal projection under a shared classifier; only the classifier is sent.",
     hparams=declare(FEAT_POST, MLP, PROJECTION, LOGIT_HEAD, PROTO_INIT, AGG, TRAINING, TRAIN_VIEW),
-    defaults=Defaults(rounds=100, participation=None, clients=5, scheme="label-shift"),
+    defaults=FEDPCL_SETTING,
     executions=ON_ROWS,
     init=init,
     enter=enter,

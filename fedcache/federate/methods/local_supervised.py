@@ -28,6 +28,7 @@ from fedcache.federate.methods.common import (
     everywhere,
     sends_nothing,
     simclr,
+    with_official,
     without,
 )
 
@@ -56,13 +57,6 @@ def predict(down: Tree, state: Tree, data: ClientData, x: Tensor, ctx: Ctx) -> T
     return scratch.predict(down, state, data, x, ctx)
 
 
-def released(param: HParam) -> HParam:
-    """The switch, with the released augmentation in preset ``official``."""
-    if param.name == "augment":
-        return replace(param, official="supervised")
-    return param
-
-
 SWITCHES = declare(
     without(scratch.METHOD.hparams, "agg"), wd=1e-6, batch=1024, epochs=100, drop_last=False
 )
@@ -75,7 +69,7 @@ METHOD = replace(
     summary="Every client trains its own ResNet with labels; its classifier or a linear probe is "
     "scored.",
     hparams=(
-        *map(released, SWITCHES),
+        *with_official(SWITCHES, augment="supervised"),
         HParam(
             "score",
             "classifier",

@@ -80,8 +80,7 @@ def loss(p: Tree, batch: Tree, down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
 
 def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """Local epochs; the resulting projection is the last one of the next round."""
-    received = {k: down[k] for k in model.names(ctx.hp) if k not in state}
-    p = {**received, **state}
+    p = {**select(down, model.names(ctx.hp)), **state}
     p = train(p, model.trained(ctx.hp), ctx.count("epochs"), loss, down, data, ctx)
     kept = {k: p[k.removeprefix(LAST)] for k in state}
     return kept, select(p, fedavg.sent_names(ctx.hp))

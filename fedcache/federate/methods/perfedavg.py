@@ -35,15 +35,14 @@ from fedcache.federate.methods import fedavg
 from fedcache.federate.methods.common import (
     AGG,
     FEAT_POST,
+    FEDPCL_SETTING,
     INIT,
     MODEL,
     TRAINING,
     Batch,
     ClientData,
     Ctx,
-    Defaults,
     HParam,
-    Loss,
     MethodPage,
     Tree,
     declare,
@@ -66,22 +65,19 @@ def as_sgd(ctx: Ctx, rate: str) -> Ctx:
     return ctx.with_hp(opt="sgd", lr=ctx.hp[rate], wd=0.0, momentum=0.0)
 
 
-def ahead(loss: Loss, trained: tuple[str, ...]) -> Loss:
+def loss(p: Tree, batch: Batch, down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
     """f(theta'; B2) with theta' = theta - alpha grad f(theta; B1), where that gradient counts as a constant."""
-
-    def one(p: Tree, batch: Batch, down: Tree, ctx: Ctx) -> Tensor | tuple[Tensor, Tree]:
-        alpha = ctx.number("alpha")
-        if is_zero(alpha):
-            return loss(p, batch, down, ctx)  # the same bits as fedavg, at the same price
-        first = {**batch, "x": batch["x1"], "y": batch["y1"], "i": batch["i1"]}
-        g, _ = grads(loss, trained, p, first, down, ctx)
-        # First order: the gradient of the step is a constant, so there are no second derivatives.
-        step = {}
-        for name, gradient in zip(trained, g, strict=True):
-            step[name] = p[name] - over(alpha, gradient) * gradient
-        return loss({**p, **step}, batch, down, ctx)
-
-    return one
+    alpha = ctx.number("alpha")
+    if is_zero(alpha):
+        return model.ce_loss(p, batch, down, ctx)  # the same bits as fedavg, at the same price
+    trained = model.trained(ctx.hp)
+    first = {**batch, "x": batch["x1"], "y": batch["y1"], "i": batch["i1"]}
+    g, _ = grads(model.ce_loss, trained, p, first, down, ctx)
+    # First order: the gradient of the step is a constant, so there are no second derivatives.
+    ahead = {}
+    for name, gradient in zip(trained, g, strict=True):
+        ahead[name] = p[name] - over(alpha, gradient) * gradient
+    return model.ce_loss({**p, **ahead}, batch, down, ctx)
 
 
 def pairs(data: ClientData, ctx: Ctx, epoch: int) -> Iterator[tuple[int, Batch]]:
@@ -102,7 +98,6 @@ def fit(down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tre
     def batches(_now: Tree, epoch: int) -> Iterator[tuple[int, Batch]]:
         return pairs(data, sgd, epoch)
 
-    loss = ahead(model.ce_loss, trained)
     p = train(p, trained, ctx.count("epochs"), loss, down, data, sgd, batches=batches)
     return {}, select(p, down)
 
@@ -164,7 +159,7 @@ METHOD = replace(
             official=2,
         ),
     ),
-    defaults=Defaults(rounds=100, participation=None, clients=5, scheme="label-shift"),
+    defaults=FEDPCL_SETTING,
     fit=fit,
     enter=no_state,
     uploads=server_tensors(model.names),

@@ -26,7 +26,6 @@ Limits: lambda = 0 never moves w; eta * lambda = 1 makes w_i = theta_i; beta = 0
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import cast
 
@@ -38,16 +37,15 @@ from fedcache.federate.methods import fedavg
 from fedcache.federate.methods.common import (
     AGG,
     FEAT_POST,
+    FEDPCL_SETTING,
     INIT,
     MODEL,
     TRAINING,
     Batch,
     ClientData,
     Ctx,
-    Defaults,
     Hp,
     HParam,
-    Loss,
     MethodPage,
     Protocol,
     Tree,
@@ -72,17 +70,18 @@ def enter(down: Tree, _data: ClientData, ctx: Ctx) -> Tree:
     return {}
 
 
-def envelope(loss: Loss, trained: Sequence[str], down: Tree) -> Step:
+def envelope(down: Tree) -> Step:
     """K steps of theta on one batch, then one step of w_i towards it."""
 
     def one(p: Tree, batch: Batch, ctx: Ctx) -> Tree:
         lr = ctx.number("lr_p")
         lam = ctx.number("lambda")
         decay = ctx.number("inner_decay")
+        trained = model.trained(ctx.hp)
         p = dict(p)
         # The inner problem: theta near w_i that fits this batch, by K steps.
         for _ in range(ctx.count("K")):
-            g, updates = grads(loss, trained, p, batch, down, ctx)
+            g, updates = grads(model.ce_loss, trained, p, batch, down, ctx)
             for name, gradient in zip(trained, g, strict=True):
                 pull = over(lam, gradient) * (p[name] - p[NEAR + name])
                 direction = gradient + pull + over(decay, gradient) * p[name]
@@ -101,7 +100,7 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
     trained = model.trained(ctx.hp)
     near = {NEAR + name: down[name] for name in trained}
     p = own({**select(down, model.names(ctx.hp)), **near}, ctx)
-    step = envelope(model.ce_loss, trained, down)
+    step = envelope(down)
     for epoch in range(ctx.count("epochs")):
         p = fold_batches(p, minibatches(data, ctx, epoch), step, ctx)
     up = {name: p[NEAR + name] for name in trained}
@@ -163,7 +162,7 @@ METHOD = replace(
             choices=("personalised", "global"),
         ),
     ),
-    defaults=Defaults(rounds=100, participation=None, clients=5, scheme="label-shift"),
+    defaults=FEDPCL_SETTING,
     enter=enter,
     fit=fit,
     uploads=server_tensors(model.names),

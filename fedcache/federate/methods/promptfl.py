@@ -23,15 +23,14 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from fedcache.federate.engine.hyperparameters import Value
 from fedcache.federate.methods.common import (
     AGG,
+    TRAIN_VIEW,
     UNIT_FEATURES,
     Batch,
     ClientData,
     Ctx,
     Defaults,
-    HParam,
     Method,
     MethodPage,
     Tree,
@@ -42,13 +41,12 @@ from fedcache.federate.methods.common import (
     select,
     train,
     whole_server,
+    with_official,
 )
 from fedcache.federate.methods.common.prompts import CONTEXT, PROMPT_TRAINING, SCALE
 from fedcache.heads.losses import cross_entropy
 
 NAMES = ("ctx",)
-RELEASED: dict[str, Value] = {"opt": "sgd", "epochs": 5, "warm_rounds": 1}
-"""Values of the released code (D-66), for a ViT; it has ten epochs for RN50."""
 
 
 def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
@@ -84,13 +82,11 @@ METHOD = Method(
         AGG,
         *CONTEXT,
         SCALE,
-        *(replace(h, official=RELEASED.get(h.name)) for h in PROMPT_TRAINING),
-        HParam(
-            "train_view",
-            "center",
-            "choice",
-            "center: the image without augmentation; aug: stored augmentations (D-66)",
-            choices=("center", "aug"),
+        # Values of the released code (D-66) for a ViT; it has ten epochs for RN50.
+        *with_official(PROMPT_TRAINING, opt="sgd", epochs=5, warm_rounds=1),
+        replace(
+            TRAIN_VIEW,
+            help="center: the image without augmentation; aug: stored augmentations (D-66)",
         ),
     ),
     defaults=Defaults(rounds=20, participation=None, clients=10, scheme="few-shot"),

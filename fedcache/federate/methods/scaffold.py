@@ -86,11 +86,6 @@ def loss(p: Tree, batch: Tree, down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
     return value, updates
 
 
-def travelled(data: ClientData, ctx: Ctx) -> Tensor:
-    """K lr of every client: local steps times the learning rate, [*lead] with axes of 1 where clients agree."""
-    return ctx.number("lr") * local_steps(data, ctx).to(ctx.env.dtype)
-
-
 def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """Corrected local epochs, then c_i by option II."""
     p = select({**down, **state}, model.names(ctx.hp))
@@ -98,7 +93,7 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
     for name in model.trained(ctx.hp):
         p[f"shift/{name}"] = down[f"c/{name}"] - state[f"c/{name}"]
     p = train(p, model.trained(ctx.hp), ctx.count("epochs"), loss, down, data, ctx)
-    distance = travelled(data, ctx)
+    distance = ctx.number("lr") * local_steps(data, ctx).to(ctx.env.dtype)  # K lr, [*lead]
     kept = select(p, fedavg.own_statistics(ctx.hp))
     up = select(p, fedavg.sent_names(ctx.hp))
     for name in model.trained(ctx.hp):

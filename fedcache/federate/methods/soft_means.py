@@ -34,7 +34,6 @@ from fedcache.federate.methods.common import (
     Ctx,
     HParam,
     MethodPage,
-    Statistic,
     Tree,
     Uploads,
     UploadTensor,
@@ -54,14 +53,12 @@ def own_mean(_down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> Tree:
 
     def sums(block: ClientData) -> Tree:
         x, mask = block.full()
-        weight = mask.double().unsqueeze(-1)
-        return {
-            "sum": (x.double() * weight).sum(-2, keepdim=True),
-            "rows": weight.sum(-2, keepdim=True),
-        }
+        weighted = x.double() * mask.double().unsqueeze(-1)
+        return {"sum": weighted.sum(-2, keepdim=True)}
 
     total = fedncm.add_up(data, ctx, ctx.env.width, sums)
-    mean = total["sum"] / total["rows"].clamp(min=1.0)
+    rows = data.per_client(data.n)[..., None, None]
+    mean = total["sum"] / rows.clamp(min=1.0)
     return {"mean": mean.to(ctx.env.dtype)}
 
 
@@ -94,7 +91,7 @@ def uploads(_server: Tree, ctx: Ctx) -> Uploads:
     C = ctx.env.classes
     D = ctx.env.width
     return {
-        "gram": UploadTensor((D * (D + 1) // 2,), torch.float64, statistic=Statistic("gram")),
+        "gram": fedncm.statistic("gram", D * (D + 1) // 2),
         "soft_sum": UploadTensor((C, D), torch.float64),
         "soft_count": UploadTensor((C,), torch.float64),
     }

@@ -17,13 +17,13 @@ from dataclasses import replace
 
 from fedcache.federate.methods.common import (
     FEAT_POST,
+    FEDPCL_SETTING,
     INIT,
     MODEL,
     ON_ROWS,
     TRAINING,
     ClientData,
     Ctx,
-    Defaults,
     Method,
     MethodPage,
     Tree,
@@ -54,7 +54,7 @@ METHOD = Method(
     paper="baseline of FedPCL (Tan et al., NeurIPS 2022)",
     summary="Every client trains its own model; no traffic.",
     hparams=declare(FEAT_POST, MODEL, OWN_INIT, TRAINING),
-    defaults=Defaults(rounds=100, participation=None, clients=5, scheme="label-shift"),
+    defaults=FEDPCL_SETTING,
     executions=ON_ROWS,
     init=lambda _ctx: {},
     enter=enter,

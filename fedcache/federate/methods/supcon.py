@@ -26,6 +26,7 @@ from torch import Tensor
 
 from fedcache.federate.methods.common import (
     FEAT_POST,
+    FEDPCL_SETTING,
     ON_ROWS,
     PROJECTION,
     PROTO_INIT,
@@ -33,7 +34,6 @@ from fedcache.federate.methods.common import (
     Batch,
     ClientData,
     Ctx,
-    Defaults,
     HParam,
     Method,
     MethodPage,
@@ -91,7 +91,7 @@ METHOD = Method(
         HParam("tau_base", 0.07, "float", "the loss is scaled by tau / tau_base", low=1e-6),
         *OWN_PROTOTYPES,
     ),
-    defaults=Defaults(rounds=100, participation=None, clients=5, scheme="label-shift"),
+    defaults=FEDPCL_SETTING,
     executions=ON_ROWS,
     init=lambda _ctx: {},
     enter=enter,

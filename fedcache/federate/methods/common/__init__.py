@@ -42,6 +42,7 @@ from fedcache.federate.methods.common.model import (
     BN_MODE,
     CLASSIFIER,
     FEAT_POST,
+    FEDPCL_SETTING,
     INIT,
     LINEAR,
     LOGIT_HEAD,
@@ -57,6 +58,7 @@ from fedcache.federate.methods.common.model import (
     TRAINING,
     UNIT_FEATURES,
     declare,
+    with_official,
     without,
 )
 from fedcache.heads.linear import Tree, affine, select
@@ -66,6 +68,7 @@ __all__ = [
     "BN_MODE",
     "CLASSIFIER",
     "FEAT_POST",
+    "FEDPCL_SETTING",
     "INIT",
     "LINEAR",
     "LOGIT_HEAD",
@@ -120,5 +123,6 @@ __all__ = [
     "squared_distance",
     "train",
     "whole_server",
+    "with_official",
     "without",
 ]

@@ -175,16 +175,15 @@ def check(hp: Hp, ctx: Ctx) -> None:
             f"queue={size} must be a multiple of esd_batch={batch} and at most the {rows} public rows.",
             f"For example {fix}.",
         )
-    if hp["esd_drop_last"] and batch > rows:
-        raise UsageError(
-            f"esd_drop_last=true skips batches with fewer than esd_batch={batch} rows, but there are only {rows} "
-            "public rows.",
-            f"For example --set esd_batch={rows}, or --set esd_drop_last=false.",
-        )
+    steps = -(-rows // batch)
     if hp["esd_drop_last"]:
         steps = rows // batch
-    else:
-        steps = -(-rows // batch)
+        if not steps:
+            raise UsageError(
+                f"esd_drop_last=true skips batches with fewer than esd_batch={batch} rows, but there are only {rows} "
+                "public rows.",
+                f"For example --set esd_batch={rows}, or --set esd_drop_last=false.",
+            )
     filled_again = with_queue and not hp["queue_warm"]
     if filled_again and steps <= size // batch:
         raise UsageError(

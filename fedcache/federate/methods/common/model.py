@@ -13,6 +13,7 @@ from fedcache.errors import StoreError, UsageError
 from fedcache.federate.engine.client_data import FEAT_POSTS, ClientData
 from fedcache.federate.engine.context import Ctx
 from fedcache.federate.engine.hyperparameters import Hp, HParam, Value, has_batchnorm
+from fedcache.federate.engine.method import Defaults
 from fedcache.heads import projection
 from fedcache.heads.linear import Tree, affine, text_head
 from fedcache.heads.losses import cross_entropy
@@ -132,6 +133,9 @@ PROTO_VIEW = HParam(
     choices=("center", "aug"),
 )
 
+FEDPCL_SETTING = Defaults(rounds=100, participation=None, clients=5, scheme="label-shift")
+"""The setting of FedPCL's tables, for methods that are compared there or have no setting of their own."""
+
 MODEL = (
     HParam(
         "head",
@@ -201,18 +205,22 @@ def declare(*groups: HParam | Iterable[HParam], **defaults: Value) -> tuple[HPar
     made: list[HParam] = []
     for group in groups:
         if isinstance(group, HParam):
-            made.append(group)
-        else:
-            made.extend(group)
-    for i, param in enumerate(made):
-        if param.name in defaults:
-            made[i] = replace(param, default=defaults[param.name], official=None, tuned=None)
+            group = (group,)
+        for param in group:
+            if param.name in defaults:
+                param = replace(param, default=defaults[param.name], official=None, tuned=None)
+            made.append(param)
     return tuple(made)
 
 
 def without(group: Iterable[HParam], *names: str) -> tuple[HParam, ...]:
     """A group of declarations without the switches of these names, which a method does not read."""
     return tuple(param for param in group if param.name not in names)
+
+
+def with_official(group: Iterable[HParam], **values: Value) -> tuple[HParam, ...]:
+    """A group of declarations, of which the named ones have these values in preset ``official``."""
+    return tuple(replace(param, official=values.get(param.name, param.official)) for param in group)
 
 
 def head_of(hp: Hp, kind: str | None = None) -> Head:

@@ -116,7 +116,7 @@ def needs(hp: Hp) -> frozenset[str]:
 
 def init(ctx: Ctx) -> Tree:
     """Fresh weights, the same for all clients."""
-    uniform = ctx.rng.uniform("init", independent=False)
+    uniform = ctx.rng.uniform("init")
     return encoder_of(ctx.hp).init(uniform, ctx.env.width)
 
 
