@@ -16,19 +16,20 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from fedcache.errors import UsageError
-from fedcache.federate.engine.client_data import ClientData
-from fedcache.federate.engine.context import Ctx, own
-from fedcache.federate.engine.hyperparameters import Hp, HParam
-from fedcache.federate.engine.local_training import (
+from fedcache.federate.engine.context import own
+from fedcache.federate.engine.local_training import fold_batches, opt_init, optimiser_step
+from fedcache.federate.methods.common import (
     Batch,
-    fold_batches,
+    ClientData,
+    Ctx,
+    Hp,
+    HParam,
+    Tree,
     minibatches,
-    opt_init,
-    optimiser_step,
+    select,
+    simclr,
 )
-from fedcache.federate.methods.common import simclr
 from fedcache.federate.methods.common.live_images import precision
-from fedcache.heads.linear import Tree, select
 from fedcache.heads.simclr import Ensemble, similarity_divergence
 
 ALL = 4096

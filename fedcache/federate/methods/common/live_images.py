@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from fedcache.errors import MachineError, UsageError
-from fedcache.federate.engine.context import Ctx
-from fedcache.federate.engine.hyperparameters import Hp, HParam
+from fedcache.federate.methods.common import Ctx, Hp, HParam
 from fedcache.heads.augment import Crop, Policy, augment
 from fedcache.heads.encoder import RESNETS, STEMS, Encoder
 

@@ -16,12 +16,20 @@ import torch
 from torch import Tensor
 
 from fedcache.errors import UsageError
-from fedcache.federate.engine.client_data import ClientData
-from fedcache.federate.engine.context import Ctx
-from fedcache.federate.engine.hyperparameters import Hp, HParam
-from fedcache.federate.engine.local_training import Batch, Loss, minibatches, train
-from fedcache.federate.methods.common.model import TRAINING, declare
-from fedcache.heads.linear import Tree, affine
+from fedcache.federate.methods.common import (
+    TRAINING,
+    Batch,
+    ClientData,
+    Ctx,
+    Hp,
+    HParam,
+    Loss,
+    Tree,
+    affine,
+    declare,
+    minibatches,
+    train,
+)
 from fedcache.heads.prompt import border, canvas, slots, square, weave
 
 PAPER_ROUNDS = 20

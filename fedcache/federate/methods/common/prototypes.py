@@ -10,14 +10,25 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from fedcache.federate.engine.client_data import ClientData
-from fedcache.federate.engine.context import Ctx, drawn_views, training_views
-from fedcache.federate.engine.hyperparameters import Hp, HParam
-from fedcache.federate.engine.local_training import Batch, Loss, keep_optimiser, minibatches, train
-from fedcache.federate.engine.method import Statistic, Uploads, UploadTensor
-from fedcache.federate.methods.common import model
-from fedcache.federate.methods.common.model import PROTO_VIEW, TRAIN_VIEW
-from fedcache.heads.linear import Tree
+from fedcache.federate.engine.context import drawn_views, training_views
+from fedcache.federate.methods.common import (
+    PROTO_VIEW,
+    TRAIN_VIEW,
+    Batch,
+    ClientData,
+    Ctx,
+    Hp,
+    HParam,
+    Loss,
+    Statistic,
+    Tree,
+    Uploads,
+    UploadTensor,
+    keep_optimiser,
+    minibatches,
+    model,
+    train,
+)
 from fedcache.heads.projection import Head, embed
 from fedcache.heads.prototype import class_means
 

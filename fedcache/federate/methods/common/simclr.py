@@ -16,19 +16,31 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from fedcache.federate.engine.client_data import ClientData
-from fedcache.federate.engine.context import Ctx, drawn_views, narrow_clients, over
-from fedcache.federate.engine.hyperparameters import Hp, HParam
-from fedcache.federate.engine.local_training import Batch, Loss, minibatches, train
+from fedcache.federate.engine.context import drawn_views, narrow_clients
 from fedcache.federate.engine.method import Fit
+from fedcache.federate.methods.common import (
+    FEAT_POST,
+    TRAINING,
+    Batch,
+    ClientData,
+    Ctx,
+    Hp,
+    HParam,
+    Loss,
+    Tree,
+    affine,
+    declare,
+    minibatches,
+    over,
+    select,
+    train,
+)
 from fedcache.federate.methods.common.live_images import LIVE, precision, unit_range, view
 from fedcache.federate.methods.common.live_images import check as check
 from fedcache.federate.methods.common.live_images import encoder_of as encoder_of
 from fedcache.federate.methods.common.live_images import on_images as on_images
-from fedcache.federate.methods.common.model import FEAT_POST, TRAINING, declare
 from fedcache.heads.augment import DRAWS
 from fedcache.heads.encoder import RESNETS
-from fedcache.heads.linear import Tree, affine, select
 from fedcache.heads.losses import cross_entropy
 from fedcache.heads.simclr import nt_xent, one_way
 

@@ -9,10 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from fedcache.federate.engine.client_data import ClientData
-from fedcache.federate.engine.context import Ctx, over
-from fedcache.federate.engine.hyperparameters import HParam
-from fedcache.federate.engine.local_training import Batch, batch_sizes
+from fedcache.federate.engine.local_training import batch_sizes
+from fedcache.federate.methods.common import Batch, ClientData, Ctx, HParam, over
 from fedcache.heads.class_balance import deficits, votes
 
 SYNTHESIS = (
