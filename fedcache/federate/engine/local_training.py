@@ -274,6 +274,9 @@ GATHER_BYTES = 2 << 20
 Batch = Tree
 """x [.., B, D], y [.., B] (absent without labels), i [.., B] positions, w [.., B] 1/b on real rows and 0 on padding."""
 
+Batches = Iterator[tuple[int, Batch]]
+"""Batches of an epoch, each with the number of clients that still have rows; these clients are the first ones."""
+
 
 @dataclass(frozen=True)
 class ClosedForm:
@@ -321,7 +324,7 @@ def minibatches(
     epoch: int,
     purpose: str = "batch",
     views: Sequence[int | Tensor] | None = None,
-) -> Iterator[tuple[int, Batch]]:
+) -> Batches:
     """Batches of one epoch, in an order drawn per (seed, purpose, round, client, epoch).
 
     Args:
@@ -400,7 +403,7 @@ def _cut(ctx: Ctx, count: int, start: int, width: int, t: Tensor, core: int = 0)
     return narrow_clients(t, count, ctx).narrow(-1 - core, start, width)
 
 
-def fold_batches(carry: Tree, batches: Iterator[tuple[int, Batch]], step: Step, ctx: Ctx) -> Tree:
+def fold_batches(carry: Tree, batches: Batches, step: Step, ctx: Ctx) -> Tree:
     """Fold ``step`` over batches. A client without further batches takes no more steps.
 
     A batch of zero weight would not be the same: momentum, weight decay and Adam would still move the weights.
@@ -495,7 +498,7 @@ def train(
     ctx: Ctx,
     *,
     purpose: str = "batch",
-    batches: Callable[[Tree, int], Iterator[tuple[int, Batch]]] | None = None,
+    batches: Callable[[Tree, int], Batches] | None = None,
 ) -> Tree:
     """``epochs`` epochs of ``loss`` on ``names``, from a fresh optimiser unless ``p`` has its state.
 

@@ -31,7 +31,6 @@ keeps q; sigma = 0 makes every synthetic row T_k; lambda = 0 is ``ist_only``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -48,6 +47,7 @@ from fedcache.federate.methods.common import (
     TRAIN_VIEW,
     TRAINING,
     Batch,
+    Batches,
     ClientData,
     Ctx,
     Defaults,
@@ -94,7 +94,7 @@ def enter(down: Tree, data: ClientData, ctx: Ctx) -> Tree:
     return {"rows/q": q, **keep_optimiser(down, NAMES, ctx)}
 
 
-def schedule(q: Tensor, data: ClientData, ctx: Ctx, epoch: int) -> Iterator[tuple[int, Batch]]:
+def schedule(q: Tensor, data: ClientData, ctx: Ctx, epoch: int) -> Batches:
     """Batches of an epoch; with ``tsamp_scope=client`` each brings its part of the epoch's synthetic rows."""
     batches = minibatches(data, ctx, epoch)
     if not without_synthetic(ctx.hp) and ctx.hp["tsamp_scope"] == "client":
@@ -180,7 +180,7 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
     p = {**select(down, NAMES), **state}
     epochs = ctx.count("epochs")
 
-    def batches(now: Tree, epoch: int) -> Iterator[tuple[int, Batch]]:
+    def batches(now: Tree, epoch: int) -> Batches:
         return schedule(now["rows/q"], data, ctx, epoch)
 
     p = train(p, NAMES, epochs, ClosedForm(gradients), down, data, ctx, batches=batches)
@@ -204,7 +204,7 @@ def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
     size = ctx.count("batch")
     head = select(server, NAMES)
 
-    def batches(_now: Tree, epoch: int) -> Iterator[tuple[int, Batch]]:
+    def batches(_now: Tree, epoch: int) -> Batches:
         for t, start in enumerate(range(0, len(classes), size)):
             yield 1, synthetic([classes[start : start + size]], ctx, epoch, t)
 

@@ -24,7 +24,6 @@ Limits: alpha = 0 trains as ``fedavg`` by SGD with lr = beta, bit for bit; adapt
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 
@@ -40,6 +39,7 @@ from fedcache.federate.methods.common import (
     MODEL,
     TRAINING,
     Batch,
+    Batches,
     ClientData,
     Ctx,
     HParam,
@@ -80,7 +80,7 @@ def loss(p: Tree, batch: Batch, down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
     return model.ce_loss({**p, **ahead}, batch, down, ctx)
 
 
-def pairs(data: ClientData, ctx: Ctx, epoch: int) -> Iterator[tuple[int, Batch]]:
+def pairs(data: ClientData, ctx: Ctx, epoch: int) -> Batches:
     """The usual batches as B2, and B1 of the same sizes from a stream of its own as ``x1``, ``y1``, ``i1``."""
     seconds = minibatches(data, ctx, epoch)
     firsts = minibatches(data, ctx, epoch, "inner")
@@ -95,7 +95,7 @@ def fit(down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tre
     trained = model.trained(ctx.hp)
     p = select(down, model.names(ctx.hp))
 
-    def batches(_now: Tree, epoch: int) -> Iterator[tuple[int, Batch]]:
+    def batches(_now: Tree, epoch: int) -> Batches:
         return pairs(data, sgd, epoch)
 
     p = train(p, trained, ctx.count("epochs"), loss, down, data, sgd, batches=batches)
@@ -109,7 +109,7 @@ def adapt(down: Tree, data: ClientData, ctx: Ctx) -> Tree:
     trained = model.trained(ctx.hp)
     steps = ctx.count("adapt_steps")
 
-    def batches(_now: Tree, epoch: int) -> Iterator[tuple[int, Batch]]:
+    def batches(_now: Tree, epoch: int) -> Batches:
         return islice(minibatches(data, sgd, epoch, "adapt", (0,)), 1)
 
     # Evaluation runs without gradients, and adaptation needs them.

@@ -8,6 +8,7 @@ from fedcache.federate.engine.context import Ctx, RunConstants, dot, is_zero, ov
 from fedcache.federate.engine.hyperparameters import Hp, HParam
 from fedcache.federate.engine.local_training import (
     Batch,
+    Batches,
     Loss,
     grads,
     keep_optimiser,
@@ -85,6 +86,7 @@ __all__ = [
     "TRAIN_VIEW",
     "UNIT_FEATURES",
     "Batch",
+    "Batches",
     "ClientData",
     "Ctx",
     "Defaults",

@@ -8,7 +8,7 @@ again in every step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +20,7 @@ from fedcache.federate.engine.context import own
 from fedcache.federate.engine.local_training import fold_batches, opt_init, optimiser_step
 from fedcache.federate.methods.common import (
     Batch,
+    Batches,
     ClientData,
     Ctx,
     Hp,
@@ -269,7 +270,7 @@ def distil(w: Tree, target: Ensemble, ctx: Ctx) -> Tree:
     return select(carry, w)
 
 
-def _views(data: ClientData, ctx: Ctx) -> Callable[[Tree, int], Iterator[tuple[int, Batch]]]:
+def _views(data: ClientData, ctx: Ctx) -> Callable[[Tree, int], Batches]:
     """Batches with one view for the query and another for the key; without augmentation, the plain row for both."""
     if ctx.env.image or data.x.shape[1] > 1:
         return simclr.pairs(data, ctx)

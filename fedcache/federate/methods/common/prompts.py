@@ -7,7 +7,7 @@ of both towers are frozen, and only what is under ``ctx`` and ``v`` is trained, 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -19,6 +19,7 @@ from fedcache.errors import UsageError
 from fedcache.federate.methods.common import (
     TRAINING,
     Batch,
+    Batches,
     ClientData,
     Ctx,
     Hp,
@@ -417,7 +418,7 @@ def train_prompts(loss: Loss, p: Batch, data: ClientData, ctx: Ctx) -> Batch:
     now = scheduled(ctx)
     names = tuple(k for k in p if not k.startswith("opt/"))
 
-    def batches(_p: Batch, epoch: int) -> Iterator[tuple[int, Batch]]:
+    def batches(_p: Batch, epoch: int) -> Batches:
         for t, (k, batch) in enumerate(minibatches(data, now, epoch)):
             if "v" in p:
                 # Where the visual prompt lies on the images of this batch.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from fedcache.federate.methods.common import (
     PROTO_VIEW,
     TRAIN_VIEW,
     Batch,
+    Batches,
     ClientData,
     Ctx,
     Hp,
@@ -95,7 +96,7 @@ def train_body(
     down: Tree,
     data: ClientData,
     ctx: Ctx,
-    batches: Callable[[int], Iterator[tuple[int, Batch]]],
+    batches: Callable[[int], Batches],
 ) -> Tree:
     """The client's P after ``epochs`` of ``loss`` on the batches of each epoch."""
     names = body(ctx.hp).names()
@@ -112,7 +113,7 @@ def train_body(
     )
 
 
-def view_batches(data: ClientData, ctx: Ctx, epoch: int) -> Iterator[tuple[int, Batch]]:
+def view_batches(data: ClientData, ctx: Ctx, epoch: int) -> Batches:
     """``minibatches`` of one epoch; the second view of every row, where there is one, comes as ``x2``."""
     if ctx.hp["views"] == "2":
         views = drawn_views(data, ctx, epoch, 2)

@@ -9,7 +9,7 @@ The probe: freeze, drop the projection, train one linear layer on all labelled r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import cast
 
@@ -22,6 +22,7 @@ from fedcache.federate.methods.common import (
     FEAT_POST,
     TRAINING,
     Batch,
+    Batches,
     ClientData,
     Ctx,
     Hp,
@@ -159,12 +160,10 @@ def normal(x: Tensor, ctx: Ctx) -> Tensor:
     return x
 
 
-def live(
-    data: ClientData, ctx: Ctx, *, views: tuple[str, ...]
-) -> Callable[[Tree, int], Iterator[tuple[int, Batch]]]:
+def live(data: ClientData, ctx: Ctx, *, views: tuple[str, ...]) -> Callable[[Tree, int], Batches]:
     """Batches of images as the encoder reads them, augmented again in every epoch: one view for each of ``views``."""
 
-    def batches(_p: Tree, epoch: int) -> Iterator[tuple[int, Batch]]:
+    def batches(_p: Tree, epoch: int) -> Batches:
         u = ctx.rng.each("augment", lambda g, i: g.random((data.n[i], len(views), DRAWS)), epoch)
         for k, batch in minibatches(data, ctx, epoch):
             drawn = u[batch["i"]]
@@ -174,13 +173,13 @@ def live(
     return batches
 
 
-def pairs(data: ClientData, ctx: Ctx) -> Callable[[Tree, int], Iterator[tuple[int, Batch]]]:
+def pairs(data: ClientData, ctx: Ctx) -> Callable[[Tree, int], Batches]:
     """Batches in which ``x`` and ``x2`` are two views of each row, as the encoder reads them."""
 
-    def stored(_p: Tree, epoch: int) -> Iterator[tuple[int, Batch]]:
+    def stored(_p: Tree, epoch: int) -> Batches:
         yield from minibatches(data, ctx, epoch, views=drawn_views(data, ctx, epoch, 2))
 
-    def dropped(_p: Tree, epoch: int) -> Iterator[tuple[int, Batch]]:
+    def dropped(_p: Tree, epoch: int) -> Batches:
         rate = ctx.number("dropout")
         width = data.x.shape[-1]
         u = ctx.rng.each("dropout", lambda g, i: g.random((data.n[i], 2, width)), epoch)
@@ -240,7 +239,7 @@ def fit_with(loss: Loss, *, send: bool) -> Fit:
         # For the steps of an epoch, [2, 4]: the factors of their losses in ``loss``, and what they add to its numbers.
         counted = state["loss"].new_zeros(2, 4)
 
-        def batches(carry: Tree, epoch: int) -> Iterator[tuple[int, Batch]]:
+        def batches(carry: Tree, epoch: int) -> Batches:
             first = epoch == 0
             last = epoch == epochs - 1
             counted.copy_(counted.new_tensor([[first, 0, last, 0], [0, first, 0, last]]))

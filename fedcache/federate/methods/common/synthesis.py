@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
 from fedcache.federate.engine.local_training import batch_sizes
-from fedcache.federate.methods.common import Batch, ClientData, Ctx, HParam, over
+from fedcache.federate.methods.common import Batch, Batches, ClientData, Ctx, HParam, over
 from fedcache.heads.class_balance import deficits, votes
 
 SYNTHESIS = (
@@ -159,12 +157,12 @@ def balancing_classes(q: Tensor, weight: Tensor, ctx: Ctx) -> list[np.ndarray]:
 
 
 def with_rows(
-    batches: Iterator[tuple[int, Batch]],
+    batches: Batches,
     classes: list[np.ndarray],
     data: ClientData,
     ctx: Ctx,
     epoch: int,
-) -> Iterator[tuple[int, Batch]]:
+) -> Batches:
     """Batches of an epoch, each with its part of the synthetic rows.
 
     ``classes`` are those of each client's rows. They are shuffled in place and divided among its steps.
