@@ -46,8 +46,9 @@ sgd = local(model.ce_loss, model.names, model.trained, send=model.names)
 def lbfgs(
     x: Tensor, y: Tensor, classes: int, l2: float, steps: int, scale: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """W [C, D] and b [C] that minimise mean CE of scale (W x + b) + (l2/2) |W|^2 on rows x [N, D] in float64; b is not
-    penalised.
+    """W [C, D] and b [C] that minimise the mean cross-entropy of scale (W x + b), plus (l2/2) |W|^2.
+
+    The rows x [N, D] are in float64. b is not penalised.
     """
     # The problem is convex, so a start at zero reaches the same minimum as any other.
     W = x.new_zeros(classes, x.shape[1]).requires_grad_()

@@ -63,10 +63,11 @@ def add_up(data: ClientData, ctx: Ctx, width: int, sums: Callable[[ClientData], 
         size = BLOCK_BYTES
     for block in data.blocks(max(FEW_ROWS, size // (8 * width))):
         part = sums(block)
-        if total:
-            total = {name: total[name].add_(t) for name, t in part.items()}
-        else:
+        if not total:
             total = part
+            continue
+        for name, t in part.items():
+            total[name].add_(t)
     return total
 
 

@@ -83,7 +83,7 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
         # a_i is 0 or at least 1, so the minimum only avoids a division by 0.
         divisor = torch.as_tensor(over(a.squeeze(-1), p[name]))
         up[name] = (down[name] - p[name]) / divisor.clamp(min=1.0)
-    up[LENGTH] = a.expand(*p[trained[0]].shape[: len(ctx.lead)], 1)
+    up[LENGTH] = a.expand(*ctx.lead, 1)
     return select(p, state), up
 
 

@@ -11,7 +11,7 @@ W = [T_1 .. T_C]', b = 0 (eq 1), q_j = softmax(I_j.T) (eq 2). Every step, in alg
     z_ki ~ N(T_k, sigma^2 I), i = 1 .. n_k                  (eq 5)
     L_tSamp = sum of -log f(z_ki)_k over all rows           (eq 6)
     step on L_iST + lambda L_tSamp                          (eq 8)
-The server takes the uniform mean (D-53). No code was released. Readings where the paper is silent or at odds with
+The server takes the uniform mean (D-53). No code was released. Interpretations where the paper is silent or contradicts
 itself:
 - f and q_j have one logit scale s: f(z) = softmax(s (W z + b)), q_j = softmax(s I_j.T). The paper prints no s, which is
   s = 1 (D-83, ``logit_scale``); CLIP's is 100.
@@ -134,7 +134,6 @@ def gradients(p: Tree, batch: Batch, _down: Tree, ctx: Ctx) -> list[Tensor]:
     change = (1.0 - over(ctx.number("beta"), f)) * gap
     # Padding points at the client's first row. So increments are added (0 for padding) instead of written.
     q.scatter_add_(-2, index, change * (batch["w"] > 0).unsqueeze(-1))
-    ablation = ctx.hp["ablation"]
     alone = without_synthetic(ctx.hp)
     if not alone and "z" not in batch:
         epoch, t = batch["at"].tolist()
@@ -150,7 +149,7 @@ def gradients(p: Tree, batch: Batch, _down: Tree, ctx: Ctx) -> list[Tensor]:
     if not alone:
         share, synthetic_share = shares(batch, ctx)
     parts = []
-    if ablation != "tsamp_only":
+    if ctx.hp["ablation"] != "tsamp_only":
         du = weighted(gap - change, batch["w"], share, ctx)
         parts.append(affine_gradients(batch["x"], du))
     if not alone:
@@ -162,6 +161,7 @@ def gradients(p: Tree, batch: Batch, _down: Tree, ctx: Ctx) -> list[Tensor]:
         parts.append(affine_gradients(batch["z"], du))
     if not parts:
         return [torch.zeros_like(p[n]) for n in NAMES]
+    # Each part has the gradients of W and of b; those of both terms are added.
     return [sum(each[1:], each[0]) for each in zip(*parts, strict=True)]
 
 

@@ -7,10 +7,10 @@ Guo et al., "PromptFL", arXiv:2208.11625, 2022; the prompt is CoOp's (Zhou et al
     t_c = g([START, v_1 .. v_n, name_c, END]),  p(c | x) = softmax_c(100 cos(f(x), t_c)),  v <- sum_i a_i v_i.
 Image features are the cached ones: only the text tower needs a gradient, so this is exact.
 
-Readings: eq 2 of ATPFL indexes its denominator by c_i, read c_j (D-60). a_i = n_i / N; the released code averages
-uniformly, and by a slip keeps the last client's vectors (D-64, D-65; only the first is offered). Optimiser, rate and
-schedule are those of ATPFL's comparison, whose "epoch=20" is read as 20 local epochs of a round, with a cosine over as
-many rounds (D-81; ``epochs=1`` is the other reading); the released code has SGD, five local epochs and a
+Interpretations: eq 2 of ATPFL indexes its denominator by c_i instead of c_j (D-60). a_i = n_i / N; the released code
+averages uniformly, and by a slip keeps the last client's vectors (D-64, D-65; only the first is offered). Optimiser,
+rate and schedule are those of ATPFL's comparison, whose "epoch=20" is read as 20 local epochs of a round, with a cosine
+over as many rounds (D-81; ``epochs=1`` is the other interpretation); the released code has SGD, five local epochs and a
 warm-up (D-66).
 
 Limits: context vectors that are the embedded words of a template, and no step, are clip-zs with that template; one

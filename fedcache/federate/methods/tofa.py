@@ -25,12 +25,12 @@ In the paper a language model writes the texts on the clients. That cannot be ha
 
 Fusion, for each row:  f = eta f_V + (1 - eta) f_T,  eta = sigmoid(log(max softmax f_V / max softmax f_T)).
 
-Readings, where the note is silent: power, M, tau and s are ours (D-101). u^k(t_c^m) is the mean probability of the
-class on its own rows, averaged with that of its complement on the others, where t_c^m stands among the t^0 of other
-classes (D-102). P regularises as ``gda``, without its factor (D-103). pi follows n_c + power N_c, where ``gda`` has
-it equal (D-104). A class without rows is never predicted (D-105). ``tuned`` has the power and the scale
-that ``fedcache grid --ready tuned-tofa`` chose on validation rows of digits, Dirichlet 0.1: own rows count most there,
-and glyph-clip's texts are too sure of themselves at 100.
+Interpretations, where the note is silent: power, M, tau and s are ours (D-101). u^k(t_c^m) is the mean probability of
+the class on its own rows, averaged with that of its complement on the others, where t_c^m stands among the t^0 of other
+classes (D-102). P regularises as ``gda``, without its factor (D-103). pi follows n_c + power N_c, where ``gda`` has it
+equal (D-104). A class without rows is never predicted (D-105). ``tuned`` has the power and the scale that
+``fedcache grid --ready tuned-tofa`` chose on validation rows of digits, Dirichlet 0.1: own rows count most there, and
+glyph-clip's texts are too sure of themselves at 100.
 
 Limits: without own rows f_V is that of all clients' rows; power = 0 is a discriminant of the own rows alone;
 ``fusion=text`` with ``texts=1`` is ``clip-zs``.

@@ -192,15 +192,15 @@ def check(hp: Hp, ctx: Ctx) -> None:
         found = "features"
         wanted = "encoder=mlp"
         other = "images"
-        names = "pixels"
+        backbones = "pixels"
         if ctx.env.image:
             found = "images"
             wanted = "encoder=conv"
             other = "features"
-            names = "NAME"
+            backbones = "NAME"
         raise UsageError(
             f"encoder={hp['encoder']} cannot read {found}.",
-            f"Use --set {wanted}, or train on {other}: --backbones {names}",
+            f"Use --set {wanted}, or train on {other}: --backbones {backbones}",
         )
     if hp.get("amp") and ctx.env.device.type != "cuda":
         raise MachineError(

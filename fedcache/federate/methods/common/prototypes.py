@@ -145,9 +145,8 @@ def embeddings(p: Tree, batch: Batch, hp: Hp) -> tuple[Tensor, Tensor, Tensor, T
 
 def prototype_rows(data: ClientData, ctx: Ctx) -> tuple[Tensor, Tensor]:
     """All rows of every client as ``ClientData.full``, each in the view that ``proto_view`` asks for."""
-    if (
-        ctx.hp.get("proto_view", "center") == "center"
-    ):  # models of an earlier release have no proto_view
+    # Models of an earlier release have no proto_view.
+    if ctx.hp.get("proto_view", "center") == "center":
         return data.full()
     positions = data.positions()
     (view,) = drawn_views(data, ctx, 0, 1, "views proto")

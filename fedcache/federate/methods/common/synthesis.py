@@ -169,21 +169,23 @@ def with_rows(
     """
     M = len(data.n)
     steps = [len(batch_sizes(n, ctx.hp)) for n in data.n]
-    if ctx.hp["synth"] == "strata":
-        for t, (k, batch) in enumerate(batches):
-            alive = [i for i in range(len(classes)) if i % M < max(k, 1)]
-            parts = [classes[i] for i in alive]
-            steps_of_parts = [steps[i % M] for i in alive]
-            rows = stratified(parts, steps_of_parts, ctx.narrow(k), epoch, t)
-            yield k, {**batch, **rows}
-        return
-    for i, own in enumerate(classes):
-        ctx.rng.generator("deal", i % M, epoch).shuffle(own)
-    for t, (k, batch) in enumerate(batches):
-        parts = []
+    strata = ctx.hp["synth"] == "strata"
+    if not strata:
         for i, own in enumerate(classes):
-            if i % M < max(k, 1):
+            ctx.rng.generator("deal", i % M, epoch).shuffle(own)
+    for t, (k, batch) in enumerate(batches):
+        now = ctx.narrow(k)
+        # There is an array for each client of each grid point. The first k clients of a point still step.
+        alive = [i for i in range(len(classes)) if i % M < max(k, 1)]
+        if strata:
+            steps_of_alive = [steps[i % M] for i in alive]
+            rows = stratified([classes[i] for i in alive], steps_of_alive, now, epoch, t)
+        else:
+            parts = []
+            for i in alive:
                 # The part of step t; the parts of a client differ by one row at most.
+                n = len(classes[i])
                 count = steps[i % M]
-                parts.append(own[t * len(own) // count : (t + 1) * len(own) // count])
-        yield k, {**batch, **synthetic(parts, ctx.narrow(k), epoch, t)}
+                parts.append(classes[i][t * n // count : (t + 1) * n // count])
+            rows = synthetic(parts, now, epoch, t)
+        yield k, {**batch, **rows}
