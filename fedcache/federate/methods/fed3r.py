@@ -116,7 +116,9 @@ def sums_single(z: Tensor, block: ClientData, ctx: Ctx, weight: Tensor) -> tuple
     D = z.shape[-1]
     y = block.labels()
     total = z.new_zeros(*lead, C, D, dtype=torch.float64)
-    for rows, classes in zip(z.split(SINGLE_ROWS, -2), y.split(SINGLE_ROWS, -1), strict=True):
+    row_blocks = torch.split(z, SINGLE_ROWS, -2)
+    class_blocks = torch.split(y, SINGLE_ROWS, -1)
+    for rows, classes in zip(row_blocks, class_blocks, strict=True):
         part = z.new_zeros(*lead, C, D)
         # One client's rows are added by class at once, which is faster than a place for each number.
         if z.dim() == 2:
@@ -149,6 +151,7 @@ def statistics(data: ClientData, ctx: Ctx) -> Tree:
         rooted = z
         weighted = z
         if owned is not None:
+            # A row counts by its weight: once in B_i, and by the root in both factors of the product in A_i.
             rows_of_class = owned.clamp(min=1.0).gather(-1, block.labels())
             weight = weight / rows_of_class
             own = weight.to(z.dtype).unsqueeze(-1)

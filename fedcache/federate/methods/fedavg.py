@@ -62,8 +62,7 @@ def enter(down: Tree, _data: ClientData, ctx: Ctx) -> Tree:
 
 def sent_names(hp: Hp) -> tuple[str, ...]:
     """Names of the model's tensors, without the statistics that stay with the client."""
-    own = own_statistics(hp)
-    return tuple(name for name in model.names(hp) if name not in own)
+    return model.names(hp, own_statistics(hp))
 
 
 uploads = server_tensors(sent_names)

@@ -50,7 +50,7 @@ from fedcache.federate.methods.common import (
 
 def sent_names(hp: Hp) -> tuple[str, ...]:
     """P, with BatchNorm's statistics."""
-    return tuple(name for name in model.names(hp) if name not in CLASSIFIER)
+    return model.names(hp, CLASSIFIER)
 
 
 def fit(down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:

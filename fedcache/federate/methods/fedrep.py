@@ -59,8 +59,7 @@ from fedcache.heads.projection import classify, embed
 
 def shared(hp: Hp) -> tuple[str, ...]:
     """Names of P's tensors, without the statistics that stay with the client."""
-    kept = (*CLASSIFIER, *own_statistics(hp))
-    return tuple(name for name in model.names(hp) if name not in kept)
+    return model.names(hp, (*CLASSIFIER, *own_statistics(hp)))
 
 
 def init(ctx: Ctx) -> Tree:

@@ -127,7 +127,6 @@ def fit(_down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tr
         x, mask = block.full()
         weight = mask.double()
         z = x.double() * weight.unsqueeze(-1)
-        y = block.labels()
         total, count = class_sums(z, block, C, weight)
         made = {"class_sum": total, "count": count}
         if kind == "class_square":
@@ -137,7 +136,7 @@ def fit(_down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tr
         elif kind == "gram":
             made[kind] = gram(z)
         else:
-            made[kind] = class_grams(z, y, weight, C)
+            made[kind] = class_grams(z, block.labels(), weight, C)
         return made
 
     return {}, add_up(data, ctx, ctx.env.width, sums)

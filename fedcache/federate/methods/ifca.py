@@ -45,6 +45,7 @@ from fedcache.federate.methods.common import (
     declare,
     model,
     no_state,
+    over,
     personal_model,
     train,
     without,
@@ -134,13 +135,8 @@ def fit(down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tre
     for name in model.names(ctx.hp):
         t = p[name].unsqueeze(len(ctx.lead))
         # All other places are 0, so the server's sum over clients adds each model's own clients.
-        up[ALL + name] = t.double() * to_axes_of(weight, t)
+        up[ALL + name] = t.double() * over(weight, t)
     return {}, up
-
-
-def to_axes_of(weight: Tensor, t: Tensor) -> Tensor:
-    """Weights [*lead, K] with axes of 1 behind, so that they multiply ``t`` [*lead, K or 1, ..]."""
-    return weight.reshape(*weight.shape, *(1,) * (t.dim() - weight.dim()))
 
 
 def uploads(server: Tree, ctx: Ctx) -> Uploads:
@@ -165,7 +161,7 @@ def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
     for name in model.names(ctx.hp):
         old = server[ALL + name]
         total = up[ALL + name]
-        w = to_axes_of(weight, total)
+        w = torch.as_tensor(over(weight, total))
         # Divide by 1 where no client chose the model, because 0 / 0 is NaN.
         mean = total / torch.where(w > 0, w, 1.0)
         out[ALL + name] = torch.where(w > 0, mean.to(old.dtype), old)

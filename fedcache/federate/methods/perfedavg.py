@@ -32,12 +32,8 @@ from torch import Tensor
 
 from fedcache.federate.methods import fedavg
 from fedcache.federate.methods.common import (
-    AGG,
-    FEAT_POST,
     FEDPCL_SETTING,
-    INIT,
-    MODEL,
-    TRAINING,
+    OWN_STEPS,
     Batch,
     Batches,
     ClientData,
@@ -45,7 +41,6 @@ from fedcache.federate.methods.common import (
     HParam,
     MethodPage,
     Tree,
-    declare,
     grads,
     is_zero,
     minibatches,
@@ -56,7 +51,6 @@ from fedcache.federate.methods.common import (
     select,
     server_tensors,
     train,
-    without,
 )
 
 
@@ -131,8 +125,7 @@ METHOD = replace(
     paper="Fallah et al., NeurIPS 2020 (first order)",
     summary="A global model that is trained so that one gradient step adapts it to each client.",
     hparams=(
-        *declare(FEAT_POST, without(MODEL, "bn_mode"), INIT, AGG),
-        *without(TRAINING, "opt", "lr", "wd", "momentum", "reset_opt"),
+        *OWN_STEPS,
         HParam(
             "alpha",
             1e-2,

@@ -35,12 +35,8 @@ from fedcache.federate.engine.context import own
 from fedcache.federate.engine.local_training import Step, fold_batches
 from fedcache.federate.methods import fedavg
 from fedcache.federate.methods.common import (
-    AGG,
-    FEAT_POST,
     FEDPCL_SETTING,
-    INIT,
-    MODEL,
-    TRAINING,
+    OWN_STEPS,
     Batch,
     ClientData,
     Ctx,
@@ -49,14 +45,12 @@ from fedcache.federate.methods.common import (
     MethodPage,
     Protocol,
     Tree,
-    declare,
     grads,
     minibatches,
     model,
     over,
     select,
     server_tensors,
-    without,
 )
 
 NEAR = "near/"
@@ -124,8 +118,7 @@ METHOD = replace(
     paper="Dinh et al., NeurIPS 2020",
     summary="Personal models that are kept near a global model, which moves towards them.",
     hparams=(
-        *declare(FEAT_POST, without(MODEL, "bn_mode"), INIT, AGG),
-        *without(TRAINING, "opt", "lr", "wd", "momentum", "reset_opt"),
+        *OWN_STEPS,
         HParam("K", 5, "int", "number of inner steps on each batch", low=1),
         HParam(
             "lambda", 15.0, "float", "strength of the pull towards w_i; 0 never changes w", low=0.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import cast
 
@@ -223,6 +223,13 @@ def with_official(group: Iterable[HParam], **values: Value) -> tuple[HParam, ...
     return tuple(replace(param, official=values.get(param.name, param.official)) for param in group)
 
 
+OWN_STEPS = (
+    *declare(FEAT_POST, without(MODEL, "bn_mode"), INIT, AGG),
+    *without(TRAINING, "opt", "lr", "wd", "momentum", "reset_opt"),
+)
+"""Hyperparameters of methods that take steps of their own, whose learning rates have other names."""
+
+
 def head_of(hp: Hp, kind: str | None = None) -> Head:
     """The blocks that the switches describe."""
     return Head(
@@ -235,9 +242,9 @@ def head_of(hp: Hp, kind: str | None = None) -> Head:
     )
 
 
-def names(hp: Hp) -> tuple[str, ...]:
-    """Every tensor of the model."""
-    return head_of(hp).names()
+def names(hp: Hp, left_out: Sequence[str] = ()) -> tuple[str, ...]:
+    """The tensors of the model that are not ``left_out``."""
+    return tuple(name for name in head_of(hp).names() if name not in left_out)
 
 
 def trained(hp: Hp) -> tuple[str, ...]:
