@@ -64,10 +64,7 @@ def shared(hp: Hp) -> tuple[str, ...]:
 
 def init(ctx: Ctx) -> Tree:
     """P; with ``init=independent`` only the classifiers differ between clients."""
-    head = model.head_of(ctx.hp)
-    uniform = ctx.rng.uniform("init")
-    p = head.init(uniform, ctx.env.width, ctx.env.classes)
-    return {k: t for k, t in p.items() if k not in CLASSIFIER}
+    return {k: t for k, t in model.drawn(ctx).items() if k not in CLASSIFIER}
 
 
 def enter(down: Tree, _data: ClientData, ctx: Ctx) -> Tree:

@@ -46,10 +46,7 @@ from fedcache.federate.methods.common import (
 
 def init(ctx: Ctx) -> Tree:
     """Q."""
-    head = model.head_of(ctx.hp)
-    uniform = ctx.rng.uniform("init")
-    p = head.init(uniform, ctx.env.width, ctx.env.classes)
-    return select(p, CLASSIFIER)
+    return select(model.drawn(ctx), CLASSIFIER)
 
 
 def enter(_down: Tree, _data: ClientData, ctx: Ctx) -> Tree:

@@ -274,18 +274,22 @@ def zero_shot(ctx: Ctx) -> Callable[[Tensor], Tensor] | None:
     return None
 
 
+def drawn(ctx: Ctx, *, independent: bool = False) -> Tree:
+    """Random weights of the model: the same for all clients, or other ones for each client."""
+    uniform = ctx.rng.uniform("init", independent=independent)
+    return head_of(ctx.hp).init(uniform, ctx.env.width, ctx.env.classes)
+
+
 def init(ctx: Ctx) -> Tree:
     """Initial weights by the ``head`` and ``init`` switches, leading axes full or 1."""
-    C = ctx.env.classes
-    D = ctx.env.width
     how = initial_weights(ctx)
     if how not in ("text", "zero"):
-        uniform = ctx.rng.uniform("init", independent=how == "independent")
-        return head_of(ctx.hp).init(uniform, D, C)
+        return drawn(ctx, independent=how == "independent")
     if how == "text":
         made = text_head(ctx.text)
     else:
-        made = {"W": ctx.zeros(C, D), "b": ctx.zeros(C)}
+        C = ctx.env.classes
+        made = {"W": ctx.zeros(C, ctx.env.width), "b": ctx.zeros(C)}
     axes = (1,) * len(ctx.lead)
     return {k: t.reshape(axes + tuple(t.shape)) for k, t in made.items()}
 

@@ -150,6 +150,7 @@ def scheduled(ctx: Ctx) -> Ctx:
         return ctx.with_hp(lr=ctx.number("warm_lr"))
     if ctx.hp["sched_unit"] == "none":
         return ctx
+    # A run sets its own number of rounds before it starts (``runs.spec``).
     if ctx.hp["sched_rounds"] is None:
         rounds = PAPER_ROUNDS
     else:
@@ -211,6 +212,9 @@ def class_names(ctx: Ctx, n: int) -> Names:
         fix = "Shorten the class name, or use another --backbones."
         if room > 0:
             fix = f"--set n_ctx={room}"
+            # With the words of the template, their number decides and not n_ctx.
+            if ctx.hp.get("ctx_init") == "words":
+                fix = f"--set ctx_init=normal {fix}"
         raise UsageError(
             f"The prompt of class {longest!r} has {n} context vectors, a name of at least {last - 1} tokens,"
             f" a start and an end. {ctx.towers.name} reads only {tower.context} tokens.",
