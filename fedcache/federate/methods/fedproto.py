@@ -129,12 +129,11 @@ def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
 
 def predict(down: Tree, state: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:
     """Scores [.., N, C]: minus half the squared distance to a prototype (up to |z|^2 / 2), or the logits."""
-    head = model.head_of(ctx.hp)
     z = model.embed({}, state, x, ctx)
     rule = ctx.hp["proto_infer"]
-    own = state["count"] > 0
     if rule == "head":
-        return classify(head, state, z)
+        return classify(model.head_of(ctx.hp), state, z)
+    own = state["count"] > 0
     if rule == "local":
         return scores(z, state["proto"], own, "mse")
     has = down["has"]

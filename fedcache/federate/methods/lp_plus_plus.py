@@ -82,6 +82,7 @@ def first_values(x: Tensor, t: Tensor, Y: Tensor, ctx: Ctx) -> Tree:
     level = mean.sum(-1, keepdim=True) / classes.clamp(min=1)
     alpha = over(ctx.number("alpha_init"), level) * level
     zeros = torch.zeros_like(count)
+    # ``alpha + zeros`` is the same number for each class, [.., C].
     return {"W": Y.mT @ x, "alpha": alpha + zeros, "b": zeros}
 
 

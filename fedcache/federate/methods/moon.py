@@ -82,6 +82,7 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
     """Local epochs; the resulting projection is the last one of the next round."""
     p = {**select(down, model.names(ctx.hp)), **state}
     p = train(p, model.trained(ctx.hp), ctx.count("epochs"), loss, down, data, ctx)
+    # The new projection is kept as the last one; all other tensors of the state keep their names.
     kept = {k: p[k.removeprefix(LAST)] for k in state}
     return kept, select(p, fedavg.sent_names(ctx.hp))
 
