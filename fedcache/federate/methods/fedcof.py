@@ -52,9 +52,8 @@ def settle(hp: Hp, env: RunConstants) -> Hp:
     """gamma of the released scripts, if ``gamma_auto=backbone`` asks for it."""
     if hp["gamma"] is not None or hp["gamma_auto"] != "backbone":
         return hp
-    names = [name.lower() for name in env.backbones]
     gamma = OTHERS
-    if names and all("mobilenet" in name for name in names):
+    if env.backbones and all("mobilenet" in name.lower() for name in env.backbones):
         gamma = MOBILENET
     return {**hp, "gamma": gamma}
 

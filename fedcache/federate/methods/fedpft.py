@@ -182,9 +182,9 @@ def draw(up: Tree, ctx: Ctx) -> tuple[Tensor, Tensor]:
     # With so few rows a client's own covariance means nothing. They get that of the class over all clients.
     few = (count > 0) & (count <= ctx.count("k_mix"))
     shared = {}
-    for c in np.flatnonzero(few.any(0)):
-        mixture = of_class(mean, scale, weight, count, int(c))
-        shared[int(c)] = pooled(mixture, cov)[1]
+    for c in np.flatnonzero(few.any(0)).tolist():
+        mixture = of_class(mean, scale, weight, count, c)
+        shared[c] = pooled(mixture, cov)[1]
     xs = []
     ys = []
     for i, counts in enumerate(count):
@@ -192,10 +192,10 @@ def draw(up: Tree, ctx: Ctx) -> tuple[Tensor, Tensor]:
         noise = ctx.rng.normal("synth", [rows_of_client], D, i).double().cpu().numpy()
         pick = ctx.rng.generator("component", 0, i)
         start = 0
-        for c in np.flatnonzero(counts):
+        for c in np.flatnonzero(counts).tolist():
             has = weight[i, c] > 0
             if few[i, c]:
-                scales = shared[int(c)][None]
+                scales = shared[c][None]
             else:
                 scales = scale[i, c, has].astype(np.float64)
             means = mean[i, c, has].astype(np.float64)
@@ -203,7 +203,7 @@ def draw(up: Tree, ctx: Ctx) -> tuple[Tensor, Tensor]:
             mixture = Gaussians(means, scales, weights)
             rows = mixture.rows(noise[start : start + counts[c]], pick, cov)
             xs.append(torch.from_numpy(rows).to(ctx.env.dtype))
-            ys.append(torch.full((len(rows),), int(c)))
+            ys.append(torch.full((len(rows),), c))
             start += len(rows)
     return torch.cat(xs).to(ctx.env.device), torch.cat(ys).to(ctx.env.device)
 

@@ -340,11 +340,11 @@ def trainable(server: Tree, state: Tree, parts: tuple[str, ...] = ("t.", "p1", "
 
     ``parts`` are the beginnings of names that count: of the trunk and of the projection.
     """
-    known = {**server, **state}
-    moved = [
-        name for name in known if name.startswith(parts) and not name.endswith((".mean", ".var"))
-    ]
-    return sum(known[name].numel() for name in moved)
+    return sum(
+        t.numel()
+        for name, t in {**server, **state}.items()
+        if name.startswith(parts) and not name.endswith((".mean", ".var"))
+    )
 
 
 def parameters(down: Tree, ctx: Ctx) -> int:
