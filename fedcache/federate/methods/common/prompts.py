@@ -425,7 +425,7 @@ def train_prompts(loss: Loss, p: Batch, data: ClientData, ctx: Ctx) -> Batch:
     def batches(_p: Batch, epoch: int) -> Batches:
         for t, (k, batch) in enumerate(minibatches(data, now, epoch)):
             if "v" in p:
-                # Where the visual prompt lies on the images of this batch.
+                # The position of the visual prompt on the images of this batch.
                 batch["at"] = torch.tensor(_patch_position(now, epoch, t))
             yield k, batch
 
