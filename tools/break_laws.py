@@ -419,9 +419,9 @@ TABLE = (
     B(
         "a_prediction_does_not_see_other_test_rows",
         "scores are centred by the rows beside them",
-        METHODS + "fedavg.py",
-        "return logits(model.head_of(ctx.hp), {**down, **kept_statistics(state, ctx)}, x)[0]",
-        "return logits(model.head_of(ctx.hp), {**down, **kept_statistics(state, ctx)}, x - x.mean(-2, keepdim=True))[0]",
+        METHODS + "common/model.py",
+        "return logits(head_of(ctx.hp), {**down, **own}, x)[0]",
+        "return logits(head_of(ctx.hp), {**down, **own}, x - x.mean(-2, keepdim=True))[0]",
         "fedavg",
     ),
     B(
@@ -435,9 +435,9 @@ TABLE = (
     B(
         "classes_that_lie_apart_are_learnt",
         "scores have the wrong sign",
-        METHODS + "fedavg.py",
-        "return logits(model.head_of(ctx.hp), {**down, **kept_statistics(state, ctx)}, x)[0]",
-        "return -logits(model.head_of(ctx.hp), {**down, **kept_statistics(state, ctx)}, x)[0]",
+        METHODS + "common/model.py",
+        "return logits(head_of(ctx.hp), {**down, **own}, x)[0]",
+        "return -logits(head_of(ctx.hp), {**down, **own}, x)[0]",
         "fedavg",
     ),
     B(

@@ -513,8 +513,10 @@ class ClientData:
         index = (rows * V + view).flatten()
         return take_rows(self.x, index).view(*i.shape, D)
 
-    def labels(self, i: Tensor) -> Tensor:
-        """Class indices [*lead, B] at positions ``i``."""
+    def labels(self, i: Tensor | None = None) -> Tensor:
+        """Class indices [*lead, B] at positions ``i``; without them, those of all rows [*lead, R] as ``full``."""
+        if i is None:
+            i = self.positions()
         if self.y is None:
             raise InternalError(
                 "A method without labels read a label.",
@@ -563,6 +565,11 @@ class ClientData:
         """[*lead, R]: every position of each client; positions of padding point at the client's first row."""
         position, n = self._counted()
         return torch.where(position < n, position, 0)
+
+    def per_client(self, numbers: Sequence[int]) -> Tensor:
+        """One number of each client, float64 [*lead], with an axis of 1 for the points of a grid."""
+        made = torch.tensor(numbers, dtype=torch.float64, device=self.rows.device)
+        return made.reshape(self.rows.shape[:-1])
 
     def _counted(self) -> tuple[Tensor, Tensor]:
         """Positions [R], and the number of rows of each client [*lead, 1] to compare them with."""

@@ -241,7 +241,9 @@ class ClientRng:
             return t.to(self.device, self.dtype)
         return t.to(self.device)
 
-    def uniform(self, purpose: str, *, independent: bool) -> Callable[[tuple[int, ...]], Tensor]:
+    def uniform(
+        self, purpose: str, *, independent: bool = False
+    ) -> Callable[[tuple[int, ...]], Tensor]:
         """Draws of U[-1, 1) for initial weights: the same for all clients, or other draws for each client (D-11).
 
         Points of a grid that are computed one by one start from the same weights, which are drawn once and cached.
@@ -378,6 +380,11 @@ class Ctx:
         """The live encoders of a run that has been checked to have them."""
         return cast(FrozenEncoders, self.env.towers)
 
+    @property
+    def image(self) -> tuple[int, int]:
+        """Height and width of the images of a run that has been checked to have them."""
+        return cast(tuple[int, int], self.env.image)
+
     def number(self, name: str) -> float | Tensor:
         """A float hyperparameter; a tensor [G, 1] if it is swept over a grid."""
         value = self.hp[name]
@@ -385,9 +392,21 @@ class Ctx:
             return value
         return float(cast(float, value))
 
+    def scalar(self, name: str) -> float:
+        """A float hyperparameter where only one grid point is computed, as at the server."""
+        return float(self.number(name))
+
     def count(self, name: str) -> int:
         """An int hyperparameter."""
         return int(cast(int, self.hp[name]))
+
+    def with_hp(self, **changed: Value | Tensor) -> Ctx:
+        """The context with other values of some hyperparameters."""
+        return replace(self, hp={**self.hp, **changed})
+
+    def zeros(self, *shape: int) -> Tensor:
+        """Zeros in the dtype and on the device of the run."""
+        return torch.zeros(shape, dtype=self.env.dtype, device=self.env.device)
 
     def narrow(self, count: int) -> Ctx:
         """The context of the first ``count`` clients."""

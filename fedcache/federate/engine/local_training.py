@@ -272,6 +272,9 @@ GATHER_BYTES = 2 << 20
 Batch = Tree
 """x [.., B, D], y [.., B] (absent without labels), i [.., B] positions, w [.., B] 1/b on real rows and 0 on padding."""
 
+Batches = Iterator[tuple[int, Batch]]
+"""Batches of an epoch, each with the number of clients that still have rows; these clients are the first ones."""
+
 
 @dataclass(frozen=True)
 class ClosedForm:
@@ -307,13 +310,19 @@ def batch_sizes(n: int, hp: Hp) -> list[int]:
     return []
 
 
+def local_steps(data: ClientData, ctx: Ctx) -> Tensor:
+    """Steps that each client takes in a round, float64 [*lead]."""
+    epochs = ctx.count("epochs")
+    return data.per_client([epochs * len(batch_sizes(n, ctx.hp)) for n in data.n])
+
+
 def minibatches(
     data: ClientData,
     ctx: Ctx,
     epoch: int,
     purpose: str = "batch",
     views: Sequence[int | Tensor] | None = None,
-) -> Iterator[tuple[int, Batch]]:
+) -> Batches:
     """Batches of one epoch, in an order drawn per (seed, purpose, round, client, epoch).
 
     Args:
@@ -392,7 +401,7 @@ def _cut(ctx: Ctx, count: int, start: int, width: int, t: Tensor, core: int = 0)
     return narrow_clients(t, count, ctx).narrow(-1 - core, start, width)
 
 
-def fold_batches(carry: Tree, batches: Iterator[tuple[int, Batch]], step: Step, ctx: Ctx) -> Tree:
+def fold_batches(carry: Tree, batches: Batches, step: Step, ctx: Ctx) -> Tree:
     """Fold ``step`` over batches. A client without further batches takes no more steps.
 
     A batch of zero weight would not be the same: momentum, weight decay and Adam would still move the weights.
@@ -487,7 +496,7 @@ def train(
     ctx: Ctx,
     *,
     purpose: str = "batch",
-    batches: Callable[[Tree, int], Iterator[tuple[int, Batch]]] | None = None,
+    batches: Callable[[Tree, int], Batches] | None = None,
 ) -> Tree:
     """``epochs`` epochs of ``loss`` on ``names``, from a fresh optimiser unless ``p`` has its state.
 
@@ -552,3 +561,8 @@ def keep_optimiser(p: Tree, names: Sequence[str], ctx: Ctx) -> Tree:
     if ctx.hp["reset_opt"]:
         return {}
     return opt_init(p, names, ctx)
+
+
+def keep_whole_optimiser(down: Tree, _data: ClientData, ctx: Ctx) -> Tree:
+    """``enter`` of methods that train every tensor of the broadcast and keep nothing but the optimiser's state."""
+    return keep_optimiser(down, tuple(down), ctx)

@@ -241,6 +241,17 @@ def personal_model(_hp: Hp) -> Protocol:
     return "personalised"
 
 
+def personal_if(condition: Callable[[Hp], object]) -> Callable[[Hp], Protocol]:
+    """``personal_model`` if the condition is true of the hyperparameters, else ``global_model``."""
+
+    def protocol(hp: Hp) -> Protocol:
+        if condition(hp):
+            return "personalised"
+        return "global"
+
+    return protocol
+
+
 Family = Literal[
     "One round, closed form",
     "Many rounds, one model",

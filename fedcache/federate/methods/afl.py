@@ -31,6 +31,7 @@ from torch import Tensor
 
 from fedcache.federate.methods import fedcgs, fedncm
 from fedcache.federate.methods.common import (
+    FEAT_POST,
     ClientData,
     Ctx,
     HParam,
@@ -40,7 +41,6 @@ from fedcache.federate.methods.common import (
     Uploads,
     UploadTensor,
 )
-from fedcache.federate.methods.common.model import FEAT_POST
 from fedcache.heads.ridge import factored, solve, unpack
 
 
@@ -51,7 +51,7 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
     i = torch.arange(D, device=ctx.env.device)
     # The ridge is added to the diagonal, whose entries have these places in the packed triangle.
     diagonal = i * D - i * (i - 1) // 2
-    made["gram"][..., diagonal] += float(ctx.number("gamma"))
+    made["gram"][..., diagonal] += ctx.scalar("gamma")
     W = solve(unpack(made["gram"], D), made["class_sum"].mT, 0.0, switch="gamma")
     return {}, {"head": W.mT.contiguous(), "gram": made["gram"]}
 
@@ -60,9 +60,9 @@ def uploads(_server: Tree, ctx: Ctx) -> Uploads:
     """W_k [C, D] and the triangle of C_k [D (D + 1) / 2]."""
     C = ctx.env.classes
     D = ctx.env.width
-    gram_matrix = Statistic("gram", ridge=float(ctx.number("gamma")))
+    gram_matrix = Statistic("gram", ridge=ctx.scalar("gamma"))
     return {
-        "head": UploadTensor((C, D), torch.float64, statistic=Statistic("ridge solutions")),
+        "head": fedncm.statistic("ridge solutions", C, D),
         "gram": UploadTensor((D * (D + 1) // 2,), torch.float64, statistic=gram_matrix),
     }
 
@@ -102,13 +102,13 @@ def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
     # The merged C has the ridge of every client once.
     bare = None
     if ctx.hp["clean"]:
-        ridge = len(up["head"]) * float(ctx.number("gamma"))
+        ridge = len(up["head"]) * ctx.scalar("gamma")
         bare = remove_ridge(W, C, ridge)
     if bare is not None:
         W = bare
     return {
         "W": W.mT.contiguous().to(ctx.env.dtype),
-        "b": W.new_zeros(W.shape[1]).to(ctx.env.dtype),
+        "b": ctx.zeros(W.shape[1]),
         "cleaned": torch.tensor(bare is not None, device=C.device),
     }
 

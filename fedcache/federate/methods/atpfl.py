@@ -26,14 +26,15 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fedcache.federate.engine.local_training import Batch, keep_optimiser
 from fedcache.federate.methods import tpfl
 from fedcache.federate.methods.common import (
+    Batch,
     ClientData,
     Ctx,
     MethodPage,
     Tree,
     is_zero,
+    keep_optimiser,
     prompts,
     select,
 )
@@ -46,7 +47,7 @@ FixedFeatures = Callable[[Batch], tuple[Tensor, Tensor]]
 
 
 def enter(down: Tree, _data: ClientData, ctx: Ctx) -> Tree:
-    """The received prompts, as the client's previous ones."""
+    """The received tensors, as the client's previous ones."""
     previous = {PREVIOUS + k: t for k, t in down.items()}
     return {**previous, **keep_optimiser(down, tuple(down), ctx)}
 

@@ -18,9 +18,10 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from fedcache.federate.engine.local_training import Batch, keep_optimiser, train
 from fedcache.federate.methods import tpfl_feat
+from fedcache.federate.methods.atpfl import PREVIOUS, enter
 from fedcache.federate.methods.common import (
+    Batch,
     ClientData,
     Ctx,
     MethodPage,
@@ -28,18 +29,11 @@ from fedcache.federate.methods.common import (
     is_zero,
     over,
     select,
+    train,
 )
 from fedcache.federate.methods.common.prompts import AUG, pull_temperature, scheduled
 from fedcache.federate.methods.tpfl_feat import NAMES, images, texts
 from fedcache.heads.prompt import l_aug
-
-PREVIOUS = "prev/"
-
-
-def enter(down: Tree, _data: ClientData, ctx: Ctx) -> Tree:
-    """The received vectors, as the client's previous ones."""
-    previous = {PREVIOUS + k: down[k] for k in NAMES}
-    return {**previous, **keep_optimiser(down, NAMES, ctx)}
 
 
 def loss(p: Tree, batch: Batch, down: Tree, ctx: Ctx) -> Tensor:

@@ -20,9 +20,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fedcache.federate.engine.local_training import local
-from fedcache.federate.engine.method import server_tensors
 from fedcache.federate.methods.common import (
+    FEAT_POST,
+    INIT,
+    LINEAR,
+    LOGIT_SCALE,
+    TRAINING,
     ClientData,
     Ctx,
     Defaults,
@@ -31,17 +34,11 @@ from fedcache.federate.methods.common import (
     MethodPage,
     Tree,
     affine,
-    model,
-)
-from fedcache.federate.methods.common.model import (
-    FEAT_POST,
-    LINEAR,
-    LOGIT_SCALE,
-    TRAINING,
     declare,
-    init_param,
+    local,
+    model,
+    server_tensors,
 )
-from fedcache.heads.projection import logits
 
 sgd = local(model.ce_loss, model.names, model.trained, send=model.names)
 
@@ -49,8 +46,9 @@ sgd = local(model.ce_loss, model.names, model.trained, send=model.names)
 def lbfgs(
     x: Tensor, y: Tensor, classes: int, l2: float, steps: int, scale: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """W [C, D] and b [C] that minimise mean CE of scale (W x + b) + (l2/2) |W|^2 on rows x [N, D] in float64; b is not
-    penalised.
+    """W [C, D] and b [C] that minimise the mean cross-entropy of scale (W x + b), plus (l2/2) |W|^2.
+
+    The rows x [N, D] are in float64. b is not penalised.
     """
     # The problem is convex, so a start at zero reaches the same minimum as any other.
     W = x.new_zeros(classes, x.shape[1]).requires_grad_()
@@ -79,14 +77,14 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
     if ctx.hp["probe"] == "sgd":
         return sgd(down, state, data, ctx)
     x = data.full()[0].double().flatten(0, -2)
-    y = data.labels(data.positions()).flatten()
+    y = data.labels().flatten()
     W, b = lbfgs(
         x,
         y,
         ctx.env.classes,
-        float(ctx.number("l2")),
+        ctx.scalar("l2"),
         ctx.count("lbfgs_steps"),
-        float(ctx.number("logit_scale")),
+        ctx.scalar("logit_scale"),
     )
     up = {"W": W.to(ctx.env.dtype), "b": b.to(ctx.env.dtype)}
     return {}, {k: t.reshape(ctx.lead + tuple(t.shape)) for k, t in up.items()}
@@ -99,11 +97,6 @@ def zero_shot(ctx: Ctx) -> Callable[[Tensor], Tensor] | None:
     return None
 
 
-def predict(down: Tree, _state: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:
-    """Logits [.., N, C]."""
-    return logits(model.head_of(ctx.hp), down, x)[0]
-
-
 METHOD = Method(
     name="central",
     paper="reference of FST-CBDG (Yan & Guo), table 1",
@@ -112,7 +105,7 @@ METHOD = Method(
         *declare(
             FEAT_POST,
             LOGIT_SCALE,
-            init_param(independent=False),
+            INIT,
             TRAINING,
             feat_post="l2",
             opt="sgd",
@@ -132,8 +125,7 @@ METHOD = Method(
     init=model.init,
     fit=fit,
     uploads=server_tensors(model.names),
-    predict=predict,
-    embed=lambda down, _own, x, ctx: model.embed(down, {}, x, ctx),
+    predict=model.predict,
     check=model.check,
     zero_shot=zero_shot,
     one_shot=True,

@@ -12,6 +12,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from fedcache.federate.methods.common import (
+    UNIT_FEATURES,
     ClientData,
     Ctx,
     Defaults,
@@ -22,7 +23,6 @@ from fedcache.federate.methods.common import (
     affine,
     sends_nothing,
 )
-from fedcache.federate.methods.common.model import FEAT_POST, declare
 
 
 def predict(_down: Tree, _state: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:
@@ -35,7 +35,7 @@ METHOD = Method(
     paper="Radford et al., ICML 2021",
     summary="Zero-shot: each image gets the class whose text feature is nearest.",
     hparams=(
-        *declare(FEAT_POST, feat_post="l2"),
+        UNIT_FEATURES,
         HParam(
             "scale",
             1.0,

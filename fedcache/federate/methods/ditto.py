@@ -22,8 +22,6 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from fedcache.federate.engine.local_training import train
-from fedcache.federate.engine.method import personal_model
 from fedcache.federate.methods import fedavg, solo
 from fedcache.federate.methods.common import (
     ClientData,
@@ -33,7 +31,9 @@ from fedcache.federate.methods.common import (
     Tree,
     is_zero,
     model,
+    personal_model,
     select,
+    train,
 )
 from fedcache.federate.methods.fedprox import proximal
 from fedcache.heads.projection import logits

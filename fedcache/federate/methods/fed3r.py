@@ -51,21 +51,24 @@ import torch
 from torch import Tensor
 
 from fedcache.errors import FederatedRunError
-from fedcache.federate.engine.context import RunConstants, generator
-from fedcache.federate.engine.method import Pooling, Protocol, StatisticKind
+from fedcache.federate.engine.context import generator
 from fedcache.federate.methods import fedncm
 from fedcache.federate.methods.common import (
+    FEAT_POST,
     ClientData,
     Ctx,
     Hp,
     HParam,
     MethodPage,
+    Pooling,
+    RunConstants,
     Statistic,
+    StatisticKind,
     Tree,
     Uploads,
     UploadTensor,
+    personal_if,
 )
-from fedcache.federate.methods.common.model import FEAT_POST
 from fedcache.federate.methods.fedncm import add_up, class_rows, class_sums, predict, send_head
 from fedcache.heads.ridge import (
     LONGEST_FOURIER,
@@ -101,7 +104,7 @@ def feature_map(x: Tensor, ctx: Ctx) -> Tensor:
     z = x.double()
     if not dim:
         return z
-    sigma = float(ctx.number("rff_sigma"))
+    sigma = ctx.scalar("rff_sigma")
     frequencies, phases = _drawn(ctx.rng.seed, ctx.env.width, dim, sigma)
     return fourier_features(z, frequencies, phases)
 
@@ -109,21 +112,19 @@ def feature_map(x: Tensor, ctx: Ctx) -> Tensor:
 def sums_single(z: Tensor, block: ClientData, ctx: Ctx, weight: Tensor) -> tuple[Tensor, Tensor]:
     """``class_sums`` of rows z [.., R, D]: added ``SINGLE_ROWS`` at a time in float32, and these sums in float64."""
     C = ctx.env.classes
-    R = z.shape[-2]
     lead = z.shape[:-2]
     D = z.shape[-1]
-    y = block.labels(block.positions())
+    y = block.labels()
     total = z.new_zeros(*lead, C, D, dtype=torch.float64)
-    for start in range(0, R, SINGLE_ROWS):
-        some = slice(start, start + SINGLE_ROWS)
-        own = z[..., some, :]
-        at = y[..., some].unsqueeze(-1)
+    row_blocks = torch.split(z, SINGLE_ROWS, -2)
+    class_blocks = torch.split(y, SINGLE_ROWS, -1)
+    for rows, classes in zip(row_blocks, class_blocks, strict=True):
         part = z.new_zeros(*lead, C, D)
         # One client's rows are added by class at once, which is faster than a place for each number.
         if z.dim() == 2:
-            total += part.index_add_(0, at[:, 0], own)
+            total += part.index_add_(0, classes, rows)
         else:
-            total += part.scatter_add_(-2, at.expand_as(own), own)
+            total += part.scatter_add_(-2, classes.unsqueeze(-1).expand_as(rows), rows)
     count = weight.new_zeros(*lead, C).scatter_add_(-1, y, weight)
     return total, count
 
@@ -150,7 +151,8 @@ def statistics(data: ClientData, ctx: Ctx) -> Tree:
         rooted = z
         weighted = z
         if owned is not None:
-            rows_of_class = owned.clamp(min=1.0).gather(-1, block.labels(block.positions()))
+            # A row counts by its weight: once in B_i, and by the root in both factors of the product in A_i.
+            rows_of_class = owned.clamp(min=1.0).gather(-1, block.labels())
             weight = weight / rows_of_class
             own = weight.to(z.dtype).unsqueeze(-1)
             rooted = z * own.sqrt()
@@ -374,7 +376,7 @@ def notice(sums: Tree, ctx: Ctx) -> str:
     """A sentence for a given ``lam`` that decides the model more than the rows do, or that does nothing; else empty."""
     if ctx.hp["lam"] is None:
         return ""
-    lam = float(ctx.number("lam"))
+    lam = ctx.scalar("lam")
     usual = usual_eigenvalue(unpack(sums["gram"], sums["class_sum"].shape[-1]))
     if usual < lam:
         return (
@@ -412,7 +414,7 @@ def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
             up = prepare(up, ctx)
         kept = automatic(up, ctx).numbers("lam", up["gram"])
     else:
-        kept = {"lam": up["gram"].new_tensor(float(ctx.number("lam")))}
+        kept = {"lam": up["gram"].new_tensor(ctx.scalar("lam"))}
     if personal(ctx.hp):
         sums = {k: t for k, t in up.items() if k not in (*SPECTRUM, "best")}
         return sums | kept
@@ -430,7 +432,7 @@ def personal_part(down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> Tree:
     """With omega > 0 the head of A + omega A_i, B + omega B_i."""
     if not personal(ctx.hp):
         return {}
-    omega = float(ctx.number("omega"))
+    omega = ctx.scalar("omega")
     # The client's own rows are in the sums already. They are added omega times more.
     own = statistics(data, ctx)
     sums = {k: down[k] + omega * t for k, t in own.items()}
@@ -450,7 +452,7 @@ def embed(_down: Tree, _own: Tree, x: Tensor, ctx: Ctx) -> Tensor:
     return x
 
 
-def asks_norms(hp: Hp) -> bool:
+def automatic_bandwidth(hp: Hp) -> bool:
     """Whether the bandwidth follows the lengths of the rows."""
     return bool(hp["rff_dim"]) and hp["rff_sigma"] is None
 
@@ -465,7 +467,7 @@ def settle(hp: Hp, env: RunConstants) -> Hp:
         settled["lam"] = PAPER_LAM
     if settled["lam"] is not None:
         settled["lam_by"] = "rows"
-    if asks_norms(hp):
+    if automatic_bandwidth(hp):
         settled["rff_sigma"] = max(cast(float, env.row_norm), 1e-6)
     return settled
 
@@ -476,7 +478,7 @@ def chosen(
     """The bandwidth; an automatic lam, the mean eigenvalue without the largest, whether lam is the lowest allowed."""
     numbers = chosen_numbers(server, "lam")
     if ctx.count("rff_dim"):
-        numbers["rff_sigma"] = float(ctx.number("rff_sigma"))
+        numbers["rff_sigma"] = ctx.scalar("rff_sigma")
     return numbers
 
 
@@ -510,16 +512,9 @@ def is_additive(hp: Hp) -> bool:
 
 def needs(hp: Hp) -> frozenset[str]:
     """Labels, and the lengths of rows for an automatic bandwidth."""
-    if asks_norms(hp):
+    if automatic_bandwidth(hp):
         return frozenset({"labels", "row norms"})
     return frozenset({"labels"})
-
-
-def protocol(hp: Hp) -> Protocol:
-    """One global model, unless clients weigh their own rows more."""
-    if personal(hp):
-        return "personalised"
-    return "global"
 
 
 METHOD = replace(
@@ -612,7 +607,7 @@ METHOD = replace(
     needs_for=needs,
     settle=settle,
     diagnose=chosen,
-    protocol=protocol,
+    protocol=personal_if(personal),
     paper_count=paper_count,
     page=MethodPage(
         family="One round, closed form",

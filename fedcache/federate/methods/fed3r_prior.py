@@ -24,20 +24,20 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from fedcache.federate.engine.context import RunConstants
 from fedcache.federate.methods import fedcgs
 from fedcache.federate.methods.common import (
+    UNIT_FEATURES,
     ClientData,
     Ctx,
     Hp,
     HParam,
     MethodPage,
+    RunConstants,
     Tree,
     Uploads,
     model,
     select,
 )
-from fedcache.federate.methods.common.model import FEAT_POST, declare
 from fedcache.heads.ridge import best_ridge, chosen_numbers, solve_spectrum, spectrum, unpack
 
 PAPER_LAM = 1.0
@@ -72,7 +72,7 @@ def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
     if "values" not in up:
         up = prepare(up, ctx)
     prior: Tensor = ctx.text.double().mT
-    kappa = float(ctx.number("kappa"))
+    kappa = ctx.scalar("kappa")
     # In the basis of A's eigenvectors V the products with A are products with its eigenvalues.
     rotated = up["vectors"].mT @ prior
     pull = up["values"].unsqueeze(-1) * rotated  # V'A W0
@@ -86,12 +86,9 @@ def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
         kept = choice.numbers("lam", prior)
         lam = choice.ridge
     else:
-        lam = float(ctx.number("lam"))
+        lam = ctx.scalar("lam")
     W = prior + solve_spectrum(known, lam)
-    head = {
-        "W": W.mT.contiguous().to(ctx.env.dtype),
-        "b": W.new_zeros(W.shape[1]).to(ctx.env.dtype),
-    }
+    head = {"W": W.mT.contiguous().to(ctx.env.dtype), "b": ctx.zeros(W.shape[1])}
     return head | kept
 
 
@@ -108,7 +105,7 @@ METHOD = replace(
     paper="ours; after Fani et al., ICML 2024",
     summary="Ridge regression around the zero-shot classifier; one round, exact for every partition.",
     hparams=(
-        *declare(FEAT_POST, feat_post="l2"),
+        UNIT_FEATURES,
         HParam(
             "lam",
             PAPER_LAM,

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from fedcache.federate.methods import fedavg
 from fedcache.federate.methods.common import Ctx, HParam, Method, MethodPage, Tree, model, over
-from fedcache.federate.methods.fedavgm import broadcast
+from fedcache.federate.methods.fedavgm import LR_G, broadcast
 
 SecondMoment = Callable[[Tensor, Tensor, float | Tensor], Tensor]
 """(v, Delta^2, 1 - beta2) -> v of the next round."""
@@ -38,11 +38,7 @@ SecondMoment = Callable[[Tensor, Tensor, float | Tensor], Tensor]
 def init(ctx: Ctx) -> Tree:
     """Initial weights, m = 0, and v = 0, which stands for tau^2 until the first round has passed."""
     p = model.init(ctx)
-    out = dict(p)
-    for name in model.trained(ctx.hp):
-        out[f"m/{name}"] = torch.zeros_like(p[name])
-        out[f"v/{name}"] = torch.zeros_like(p[name])
-    return out
+    return {**p, **model.zeros_for(p, "m/", ctx), **model.zeros_for(p, "v/", ctx)}
 
 
 def aggregate_by(second_moment: SecondMoment) -> Callable[[Tree, Tree, Ctx], Tree]:
@@ -99,7 +95,7 @@ def server_optimiser(
         summary=summary,
         hparams=(
             *fedavg.METHOD.hparams,
-            HParam("lr_g", rate, "float", "the server's learning rate", low=0.0, fit=False),
+            replace(LR_G, default=rate),
             HParam(
                 "beta1",
                 beta1,

@@ -20,30 +20,31 @@ client, which is scored with its own.
 
 from __future__ import annotations
 
-from torch import Tensor
+from dataclasses import replace
 
-from fedcache.federate.engine.local_training import keep_optimiser, local
-from fedcache.federate.engine.method import ON_ROWS, Defaults, Method, Protocol
 from fedcache.federate.methods.common import (
+    AGG,
+    FEAT_POST,
+    FEDPCL_SETTING,
+    INIT,
+    LOGIT_SCALE,
+    MODEL,
+    ON_ROWS,
+    TRAINING,
     ClientData,
     Ctx,
     Hp,
+    Method,
     MethodPage,
     Tree,
+    declare,
+    keep_optimiser,
+    local,
     model,
+    personal_if,
     select,
     server_tensors,
 )
-from fedcache.federate.methods.common.model import (
-    AGG,
-    FEAT_POST,
-    LOGIT_SCALE,
-    MODEL,
-    TRAINING,
-    declare,
-    init_param,
-)
-from fedcache.heads.projection import logits
 
 
 def own_statistics(hp: Hp) -> tuple[str, ...]:
@@ -61,30 +62,10 @@ def enter(down: Tree, _data: ClientData, ctx: Ctx) -> Tree:
 
 def sent_names(hp: Hp) -> tuple[str, ...]:
     """Names of the model's tensors, without the statistics that stay with the client."""
-    own = own_statistics(hp)
-    return tuple(name for name in model.names(hp) if name not in own)
+    return model.names(hp, own_statistics(hp))
 
 
-def predict(down: Tree, state: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:
-    """Logits [.., N, C] of the global model (with the client's own statistics, if it keeps any)."""
-    return logits(model.head_of(ctx.hp), {**down, **kept_statistics(state, ctx)}, x)[0]
-
-
-def embed(down: Tree, state: Tree, x: Tensor, ctx: Ctx) -> Tensor:
-    """Projections [.., N, dim] of features by that model."""
-    return model.embed(down, kept_statistics(state, ctx), x, ctx)
-
-
-def kept_statistics(state: Tree, ctx: Ctx) -> Tree:
-    """The client's own statistics, if it keeps any."""
-    return {k: state[k] for k in own_statistics(ctx.hp) if k in state}
-
-
-def protocol(hp: Hp) -> Protocol:
-    """One global model, unless part of it stays with the clients."""
-    if own_statistics(hp):
-        return "personalised"
-    return "global"
+uploads = server_tensors(sent_names)
 
 
 def paper_count(width: int, classes: int, _clients: int, hp: Hp) -> tuple[int, int]:
@@ -97,18 +78,16 @@ METHOD = Method(
     name="fedavg",
     paper="McMahan et al., AISTATS 2017",
     summary="Clients train the model locally; the server averages the models, weighted by rows.",
-    hparams=declare(FEAT_POST, MODEL, LOGIT_SCALE, init_param(independent=False), AGG, TRAINING),
-    defaults=Defaults(
-        rounds=100, participation=None, clients=5, scheme="label-shift", official_participation=20
-    ),
+    hparams=declare(FEAT_POST, MODEL, LOGIT_SCALE, INIT, AGG, TRAINING),
+    defaults=replace(FEDPCL_SETTING, official_participation=20),
     executions=ON_ROWS,
     init=model.init,
     enter=enter,
     fit=local(model.ce_loss, model.names, model.trained, sent_names),
-    uploads=server_tensors(sent_names),
-    predict=predict,
-    embed=embed,
-    protocol=protocol,
+    uploads=uploads,
+    predict=model.predict,
+    embed=model.embed,
+    protocol=personal_if(own_statistics),
     check=model.check,
     zero_shot=model.zero_shot,
     paper_count=paper_count,

@@ -11,29 +11,34 @@ pool), which has 11,168,832 without its classifier; the released one may have th
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 
 from torch import Tensor
 
-from fedcache.federate.engine.local_training import Batch, train
 from fedcache.federate.methods.common import (
+    AGG,
+    CLASSIFIER,
+    TRAINING,
+    Batch,
     ClientData,
     Ctx,
     Defaults,
     Hp,
     Method,
     MethodPage,
+    Tree,
+    affine,
+    declare,
+    select,
     server_tensors,
     simclr,
+    train,
+    without,
 )
 from fedcache.federate.methods.common.live_images import LIVE, ON_IMAGES, precision
-from fedcache.federate.methods.common.model import AGG, TRAINING, declare, without
 from fedcache.heads.encoder import PROJECTION
-from fedcache.heads.linear import Tree, affine, init_linear, select
+from fedcache.heads.linear import init_linear
 from fedcache.heads.losses import cross_entropy
-
-CLASSIFIER = ("Q.W", "Q.b")
 
 
 def trained(hp: Hp) -> tuple[str, ...]:
@@ -48,7 +53,7 @@ def names(hp: Hp) -> tuple[str, ...]:
 
 def init(ctx: Ctx) -> Tree:
     """Fresh weights, the same for all clients."""
-    uniform = ctx.rng.uniform("init", independent=False)
+    uniform = ctx.rng.uniform("init")
     encoder = simclr.encoder_of(ctx.hp)
     p = encoder.init(uniform, ctx.env.width)
     p |= init_linear(uniform, ctx.env.classes, encoder.width, "Q.")
@@ -66,7 +71,7 @@ def loss(p: Tree, batch: Batch, _down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
 
 def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """Local epochs; a batch of one row, which has no variance, joins another (``batch_sizes``)."""
-    ctx = replace(ctx, hp={**ctx.hp, "bn": True})
+    ctx = ctx.with_hp(bn=True)
     batches = simclr.live(data, ctx, views=("x",))
     p = select({**down, **state}, names(ctx.hp))
     epochs = ctx.count("epochs")

@@ -10,8 +10,15 @@ and inference differently (D-37; here once). Labels are read by the probe alone.
 
 from __future__ import annotations
 
-from fedcache.federate.methods.common import Defaults, Method, MethodPage, server_tensors, simclr
-from fedcache.federate.methods.common.model import AGG, declare
+from fedcache.federate.methods.common import (
+    AGG,
+    Defaults,
+    Method,
+    MethodPage,
+    declare,
+    server_tensors,
+    simclr,
+)
 
 METHOD = Method(
     name="fedavg-simclr",

@@ -19,39 +19,38 @@ from dataclasses import replace
 
 import torch
 
-from fedcache.federate.engine.local_training import train
-from fedcache.federate.engine.method import Protocol, no_state
-from fedcache.federate.methods import fedavg, solo
+from fedcache.federate.methods import fedavg
 from fedcache.federate.methods.common import (
-    ClientData,
-    Ctx,
-    Hp,
-    HParam,
-    MethodPage,
-    Tree,
-    model,
-    select,
-    server_tensors,
-)
-from fedcache.federate.methods.common.model import (
     AGG,
+    CLASSIFIER,
     FEAT_POST,
+    FEDPCL_SETTING,
     LOGIT_HEAD,
     MLP,
     PROJECTION,
     SHARED_INIT,
     TRAIN_VIEW,
     TRAINING,
+    ClientData,
+    Ctx,
+    Hp,
+    HParam,
+    MethodPage,
+    Tree,
     declare,
+    model,
+    no_state,
+    personal_if,
+    select,
+    server_tensors,
+    train,
     without,
 )
-
-FROZEN = ("Q.W", "Q.b")
 
 
 def sent_names(hp: Hp) -> tuple[str, ...]:
     """P, with BatchNorm's statistics."""
-    return tuple(name for name in model.names(hp) if name not in FROZEN)
+    return model.names(hp, CLASSIFIER)
 
 
 def fit(down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
@@ -67,7 +66,7 @@ def tuned_names(hp: Hp) -> tuple[str, ...]:
     if hp["tune"] == "all":
         return model.trained(hp)
     if hp["tune"] == "head":
-        return FROZEN
+        return CLASSIFIER
     return model.head_of(hp).body()
 
 
@@ -76,20 +75,13 @@ def personal_part(down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> Tree:
     if not ctx.count("tune_epochs"):
         return {}
     # A client with fewer rows than a batch tunes on the rows it has.
-    tuning = replace(ctx, hp={**ctx.hp, "drop_last": False})
+    tuning = ctx.with_hp(drop_last=False)
     names = tuned_names(ctx.hp)
     epochs = ctx.count("tune_epochs")
     # Evaluation runs without gradients, and fine-tuning needs them.
     with torch.enable_grad():
         p = train(down, names, epochs, model.ce_loss, down, data, tuning, purpose="tune")
     return select(p, (*names, *model.head_of(ctx.hp).buffers()))
-
-
-def protocol(hp: Hp) -> Protocol:
-    """One model per client, unless nothing is tuned."""
-    if hp["tune_epochs"]:
-        return "personalised"
-    return "global"
 
 
 def paper_count(width: int, classes: int, _clients: int, hp: Hp) -> tuple[int, int]:
@@ -127,15 +119,12 @@ METHOD = replace(
             fit=False,
         ),
     ),
-    defaults=replace(fedavg.METHOD.defaults, official_participation=None),
+    defaults=FEDPCL_SETTING,
     enter=no_state,
     fit=fit,
     uploads=server_tensors(sent_names),
     personal_part=personal_part,
-    predict=solo.predict,
-    embed=model.embed,
-    protocol=protocol,
-    check=lambda _hp, _ctx: None,
+    protocol=personal_if(lambda hp: hp["tune_epochs"]),
     paper_count=paper_count,
     page=MethodPage(
         family="A model for each client",

@@ -36,18 +36,24 @@ import torch
 from fedcache.errors import FederatedRunError
 from fedcache.federate.methods import fedncm
 from fedcache.federate.methods.common import (
+    FEAT_POST,
     ClientData,
     Ctx,
     HParam,
     MethodPage,
-    Statistic,
     Tree,
     Uploads,
     UploadTensor,
 )
-from fedcache.federate.methods.common.model import FEAT_POST
 from fedcache.federate.methods.fed3r import best_around_mean, centred
-from fedcache.federate.methods.fedncm import add_up, around_mean, class_sums, masked, send_head
+from fedcache.federate.methods.fedncm import (
+    add_up,
+    around_mean,
+    class_sums,
+    masked,
+    send_head,
+    statistic,
+)
 from fedcache.heads.linear import head_around
 from fedcache.heads.ridge import (
     RidgeChoice,
@@ -83,15 +89,10 @@ def uploads(_server: Tree, ctx: Ctx) -> Uploads:
     C = ctx.env.classes
     D = ctx.env.width
     return {
-        "gram": UploadTensor((D * (D + 1) // 2,), torch.float64, statistic=Statistic("gram")),
-        "class_sum": UploadTensor((C, D), torch.float64, statistic=Statistic("class sums")),
+        "gram": statistic("gram", D * (D + 1) // 2),
+        "class_sum": statistic("class sums", C, D),
         "count": UploadTensor((C,), torch.float64, counts_rows=True),
     }
-
-
-def means(up: Tree) -> torch.Tensor:
-    """mu_c [C, D]; zero for a class that no client has."""
-    return up["class_sum"] / up["count"].clamp(min=1.0).unsqueeze(-1)
 
 
 def freedom(up: Tree, cov: str) -> float:
@@ -174,7 +175,7 @@ def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
         kept = automatic(up).numbers(name, sigma, free)
         gamma = float(kept[name])
     else:
-        gamma = float(ctx.number(name))
+        gamma = ctx.scalar(name)
     if known:
         W = solve_spectrum(up, gamma, switch=name).mT
     else:

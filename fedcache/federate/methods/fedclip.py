@@ -24,13 +24,13 @@ Limits: A = B = 0 weighs all numbers alike and is ``clip-zs``, which the first m
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from fedcache.federate.engine.local_training import keep_optimiser, local
 from fedcache.federate.methods.common import (
+    AGG,
+    TRAINING,
+    UNIT_FEATURES,
     Batch,
     ClientData,
     Ctx,
@@ -41,24 +41,21 @@ from fedcache.federate.methods.common import (
     MethodPage,
     Tree,
     affine,
+    count_of,
+    declare,
+    keep_whole_optimiser,
+    local,
     model,
     over,
     server_tensors,
-)
-from fedcache.federate.methods.common.model import (
-    ADAM,
-    AGG,
-    FEAT_POST,
-    TRAINING,
-    declare,
+    with_official,
     without,
 )
+from fedcache.federate.methods.common.model import ADAM
 from fedcache.heads.linear import init_linear
 from fedcache.heads.losses import cross_entropy, mask_logits
 
 NAMES = ("A.W", "A.b", "B.W", "B.b")
-RELEASED = {"adam_beta1": None, "adam_beta2": 0.98, "adam_eps": 1e-6}
-"""Adam's constants in the released code; None for torch's."""
 
 
 def names(_hp: Hp) -> tuple[str, ...]:
@@ -68,7 +65,7 @@ def names(_hp: Hp) -> tuple[str, ...]:
 
 def init(ctx: Ctx) -> Tree:
     """Both layers [D, D] and [D], drawn as torch draws them."""
-    uniform = ctx.rng.uniform("init", independent=False)
+    uniform = ctx.rng.uniform("init")
     D = ctx.env.width
     return {**init_linear(uniform, D, D, "A."), **init_linear(uniform, D, D, "B.")}
 
@@ -126,7 +123,7 @@ METHOD = Method(
     summary="Clients train a small attention network on CLIP's image features against class "
     "texts; the server averages it.",
     hparams=(
-        *declare(FEAT_POST, feat_post="l2"),
+        UNIT_FEATURES,
         AGG,
         HParam(
             "objective",
@@ -138,18 +135,18 @@ METHOD = Method(
         HParam("scale", 100.0, "float", "factor of the cosines", low=1e-6),
         *declare(without(TRAINING, "wd"), lr=5e-5, drop_last=False),
         HParam("wd", 0.0, "float", "L2 weight decay, added to the gradient", low=0.0, official=0.2),
-        *(replace(h, official=RELEASED[h.name]) for h in ADAM),
+        *with_official(ADAM, adam_beta2=0.98, adam_eps=1e-6),
     ),
     defaults=Defaults(rounds=200, participation=None, clients=4, scheme="feature-shift"),
     init=init,
-    enter=lambda down, _data, ctx: keep_optimiser(down, NAMES, ctx),
+    enter=keep_whole_optimiser,
     fit=local(loss, names, names, names),
     uploads=server_tensors(names),
     predict=predict,
     zero_shot=model.by_text,
     embed=embed,
     needs=frozenset({"labels", "text"}),
-    trainable=lambda server, _state: sum(t.numel() for t in server.values()),
+    trainable=count_of(*NAMES),
     paper_count=lambda D, _classes, _clients, _hp: (2 * D * (D + 1), 2 * D * (D + 1)),
     uneven_rows="a row is contrasted with the texts of the other rows of its batch",
     page=MethodPage(

@@ -29,11 +29,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from fedcache.federate.engine.context import RunConstants
 from fedcache.federate.methods import fedncm
-from fedcache.federate.methods.common import Ctx, Hp, HParam, MethodPage, Tree
-from fedcache.federate.methods.common.model import FEAT_POST
-from fedcache.federate.methods.fedncm import around_mean, send_head
+from fedcache.federate.methods.common import (
+    FEAT_POST,
+    Ctx,
+    Hp,
+    HParam,
+    MethodPage,
+    RunConstants,
+    Tree,
+)
+from fedcache.federate.methods.fedncm import around_mean, means, send_head
 from fedcache.heads.losses import mask_logits
 from fedcache.heads.ridge import solve
 
@@ -46,9 +52,8 @@ def settle(hp: Hp, env: RunConstants) -> Hp:
     """gamma of the released scripts, if ``gamma_auto=backbone`` asks for it."""
     if hp["gamma"] is not None or hp["gamma_auto"] != "backbone":
         return hp
-    names = [name.lower() for name in env.backbones]
     gamma = OTHERS
-    if names and all("mobilenet" in name for name in names):
+    if env.backbones and all("mobilenet" in name.lower() for name in env.backbones):
         gamma = MOBILENET
     return {**hp, "gamma": gamma}
 
@@ -62,11 +67,11 @@ def scatter(sums: Tensor, counts: Tensor) -> Tensor:
     """
     N = counts.sum(0)
     K = (counts > 0).sum(0)
-    mean = sums.sum(0) / N.clamp(min=1.0).unsqueeze(-1)
+    mean = means(sums.sum(0), N)
     # With K_c = 1 the one mean is mu_c, so nothing is added.
     share = (N - 1.0).clamp(min=0.0) / (K - 1.0).clamp(min=1.0)
     weight = (counts * share).sqrt().unsqueeze(-1)
-    deviation = sums / counts.clamp(min=1.0).unsqueeze(-1) - mean
+    deviation = means(sums, counts) - mean
     # The spread of the clients' class means around the mean of the class estimates its covariance.
     rows = (deviation * weight).flatten(0, 1)
     return rows.mT @ rows
@@ -91,7 +96,7 @@ def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
     if ctx.hp["gamma"] is None:
         gamma = 1e-2 * variance(up["sum"], up["count"])
     else:
-        gamma = float(ctx.number("gamma"))
+        gamma = ctx.scalar("gamma")
     # gamma is added to the covariance of each class, which counts N_c - 1 times.
     times = max(1.0, float((N - 1.0).clamp(min=0.0).sum()))
     W = solve(G, S.mT, times * gamma, switch="gamma", unit=times)

@@ -24,24 +24,23 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fedcache.federate.engine.method import Uploads, UploadTensor
 from fedcache.federate.methods import fedavg
 from fedcache.federate.methods.common import (
+    FEAT_POST,
+    INIT,
+    MODEL,
+    TRAINING,
     ClientData,
     Ctx,
     Hp,
     HParam,
     MethodPage,
     Tree,
+    Uploads,
+    UploadTensor,
+    declare,
     model,
     over,
-)
-from fedcache.federate.methods.common.model import (
-    FEAT_POST,
-    MODEL,
-    TRAINING,
-    declare,
-    init_param,
 )
 from fedcache.federate.methods.fedncm import class_rows
 
@@ -73,21 +72,25 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
 
 def uploads(server: Tree, ctx: Ctx) -> Uploads:
     """The model, n_k and d_k."""
-    sent = {name: UploadTensor.like(server[name]) for name in fedavg.sent_names(ctx.hp)}
-    facts = {
+    return {
+        **fedavg.uploads(server, ctx),
         ROWS: UploadTensor((1,), torch.float64, counts_rows=True),
         GAP: UploadTensor((1,), torch.float64),
     }
-    return {**sent, **facts}
+
+
+def part_of_sum(t: Tensor, otherwise: float | Tensor) -> Tensor:
+    """Each client's part [S, ..] of the sum over clients; ``otherwise`` where the sum is 0."""
+    total = t.sum(0, keepdim=True)
+    divisor = torch.where(total > 0, total, 1.0)
+    return torch.where(total > 0, t / divisor, otherwise)
 
 
 def over_clients(gap: Tensor, metric: str) -> Tensor:
     """d_k of a round from the distances [S, ..] of its clients: ``kl`` divides by their sum, ``l2`` keeps them."""
     if metric == "l2":
         return gap
-    total = gap.sum(0, keepdim=True)
-    divisor = torch.where(total > 0, total, 1.0)
-    return torch.where(total > 0, gap / divisor, 0.0)
+    return part_of_sum(gap, 0.0)
 
 
 def raw_weights(up: Tree, ctx: Ctx) -> tuple[Tensor, Tensor]:
@@ -101,10 +104,7 @@ def weights(up: Tree, ctx: Ctx) -> Tensor:
     """p_k [S, ..] of the uploads of a round."""
     share, raw = raw_weights(up, ctx)
     # No client may have a negative weight. If all weights are 0, clients are averaged by their rows.
-    positive = torch.relu(raw)
-    total = positive.sum(0, keepdim=True)
-    divisor = torch.where(total > 0, total, 1.0)
-    return torch.where(total > 0, positive / divisor, share).squeeze(-1)
+    return part_of_sum(torch.relu(raw), share).squeeze(-1)
 
 
 def notice(up: Tree, ctx: Ctx) -> str:
@@ -145,7 +145,7 @@ METHOD = replace(
     paper="Ye et al., ICML 2023",
     summary="FedAvg with less weight for clients whose class frequencies are far from uniform.",
     hparams=(
-        *declare(FEAT_POST, MODEL, init_param(independent=False), TRAINING),
+        *declare(FEAT_POST, MODEL, INIT, TRAINING),
         HParam(
             "a",
             0.5,

@@ -37,25 +37,28 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from fedcache.federate.engine.context import dot, is_zero, over
-from fedcache.federate.engine.local_training import ClosedForm, Loss, grads, train
+from fedcache.federate.engine.local_training import ClosedForm
 from fedcache.federate.methods import fedavg
 from fedcache.federate.methods.common import (
+    FEAT_POST,
+    INIT,
+    MODEL,
+    TRAINING,
     ClientData,
     Ctx,
     Hp,
     HParam,
+    Loss,
     MethodPage,
     Tree,
-    model,
-    select,
-)
-from fedcache.federate.methods.common.model import (
-    FEAT_POST,
-    MODEL,
-    TRAINING,
     declare,
-    init_param,
+    dot,
+    grads,
+    is_zero,
+    model,
+    over,
+    select,
+    train,
     without,
 )
 from fedcache.federate.methods.fedavgm import broadcast
@@ -85,10 +88,8 @@ def alpha_of(data: ClientData, ctx: Ctx) -> float | Tensor:
     # A client with more rows takes more steps, so its pull is weaker by the same factor.
     mean_rows = cast(float, ctx.env.mean_rows)
     # A client without rows takes no step, and its alpha moves nothing.
-    rows = torch.tensor(data.n, dtype=ctx.env.dtype, device=ctx.env.device).clamp(min=1.0)
-    return (
-        alpha * mean_rows / rows.reshape(data.rows.shape[:-1])
-    )  # [*lead], a number for each client
+    rows = data.per_client(data.n).to(ctx.env.dtype).clamp(min=1.0)
+    return alpha * mean_rows / rows  # [*lead], a number for each client
 
 
 def linear_loss(p: Tree, batch: Tree, down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
@@ -168,7 +169,7 @@ METHOD = replace(
     summary="FedAvg with a correction of each client's loss, so that all clients have the same "
     "minimum.",
     hparams=(
-        *declare(FEAT_POST, MODEL, init_param(independent=False)),
+        *declare(FEAT_POST, MODEL, INIT),
         *without(declare(TRAINING, opt="sgd", momentum=0.0), "lr", "reset_opt"),
         HParam("lr", 0.01, "float", "learning rate", low=0.0, official=0.1),
         HParam(

@@ -30,26 +30,24 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fedcache.federate.engine.local_training import train
 from fedcache.federate.methods import fedavg
 from fedcache.federate.methods.common import (
+    AGG,
+    FEAT_POST,
+    INIT,
+    MODEL,
+    TRAINING,
     ClientData,
     Ctx,
     HParam,
     MethodPage,
     Tree,
+    declare,
     is_zero,
     model,
     over,
     select,
-)
-from fedcache.federate.methods.common.model import (
-    AGG,
-    FEAT_POST,
-    MODEL,
-    TRAINING,
-    declare,
-    init_param,
+    train,
 )
 from fedcache.federate.methods.fedncm import class_rows
 from fedcache.heads.losses import MASKED, cross_entropy
@@ -81,8 +79,7 @@ def calibration(count: Tensor, absent: float | Tensor) -> Tensor:
 
 def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """Local epochs of that loss."""
-    optimiser = [n for n in state if n.startswith("opt/")]
-    p = select({**down, **state}, (*model.names(ctx.hp), *optimiser))
+    p = {**select(down, model.names(ctx.hp)), **state}
     margin = calibration(class_rows(data, ctx), ctx.number("absent"))
     p["margin"] = margin.to(ctx.env.dtype)
     p = train(p, model.trained(ctx.hp), ctx.count("epochs"), loss, down, data, ctx)
@@ -95,9 +92,7 @@ METHOD = replace(
     paper="Zhang et al., ICML 2022",
     summary="FedAvg with a larger margin for the classes that are rare at the client.",
     hparams=(
-        *declare(
-            FEAT_POST, MODEL, init_param(independent=False), AGG, TRAINING, logit_head="plain"
-        ),
+        *declare(FEAT_POST, MODEL, INIT, AGG, TRAINING, logit_head="plain"),
         HParam("tau", 1.0, "float", "size of the margin; 0 is fedavg", low=0.0),
         HParam(
             "absent",

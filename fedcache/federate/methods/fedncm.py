@@ -20,18 +20,21 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize, one_hot
 
-from fedcache.federate.engine.method import Statistic, Uploads, UploadTensor
 from fedcache.federate.methods.common import (
+    FEAT_POST,
     ClientData,
     Ctx,
     Defaults,
     HParam,
     Method,
     MethodPage,
+    Statistic,
+    StatisticKind,
     Tree,
+    Uploads,
+    UploadTensor,
     affine,
 )
-from fedcache.federate.methods.common.model import FEAT_POST
 from fedcache.heads.linear import head_around
 from fedcache.heads.losses import mask_logits
 
@@ -60,16 +63,17 @@ def add_up(data: ClientData, ctx: Ctx, width: int, sums: Callable[[ClientData], 
         size = BLOCK_BYTES
     for block in data.blocks(max(FEW_ROWS, size // (8 * width))):
         part = sums(block)
-        if total:
-            total = {name: total[name].add_(t) for name, t in part.items()}
-        else:
+        if not total:
             total = part
+            continue
+        for name, t in part.items():
+            total[name].add_(t)
     return total
 
 
 def class_rows(data: ClientData, ctx: Ctx) -> Tensor:
     """Rows of each class that the clients have, float64 [*lead, C]."""
-    y = data.labels(data.positions())
+    y = data.labels()
     mask = data.mask().double()
     count = mask.new_zeros(*mask.shape[:-1], ctx.env.classes)
     return count.scatter_add_(-1, y, mask)
@@ -84,7 +88,7 @@ def class_sums(z: Tensor, data: ClientData, classes: int, weight: Tensor) -> tup
         classes: C.
         weight: [.., R] weight of each row; 0 on padding.
     """
-    y = data.labels(data.positions())
+    y = data.labels()
     # Many rows of one client: adding each to its class costs less than a product with a 0/1 matrix.
     if z.dim() == 2 and len(z) > FEW_ROWS and z.device.type == "cpu":
         rows = z
@@ -107,12 +111,16 @@ def fit(_down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tr
     return {}, add_up(data, ctx, ctx.env.width, sums)
 
 
+def statistic(kind: StatisticKind, *shape: int) -> UploadTensor:
+    """A statistic of the client's rows in float64."""
+    return UploadTensor(shape, torch.float64, statistic=Statistic(kind))
+
+
 def uploads(_server: Tree, ctx: Ctx) -> Uploads:
     """S_c [C, D] and N_c [C]."""
     C = ctx.env.classes
-    D = ctx.env.width
     return {
-        "sum": UploadTensor((C, D), torch.float64, statistic=Statistic("class sums")),
+        "sum": statistic("class sums", C, ctx.env.width),
         "count": UploadTensor((C,), torch.float64, counts_rows=True),
     }
 
@@ -120,17 +128,21 @@ def uploads(_server: Tree, ctx: Ctx) -> Uploads:
 def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
     """Class means as a linear head; a class that no client has is never predicted."""
     count = up["count"]
-    mean = up["sum"] / count.clamp(min=1.0).unsqueeze(-1)
     if ctx.hp["metric"] == "cos":
         made = {
-            "W": normalize(mean, dim=-1).to(ctx.env.dtype),
-            "b": torch.zeros_like(count).to(ctx.env.dtype),
+            "W": normalize(means(up["sum"], count), dim=-1).to(ctx.env.dtype),
+            "b": ctx.zeros(len(count)),
         }
     else:
         center, deviation = around_mean(up["sum"], count)
         b = -0.5 * (deviation**2).sum(-1)
         made = head_around(center, deviation, b, ctx.env.dtype)
     return masked(made, count)
+
+
+def means(sums: Tensor, count: Tensor) -> Tensor:
+    """Means [.., C, D] of the rows of each class from their sums and their numbers [.., C]; 0 without rows."""
+    return sums / count.clamp(min=1.0).unsqueeze(-1)
 
 
 def around_mean(sums: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
@@ -141,8 +153,7 @@ def around_mean(sums: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
         count: [C] rows of each class.
     """
     center = sums.sum(0) / count.sum()
-    mean = sums / count.clamp(min=1.0).unsqueeze(-1)
-    deviation = torch.where(count.unsqueeze(-1) > 0, mean - center, 0.0)
+    deviation = torch.where(count.unsqueeze(-1) > 0, means(sums, count) - center, 0.0)
     return center, deviation
 
 

@@ -25,27 +25,27 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fedcache.federate.engine.context import over
-from fedcache.federate.engine.local_training import batch_sizes, train
-from fedcache.federate.engine.method import Uploads, UploadTensor
 from fedcache.federate.methods import fedavg
 from fedcache.federate.methods.common import (
+    AGG,
+    FEAT_POST,
+    INIT,
+    MODEL,
+    TRAINING,
     ClientData,
     Ctx,
     Hp,
     HParam,
     MethodPage,
     Tree,
-    model,
-    select,
-)
-from fedcache.federate.methods.common.model import (
-    AGG,
-    FEAT_POST,
-    MODEL,
-    TRAINING,
+    Uploads,
+    UploadTensor,
     declare,
-    init_param,
+    local_steps,
+    model,
+    over,
+    select,
+    train,
     without,
 )
 
@@ -66,9 +66,7 @@ SGD = (
 
 def length(data: ClientData, ctx: Ctx) -> Tensor:
     """a_i of every client, [*lead, 1], with axes of 1 where clients agree."""
-    steps = [ctx.count("epochs") * len(batch_sizes(n, ctx.hp)) for n in data.n]
-    tau = torch.tensor(steps, dtype=torch.float64, device=ctx.env.device)
-    tau = tau.reshape(data.rows.shape[:-1])
+    tau = local_steps(data, ctx)
     rho = ctx.number("momentum")
     a = (tau - rho * (1.0 - rho**tau) / (1.0 - rho)) / (1.0 - rho)
     return a.to(ctx.env.dtype).unsqueeze(-1)
@@ -85,7 +83,7 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
         # a_i is 0 or at least 1, so the minimum only avoids a division by 0.
         divisor = torch.as_tensor(over(a.squeeze(-1), p[name]))
         up[name] = (down[name] - p[name]) / divisor.clamp(min=1.0)
-    up[LENGTH] = a.expand(*p[trained[0]].shape[: len(ctx.lead)], 1)
+    up[LENGTH] = a.expand(*ctx.lead, 1)
     return select(p, state), up
 
 
@@ -121,7 +119,7 @@ METHOD = replace(
     paper="Wang et al., NeurIPS 2020",
     summary="FedAvg in which a client does not get more weight by taking more local steps.",
     hparams=(
-        *declare(FEAT_POST, MODEL, init_param(independent=False), AGG),
+        *declare(FEAT_POST, MODEL, INIT, AGG),
         *SGD,
         *without(TRAINING, "opt", "lr", "momentum", "reset_opt"),
         HParam("lr", 0.03, "float", "learning rate", low=0.0, official=0.3),

@@ -27,27 +27,25 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fedcache.federate.engine.local_training import local
 from fedcache.federate.methods import fedavg
 from fedcache.federate.methods.common import (
+    AGG,
+    FEAT_POST,
+    INIT,
+    LOGIT_SCALE,
+    MODEL,
+    TRAINING,
     ClientData,
     Ctx,
     Defaults,
     HParam,
     MethodPage,
     Tree,
+    declare,
     is_zero,
+    local,
     model,
     over,
-)
-from fedcache.federate.methods.common.model import (
-    AGG,
-    FEAT_POST,
-    LOGIT_SCALE,
-    MODEL,
-    TRAINING,
-    declare,
-    init_param,
 )
 from fedcache.heads.losses import cross_entropy, not_true_divergence
 from fedcache.heads.projection import logits
@@ -74,8 +72,7 @@ def loss(p: Tree, batch: Tree, down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
 def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """Local epochs, with the learning rate of this round."""
     lr = ctx.number("lr") * ctx.number("lr_decay") ** ctx.round
-    now = replace(ctx, hp={**ctx.hp, "lr": lr})
-    return _local(down, state, data, now)
+    return _local(down, state, data, ctx.with_hp(lr=lr))
 
 
 _local = local(loss, model.names, model.trained, fedavg.sent_names)
@@ -90,7 +87,7 @@ METHOD = replace(
             FEAT_POST,
             MODEL,
             LOGIT_SCALE,
-            init_param(independent=False),
+            INIT,
             AGG,
             TRAINING,
             feat_post="l2",

@@ -35,7 +35,7 @@ it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import cast
 
 import numpy as np
@@ -43,25 +43,29 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from fedcache.federate.engine.context import Ctx, narrow_clients, over
-from fedcache.federate.engine.method import ON_ROWS, Defaults, Method, personal_model
+from fedcache.federate.engine.context import narrow_clients
 from fedcache.federate.methods.common import (
-    Batch,
-    ClientData,
-    Hp,
-    HParam,
-    MethodPage,
-    Tree,
-    prototypes,
-    select,
-)
-from fedcache.federate.methods.common.model import (
     FEAT_POST,
+    ON_ROWS,
     PROJECTION,
     PROTO_AGG,
     PROTO_INIT,
     TRAINING,
+    Batch,
+    Batches,
+    ClientData,
+    Ctx,
+    Defaults,
+    Hp,
+    HParam,
+    Method,
+    MethodPage,
+    Tree,
     declare,
+    over,
+    personal_model,
+    prototypes,
+    select,
 )
 from fedcache.federate.methods.common.prototypes import OWN_PROTOTYPES, TAU
 from fedcache.heads.losses import set_contrast
@@ -177,9 +181,7 @@ def perturb(x: Tensor, e: Tensor, ctx: Ctx) -> Tensor:
     return over(1.0 - ctx.number("p"), x) * x + over(ctx.number("s"), e) * e
 
 
-def noisy(
-    batches: Iterator[tuple[int, Batch]], data: ClientData, ctx: Ctx, epoch: int
-) -> Iterator[tuple[int, Batch]]:
+def noisy(batches: Batches, data: ClientData, ctx: Ctx, epoch: int) -> Batches:
     """Batches of an epoch with noise on their features: one draw for each row, the same in both views of it."""
     noise = draw(data.n, ctx.env.width, ctx, epoch)
     for k, batch in batches:
@@ -201,7 +203,7 @@ def noisy_prototypes(proto: Tensor, count: Tensor, ctx: Ctx) -> Tensor:
 def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """Local epochs (none before the first prototypes exist), then one pass over the rows for C_i and n_ij."""
 
-    def batches(epoch: int) -> Iterator[tuple[int, Batch]]:
+    def batches(epoch: int) -> Batches:
         clean = prototypes.view_batches(data, ctx, epoch)  # prototypes and tests stay clean (D-20)
         if ctx.hp["noise_on"] == "features":
             return noisy(clean, data, ctx, epoch)

@@ -15,10 +15,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fedcache.federate.engine.local_training import keep_optimiser, local
 from fedcache.federate.methods import fedrep
-from fedcache.federate.methods.common import ClientData, Ctx, MethodPage, Tree, model
-from fedcache.federate.methods.common.model import (
+from fedcache.federate.methods.common import (
     AGG,
     BN_MODE,
     FEAT_POST,
@@ -28,7 +26,14 @@ from fedcache.federate.methods.common.model import (
     PROTO_INIT,
     TRAIN_VIEW,
     TRAINING,
+    ClientData,
+    Ctx,
+    MethodPage,
+    Tree,
     declare,
+    keep_optimiser,
+    local,
+    model,
 )
 
 

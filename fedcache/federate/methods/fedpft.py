@@ -31,9 +31,10 @@ import torch
 from torch import Tensor
 
 from fedcache.errors import FederatedRunError
-from fedcache.federate.engine.local_training import train
-from fedcache.federate.engine.method import StatisticKind
 from fedcache.federate.methods.common import (
+    FEAT_POST,
+    LINEAR,
+    TRAINING,
     ClientData,
     Ctx,
     Defaults,
@@ -42,14 +43,18 @@ from fedcache.federate.methods.common import (
     Method,
     MethodPage,
     Statistic,
+    StatisticKind,
+    Tree,
     Uploads,
     UploadTensor,
+    declare,
     model,
+    train,
+    without,
 )
-from fedcache.federate.methods.common.model import FEAT_POST, LINEAR, TRAINING, declare, without
 from fedcache.federate.methods.fedncm import masked, predict
 from fedcache.heads.gaussian_mixture import Gaussians, fit_mixture, of_class, pooled, scale_size
-from fedcache.heads.linear import Tree, head_around, init_linear
+from fedcache.heads.linear import head_around, init_linear
 
 SCALE = "Bring the features to mean 0 and variance 1 with --set feat_post=standardize"
 """The remedy for features that 16-bit numbers cannot hold."""
@@ -69,7 +74,7 @@ def fit(_down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tr
     lead = data.rows.shape[:-1]
     R = data.rows.shape[-1]
     rows = data.full()[0].reshape(-1, R, D).double().cpu().numpy()
-    labels = data.labels(data.positions()).reshape(-1, R).cpu().numpy()
+    labels = data.labels().reshape(-1, R).cpu().numpy()
     shapes = {"mean": (C, K, D), "scale": (C, K, S), "weight": (C, K)}
     up = {k: np.zeros((len(rows), *shape)) for k, shape in shapes.items()}
     up["count"] = np.zeros((len(rows), C), np.int64)
@@ -101,7 +106,7 @@ def uploads(_server: Tree, ctx: Ctx) -> Uploads:
     K = ctx.count("k_mix")
     D = ctx.env.width
     cov = str(ctx.hp["cov"])
-    reg = float(ctx.number("reg_covar"))
+    reg = ctx.scalar("reg_covar")
     kind: StatisticKind = "mixture deviations"
     if cov == "full":
         kind = "mixture factors"
@@ -116,12 +121,12 @@ def uploads(_server: Tree, ctx: Ctx) -> Uploads:
 
 def _fitted(z: np.ndarray, k: int, cov: str, ctx: Ctx, seed: int) -> Gaussians:
     """A mixture of k Gaussians of the rows z [n, D] that 16-bit numbers can hold."""
-    reg = float(ctx.number("reg_covar"))
+    reg = ctx.scalar("reg_covar")
     # The engine refuses an upload with NaN, and its message names the client, which EM does not know.
     if not np.isfinite(z).all():
         nan = np.full((1, 1), np.nan)
         return Gaussians(nan, nan, np.ones(1))
-    tol = float(ctx.number("tol"))
+    tol = ctx.scalar("tol")
     steps = ctx.count("max_iter")
     try:
         made = fit_mixture(z, k, cov, reg=reg, tol=tol, steps=steps, seed=seed)
@@ -177,9 +182,9 @@ def draw(up: Tree, ctx: Ctx) -> tuple[Tensor, Tensor]:
     # With so few rows a client's own covariance means nothing. They get that of the class over all clients.
     few = (count > 0) & (count <= ctx.count("k_mix"))
     shared = {}
-    for c in np.flatnonzero(few.any(0)):
-        mixture = of_class(mean, scale, weight, count, int(c))
-        shared[int(c)] = pooled(mixture, cov)[1]
+    for c in np.flatnonzero(few.any(0)).tolist():
+        mixture = of_class(mean, scale, weight, count, c)
+        shared[c] = pooled(mixture, cov)[1]
     xs = []
     ys = []
     for i, counts in enumerate(count):
@@ -187,10 +192,10 @@ def draw(up: Tree, ctx: Ctx) -> tuple[Tensor, Tensor]:
         noise = ctx.rng.normal("synth", [rows_of_client], D, i).double().cpu().numpy()
         pick = ctx.rng.generator("component", 0, i)
         start = 0
-        for c in np.flatnonzero(counts):
+        for c in np.flatnonzero(counts).tolist():
             has = weight[i, c] > 0
             if few[i, c]:
-                scales = shared[int(c)][None]
+                scales = shared[c][None]
             else:
                 scales = scale[i, c, has].astype(np.float64)
             means = mean[i, c, has].astype(np.float64)
@@ -198,7 +203,7 @@ def draw(up: Tree, ctx: Ctx) -> tuple[Tensor, Tensor]:
             mixture = Gaussians(means, scales, weights)
             rows = mixture.rows(noise[start : start + counts[c]], pick, cov)
             xs.append(torch.from_numpy(rows).to(ctx.env.dtype))
-            ys.append(torch.full((len(rows),), int(c)))
+            ys.append(torch.full((len(rows),), c))
             start += len(rows)
     return torch.cat(xs).to(ctx.env.device), torch.cat(ys).to(ctx.env.device)
 
@@ -227,7 +232,7 @@ def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
     x = (x - center).to(x.dtype)
     rows = torch.arange(len(y), device=y.device)
     data = ClientData(x.unsqueeze(1), y, rows, (len(y),))
-    uniform = ctx.rng.uniform("init", independent=False)
+    uniform = ctx.rng.uniform("init")
     head = init_linear(uniform, ctx.env.classes, ctx.env.width)
     p = train(head, ("W", "b"), ctx.count("epochs"), model.ce_loss, {}, data, ctx)
     made = head_around(center, p["W"].double(), p["b"].double(), ctx.env.dtype)
@@ -252,7 +257,7 @@ def diagonal_of_product(factor: Tensor, width: int) -> Tensor:
 def notice(up: Tree, ctx: Ctx) -> str:
     """A sentence for a ``reg_covar`` that is larger than the variance of the features; else empty."""
     found = float(variances(up, ctx).mean())
-    reg = float(ctx.number("reg_covar"))
+    reg = ctx.scalar("reg_covar")
     if found >= reg:
         return ""
     return (
@@ -273,7 +278,7 @@ def variances(up: Tree, ctx: Ctx) -> Tensor:
     share = (rows / rows.sum()).unsqueeze(-1)
     deviation = up["mean"].double() - mean_of(up)
     total = (share * (own + deviation**2)).sum((0, 1, 2))
-    found: Tensor = (total - float(ctx.number("reg_covar"))).clamp(min=0.0)
+    found: Tensor = (total - ctx.scalar("reg_covar")).clamp(min=0.0)
     return found
 
 

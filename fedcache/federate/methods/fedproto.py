@@ -24,31 +24,33 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from fedcache.federate.engine.local_training import keep_optimiser, train
-from fedcache.federate.engine.method import ON_ROWS, Defaults, Method, personal_model
 from fedcache.federate.methods.common import (
-    ClientData,
-    Ctx,
-    Hp,
-    HParam,
-    MethodPage,
-    Tree,
-    is_zero,
-    model,
-    prototypes,
-    select,
-)
-from fedcache.federate.methods.common.model import (
     FEAT_POST,
+    FEDPCL_SETTING,
     LOGIT_HEAD,
     MLP,
+    ON_ROWS,
     PROJECTION,
     PROTO_AGG,
     PROTO_INIT,
     PROTO_VIEW,
     TRAIN_VIEW,
     TRAINING,
+    ClientData,
+    Ctx,
+    Hp,
+    HParam,
+    Method,
+    MethodPage,
+    Tree,
     declare,
+    is_zero,
+    keep_optimiser,
+    model,
+    personal_model,
+    prototypes,
+    select,
+    train,
 )
 from fedcache.heads.losses import cross_entropy
 from fedcache.heads.projection import classify, embed
@@ -113,7 +115,7 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
     p = train(own, model.trained(ctx.hp), ctx.count("epochs"), loss, down, data, ctx)
     x, mask = prototypes.prototype_rows(data, ctx)
     z = embed(model.head_of(ctx.hp), p, x)[0]
-    proto, count = class_means(z, data.labels(data.positions()), mask, ctx.env.classes)
+    proto, count = class_means(z, data.labels(), mask, ctx.env.classes)
     up = {"proto": proto, "count": count}
     return select({**p, **up}, state), up
 
@@ -127,12 +129,11 @@ def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
 
 def predict(down: Tree, state: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:
     """Scores [.., N, C]: minus half the squared distance to a prototype (up to |z|^2 / 2), or the logits."""
-    head = model.head_of(ctx.hp)
     z = model.embed({}, state, x, ctx)
     rule = ctx.hp["proto_infer"]
-    own = state["count"] > 0
     if rule == "head":
-        return classify(head, state, z)
+        return classify(model.head_of(ctx.hp), state, z)
+    own = state["count"] > 0
     if rule == "local":
         return scores(z, state["proto"], own, "mse")
     has = down["has"]
@@ -190,7 +191,7 @@ METHOD = Method(
             official="global_own",
         ),
     ),
-    defaults=Defaults(rounds=100, participation=None, clients=5, scheme="label-shift"),
+    defaults=FEDPCL_SETTING,
     executions=ON_ROWS,
     init=init,
     enter=enter,
@@ -201,7 +202,7 @@ METHOD = Method(
     merges="classes",
     predict=predict,
     by_similarity=lambda hp: hp["proto_infer"] != "head",
-    embed=lambda _down, own, x, ctx: model.embed({}, own, x, ctx),
+    embed=model.embed,
     protocol=personal_model,
     mixed=frozenset({"backbones"}),
     sent=prototypes.owned_rows,

@@ -12,14 +12,22 @@ Limits: mu = 0 is ``fedavg`` bit for bit; at w = w_g the added gradient is exact
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from torch import Tensor
 
-from fedcache.federate.engine.context import Ctx, is_zero, squared_distance
-from fedcache.federate.engine.local_training import local
 from fedcache.federate.methods import fedavg
-from fedcache.federate.methods.common import HParam, MethodPage, Tree, model
+from fedcache.federate.methods.common import (
+    Ctx,
+    HParam,
+    MethodPage,
+    Tree,
+    is_zero,
+    local,
+    model,
+    squared_distance,
+)
 
 
 def proximal(p: Tree, down: Tree, ctx: Ctx) -> Tensor:
@@ -27,16 +35,21 @@ def proximal(p: Tree, down: Tree, ctx: Ctx) -> Tensor:
     return squared_distance(p, down, model.trained(ctx.hp), ctx)
 
 
-def loss(p: Tree, batch: Tree, down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
-    """Cross-entropy plus (mu/2) |w - w_g|^2."""
-    value, updates = model.ce_loss(p, batch, down, ctx)
+def pulled(value: Tensor, p: Tree, down: Tree, trained: Sequence[str], ctx: Ctx) -> Tensor:
+    """A loss plus (mu/2) |w - w_g|^2 over the ``trained`` tensors; the loss itself if mu is 0, bit for bit."""
     mu = ctx.number("mu")
     if is_zero(mu):
-        return value, updates  # the same bits as fedavg, at the same price
+        return value
     scale = mu
     if ctx.hp["prox_half"]:
         scale = 0.5 * mu
-    return value + scale * proximal(p, down, ctx), updates
+    return value + scale * squared_distance(p, down, trained, ctx)
+
+
+def loss(p: Tree, batch: Tree, down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
+    """Cross-entropy plus (mu/2) |w - w_g|^2."""
+    value, updates = model.ce_loss(p, batch, down, ctx)
+    return pulled(value, p, down, model.trained(ctx.hp), ctx), updates
 
 
 PROX_HALF = HParam(

@@ -13,22 +13,15 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from fedcache.federate.engine.context import Ctx, is_zero, squared_distance
-from fedcache.federate.methods.common import HParam, MethodPage, Tree, simclr
+from fedcache.federate.methods.common import Ctx, HParam, MethodPage, Tree, simclr
 from fedcache.federate.methods.fedavg_simclr import METHOD as FEDAVG_SIMCLR
-from fedcache.federate.methods.fedprox import PROX_HALF
+from fedcache.federate.methods.fedprox import PROX_HALF, pulled
 
 
 def loss(p: Tree, batch: Tree, down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
     """SimCLR's loss plus (mu/2) |w - w_g|^2."""
     value, updates = simclr.loss(p, batch, down, ctx)
-    mu = ctx.number("mu")
-    if is_zero(mu):
-        return value, updates  # the same bits as fedavg-simclr, at the same price
-    scale = mu
-    if ctx.hp["prox_half"]:
-        scale = 0.5 * mu
-    return value + scale * squared_distance(p, down, simclr.trained(ctx.hp), ctx), updates
+    return pulled(value, p, down, simclr.trained(ctx.hp), ctx), updates
 
 
 METHOD = replace(

@@ -23,58 +23,54 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fedcache.federate.engine.local_training import Batch, train
-from fedcache.federate.engine.method import ON_ROWS, Defaults, Method, personal_model
 from fedcache.federate.methods.common import (
-    ClientData,
-    Ctx,
-    Hp,
-    HParam,
-    MethodPage,
-    Tree,
-    model,
-    select,
-    server_tensors,
-)
-from fedcache.federate.methods.common.model import (
     AGG,
     BN_MODE,
+    CLASSIFIER,
     FEAT_POST,
+    FEDPCL_SETTING,
     LOGIT_HEAD,
     MLP,
+    ON_ROWS,
     PROJECTION,
     PROTO_INIT,
     TRAIN_VIEW,
     TRAINING,
+    Batch,
+    ClientData,
+    Ctx,
+    Hp,
+    HParam,
+    Method,
+    MethodPage,
+    Tree,
     declare,
+    model,
+    personal_model,
+    select,
+    server_tensors,
+    train,
     without,
 )
 from fedcache.federate.methods.fedavg import own_statistics
-from fedcache.federate.methods.solo import predict
 from fedcache.heads.losses import cross_entropy
 from fedcache.heads.projection import classify, embed
-
-OWN = ("Q.W", "Q.b")
 
 
 def shared(hp: Hp) -> tuple[str, ...]:
     """Names of P's tensors, without the statistics that stay with the client."""
-    kept = (*OWN, *own_statistics(hp))
-    return tuple(name for name in model.names(hp) if name not in kept)
+    return model.names(hp, (*CLASSIFIER, *own_statistics(hp)))
 
 
 def init(ctx: Ctx) -> Tree:
     """P; with ``init=independent`` only the classifiers differ between clients."""
-    head = model.head_of(ctx.hp)
-    uniform = ctx.rng.uniform("init", independent=False)
-    p = head.init(uniform, ctx.env.width, ctx.env.classes)
-    return {k: t for k, t in p.items() if k not in OWN}
+    return {k: t for k, t in model.drawn(ctx).items() if k not in CLASSIFIER}
 
 
 def enter(down: Tree, _data: ClientData, ctx: Ctx) -> Tree:
     """The client's own Q."""
     p = model.init(ctx)
-    return {**select(p, OWN), **select(down, own_statistics(ctx.hp))}
+    return {**select(p, CLASSIFIER), **select(down, own_statistics(ctx.hp))}
 
 
 def head_loss(p: Tree, batch: Batch, _down: Tree, ctx: Ctx) -> Tensor:
@@ -90,7 +86,7 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
     body = model.head_of(ctx.hp).body()
     p = select({**down, **state}, model.names(ctx.hp))
     # The classifier first, on projections that do not change.
-    p = train(p, OWN, ctx.count("e_h"), head_loss, down, data, ctx, purpose="head")
+    p = train(p, CLASSIFIER, ctx.count("e_h"), head_loss, down, data, ctx, purpose="head")
     # The second phase starts without the optimiser state of the first, because Adam counts the steps of a phase.
     p = select(p, model.names(ctx.hp))
     p = train(p, body, ctx.count("e_b"), model.ce_loss, down, data, ctx)
@@ -121,13 +117,13 @@ METHOD = Method(
         ),
         HParam("e_b", 1, "int", "epochs of the projection (D-72)", low=0),
     ),
-    defaults=Defaults(rounds=100, participation=None, clients=5, scheme="label-shift"),
+    defaults=FEDPCL_SETTING,
     executions=ON_ROWS,
     init=init,
     enter=enter,
     fit=fit,
     uploads=server_tensors(shared),
-    predict=predict,
+    predict=model.predict,
     embed=model.embed,
     protocol=personal_model,
     paper_count=paper_count,

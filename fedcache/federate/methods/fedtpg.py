@@ -35,10 +35,10 @@ from torch import Tensor
 from torch.nn.functional import gelu, layer_norm
 
 from fedcache.errors import UsageError
-from fedcache.federate.engine.local_training import keep_optimiser, train
-from fedcache.federate.engine.method import whole_server
 from fedcache.federate.methods import promptfl
 from fedcache.federate.methods.common import (
+    AGG,
+    FEAT_POST,
     Batch,
     ClientData,
     Ctx,
@@ -49,10 +49,14 @@ from fedcache.federate.methods.common import (
     MethodPage,
     Tree,
     affine,
+    declare,
+    keep_whole_optimiser,
     prompts,
     select,
+    train,
+    whole_server,
+    without,
 )
-from fedcache.federate.methods.common.model import AGG, FEAT_POST, declare, without
 from fedcache.federate.methods.common.prompts import CONTEXT, PROMPT_TRAINING, SCALE, Names
 from fedcache.heads.linear import Uniform, init_linear
 from fedcache.heads.losses import cross_entropy
@@ -66,6 +70,7 @@ def init_block(uniform: Uniform, E: int, D: int, name: str) -> Tree:
 
     The attention has queries [m, E] and keys [c, D].
     """
+    # Only the dtype and the device of this draw are used. Without it, all later draws would be others.
     ones = uniform((1,)).new_ones
     made: Tree = {}
     for part, width in (("query", E), ("key", D), ("wide", E)):
@@ -89,7 +94,7 @@ def init_block(uniform: Uniform, E: int, D: int, name: str) -> Tree:
 def init(ctx: Ctx) -> Tree:
     """The queries [m, E], the block that reads texts, and ``depth`` blocks of self-attention."""
     E = ctx.towers.text.width
-    uniform = ctx.rng.uniform("init", independent=False)
+    uniform = ctx.rng.uniform("init")
     shape = (ctx.count("n_ctx"), E)
     queries = 0.02 * ctx.rng.shared("queries", lambda g: g.standard_normal(shape))
     p = {"queries": queries, **init_block(uniform, E, ctx.env.width, "cross")}
@@ -160,7 +165,7 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
     place = torch.arange(ctx.env.classes, device=texts.device)
     if ctx.hp["names"] == "own":
         # Labels become places among the known classes, because only their texts are scored.
-        known = torch.unique(data.labels(data.positions()))
+        known = torch.unique(data.labels())
         place = place.new_zeros(ctx.env.classes).index_copy(0, known, place[: len(known)])
         texts = texts[known]
         names = Names(names.tokens[known], names.index[known], names.end[known])
@@ -236,7 +241,7 @@ METHOD = Method(
     ),
     defaults=Defaults(rounds=500, participation=None, clients=10, scheme="few-shot"),
     init=init,
-    enter=lambda down, _data, ctx: keep_optimiser(down, tuple(down), ctx),
+    enter=keep_whole_optimiser,
     fit=fit,
     uploads=whole_server,
     deploy=deploy,

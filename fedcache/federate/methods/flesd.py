@@ -24,9 +24,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
-
-from fedcache.federate.engine.method import Uploads, UploadTensor
 from fedcache.federate.methods.common import (
     ClientData,
     Ctx,
@@ -35,19 +32,20 @@ from fedcache.federate.methods.common import (
     Method,
     MethodPage,
     Tree,
+    Uploads,
+    UploadTensor,
+    declare,
     distillation,
     select,
     simclr,
 )
 from fedcache.federate.methods.common.live_images import ON_IMAGES
-from fedcache.federate.methods.common.model import declare
 from fedcache.heads.simclr import Ensemble, kept
 
 
 def init(ctx: Ctx) -> Tree:
     """The first student, and the last change of its similarities, 0."""
-    drift = torch.zeros((), dtype=ctx.env.dtype, device=ctx.env.device)
-    return {**simclr.init(ctx), "drift": drift}
+    return {**simclr.init(ctx), "drift": ctx.zeros()}
 
 
 def enter(down: Tree, data: ClientData, ctx: Ctx) -> Tree:
@@ -93,9 +91,9 @@ def uploads(_server: Tree, ctx: Ctx) -> Uploads:
 
 def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
     """Distil the ensemble; ``drift`` is the mean change of the student's own similarities of public rows."""
-    share = float(ctx.number("sim_topk_percent")) / 100.0
+    share = ctx.scalar("sim_topk_percent") / 100.0
     own = bool(ctx.hp["sim_topk_own"])
-    target = Ensemble(up.get("R"), up.get("M"), float(ctx.number("tau_T")), share, own=own)
+    target = Ensemble(up.get("R"), up.get("M"), ctx.scalar("tau_T"), share, own=own)
     w = broadcast(server, ctx)
     student = distillation.distil(w, target, ctx)
     # The change is measured on 1,024 public rows, because the matrix of similarities grows with their square.
@@ -111,7 +109,7 @@ def sent(up: Tree, ctx: Ctx) -> int:
     if "R" in up:
         return up["R"].numel()
     rows = up["M"].shape[-1]
-    share = float(ctx.number("sim_topk_percent")) / 100.0
+    share = ctx.scalar("sim_topk_percent") / 100.0
     if share < 1.0:
         own = bool(ctx.hp["sim_topk_own"])
         # The similarity of a row to itself is always 1, so it is not sent.

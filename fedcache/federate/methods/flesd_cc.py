@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fedcache.federate.methods.common import Defaults, Hp, MethodPage, simclr
-from fedcache.federate.methods.common.model import declare, without
+from fedcache.federate.methods.common import Hp, MethodPage, declare, simclr, without
 from fedcache.federate.methods.flesd_head import METHOD as HEAD
 
 
@@ -26,7 +25,7 @@ METHOD = replace(
         simclr.ENCODER,
         *declare(without(HEAD.hparams, "encoder"), epochs=200),
     ),
-    defaults=Defaults(rounds=1, participation=None, clients=6, scheme="flesd"),
+    defaults=replace(HEAD.defaults, rounds=1),
     one_shot=True,
     needs_for=needs,
     depends_on_origin="trained by gradient steps",

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fedcache.federate.methods.common import HParam, MethodPage
-from fedcache.federate.methods.common.model import without
+from fedcache.federate.methods.common import HParam, MethodPage, without
 from fedcache.federate.methods.flesd import METHOD as FLESD
 
 METHOD = replace(

@@ -11,7 +11,7 @@ W = [T_1 .. T_C]', b = 0 (eq 1), q_j = softmax(I_j.T) (eq 2). Every step, in alg
     z_ki ~ N(T_k, sigma^2 I), i = 1 .. n_k                  (eq 5)
     L_tSamp = sum of -log f(z_ki)_k over all rows           (eq 6)
     step on L_iST + lambda L_tSamp                          (eq 8)
-The server takes the uniform mean (D-53). No code was released. Readings where the paper is silent or at odds with
+The server takes the uniform mean (D-53). No code was released. Interpretations where the paper is silent or contradicts
 itself:
 - f and q_j have one logit scale s: f(z) = softmax(s (W z + b)), q_j = softmax(s I_j.T). The paper prints no s, which is
   s = 1 (D-83, ``logit_scale``); CLIP's is 100.
@@ -31,42 +31,41 @@ keeps q; sigma = 0 makes every synthetic row T_k; lambda = 0 is ``ist_only``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedcache.federate.engine.local_training import (
-    Batch,
-    ClosedForm,
-    keep_optimiser,
-    minibatches,
-    train,
-)
-from fedcache.federate.engine.method import Defaults, Method, server_tensors
+from fedcache.federate.engine.local_training import ClosedForm
 from fedcache.federate.engine.outcome import self_training
-from fedcache.federate.methods import central
 from fedcache.federate.methods.common import (
-    ClientData,
-    Ctx,
-    Hp,
-    HParam,
-    MethodPage,
-    Tree,
-    affine,
-    is_zero,
-    model,
-    over,
-    select,
-)
-from fedcache.federate.methods.common.model import (
     AGG,
     FEAT_POST,
     LINEAR,
     LOGIT_SCALE,
+    TRAIN_VIEW,
     TRAINING,
+    Batch,
+    Batches,
+    ClientData,
+    Ctx,
+    Defaults,
+    Hp,
+    HParam,
+    Method,
+    MethodPage,
+    Tree,
+    affine,
     declare,
+    is_zero,
+    keep_optimiser,
+    minibatches,
+    model,
+    over,
+    select,
+    server_tensors,
+    train,
 )
 from fedcache.federate.methods.common.synthesis import (
     SYNTHESIS,
@@ -95,7 +94,7 @@ def enter(down: Tree, data: ClientData, ctx: Ctx) -> Tree:
     return {"rows/q": q, **keep_optimiser(down, NAMES, ctx)}
 
 
-def schedule(q: Tensor, data: ClientData, ctx: Ctx, epoch: int) -> Iterator[tuple[int, Batch]]:
+def schedule(q: Tensor, data: ClientData, ctx: Ctx, epoch: int) -> Batches:
     """Batches of an epoch; with ``tsamp_scope=client`` each brings its part of the epoch's synthetic rows."""
     batches = minibatches(data, ctx, epoch)
     if not without_synthetic(ctx.hp) and ctx.hp["tsamp_scope"] == "client":
@@ -135,7 +134,6 @@ def gradients(p: Tree, batch: Batch, _down: Tree, ctx: Ctx) -> list[Tensor]:
     change = (1.0 - over(ctx.number("beta"), f)) * gap
     # Padding points at the client's first row. So increments are added (0 for padding) instead of written.
     q.scatter_add_(-2, index, change * (batch["w"] > 0).unsqueeze(-1))
-    ablation = ctx.hp["ablation"]
     alone = without_synthetic(ctx.hp)
     if not alone and "z" not in batch:
         epoch, t = batch["at"].tolist()
@@ -151,7 +149,7 @@ def gradients(p: Tree, batch: Batch, _down: Tree, ctx: Ctx) -> list[Tensor]:
     if not alone:
         share, synthetic_share = shares(batch, ctx)
     parts = []
-    if ablation != "tsamp_only":
+    if ctx.hp["ablation"] != "tsamp_only":
         du = weighted(gap - change, batch["w"], share, ctx)
         parts.append(affine_gradients(batch["x"], du))
     if not alone:
@@ -163,6 +161,7 @@ def gradients(p: Tree, batch: Batch, _down: Tree, ctx: Ctx) -> list[Tensor]:
         parts.append(affine_gradients(batch["z"], du))
     if not parts:
         return [torch.zeros_like(p[n]) for n in NAMES]
+    # Each part has the gradients of W and of b; those of both terms are added.
     return [sum(each[1:], each[0]) for each in zip(*parts, strict=True)]
 
 
@@ -181,7 +180,7 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
     p = {**select(down, NAMES), **state}
     epochs = ctx.count("epochs")
 
-    def batches(now: Tree, epoch: int) -> Iterator[tuple[int, Batch]]:
+    def batches(now: Tree, epoch: int) -> Batches:
         return schedule(now["rows/q"], data, ctx, epoch)
 
     p = train(p, NAMES, epochs, ClosedForm(gradients), down, data, ctx, batches=batches)
@@ -205,7 +204,7 @@ def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
     size = ctx.count("batch")
     head = select(server, NAMES)
 
-    def batches(_now: Tree, epoch: int) -> Iterator[tuple[int, Batch]]:
+    def batches(_now: Tree, epoch: int) -> Batches:
         for t, start in enumerate(range(0, len(classes), size)):
             yield 1, synthetic([classes[start : start + size]], ctx, epoch, t)
 
@@ -278,12 +277,9 @@ METHOD = Method(
             "weight of the loss on synthetic rows (eq 8); 0 is ablation=ist_only",
             low=0.0,
         ),
-        HParam(
-            "train_view",
-            "center",
-            "choice",
-            "center: the image without augmentation; aug: stored augmentations (D-50)",
-            choices=("center", "aug"),
+        replace(
+            TRAIN_VIEW,
+            help="center: the image without augmentation; aug: stored augmentations (D-50)",
         ),
         HParam(
             "tsamp_scope",
@@ -323,8 +319,7 @@ METHOD = Method(
     fit=fit,
     uploads=server_tensors(sent_names),
     aggregate=aggregate,
-    predict=central.predict,
-    embed=central.METHOD.embed,
+    predict=model.predict,
     needs=frozenset({"text"}),
     fidelity=fidelity,
     check=model.check,

@@ -35,9 +35,18 @@ import torch
 from torch import Tensor
 
 from fedcache.federate.methods import fedcgs
-from fedcache.federate.methods.common import ClientData, Ctx, Hp, HParam, MethodPage, Tree, model
-from fedcache.federate.methods.common.model import FEAT_POST, PROTO_VIEW, declare
-from fedcache.federate.methods.fedncm import add_up
+from fedcache.federate.methods.common import (
+    PROTO_VIEW,
+    UNIT_FEATURES,
+    ClientData,
+    Ctx,
+    Hp,
+    HParam,
+    MethodPage,
+    Tree,
+    model,
+)
+from fedcache.federate.methods.fedncm import add_up, means
 from fedcache.heads.losses import mask_logits
 from fedcache.heads.ridge import solve, unpack
 
@@ -51,8 +60,7 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
     for view in range(1, ctx.env.views):
         sums = partial(fedcgs.sums, ctx=ctx, view=view)
         parts.append(add_up(data, ctx, ctx.env.width, sums))
-    means = {name: torch.stack([part[name] for part in parts]).mean(0) for name in parts[0]}
-    return {}, means
+    return {}, {name: torch.stack([part[name] for part in parts]).mean(0) for name in parts[0]}
 
 
 def of_all_views(up: Tree, ctx: Ctx) -> Tree:
@@ -65,7 +73,7 @@ def of_all_views(up: Tree, ctx: Ctx) -> Tree:
 def discriminants(up: Tree) -> tuple[Tensor, Tensor]:
     """W [C, D] and b [C] of pooled statistics in float64; b is masked for a class that no client has."""
     n = up["count"]
-    mean = fedcgs.means(up)
+    mean = means(up["class_sum"], n)
     C, D = mean.shape
     scatter = unpack(up["gram"], D)
     rounding = D * torch.finfo(scatter.dtype).eps * float(scatter.trace())
@@ -94,8 +102,8 @@ def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
         up = prepare(up, ctx)
     W = up["weights"]
     b = up["bias"]
-    alpha = float(ctx.number("alpha"))
-    scale = float(ctx.number("scale"))
+    alpha = ctx.scalar("alpha")
+    scale = ctx.scalar("scale")
     b = torch.where(up["count"] > 0, alpha * b, b)  # a class without a Gaussian stays out
     return {
         "W": (scale * ctx.text.double() + alpha * W).to(ctx.env.dtype),
@@ -116,7 +124,7 @@ METHOD = replace(
     paper="Wang et al., ICLR 2024",
     summary="Zero-shot scores plus Gaussian discriminants from summed statistics; one round.",
     hparams=(
-        *declare(FEAT_POST, feat_post="l2"),
+        UNIT_FEATURES,
         replace(
             PROTO_VIEW,
             help="rows of the statistics; center: the plain images; aug: all stored "

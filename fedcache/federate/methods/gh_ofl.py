@@ -40,24 +40,23 @@ import torch
 from torch import Tensor
 
 from fedcache.errors import FederatedRunError
-from fedcache.federate.engine.context import RunConstants
-from fedcache.federate.engine.method import StatisticKind
 from fedcache.federate.methods import fedcgs, fedncm
 from fedcache.federate.methods.common import (
+    FEAT_POST,
     ClientData,
     Ctx,
     Hp,
     HParam,
     MethodPage,
-    Statistic,
+    RunConstants,
+    StatisticKind,
     Tree,
     Uploads,
     UploadTensor,
     affine,
+    count_of,
 )
-from fedcache.federate.methods.common.model import FEAT_POST
-from fedcache.federate.methods.fedcgs import means
-from fedcache.federate.methods.fedncm import add_up, around_mean, class_sums, masked
+from fedcache.federate.methods.fedncm import add_up, around_mean, class_sums, masked, means
 from fedcache.heads.linear import head_around
 from fedcache.heads.losses import mask_logits
 from fedcache.heads.ridge import (
@@ -128,7 +127,6 @@ def fit(_down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tr
         x, mask = block.full()
         weight = mask.double()
         z = x.double() * weight.unsqueeze(-1)
-        y = block.labels(block.positions())
         total, count = class_sums(z, block, C, weight)
         made = {"class_sum": total, "count": count}
         if kind == "class_square":
@@ -138,7 +136,7 @@ def fit(_down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tr
         elif kind == "gram":
             made[kind] = gram(z)
         else:
-            made[kind] = class_grams(z, y, weight, C)
+            made[kind] = class_grams(z, block.labels(), weight, C)
         return made
 
     return {}, add_up(data, ctx, ctx.env.width, sums)
@@ -163,9 +161,9 @@ def uploads(_server: Tree, ctx: Ctx) -> Uploads:
     kind = square_kind(ctx.hp)
     shape = square_shape(ctx.hp, C, D)
     return {
-        "class_sum": UploadTensor((C, D), torch.float64, statistic=Statistic("class sums")),
+        "class_sum": fedncm.statistic("class sums", C, D),
         "count": UploadTensor((C,), torch.float64, counts_rows=True),
-        kind: UploadTensor(shape, torch.float64, statistic=Statistic(STATISTICS[kind])),
+        kind: fedncm.statistic(STATISTICS[kind], *shape),
     }
 
 
@@ -248,7 +246,7 @@ def notice(up: Tree, ctx: Ctx) -> str:
 def shrinkage(sigma: Tensor, up: Tree, ctx: Ctx) -> tuple[float, Tree]:
     """``shrink`` for lda, and for an automatic one its numbers, with the mean eigenvalue of a covariance."""
     if ctx.hp["shrink"] is not None:
-        return float(ctx.number("shrink")), {}
+        return ctx.scalar("shrink"), {}
     free = fedcgs.freedom(up, "within")
     kept = fedcgs.automatic(up).numbers("shrink", sigma, free)
     # (1 - a) (Sigma + g I) = (1 - a) Sigma + a tr(Sigma) / D I
@@ -276,7 +274,7 @@ def broadcast(server: Tree, _ctx: Ctx) -> Tree:
 def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
     """The head: a linear one for lda; else means, inverse covariances and the constant term of each class."""
     n = up["count"]
-    mean = means(up)
+    mean = means(up["class_sum"], n)
     kind = square_kind(ctx.hp)
     prior = (n / n.sum()).clamp(min=1e-300).log()
     size = mean_squares(up, kind)
@@ -294,9 +292,8 @@ def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
         b = prior - 0.5 * (W * deviation).sum(-1)
         return masked(head_around(center, W, b, ctx.env.dtype), n) | kept
     if kind == "class_gram":
-        S = shrunk(
-            without_constants(class_covariances(up, mean), varies), float(ctx.number("shrink"))
-        )
+        sigma = without_constants(class_covariances(up, mean), varies)
+        S = shrunk(sigma, ctx.scalar("shrink"))
         squares = unpack(up["class_gram"], mean.shape[-1]).diagonal(dim1=-2, dim2=-1)
         factor = regular_factor(S, squares / n.clamp(min=1.0).unsqueeze(-1) * varies)
         eye = torch.eye(mean.shape[-1], dtype=mean.dtype, device=mean.device) * varies
@@ -334,11 +331,6 @@ def predict(down: Tree, _state: Tree, _data: ClientData, x: Tensor, _ctx: Ctx) -
         b = down["b"][..., c].unsqueeze(-1)
         scores.append(b - 0.5 * square.sum(-1))
     return torch.stack(scores, -1)
-
-
-def parameters(server: Tree, _state: Tree) -> int:
-    """Numbers of the head."""
-    return sum(t.numel() for name, t in server.items() if name in HEAD)
 
 
 def paper_count(width: int, classes: int, _clients: int, hp: Hp) -> tuple[int, int]:
@@ -393,7 +385,7 @@ METHOD = replace(
     diagnose=lambda server, *_: chosen_numbers(server, "shrink"),
     notice=notice,
     predict=predict,
-    trainable=parameters,
+    trainable=count_of(*HEAD),
     paper_count=paper_count,
     page=MethodPage(
         family="One round, closed form",

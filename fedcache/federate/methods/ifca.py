@@ -19,28 +19,35 @@ Limits: K = 1 is ``fedavg`` (to rounding); a model's average holds no weight of 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import cast
 
 import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from fedcache.federate.engine.local_training import train
-from fedcache.federate.engine.method import (
-    Uploads,
-    UploadTensor,
-    head_weights,
-    no_state,
-    personal_model,
-)
+from fedcache.federate.engine.method import head_weights
 from fedcache.federate.methods import fedavg
-from fedcache.federate.methods.common import ClientData, Ctx, Hp, HParam, MethodPage, Tree, model
-from fedcache.federate.methods.common.model import (
+from fedcache.federate.methods.common import (
     AGG,
     FEAT_POST,
+    FEDPCL_SETTING,
     MODEL,
     SHARED_INIT,
     TRAINING,
+    ClientData,
+    Ctx,
+    Hp,
+    HParam,
+    MethodPage,
+    Tree,
+    Uploads,
+    UploadTensor,
     declare,
+    model,
+    no_state,
+    over,
+    personal_model,
+    train,
     without,
 )
 from fedcache.federate.methods.fedncm import add_up
@@ -61,7 +68,7 @@ def init(ctx: Ctx) -> Tree:
     # clients.
     drawn = []
     for k in range(K):
-        uniform = ctx.rng.uniform(f"init/{k}", independent=False)
+        uniform = ctx.rng.uniform(f"init/{k}")
         drawn.append(head.init(uniform, ctx.env.width, ctx.env.classes))
     axis = len(ctx.lead)
     out = {}
@@ -81,7 +88,7 @@ def losses(down: Tree, data: ClientData, ctx: Ctx) -> Tensor:
 
     def sums(block: ClientData) -> Tree:
         x, mask = block.full()
-        y = block.labels(block.positions())
+        y = block.labels()
         head = model.head_of(ctx.hp)
         found = []
         for k in range(ctx.count("models")):
@@ -123,19 +130,13 @@ def fit(down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tre
     p = train(p, model.trained(ctx.hp), ctx.count("epochs"), model.ce_loss, down, data, ctx)
     weight = place
     if ctx.hp["agg"] != "uniform":
-        n = torch.tensor(data.n, dtype=torch.float64, device=ctx.env.device)
-        weight = place * n.reshape(data.rows.shape[:-1]).unsqueeze(-1)
+        weight = place * data.per_client(data.n).unsqueeze(-1)
     up: Tree = {CHOSEN: weight}
     for name in model.names(ctx.hp):
         t = p[name].unsqueeze(len(ctx.lead))
         # All other places are 0, so the server's sum over clients adds each model's own clients.
-        up[ALL + name] = t.double() * to_axes_of(weight, t)
+        up[ALL + name] = t.double() * over(weight, t)
     return {}, up
-
-
-def to_axes_of(weight: Tensor, t: Tensor) -> Tensor:
-    """Weights [*lead, K] with axes of 1 behind, so that they multiply ``t`` [*lead, K or 1, ..]."""
-    return weight.reshape(*weight.shape, *(1,) * (t.dim() - weight.dim()))
 
 
 def uploads(server: Tree, ctx: Ctx) -> Uploads:
@@ -156,11 +157,11 @@ def sent_numbers(up: Tree, ctx: Ctx) -> int:
 def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
     """Every model's average; one that no client selected stays."""
     weight = up[CHOSEN]
-    out = {**server, CHOSEN: up[CHOSEN]}
+    out = {**server, CHOSEN: weight}
     for name in model.names(ctx.hp):
         old = server[ALL + name]
         total = up[ALL + name]
-        w = to_axes_of(weight, total)
+        w = torch.as_tensor(over(weight, total))
         # Divide by 1 where no client chose the model, because 0 / 0 is NaN.
         mean = total / torch.where(w > 0, w, 1.0)
         out[ALL + name] = torch.where(w > 0, mean.to(old.dtype), old)
@@ -198,7 +199,7 @@ def trainable(server: Tree, _state: Tree) -> int:
 def paper_count(width: int, classes: int, _clients: int, hp: Hp) -> tuple[int, int]:
     """One model and its number up, K models down."""
     n = model.head_of(hp).paper_weights(width, classes)
-    return n + 1, n * int(str(hp["models"]))
+    return n + 1, n * cast(int, hp["models"])
 
 
 METHOD = replace(
@@ -219,7 +220,7 @@ METHOD = replace(
         SHARED_INIT,
         HParam("models", 2, "int", "number K of models at the server", low=1),
     ),
-    defaults=replace(fedavg.METHOD.defaults, official_participation=None),
+    defaults=FEDPCL_SETTING,
     executions=("sequential", "batched"),
     init=init,
     enter=no_state,
@@ -233,7 +234,6 @@ METHOD = replace(
     embed=embed,
     protocol=personal_model,
     trainable=trainable,
-    check=lambda _hp, _ctx: None,
     paper_count=paper_count,
     upload_descriptions={
         CHOSEN: (

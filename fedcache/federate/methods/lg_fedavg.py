@@ -16,46 +16,43 @@ Limits: one client is ``solo``, bit for bit; Q is the only upload.
 
 from __future__ import annotations
 
-from fedcache.federate.engine.local_training import keep_optimiser, local
-from fedcache.federate.engine.method import ON_ROWS, Defaults, Method, personal_model
 from fedcache.federate.methods.common import (
-    ClientData,
-    Ctx,
-    Hp,
-    MethodPage,
-    Tree,
-    model,
-    select,
-    server_tensors,
-)
-from fedcache.federate.methods.common.model import (
     AGG,
+    CLASSIFIER,
     FEAT_POST,
+    FEDPCL_SETTING,
     LOGIT_HEAD,
     MLP,
+    ON_ROWS,
     PROJECTION,
     PROTO_INIT,
     TRAIN_VIEW,
     TRAINING,
+    ClientData,
+    Ctx,
+    Hp,
+    Method,
+    MethodPage,
+    Tree,
     declare,
+    keep_optimiser,
+    local,
+    model,
+    personal_model,
+    select,
+    server_tensors,
 )
-from fedcache.federate.methods.solo import predict
-
-SHARED = ("Q.W", "Q.b")
 
 
 def init(ctx: Ctx) -> Tree:
     """Q."""
-    head = model.head_of(ctx.hp)
-    uniform = ctx.rng.uniform("init", independent=False)
-    p = head.init(uniform, ctx.env.width, ctx.env.classes)
-    return select(p, SHARED)
+    return select(model.drawn(ctx), CLASSIFIER)
 
 
 def enter(_down: Tree, _data: ClientData, ctx: Ctx) -> Tree:
     """The client's own P, with BatchNorm's statistics, and its optimiser where it is kept."""
     p = model.init(ctx)
-    kept = {k: t for k, t in p.items() if k not in SHARED}
+    kept = {k: t for k, t in p.items() if k not in CLASSIFIER}
     return {**kept, **keep_optimiser(p, model.trained(ctx.hp), ctx)}
 
 
@@ -70,13 +67,13 @@ METHOD = Method(
     paper="Liang et al., 2020",
     summary="A personal projection under a shared classifier; only the classifier is sent.",
     hparams=declare(FEAT_POST, MLP, PROJECTION, LOGIT_HEAD, PROTO_INIT, AGG, TRAINING, TRAIN_VIEW),
-    defaults=Defaults(rounds=100, participation=None, clients=5, scheme="label-shift"),
+    defaults=FEDPCL_SETTING,
     executions=ON_ROWS,
     init=init,
     enter=enter,
-    fit=local(model.ce_loss, model.names, model.trained, lambda _hp: SHARED),
-    uploads=server_tensors(lambda _hp: SHARED),
-    predict=predict,
+    fit=local(model.ce_loss, model.names, model.trained, lambda _hp: CLASSIFIER),
+    uploads=server_tensors(lambda _hp: CLASSIFIER),
+    predict=model.predict,
     embed=model.embed,
     protocol=personal_model,
     mixed=frozenset({"backbones"}),

@@ -11,11 +11,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fedcache.federate.engine.local_training import keep_optimiser
-from fedcache.federate.engine.method import everywhere
 from fedcache.federate.methods import tpfl
-from fedcache.federate.methods.common import ClientData, Ctx, MethodPage, Tree, sends_nothing
-from fedcache.federate.methods.common.model import without
+from fedcache.federate.methods.common import (
+    ClientData,
+    Ctx,
+    MethodPage,
+    Tree,
+    everywhere,
+    keep_optimiser,
+    sends_nothing,
+    without,
+)
 
 
 def enter(_down: Tree, _data: ClientData, ctx: Ctx) -> Tree:

@@ -16,18 +16,21 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from fedcache.federate.engine.method import Defaults, everywhere
 from fedcache.federate.methods import fedavg_scratch as scratch
 from fedcache.federate.methods.common import (
     ClientData,
     Ctx,
+    Defaults,
     HParam,
     MethodPage,
     Tree,
+    declare,
+    everywhere,
     sends_nothing,
     simclr,
+    with_official,
+    without,
 )
-from fedcache.federate.methods.common.model import declare, without
 
 
 def enter(_down: Tree, _data: ClientData, ctx: Ctx) -> Tree:
@@ -54,13 +57,6 @@ def predict(down: Tree, state: Tree, data: ClientData, x: Tensor, ctx: Ctx) -> T
     return scratch.predict(down, state, data, x, ctx)
 
 
-def released(param: HParam) -> HParam:
-    """The switch, with the released augmentation in preset ``official``."""
-    if param.name == "augment":
-        return replace(param, official="supervised")
-    return param
-
-
 SWITCHES = declare(
     without(scratch.METHOD.hparams, "agg"), wd=1e-6, batch=1024, epochs=100, drop_last=False
 )
@@ -73,7 +69,7 @@ METHOD = replace(
     summary="Every client trains its own ResNet with labels; its classifier or a linear probe is "
     "scored.",
     hparams=(
-        *map(released, SWITCHES),
+        *with_official(SWITCHES, augment="supervised"),
         HParam(
             "score",
             "classifier",

@@ -31,6 +31,8 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from fedcache.federate.methods.common import (
+    AGG,
+    FEAT_POST,
     ClientData,
     Ctx,
     Defaults,
@@ -40,12 +42,13 @@ from fedcache.federate.methods.common import (
     MethodPage,
     Tree,
     affine,
+    count_of,
+    declare,
     model,
     over,
     select,
     server_tensors,
 )
-from fedcache.federate.methods.common.model import AGG, FEAT_POST, declare
 from fedcache.heads.losses import softmax
 
 
@@ -59,8 +62,7 @@ def names(hp: Hp) -> tuple[str, ...]:
 def init(ctx: Ctx) -> Tree:
     """W [C, D], alpha [C] and b [C] before any row is seen: 0."""
     C = ctx.env.classes
-    W = torch.zeros(C, ctx.env.width, dtype=ctx.env.dtype, device=ctx.env.device)
-    made = {"W": W, "alpha": W.new_zeros(C), "b": W.new_zeros(C)}
+    made = {"W": ctx.zeros(C, ctx.env.width), "alpha": ctx.zeros(C), "b": ctx.zeros(C)}
     return select(made, names(ctx.hp))
 
 
@@ -80,6 +82,7 @@ def first_values(x: Tensor, t: Tensor, Y: Tensor, ctx: Ctx) -> Tree:
     level = mean.sum(-1, keepdim=True) / classes.clamp(min=1)
     alpha = over(ctx.number("alpha_init"), level) * level
     zeros = torch.zeros_like(count)
+    # ``alpha + zeros`` is the same number for each class, [.., C].
     return {"W": Y.mT @ x, "alpha": alpha + zeros, "b": zeros}
 
 
@@ -103,7 +106,7 @@ def fit(down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tre
     real = mask.unsqueeze(-1)
     x = x * real  # padding becomes a row of zeros, and has no weight
     n = mask.sum(-1)
-    Y = one_hot(data.labels(data.positions()), ctx.env.classes).to(x.dtype) * real
+    Y = one_hot(data.labels(), ctx.env.classes).to(x.dtype) * real
     t = affine(x, ctx.text)
     p = down
     if ctx.round == 0:
@@ -182,7 +185,7 @@ METHOD = Method(
     predict=predict,
     zero_shot=model.by_text,
     needs=frozenset({"labels", "text"}),
-    trainable=lambda server, _state: sum(t.numel() for t in server.values()),
+    trainable=count_of("W", "alpha", "b"),
     paper_count=None,
     upload_descriptions={
         "alpha": (

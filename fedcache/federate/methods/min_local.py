@@ -11,16 +11,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fedcache.federate.engine.method import Defaults, everywhere
 from fedcache.federate.methods.common import (
     ClientData,
     Ctx,
     MethodPage,
     Tree,
+    declare,
+    everywhere,
     sends_nothing,
     simclr,
+    without,
 )
-from fedcache.federate.methods.common.model import declare, without
 from fedcache.federate.methods.fedavg_simclr import METHOD as FEDAVG_SIMCLR
 
 
@@ -34,7 +35,7 @@ METHOD = replace(
     name="min-local",
     summary="Every client trains its own SimCLR encoder; the worst encoder is reported.",
     hparams=declare(without(FEDAVG_SIMCLR.hparams, "agg"), epochs=200),
-    defaults=Defaults(rounds=1, participation=None, clients=6, scheme="flesd"),
+    defaults=replace(FEDAVG_SIMCLR.defaults, rounds=1),
     init=lambda _ctx: {},
     enter=enter,
     fit=simclr.fit_with(simclr.loss, send=False),

@@ -22,20 +22,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fedcache.federate.engine.local_training import train
 from fedcache.federate.methods import fedavg
 from fedcache.federate.methods.common import (
-    ClientData,
-    Ctx,
-    HParam,
-    MethodPage,
-    Tree,
-    is_zero,
-    model,
-    over,
-    select,
-)
-from fedcache.federate.methods.common.model import (
     AGG,
     BN_MODE,
     FEAT_POST,
@@ -45,7 +33,17 @@ from fedcache.federate.methods.common.model import (
     SHARED_INIT,
     TRAIN_VIEW,
     TRAINING,
+    ClientData,
+    Ctx,
+    HParam,
+    MethodPage,
+    Tree,
     declare,
+    is_zero,
+    model,
+    over,
+    select,
+    train,
 )
 from fedcache.heads.losses import cross_entropy, model_contrast
 from fedcache.heads.projection import classify, embed
@@ -82,9 +80,9 @@ def loss(p: Tree, batch: Tree, down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
 
 def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """Local epochs; the resulting projection is the last one of the next round."""
-    received = {k: down[k] for k in model.names(ctx.hp) if k not in state}
-    p = {**received, **state}
+    p = {**select(down, model.names(ctx.hp)), **state}
     p = train(p, model.trained(ctx.hp), ctx.count("epochs"), loss, down, data, ctx)
+    # The new projection is kept as the last one; all other tensors of the state keep their names.
     kept = {k: p[k.removeprefix(LAST)] for k in state}
     return kept, select(p, fedavg.sent_names(ctx.hp))
 

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fedcache.federate.engine.method import Defaults
-from fedcache.federate.methods.common import MethodPage
-from fedcache.federate.methods.common.model import declare, without
+from fedcache.federate.methods.common import MethodPage, declare, without
 from fedcache.federate.methods.fedavg_simclr import METHOD as FEDAVG_SIMCLR
 
 METHOD = replace(
@@ -18,7 +16,7 @@ METHOD = replace(
     name="non-fl",
     summary="One SimCLR encoder on all clients' rows; not federated.",
     hparams=declare(without(FEDAVG_SIMCLR.hparams, "agg"), epochs=200),
-    defaults=Defaults(rounds=1, participation=None, clients=6, scheme="flesd"),
+    defaults=replace(FEDAVG_SIMCLR.defaults, rounds=1),
     one_shot=True,
     central=True,
     paper_count=lambda *_: (0, 0),

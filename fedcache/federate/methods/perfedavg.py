@@ -24,64 +24,57 @@ Limits: alpha = 0 trains as ``fedavg`` by SGD with lr = beta, bit for bit; adapt
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 
 import torch
 from torch import Tensor
 
-from fedcache.federate.engine.local_training import Batch, Loss, grads, minibatches, train
-from fedcache.federate.engine.method import Defaults, Protocol, no_state
-from fedcache.federate.methods import fedavg, solo
+from fedcache.federate.methods import fedavg
 from fedcache.federate.methods.common import (
+    FEDPCL_SETTING,
+    OWN_STEPS,
+    Batch,
+    Batches,
     ClientData,
     Ctx,
-    Hp,
     HParam,
     MethodPage,
     Tree,
+    grads,
     is_zero,
+    minibatches,
     model,
+    no_state,
     over,
+    personal_if,
     select,
     server_tensors,
-)
-from fedcache.federate.methods.common.model import (
-    AGG,
-    FEAT_POST,
-    MODEL,
-    TRAINING,
-    declare,
-    init_param,
-    without,
+    train,
 )
 
 
 def as_sgd(ctx: Ctx, rate: str) -> Ctx:
     """The context of plain SGD whose learning rate is that hyperparameter."""
-    return replace(ctx, hp={**ctx.hp, "opt": "sgd", "lr": ctx.hp[rate], "wd": 0.0, "momentum": 0.0})
+    return ctx.with_hp(opt="sgd", lr=ctx.hp[rate], wd=0.0, momentum=0.0)
 
 
-def ahead(loss: Loss, trained: tuple[str, ...]) -> Loss:
+def loss(p: Tree, batch: Batch, down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
     """f(theta'; B2) with theta' = theta - alpha grad f(theta; B1), where that gradient counts as a constant."""
-
-    def one(p: Tree, batch: Batch, down: Tree, ctx: Ctx) -> Tensor | tuple[Tensor, Tree]:
-        alpha = ctx.number("alpha")
-        if is_zero(alpha):
-            return loss(p, batch, down, ctx)  # the same bits as fedavg, at the same price
-        first = {**batch, "x": batch["x1"], "y": batch["y1"], "i": batch["i1"]}
-        g, _ = grads(loss, trained, p, first, down, ctx)
-        # First order: the gradient of the step is a constant, so there are no second derivatives.
-        step = {}
-        for name, gradient in zip(trained, g, strict=True):
-            step[name] = p[name] - over(alpha, gradient) * gradient
-        return loss({**p, **step}, batch, down, ctx)
-
-    return one
+    alpha = ctx.number("alpha")
+    if is_zero(alpha):
+        return model.ce_loss(p, batch, down, ctx)  # the same bits as fedavg, at the same price
+    trained = model.trained(ctx.hp)
+    first = {**batch, "x": batch["x1"], "y": batch["y1"], "i": batch["i1"]}
+    g, _ = grads(model.ce_loss, trained, p, first, down, ctx)
+    # First order: the gradient of the step is a constant, so there are no second derivatives.
+    ahead = {}
+    for name, gradient in zip(trained, g, strict=True):
+        ahead[name] = p[name] - over(alpha, gradient) * gradient
+    return model.ce_loss({**p, **ahead}, batch, down, ctx)
 
 
-def pairs(data: ClientData, ctx: Ctx, epoch: int) -> Iterator[tuple[int, Batch]]:
+def pairs(data: ClientData, ctx: Ctx, epoch: int) -> Batches:
     """The usual batches as B2, and B1 of the same sizes from a stream of its own as ``x1``, ``y1``, ``i1``."""
     seconds = minibatches(data, ctx, epoch)
     firsts = minibatches(data, ctx, epoch, "inner")
@@ -96,23 +89,21 @@ def fit(down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tre
     trained = model.trained(ctx.hp)
     p = select(down, model.names(ctx.hp))
 
-    def batches(_now: Tree, epoch: int) -> Iterator[tuple[int, Batch]]:
+    def batches(_now: Tree, epoch: int) -> Batches:
         return pairs(data, sgd, epoch)
 
-    loss = ahead(model.ce_loss, trained)
     p = train(p, trained, ctx.count("epochs"), loss, down, data, sgd, batches=batches)
     return {}, select(p, down)
 
 
 def adapt(down: Tree, data: ClientData, ctx: Ctx) -> Tree:
     """theta after ``adapt_steps`` steps, each on one batch of ``data`` from a stream that no training reads."""
-    sgd = as_sgd(ctx, "alpha")
     # A client with fewer rows than a batch adapts on the rows it has.
-    sgd = replace(sgd, hp={**sgd.hp, "drop_last": False})
+    sgd = as_sgd(ctx, "alpha").with_hp(drop_last=False)
     trained = model.trained(ctx.hp)
     steps = ctx.count("adapt_steps")
 
-    def batches(_now: Tree, epoch: int) -> Iterator[tuple[int, Batch]]:
+    def batches(_now: Tree, epoch: int) -> Batches:
         return islice(minibatches(data, sgd, epoch, "adapt", (0,)), 1)
 
     # Evaluation runs without gradients, and adaptation needs them.
@@ -128,21 +119,13 @@ def personal_part(down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> Tree:
     return {name: t for name, t in adapted.items() if name in down}
 
 
-def protocol(hp: Hp) -> Protocol:
-    """One model per client, unless nothing is adapted."""
-    if hp["adapt_steps"]:
-        return "personalised"
-    return "global"
-
-
 METHOD = replace(
     fedavg.METHOD,
     name="perfedavg",
     paper="Fallah et al., NeurIPS 2020 (first order)",
     summary="A global model that is trained so that one gradient step adapts it to each client.",
     hparams=(
-        *declare(FEAT_POST, without(MODEL, "bn_mode"), init_param(independent=False), AGG),
-        *without(TRAINING, "opt", "lr", "wd", "momentum", "reset_opt"),
+        *OWN_STEPS,
         HParam(
             "alpha",
             1e-2,
@@ -169,14 +152,12 @@ METHOD = replace(
             official=2,
         ),
     ),
-    defaults=Defaults(rounds=100, participation=None, clients=5, scheme="label-shift"),
+    defaults=FEDPCL_SETTING,
     fit=fit,
     enter=no_state,
     uploads=server_tensors(model.names),
     personal_part=personal_part,
-    predict=solo.predict,
-    embed=model.embed,
-    protocol=protocol,
+    protocol=personal_if(lambda hp: hp["adapt_steps"]),
     reads_test=lambda hp: hp["adapt_on"] == "test" and bool(hp["adapt_steps"]),
     page=MethodPage(
         family="A model for each client",

@@ -26,43 +26,32 @@ Limits: lambda = 0 never moves w; eta * lambda = 1 makes w_i = theta_i; beta = 0
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import cast
 
 import torch
 
-from fedcache.federate.engine.context import Ctx, over, own
-from fedcache.federate.engine.local_training import (
-    Batch,
-    Loss,
-    Step,
-    fold_batches,
-    grads,
-    minibatches,
-)
-from fedcache.federate.engine.method import Defaults, Protocol
+from fedcache.federate.engine.context import own
+from fedcache.federate.engine.local_training import Step, fold_batches
 from fedcache.federate.methods import fedavg
 from fedcache.federate.methods.common import (
+    FEDPCL_SETTING,
+    OWN_STEPS,
+    Batch,
     ClientData,
+    Ctx,
     Hp,
     HParam,
     MethodPage,
+    Protocol,
     Tree,
+    grads,
+    minibatches,
     model,
+    over,
     select,
     server_tensors,
 )
-from fedcache.federate.methods.common.model import (
-    AGG,
-    FEAT_POST,
-    MODEL,
-    TRAINING,
-    declare,
-    init_param,
-    without,
-)
-from fedcache.federate.methods.solo import predict
 
 NEAR = "near/"
 """Prefix of w_i in the carry, in addition to theta_i under the model's names."""
@@ -75,17 +64,18 @@ def enter(down: Tree, _data: ClientData, ctx: Ctx) -> Tree:
     return {}
 
 
-def envelope(loss: Loss, trained: Sequence[str], down: Tree) -> Step:
+def envelope(down: Tree) -> Step:
     """K steps of theta on one batch, then one step of w_i towards it."""
 
     def one(p: Tree, batch: Batch, ctx: Ctx) -> Tree:
         lr = ctx.number("lr_p")
         lam = ctx.number("lambda")
         decay = ctx.number("inner_decay")
+        trained = model.trained(ctx.hp)
         p = dict(p)
         # The inner problem: theta near w_i that fits this batch, by K steps.
         for _ in range(ctx.count("K")):
-            g, updates = grads(loss, trained, p, batch, down, ctx)
+            g, updates = grads(model.ce_loss, trained, p, batch, down, ctx)
             for name, gradient in zip(trained, g, strict=True):
                 pull = over(lam, gradient) * (p[name] - p[NEAR + name])
                 direction = gradient + pull + over(decay, gradient) * p[name]
@@ -104,7 +94,7 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
     trained = model.trained(ctx.hp)
     near = {NEAR + name: down[name] for name in trained}
     p = own({**select(down, model.names(ctx.hp)), **near}, ctx)
-    step = envelope(model.ce_loss, trained, down)
+    step = envelope(down)
     for epoch in range(ctx.count("epochs")):
         p = fold_batches(p, minibatches(data, ctx, epoch), step, ctx)
     up = {name: p[NEAR + name] for name in trained}
@@ -128,8 +118,7 @@ METHOD = replace(
     paper="Dinh et al., NeurIPS 2020",
     summary="Personal models that are kept near a global model, which moves towards them.",
     hparams=(
-        *declare(FEAT_POST, without(MODEL, "bn_mode"), init_param(independent=False), AGG),
-        *without(TRAINING, "opt", "lr", "wd", "momentum", "reset_opt"),
+        *OWN_STEPS,
         HParam("K", 5, "int", "number of inner steps on each batch", low=1),
         HParam(
             "lambda", 15.0, "float", "strength of the pull towards w_i; 0 never changes w", low=0.0
@@ -166,13 +155,11 @@ METHOD = replace(
             choices=("personalised", "global"),
         ),
     ),
-    defaults=Defaults(rounds=100, participation=None, clients=5, scheme="label-shift"),
+    defaults=FEDPCL_SETTING,
     enter=enter,
     fit=fit,
     uploads=server_tensors(model.names),
     aggregate=aggregate,
-    predict=predict,
-    embed=model.embed,
     protocol=protocol,
     page=MethodPage(
         family="A model for each client",

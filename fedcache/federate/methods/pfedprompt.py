@@ -29,8 +29,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize, one_hot
 
-from fedcache.federate.engine.context import is_zero
-from fedcache.federate.engine.method import personal_model
 from fedcache.federate.methods import promptfl, tip_local
 from fedcache.federate.methods.common import (
     ClientData,
@@ -39,6 +37,8 @@ from fedcache.federate.methods.common import (
     MethodPage,
     Tree,
     affine,
+    is_zero,
+    personal_model,
     prompts,
 )
 

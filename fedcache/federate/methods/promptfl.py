@@ -7,10 +7,10 @@ Guo et al., "PromptFL", arXiv:2208.11625, 2022; the prompt is CoOp's (Zhou et al
     t_c = g([START, v_1 .. v_n, name_c, END]),  p(c | x) = softmax_c(100 cos(f(x), t_c)),  v <- sum_i a_i v_i.
 Image features are the cached ones: only the text tower needs a gradient, so this is exact.
 
-Readings: eq 2 of ATPFL indexes its denominator by c_i, read c_j (D-60). a_i = n_i / N; the released code averages
-uniformly, and by a slip keeps the last client's vectors (D-64, D-65; only the first is offered). Optimiser, rate and
-schedule are those of ATPFL's comparison, whose "epoch=20" is read as 20 local epochs of a round, with a cosine over as
-many rounds (D-81; ``epochs=1`` is the other reading); the released code has SGD, five local epochs and a
+Interpretations: eq 2 of ATPFL indexes its denominator by c_i instead of c_j (D-60). a_i = n_i / N; the released code
+averages uniformly, and by a slip keeps the last client's vectors (D-64, D-65; only the first is offered). Optimiser,
+rate and schedule are those of ATPFL's comparison, whose "epoch=20" is read as 20 local epochs of a round, with a cosine
+over as many rounds (D-81; ``epochs=1`` is the other interpretation); the released code has SGD, five local epochs and a
 warm-up (D-66).
 
 Limits: context vectors that are the embedded words of a template, and no step, are clip-zs with that template; one
@@ -23,10 +23,11 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from fedcache.federate.engine.hyperparameters import HParam, Value
-from fedcache.federate.engine.local_training import Batch, keep_optimiser, train
-from fedcache.federate.engine.method import count_of, whole_server
 from fedcache.federate.methods.common import (
+    AGG,
+    TRAIN_VIEW,
+    UNIT_FEATURES,
+    Batch,
     ClientData,
     Ctx,
     Defaults,
@@ -34,16 +35,18 @@ from fedcache.federate.methods.common import (
     MethodPage,
     Tree,
     affine,
+    count_of,
+    keep_whole_optimiser,
     prompts,
     select,
+    train,
+    whole_server,
+    with_official,
 )
-from fedcache.federate.methods.common.model import AGG, FEAT_POST, declare
 from fedcache.federate.methods.common.prompts import CONTEXT, PROMPT_TRAINING, SCALE
 from fedcache.heads.losses import cross_entropy
 
 NAMES = ("ctx",)
-RELEASED: dict[str, Value] = {"opt": "sgd", "epochs": 5, "warm_rounds": 1}
-"""Values of the released code (D-66), for a ViT; it has ten epochs for RN50."""
 
 
 def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
@@ -75,22 +78,20 @@ METHOD = Method(
     paper="Guo et al., PromptFL, arXiv:2208.11625, 2022",
     summary="Clients learn the context vectors of CLIP's prompts; the server averages them.",
     hparams=(
-        *declare(FEAT_POST, feat_post="l2"),
+        UNIT_FEATURES,
         AGG,
         *CONTEXT,
         SCALE,
-        *(replace(h, official=RELEASED.get(h.name)) for h in PROMPT_TRAINING),
-        HParam(
-            "train_view",
-            "center",
-            "choice",
-            "center: the image without augmentation; aug: stored augmentations (D-66)",
-            choices=("center", "aug"),
+        # Values of the released code (D-66) for a ViT; it has ten epochs for RN50.
+        *with_official(PROMPT_TRAINING, opt="sgd", epochs=5, warm_rounds=1),
+        replace(
+            TRAIN_VIEW,
+            help="center: the image without augmentation; aug: stored augmentations (D-66)",
         ),
     ),
     defaults=Defaults(rounds=20, participation=None, clients=10, scheme="few-shot"),
     init=lambda ctx: {"ctx": prompts.init_context(ctx)},
-    enter=lambda down, _data, ctx: keep_optimiser(down, NAMES, ctx),
+    enter=keep_whole_optimiser,
     fit=fit,
     uploads=whole_server,
     deploy=deploy,

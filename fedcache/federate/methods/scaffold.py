@@ -27,25 +27,27 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fedcache.federate.engine.context import Ctx, dot, over
-from fedcache.federate.engine.local_training import batch_sizes, train
-from fedcache.federate.engine.method import Uploads, UploadTensor
 from fedcache.federate.methods import fedavg
 from fedcache.federate.methods.common import (
+    FEAT_POST,
+    INIT,
+    MODEL,
+    TRAINING,
     ClientData,
+    Ctx,
     Hp,
     HParam,
     MethodPage,
     Tree,
-    model,
-    select,
-)
-from fedcache.federate.methods.common.model import (
-    FEAT_POST,
-    MODEL,
-    TRAINING,
+    Uploads,
+    UploadTensor,
     declare,
-    init_param,
+    dot,
+    local_steps,
+    model,
+    over,
+    select,
+    train,
     without,
 )
 
@@ -64,11 +66,6 @@ PLAIN = (
 )
 
 
-def variates(hp: Hp) -> tuple[str, ...]:
-    """Names of the control variates: one for every tensor a gradient moves."""
-    return tuple(f"c/{name}" for name in model.trained(hp))
-
-
 def init(ctx: Ctx) -> Tree:
     """Initial weights, and c = 0."""
     p = model.init(ctx)
@@ -78,8 +75,7 @@ def init(ctx: Ctx) -> Tree:
 def enter(down: Tree, _data: ClientData, ctx: Ctx) -> Tree:
     """c_i = 0, and the BatchNorm statistics that stay with the client."""
     kept = select(down, fedavg.own_statistics(ctx.hp))
-    zeros = {c: torch.zeros_like(down[c]) for c in variates(ctx.hp)}
-    return {**kept, **zeros}
+    return {**kept, **model.zeros_for(down, "c/", ctx)}
 
 
 def loss(p: Tree, batch: Tree, down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
@@ -90,13 +86,6 @@ def loss(p: Tree, batch: Tree, down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
     return value, updates
 
 
-def travelled(data: ClientData, ctx: Ctx) -> Tensor:
-    """K lr of every client: local steps times the learning rate, [*lead] with axes of 1 where clients agree."""
-    steps = [ctx.count("epochs") * len(batch_sizes(n, ctx.hp)) for n in data.n]
-    K = torch.tensor(steps, dtype=ctx.env.dtype, device=ctx.env.device)
-    return ctx.number("lr") * K.reshape(data.rows.shape[:-1])
-
-
 def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """Corrected local epochs, then c_i by option II."""
     p = select({**down, **state}, model.names(ctx.hp))
@@ -104,7 +93,7 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
     for name in model.trained(ctx.hp):
         p[f"shift/{name}"] = down[f"c/{name}"] - state[f"c/{name}"]
     p = train(p, model.trained(ctx.hp), ctx.count("epochs"), loss, down, data, ctx)
-    distance = travelled(data, ctx)
+    distance = ctx.number("lr") * local_steps(data, ctx).to(ctx.env.dtype)  # K lr, [*lead]
     kept = select(p, fedavg.own_statistics(ctx.hp))
     up = select(p, fedavg.sent_names(ctx.hp))
     for name in model.trained(ctx.hp):
@@ -120,11 +109,11 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
 
 def uploads(server: Tree, ctx: Ctx) -> Uploads:
     """The weights, and by how much c_i has changed."""
-    weights = {name: UploadTensor.like(server[name]) for name in fedavg.sent_names(ctx.hp)}
-    changes = {
-        name: replace(UploadTensor.like(server[name]), is_step=True) for name in variates(ctx.hp)
-    }
-    return {**weights, **changes}
+    sent = dict(fedavg.uploads(server, ctx))
+    for name in model.trained(ctx.hp):
+        variate = UploadTensor.like(server[f"c/{name}"])
+        sent[f"c/{name}"] = replace(variate, is_step=True)
+    return sent
 
 
 def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
@@ -152,7 +141,7 @@ METHOD = replace(
     paper="Karimireddy et al., ICML 2020",
     summary="FedAvg with control variates against client drift; twice the traffic.",
     hparams=(
-        *declare(FEAT_POST, MODEL, init_param(independent=False)),
+        *declare(FEAT_POST, MODEL, INIT),
         *PLAIN,
         *without(TRAINING, "opt", "lr", "momentum", "reset_opt"),
         HParam("lr", 0.1, "float", "learning rate", low=0.0, official=1.0),

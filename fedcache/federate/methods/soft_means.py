@@ -27,22 +27,21 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from fedcache.federate.engine.method import Protocol
 from fedcache.federate.methods import fedncm
 from fedcache.federate.methods.common import (
+    FEAT_POST,
     ClientData,
     Ctx,
-    Hp,
     HParam,
     MethodPage,
-    Statistic,
     Tree,
     Uploads,
     UploadTensor,
     affine,
+    declare,
     model,
+    personal_if,
 )
-from fedcache.federate.methods.common.model import FEAT_POST, declare
 from fedcache.heads.linear import head_around
 from fedcache.heads.ridge import gram, nearest_gram, pack, solve, unpack
 
@@ -54,14 +53,12 @@ def own_mean(_down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> Tree:
 
     def sums(block: ClientData) -> Tree:
         x, mask = block.full()
-        weight = mask.double().unsqueeze(-1)
-        return {
-            "sum": (x.double() * weight).sum(-2, keepdim=True),
-            "rows": weight.sum(-2, keepdim=True),
-        }
+        weighted = x.double() * mask.double().unsqueeze(-1)
+        return {"sum": weighted.sum(-2, keepdim=True)}
 
     total = fedncm.add_up(data, ctx, ctx.env.width, sums)
-    mean = total["sum"] / total["rows"].clamp(min=1.0)
+    rows = data.per_client(data.n)[..., None, None]
+    mean = total["sum"] / rows.clamp(min=1.0)
     return {"mean": mean.to(ctx.env.dtype)}
 
 
@@ -80,7 +77,7 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
         x, mask = block.full()
         x = centred(x, own)
         weight = mask.double().unsqueeze(-1)
-        u = float(ctx.number("scale")) * affine(x, ctx.text)
+        u = ctx.scalar("scale") * affine(x, ctx.text)
         # Probabilities of the classes [.., R, C]; padding has none.
         q = u.double().softmax(-1) * weight
         z = x.double() * weight
@@ -94,17 +91,10 @@ def uploads(_server: Tree, ctx: Ctx) -> Uploads:
     C = ctx.env.classes
     D = ctx.env.width
     return {
-        "gram": UploadTensor((D * (D + 1) // 2,), torch.float64, statistic=Statistic("gram")),
+        "gram": fedncm.statistic("gram", D * (D + 1) // 2),
         "soft_sum": UploadTensor((C, D), torch.float64),
         "soft_count": UploadTensor((C,), torch.float64),
     }
-
-
-def protocol(hp: Hp) -> Protocol:
-    """A personal model, if each client subtracts its own mean."""
-    if hp["own_mean"]:
-        return "personalised"
-    return "global"
 
 
 def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
@@ -120,7 +110,7 @@ def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
     covariance = up["gram"] / rows - pack(torch.outer(center, center))
     sigma = unpack(nearest_gram(covariance), D)
     unit = float(sigma.trace()) / D
-    ridge = float(ctx.number("ridge")) * unit
+    ridge = ctx.scalar("ridge") * unit
     W = solve(sigma, mu.mT, ridge, switch="ridge", unit=unit).mT
     square = (W * mu).sum(-1, keepdim=True)
     W = torch.where(square > 0, W / square.sqrt(), 0.0)
@@ -163,7 +153,7 @@ METHOD = replace(
     additive=lambda hp: not hp["own_mean"],
     personal_part=own_mean,
     predict=predict,
-    protocol=protocol,
+    protocol=personal_if(lambda hp: hp["own_mean"]),
     zero_shot=model.by_text,
     needs=frozenset({"text"}),
     paper_count=lambda D, C, _clients, _hp: (D * (D + 1) // 2 + C * (D + 1), C * (2 * D + 1)),

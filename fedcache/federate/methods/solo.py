@@ -13,19 +13,27 @@ cross-entropy row of A's table 5 is not this method but ``fedavg`` (D-19).
 
 from __future__ import annotations
 
-from torch import Tensor
+from dataclasses import replace
 
-from fedcache.federate.engine.local_training import keep_optimiser, local
-from fedcache.federate.engine.method import ON_ROWS, Defaults, Method, personal_model
-from fedcache.federate.methods.common import ClientData, Ctx, MethodPage, Tree, model, sends_nothing
-from fedcache.federate.methods.common.model import (
+from fedcache.federate.methods.common import (
     FEAT_POST,
+    FEDPCL_SETTING,
+    INIT,
     MODEL,
+    ON_ROWS,
     TRAINING,
+    ClientData,
+    Ctx,
+    Method,
+    MethodPage,
+    Tree,
     declare,
-    init_param,
+    keep_optimiser,
+    local,
+    model,
+    personal_model,
+    sends_nothing,
 )
-from fedcache.heads.projection import logits
 
 
 def enter(_down: Tree, _data: ClientData, ctx: Ctx) -> Tree:
@@ -34,23 +42,25 @@ def enter(_down: Tree, _data: ClientData, ctx: Ctx) -> Tree:
     return {**p, **keep_optimiser(p, model.trained(ctx.hp), ctx)}
 
 
-def predict(down: Tree, state: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:
-    """Logits [.., N, C] of the client's own model."""
-    return logits(model.head_of(ctx.hp), {**down, **state}, x)[0]
-
+# A client keeps its model, so it may start from a draw of its own (D-11).
+OWN_INIT = replace(
+    INIT,
+    choices=("auto", "shared", "independent", "text", "zero"),
+    official="independent",
+)
 
 METHOD = Method(
     name="solo",
     paper="baseline of FedPCL (Tan et al., NeurIPS 2022)",
     summary="Every client trains its own model; no traffic.",
-    hparams=declare(FEAT_POST, MODEL, init_param(independent=True), TRAINING),
-    defaults=Defaults(rounds=100, participation=None, clients=5, scheme="label-shift"),
+    hparams=declare(FEAT_POST, MODEL, OWN_INIT, TRAINING),
+    defaults=FEDPCL_SETTING,
     executions=ON_ROWS,
     init=lambda _ctx: {},
     enter=enter,
     fit=local(model.ce_loss, model.names, model.trained, send=lambda _hp: ()),
     uploads=sends_nothing,
-    predict=predict,
+    predict=model.predict,
     embed=model.embed,
     protocol=personal_model,
     mixed=frozenset({"backbones", "dim"}),

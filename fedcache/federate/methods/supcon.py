@@ -20,30 +20,30 @@ Limits: with unique labels and two views the loss is NT-Xent; a batch without a 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from functools import partial
 
 from torch import Tensor
 
-from fedcache.federate.engine.method import ON_ROWS, Defaults, Method, personal_model
 from fedcache.federate.methods.common import (
+    FEAT_POST,
+    FEDPCL_SETTING,
+    ON_ROWS,
+    PROJECTION,
+    PROTO_INIT,
+    TRAINING,
     Batch,
     ClientData,
     Ctx,
     HParam,
+    Method,
     MethodPage,
     Tree,
+    declare,
     over,
+    personal_model,
     prototypes,
     select,
     sends_nothing,
-)
-from fedcache.federate.methods.common.model import (
-    FEAT_POST,
-    PROJECTION,
-    PROTO_INIT,
-    TRAINING,
-    declare,
 )
 from fedcache.federate.methods.common.prototypes import OWN_PROTOTYPES, TAU
 from fedcache.heads.losses import supervised_contrast
@@ -54,7 +54,7 @@ def enter(_down: Tree, data: ClientData, ctx: Ctx) -> Tree:
     """The client's own P, and the prototypes it makes before training."""
     p = prototypes.own_body(ctx)
     # A client may have fewer rows than a batch, so none is dropped.
-    every_row = replace(ctx, hp={**ctx.hp, "proto_drop_last": False})
+    every_row = ctx.with_hp(proto_drop_last=False)
     return {**p, **prototypes.own_prototypes(p, data, every_row)}
 
 
@@ -68,10 +68,7 @@ def loss(p: Tree, batch: Batch, _down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
 
 def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """Local epochs, then the prototypes; nothing leaves."""
-
-    def batches(epoch: int) -> Iterator[tuple[int, Batch]]:
-        return prototypes.view_batches(data, ctx, epoch)
-
+    batches = partial(prototypes.view_batches, data, ctx)
     p = prototypes.train_body(state, loss, down, data, ctx, batches)
     kept = prototypes.own_prototypes(p, data, ctx)
     return select({**p, **kept}, state), {}
@@ -94,7 +91,7 @@ METHOD = Method(
         HParam("tau_base", 0.07, "float", "the loss is scaled by tau / tau_base", low=1e-6),
         *OWN_PROTOTYPES,
     ),
-    defaults=Defaults(rounds=100, participation=None, clients=5, scheme="label-shift"),
+    defaults=FEDPCL_SETTING,
     executions=ON_ROWS,
     init=lambda _ctx: {},
     enter=enter,

@@ -18,25 +18,26 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize, one_hot
 
-from fedcache.federate.engine.method import Defaults, personal_model
 from fedcache.federate.methods import clip_zs
 from fedcache.federate.methods.common import (
+    UNIT_FEATURES,
     ClientData,
     Ctx,
+    Defaults,
     HParam,
     MethodPage,
     Tree,
     affine,
     model,
     over,
+    personal_model,
 )
-from fedcache.federate.methods.common.model import FEAT_POST, declare
 
 KEYS = 1024
 """Cached rows that are compared at once, which limits the memory of similarities."""
 
 CACHE = (
-    *declare(FEAT_POST, feat_post="l2"),
+    UNIT_FEATURES,
     HParam("a", 1.0, "float", "weight of the cache; 0 is clip-zs, 0.1 to 5 are usual", low=0.0),
     HParam("b", 5.5, "float", "sharpness of the cache; 0.1 to 12 are usual", low=0.0),
     HParam("scale", 100.0, "float", "logit scale s of the zero-shot term", low=1e-6),
@@ -69,7 +70,7 @@ def personal_part(_down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> Tree
     rows, mask = data.full()
     return {
         "keys": normalize(rows, dim=-1),
-        "label": torch.where(mask > 0, data.labels(data.positions()), -1),
+        "label": torch.where(mask > 0, data.labels(), -1),
     }
 
 

@@ -25,12 +25,12 @@ In the paper a language model writes the texts on the clients. That cannot be ha
 
 Fusion, for each row:  f = eta f_V + (1 - eta) f_T,  eta = sigmoid(log(max softmax f_V / max softmax f_T)).
 
-Readings, where the note is silent: power, M, tau and s are ours (D-101). u^k(t_c^m) is the mean probability of the
-class on its own rows, averaged with that of its complement on the others, where t_c^m stands among the t^0 of other
-classes (D-102). P regularises as ``gda``, without its factor (D-103). pi follows n_c + power N_c, where ``gda`` has
-it equal (D-104). A class without rows is never predicted (D-105). ``tuned`` has the power and the scale
-that ``fedcache grid --ready tuned-tofa`` chose on validation rows of digits, Dirichlet 0.1: own rows count most there,
-and glyph-clip's texts are too sure of themselves at 100.
+Interpretations, where the note is silent: power, M, tau and s are ours (D-101). u^k(t_c^m) is the mean probability of
+the class on its own rows, averaged with that of its complement on the others, where t_c^m stands among the t^0 of other
+classes (D-102). P regularises as ``gda``, without its factor (D-103). pi follows n_c + power N_c, where ``gda`` has it
+equal (D-104). A class without rows is never predicted (D-105). ``tuned`` has the power and the scale that
+``fedcache grid --ready tuned-tofa`` chose on validation rows of digits, Dirichlet 0.1: own rows count most there, and
+glyph-clip's texts are too sure of themselves at 100.
 
 Limits: without own rows f_V is that of all clients' rows; power = 0 is a discriminant of the own rows alone;
 ``fusion=text`` with ``texts=1`` is ``clip-zs``.
@@ -44,21 +44,23 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize, one_hot
 
-from fedcache.federate.engine.method import Defaults, as_pooled, personal_model, send_all
+from fedcache.federate.engine.method import as_pooled, send_all
 from fedcache.federate.methods import fedcgs, fedncm
 from fedcache.federate.methods.common import (
+    UNIT_FEATURES,
     ClientData,
     Ctx,
+    Defaults,
     HParam,
     MethodPage,
     Tree,
     Uploads,
     UploadTensor,
     affine,
+    personal_model,
     prompts,
     select,
 )
-from fedcache.federate.methods.common.model import FEAT_POST, declare
 from fedcache.heads.losses import mask_logits
 from fedcache.heads.ridge import solve, unpack
 
@@ -107,7 +109,7 @@ def fit(down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tre
 
     def beliefs(block: ClientData) -> Tree:
         z = block.full()[0].double()
-        y = block.labels(block.positions())
+        y = block.labels()
         p = confidence(normalize(z, dim=-1), texts, float(prompts.scale(ctx)))
         # A text is good where it is probable on its own class and improbable on the others.
         own = one_hot(y, ctx.env.classes).double().unsqueeze(1)
@@ -138,7 +140,7 @@ def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
     texts = server["texts"].double()
     T = server["texts"][0]
     if len(texts) > 1:
-        weight = (up["score"] / float(ctx.number("tau"))).softmax(0)
+        weight = (up["score"] / ctx.scalar("tau")).softmax(0)
         mean = (weight.unsqueeze(-1) * texts).sum(0)
         T = normalize(mean, dim=-1).to(ctx.env.dtype)
     return {**server, **select(up, SUMS), "T": T}
@@ -154,7 +156,7 @@ def posterior(sums: Tree, own: Tree | None, ctx: Ctx) -> Tree:
     """
     seen = select(sums, SUMS)
     if own is not None:
-        power = float(ctx.number("power"))
+        power = ctx.scalar("power")
         seen = {k: power * t + own[k] for k, t in seen.items()}
     count = seen["count"]
     n = count.sum()
@@ -210,7 +212,7 @@ METHOD = replace(
     summary="Combines each client's Gaussian class means with class texts that all clients weigh "
     "together; one round.",
     hparams=(
-        *declare(FEAT_POST, feat_post="l2"),
+        UNIT_FEATURES,
         HParam(
             "power",
             0.1,

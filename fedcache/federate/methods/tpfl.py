@@ -22,9 +22,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fedcache.federate.engine.local_training import Batch, keep_optimiser
-from fedcache.federate.engine.method import count_of, whole_server
 from fedcache.federate.methods.common import (
+    AGG,
+    Batch,
     ClientData,
     Ctx,
     Defaults,
@@ -32,10 +32,13 @@ from fedcache.federate.methods.common import (
     MethodPage,
     Tree,
     affine,
+    count_of,
+    declare,
+    keep_whole_optimiser,
     prompts,
     select,
+    whole_server,
 )
-from fedcache.federate.methods.common.model import AGG, declare
 from fedcache.federate.methods.common.prompts import CONTEXT, PROMPT_TRAINING, SCALE, VISUAL
 from fedcache.heads.losses import cross_entropy
 
@@ -43,8 +46,8 @@ from fedcache.heads.losses import cross_entropy
 def init(ctx: Ctx) -> Tree:
     """Both prompts."""
     made = {"ctx": prompts.init_context(ctx)}
-    if "v" in prompts.trained(ctx.hp):
-        return {**made, "v": prompts.init_visual(ctx)}
+    if ctx.hp["vp_size"] != 0:
+        made["v"] = prompts.init_visual(ctx)
     return made
 
 
@@ -93,7 +96,7 @@ METHOD = Method(
     hparams=(*declare(AGG, agg="weighted"), *CONTEXT, *VISUAL, SCALE, *PROMPT_TRAINING),
     defaults=Defaults(rounds=20, participation=None, clients=10, scheme="few-shot"),
     init=init,
-    enter=lambda down, _data, ctx: keep_optimiser(down, tuple(down), ctx),
+    enter=keep_whole_optimiser,
     fit=fit,
     uploads=whole_server,
     deploy=deploy,

@@ -19,9 +19,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from fedcache.federate.engine.local_training import Batch, keep_optimiser, local
-from fedcache.federate.engine.method import count_of, server_tensors
 from fedcache.federate.methods.common import (
+    AGG,
+    FEAT_POST,
+    Batch,
     ClientData,
     Ctx,
     Defaults,
@@ -31,10 +32,14 @@ from fedcache.federate.methods.common import (
     MethodPage,
     Tree,
     affine,
+    count_of,
+    declare,
+    keep_whole_optimiser,
+    local,
     model,
     over,
+    server_tensors,
 )
-from fedcache.federate.methods.common.model import AGG, FEAT_POST, declare
 from fedcache.federate.methods.common.prompts import PROMPT_TRAINING, scheduled
 from fedcache.heads.losses import cross_entropy
 
@@ -51,8 +56,7 @@ def init(ctx: Ctx) -> Tree:
     rows = 1
     if ctx.hp["csc"]:
         rows = ctx.env.classes
-    rho = torch.zeros(rows, ctx.env.width, dtype=ctx.env.dtype, device=ctx.env.device)
-    return {"u": torch.zeros_like(rho[0]), "rho": rho}
+    return {"u": ctx.zeros(ctx.env.width), "rho": ctx.zeros(rows, ctx.env.width)}
 
 
 def images(u: Tensor, x: Tensor) -> Tensor:
@@ -123,7 +127,7 @@ METHOD = Method(
     ),
     defaults=Defaults(rounds=20, participation=None, clients=10, scheme="few-shot"),
     init=init,
-    enter=lambda down, _data, ctx: keep_optimiser(down, NAMES, ctx),
+    enter=keep_whole_optimiser,
     fit=fit,
     uploads=server_tensors(names),
     predict=predict,

@@ -1,20 +1,132 @@
-"""Shared code of the methods. Names that nearly all methods use can be imported from this package itself."""
+"""Shared code of the methods. A method file can import everything that several methods use from this package.
 
-from fedcache.federate.engine.client_data import ClientData as ClientData
-from fedcache.federate.engine.context import Ctx as Ctx
-from fedcache.federate.engine.context import is_zero as is_zero
-from fedcache.federate.engine.context import over as over
-from fedcache.federate.engine.hyperparameters import Hp as Hp
-from fedcache.federate.engine.hyperparameters import HParam as HParam
-from fedcache.federate.engine.local_training import Batch as Batch
-from fedcache.federate.engine.method import Defaults as Defaults
-from fedcache.federate.engine.method import Method as Method
-from fedcache.federate.engine.method import MethodPage as MethodPage
-from fedcache.federate.engine.method import Statistic as Statistic
-from fedcache.federate.engine.method import Uploads as Uploads
-from fedcache.federate.engine.method import UploadTensor as UploadTensor
-from fedcache.federate.engine.method import sends_nothing as sends_nothing
-from fedcache.federate.engine.method import server_tensors as server_tensors
-from fedcache.heads.linear import Tree as Tree
-from fedcache.heads.linear import affine as affine
-from fedcache.heads.linear import select as select
+These are types and functions of the engine, linear maps on features, and hyperparameters that several methods declare.
+"""
+
+from fedcache.federate.engine.client_data import ClientData
+from fedcache.federate.engine.context import Ctx, RunConstants, dot, is_zero, over, squared_distance
+from fedcache.federate.engine.hyperparameters import Hp, HParam
+from fedcache.federate.engine.local_training import (
+    Batch,
+    Batches,
+    Loss,
+    grads,
+    keep_optimiser,
+    keep_whole_optimiser,
+    local,
+    local_steps,
+    minibatches,
+    train,
+)
+from fedcache.federate.engine.method import (
+    ON_ROWS,
+    Defaults,
+    Method,
+    MethodPage,
+    Pooling,
+    Protocol,
+    Statistic,
+    StatisticKind,
+    Uploads,
+    UploadTensor,
+    count_of,
+    everywhere,
+    no_state,
+    personal_if,
+    personal_model,
+    sends_nothing,
+    server_tensors,
+    whole_server,
+)
+from fedcache.federate.methods.common.model import (
+    AGG,
+    BN_MODE,
+    CLASSIFIER,
+    FEAT_POST,
+    FEDPCL_SETTING,
+    INIT,
+    LINEAR,
+    LOGIT_HEAD,
+    LOGIT_SCALE,
+    MLP,
+    MODEL,
+    OWN_STEPS,
+    PROJECTION,
+    PROTO_AGG,
+    PROTO_INIT,
+    PROTO_VIEW,
+    SHARED_INIT,
+    TRAIN_VIEW,
+    TRAINING,
+    UNIT_FEATURES,
+    declare,
+    with_official,
+    without,
+)
+from fedcache.heads.linear import Tree, affine, select
+
+__all__ = [
+    "AGG",
+    "BN_MODE",
+    "CLASSIFIER",
+    "FEAT_POST",
+    "FEDPCL_SETTING",
+    "INIT",
+    "LINEAR",
+    "LOGIT_HEAD",
+    "LOGIT_SCALE",
+    "MLP",
+    "MODEL",
+    "ON_ROWS",
+    "OWN_STEPS",
+    "PROJECTION",
+    "PROTO_AGG",
+    "PROTO_INIT",
+    "PROTO_VIEW",
+    "SHARED_INIT",
+    "TRAINING",
+    "TRAIN_VIEW",
+    "UNIT_FEATURES",
+    "Batch",
+    "Batches",
+    "ClientData",
+    "Ctx",
+    "Defaults",
+    "HParam",
+    "Hp",
+    "Loss",
+    "Method",
+    "MethodPage",
+    "Pooling",
+    "Protocol",
+    "RunConstants",
+    "Statistic",
+    "StatisticKind",
+    "Tree",
+    "UploadTensor",
+    "Uploads",
+    "affine",
+    "count_of",
+    "declare",
+    "dot",
+    "everywhere",
+    "grads",
+    "is_zero",
+    "keep_optimiser",
+    "keep_whole_optimiser",
+    "local",
+    "local_steps",
+    "minibatches",
+    "no_state",
+    "over",
+    "personal_if",
+    "personal_model",
+    "select",
+    "sends_nothing",
+    "server_tensors",
+    "squared_distance",
+    "train",
+    "whole_server",
+    "with_official",
+    "without",
+]

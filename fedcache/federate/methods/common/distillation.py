@@ -8,28 +8,29 @@ again in every step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from typing import cast
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
 from fedcache.errors import UsageError
-from fedcache.federate.engine.client_data import ClientData
-from fedcache.federate.engine.context import Ctx, own
-from fedcache.federate.engine.hyperparameters import Hp, HParam
-from fedcache.federate.engine.local_training import (
+from fedcache.federate.engine.context import own
+from fedcache.federate.engine.local_training import fold_batches, opt_init, optimiser_step
+from fedcache.federate.methods.common import (
     Batch,
-    fold_batches,
+    Batches,
+    ClientData,
+    Ctx,
+    Hp,
+    HParam,
+    Tree,
     minibatches,
-    opt_init,
-    optimiser_step,
+    select,
+    simclr,
 )
-from fedcache.federate.methods.common import simclr
 from fedcache.federate.methods.common.live_images import precision
-from fedcache.heads.linear import Tree, select
 from fedcache.heads.simclr import Ensemble, similarity_divergence
 
 ALL = 4096
@@ -163,8 +164,8 @@ def check(hp: Hp, ctx: Ctx) -> None:
     """Refuse a queue that the public rows cannot fill, whose batches straddle its end, or that leaves no step."""
     simclr.check(hp, ctx)
     rows = len(ctx.public)
-    size = int(cast(int, hp["queue"]))
-    batch = int(cast(int, hp["esd_batch"]))
+    size = ctx.count("queue")
+    batch = ctx.count("esd_batch")
     with_queue = queued(hp, rows)
     if with_queue and (size > rows or size % min(batch, size)):
         most = min(rows, size) // batch * batch
@@ -176,16 +177,15 @@ def check(hp: Hp, ctx: Ctx) -> None:
             f"queue={size} must be a multiple of esd_batch={batch} and at most the {rows} public rows.",
             f"For example {fix}.",
         )
-    if hp["esd_drop_last"] and batch > rows:
-        raise UsageError(
-            f"esd_drop_last=true skips batches with fewer than esd_batch={batch} rows, but there are only {rows} "
-            "public rows.",
-            f"For example --set esd_batch={rows}, or --set esd_drop_last=false.",
-        )
+    steps = -(-rows // batch)
     if hp["esd_drop_last"]:
         steps = rows // batch
-    else:
-        steps = -(-rows // batch)
+        if not steps:
+            raise UsageError(
+                f"esd_drop_last=true skips batches with fewer than esd_batch={batch} rows, but there are only {rows} "
+                "public rows.",
+                f"For example --set esd_batch={rows}, or --set esd_drop_last=false.",
+            )
     filled_again = with_queue and not hp["queue_warm"]
     if filled_again and steps <= size // batch:
         raise UsageError(
@@ -206,18 +206,22 @@ def distil(w: Tree, target: Ensemble, ctx: Ctx) -> Tree:
     Returns:
         The tensors of ``w``, distilled.
     """
-    hp = {**ctx.hp, "opt": "adam", "lr": ctx.hp["esd_lr"], "batch": ctx.hp["esd_batch"]}
-    hp["drop_last"] = hp["esd_drop_last"]
-    # With BatchNorm, a last batch of one image joins the batch before it, because one image has no variance.
-    hp["bn"] = simclr.on_images(hp)
-    ctx = replace(ctx, hp=hp)
+    hp = ctx.hp
+    ctx = ctx.with_hp(
+        opt="adam",
+        lr=hp["esd_lr"],
+        batch=hp["esd_batch"],
+        drop_last=hp["esd_drop_last"],
+        # With BatchNorm, a last batch of one image joins the batch before it, because one image has no variance.
+        bn=simclr.on_images(hp),
+    )
     public = ctx.public[:, 0]
     every = torch.arange(target.size, device=ctx.env.device)
     # Without a queue every public row is an anchor, and its key is made again in each step.
     queue = None
     if queued(hp, target.size):
         queue = _filled_queue(w, every, ctx)
-    zeta = float(ctx.number("zeta"))
+    zeta = ctx.scalar("zeta")
     ema = hp["ema"]
     names = simclr.trained(hp)
     if hp["sim_at"] != "projection":
@@ -266,7 +270,7 @@ def distil(w: Tree, target: Ensemble, ctx: Ctx) -> Tree:
     return select(carry, w)
 
 
-def _views(data: ClientData, ctx: Ctx) -> Callable[[Tree, int], Iterator[tuple[int, Batch]]]:
+def _views(data: ClientData, ctx: Ctx) -> Callable[[Tree, int], Batches]:
     """Batches with one view for the query and another for the key; without augmentation, the plain row for both."""
     if ctx.env.image or data.x.shape[1] > 1:
         return simclr.pairs(data, ctx)
@@ -298,7 +302,7 @@ def _loss(target: Ensemble) -> Callable[[Tree, Batch, Tree, Ctx], tuple[Tensor, 
         z, updates = _embed(p, batch["x"], ctx, training=True)
         exclude_self = bool(ctx.hp["exclude_self"])
         q = target.targets(batch["i"], batch["anchors"], exclude_self=exclude_self).to(z.dtype)
-        tau = float(ctx.number("tau_S"))
+        tau = ctx.scalar("tau_S")
         value = similarity_divergence(z, batch["keys"], q, batch["w"], tau)
         return value, updates
 

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from fedcache.errors import MachineError, UsageError
-from fedcache.federate.engine.context import Ctx
-from fedcache.federate.engine.hyperparameters import Hp, HParam
+from fedcache.federate.methods.common import Ctx, Hp, HParam
 from fedcache.heads.augment import Crop, Policy, augment
 from fedcache.heads.encoder import RESNETS, STEMS, Encoder
 
@@ -170,15 +169,13 @@ def policy_of(hp: Hp, image: tuple[int, int]) -> Policy:
 
 def view(x: Tensor, u: Tensor, ctx: Ctx) -> Tensor:
     """An augmented view [B, 3, H, W] in [-1, 1] of stored rows x [B, H W 3], by draws u [B, DRAWS]."""
-    image = cast(tuple[int, int], ctx.env.image)
-    policy = policy_of(ctx.hp, image)
+    policy = policy_of(ctx.hp, ctx.image)
     return 2.0 * augment(unit_range(x, ctx), u, policy) - 1.0
 
 
 def unit_range(x: Tensor, ctx: Ctx) -> Tensor:
     """Bytes [.., H W 3] as [.., 3, H, W] in [0, 1]."""
-    height, width = cast(tuple[int, int], ctx.env.image)
-    channels_first = x.reshape(*x.shape[:-1], height, width, 3).movedim(-1, -3)
+    channels_first = x.reshape(*x.shape[:-1], *ctx.image, 3).movedim(-1, -3)
     return channels_first.to(ctx.env.dtype) / 255.0
 
 
@@ -195,15 +192,15 @@ def check(hp: Hp, ctx: Ctx) -> None:
         found = "features"
         wanted = "encoder=mlp"
         other = "images"
-        names = "pixels"
+        backbones = "pixels"
         if ctx.env.image:
             found = "images"
             wanted = "encoder=conv"
             other = "features"
-            names = "NAME"
+            backbones = "NAME"
         raise UsageError(
             f"encoder={hp['encoder']} cannot read {found}.",
-            f"Use --set {wanted}, or train on {other}: --backbones {names}",
+            f"Use --set {wanted}, or train on {other}: --backbones {backbones}",
         )
     if hp.get("amp") and ctx.env.device.type != "cuda":
         raise MachineError(

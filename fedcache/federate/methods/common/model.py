@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import cast
 
@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from fedcache.errors import StoreError, UsageError
-from fedcache.federate.engine.client_data import FEAT_POSTS
+from fedcache.federate.engine.client_data import FEAT_POSTS, ClientData
 from fedcache.federate.engine.context import Ctx
 from fedcache.federate.engine.hyperparameters import Hp, HParam, Value, has_batchnorm
+from fedcache.federate.engine.method import Defaults
 from fedcache.heads import projection
 from fedcache.heads.linear import Tree, affine, text_head
 from fedcache.heads.losses import cross_entropy
@@ -28,6 +29,9 @@ FEAT_POST = HParam(
     "that you set applies to every backbone",
     choices=FEAT_POSTS,
 )
+
+UNIT_FEATURES = replace(FEAT_POST, default="l2")
+"""``feat_post`` with unit length as its default, for methods that compare features with class texts."""
 
 TRAINING = (
     HParam("opt", "adam", "choice", "optimiser (D-16)", choices=("adam", "sgd")),
@@ -129,6 +133,9 @@ PROTO_VIEW = HParam(
     choices=("center", "aug"),
 )
 
+FEDPCL_SETTING = Defaults(rounds=100, participation=None, clients=5, scheme="label-shift")
+"""The setting of FedPCL's tables, for methods that are compared there or have no setting of their own."""
+
 MODEL = (
     HParam(
         "head",
@@ -163,6 +170,14 @@ PROTO_INIT = HParam(
     official="independent",
 )
 
+INIT = HParam(
+    "init",
+    "auto",
+    "choice",
+    "initial weights; auto: text for a linear head on features with a text tower, else shared",
+    choices=("auto", "shared", "text", "zero"),
+)
+
 SHARED_INIT = HParam(
     "init",
     "shared",
@@ -181,21 +196,8 @@ AGG = HParam(
 )
 
 
-def init_param(*, independent: bool) -> HParam:
-    """The ``init`` switch; only methods whose clients keep their model may start each from its own draw (D-11)."""
-    choices: tuple[str, ...] = ("auto", "shared", "text", "zero")
-    official = None
-    if independent:
-        choices = ("auto", "shared", "independent", "text", "zero")
-        official = "independent"
-    return HParam(
-        "init",
-        "auto",
-        "choice",
-        "initial weights; auto: text for a linear head on features with a text tower, else shared",
-        choices=choices,
-        official=official,
-    )
+CLASSIFIER = ("Q.W", "Q.b")
+"""Names of the tensors of Q."""
 
 
 def declare(*groups: HParam | Iterable[HParam], **defaults: Value) -> tuple[HParam, ...]:
@@ -203,18 +205,29 @@ def declare(*groups: HParam | Iterable[HParam], **defaults: Value) -> tuple[HPar
     made: list[HParam] = []
     for group in groups:
         if isinstance(group, HParam):
-            made.append(group)
-        else:
-            made.extend(group)
-    for i, param in enumerate(made):
-        if param.name in defaults:
-            made[i] = replace(param, default=defaults[param.name], official=None, tuned=None)
+            group = (group,)
+        for param in group:
+            if param.name in defaults:
+                param = replace(param, default=defaults[param.name], official=None, tuned=None)
+            made.append(param)
     return tuple(made)
 
 
 def without(group: Iterable[HParam], *names: str) -> tuple[HParam, ...]:
     """A group of declarations without the switches of these names, which a method does not read."""
     return tuple(param for param in group if param.name not in names)
+
+
+def with_official(group: Iterable[HParam], **values: Value) -> tuple[HParam, ...]:
+    """A group of declarations, of which the named ones have these values in preset ``official``."""
+    return tuple(replace(param, official=values.get(param.name, param.official)) for param in group)
+
+
+OWN_STEPS = (
+    *declare(FEAT_POST, without(MODEL, "bn_mode"), INIT, AGG),
+    *without(TRAINING, "opt", "lr", "wd", "momentum", "reset_opt"),
+)
+"""Hyperparameters of methods that take steps of their own, whose learning rates have other names."""
 
 
 def head_of(hp: Hp, kind: str | None = None) -> Head:
@@ -229,9 +242,9 @@ def head_of(hp: Hp, kind: str | None = None) -> Head:
     )
 
 
-def names(hp: Hp) -> tuple[str, ...]:
-    """Every tensor of the model."""
-    return head_of(hp).names()
+def names(hp: Hp, left_out: Sequence[str] = ()) -> tuple[str, ...]:
+    """The tensors of the model that are not ``left_out``."""
+    return tuple(name for name in head_of(hp).names() if name not in left_out)
 
 
 def trained(hp: Hp) -> tuple[str, ...]:
@@ -261,18 +274,22 @@ def zero_shot(ctx: Ctx) -> Callable[[Tensor], Tensor] | None:
     return None
 
 
+def drawn(ctx: Ctx, *, independent: bool = False) -> Tree:
+    """Random weights of the model: the same for all clients, or other ones for each client."""
+    uniform = ctx.rng.uniform("init", independent=independent)
+    return head_of(ctx.hp).init(uniform, ctx.env.width, ctx.env.classes)
+
+
 def init(ctx: Ctx) -> Tree:
     """Initial weights by the ``head`` and ``init`` switches, leading axes full or 1."""
-    env = ctx.env
     how = initial_weights(ctx)
     if how not in ("text", "zero"):
-        uniform = ctx.rng.uniform("init", independent=how == "independent")
-        return head_of(ctx.hp).init(uniform, env.width, env.classes)
+        return drawn(ctx, independent=how == "independent")
     if how == "text":
         made = text_head(ctx.text)
     else:
-        W = torch.zeros(env.classes, env.width, dtype=env.dtype, device=env.device)
-        made = {"W": W, "b": W.new_zeros(env.classes)}
+        C = ctx.env.classes
+        made = {"W": ctx.zeros(C, ctx.env.width), "b": ctx.zeros(C)}
     axes = (1,) * len(ctx.lead)
     return {k: t.reshape(axes + tuple(t.shape)) for k, t in made.items()}
 
@@ -282,8 +299,13 @@ def zeros_for(p: Tree, prefix: str, ctx: Ctx) -> Tree:
     return {prefix + name: torch.zeros_like(p[name]) for name in trained(ctx.hp)}
 
 
+def predict(down: Tree, own: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:
+    """Logits [.., N, C] of features; a tensor of the client's own replaces the broadcast one of its name."""
+    return logits(head_of(ctx.hp), {**down, **own}, x)[0]
+
+
 def embed(down: Tree, own: Tree, x: Tensor, ctx: Ctx) -> Tensor:
-    """Projections [.., N, dim] of features by P; the features themselves if the head is one linear map."""
+    """Projections [.., N, dim] of features by P of that model; the features themselves if its head is linear."""
     head = head_of(ctx.hp)
     if head.kind == "linear":
         return x

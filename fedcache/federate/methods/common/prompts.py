@@ -7,8 +7,8 @@ of both towers are frozen, and only what is under ``ctx`` and ``v`` is trained, 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
@@ -16,12 +16,21 @@ import torch
 from torch import Tensor
 
 from fedcache.errors import UsageError
-from fedcache.federate.engine.client_data import ClientData
-from fedcache.federate.engine.context import Ctx
-from fedcache.federate.engine.hyperparameters import Hp, HParam
-from fedcache.federate.engine.local_training import Batch, Loss, minibatches, train
-from fedcache.federate.methods.common.model import TRAINING, declare
-from fedcache.heads.linear import Tree, affine
+from fedcache.federate.methods.common import (
+    TRAINING,
+    Batch,
+    Batches,
+    ClientData,
+    Ctx,
+    Hp,
+    HParam,
+    Loss,
+    Tree,
+    affine,
+    declare,
+    minibatches,
+    train,
+)
 from fedcache.heads.prompt import border, canvas, slots, square, weave
 
 PAPER_ROUNDS = 20
@@ -135,24 +144,20 @@ AUG = (
 )
 
 
-def image_size(ctx: Ctx) -> tuple[int, int]:
-    """Height and width of the images of a run that has been checked to have them."""
-    return cast(tuple[int, int], ctx.env.image)
-
-
 def scheduled(ctx: Ctx) -> Ctx:
     """The context with this round's learning rate: lr (1 + cos(pi t / T)) / 2, after the warm-up."""
     if ctx.round < ctx.count("warm_rounds"):
-        return replace(ctx, hp={**ctx.hp, "lr": ctx.number("warm_lr")})
+        return ctx.with_hp(lr=ctx.number("warm_lr"))
     if ctx.hp["sched_unit"] == "none":
         return ctx
+    # A run sets its own number of rounds before it starts (``runs.spec``).
     if ctx.hp["sched_rounds"] is None:
         rounds = PAPER_ROUNDS
     else:
         rounds = ctx.count("sched_rounds")
     # Half a period of the cosine: 1 in the first round, 0 in the last and after it.
     share = (1.0 + math.cos(math.pi * min(ctx.round, rounds) / rounds)) / 2.0
-    return replace(ctx, hp={**ctx.hp, "lr": share * ctx.number("lr")})
+    return ctx.with_hp(lr=share * ctx.number("lr"))
 
 
 def scale(ctx: Ctx) -> float | Tensor:
@@ -167,13 +172,6 @@ def pull_temperature(ctx: Ctx) -> float | Tensor:
     if ctx.hp["gamma_aug"] is None:
         return 1.0 / scale(ctx)
     return ctx.number("gamma_aug")
-
-
-def trained(hp: Hp) -> tuple[str, ...]:
-    """Names of the trained prompts; there is no visual prompt if it covers no pixel."""
-    if hp.get("vp_size", 0) == 0:
-        return ("ctx",)
-    return ("ctx", "v")
 
 
 @dataclass(frozen=True)
@@ -214,6 +212,9 @@ def class_names(ctx: Ctx, n: int) -> Names:
         fix = "Shorten the class name, or use another --backbones."
         if room > 0:
             fix = f"--set n_ctx={room}"
+            # With the words of the template, their number decides and not n_ctx.
+            if ctx.hp.get("ctx_init") == "words":
+                fix = f"--set ctx_init=normal {fix}"
         raise UsageError(
             f"The prompt of class {longest!r} has {n} context vectors, a name of at least {last - 1} tokens,"
             f" a start and an end. {ctx.towers.name} reads only {tower.context} tokens.",
@@ -268,13 +269,13 @@ def prompt_size(ctx: Ctx) -> int:
     """Border or side of the visual prompt, in pixels."""
     if ctx.hp["vp_size"] is not None:
         return ctx.count("vp_size")
-    side = min(image_size(ctx))
+    side = min(ctx.image)
     return max(1, round(PAPER_PROMPT * side / PAPER_SIDE))
 
 
 def places(ctx: Ctx, at: Sequence[int] = (0, 0)) -> Tensor:
     """The pixels a visual prompt covers, with its patch (if it is one) at (top, left)."""
-    height, width = image_size(ctx)
+    height, width = ctx.image
     p = prompt_size(ctx)
     if ctx.hp["vp_template"] == "padding":
         covered = border(height, width, p)
@@ -285,7 +286,7 @@ def places(ctx: Ctx, at: Sequence[int] = (0, 0)) -> Tensor:
 
 def corner(generator: np.random.Generator, ctx: Ctx) -> np.ndarray:
     """A uniform (top, left) for the patch."""
-    room = np.array(image_size(ctx)) - prompt_size(ctx)
+    room = np.array(ctx.image) - prompt_size(ctx)
     return generator.integers(0, room + 1)
 
 
@@ -293,7 +294,7 @@ def init_visual(ctx: Ctx) -> Tensor:
     """The visual prompt [P]: zeros, or one draw for all."""
     n = len(places(ctx))
     if ctx.hp["vp_init"] == "zeros":
-        return torch.zeros(n, dtype=ctx.env.dtype, device=ctx.env.device)
+        return ctx.zeros(n)
     return ctx.rng.shared("visual", lambda g: g.standard_normal(n))
 
 
@@ -310,9 +311,9 @@ def check(hp: Hp, ctx: Ctx) -> None:
             "Use --set ctx_init=normal, or extract text features with another --text.",
         )
     class_names(ctx, n)
-    if "vp_size" not in hp or hp["vp_size"] == 0:
+    if hp.get("vp_size", 0) == 0:
         return
-    height, width = image_size(ctx)
+    height, width = ctx.image
     p = prompt_size(ctx)
     most = min(height, width)
     if hp["vp_template"] == "padding":
@@ -366,7 +367,7 @@ def zero_shot(ctx: Ctx) -> Callable[[Tensor], Tensor]:
 def image_features(x: Tensor, painted: Tensor | None, ctx: Ctx) -> Tensor:
     """Unit features f(x + v) [B, D] of images uint8 [B, H W 3] under a visual prompt [3, H, W] (None: without)."""
     tower = ctx.towers.image
-    images = tower.normalise(x.view(-1, *image_size(ctx), 3))
+    images = tower.normalise(x.view(-1, *ctx.image, 3))
     if painted is not None:
         images = images + painted
     return tower.encode(images).to(ctx.env.dtype)
@@ -375,13 +376,13 @@ def image_features(x: Tensor, painted: Tensor | None, ctx: Ctx) -> Tensor:
 def paint(p: Batch, ctx: Ctx, at: Sequence[int] = (0, 0)) -> Tensor | None:
     """The visual prompt of parameters ``p`` as an image [3, H, W]; None when they have none."""
     if "v" in p:
-        return canvas(p["v"], places(ctx, at), *image_size(ctx))
+        return canvas(p["v"], places(ctx, at), *ctx.image)
     return None
 
 
 def _at_once(ctx: Ctx) -> int:
     """Number of images that take about ``ENCODE_BYTES``."""
-    image_bytes = 4 * 3 * math.prod(image_size(ctx))
+    image_bytes = 4 * 3 * math.prod(ctx.image)
     return max(1, ENCODE_BYTES // image_bytes)
 
 
@@ -416,21 +417,16 @@ def _patch_position(ctx: Ctx, *key: int) -> Sequence[int]:
     return cast(list[int], drawn.tolist())
 
 
-def _batches(data: ClientData, ctx: Ctx, epoch: int) -> Iterator[tuple[int, Batch]]:
-    """Batches with the place of their visual prompt under ``at``."""
-    for t, (k, batch) in enumerate(minibatches(data, ctx, epoch)):
-        at = torch.tensor(_patch_position(ctx, epoch, t))
-        yield k, {**batch, "at": at}
-
-
 def train_prompts(loss: Loss, p: Batch, data: ClientData, ctx: Ctx) -> Batch:
     """A client's local epochs on its prompts ``p`` (and kept ``opt/`` state), at this round's learning rate."""
     now = scheduled(ctx)
     names = tuple(k for k in p if not k.startswith("opt/"))
 
-    def batches(_p: Batch, epoch: int) -> Iterator[tuple[int, Batch]]:
-        if "v" in p:
-            return _batches(data, now, epoch)
-        return minibatches(data, now, epoch)
+    def batches(_p: Batch, epoch: int) -> Batches:
+        for t, (k, batch) in enumerate(minibatches(data, now, epoch)):
+            if "v" in p:
+                # The position of the visual prompt on the images of this batch.
+                batch["at"] = torch.tensor(_patch_position(now, epoch, t))
+            yield k, batch
 
     return train(p, names, ctx.count("epochs"), loss, {}, data, now, batches=batches)

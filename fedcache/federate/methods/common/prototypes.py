@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from fedcache.federate.engine.client_data import ClientData
-from fedcache.federate.engine.context import Ctx, drawn_views, training_views
-from fedcache.federate.engine.hyperparameters import Hp, HParam
-from fedcache.federate.engine.local_training import Batch, Loss, keep_optimiser, minibatches, train
-from fedcache.federate.engine.method import Statistic, Uploads, UploadTensor
-from fedcache.federate.methods.common import model
-from fedcache.federate.methods.common.model import PROTO_VIEW, TRAIN_VIEW
-from fedcache.heads.linear import Tree
+from fedcache.federate.engine.context import drawn_views, training_views
+from fedcache.federate.methods.common import (
+    PROTO_VIEW,
+    TRAIN_VIEW,
+    Batch,
+    Batches,
+    ClientData,
+    Ctx,
+    Hp,
+    HParam,
+    Loss,
+    Statistic,
+    Tree,
+    Uploads,
+    UploadTensor,
+    keep_optimiser,
+    minibatches,
+    model,
+    train,
+)
 from fedcache.heads.projection import Head, embed
 from fedcache.heads.prototype import class_means
 
@@ -66,9 +78,7 @@ def project(_down: Tree, own: Tree, x: Tensor, ctx: Ctx) -> Tensor:
 
 def no_prototypes(ctx: Ctx, *lead: int) -> tuple[Tensor, Tensor]:
     """Prototypes [*lead, C, P] of no rows, and their counts [*lead, C], all zero."""
-    proto = torch.zeros(
-        *lead, ctx.env.classes, ctx.count("dim"), dtype=ctx.env.dtype, device=ctx.env.device
-    )
+    proto = ctx.zeros(*lead, ctx.env.classes, ctx.count("dim"))
     return proto, proto.sum(-1)
 
 
@@ -86,7 +96,7 @@ def train_body(
     down: Tree,
     data: ClientData,
     ctx: Ctx,
-    batches: Callable[[int], Iterator[tuple[int, Batch]]],
+    batches: Callable[[int], Batches],
 ) -> Tree:
     """The client's P after ``epochs`` of ``loss`` on the batches of each epoch."""
     names = body(ctx.hp).names()
@@ -103,7 +113,7 @@ def train_body(
     )
 
 
-def view_batches(data: ClientData, ctx: Ctx, epoch: int) -> Iterator[tuple[int, Batch]]:
+def view_batches(data: ClientData, ctx: Ctx, epoch: int) -> Batches:
     """``minibatches`` of one epoch; the second view of every row, where there is one, comes as ``x2``."""
     if ctx.hp["views"] == "2":
         views = drawn_views(data, ctx, epoch, 2)
@@ -135,9 +145,8 @@ def embeddings(p: Tree, batch: Batch, hp: Hp) -> tuple[Tensor, Tensor, Tensor, T
 
 def prototype_rows(data: ClientData, ctx: Ctx) -> tuple[Tensor, Tensor]:
     """All rows of every client as ``ClientData.full``, each in the view that ``proto_view`` asks for."""
-    if (
-        ctx.hp.get("proto_view", "center") == "center"
-    ):  # models of an earlier release have no proto_view
+    # Models of an earlier release have no proto_view.
+    if ctx.hp.get("proto_view", "center") == "center":
         return data.full()
     positions = data.positions()
     (view,) = drawn_views(data, ctx, 0, 1, "views proto")
@@ -159,7 +168,7 @@ def own_prototypes(p: Tree, data: ClientData, ctx: Ctx) -> Tree:
 
         mask = ctx.rng.each("proto", in_whole_batches)
     z = embed(body(ctx.hp), p, x)[0]
-    proto, count = class_means(z, data.labels(data.positions()), mask, ctx.env.classes)
+    proto, count = class_means(z, data.labels(), mask, ctx.env.classes)
     if ctx.hp["proto_norm"]:
         proto = normalize(proto, dim=-1)
     return {"proto": proto, "count": count}

@@ -9,27 +9,39 @@ The probe: freeze, drop the projection, train one linear layer on all labelled r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import cast
 
 import torch
 from torch import Tensor
 
-from fedcache.federate.engine.client_data import ClientData
-from fedcache.federate.engine.context import Ctx, drawn_views, narrow_clients, over
-from fedcache.federate.engine.hyperparameters import Hp, HParam
-from fedcache.federate.engine.local_training import Batch, Loss, minibatches, train
+from fedcache.federate.engine.context import drawn_views, narrow_clients
 from fedcache.federate.engine.method import Fit
+from fedcache.federate.methods.common import (
+    FEAT_POST,
+    TRAINING,
+    Batch,
+    Batches,
+    ClientData,
+    Ctx,
+    Hp,
+    HParam,
+    Loss,
+    Tree,
+    affine,
+    declare,
+    minibatches,
+    over,
+    select,
+    train,
+)
 from fedcache.federate.methods.common.live_images import LIVE, precision, unit_range, view
 from fedcache.federate.methods.common.live_images import check as check
 from fedcache.federate.methods.common.live_images import encoder_of as encoder_of
 from fedcache.federate.methods.common.live_images import on_images as on_images
-from fedcache.federate.methods.common.model import FEAT_POST, TRAINING, declare
 from fedcache.heads.augment import DRAWS
 from fedcache.heads.encoder import RESNETS
-from fedcache.heads.linear import Tree, affine, select
 from fedcache.heads.losses import cross_entropy
 from fedcache.heads.simclr import nt_xent, one_way
 
@@ -117,13 +129,13 @@ def needs(hp: Hp) -> frozenset[str]:
 
 def init(ctx: Ctx) -> Tree:
     """Fresh weights, the same for all clients."""
-    uniform = ctx.rng.uniform("init", independent=False)
+    uniform = ctx.rng.uniform("init")
     return encoder_of(ctx.hp).init(uniform, ctx.env.width)
 
 
 def enter(_down: Tree, _data: ClientData, ctx: Ctx) -> Tree:
     """``loss`` [.., 4]: sum and number of the losses of the steps of a round's first epoch, and of its last."""
-    return {"loss": torch.zeros((*ctx.lead, 4), dtype=ctx.env.dtype, device=ctx.env.device)}
+    return {"loss": ctx.zeros(*ctx.lead, 4)}
 
 
 def watch(_server: Tree, states: Mapping[int, Tree], *_: object) -> dict[str, float]:
@@ -148,12 +160,10 @@ def normal(x: Tensor, ctx: Ctx) -> Tensor:
     return x
 
 
-def live(
-    data: ClientData, ctx: Ctx, *, views: tuple[str, ...]
-) -> Callable[[Tree, int], Iterator[tuple[int, Batch]]]:
+def live(data: ClientData, ctx: Ctx, *, views: tuple[str, ...]) -> Callable[[Tree, int], Batches]:
     """Batches of images as the encoder reads them, augmented again in every epoch: one view for each of ``views``."""
 
-    def batches(_p: Tree, epoch: int) -> Iterator[tuple[int, Batch]]:
+    def batches(_p: Tree, epoch: int) -> Batches:
         u = ctx.rng.each("augment", lambda g, i: g.random((data.n[i], len(views), DRAWS)), epoch)
         for k, batch in minibatches(data, ctx, epoch):
             drawn = u[batch["i"]]
@@ -163,13 +173,13 @@ def live(
     return batches
 
 
-def pairs(data: ClientData, ctx: Ctx) -> Callable[[Tree, int], Iterator[tuple[int, Batch]]]:
+def pairs(data: ClientData, ctx: Ctx) -> Callable[[Tree, int], Batches]:
     """Batches in which ``x`` and ``x2`` are two views of each row, as the encoder reads them."""
 
-    def stored(_p: Tree, epoch: int) -> Iterator[tuple[int, Batch]]:
+    def stored(_p: Tree, epoch: int) -> Batches:
         yield from minibatches(data, ctx, epoch, views=drawn_views(data, ctx, epoch, 2))
 
-    def dropped(_p: Tree, epoch: int) -> Iterator[tuple[int, Batch]]:
+    def dropped(_p: Tree, epoch: int) -> Batches:
         rate = ctx.number("dropout")
         width = data.x.shape[-1]
         u = ctx.rng.each("dropout", lambda g, i: g.random((data.n[i], 2, width)), epoch)
@@ -221,7 +231,7 @@ def fit_with(loss: Loss, *, send: bool) -> Fit:
     def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
         # If each view is normalised by itself, a batch of one image has no variance, and joins another batch.
         separate = on_images(ctx.hp) and ctx.hp["bn_views"] == "separate"
-        ctx = replace(ctx, hp={**ctx.hp, "bn": separate})
+        ctx = ctx.with_hp(bn=separate)
         epochs = ctx.count("epochs")
         make_batches = pairs(data, ctx)
         p = select({**down, **state}, names(ctx.hp))
@@ -229,7 +239,7 @@ def fit_with(loss: Loss, *, send: bool) -> Fit:
         # For the steps of an epoch, [2, 4]: the factors of their losses in ``loss``, and what they add to its numbers.
         counted = state["loss"].new_zeros(2, 4)
 
-        def batches(carry: Tree, epoch: int) -> Iterator[tuple[int, Batch]]:
+        def batches(carry: Tree, epoch: int) -> Batches:
             first = epoch == 0
             last = epoch == epochs - 1
             counted.copy_(counted.new_tensor([[first, 0, last, 0], [0, first, 0, last]]))
@@ -276,13 +286,13 @@ def probe(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> Tree:
     x = data.full()[0]
     if not len(x):
         # Without labelled rows there is no probe. Its scores are NaN, and nothing is scored.
-        nan = torch.full((ctx.env.classes,), torch.nan, dtype=ctx.env.dtype, device=ctx.env.device)
+        nan = ctx.zeros(ctx.env.classes).fill_(torch.nan)
         return {**p, "probe.W": nan.unsqueeze(-1).expand(-1, width), "probe.b": nan}
     h = represent(p, x, ctx, project=False)
     # The encoder is frozen, so its representations are computed once and trained on as features.
     frozen = ClientData(
         h.unsqueeze(-2),
-        data.labels(data.positions()),
+        data.labels(),
         torch.arange(len(h), device=h.device),
         data.n,
     )
@@ -290,23 +300,17 @@ def probe(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> Tree:
     start = ctx.rng.shared("probe", lambda g: 0.01 * g.standard_normal(shape))
     head = {"W": start, "b": start.new_zeros(len(start))}
     epochs = ctx.count("probe_epochs")
-    rate = float(ctx.number("probe_lr"))
+    rate = ctx.scalar("probe_lr")
     cuts = [0, epochs // 2, epochs * 5 // 6, epochs]
-    hp = {
-        **ctx.hp,
-        "opt": "sgd",
-        "wd": 0.0,
-        "momentum": 0.9,
-        "batch": ctx.hp["probe_batch"],
-        "drop_last": False,
-    }
+    batch = ctx.hp["probe_batch"]
+    sgd = ctx.with_hp(opt="sgd", wd=0.0, momentum=0.9, batch=batch, drop_last=False)
 
     def fitted(q: Tree, batch: Tree, _down: Tree, _ctx: Ctx) -> Tensor:
         return cross_entropy(affine(batch["x"], q["W"], q["b"]), batch["y"], batch["w"])
 
     # Each phase has a tenth of the rate of the phase before.
     for phase, (begin, end) in enumerate(pairwise(cuts)):
-        now = replace(ctx, hp={**hp, "lr": rate * 0.1**phase})
+        now = sgd.with_hp(lr=rate * 0.1**phase)
         purpose = f"probe{phase}"
         head = train(head, ("W", "b"), end - begin, fitted, {}, frozen, now, purpose=purpose)
     return {**down, **state, "probe.W": head["W"], "probe.b": head["b"]}
@@ -336,11 +340,11 @@ def trainable(server: Tree, state: Tree, parts: tuple[str, ...] = ("t.", "p1", "
 
     ``parts`` are the beginnings of names that count: of the trunk and of the projection.
     """
-    known = {**server, **state}
-    moved = [
-        name for name in known if name.startswith(parts) and not name.endswith((".mean", ".var"))
-    ]
-    return sum(known[name].numel() for name in moved)
+    return sum(
+        t.numel()
+        for name, t in {**server, **state}.items()
+        if name.startswith(parts) and not name.endswith((".mean", ".var"))
+    )
 
 
 def parameters(down: Tree, ctx: Ctx) -> int:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from fedcache.federate.engine.client_data import ClientData
-from fedcache.federate.engine.context import Ctx, over
-from fedcache.federate.engine.hyperparameters import HParam
-from fedcache.federate.engine.local_training import Batch, batch_sizes
+from fedcache.federate.engine.local_training import batch_sizes
+from fedcache.federate.methods.common import Batch, Batches, ClientData, Ctx, HParam, over
 from fedcache.heads.class_balance import deficits, votes
 
 SYNTHESIS = (
@@ -161,33 +157,35 @@ def balancing_classes(q: Tensor, weight: Tensor, ctx: Ctx) -> list[np.ndarray]:
 
 
 def with_rows(
-    batches: Iterator[tuple[int, Batch]],
+    batches: Batches,
     classes: list[np.ndarray],
     data: ClientData,
     ctx: Ctx,
     epoch: int,
-) -> Iterator[tuple[int, Batch]]:
+) -> Batches:
     """Batches of an epoch, each with its part of the synthetic rows.
 
     ``classes`` are those of each client's rows. They are shuffled in place and divided among its steps.
     """
     M = len(data.n)
     steps = [len(batch_sizes(n, ctx.hp)) for n in data.n]
-    if ctx.hp["synth"] == "strata":
-        for t, (k, batch) in enumerate(batches):
-            alive = [i for i in range(len(classes)) if i % M < max(k, 1)]
-            parts = [classes[i] for i in alive]
-            steps_of_parts = [steps[i % M] for i in alive]
-            rows = stratified(parts, steps_of_parts, ctx.narrow(k), epoch, t)
-            yield k, {**batch, **rows}
-        return
-    for i, own in enumerate(classes):
-        ctx.rng.generator("deal", i % M, epoch).shuffle(own)
-    for t, (k, batch) in enumerate(batches):
-        parts = []
+    strata = ctx.hp["synth"] == "strata"
+    if not strata:
         for i, own in enumerate(classes):
-            if i % M < max(k, 1):
+            ctx.rng.generator("deal", i % M, epoch).shuffle(own)
+    for t, (k, batch) in enumerate(batches):
+        now = ctx.narrow(k)
+        # There is an array for each client of each grid point. The first k clients of a point still step.
+        alive = [i for i in range(len(classes)) if i % M < max(k, 1)]
+        if strata:
+            steps_of_alive = [steps[i % M] for i in alive]
+            rows = stratified([classes[i] for i in alive], steps_of_alive, now, epoch, t)
+        else:
+            parts = []
+            for i in alive:
                 # The part of step t; the parts of a client differ by one row at most.
+                n = len(classes[i])
                 count = steps[i % M]
-                parts.append(own[t * len(own) // count : (t + 1) * len(own) // count])
-        yield k, {**batch, **synthetic(parts, ctx.narrow(k), epoch, t)}
+                parts.append(classes[i][t * n // count : (t + 1) * n // count])
+            rows = synthetic(parts, now, epoch, t)
+        yield k, {**batch, **rows}
