@@ -80,7 +80,10 @@ def ingest(given: Mapping[str, Any]) -> Store:
         no_label = (no_label,)
     no_labels = tuple(map(str, no_label))
     columns = _names(given["features_key"])
-    choice = ColumnChoice(columns, *keys, groups, no_labels, given["unlabelled"])
+    label, split, row_name, domain = keys
+    choice = ColumnChoice(
+        columns, label, split, row_name, domain, groups, no_labels, given["unlabelled"]
+    )
     return ingest_file(
         Home.from_environment(),
         Path(file),

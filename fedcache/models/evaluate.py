@@ -602,7 +602,8 @@ def model_labels(
     number = {c: i for i, c in enumerate(classes)}
     # The last entry is for the label -1 of unlabelled rows.
     numbers = [number.get(c, -1) for c in names] + [-1]
-    return np.array(numbers, np.int64)[label]
+    codes: NDArray[np.int64] = np.array(numbers, np.int64)[label]
+    return codes
 
 
 def measure(

@@ -704,7 +704,7 @@ def within(
         notes.append(f"Left out, because they could not be scored: {_some(empty)}.")
     if over == "clients":
         # Only clients that every run scored are compared.
-        used = known.all(0)
+        used = known.all(axis=0)
         shared = used
         for lack, left in _lacking([*kept], blocks, known).items():
             notes.append(
@@ -713,8 +713,8 @@ def within(
         notes += _seeds_differ(kept)
     else:
         # Two runs that share a seed have a difference.
-        used = known.any(0)
-        shared = known.sum(0) >= 2
+        used = known.any(axis=0)
+        shared = known.sum(axis=0) >= 2
         notes += merged_notes(kept)
     if not shared.any():
         held = []
@@ -732,7 +732,7 @@ def within(
     return PairedBlocks(
         setting=where,
         names=tuple(kept),
-        blocks=tuple(itertools.compress(blocks, used)),
+        blocks=tuple(blocks[int(i)] for i in np.flatnonzero(used)),
         values=values[:, used],
         notes=tuple(notes),
         runs=kept,

@@ -100,7 +100,7 @@ def dots(ident: str, source: RunStore) -> Plot | None:
         words = []
         for i, j in zip(x, y, strict=True):
             name = classes[j]
-            words.append(f"{names[i]}, {name}: {shown[i, j]} rows")
+            words.append(f"{names[int(i)]}, {name}: {shown[i, j]} rows")
         marks(made, words)
         name_places(axes.set_xticks, names[:across], rotation=90)
         name_places(axes.set_yticks, classes[:down])

@@ -87,6 +87,8 @@ class Making(TorchFunctionMode):
             or torch.device(kwargs.get("device") or "cpu").type != "cuda"
         ):
             return func(*args, **kwargs)
+        if isinstance(args[0], Tensor):  # only as_tensor takes one
+            return args[0].to(**kwargs)
         return OnGpu(func(*args, **{k: v for k, v in kwargs.items() if k != "device"}))
 
 

@@ -380,7 +380,7 @@ def _one_after_another(files: Sequence[TableRows]) -> TableRows:
 def _table(file: RecordFile, class_names: dict[str, list[str]]) -> Table:
     """A file as a table."""
 
-    def batches(columns: Sequence[str], rows: int, *, floats: bool) -> Iterator[Any]:
+    def batches(columns: Sequence[str], rows: int, *, floats: bool = False) -> Iterator[Any]:
         import pyarrow.parquet as pq
 
         with explain_damage(file.path):

@@ -26,7 +26,7 @@ TEXTS = [
     "a dog and a cat",
     "the the the",
 ]
-ALMOST = 1e-6
+ALMOST = 1e-5
 
 
 @pytest.fixture(scope="module")

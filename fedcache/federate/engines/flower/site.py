@@ -43,10 +43,10 @@ from fedcache.heads.linear import Tree
 from fedcache.models.client_stacks import ClientTensors
 from fedcache.models.saved_model import ModelFacts, SavedModel, client_tensors, computed_as, owned
 from fedcache.progress import Silent
-from fedcache.runs.features import backbones_of, text_of
+from fedcache.runs.features import text_of
 from fedcache.runs.identity import code_of
 from fedcache.runs.origin import check_text
-from fedcache.runs.store_choice import arrays_for, feat_post_for
+from fedcache.runs.store_choice import arrays_for, backbones_of, feat_post_for
 from fedcache.store.files import (
     canonical_json,
     digest_of,
