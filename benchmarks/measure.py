@@ -1,9 +1,12 @@
-"""Contenders taking turns in one process, and the rows that are made of their times."""
+"""Contenders taking turns in one process, the rows that are made of their times, and other processes that measure."""
 
 from __future__ import annotations
 
+import json
 import os
 import platform
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -84,6 +87,19 @@ def best(seconds: Seconds, other: str, ours: str) -> float:
     return min(seconds[other]) / min(seconds[ours])
 
 
+def in_own_process(family: str, *words: object) -> Any:
+    """What ``python -m benchmarks.FAMILY WORDS`` prints in its last line, as JSON.
+
+    Raises:
+        RuntimeError: it failed; the message is its last line.
+    """
+    line = [sys.executable, "-m", f"benchmarks.{family}", *map(str, words)]
+    done = subprocess.run(line, check=False, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(done.stderr.strip().splitlines()[-1])
+    return json.loads(done.stdout.splitlines()[-1])
+
+
 def shown(seconds: Seconds, scale: float = 1e3, unit: str = "ms") -> str:
     """The best time of every contender, in words."""
     return ", ".join(f"{name} {min(taken) * scale:.1f} {unit}" for name, taken in seconds.items())
@@ -113,6 +129,16 @@ def make_row(
     if detail:
         made["detail"] = detail
     return made
+
+
+def at_most(
+    name: str, target: str, bar: float, seconds: Seconds, ours: str, other: str, detail: str
+) -> Row:
+    """The row of "``ours`` takes at most ``bar`` x the time of ``other``", of the best times."""
+    measured = best(seconds, ours, other)
+    spread = quartiles(pairs(seconds, ours, other))
+    said = f"best of {len(seconds[ours])}: {shown(seconds)}; {detail}"
+    return make_row(name, target, measured, spread, measured <= bar, detail=said)
 
 
 def at_least(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,7 @@ from typing import Any
 import torch
 
 from benchmarks import clean
-from benchmarks.measure import Row, make_row
+from benchmarks.measure import Row, in_own_process, make_row
 from fedcache.federate.engine.local_training import GATHER_BYTES
 from fedcache.federate.execution.memory_estimate import WORKING_SET
 
@@ -77,18 +75,8 @@ def case(words: list[str]) -> dict[str, Any]:
     return measured(made, "fedavg", LINEAR, 3, participation=sampled, execution="batched")
 
 
-def apart(*words: object) -> dict[str, Any]:
-    """One case, in a process of its own."""
-    line = [sys.executable, "-m", "benchmarks.memory", *map(str, words)]
-    done = subprocess.run(line, check=False, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(done.stderr.strip().splitlines()[-1])
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
-
-
 def rows() -> list[Row]:
-    adam = apart("adam")
+    adam = in_own_process("memory", "adam")
     peak = adam["peak"] / MB
     detail = f"20 rows a client, 2 rounds, execution {adam['execution']}; "
     detail += "VmHWM of a process above what it held with the features"
@@ -106,7 +94,7 @@ def rows() -> list[Row]:
     said = []
     chunk = WORKING_SET + GATHER_BYTES
     for number, (method, _) in enumerate(STATEFUL):
-        found = apart("state", number)
+        found = in_own_process("memory", "state", number)
         ratios.append(found["peak"] / (found["state"] + found["packed"] + chunk))
         said.append(
             f"{method} ({found['execution']}) peak {found['peak'] / MB:.0f} MB for {found['state'] / MB:.0f} MB state"
@@ -134,8 +122,8 @@ def rows() -> list[Row]:
 
 def growth() -> list[Row]:
     """10,000 clients that deal 20,000 rows among them, so that the features do not grow with the clients."""
-    big = {k: apart("clients", 10_000, k) for k in (250, 500, 1000)}
-    small = apart("clients", 2_000, 1000)
+    big = {k: in_own_process("memory", "clients", 10_000, k) for k in (250, 500, 1000)}
+    small = in_own_process("memory", "clients", 2_000, 1000)
     each = {k: v["seconds"] / k * 1e3 for k, v in big.items()}
     linear = each[1000] / each[250]
     told = ", ".join(f"{k} of 10,000: {v['seconds'] * 1e3:.0f} ms" for k, v in big.items())
@@ -160,6 +148,4 @@ def growth() -> list[Row]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("words", nargs="+")
-    print(json.dumps(case(parser.parse_args().words)))
+    print(json.dumps(case(sys.argv[1:])))

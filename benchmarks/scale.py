@@ -6,11 +6,9 @@ for every client. The floors are a clean loop over the 100 clients of a round, a
 
 from __future__ import annotations
 
-import argparse
 import json
-import subprocess
 import sys
-import time
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -20,7 +18,7 @@ import torch
 
 from benchmarks import clean
 from benchmarks.large import product
-from benchmarks.measure import Row, make_row
+from benchmarks.measure import Row, in_own_process, make_row, seconds_of
 from benchmarks.memory import status
 from fedcache.federate.engine.client_data import Data, StoredRows
 from fedcache.federate.engine.run import TrainingRun, run
@@ -78,21 +76,13 @@ def round_of(clients: int) -> dict[str, float]:
         (data.x[torch.from_numpy(table[i].train), 0], data.y[table[i].train])
         for i in range(SAMPLED)
     ]
-    began = time.perf_counter()
-    clean.fedavg(parts, C, ROUNDS, clean.sgd())
-    loop = (time.perf_counter() - began) / ROUNDS
+    loop = seconds_of(lambda: clean.fedavg(parts, C, ROUNDS, clean.sgd())) / ROUNDS
     return {"seconds": median(r.seconds for r in out.records), "loop": loop, "peak": peak}
 
 
 def apart(clients: int) -> dict[str, float]:
     """``round_of`` in processes of their own: the best times, and the highest peak."""
-    made = []
-    for _ in range(TIMES):
-        words = [sys.executable, "-m", "benchmarks.scale", str(clients)]
-        done = subprocess.run(words, check=False, capture_output=True, text=True)
-        if done.returncode:
-            raise RuntimeError(done.stderr.strip().splitlines()[-1])
-        made.append(json.loads(done.stdout))
+    made = [in_own_process("scale", clients) for _ in range(TIMES)]
     return {k: (max if k == "peak" else min)(one[k] for one in made) for k in made[0]}
 
 
@@ -155,16 +145,10 @@ def curves() -> dict[str, dict[str, list[float]]]:
             min(run(spec, hp).records[0].seconds for _ in range(TIMES))
         )
         x = data.x.stored[: rows_ - 1000, 0]  # type: ignore[union-attr]
-        floors = []
-        for _ in range(TIMES):
-            began = time.perf_counter()
-            product(x)
-            floors.append(time.perf_counter() - began)
-        by_rows["one X'X in float32"].append(min(floors))
+        floor = min(seconds_of(partial(product, x)) for _ in range(TIMES))
+        by_rows["one X'X in float32"].append(floor)
     return dict(zip(AXES, (by_clients, by_rows), strict=True))
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("clients", type=int)
-    print(json.dumps(round_of(parser.parse_args().clients)))
+    print(json.dumps(round_of(int(sys.argv[1]))))

@@ -9,7 +9,7 @@ the median of several runs is told. (Reading the processor's time would cost mor
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import wraps
 from itertools import pairwise
@@ -74,11 +74,11 @@ class Clock:
 
 
 @contextmanager
-def on_the_clock() -> Iterator[Clock]:
-    """Time spent in validation while this is entered."""
+def on_the_clock(timed: Iterable[tuple[Any, str]]) -> Iterator[Clock]:
+    """Time spent in functions, each given by its owner and its name, while this is entered."""
     clock = Clock()
     with ExitStack() as stack:
-        for owner, name in TIMED:
+        for owner, name in timed:
             stack.enter_context(patch.object(owner, name, clock.timed(getattr(owner, name))))
         yield clock
 
@@ -88,7 +88,7 @@ def share(made: clean.Federation, execution: str) -> float:
     method = METHODS["fedavg"]
     spec = TrainingRun(method, made.data, made.clients, ROUNDS, execution=execution)
     marks = [0.0]
-    with on_the_clock() as clock:
+    with on_the_clock(TIMED) as clock:
         after = RunCallbacks(after_round=lambda _number: marks.append(clock.seconds))
         out = run(spec, method.resolve("paper", SETTINGS), callbacks=after)
     validation = min(end - begin for begin, end in list(pairwise(marks))[FIRST:])
