@@ -72,6 +72,17 @@ def in_turn(
     return found
 
 
+def settled(
+    calls: Mapping[str, Callable[[], Any]], times: int, bar: float, other: str, ours: str
+) -> Seconds:
+    """Seconds of ``times`` turns, of twice as many where the quartiles of ``other`` over ``ours`` cross the bar."""
+    seconds = in_turn(calls, times)
+    low, _, high = quartiles(pairs(seconds, other, ours))
+    if low < bar <= high:
+        seconds = in_turn(calls, times, seconds)
+    return seconds
+
+
 def quartiles(ratios: Sequence[float]) -> list[float]:
     """The three quartiles."""
     return [round(float(q), 3) for q in np.quantile(np.asarray(ratios), [0.25, 0.5, 0.75])]
@@ -154,10 +165,7 @@ def at_least(
     roofline: Callable[[Seconds], str] = lambda _seconds: "",
 ) -> Row:
     """The row of "``ours`` is ``bar`` x as fast as ``other``"; measured again where its quartiles cross the bar."""
-    seconds = in_turn(calls, times)
-    low, _, high = quartiles(pairs(seconds, other, ours))
-    if low < bar <= high:
-        seconds = in_turn(calls, times, seconds)
+    seconds = settled(calls, times, bar, other, ours)
     spread = quartiles(pairs(seconds, other, ours))
     measured = best(seconds, other, ours)
     said = f"best of {len(seconds[ours])}: {shown(seconds)}" + (f"; {detail}" if detail else "")

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 
 from benchmarks import clean
-from benchmarks.measure import Row, in_turn, make_row, pairs, quartiles
+from benchmarks.measure import Row, make_row, pairs, quartiles, settled
 from fedcache.federate.methods import METHODS
 
 BAR = 0.95
@@ -59,14 +59,12 @@ def rows() -> list[Row]:
             parts.append(words)
             continue
         calls = {
-            k: partial(made.ours, name, settings, how, 2)
-            for k, how in (("sequential", "sequential"), ("chosen", "auto"))
+            "sequential": partial(made.ours, name, settings, "sequential", 2),
+            "chosen": partial(made.ours, name, settings, "auto", 2),
         }
-        seconds = in_turn(calls, PAIRS)
+        seconds = settled(calls, PAIRS, BAR, "sequential", "chosen")
         low, middle, high = quartiles(pairs(seconds, "sequential", "chosen"))
-        if low < BAR <= high:
-            seconds = in_turn(calls, PAIRS, seconds)
-            low, middle, high = quartiles(pairs(seconds, "sequential", "chosen"))
+        if len(seconds["chosen"]) > PAIRS:
             again.append(words)
         said.append(f"{words} {execution} {middle:.2f} [{low:.2f} {high:.2f}]")
         worst.append(middle)

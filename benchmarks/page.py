@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +143,11 @@ def gpu_section(data: dict[str, Any]) -> list[str]:
     ]
 
 
+def drawings(axes: Iterable[str]) -> list[str]:
+    """Lines that show the curve of each axis."""
+    return [line for axis in axes for line in (f"![{LABELS[axis]}](performance/{axis}.svg)", "")]
+
+
 def page(
     machines: Sequence[dict[str, Any]], found: dict[str, float], gpu: dict[str, Any] | None = None
 ) -> str:
@@ -184,17 +189,13 @@ def page(
         "classes, except for the quantity on the axis. The times are of whole runs of two rounds, with Gram matrices "
         "and evaluation.",
         "",
-        *(line for axis in AXES for line in (f"![{LABELS[axis]}](performance/{axis}.svg)", "")),
+        *drawings(AXES),
         "Up to a million clients and ten million rows, with the lower limits. The first figure is a round of 100 "
         f"clients with {scale.OWN} of {scale.N:,} rows each ({scale.D} features in float16, {scale.C} classes), next "
         f"to a clean loop over 100 such clients. The second is Fed3R of rows with {scale.NARROW} features, next to the "
         "one product X'X that it needs.",
         "",
-        *(
-            line
-            for axis in scale.AXES
-            for line in (f"![{LABELS[axis]}](performance/{axis}.svg)", "")
-        ),
+        *drawings(scale.AXES),
     ]
     return "\n".join(lines).rstrip() + "\n"
 
