@@ -516,7 +516,7 @@ def digit(raw: bytes, draw: random.Random) -> bytes:
     end = len(raw)
     if raw[8:9] == b"{":  # a file of safetensors: the length of its metadata, then they
         begin = 8
-        end = 8 + int.from_bytes(raw[:8], "little")
+        end = min(end, 8 + int.from_bytes(raw[:8], "little"))
     places = [m.start() for m in re.compile(rb"\d").finditer(raw, begin, end)]
     if not places:
         return flipped(raw, draw)
