@@ -406,21 +406,18 @@ def _params(command: Command) -> list[str]:
     for param in command.params:
         if param.name not in hints or param.hidden:  # --help and completion are typer's own
             continue
-        kind = (
-            param.metavar
-            if _option(param) and param.metavar
-            else type_of(hints[param.name]) + range_of(param)
-        )
-        option = _option(param)
-        names = ", ".join(f"`{name}`" for name in param.opts) if option else f"`{name_of(param)}`"
-        again = (
-            " Repeatable."
-            if param.multiple and "epeatable" not in param.help and "comma" not in param.help
-            else ""
-        )
-        (options if option else arguments).append(
-            (names, kind, default_of(param), param.help + again)
-        )
+        rows = arguments
+        names = f"`{name_of(param)}`"
+        kind = ""
+        if _option(param):
+            rows = options
+            names = ", ".join(f"`{name}`" for name in param.opts)
+            kind = param.metavar
+        kind = kind or type_of(hints[param.name]) + range_of(param)
+        meaning = param.help
+        if param.multiple and "epeatable" not in meaning and "comma" not in meaning:
+            meaning += " Repeatable."
+        rows.append((names, kind, default_of(param), meaning))
     lines: list[str] = []
     for title, rows in (("Arguments", arguments), ("Options", options)):
         if rows:
@@ -585,32 +582,24 @@ MEANINGS: Mapping[Exit, Meaning] = {
 
 
 def exit_codes() -> str:
-    lines = [
+    rows = []
+    sections = []
+    for e in Exit:
+        m = MEANINGS[e]
+        title = f"{int(e)} {e.name.lower()}"
+        rows.append((f"[{int(e)}](#{anchor(title)})", e.name, m.short))
+        example = f"For example, {m.given}:" if m.given else "For example:"
+        sections += ["", f"## {title}", "", m.when, "", f"What to do: {m.then}", ""]
+        sections += [example, "", "```sh", m.example, "```"]
+    return text_of(
         "# Exit codes",
         "",
         "With `--json`, `error.code` and `error.name` hold the exit code, and `message` and `hint` explain it. "
         "fedcache never uses 1, because Python exits with it after a traceback.",
         "",
-        *table(
-            ("code", "name", "meaning"),
-            [(f"[{int(e)}](#{_anchor(e)})", e.name, MEANINGS[e].short) for e in Exit],
-        ),
-    ]
-    for e in Exit:
-        m = MEANINGS[e]
-        lines += ["", f"## {int(e)} {e.name.lower()}", "", m.when, "", f"What to do: {m.then}", ""]
-        lines += [
-            f"For example, {m.given}:" if m.given else "For example:",
-            "",
-            "```sh",
-            m.example,
-            "```",
-        ]
-    return text_of(*lines)
-
-
-def _anchor(code: Exit) -> str:
-    return f"{int(code)}-{code.name.lower()}"
+        *table(("code", "name", "meaning"), rows),
+        *sections,
+    )
 
 
 # backbones
@@ -748,15 +737,14 @@ def _classes(names: Sequence[str] | str) -> str:
     return f"{len(names)}"
 
 
-def _facts(name: str, found: dict[str, Any]) -> list[str]:
-    rows = [
-        (key, _classes(found[key])) for key in ("classes", "domains", "splits") if found.get(key)
-    ]
-    rows += [
-        (key, found[key])
-        for key in ("paper", "licence", "protocol", "template", "recipe")
-        if key in found
-    ]
+def _facts(found: dict[str, Any]) -> list[str]:
+    rows = []
+    for key in ("classes", "domains", "splits"):
+        if found.get(key):
+            rows.append((key, _classes(found[key])))
+    for key in ("paper", "licence", "protocol", "template", "recipe"):
+        if key in found:
+            rows.append((key, found[key]))
     return table(("", ""), rows)
 
 
@@ -777,7 +765,7 @@ def _paper_page(name: str) -> str:
         "",
         f"{held.title}: {held.about}.",
         "",
-        *_facts(name, found),
+        *_facts(found),
         "",
         "## How to get it",
         "",
@@ -855,7 +843,7 @@ def _digits_page() -> str:
         "",
         f"{found['about'][0].upper()}{found['about'][1:]}.",
         "",
-        *_facts("digits", found),
+        *_facts(found),
         "",
         *_docstring(digits),
         "",
@@ -893,15 +881,14 @@ def _own_files_page(spec: str) -> str:
 
 
 def datasets() -> dict[str, str]:
-    own = {spec: f"{spec.partition(':')[0]}.md" for spec in FILES}
-    made = {
-        "digits.md": _digits_page(),
-        **{page: _own_files_page(spec) for spec, page in own.items()},
-    }
-    made |= {f"paper-{name}.md": _paper_page(name) for name in paper.NAMES}
-    made["torchvision.md"] = _torchvision_page()
-    files = {"digits": "digits.md", **own}
-    files |= {f"paper:{name}": f"paper-{name}.md" for name in paper.NAMES}
+    made = {"digits.md": _digits_page(), "torchvision.md": _torchvision_page()}
+    files = {"digits": "digits.md"}
+    for spec in FILES:
+        files[spec] = f"{spec.partition(':')[0]}.md"
+        made[files[spec]] = _own_files_page(spec)
+    for name in paper.NAMES:
+        files[f"paper:{name}"] = f"paper-{name}.md"
+        made[f"paper-{name}.md"] = _paper_page(name)
     rows = [
         (
             f"[{e['name']}]({files.get(e['name'], 'torchvision.md')})",

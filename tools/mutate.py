@@ -38,7 +38,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -208,7 +208,7 @@ class TestFile:
 class Map:
     """What all tests execute."""
 
-    files: list[TestFile] = field(default_factory=list)
+    files: list[TestFile]
 
     def executing(self, file: str, lines: Iterator[int] | range) -> dict[int, int]:
         """Per number of a test file the bits of its tests that execute any of ``lines``."""
@@ -342,25 +342,21 @@ def _watched(
             for module in data.measured_files():
                 # empty for a module that was not even imported
                 executed = data.contexts_by_lineno(module)
-                mine = (
-                    lines.setdefault(Path(module).relative_to(tree).as_posix(), {})
-                    if executed
-                    else {}
-                )
+                if not executed:
+                    continue
+                mine = lines.setdefault(Path(module).relative_to(tree).as_posix(), {})
                 for line, contexts in executed.items():
-                    for context in contexts:  # of processes that a test starts also "test|"
-                        mine[line] = (
-                            mine.get(line, 0)
-                            | uses.get(context, 0)
-                            | uses.get(context.rstrip("|"), 0)
-                        )
+                    for context in contexts:
+                        # "test|" of processes that a test starts
+                        bits = uses.get(context, 0) | uses.get(context.rstrip("|"), 0)
+                        mine[line] = mine.get(line, 0) | bits
     failed = [name for name, e in known.items() if not e["passed"]]
-    wrong = f"; {len(failed)} fail unchanged, the first {failed[0]}" if failed else ""
-    return (
-        [(n, e["seconds"]) for n, e in good.items()],
-        lines,
-        wrong if status is not None else "; took too long",
-    )
+    wrong = ""
+    if status is None:
+        wrong = "; took too long"
+    elif failed:
+        wrong = f"; {len(failed)} fail unchanged, the first {failed[0]}"
+    return [(n, e["seconds"]) for n, e in good.items()], lines, wrong
 
 
 # One mutant -----------------------------------------------------------------------------------------------------------
@@ -405,13 +401,11 @@ def _name_read(node: ast.AST) -> str:
 
 
 def _assigned(node: ast.stmt) -> list[str]:
-    targets = (
-        node.targets
-        if isinstance(node, ast.Assign)
-        else [node.target]
-        if isinstance(node, ast.AnnAssign)
-        else []
-    )
+    targets: list[ast.expr] = []
+    if isinstance(node, ast.Assign):
+        targets = node.targets
+    elif isinstance(node, ast.AnnAssign):
+        targets = [node.target]
     return [t.id for t in targets if isinstance(t, ast.Name)]
 
 
@@ -480,31 +474,22 @@ def judge(
             status, said = copies.pytest(tree, ["-x", f"@{listed}"], 3 * total + 60)
         finally:
             target.write_text(source, encoding="utf-8")
-        if status in (
-            NO_SUCH_TEST,
-            NOTHING_RAN,
-        ):  # the mutant may have taken them away, but they must be there without
+        # The mutant may have taken the tests away, but they must be there without it.
+        if status in (NO_SUCH_TEST, NOTHING_RAN):
             unchanged, words = copies.pytest(tree, ["--collect-only", f"@{listed}"], 600)
             if unchanged != 0:
                 sys.exit(
                     f"The tests chosen for {mutant.file}:{mutant.line} cannot be collected: {words[-500:]}"
                 )
-    failed = re.search(r"^(?:FAILED|ERROR):? (.*)$", said, re.MULTILINE)
-    why = (
-        "time was over"
-        if status is None
-        else failed[1]
-        if failed
-        else " ".join(said.split())[-200:]
-    )
-    return Verdict(
-        mutant,
-        status != 0,
-        why if status != 0 else "",
-        chosen,
-        len(tests),
-        time.monotonic() - begun,
-    )
+    by = ""
+    if status is None:
+        by = "time was over"
+    elif failed := re.search(r"^(?:FAILED|ERROR):? (.*)$", said, re.MULTILINE):
+        by = failed[1]
+    elif status != 0:
+        by = " ".join(said.split())[-200:]
+    seconds = time.monotonic() - begun
+    return Verdict(mutant, status != 0, by, chosen, len(tests), seconds)
 
 
 # All of them ----------------------------------------------------------------------------------------------------------
@@ -557,15 +542,14 @@ def _compiles(source: str) -> bool:
 def shown(v: Verdict) -> str:
     """A survivor, for a person."""
     m = v.mutant
-    ran = (
-        f"{len(v.ran)} of the {v.executing} tests that execute it ran"
-        if v.executing
-        else "no test executes it"
-    )
-    names = "".join(f"\n      {name}" for name in v.ran[:8]) + (
-        "\n      ..." if len(v.ran) > 8 else ""
-    )
-    return f"{m.file}:{m.line} in {m.where or 'the module'}\n    - {m.before}\n    + {m.after}\n    {ran}{names}"
+    ran = "no test executes it"
+    if v.executing:
+        ran = f"{len(v.ran)} of the {v.executing} tests that execute it ran"
+    names = [f"      {name}" for name in v.ran[:8]]
+    if len(v.ran) > 8:
+        names.append("      ...")
+    place = f"{m.file}:{m.line} in {m.where or 'the module'}"
+    return "\n".join([place, f"    - {m.before}", f"    + {m.after}", f"    {ran}", *names])
 
 
 def table(verdicts: Sequence[Verdict], head: str) -> str:
@@ -576,14 +560,19 @@ def table(verdicts: Sequence[Verdict], head: str) -> str:
         for v in verdicts
     ]
     left = "".join(f"\n```\n{shown(v)}\n```\n" for v in verdicts if not v.noticed)
-    titles = (
-        "| place | before | after | noticed by | tests chosen | s |\n|---|---|---|---|---|---|\n"
-    )
-    return (
-        f"# Mutants\n\n{head}\n\n{titles}"
-        + "\n".join(rows)
-        + f"\n\n## Survivors\n{left or chr(10) + 'None.'}\n"
-    )
+    lines = [
+        "# Mutants",
+        "",
+        head,
+        "",
+        "| place | before | after | noticed by | tests chosen | s |",
+        "|---|---|---|---|---|---|",
+        *rows,
+        "",
+        "## Survivors",
+        left or "\nNone.",
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def _cell(text: str) -> str:
