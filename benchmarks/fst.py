@@ -97,8 +97,8 @@ def floor(f: clean.Federation, loop: float) -> str:
         for _ in range(10):
             torch.softmax(u, -2)
             for scores in (u, v):
-                told = torch.log_softmax(scores, -2)
-                torch._log_softmax_backward_data(told, told, -2, torch.float32)
+                log_shares = torch.log_softmax(scores, -2)
+                torch._log_softmax_backward_data(log_shares, log_shares, -2, torch.float32)
 
     def around_text() -> None:
         for _ in range(10):
@@ -123,8 +123,8 @@ def floor(f: clean.Federation, loop: float) -> str:
     whole = sum(seconds.values())
     if loop / whole >= BAR:
         return ""
-    said = ", ".join(f"{name} {1e3 * s:.0f} ms" for name, s in seconds.items())
-    return f"alone {said}: at most {loop / whole:.2f} x a clean loop, which does the same but for the gathers"
+    each = ", ".join(f"{name} {1e3 * s:.0f} ms" for name, s in seconds.items())
+    return f"alone {each}: at most {loop / whole:.2f} x a clean loop, which does the same but for the gathers"
 
 
 def stratified(f: clean.Federation) -> Row:

@@ -36,13 +36,13 @@ def compared(
     scaled = {k: [t * scale.get(k, 1.0) for t in s] for k, s in seconds.items()}
     spread = quartiles(pairs(scaled, other, "grid"))
     measured = best(scaled, other, "grid")
-    said = ", ".join(
+    each = ", ".join(
         f"{k} {min(s):.2f} s"
         + (f" (scaled from 1/{scale[k]:g} of the points)" if k in scale else "")
         for k, s in scaled.items()
     )
     return make_row(
-        name, target, measured, spread, measured >= bar, detail=f"best of {times}: {said}; {detail}"
+        name, target, measured, spread, measured >= bar, detail=f"best of {times}: {each}; {detail}"
     )
 
 

@@ -148,8 +148,8 @@ def at_most(
     """The row of "``ours`` takes at most ``bar`` x the time of ``other``", of the best times."""
     measured = best(seconds, ours, other)
     spread = quartiles(pairs(seconds, ours, other))
-    said = f"best of {len(seconds[ours])}: {shown(seconds)}; {detail}"
-    return make_row(name, target, measured, spread, measured <= bar, detail=said)
+    words = f"best of {len(seconds[ours])}: {shown(seconds)}; {detail}"
+    return make_row(name, target, measured, spread, measured <= bar, detail=words)
 
 
 def at_least(
@@ -168,7 +168,7 @@ def at_least(
     seconds = settled(calls, times, bar, other, ours)
     spread = quartiles(pairs(seconds, other, ours))
     measured = best(seconds, other, ours)
-    said = f"best of {len(seconds[ours])}: {shown(seconds)}" + (f"; {detail}" if detail else "")
+    words = f"best of {len(seconds[ours])}: {shown(seconds)}" + (f"; {detail}" if detail else "")
     return make_row(
-        name, target, measured, spread, measured >= bar, detail=said, roofline=roofline(seconds)
+        name, target, measured, spread, measured >= bar, detail=words, roofline=roofline(seconds)
     )

@@ -91,12 +91,12 @@ def rows() -> list[Row]:
         )
     ]
     ratios = []
-    said = []
+    described = []
     chunk = WORKING_SET + GATHER_BYTES
     for number, (method, _) in enumerate(STATEFUL):
         found = in_own_process("memory", "state", number)
         ratios.append(found["peak"] / (found["state"] + found["packed"] + chunk))
-        said.append(
+        described.append(
             f"{method} ({found['execution']}) peak {found['peak'] / MB:.0f} MB for {found['state'] / MB:.0f} MB state"
             + (
                 f" and {found['packed'] / MB:.0f} MB of packed rows with their Gram matrices"
@@ -106,7 +106,7 @@ def rows() -> list[Row]:
             + f" ({ratios[-1]:.2f})"
         )
     worst = max(ratios)
-    detail = f"1,000 clients x 20 rows, D=1024; a chunk is allowed {chunk / MB:.0f} MB; {'; '.join(said)}"
+    detail = f"1,000 clients x 20 rows, D=1024; a chunk is allowed {chunk / MB:.0f} MB; {'; '.join(described)}"
     made.append(
         make_row(
             "memory, methods with client state",
@@ -126,14 +126,14 @@ def growth() -> list[Row]:
     small = in_own_process("memory", "clients", 2_000, 1000)
     each = {k: v["seconds"] / k * 1e3 for k, v in big.items()}
     linear = each[1000] / each[250]
-    told = ", ".join(f"{k} of 10,000: {v['seconds'] * 1e3:.0f} ms" for k, v in big.items())
+    times = ", ".join(f"{k} of 10,000: {v['seconds'] * 1e3:.0f} ms" for k, v in big.items())
     time = make_row(
         "growth, 10,000 clients, time",
         "a client's share of a round <= 1.25 x from 250 to 1,000 of them",
         linear,
         [],
         linear <= 1.25,
-        detail=f"fedavg linear C=10, 50 rows,  {big[1000]['execution']}, best of 3: {told}",
+        detail=f"fedavg linear C=10, 50 rows,  {big[1000]['execution']}, best of 3: {times}",
     )
     ratio = big[1000]["peak"] / small["peak"]
     flat = make_row(

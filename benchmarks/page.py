@@ -97,9 +97,9 @@ def table(rows: list[Row]) -> list[str]:
         value = "-" if row["measured"] is None else f"{row['measured']:g}"
         spread = " / ".join(f"{q:g}" for q in row["quartiles"]) or "-"
         lines.append(f"| {row['name']} | {row['target']} | {value} | {spread} | {verdict(row)} |")
-        said = [row[k] for k in ("error", "roofline", "detail") if row.get(k)]
-        if said:
-            notes.append(f"- **{row['name']}**: {'. '.join(said)}.")
+        why = [row[k] for k in ("error", "roofline", "detail") if row.get(k)]
+        if why:
+            notes.append(f"- **{row['name']}**: {'. '.join(why)}.")
     return [*lines, "", *notes]
 
 

@@ -92,12 +92,12 @@ def rows() -> list[Row]:
     few, many = found.values()
     times = many["seconds"] / few["seconds"]
     more = (many["peak"] - few["peak"]) / 1e6
-    told = "; ".join(
+    each = "; ".join(
         f"{clients:,}: {f['seconds'] * 1e3:.1f} ms a round, a clean loop {f['loop'] * 1e3:.1f} ms, peak "
         f"{f['peak'] / 1e6:.0f} MB"
         for clients, f in found.items()
     )
-    detail = f"fedavg linear, batched, {N:,} x {D} float16, {OWN} rows a client, best of {TIMES} processes: {told}"
+    detail = f"fedavg linear, batched, {N:,} x {D} float16, {OWN} rows a client, best of {TIMES} processes: {each}"
     return [
         make_row(
             "a round of 100 of 10^6 clients",

@@ -104,7 +104,7 @@ def rows() -> list[Row]:
         for name, taken in found.items()
     }
     worst = max(spreads.values(), key=lambda spread: spread[1])
-    said = "; ".join(
+    each = "; ".join(
         f"{name} {spread[1]:.2f} [{spread[0]:.2f} {spread[2]:.2f}]"
         for name, spread in spreads.items()
     )
@@ -115,6 +115,6 @@ def rows() -> list[Row]:
             worst[1],
             [round(q, 3) for q in worst],
             worst[1] < BAR,
-            detail=f"linear head, C=10, D=1024, 50 rows a client, 1 thread; % of a round: {said}",
+            detail=f"linear head, C=10, D=1024, 50 rows a client, 1 thread; % of a round: {each}",
         )
     ]

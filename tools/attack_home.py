@@ -152,7 +152,7 @@ MAY_GO = ("tags", "mark of a pruned run", "trials of a search", "record of a gri
 """Kinds of files that a user may delete: what they held is then not there, which is no damage."""
 
 
-class Told(Silent):
+class KeptWarnings(Silent):
     """Keeps warnings."""
 
     def __init__(self) -> None:
@@ -304,30 +304,30 @@ def readers_of(kind: str, name: str, story: Story) -> dict[str, Reader]:
     more = extracted(
         "-b random-projection:16,random-projection:32,random-projection:8 --dataset", images
     )
-    runs = {"runs list": said("runs list")}
+    runs = {"runs list": printed("runs list")}
     if top == "grids":
         return {"page of grids": page_of_grids}
     if kind == "tags":
-        return {**runs, f"runs show {inside}": said("runs show", inside)}
+        return {**runs, f"runs show {inside}": printed("runs show", inside)}
     if top == "runs" and inside in story.searched:
         return {**runs, "search": points_of(SEARCH)}
     if kind in ("models", "list of models") and inside in story.runs:
         run = story.home / "runs" / inside
         image = next((story.root / "images" / "test").rglob("*.png"))
         return {
-            f"predict {inside}": said("predict", run, image),
-            f"evaluate {inside}": said("evaluate", run, "--dataset", images),
+            f"predict {inside}": printed("predict", run, image),
+            f"evaluate {inside}": printed("evaluate", run, "--dataset", images),
             f"{inside} by its options": trained(story.runs[inside]),
         }
     if top == "runs" and inside in story.unfinished:
         reader = story.unfinished[inside]
         return {**runs, reader: GOING_ON[reader]}
     if top.startswith("privacy"):
-        return {"ls --privacy": said("ls --privacy"), "spent again": spent(f"{PRIVATE} --fresh")}
+        return {"ls --privacy": printed("ls --privacy"), "spent again": spent(f"{PRIVATE} --fresh")}
     if top == "runs":
         config = story.home / "runs" / inside / "config.toml"
         again = trained("train --config", config)
-        readers = {**runs, "compare": said("compare --over clients"), "report": report}
+        readers = {**runs, "compare": printed("compare --over clients"), "report": report}
         # Of a private run this one alone: where its result is lost, other noise is drawn, which it says.
         if story.runs[inside] == PRIVATE:
             return {**readers, f"{inside} by its configuration": lists(again)}
@@ -340,11 +340,11 @@ def readers_of(kind: str, name: str, story: Story) -> dict[str, Reader]:
         return {"federation": federation}
     place = story.home / top / inside
     if top == "sites":
-        return {f"verify {inside}": said("verify", place), "federation": federation}
+        return {f"verify {inside}": printed("verify", place), "federation": federation}
     if top == "stores":
         looks = {
-            f"inspect {inside}": said("inspect", place),
-            f"verify {inside}": said("verify", place),
+            f"inspect {inside}": printed("inspect", place),
+            f"verify {inside}": printed("verify", place),
         }
         fresh = {line: trained(f"{line} --fresh --runs", story.root / "fresh") for line in FINISHED}
         return {**looks, **fresh, "extract": more}
@@ -363,12 +363,12 @@ def _answer(line: str, *words: object) -> dict[str, Any]:
     return {
         "code": done.code,
         "data": envelope.get("data"),
-        "told": [*envelope.get("warnings", []), done.err[-2000:]],
+        "messages": [*envelope.get("warnings", []), done.err[-2000:]],
         "error": envelope.get("error"),
     }
 
 
-def said(line: str, *words: object) -> Reader:
+def printed(line: str, *words: object) -> Reader:
     """A command that prints what it finds, without the bytes that files take on disk: they are counted as they are."""
 
     def go(story: Story) -> dict[str, Any]:
@@ -429,8 +429,8 @@ def page_of_grids(story: Story) -> dict[str, Any]:
         runs.look()
     with patch.object(ui_index, "still_runs", lambda _process: False):
         lines = ui_index.GridIndex(story.home / "grids", runs).lines()
-    told = [str(line["problem"]) for line in lines]
-    return {"code": 0, "data": lines, "told": told, "error": None, "lists": True}
+    messages = [str(line["problem"]) for line in lines]
+    return {"code": 0, "data": lines, "messages": messages, "error": None, "lists": True}
 
 
 def spent(line: str) -> Reader:
@@ -446,7 +446,7 @@ def spent(line: str) -> Reader:
                 ledger["code"],
                 (ledger["data"] or {}).get("entries"),
             ]
-            answer["told"] += ledger["told"]
+            answer["messages"] += ledger["messages"]
         return {**answer, "lists": True}
 
     return go
@@ -472,26 +472,34 @@ def report(story: Story) -> dict[str, Any]:
     answer = _answer("report --embed none -o", out)
     left = (answer["data"] or {}).get("left_out")
     answer["data"] = [left, out.read_text() if answer["code"] == 0 else ""]
-    answer["told"] += ["left out"] * (left or 0)
+    answer["messages"] += ["left out"] * (left or 0)
     return {**answer, "lists": True}
 
 
 def federation(story: Story) -> dict[str, Any]:
     """The federation goes on, with its sites in this process."""
-    heard = Told()
+    progress = KeptWarnings()
     grid = grid_of(story.home / "sites", story.home / "flower")
     try:
-        (run,) = federate(FEDERATED, grid, Home(story.home), heard, SiteNames(story.home / NAMES))
+        (run,) = federate(
+            FEDERATED, grid, Home(story.home), progress, SiteNames(story.home / NAMES)
+        )
     except FedcacheError as error:
         return {
             "code": int(error.code),
             "data": None,
-            "told": [str(error)],
+            "messages": [str(error)],
             "error": {"message": error.message},
         }
-    told = [f"left out: {m}" for m in run.result["federation"]["missed"]]
+    messages = [f"left out: {m}" for m in run.result["federation"]["missed"]]
     data = (run.path / "result.json").read_text()
-    return {"code": 0, "data": data, "told": [*told, *heard.warnings], "error": None, "lists": True}
+    return {
+        "code": 0,
+        "data": data,
+        "messages": [*messages, *progress.warnings],
+        "error": None,
+        "lists": True,
+    }
 
 
 GOING_ON: dict[str, Reader] = {
@@ -648,8 +656,8 @@ def judged(answers: Mapping[str, Any], expected: Mapping[str, Any], kind: str) -
         code = answer["code"]
         same = answer["data"] == reference["data"]
         warned = _warnings(answer) > _warnings(reference)
-        if any("Traceback" in text for text in answer["told"]):
-            return "WRONG", f"a traceback: {answer['told'][-1][-400:]}"
+        if any("Traceback" in text for text in answer["messages"]):
+            return "WRONG", f"a traceback: {answer['messages'][-1][-400:]}"
         if code == reference["code"] and same:
             verdict = "detected" if warned else verdict
         elif (code in DETECTED and (answer["error"] or answer["data"])) or (
@@ -659,13 +667,13 @@ def judged(answers: Mapping[str, Any], expected: Mapping[str, Any], kind: str) -
         else:
             return (
                 "WRONG",
-                f"{which}: exit {code}, {_differing(answer['data'], reference['data'])}, {answer['told']}",
+                f"{which}: exit {code}, {_differing(answer['data'], reference['data'])}, {answer['messages']}",
             )
     return verdict, ""
 
 
 def _warnings(answer: Mapping[str, Any]) -> int:
-    return len(WARNED.findall("\n".join(answer["told"])))
+    return len(WARNED.findall("\n".join(answer["messages"])))
 
 
 def _differing(one: Any, other: Any) -> str:
@@ -705,7 +713,7 @@ def forked(work: Callable[[], Any]) -> Any:
     signal.setitimer(signal.ITIMER_REAL, HANG)
     try:
         with os.fdopen(reader) as source:
-            said = source.read()
+            answer = source.read()
         os.waitpid(pid, 0)
     except TimeoutError:
         os.kill(pid, signal.SIGKILL)
@@ -713,9 +721,9 @@ def forked(work: Callable[[], Any]) -> Any:
         raise
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-    if not said:
+    if not answer:
         raise ChildProcessError("the fork died; its traceback is above")
-    return json.loads(said)
+    return json.loads(answer)
 
 
 def _too_long(*_: Any) -> None:
@@ -815,15 +823,15 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", choices=KINDS, help="files of this kind alone")
     parser.add_argument("--how", choices=MUTATIONS, help="this mutation alone")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     began = time.monotonic()
     memory = Path("/dev/shm")  # no fsync there
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as place:
-        done = run(asked.count, asked.seed, Path(place), asked.only, asked.how)
+        done = run(options.count, options.seed, Path(place), options.only, options.how)
     wrong = sum(row[2] == "WRONG" for row in done)
     print("\n".join([*table(done, 0, "file"), "", *table(done, 1, "mutation"), ""]))
     print(
-        f"{len(done)} mutations, seed {asked.seed}: {wrong} WRONG, in {time.monotonic() - began:.0f} s."
+        f"{len(done)} mutations, seed {options.seed}: {wrong} WRONG, in {time.monotonic() - began:.0f} s."
     )
     if wrong:
         return 1

@@ -1060,7 +1060,7 @@ HEAVY = (
     "zarr",
 )
 """What tests import that no mutation touches; loaded before the forks."""
-SAID = "said.txt"
+OUTPUT = "output.txt"
 REWRITTEN = "ignore::pytest.PytestAssertRewriteWarning"  # pytest would rewrite the assertions of what is loaded already
 
 
@@ -1069,7 +1069,7 @@ class Verdict:
     """pytest's exit status, and its first failure or its last words."""
 
     status: int
-    said: str
+    output: str
 
 
 def start(tree: Path, rows: Sequence[Breakage], files: dict[str, Path]) -> int:
@@ -1080,7 +1080,7 @@ def start(tree: Path, rows: Sequence[Breakage], files: dict[str, Path]) -> int:
         f"(test_{r.law} and ({r.select}))" if r.select else f"test_{r.law}" for r in rows
     )
     options = f"-x -q -rf -p no:cacheprovider -p no:xdist -W {REWRITTEN} --tb=short -k".split()
-    with (tree / SAID).open("wb") as out:
+    with (tree / OUTPUT).open("wb") as out:
         os.dup2(out.fileno(), 1)
         os.dup2(out.fileno(), 2)
     os.chdir(tree)
@@ -1105,10 +1105,10 @@ def start(tree: Path, rows: Sequence[Breakage], files: dict[str, Path]) -> int:
 
 
 def verdict(tree: Path, code: int) -> Verdict:
-    """What a fork said that ended with ``code`` of ``os.wait``."""
-    said = (tree / SAID).read_text(encoding="utf-8", errors="replace")
-    failed = re.search(r"^(?:FAILED|ERROR) [^:]+::test_(.*)$", said, re.MULTILINE)
-    return Verdict(os.waitstatus_to_exitcode(code), failed[1] if failed else said.strip()[-300:])
+    """The verdict on a fork that ended with ``code`` of ``os.wait``."""
+    output = (tree / OUTPUT).read_text(encoding="utf-8", errors="replace")
+    failed = re.search(r"^(?:FAILED|ERROR) [^:]+::test_(.*)$", output, re.MULTILINE)
+    return Verdict(os.waitstatus_to_exitcode(code), failed[1] if failed else output.strip()[-300:])
 
 
 def verdicts(
@@ -1154,15 +1154,15 @@ def main() -> str:
         start(trees[0], rows, files)
         untouched = verdict(trees[0], os.wait()[1])
         if untouched.status:
-            sys.exit(f"The laws do not pass on the untouched copy: {untouched.said}")
-        print(f"Untouched: {untouched.said.splitlines()[-1]}\n")
+            sys.exit(f"The laws do not pass on the untouched copy: {untouched.output}")
+        print(f"Untouched: {untouched.output.splitlines()[-1]}\n")
         print("| law | mutation | caught by |\n|---|---|---|", flush=True)
         for row, found in zip(rows, verdicts(rows, trees, files), strict=True):
-            said = found.said
-            if found.status != 1 or not CAUGHT.search(said):
-                wrong.append(f"{row.law}: {row.what}: not caught, but {said}")
-                said = "NOTHING"
-            print(f"| {row.law} | {row.what} | {said.removeprefix(row.law)[:120]} |", flush=True)
+            output = found.output
+            if found.status != 1 or not CAUGHT.search(output):
+                wrong.append(f"{row.law}: {row.what}: not caught, but {output}")
+                output = "NOTHING"
+            print(f"| {row.law} | {row.what} | {output.removeprefix(row.law)[:120]} |", flush=True)
     return "\n".join(wrong)
 
 

@@ -86,13 +86,13 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def index(
-    title: str, says: Sequence[str], head: Sequence[str], rows: Sequence[Sequence[str]]
+    title: str, introduction: Sequence[str], head: Sequence[str], rows: Sequence[Sequence[str]]
 ) -> str:
-    return text_of(f"# {title}", "", *says, "", *table(head, rows))
+    return text_of(f"# {title}", "", *introduction, "", *table(head, rows))
 
 
 def methods() -> dict[str, str]:
-    says = [
+    lines = [
         "# Methods",
         "",
         "All methods, by family. [Which method](../which-method.md) helps you to choose one, and is based on [a "
@@ -105,7 +105,7 @@ def methods() -> dict[str, str]:
             (f"[{name}]({name}.md)", METHODS[name].summary, METHODS[name].paper) for name in named
         ]
         introduction = method_families.line(about)
-        says += [
+        lines += [
             "",
             f"## {family}",
             "",
@@ -113,7 +113,7 @@ def methods() -> dict[str, str]:
             "",
             *table(("method", "what it does", "paper"), listed),
         ]
-    return {"README.md": text_of(*says), **{f"{name}.md": method_page(name) for name in METHODS}}
+    return {"README.md": text_of(*lines), **{f"{name}.md": method_page(name) for name in METHODS}}
 
 
 def method_page(name: str) -> str:
@@ -343,10 +343,10 @@ class Command:
         return f"{'-'.join(self.words)}.md"
 
     @property
-    def told(self) -> tuple[str, str]:
+    def description(self) -> tuple[str, str]:
         """What it says of itself, and its example."""
-        says, _, example = (inspect.getdoc(self.call) or "").partition("Example: ")
-        return says.strip(), example.strip()
+        text, _, example = (inspect.getdoc(self.call) or "").partition("Example: ")
+        return text.strip(), example.strip()
 
 
 def all_commands() -> list[Command]:
@@ -427,14 +427,14 @@ def _params(command: Command) -> list[str]:
 
 
 def _command_page(command: Command) -> str:
-    says, example = command.told
+    text, example = command.description
     usage = " ".join(
         name_of(p) if p.required else f"[{name_of(p)}]" for p in command.params if not _option(p)
     )
     return text_of(
         f"# fedcache {command.name}",
         "",
-        says.replace("<", "&lt;"),  # a docstring of the terminal knows no HTML
+        text.replace("<", "&lt;"),  # a docstring of the terminal knows no HTML
         "",
         f"Usage: `fedcache {command.name}{' ' if usage else ''}{usage} [OPTIONS]`",
         "",
@@ -461,7 +461,7 @@ def _option(param: Any) -> bool:
 
 def commands() -> dict[str, str]:
     found = all_commands()
-    says = [
+    lines = [
         "Every command takes `--help`, which shows the options that are used most, `--help-all`, and `--json`.",
         "",
         'With `--json` there is one object on stdout, `{"schema", '
@@ -476,10 +476,12 @@ def commands() -> dict[str, str]:
         "| `FEDCACHE_REMOTE_CACHE` | most disk space for chunks of published stores, e.g. `20G` |",
     ]
     for panel in dict.fromkeys(c.panel for c in found):
-        rows = [(f"[{c.name}]({c.file})", _first(c.told[0])) for c in found if c.panel == panel]
-        says += ["", f"## {panel}", "", *table(("command", "what it does"), rows)]
+        rows = [
+            (f"[{c.name}]({c.file})", _first(c.description[0])) for c in found if c.panel == panel
+        ]
+        lines += ["", f"## {panel}", "", *table(("command", "what it does"), rows)]
     return {
-        "README.md": text_of("# Command line", "", *says),
+        "README.md": text_of("# Command line", "", *lines),
         **{c.file: _command_page(c) for c in found},
     }
 
@@ -607,9 +609,11 @@ def exit_codes() -> str:
 
 def _meanings(kind: type) -> dict[str, str]:
     """What a dataclass's docstring says of each field."""
-    told = inspect.getdoc(kind) or ""
+    docstring = inspect.getdoc(kind) or ""
     names = "|".join(f.name for f in fields(kind))
-    found = re.split(rf"^    ({names}): ", told.partition("Attributes:")[2], flags=re.MULTILINE)
+    found = re.split(
+        rf"^    ({names}): ", docstring.partition("Attributes:")[2], flags=re.MULTILINE
+    )
     return {
         name: " ".join(text.split()) for name, text in zip(found[1::2], found[2::2], strict=True)
     }
@@ -670,9 +674,9 @@ def _backbone_page(b: Backbone) -> str:
     facts += [("prompt template", f"`{b.template}`")] if b.template else []
     facts += [("same weights as", f"[{b.shares}]({b.shares}.md)")] if b.shares else []
     recipe = b.recipe.to_dict()
-    says = _meanings(Recipe)
+    meanings = _meanings(Recipe)
     rows = [
-        (f"`{k}`", f"{v}", _plain(says[k]))
+        (f"`{k}`", f"{v}", _plain(meanings[k]))
         for k, v in recipe.items()
         if k not in ("backbone", "weights", "version")
     ]
@@ -713,14 +717,14 @@ def backbones() -> dict[str, str]:
         )
         for b in BACKBONES.values()
     ]
-    says = (
+    introduction = (
         "Frozen models with a name in fedcache. `fedcache backbones list` shows which of them work on this machine. "
         "`timm:NAME` and `open_clip:ARCH@TAG` name the models of these libraries, `random-projection:WIDTH` a random "
         "projection. Other prefixes name [models of your own](../add-a-backbone.md).",
     )
     head = ("backbone", "features", "pixels", "text tower", "source")
     return {
-        "README.md": index("Backbones", says, head, rows),
+        "README.md": index("Backbones", introduction, head, rows),
         **{f"{b.name}.md": _backbone_page(b) for b in BACKBONES.values()},
     }
 
@@ -897,13 +901,15 @@ def datasets() -> dict[str, str]:
         )
         for e in known()
     ]
-    says = (
+    introduction = (
         "`fedcache datasets list` shows which of them are on this machine. Several can be domains of one dataset: "
         "`--dataset mnist=torchvision:MNIST,svhn=torchvision:SVHN`. [`fedcache ingest`](../commands/ingest.md) reads "
         "your own embeddings, which are then a dataset with the name that you give.",
     )
     return {
-        "README.md": index("Datasets", says, ("dataset", "what it is", "how to get it"), rows),
+        "README.md": index(
+            "Datasets", introduction, ("dataset", "what it is", "how to get it"), rows
+        ),
         **made,
     }
 

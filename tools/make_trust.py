@@ -744,7 +744,7 @@ PROMISES = (
 def run(tests: tuple[str, ...], tree: Path, full: bool) -> tuple[int, int, int, str]:
     """(tests passed, cases tried, failed, first failure) of some selections in a checkout."""
     passed = cases = failed = 0
-    said = ""
+    failure = ""
     path = filter(None, (str(tree), os.environ.get("PYTHONPATH")))
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(path)}
     if full:
@@ -764,23 +764,25 @@ def run(tests: tuple[str, ...], tree: Path, full: bool) -> tuple[int, int, int, 
                     check=False,
                     timeout=LONGEST,
                 )
-                told = (done.stdout + done.stderr).strip()[-300:]
+                output = (done.stdout + done.stderr).strip()[-300:]
             except subprocess.TimeoutExpired:
                 # without a protection against a hang, tests fail and pytest never ends
-                told = f"no end within {LONGEST} s"
+                output = f"no end within {LONGEST} s"
             if not out.exists():
-                return passed, cases, failed + 1, told
+                return passed, cases, failed + 1, output
             for case in ElementTree.parse(out).iter("testcase"):
                 if case.find("skipped") is not None:
                     continue
                 if wrong := [*case.findall("failure"), *case.findall("error")]:
                     failed += 1
-                    said = said or f"{case.get('name')}: {(wrong[0].get('message') or '')[:200]}"
+                    failure = (
+                        failure or f"{case.get('name')}: {(wrong[0].get('message') or '')[:200]}"
+                    )
                     continue
                 passed += 1
                 drawn = case.findall(".//property[@name='cases']")
                 cases += sum(int(number.get("value", "1")) for number in drawn) if drawn else 1
-    return passed, cases, failed, said
+    return passed, cases, failed, failure
 
 
 def mutate(promise: Promise) -> str:
@@ -1065,23 +1067,23 @@ def main() -> int:
     parser.add_argument(
         "--only", default="", metavar="ID,ID", help="these rows; the others stay as they are"
     )
-    asked = parser.parse_args()
+    options = parser.parse_args()
     rows: dict[str, dict[str, Any]] = json.loads(KEPT.read_text()) if KEPT.exists() else {}
     bad = 0
     known = [promise.id for promise in PROMISES]
-    only = list(filter(None, asked.only.split(",")))
+    only = list(filter(None, options.only.split(",")))
     if strange := set(only).difference(known):
         parser.error(f"there is no row {', '.join(sorted(strange))}; rows: {', '.join(known)}")
     for promise in PROMISES:
-        if asked.only and promise.id not in only:
+        if options.only and promise.id not in only:
             continue
         begun = time.monotonic()
-        passed, cases, failed, said = run(promise.tests, ROOT, asked.full)
+        passed, cases, failed, failure = run(promise.tests, ROOT, options.full)
         before = rows.get(promise.id, {})
         broken = before.get("broken", "")
-        if asked.mutate and not failed:
+        if options.mutate and not failed:
             broken = mutate(promise)
-        if not asked.full and not failed:
+        if not options.full and not failed:
             cases = max(cases, before.get("cases", 0))  # more were tried before
         rows[promise.id] = {
             "tests": passed,
@@ -1092,7 +1094,7 @@ def main() -> int:
         bad += bool(failed) or broken == "NOT NOTICED"
         print(
             f"{promise.id:3} {passed:5} tests {cases:6} cases {failed:3} lost  {broken:14} "
-            f"{time.monotonic() - begun:6.1f} s  {said}",
+            f"{time.monotonic() - begun:6.1f} s  {failure}",
             flush=True,
         )
         KEPT.write_text(json.dumps(rows, indent=1, sort_keys=True) + "\n")

@@ -171,8 +171,8 @@ class Copies:
         )
         self._running.add(run)
         try:
-            said, _ = run.communicate(timeout=limit)
-            return run.returncode, said
+            output, _ = run.communicate(timeout=limit)
+            return run.returncode, output
         except subprocess.TimeoutExpired:
             return None, ""
         finally:
@@ -273,9 +273,9 @@ def measure(copies: Copies, package: str, cache: Path, jobs: int) -> Map:
                 return _read(stored)
         begun = time.monotonic()
         with copies.one() as tree:
-            tests, lines, said = _watched(copies, tree, file, package)
+            tests, lines, wrong = _watched(copies, tree, file, package)
         print(
-            f"measured {file}: {len(tests)} tests, {time.monotonic() - begun:.0f} s{said}",
+            f"measured {file}: {len(tests)} tests, {time.monotonic() - begun:.0f} s{wrong}",
             flush=True,
         )
         stored = {
@@ -287,7 +287,7 @@ def measure(copies: Copies, package: str, cache: Path, jobs: int) -> Map:
                 for f, by_line in lines.items()
             },
         }
-        if not said:
+        if not wrong:
             partial = entry.with_suffix(f".{os.getpid()}")
             partial.write_bytes(gzip.compress(json.dumps(stored).encode()))
             partial.replace(entry)
@@ -319,12 +319,12 @@ def _watched(
     from coverage.exceptions import DataError
 
     with tempfile.TemporaryDirectory(dir=tree.parent) as folder:
-        told = Path(folder) / "tests.json"
-        env = {DATA: f"{folder}/data", SOURCE: str(tree / package), TESTS: str(told)}
-        status, said = copies.pytest(tree, ["-p", "mutate_watch", "-m", MARKS, file], 3600, **env)
-        if not told.is_file():
-            sys.exit(f"{file} could not be measured: {said.strip()[-500:]}")
-        known = json.loads(told.read_text(encoding="utf-8"))
+        listing = Path(folder) / "tests.json"
+        env = {DATA: f"{folder}/data", SOURCE: str(tree / package), TESTS: str(listing)}
+        status, output = copies.pytest(tree, ["-p", "mutate_watch", "-m", MARKS, file], 3600, **env)
+        if not listing.is_file():
+            sys.exit(f"{file} could not be measured: {output.strip()[-500:]}")
+        known = json.loads(listing.read_text(encoding="utf-8"))
         good = {name: e for name, e in known.items() if e["passed"] and e["ran"]}
         bit = {name: 1 << i for i, name in enumerate(good)}
         # also by shared fixtures: context -> bits of the tests
@@ -471,7 +471,7 @@ def judge(
         listed.write_text("\n".join(chosen), encoding="utf-8")
         target.write_text(mutant.apply(source), encoding="utf-8")
         try:
-            status, said = copies.pytest(tree, ["-x", f"@{listed}"], 3 * total + 60)
+            status, output = copies.pytest(tree, ["-x", f"@{listed}"], 3 * total + 60)
         finally:
             target.write_text(source, encoding="utf-8")
         # The mutant may have taken the tests away, but they must be there without it.
@@ -484,10 +484,9 @@ def judge(
     by = ""
     if status is None:
         by = "time was over"
-    elif failed := re.search(r"^(?:FAILED|ERROR):? (.*)$", said, re.MULTILINE):
-        by = failed[1]
     elif status != 0:
-        by = " ".join(said.split())[-200:]
+        failed = re.search(r"^(?:FAILED|ERROR):? (.*)$", output, re.MULTILINE)
+        by = failed[1] if failed else " ".join(output.split())[-200:]
     seconds = time.monotonic() - begun
     return Verdict(mutant, status != 0, by, chosen, len(tests), seconds)
 

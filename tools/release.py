@@ -172,11 +172,11 @@ def main() -> None:
     commands.add_parser("address", help="write the address of the repository").add_argument(
         "address"
     )
-    asked = parser.parse_args()
-    if asked.command == "set":
-        set_version(asked.version, asked.date)
-    elif asked.command == "address":
-        set_address(asked.address)
+    options = parser.parse_args()
+    if options.command == "set":
+        set_version(options.version, options.date)
+    elif options.command == "address":
+        set_address(options.address)
     elif wrong := missing():
         raise SystemExit("\n".join(wrong))
     else:

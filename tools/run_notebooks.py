@@ -40,17 +40,17 @@ def page(book: nbformat.NotebookNode, name: str, home: str = "") -> str:
             lines += [cell.source, ""]
             continue
         lines += ["```python", cell.source, "```", ""]
-        said = ""
+        printed = ""
         for output in cell.outputs:
             if output.get("name") == "stderr":  # progress, and warnings of this machine
                 continue
             if output.output_type != "stream" and "text/plain" not in output.get("data", {}):
                 raise ValueError(f"{name}: an output of {output.output_type} that is no text")
-            said += output.text if output.output_type == "stream" else output.data["text/plain"]
-        said = re.sub(
-            r"/\S*/(?=\w+\.npz)", "", said.replace(home, "$FEDCACHE_HOME") if home else said
+            printed += output.text if output.output_type == "stream" else output.data["text/plain"]
+        printed = re.sub(
+            r"/\S*/(?=\w+\.npz)", "", printed.replace(home, "$FEDCACHE_HOME") if home else printed
         )
-        lines += ["```text", said.rstrip(), "```", ""] if said.strip() else []
+        lines += ["```text", printed.rstrip(), "```", ""] if printed.strip() else []
     first, *rest = lines
     title, _, text = first.partition("\n")
     where = f"The notebook `examples/{name}`, with what it printed."

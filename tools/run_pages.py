@@ -94,9 +94,9 @@ def matched(shown: str, printed: str, *, check: bool = True) -> str:
     Raises:
         PageError: naming the first line that was not printed.
     """
-    said = [line.rstrip() for line in printed.splitlines() if line.strip()]
+    lines = [line.rstrip() for line in printed.splitlines() if line.strip()]
     if shown.strip() == ALL:
-        return "".join(f"{line}\n" for line in said)
+        return "".join(f"{line}\n" for line in lines)
     at = 0
     out = []
     free = False
@@ -105,18 +105,18 @@ def matched(shown: str, printed: str, *, check: bool = True) -> str:
             free = free or line.strip() == ELLIPSIS
             out.append(line)
             continue
-        reach = range(at, len(said) if free else min(at + 1, len(said)))
-        found = next((i for i in reach if alike(said[i]) == alike(line)), None)
+        reach = range(at, len(lines) if free else min(at + 1, len(lines)))
+        found = next((i for i in reach if alike(lines[i]) == alike(line)), None)
         if found is None:
-            raise PageError(f"shows {line!r}, printed {chr(10).join(said[at : at + 8])}")
-        for old, new in zip(PERCENT.findall(line), PERCENT.findall(said[found]), strict=True):
+            raise PageError(f"shows {line!r}, printed {chr(10).join(lines[at : at + 8])}")
+        for old, new in zip(PERCENT.findall(line), PERCENT.findall(lines[found]), strict=True):
             if check and abs(float(old) - float(new)) > POINT:
-                raise PageError(f"shows {old} %, printed {new} %: {said[found]}")
-        out.append(said[found])
+                raise PageError(f"shows {old} %, printed {new} %: {lines[found]}")
+        out.append(lines[found])
         at = found + 1
         free = False
-    if at < len(said) and not free:
-        raise PageError(f"printed more than it shows: {said[at]!r}")
+    if at < len(lines) and not free:
+        raise PageError(f"printed more than it shows: {lines[at]!r}")
     return "".join(f"{line}\n" for line in out)
 
 
@@ -172,11 +172,11 @@ def run(path: Path, home: Path, fedcache: Path, *, write: bool = False) -> float
     for block, shown in pairs(page):
         try:
             if block.kind == "sh":
-                said = shell(block.body, work)
+                printed = shell(block.body, work)
             else:
-                said = python(block.body, namespace)
-            said = said.replace(str(home), "$FEDCACHE_HOME")
-            text = matched(shown.body, said, check=not write) if shown else ""
+                printed = python(block.body, namespace)
+            printed = printed.replace(str(home), "$FEDCACHE_HOME")
+            text = matched(shown.body, printed, check=not write) if shown else ""
         except Exception as error:
             line = page[: block.start].count("\n") + 1
             raise PageError(f"{path.name}, line {line}: {error}") from error
@@ -189,10 +189,10 @@ def run(path: Path, home: Path, fedcache: Path, *, write: bool = False) -> float
 
 
 def python(body: str, namespace: dict[str, Any]) -> str:
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said):
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
         exec(compile(body, "<page>", "exec"), namespace)
-    return said.getvalue()
+    return output.getvalue()
 
 
 def apart(path: Path, home: Path, *words: str) -> str:

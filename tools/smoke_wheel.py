@@ -246,16 +246,16 @@ def main() -> None:
     )
     parser.add_argument("--methods", help="of fedcache demo")
     parser.add_argument("--rounds", help="of fedcache demo")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     wheel = built("*.whl")
     if missing := contents_missing(wheel, built("*.tar.gz")):
         raise SystemExit("\n".join(missing))
     demo = []
-    if asked.methods:
-        demo += ["--methods", asked.methods]
-    if asked.rounds:
-        demo += ["--rounds", asked.rounds]
-    wanted = asked.python or [sys.executable]
+    if options.methods:
+        demo += ["--methods", options.methods]
+    if options.rounds:
+        demo += ["--rounds", options.rounds]
+    wanted = options.python or [sys.executable]
     there = [name for name in wanted if runs(name)]
     print(
         f"not found here, and not tried: {', '.join(n for n in wanted if n not in there) or 'none'}"
@@ -263,7 +263,7 @@ def main() -> None:
     if not there:
         raise SystemExit("No interpreter was found.")
     for name in there:
-        smoke(wheel, name, demo, borrow=asked.borrow)
+        smoke(wheel, name, demo, borrow=options.borrow)
 
 
 if __name__ == "__main__":

@@ -166,8 +166,8 @@ def main() -> int:
         "--all", action="store_true", help="run every suite, also where nothing differs from main"
     )
     parser.add_argument("--list", action="store_true", help="say what would run, and run nothing")
-    asked = parser.parse_args()
-    changed = None if asked.all else changed_files()
+    options = parser.parse_args()
+    changed = None if options.all else changed_files()
     chosen = {suite.target for suite in SUITES if not suite.reason(changed)}
     for suite in SUITES:
         if reason := suite.reason(changed):
@@ -176,7 +176,7 @@ def main() -> int:
         if {target, other} <= chosen:
             chosen.remove(target)
             print(f"-- make {target}: part of make {other}", flush=True)
-    if asked.list:
+    if options.list:
         print("runs:", *(suite.target for suite in SUITES if suite.target in chosen))
         return 0
     rows = [[suite for suite in row if suite.target in chosen] for row in ROWS]
