@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from benchmarks import clean
@@ -15,6 +17,7 @@ from fedcache.federate.engine.local_training import GATHER_BYTES
 from fedcache.federate.execution.memory_estimate import WORKING_SET
 
 MB = 1e6
+POOL = 20_000  # rows that many clients share, so that the features do not grow with the clients
 ADAM = {"head": "linear", "opt": "adam", "lr": 1e-3, "reset_opt": True}
 LINEAR = {"head": "linear", "opt": "sgd", "lr": 0.1}
 STATEFUL: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -71,7 +74,11 @@ def case(words: list[str]) -> dict[str, Any]:
         return measured(clean.federation(1000, 20, 20), method, settings, 2)
     total = int(words[1])
     sampled = int(words[2])
-    made = clean.growing(total, 50, 10, 1024, 20_000)
+    made = clean.federation(1, POOL, 10)
+    g = np.random.default_rng(0)
+    nothing = np.empty(0, np.int64)
+    clients = [clean.Rows(f"c{i}", g.integers(0, POOL, 50), nothing) for i in range(total)]
+    made = replace(made, clients=clients)
     return measured(made, "fedavg", LINEAR, 3, participation=sampled, execution="batched")
 
 
@@ -121,7 +128,7 @@ def rows() -> list[Row]:
 
 
 def growth() -> list[Row]:
-    """10,000 clients that deal 20,000 rows among them, so that the features do not grow with the clients."""
+    """A run of 10,000 clients beside one of 2,000, both over ``POOL`` rows."""
     big = {k: in_own_process("memory", "clients", 10_000, k) for k in (250, 500, 1000)}
     small = in_own_process("memory", "clients", 2_000, 1000)
     each = {k: v["seconds"] / k * 1e3 for k, v in big.items()}

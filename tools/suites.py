@@ -60,7 +60,7 @@ class Suite:
 
     def reason(self, changed: frozenset[str] | None) -> str:
         """Why it is skipped; empty where it runs. ``changed`` is None where git cannot say what differs."""
-        if changed is None or _touches(changed, EVERYTHING):
+        if changed is None or any(path.startswith(EVERYTHING) for path in changed):
             return ""
         if any(
             path.startswith(self.paths) and not path.startswith(self.without) for path in changed
@@ -70,10 +70,6 @@ class Suite:
         if self.without:
             reason += f", except below {', '.join(self.without)}"
         return reason
-
-
-def _touches(changed: frozenset[str], beginnings: Sequence[str]) -> bool:
-    return any(path.startswith(tuple(beginnings)) for path in changed)
 
 
 ROWS = (
