@@ -35,7 +35,7 @@ import tempfile
 import time
 import tomllib
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -210,9 +210,8 @@ class Map:
 
     files: list[TestFile]
 
-    def executing(self, file: str, lines: Iterator[int] | range) -> dict[int, int]:
+    def executing(self, file: str, lines: Collection[int]) -> dict[int, int]:
         """Per number of a test file the bits of its tests that execute any of ``lines``."""
-        lines = list(lines)
         hits = {}
         for i, test_file in enumerate(self.files):
             known = test_file.lines.get(file, {})
@@ -332,7 +331,7 @@ def _watched(
         for name, entry in good.items():
             for context in (name, *entry["fixtures"]):
                 uses[context] |= bit[name]
-        lines: dict[str, dict[int, int]] = {}
+        lines: dict[str, dict[int, int]] = defaultdict(lambda: defaultdict(int))
         for path in sorted(Path(folder).glob("data.*")):
             data = CoverageData(str(path))
             try:
@@ -340,16 +339,12 @@ def _watched(
             except DataError:  # of a process that was killed while it wrote
                 continue
             for module in data.measured_files():
-                # empty for a module that was not even imported
-                executed = data.contexts_by_lineno(module)
-                if not executed:
-                    continue
-                mine = lines.setdefault(Path(module).relative_to(tree).as_posix(), {})
-                for line, contexts in executed.items():
+                name = Path(module).relative_to(tree).as_posix()
+                # A module that was not even imported has no lines here.
+                for line, contexts in data.contexts_by_lineno(module).items():
                     for context in contexts:
                         # "test|" of processes that a test starts
-                        bits = uses.get(context, 0) | uses.get(context.rstrip("|"), 0)
-                        mine[line] = mine.get(line, 0) | bits
+                        lines[name][line] |= uses[context] | uses[context.rstrip("|")]
     failed = [name for name, e in known.items() if not e["passed"]]
     wrong = ""
     if status is None:
@@ -422,22 +417,22 @@ def tests_for(mutant: Mutant, known: Map, readers: Readers) -> list[tuple[str, f
     names = set(mutant.names)
     for _ in range(2):
         names |= {made for name in names for made in readers.made_of.get(name, ())}
-    direct: dict[int, int] = {}
+    direct: dict[int, int] = defaultdict(int)
     for name in mutant.names:
         for file, line in readers.lines.get(name, ()):
             for i, bits in known.executing(file, range(line, line + 1)).items():
-                direct[i] = direct.get(i, 0) | bits
+                direct[i] |= bits
     module = {n for f in known.files for n in f.lines.get(mutant.file, {})} - readers.at_import[
         mutant.file
     ]
     executing = known.in_turn(direct, mutant.file)
-    executing += known.in_turn(known.executing(mutant.file, iter(module)), mutant.file)
+    executing += known.in_turn(known.executing(mutant.file, module), mutant.file)
     functions = {function for name in names for function in readers.tests.get(name, ())}
-    reading: dict[int, int] = {}
+    reading: dict[int, int] = defaultdict(int)
     for i, f in enumerate(known.files):
         for bit, (test, _) in enumerate(f.tests):
             if "::".join(test.partition("[")[0].split("::")[:2]) in functions:
-                reading[i] = reading.get(i, 0) | 1 << bit
+                reading[i] |= 1 << bit
     name = Path(mutant.file).stem
     # of a table, the cases of this module
     own = re.compile(rf"[\[-]({name}|{name.replace('_', '-')})[]-]")
@@ -578,8 +573,14 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("`", "'")
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    """Draw, judge, tell."""
+def sources_in(tree: Path, folder: str) -> dict[str, str]:
+    """The texts of the Python files in a folder of ``tree``, by their paths below ``tree``."""
+    files = sorted((tree / folder).rglob("*.py"))
+    return {file.relative_to(tree).as_posix(): file.read_text("utf-8") for file in files}
+
+
+def main() -> int:
+    """Draw mutants, judge them and print the verdicts."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--count", type=int, default=40, help="how many mutants")
     parser.add_argument(
@@ -604,7 +605,7 @@ def main(words: Sequence[str] | None = None) -> int:
         "--cache", type=Path, help="folder for what tests execute; default: the user's cache"
     )
     parser.add_argument("--only-measure", action="store_true", help="fill the cache and stop")
-    o = parser.parse_args(words)
+    o = parser.parse_args()
     root = o.root.resolve()
     seed = random.SystemRandom().randrange(10**6) if o.seed is None else o.seed
     at_home = (
@@ -617,10 +618,7 @@ def main(words: Sequence[str] | None = None) -> int:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, copies.end)
         tree = copies.first  # all is read from the copy, so the repository may change meanwhile
-        sources = {
-            p.relative_to(tree).as_posix(): p.read_text("utf-8")
-            for p in sorted((tree / o.package).rglob("*.py"))
-        }
+        sources = sources_in(tree, o.package)
         inside = {
             n: s
             for n, s in sources.items()
@@ -633,11 +631,7 @@ def main(words: Sequence[str] | None = None) -> int:
         known = measure(copies, o.package, o.cache or at_home, o.jobs)
         if o.only_measure:
             return 0
-        tests = {
-            p.relative_to(tree).as_posix(): p.read_text("utf-8")
-            for p in sorted((tree / "tests").rglob("*.py"))
-        }
-        readers = Readers(sources, tests)
+        readers = Readers(sources, sources_in(tree, "tests"))
         print(f"{len(mutants)} mutants of {len(inside)} modules, seed {seed}", flush=True)
 
         def one(mutant: Mutant) -> Verdict:
