@@ -1,6 +1,6 @@
 """Fed3R against the one product no ridge regression can leave out: X'X in float64, 50,000 x 1,024; one thread.
 
-And beside scikit-learn's classifier, both on float32 rows.
+And against scikit-learn's classifier, both on float32 rows.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ def rows() -> list[Row]:
     )
     target = "<= 1.5 x one X'X in float64"
     row = at_most("fed3r", target, 1.5, seconds, "fed3r", "X'X", detail)
-    return [row, beside_classifier()]
+    return [row, against_classifier()]
 
 
-def beside_classifier() -> Row:
-    """Fed3R with float32 products beside scikit-learn's classifier on the same float32 rows, as accurate."""
+def against_classifier() -> Row:
+    """Fed3R with float32 products against scikit-learn's classifier on the same float32 rows, as accurate."""
     f = clean.federation(100, N // 100, 100, D)
     flat = f.data.x[:N, 0].numpy()
     labels = f.data.y[:N].numpy()

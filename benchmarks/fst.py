@@ -128,7 +128,7 @@ def floor(f: clean.Federation, loop: float) -> str:
 
 
 def stratified(f: clean.Federation) -> Row:
-    """The draws that are labelled approximate, against the loop with the same draws; exact draws stand beside them."""
+    """The draws that are labelled approximate, against the loop with the same draws; exact draws are measured too."""
     strata = {"synth": "strata"}
     run = partial(f.ours, "fst-cbdg", rounds=10, participation=10)
     calls = {

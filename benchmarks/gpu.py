@@ -1,4 +1,4 @@
-"""The same on a GPU: training there beside the clean loop there, and beside the chosen execution on one core.
+"""The same on a GPU: training there against the clean loop there, and against the chosen execution on one core.
 
 ``python -m benchmarks --gpu`` writes benchmarks/results-gpu.json, which ``--page`` shows. The targets are the CPU's.
 """
@@ -34,7 +34,7 @@ from fedcache.process import keep_freed_memory
 RESULTS = Path(__file__).resolve().parent / "results-gpu.json"
 
 
-def beside(
+def against_loop(
     name: str,
     bar: float,
     here: clean.Federation,
@@ -68,9 +68,11 @@ def trained() -> Iterator[Row]:
             return clean.fedavg(f.cut(), C, rounds, clean.sgd())
 
         f = clean.federation(M, n, C)
-        yield beside(f"fedavg linear, C={C}, {M} x {n}", bar, f, "fedavg", SETTINGS, rounds, loop)
+        yield against_loop(
+            f"fedavg linear, C={C}, {M} x {n}", bar, f, "fedavg", SETTINGS, rounds, loop
+        )
     f = clean.federation(100, 500, 10, 1024, text=True)
-    yield beside(
+    yield against_loop(
         "fst-cbdg, 10 of 100 clients, exact draws",
         2.5,
         f,
@@ -82,7 +84,7 @@ def trained() -> Iterator[Row]:
     )
     settings = {"opt": "adam", "lr": 1e-3, "denominator": "include", "bn": False}
     for M in (5, 50):
-        yield beside(
+        yield against_loop(
             f"fedpcl with Adam, {M} clients",
             1.5,
             clean.federation(M, 100, 10, 1536),
@@ -112,7 +114,7 @@ def grid() -> Row:
 
 
 def closed() -> Iterator[Row]:
-    """Fed3R beside the product X'X on the GPU, in float64 and in float32."""
+    """Fed3R against the product X'X on the GPU, in float64 and in float32."""
     here = clean.federation(100, 500, 10, 1024)
     there = here.to("cuda")
     x = there.data.x[:50_000, 0]
@@ -135,7 +137,7 @@ def closed() -> Iterator[Row]:
 
 
 def growth() -> Row:
-    """A round of 100 of 10^6 clients beside one of 10^3, with 10^6 rows on the GPU."""
+    """A round of 100 of 10^6 clients against one of 10^3, with 10^6 rows on the GPU."""
     data = scale.features(scale.N, scale.D).to("cuda")
     method = METHODS["fedavg"]
     hp = method.resolve("paper", scale.LINEAR)
@@ -144,7 +146,7 @@ def growth() -> Row:
         spec = TrainingRun(
             method,
             data,
-            scale.dealt(clients),
+            scale.sharing(clients),
             scale.ROUNDS,
             participation=scale.SAMPLED,
             execution="batched",

@@ -114,7 +114,7 @@ def fedpcl(opt: str, rounds: int = 3) -> Row:
 
 
 def fedpcl_alone(rounds: int = 10) -> Row:
-    """One run of FedPCL with Adam beside a clean loop, and beside one with a fused optimiser."""
+    """One run of FedPCL with Adam against a clean loop, and against one with a fused optimiser."""
     f = clean.federation(5, 100, 10, 1536)
     parts = f.cut()
     tests = f.scored()

@@ -1,4 +1,4 @@
-"""A file of 10^6 x 256 float16: ingest beside a copy and a checksum, Fed3R beside X'X, and a round on stored rows.
+"""A file of 10^6 x 256 float16: ingest against a copy and a checksum, Fed3R against X'X, and a round on stored rows.
 
 Contenders take turns in one process with one thread. The floors are those of the same bytes: a copy that is on the disk
 when it ends (fsync) with a sha256 of the file, and one product X'X in float32 of blocks that are cast on the way.
@@ -126,11 +126,9 @@ def _trained(store: Store) -> list[Row]:
     clients = [Client(f"c{i}", np.sort(part), test) for i, part in enumerate(parts)]
     few = [Client(c.name, c.train, test[:1000]) for c in clients]
 
-    def train(method: str, settings: dict[str, object], x: object, dealt: list[Client]) -> None:
+    def train(method: str, settings: dict[str, object], x: object, over: list[Client]) -> None:
         data = Data(x=x, y=y, classes=C)  # type: ignore[arg-type]
-        run(
-            TrainingRun(METHODS[method], data, dealt, 1), METHODS[method].resolve("paper", settings)
-        )
+        run(TrainingRun(METHODS[method], data, over, 1), METHODS[method].resolve("paper", settings))
 
     trained = mapped.stored[torch.from_numpy(np.sort(order[TESTS:])), 0]
     seconds = in_turn(

@@ -128,7 +128,7 @@ def rows() -> list[Row]:
 
 
 def growth() -> list[Row]:
-    """A run of 10,000 clients beside one of 2,000, both over ``POOL`` rows."""
+    """A run of 10,000 clients against one of 2,000, both over ``POOL`` rows."""
     big = {k: in_own_process("memory", "clients", 10_000, k) for k in (250, 500, 1000)}
     small = in_own_process("memory", "clients", 2_000, 1000)
     each = {k: v["seconds"] / k * 1e3 for k, v in big.items()}

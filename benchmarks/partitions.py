@@ -1,6 +1,6 @@
 """``fedcache partition`` for very many clients, from the shell: seconds, peak memory, the file, and numpy's floor.
 
-The floor is a permutation of the rows and a sort of one number for each, which dealing cannot do without.
+The floor is a permutation of the rows and a sort of one number for each, which no partition can do without.
 """
 
 from __future__ import annotations

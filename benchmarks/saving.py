@@ -1,7 +1,7 @@
 """What keeping the best model of a grid costs: the time of a grid over that of the same one less what saving takes.
 
 The clock runs inside the functions that save, so both times are of one and the same grid, and another job on the
-machine slows both. The median of several grids is told.
+machine slows both. The row has the median of several grids.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ def features(rows: int, width: int) -> Data:
     return Data(x=StoredRows(x), y=torch.randint(C, (rows,), generator=g), classes=C)
 
 
-def dealt(clients: int) -> ClientTable:
+def sharing(clients: int) -> ClientTable:
     """Clients with ``OWN`` rows each, which others may have too, and test rows that all share."""
     rows = np.random.default_rng(0).integers(0, N - TESTS, clients * OWN)
     train = RowLists(rows, np.arange(clients + 1, dtype=np.int64) * OWN)
@@ -66,7 +66,7 @@ def round_of(clients: int) -> dict[str, float]:
     return_freed_memory()
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts from here
     before = status("VmRSS")
-    table = dealt(clients)
+    table = sharing(clients)
     method = METHODS["fedavg"]
     # ``gram`` would be chosen for a thousand: it keeps products of all clients' rows, which pays where they come again.
     spec = TrainingRun(method, data, table, ROUNDS, participation=SAMPLED, execution="batched")

@@ -44,7 +44,7 @@ def python_of(home: Path) -> Callable[[str], str]:
 def _row(
     name: str, target: str, bar: float, seconds: list[float], detail: str, *, sound: bool = True
 ) -> Row:
-    """The row of processes of which the quickest may take ``bar`` seconds; a run that is not ``sound`` misses it."""
+    """The row of a process that may take ``bar`` seconds at best; it is missed as well unless it is ``sound``."""
     measured = min(seconds)
     detail = f"whole process, best of 7; {detail}"
     met = measured <= bar and sound

@@ -1,4 +1,4 @@
-"""Read a store beside np.memmap, h5py and zarr: every row into memory, and the rows of each of 100 clients.
+"""A store against np.memmap, h5py and zarr: every row into memory, and the rows of each of 100 clients.
 
 All contenders take turns in one process over files in the page cache, read once before the clock starts so that the
 pages are arranged as reading leaves them. A scan and a *first* gather open the store again, so every chunk is verified
@@ -123,7 +123,7 @@ def contenders(folder: Path) -> dict[str, dict[str, Callable[[], Any]]]:
             "np.memmap": gathers(lambda: mapped.__getitem__, clients),
             "fedcache": gathers(lambda: held.rows, clients),
         }
-    # What nobody can leave out of a first reading on one core: the checksum of every byte.
+    # No first reading on one core can leave out the checksum of every byte.
     whole = np.fromfile(folder / "raw.bin", np.uint8)
     tasks["checksum"] = {"crc32c": lambda: google_crc32c.value(whole)}
     return tasks

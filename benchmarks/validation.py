@@ -3,7 +3,7 @@
 The clock runs inside the functions that validate (declared names, shapes and counts, and the search for numbers that
 are not finite), so the share is that of one and the same run. All rounds do the same work, and another job on the
 machine only ever adds time: the quickest validation of a run over its quickest round is the share without that job, and
-the median of several runs is told. (Reading the processor's time would cost more than validating an upload does.)
+the row has the median of several runs. (Reading the processor's time would cost more than validating an upload does.)
 """
 
 from __future__ import annotations

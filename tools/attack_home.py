@@ -12,8 +12,8 @@ fork of this process. What they say is compared with what they say of the untouc
 
 - detected: a command ends with exit 2 to 7 and a sentence, or it warns of what is damaged, begins again or is left out;
 - harmless: every result is the same, byte for byte (of a grid's points all but ``points``: those that begin again are
-  computed in another group, as after a kill; of a private run that goes on, what it tells of its cost and what the
-  ledger then adds up to, as its noise is drawn anew);
+  computed in another group, as after a kill; of a private run that resumes, what it reports of its cost and what the
+  ledger then adds up to, as its noise is drawn again);
 - WRONG: other figures with exit 0, exit 10 or 1, a traceback, or no end within two minutes.
 
 Prints the counts by kind of file and by mutation, and exits 1 when anything was WRONG.
@@ -170,7 +170,7 @@ class Story:
     # path inside the home -> earlier bytes
     older: dict[str, list[bytes]] = field(default_factory=dict)
     runs: dict[str, str] = field(default_factory=dict)  # directory -> the command that made it
-    # directory -> the reader that goes on with it
+    # directory -> the reader that resumes it
     unfinished: dict[str, str] = field(default_factory=dict)
     searched: set[str] = field(default_factory=set)  # directories of the search and of its runs
     # paths inside the home of files that commands opened
@@ -467,7 +467,7 @@ def extracted(line: str, *words: object) -> Reader:
 
 
 def report(story: Story) -> dict[str, Any]:
-    """The page of all runs; what differs is told by its counts."""
+    """The page of all runs; its counts show what differs."""
     out = story.root / "page.html"
     answer = _answer("report --embed none -o", out)
     left = (answer["data"] or {}).get("left_out")
@@ -477,7 +477,7 @@ def report(story: Story) -> dict[str, Any]:
 
 
 def federation(story: Story) -> dict[str, Any]:
-    """The federation goes on, with its sites in this process."""
+    """The federation resumes, with its sites in this process."""
     progress = KeptWarnings()
     grid = grid_of(story.home / "sites", story.home / "flower")
     try:
@@ -519,10 +519,10 @@ def flipped(raw: bytes, draw: random.Random) -> bytes:
 
 
 def digit(raw: bytes, draw: random.Random) -> bytes:
-    """Another digit in the place of one, in the text of a file: of safetensors, in their metadata."""
+    """One digit of the text of a file changed; of a file of safetensors, of its metadata."""
     begin = 0
     end = len(raw)
-    if raw[8:9] == b"{":  # a file of safetensors: the length of its metadata, then they
+    if raw[8:9] == b"{":  # a file of safetensors: the length of its metadata, then the metadata
         begin = 8
         end = min(end, 8 + int.from_bytes(raw[:8], "little"))
     places = [m.start() for m in re.compile(rb"\d").finditer(raw, begin, end)]

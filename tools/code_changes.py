@@ -18,7 +18,7 @@ def copied(folder: Path, *parts: str) -> Path:
 
 
 def changed(text: str, old: str, new: str, where: str) -> str:
-    """``text`` with ``new`` in the place of ``old``, which must stand in it once.
+    """``text`` with ``new`` instead of ``old``, which must stand in it once.
 
     Spaces, line breaks and a comma before a closing bracket make no difference.
     Raises ValueError, which names ``where``, for code that is not there or stands there several times.

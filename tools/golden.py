@@ -322,7 +322,7 @@ class Case:
         sweep: hyperparameter -> the values of a grid; {} for a single run.
         seeds: number of them.
         shards: whether clients come from stores of their own.
-        scheme: a scheme whose deal is the figure; nothing is trained.
+        scheme: a scheme whose partition is the figure; nothing is trained.
         extraction: whether the features of the pictures are the figure.
     """
 

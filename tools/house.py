@@ -144,7 +144,7 @@ def level(name: str) -> int:
 
 
 def against_layers(found: Sequence[Import]) -> list[str]:
-    """Imports that go up, or to a floor beside."""
+    """Imports that go up, or to another floor of the same level."""
     wrong = []
     for i in found:
         up = level(i.target) < level(i.source)

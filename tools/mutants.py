@@ -69,7 +69,7 @@ CALLED = {
 EITHER_WAY = {"minimum", "maximum", "union1d", "intersect1d"}
 """Of ``CALLED``, what gives the same of two arguments whichever comes first, as do the built-in min and max."""
 BUILT_IN = {"min", "max", "any", "all"}
-"""Of ``CALLED``, what exists as a plain name; ``sum(x)`` has no plain ``mean`` beside it."""
+"""Of ``CALLED``, what exists as a plain name; ``sum(x)`` has no plain ``mean`` as its counterpart."""
 WORDS = {
     "note",
     "warn",

@@ -2,12 +2,12 @@
 
     OMP_NUM_THREADS=1 python tools/mutate.py --count 40 [--seed N] [--paths GLOB ...] [--report FILE]
 
-A line that can be changed without a failing test is a promise nobody keeps. Places are drawn by lines, so a long module
-gets more than a short one. Each change is made in a copy of the repository (never in this checkout), and only tests
-that execute the changed line run there, until the first failure: first as many as fit into ``--budget`` seconds, and
-where none of these fails the others, within ``MORE`` seconds. What executes what is measured
-once per test file and kept in a cache as long as neither the test file nor any module it runs has changed. What no test
-executes survives too.
+A line that can be changed without a failing test is a promise that no test holds. Places are drawn by lines, so a long
+module gets more than a short one. Each change is made in a copy of the repository (never in this checkout), and only
+tests that execute the changed line run there, until the first failure: first as many as fit into ``--budget`` seconds,
+and where none of these fails the others, within ``MORE`` seconds. The lines that each test executes are measured once
+per test file, and kept in a cache as long as neither the test file nor any module it runs has changed. A change of a
+line that no test executes survives too.
 
 A survivor is looked at by a person: it gets a test, or, where the change makes no difference that a promise speaks of,
 an entry in ``tools/mutants-equivalent.toml`` with the reason; such changes are not drawn again. Prints the share that
@@ -121,7 +121,7 @@ class Copies:
 
     @contextmanager
     def one(self) -> Iterator[Path]:
-        """A copy that nobody else has."""
+        """A copy that no other thread has."""
         tree = self._free.get()
         try:
             yield tree
@@ -129,7 +129,7 @@ class Copies:
             self._free.put(tree)
 
     def end(self, *_: object) -> None:
-        """End all that runs, as a handler of signals: what was started has a session of its own and would go on."""
+        """End all that runs, as a handler of signals: what was started has a session of its own and would not end."""
         self._ended = True
         for run in list(self._running):
             _end_group(run)

@@ -5,7 +5,7 @@
 The steps run all cases, new examples of property tests, every law broken, random changes of the code and of the files
 of a home. Each step's output is kept in .nightly/COMMIT/STEP.log, its result and time in .nightly/COMMIT/steps.json,
 and a table of all in .nightly/COMMIT/report.md. A step that fails does not stop the others. A
-checkout with changes begins anew each time, as it may have changed again. Exits 1 if a step failed.
+checkout with changes begins again each time, as it may have changed since. Exits 1 if a step failed.
 """
 
 from __future__ import annotations

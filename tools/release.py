@@ -28,7 +28,7 @@ def read(name: str, root: Path) -> str:
 
 
 def replace(name: str, pattern: str, new: str, root: Path) -> None:
-    """Write one line of a file anew; SystemExit where there is not exactly one of it."""
+    """Replace one line of a file; SystemExit where there is not exactly one of it."""
     text, found = re.subn(pattern, lambda _: new, read(name, root), flags=re.MULTILINE)
     if found != 1:
         raise SystemExit(f"{name} has {found} lines like {pattern}, expected one")

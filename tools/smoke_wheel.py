@@ -56,7 +56,7 @@ SDIST = (
     "uv.lock",
     "pyproject.toml",
 )
-"""What the sdist holds beside the package: the tests pass in it."""
+"""What the sdist holds in addition to the package: the tests pass in it."""
 
 PROVE = """
 import base64, hashlib, sys

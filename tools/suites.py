@@ -81,7 +81,7 @@ ROWS = (
             ("fedcache/heads/", "fedcache/federate/", "fedcache/models/", "tests/heads/"),
         ),
     ),
-    # Federations and clusters wait for one another more than they compute, so this row runs beside the first.
+    # Federations and clusters wait for one another more than they compute, so this row runs along with the first.
     (
         Suite("test-engines", ("fedcache/", "tests/engines/", "pyproject.toml")),
         Suite(
@@ -121,7 +121,7 @@ ROWS = (
         Suite("smoke-wheel-quick", (*INSTALLED, "README.md", "fedcache/__init__.py")),
     ),
 )
-"""Rows run beside each other, the suites of a row one after another."""
+"""Rows run at the same time, the suites of a row one after another."""
 
 SUITES = tuple(suite for row in ROWS for suite in row)
 INCLUDED = {"docs": "browser"}
