@@ -86,7 +86,8 @@ def contents_missing(wheel: Path, sdist: Path, root: Path = ROOT) -> list[str]:
     with zipfile.ZipFile(wheel) as archive:
         held = set(archive.namelist())
     missing = [f"wheel: {n}" for p in package if (n := p.relative_to(root).as_posix()) not in held]
-    missing += [] if any(name.endswith("licenses/LICENSE") for name in held) else ["wheel: LICENSE"]
+    if not any(name.endswith("licenses/LICENSE") for name in held):
+        missing.append("wheel: LICENSE")
     missing += [
         f"wheel: {name} does not belong there" for name in held if not name.startswith("fedcache")
     ]
@@ -148,9 +149,9 @@ def run(
         for k, v in os.environ.items()
         if not k.startswith(("PYTHON", "VIRTUAL_ENV", "FEDCACHE_"))
     }
-    clean |= {"PYTHONNOUSERSITE": "1", "OMP_NUM_THREADS": "2"} | (
-        {"FEDCACHE_HOME": str(home)} if home else {}
-    )
+    clean |= {"PYTHONNOUSERSITE": "1", "OMP_NUM_THREADS": "2"}
+    if home:
+        clean["FEDCACHE_HOME"] = str(home)
     done = subprocess.run(
         [str(w) for w in words], cwd=folder, env=clean, capture_output=True, text=True, check=False
     )
