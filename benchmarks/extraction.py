@@ -240,9 +240,8 @@ def picture_rows() -> list[Row]:
     )
     total = [e["seconds"] * n / e["images"] for e in twice]
     alone_too = median([t / (d + f) for t, (d, f) in zip(total, both, strict=True)])
-    ratios = [
-        1.0 / e["busy"] for e in twice
-    ]  # busy: decoding and forward passes, as a share of all core time
+    # busy: decoding and forward passes, as a share of all core time
+    ratios = [1.0 / e["busy"] for e in twice]
     measured = median(ratios)
     decoded = twice[0]["decoded"]
     detail = (

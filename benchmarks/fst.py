@@ -75,10 +75,9 @@ def floor(f: clean.Federation, loop: float) -> str:
     real = x[:5000].view(10, 10, 50, 1024)
     drawn = torch.randn(10, 11, 1024)
     du = torch.randn(10, 10, 50)
-    u, v = (
-        torch.randn(10, 10, 50),
-        torch.randn(10, 10, 11),
-    )  # classes by rows: the kernels are quickest along rows
+    # Scores of real and of drawn rows, classes by rows: the kernels are quickest along rows.
+    u = torch.randn(10, 10, 50)
+    v = torch.randn(10, 10, 11)
     near = f.data.text
     k = torch.randint(10, (10, 11))
     q = torch.rand(10, 500, 10)

@@ -46,15 +46,12 @@ def measured(
     before = status("VmRSS")
     out = made.ours(method, settings, rounds=rounds, **how)
     peak = status("VmHWM") - before
-    held = {
-        t.data_ptr(): t.nbytes for c in out.states for t in out.states.held(c)
-    }  # several share one memory block
-    rows = [len(c.train) for c in made.clients]
-    packed = (
-        sum(rows) * made.data.x.shape[2] * 4 + sum(n * n * 4 for n in rows)
-        if out.execution == "gram"
-        else 0
-    )
+    # Several tensors may share one block of memory.
+    held = {t.data_ptr(): t.nbytes for c in out.states for t in out.states.held(c)}
+    packed = 0
+    if out.execution == "gram":
+        rows = [len(c.train) for c in made.clients]
+        packed = sum(rows) * made.data.x.shape[2] * 4 + sum(n * n * 4 for n in rows)
     return {
         "peak": peak,
         "state": sum(held.values()),
@@ -103,14 +100,12 @@ def rows() -> list[Row]:
     for number, (method, _) in enumerate(STATEFUL):
         found = in_own_process("memory", "state", number)
         ratios.append(found["peak"] / (found["state"] + found["packed"] + chunk))
+        packed = ""
+        if found["packed"]:
+            packed = f" and {found['packed'] / MB:.0f} MB of packed rows with their Gram matrices"
         described.append(
             f"{method} ({found['execution']}) peak {found['peak'] / MB:.0f} MB for {found['state'] / MB:.0f} MB state"
-            + (
-                f" and {found['packed'] / MB:.0f} MB of packed rows with their Gram matrices"
-                if found["packed"]
-                else ""
-            )
-            + f" ({ratios[-1]:.2f})"
+            f"{packed} ({ratios[-1]:.2f})"
         )
     worst = max(ratios)
     detail = f"1,000 clients x 20 rows, D=1024; a chunk is allowed {chunk / MB:.0f} MB; {'; '.join(described)}"
