@@ -27,8 +27,7 @@ from benchmarks.measure import (
     make_row,
 )
 from benchmarks.runner import shown as line_of_row
-from fedcache.federate.engine.run import TrainingRun, run
-from fedcache.federate.methods import METHODS
+from fedcache.federate.engine.run import run
 from fedcache.process import keep_freed_memory
 
 RESULTS = Path(__file__).resolve().parent / "results-gpu.json"
@@ -139,18 +138,9 @@ def closed() -> Iterator[Row]:
 def growth() -> Row:
     """A round of 100 of 10^6 clients against one of 10^3, with 10^6 rows on the GPU."""
     data = scale.features(scale.N, scale.D).to("cuda")
-    method = METHODS["fedavg"]
-    hp = method.resolve("paper", scale.LINEAR)
     found = {}
     for clients in (scale.CLIENTS[0], scale.CLIENTS[-1]):
-        spec = TrainingRun(
-            method,
-            data,
-            scale.sharing(clients),
-            scale.ROUNDS,
-            participation=scale.SAMPLED,
-            execution="batched",
-        )
+        spec, hp = scale.training(data, scale.sharing(clients))
         run(spec, hp)
         torch.cuda.reset_peak_memory_stats()
         held = torch.cuda.memory_allocated()

@@ -58,6 +58,14 @@ def sharing(clients: int) -> ClientTable:
     return ClientTable.dealt(NumberedNames(clients), train, np.arange(N - TESTS, N), None)
 
 
+def training(data: Data, clients: ClientTable) -> tuple[TrainingRun, Any]:
+    """Some rounds of FedAvg with ``SAMPLED`` clients each, and their hyperparameters."""
+    method = METHODS["fedavg"]
+    # ``gram`` would be chosen for a thousand: it keeps products of all clients' rows, which pays where they come again.
+    spec = TrainingRun(method, data, clients, ROUNDS, participation=SAMPLED, execution="batched")
+    return spec, method.resolve("paper", LINEAR)
+
+
 def round_of(clients: int) -> dict[str, float]:
     """Seconds of a round of ``SAMPLED`` clients, of a clean loop over as many, and the peak of clients and run."""
     torch.set_num_threads(1)
@@ -67,10 +75,7 @@ def round_of(clients: int) -> dict[str, float]:
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts from here
     before = status("VmRSS")
     table = sharing(clients)
-    method = METHODS["fedavg"]
-    # ``gram`` would be chosen for a thousand: it keeps products of all clients' rows, which pays where they come again.
-    spec = TrainingRun(method, data, table, ROUNDS, participation=SAMPLED, execution="batched")
-    out = run(spec, method.resolve("paper", LINEAR))
+    out = run(*training(data, table))
     peak = status("VmHWM") - before
     parts = [
         (data.x[torch.from_numpy(table[i].train), 0], data.y[table[i].train])
