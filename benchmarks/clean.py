@@ -21,6 +21,11 @@ from fedcache.federate.engine.run import TrainingRun, run, run_points
 from fedcache.federate.methods import METHODS
 
 Optimiser = Callable[[Any], torch.optim.Optimizer]
+TESTS = 2  # rows of a client that are scored
+BATCH = 32
+LR = 0.1
+MOMENTUM = 0.9
+WD = 1e-4
 
 
 @dataclass(frozen=True)
@@ -34,7 +39,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Federation:
-    """Random unit features with random labels, dealt evenly."""
+    """Random unit features with random labels, as many rows for each client."""
 
     data: Data
     clients: list[Rows]
@@ -82,11 +87,11 @@ class Federation:
 
 
 def federation(
-    clients: int, rows: int, classes: int, width: int = 1024, *, test: int = 2, text: bool = False
+    clients: int, rows: int, classes: int, width: int = 1024, *, text: bool = False
 ) -> Any:
     """``clients`` with ``rows`` training rows each; every row counts once, and a few rows are scored at the end."""
     g = torch.Generator().manual_seed(0)
-    each = rows + test
+    each = rows + TESTS
     x = normalize(torch.randn(clients * each, 1, width, generator=g), dim=-1)
     y = torch.randint(classes, (clients * each,), generator=g)
     rest = normalize(torch.randn(classes, width, generator=g), dim=-1) if text else None
@@ -98,32 +103,18 @@ def federation(
     return Federation(Data(x, y, classes, rest), made)
 
 
-def growing(clients: int, rows: int, classes: int, width: int, pool: int) -> Any:
-    """Many clients over a pool of ``pool`` rows, which they share: the features stay the same while clients grow."""
-    made = federation(1, pool, classes, width)
-    g = np.random.default_rng(0)
-    test = made.clients[0].test
-    return replace(
-        made, clients=[Rows(f"c{i}", g.integers(0, pool, rows), test[:0]) for i in range(clients)]
-    )
-
-
-def sgd(lr: float = 0.1, momentum: float = 0.9, wd: float = 1e-4) -> Optimiser:
+def sgd(lr: float = LR, wd: float = WD) -> Optimiser:
     """torch.optim.SGD."""
-    return lambda p: torch.optim.SGD(p, lr=lr, momentum=momentum, weight_decay=wd)
+    return lambda p: torch.optim.SGD(p, lr=lr, momentum=MOMENTUM, weight_decay=wd)
 
 
-def adam(lr: float = 1e-3, wd: float = 1e-4, **how: Any) -> Optimiser:
+def adam(lr: float = 1e-3, **how: Any) -> Optimiser:
     """torch.optim.Adam; ``fused=True`` is its fastest way on a CPU."""
-    return lambda p: torch.optim.Adam(p, lr=lr, weight_decay=wd, **how)
+    return lambda p: torch.optim.Adam(p, lr=lr, weight_decay=WD, **how)
 
 
 def fedavg(
-    parts: Sequence[tuple[Tensor, Tensor]],
-    classes: int,
-    rounds: int,
-    make: Optimiser,
-    batch: int = 32,
+    parts: Sequence[tuple[Tensor, Tensor]], classes: int, rounds: int, make: Optimiser
 ) -> Any:
     """FedAvg of one linear head; returns the model."""
     server = nn.Linear(parts[0][0].shape[1], classes, device=parts[0][0].device)
@@ -133,7 +124,7 @@ def fedavg(
         for x, y in parts:
             model = copy.deepcopy(server)
             optimiser = make(model.parameters())
-            for rows in torch.randperm(len(y), device=y.device).split(batch):
+            for rows in torch.randperm(len(y), device=y.device).split(BATCH):
                 optimiser.zero_grad()
                 cross_entropy(model(x[rows]), y[rows]).backward()
                 optimiser.step()
@@ -146,15 +137,9 @@ def fedavg(
 
 
 def fedavg_by_hand(
-    parts: Sequence[tuple[Tensor, Tensor]],
-    classes: int,
-    rounds: int,
-    lr: float = 0.1,
-    momentum: float = 0.9,
-    wd: float = 1e-4,
-    batch: int = 32,
+    parts: Sequence[tuple[Tensor, Tensor]], classes: int, rounds: int
 ) -> tuple[Tensor, Tensor]:
-    """The same for clients with equally many rows, who take each step together, with gradients written by hand."""
+    """The same by SGD for clients with equally many rows: all take each step together, with gradients by hand."""
     x = torch.stack([rows for rows, _ in parts])  # [M, n, D]
     target = one_hot(torch.stack([labels for _, labels in parts]), classes).to(x.dtype)
     M, n, D = x.shape
@@ -167,31 +152,28 @@ def fedavg_by_hand(
         b = bias.repeat(M, 1, 1)
         W_velocity = torch.zeros_like(W)
         b_velocity = torch.zeros_like(b)
-        for rows in torch.rand(M, n).argsort(1).split(batch, dim=1):
+        for rows in torch.rand(M, n).argsort(1).split(BATCH, dim=1):
             x_batch = x[client, rows]
             error = torch.baddbmm(b, x_batch, W.mT).softmax(-1)
             error.sub_(target[client, rows]).div_(rows.shape[1])
-            W_velocity.mul_(momentum).baddbmm_(error.mT, x_batch).add_(W, alpha=wd)
-            b_velocity.mul_(momentum).add_(error.sum(1, keepdim=True)).add_(b, alpha=wd)
-            W.sub_(W_velocity, alpha=lr)
-            b.sub_(b_velocity, alpha=lr)
+            W_velocity.mul_(MOMENTUM).baddbmm_(error.mT, x_batch).add_(W, alpha=WD)
+            b_velocity.mul_(MOMENTUM).add_(error.sum(1, keepdim=True)).add_(b, alpha=WD)
+            W.sub_(W_velocity, alpha=LR)
+            b.sub_(b_velocity, alpha=LR)
         weight = W.mean(0)
         bias = b.mean(0)
     return weight, bias
 
 
+FST_SAMPLED = 10
+FST_BETA = 0.9
+FST_BATCH = 50
+
+
 def fst_cbdg(
-    parts: Sequence[tuple[Tensor, Tensor]],
-    text: Tensor,
-    rounds: int,
-    make: Optimiser,
-    *,
-    sampled: int = 10,
-    epochs: int = 1,
-    beta: float = 0.9,
-    batch: int = 50,
+    parts: Sequence[tuple[Tensor, Tensor]], text: Tensor, rounds: int, make: Optimiser
 ) -> Any:
-    """FST-CBDG of a linear head that starts from text: soft labels by client, synthetic rows dealt to an epoch's steps.
+    """FST-CBDG of a linear head that starts from text: soft labels by client, synthetic rows spread over the steps.
 
     Returns:
         the model.
@@ -203,32 +185,32 @@ def fst_cbdg(
         server.bias.zero_()
     soft: dict[int, Tensor] = {}
     for _ in range(rounds):
-        chosen = torch.randperm(len(parts))[:sampled].tolist()
+        chosen = torch.randperm(len(parts))[:FST_SAMPLED].tolist()
         mean = [torch.zeros_like(p) for p in server.parameters()]
         for c in chosen:
             x = parts[c][0]
             q = soft.setdefault(c, torch.softmax(x @ text.mT, -1))
             model = copy.deepcopy(server)
             optimiser = make(model.parameters())
-            for _ in range(epochs):
-                votes = torch.bincount(q.argmax(-1), minlength=classes)
-                deal = torch.repeat_interleave(
-                    torch.arange(classes, device=x.device), votes.max() - votes
-                )
-                deal = deal[torch.randperm(len(deal), device=x.device)]
-                steps = torch.randperm(len(x), device=x.device).split(batch)
-                for rows, k in zip(steps, deal.tensor_split(len(steps)), strict=True):
-                    u = model(x[rows])
-                    q[rows] = beta * q[rows] + (1.0 - beta) * torch.softmax(u.detach(), -1)
-                    loss = cross_entropy(u, q[rows])
-                    if len(k):
-                        z = text[k] + torch.randn(len(k), width, device=x.device) * width**-0.5
-                        loss = loss + cross_entropy(model(z), k)
-                    optimiser.zero_grad()
-                    loss.backward()
-                    optimiser.step()
+            votes = torch.bincount(q.argmax(-1), minlength=classes)
+            # The classes of the synthetic rows, which balance those of the real rows.
+            drawn = torch.repeat_interleave(
+                torch.arange(classes, device=x.device), votes.max() - votes
+            )
+            drawn = drawn[torch.randperm(len(drawn), device=x.device)]
+            steps = torch.randperm(len(x), device=x.device).split(FST_BATCH)
+            for rows, k in zip(steps, drawn.tensor_split(len(steps)), strict=True):
+                u = model(x[rows])
+                q[rows] = FST_BETA * q[rows] + (1.0 - FST_BETA) * torch.softmax(u.detach(), -1)
+                loss = cross_entropy(u, q[rows])
+                if len(k):
+                    z = text[k] + torch.randn(len(k), width, device=x.device) * width**-0.5
+                    loss = loss + cross_entropy(model(z), k)
+                optimiser.zero_grad()
+                loss.backward()
+                optimiser.step()
             for m, p in zip(mean, model.parameters(), strict=True):
-                m.add_(p.detach(), alpha=1.0 / sampled)
+                m.add_(p.detach(), alpha=1.0 / FST_SAMPLED)
         with torch.no_grad():
             for p, m in zip(server.parameters(), mean, strict=True):
                 p.copy_(m)
@@ -238,9 +220,8 @@ def fst_cbdg(
 def class_means(z: Tensor, y: Tensor, classes: int) -> tuple[Tensor, Tensor]:
     """Prototypes [C, P] and counts [C]."""
     count = torch.bincount(y, minlength=classes).to(z.dtype)
-    return z.new_zeros(classes, z.shape[1]).index_add_(0, y, z) / count.clamp(min=1).unsqueeze(
-        1
-    ), count
+    sums = z.new_zeros(classes, z.shape[1]).index_add_(0, y, z)
+    return sums / count.clamp(min=1).unsqueeze(1), count
 
 
 def fedpcl(
@@ -249,24 +230,22 @@ def fedpcl(
     rounds: int,
     make: Optimiser,
     *,
-    dim: int = 256,
     tau: float = 0.07,
-    batch: int = 32,
-    tests: Sequence[tuple[Tensor, Tensor]] = (),
+    tests: Sequence[tuple[Tensor, Tensor]],
 ) -> Any:
     """FedPCL: a projection per client, contrasted with the merged prototypes and with every client's own.
 
     Returns:
         the clients' accuracies on ``tests`` by their own prototypes.
     """
-    models = [nn.Linear(x.shape[1], dim, device=x.device) for x, _ in parts]
+    models = [nn.Linear(x.shape[1], 256, device=x.device) for x, _ in parts]
     protos: tuple[Tensor, Tensor] | None = None
     for _ in range(rounds):
         made = []
         for (x, y), model in zip(parts, models, strict=True):
             if protos is not None:
                 optimiser = make(model.parameters())
-                for rows in torch.randperm(len(y), device=y.device).split(batch):
+                for rows in torch.randperm(len(y), device=y.device).split(BATCH):
                     z = normalize(torch.relu(model(x[rows])), dim=-1)
                     u = (z @ protos[0].flatten(0, 1).mT / tau).view(len(z), -1, classes)
                     u = u.masked_fill(~protos[1], -torch.inf)

@@ -1,6 +1,6 @@
 """Fed3R against the one product no ridge regression can leave out: X'X in float64, 50,000 x 1,024; one thread.
 
-And beside scikit-learn's classifier, both on float32 rows.
+And against scikit-learn's classifier, both on float32 rows.
 """
 
 from __future__ import annotations
@@ -10,12 +10,11 @@ from sklearn.linear_model import Ridge, RidgeClassifier
 from torch import Tensor
 
 from benchmarks import clean
-from benchmarks.measure import Row, in_turn, make_row, quartiles, shown
+from benchmarks.measure import Row, at_most, in_turn
 
 N = 50_000
 D = 1024
 C = 10
-TARGET = 1.5
 
 
 def rows() -> list[Row]:
@@ -37,22 +36,18 @@ def rows() -> list[Row]:
         ),
     }
     seconds = in_turn(calls, 5)
-    ratio = [a / b for a, b in zip(seconds["fed3r"], seconds["X'X"], strict=True)]
-    measured = min(seconds["fed3r"]) / min(seconds["X'X"])
     rate = 2.0 * N * D * D / min(seconds["X'X"]) / 1e9
     detail = (
-        f"best of 5: {shown(seconds)}; X'X at {rate:.0f} GFLOP/s; fed3r converts the float32 rows of 100 clients, "
+        f"X'X at {rate:.0f} GFLOP/s; fed3r converts the float32 rows of 100 clients, "
         "skips blocks below the diagonal, solves and scores; 1 thread"
     )
     target = "<= 1.5 x one X'X in float64"
-    made = [
-        make_row("fed3r", target, measured, quartiles(ratio), measured <= TARGET, detail=detail)
-    ]
-    return [*made, beside_classifier()]
+    row = at_most("fed3r", target, 1.5, seconds, "fed3r", "X'X", detail)
+    return [row, against_classifier()]
 
 
-def beside_classifier() -> Row:
-    """Fed3R with float32 products beside scikit-learn's classifier on the same float32 rows, as accurate."""
+def against_classifier() -> Row:
+    """Fed3R with float32 products against scikit-learn's classifier on the same float32 rows, as accurate."""
     f = clean.federation(100, N // 100, 100, D)
     flat = f.data.x[:N, 0].numpy()
     labels = f.data.y[:N].numpy()
@@ -62,14 +57,12 @@ def beside_classifier() -> Row:
         "fed3r": lambda: f.ours("fed3r", settings),
     }
     seconds = in_turn(calls, 5)
-    ratio = [a / b for a, b in zip(seconds["fed3r"], seconds["RidgeClassifier"], strict=True)]
-    measured = min(seconds["fed3r"]) / min(seconds["RidgeClassifier"])
     ours = float((f.ours("fed3r", settings).predict(f.data.x[:N]) == f.data.y[:N]).double().mean())
     theirs = RidgeClassifier(alpha=1.0).fit(flat, labels).score(flat, labels)
     detail = (
-        f"best of 5: {shown(seconds)}; {N:,} x {D}, 100 classes, with an intercept; right on their own rows: "
+        f"{N:,} x {D}, 100 classes, with an intercept; right on their own rows: "
         f"{ours:.4f} and {theirs:.4f}; 1 thread"
     )
     name = "fed3r beside RidgeClassifier"
     target = "<= 1 x RidgeClassifier, both float32"
-    return make_row(name, target, measured, quartiles(ratio), measured <= 1.0, detail=detail)
+    return at_most(name, target, 1.0, seconds, "fed3r", "RidgeClassifier", detail)

@@ -22,7 +22,7 @@ CASES = (
 
 def rows() -> list[Row]:
     torch.set_num_threads(1)
-    made = [beside_a_loop_by_hand()]
+    made = [against_a_loop_by_hand()]
     for C, M, n, rounds, bar in CASES:
         f = clean.federation(M, n, C)
         parts = f.cut()
@@ -51,7 +51,7 @@ def rows() -> list[Row]:
     return made
 
 
-def beside_a_loop_by_hand() -> Row:
+def against_a_loop_by_hand() -> Row:
     """What a competent engineer would write instead of a loop over clients, which needs clients of one size."""
     C, M, n, rounds, _ = CASES[0]
     f = clean.federation(M, n, C)

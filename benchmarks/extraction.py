@@ -19,6 +19,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
@@ -39,6 +40,7 @@ from fedcache.progress import Silent
 IMAGES = 3_072
 SIZE = 96
 BATCH = 32
+MEASURED = 6  # batches at a time
 TIMES = 5
 ONE = ("efficientnet-lite0",)
 TWO = ("efficientnet-lite0", "efficientnet-lite2")
@@ -65,54 +67,42 @@ class Parts:
 
     def __init__(self, folder: Path, home: Path, backbones: tuple[str, ...]) -> None:
         torch.set_num_threads(1)
-        self.spec = f"folder:{folder}"
-        config = ExtractConfig(dataset=self.spec, backbones=backbones, size=SIZE)
+        spec = f"folder:{folder}"
+        config = ExtractConfig(dataset=spec, backbones=backbones, size=SIZE)
         where = Home(home)
         planned, _ = plan(config, where, Silent())
-        self.data = open_dataset(self.spec, Context(memory_of(where), data=where.data))
-        self.jobs = [
+        self.data = open_dataset(spec, Context(memory_of(where), data=where.data))
+        jobs = [
             FeatureJob(p.recipe.key, p.backbone, p.weights, p.recipe, self.data.mirror)
             for p in planned
         ]
         settings = ComputeSettings("cpu", "float32", BATCH, 1)
         self.runner = BatchRunner(
-            self.jobs, self.data.source, self.data.uid, len(self.data.names), settings
+            jobs, self.data.source, self.data.uid, len(self.data.names), settings
         )
-        self.keys = [j.key for j in self.jobs]
+        self.keys = [j.key for j in jobs]
         self.runner.compute(0, self.keys)
 
-    def seconds(self, first: int, batches: int = 6) -> tuple[float, float]:
-        """Seconds an image of decoding and of all forward passes."""
+    def seconds(self, first: int) -> tuple[float, float]:
+        """Seconds an image of decoding and of all forward passes, of ``MEASURED`` batches from ``first`` on."""
         decode = forward = 0.0
-        for b in range(first, first + batches):
+        for b in range(first, first + MEASURED):
             done = self.runner.compute(b, self.keys)
             decode += done.decode_seconds
             forward += sum(done.forward_seconds.values())
-        return decode / (batches * BATCH), forward / (batches * BATCH)
+        images = MEASURED * BATCH
+        return decode / images, forward / images
 
 
-def extracted(spec: str, home: Path, backbones: tuple[str, ...], number: int) -> dict[str, Any]:
-    """What one extraction by the command says of itself."""
-    words = [
-        "-m",
-        "fedcache",
-        "extract",
-        "--dataset",
-        spec,
-        "--backbones",
-        ",".join(backbones),
-        "--size",
-        str(SIZE),
-        "--store",
-        str(home / f"{len(backbones)}-{number}.zarr"),
-        "--json",
-    ]
-    env = {**os.environ, "FEDCACHE_HOME": str(home)}
+def extract(options: str, spec: str, store: Path, cwd: Path | None = None, **env: str) -> Any:
+    """The answer of one ``fedcache extract``, with more variables of the environment."""
+    words = ["--dataset", spec, "--store", str(store), "--json", *options.split()]
+    line = [sys.executable, "-m", "fedcache", "extract", *words]
+    environment = {**os.environ, **env}
     done = subprocess.run(
-        [sys.executable, *words], env=env, check=True, capture_output=True, text=True
+        line, env=environment, cwd=cwd, check=True, capture_output=True, text=True
     )
-    found: dict[str, Any] = json.loads(done.stdout)["data"]
-    return found
+    return json.loads(done.stdout)["data"]
 
 
 _parts: Parts | None = None
@@ -137,9 +127,13 @@ def turns(
     done = []
     with get_context("spawn").Pool(busy, _begin, (folder, home, backbones)) as pool:
         for i in range(TIMES):
-            told = pool.map(_seconds, [6 * i] * busy, chunksize=1)
-            alone.append((sum(d for d, _ in told) / busy, sum(f for _, f in told) / busy))
-            done.append(extracted(f"folder:{folder}", home, backbones, i))
+            decode, forward = np.mean(
+                pool.map(_seconds, [MEASURED * i] * busy, chunksize=1), axis=0
+            )
+            alone.append((float(decode), float(forward)))
+            options = f"--backbones {','.join(backbones)} --size {SIZE}"
+            store = home / f"{len(backbones)}-{i}.zarr"
+            done.append(extract(options, f"folder:{folder}", store, FEDCACHE_HOME=str(home)))
     return alone, done
 
 
@@ -165,30 +159,18 @@ ARRANGED = ((256, 4), (256, 8), (512, 8))
 
 def asleep(folder: Path, batch: int, workers: int) -> tuple[float, float, float]:
     """Seconds of an extraction with the sleeping backbone: ideal, measured, and estimated by ``--dry-run``."""
-    words = [
-        "--dataset",
-        f"arrays:{folder / 'images.npz'}",
-        "--backbones",
-        "module:sleeping:make",
-        "--batch",
-        str(batch),
-        "--workers",
-        str(workers),
-        "--store",
-        str(folder / f"{batch}-{workers}.zarr"),
-        "--json",
-    ]
-    env = {
-        **os.environ,
-        "FEDCACHE_HOME": str(folder / "home"),
-        "PYTHONPATH": os.pathsep.join(sys.path),
-    }
-    told = []
-    for more in (["--dry-run"], []):
-        line = [sys.executable, "-m", "fedcache", "extract", *words, *more]
-        done = subprocess.run(line, env=env, cwd=folder, check=True, capture_output=True, text=True)
-        told.append(json.loads(done.stdout)["data"]["seconds"])
-    return SLEEPS / batch / workers, told[1], told[0]
+    options = f"--backbones module:sleeping:make --batch {batch} --workers {workers}"
+    answer = partial(
+        extract,
+        spec=f"arrays:{folder / 'images.npz'}",
+        store=folder / f"{batch}-{workers}.zarr",
+        cwd=folder,
+        FEDCACHE_HOME=str(folder / "home"),
+        PYTHONPATH=os.pathsep.join(sys.path),
+    )
+    expected = answer(f"{options} --dry-run")["seconds"]
+    took = answer(options)["seconds"]
+    return SLEEPS / batch / workers, took, expected
 
 
 def sleeping_rows() -> list[Row]:
@@ -199,13 +181,13 @@ def sleeping_rows() -> list[Row]:
         images = np.random.default_rng(0).integers(0, 256, (SLEEPS, 8, 8, 3), np.uint8)
         np.savez(folder / "images.npz", images=images)
         found = [asleep(folder, *arranged) for arranged in ARRANGED]
-    told = [
-        f"batch {batch}, {workers} processes: {took:.2f} s of {ideal:.0f} s, {said:.2f} s expected"
-        for (batch, workers), (ideal, took, said) in zip(ARRANGED, found, strict=True)
+    each = [
+        f"batch {batch}, {workers} processes: {took:.2f} s of {ideal:.0f} s, {expected:.2f} s expected"
+        for (batch, workers), (ideal, took, expected) in zip(ARRANGED, found, strict=True)
     ]
-    detail = f"{SLEEPS:,} images; " + "; ".join(told)
+    detail = f"{SLEEPS:,} images; " + "; ".join(each)
     slower = [took / ideal for ideal, took, _ in found]
-    wrong = [max(said / took, took / said) for _, took, said in found]
+    wrong = [max(expected / took, took / expected) for _, took, expected in found]
     first = make_row(
         "a backbone that sleeps 1 s a batch",
         "<= 1.25 x batches / processes",
@@ -258,9 +240,8 @@ def picture_rows() -> list[Row]:
     )
     total = [e["seconds"] * n / e["images"] for e in twice]
     alone_too = median([t / (d + f) for t, (d, f) in zip(total, both, strict=True)])
-    ratios = [
-        1.0 / e["busy"] for e in twice
-    ]  # busy: decoding and forward passes, as a share of all core time
+    # busy: decoding and forward passes, as a share of all core time
+    ratios = [1.0 / e["busy"] for e in twice]
     measured = median(ratios)
     decoded = twice[0]["decoded"]
     detail = (

@@ -97,9 +97,11 @@ def rows() -> list[Row]:
         try:
             python = environment(Path(os.environ.get("FLOWER_VENV") or folder / "venv"))
         except subprocess.SubprocessError as error:
-            said = (getattr(error, "stderr", b"") or b"").decode(errors="replace").strip()[-200:]
+            reason = (getattr(error, "stderr", b"") or b"").decode(errors="replace").strip()[-200:]
             row = make_row(NAME, TARGET, None, [], False)
-            return [{**row, "error": f"skipped: pip cannot install {NEEDS} here: {said or error}"}]
+            return [
+                {**row, "error": f"skipped: pip cannot install {NEEDS} here: {reason or error}"}
+            ]
         version = subprocess.run(
             [str(python), "-c", "import flwr; print(flwr.__version__)"],
             check=True,

@@ -19,14 +19,13 @@ BAR = 2.5
 def rows() -> list[Row]:
     f = clean.federation(100, 500, 10, 1024, text=True)
 
-    def run(execution: str) -> object:
-        return f.ours("fst-cbdg", {}, execution, 10, participation=10)
+    run = partial(f.ours, "fst-cbdg", {}, rounds=10, participation=10)
 
     def threaded(threads: int) -> None:
         torch.set_num_threads(threads)
-        run("auto")
+        run()
 
-    chosen = run("auto").execution  # type: ignore[attr-defined]
+    chosen = run().execution
     ways = {f"{k} threads": partial(threaded, k) for k in sorted({1, min(2, cores())})}
     seconds = in_turn(ways, 5)
     fastest = min(seconds, key=lambda k: min(seconds[k]))
@@ -45,7 +44,7 @@ def rows() -> list[Row]:
     calls = {
         "clean loop": lambda: clean.fst_cbdg(parts, text, 10, clean.sgd(0.01, wd=1e-5)),
         "sequential": partial(run, "sequential"),
-        f"chosen execution {chosen}": partial(run, "auto"),
+        f"chosen execution {chosen}": run,
     }
     detail = (
         "1 thread; synthetic rows drawn exactly; the clean loop has its clients' rows cut before"
@@ -60,7 +59,7 @@ def rows() -> list[Row]:
         detail=detail,
         roofline=lambda s: floor(f, min(s["clean loop"])),
     )
-    return [took, exact, stratified()]
+    return [took, exact, stratified(f)]
 
 
 def floor(f: clean.Federation, loop: float) -> str:
@@ -76,10 +75,9 @@ def floor(f: clean.Federation, loop: float) -> str:
     real = x[:5000].view(10, 10, 50, 1024)
     drawn = torch.randn(10, 11, 1024)
     du = torch.randn(10, 10, 50)
-    u, v = (
-        torch.randn(10, 10, 50),
-        torch.randn(10, 10, 11),
-    )  # classes by rows: the kernels are quickest along rows
+    # Scores of real and of drawn rows, classes by rows: the kernels are quickest along rows.
+    u = torch.randn(10, 10, 50)
+    v = torch.randn(10, 10, 11)
     near = f.data.text
     k = torch.randint(10, (10, 11))
     q = torch.rand(10, 500, 10)
@@ -98,8 +96,8 @@ def floor(f: clean.Federation, loop: float) -> str:
         for _ in range(10):
             torch.softmax(u, -2)
             for scores in (u, v):
-                told = torch.log_softmax(scores, -2)
-                torch._log_softmax_backward_data(told, told, -2, torch.float32)
+                log_shares = torch.log_softmax(scores, -2)
+                torch._log_softmax_backward_data(log_shares, log_shares, -2, torch.float32)
 
     def around_text() -> None:
         for _ in range(10):
@@ -124,20 +122,18 @@ def floor(f: clean.Federation, loop: float) -> str:
     whole = sum(seconds.values())
     if loop / whole >= BAR:
         return ""
-    said = ", ".join(f"{name} {1e3 * s:.0f} ms" for name, s in seconds.items())
-    return f"alone {said}: at most {loop / whole:.2f} x a clean loop, which does the same but for the gathers"
+    each = ", ".join(f"{name} {1e3 * s:.0f} ms" for name, s in seconds.items())
+    return f"alone {each}: at most {loop / whole:.2f} x a clean loop, which does the same but for the gathers"
 
 
-def stratified() -> Row:
-    """The draws that are labelled approximate, against the loop with the same draws; exact draws stand beside them."""
-    f = clean.federation(100, 500, 10, 1024, text=True)
+def stratified(f: clean.Federation) -> Row:
+    """The draws that are labelled approximate, against the loop with the same draws; exact draws are measured too."""
     strata = {"synth": "strata"}
+    run = partial(f.ours, "fst-cbdg", rounds=10, participation=10)
     calls = {
-        "sequential": partial(f.ours, "fst-cbdg", strata, "sequential", 10, participation=10),
-        "chosen execution": partial(f.ours, "fst-cbdg", strata, "auto", 10, participation=10),
-        "chosen execution, exact draws": partial(
-            f.ours, "fst-cbdg", {}, "auto", 10, participation=10
-        ),
+        "sequential": partial(run, strata, "sequential"),
+        "chosen execution": partial(run, strata),
+        "chosen execution, exact draws": partial(run, {}),
     }
     return at_least(
         f"{NAME} stratified draws",

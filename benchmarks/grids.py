@@ -36,13 +36,17 @@ def compared(
     scaled = {k: [t * scale.get(k, 1.0) for t in s] for k, s in seconds.items()}
     spread = quartiles(pairs(scaled, other, "grid"))
     measured = best(scaled, other, "grid")
-    said = ", ".join(
-        f"{k} {min(s):.2f} s"
-        + (f" (scaled from 1/{scale[k]:g} of the points)" if k in scale else "")
-        for k, s in scaled.items()
-    )
+    each = []
+    for contender, taken in scaled.items():
+        part = f" (scaled from 1/{scale[contender]:g} of the points)" if contender in scale else ""
+        each.append(f"{contender} {min(taken):.2f} s{part}")
     return make_row(
-        name, target, measured, spread, measured >= bar, detail=f"best of {times}: {said}; {detail}"
+        name,
+        target,
+        measured,
+        spread,
+        measured >= bar,
+        detail=f"best of {times}: {', '.join(each)}; {detail}",
     )
 
 
@@ -97,33 +101,29 @@ def fedpcl(opt: str, rounds: int = 3) -> Row:
     detail = f"5 x 100 rows, 1536-256, {C} classes, {rounds} rounds; "
     detail += f"execution {found.execution}, {found.points} points, 1 thread"
     if opt == "sgd":
+        name = "grid of 48 fedpcl points, SGD"
         calls["clean loops"] = partial(loops, clean.sgd)
         target = ">= 4 x clean loops one after another"
         other = "clean loops"
         bar = 4.0
     else:
+        name = "grid of 48 fedpcl points, Adam"
         calls["clean loops"] = partial(loops, clean.adam)
         calls["clean loops, fused"] = partial(loops, clean.adam, fused=True)
         target = ">= 0.95 of clean loops with a fused optimiser"
         other = "clean loops, fused"
         bar = 0.95
-    name = f"grid of 48 fedpcl points, {'SGD' if opt == 'sgd' else 'Adam'}"
-    return compared(
-        name, target, bar, calls, {k: scale for k in calls if k != "grid"}, other, detail
-    )
+    of_some_points = {contender: scale for contender in calls if contender != "grid"}
+    return compared(name, target, bar, calls, of_some_points, other, detail)
 
 
 def fedpcl_alone(rounds: int = 10) -> Row:
-    """One run of FedPCL with Adam beside a clean loop, and beside one with a fused optimiser."""
+    """One run of FedPCL with Adam against a clean loop, and against one with a fused optimiser."""
     f = clean.federation(5, 100, 10, 1536)
     parts = f.cut()
     tests = f.scored()
-    settings = {
-        "opt": "adam",
-        "lr": 1e-3,
-        "denominator": "include",
-        "bn": False,
-    }  # as the clean loop
+    # As the clean loop.
+    settings = {"opt": "adam", "lr": 1e-3, "denominator": "include", "bn": False}
     calls = {
         "clean loop": lambda: clean.fedpcl(parts, 10, rounds, clean.adam(), tests=tests),
         "clean loop, fused": lambda: clean.fedpcl(

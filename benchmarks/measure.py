@@ -1,9 +1,12 @@
-"""Contenders taking turns in one process, and the rows that are made of their times."""
+"""Contenders taking turns in one process, the rows that are made of their times, and other processes that measure."""
 
 from __future__ import annotations
 
+import json
 import os
 import platform
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -69,6 +72,17 @@ def in_turn(
     return found
 
 
+def settled(
+    calls: Mapping[str, Callable[[], Any]], times: int, bar: float, other: str, ours: str
+) -> Seconds:
+    """Seconds of ``times`` turns, of twice as many where the quartiles of ``other`` over ``ours`` cross the bar."""
+    seconds = in_turn(calls, times)
+    low, _, high = quartiles(pairs(seconds, other, ours))
+    if low < bar <= high:
+        seconds = in_turn(calls, times, seconds)
+    return seconds
+
+
 def quartiles(ratios: Sequence[float]) -> list[float]:
     """The three quartiles."""
     return [round(float(q), 3) for q in np.quantile(np.asarray(ratios), [0.25, 0.5, 0.75])]
@@ -82,6 +96,19 @@ def pairs(seconds: Seconds, other: str, ours: str) -> list[float]:
 def best(seconds: Seconds, other: str, ours: str) -> float:
     """The same of the best times."""
     return min(seconds[other]) / min(seconds[ours])
+
+
+def in_own_process(family: str, *words: object) -> Any:
+    """What ``python -m benchmarks.FAMILY WORDS`` prints in its last line, as JSON.
+
+    Raises:
+        RuntimeError: it failed; the message is its last line.
+    """
+    line = [sys.executable, "-m", f"benchmarks.{family}", *map(str, words)]
+    done = subprocess.run(line, check=False, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(done.stderr.strip().splitlines()[-1])
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def shown(seconds: Seconds, scale: float = 1e3, unit: str = "ms") -> str:
@@ -115,6 +142,16 @@ def make_row(
     return made
 
 
+def at_most(
+    name: str, target: str, bar: float, seconds: Seconds, ours: str, other: str, detail: str
+) -> Row:
+    """The row of "``ours`` takes at most ``bar`` x the time of ``other``", of the best times."""
+    measured = best(seconds, ours, other)
+    spread = quartiles(pairs(seconds, ours, other))
+    words = f"best of {len(seconds[ours])}: {shown(seconds)}; {detail}"
+    return make_row(name, target, measured, spread, measured <= bar, detail=words)
+
+
 def at_least(
     name: str,
     target: str,
@@ -128,13 +165,10 @@ def at_least(
     roofline: Callable[[Seconds], str] = lambda _seconds: "",
 ) -> Row:
     """The row of "``ours`` is ``bar`` x as fast as ``other``"; measured again where its quartiles cross the bar."""
-    seconds = in_turn(calls, times)
-    low, _, high = quartiles(pairs(seconds, other, ours))
-    if low < bar <= high:
-        seconds = in_turn(calls, times, seconds)
+    seconds = settled(calls, times, bar, other, ours)
     spread = quartiles(pairs(seconds, other, ours))
     measured = best(seconds, other, ours)
-    said = f"best of {len(seconds[ours])}: {shown(seconds)}" + (f"; {detail}" if detail else "")
+    words = f"best of {len(seconds[ours])}: {shown(seconds)}" + (f"; {detail}" if detail else "")
     return make_row(
-        name, target, measured, spread, measured >= bar, detail=said, roofline=roofline(seconds)
+        name, target, measured, spread, measured >= bar, detail=words, roofline=roofline(seconds)
     )

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import argparse
 import json
-import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from benchmarks import clean
-from benchmarks.measure import Row, make_row
+from benchmarks.measure import Row, in_own_process, make_row
 from fedcache.federate.engine.local_training import GATHER_BYTES
 from fedcache.federate.execution.memory_estimate import WORKING_SET
 
 MB = 1e6
+POOL = 20_000  # rows that many clients share, so that the features do not grow with the clients
 ADAM = {"head": "linear", "opt": "adam", "lr": 1e-3, "reset_opt": True}
 LINEAR = {"head": "linear", "opt": "sgd", "lr": 0.1}
 STATEFUL: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -45,15 +46,12 @@ def measured(
     before = status("VmRSS")
     out = made.ours(method, settings, rounds=rounds, **how)
     peak = status("VmHWM") - before
-    held = {
-        t.data_ptr(): t.nbytes for c in out.states for t in out.states.held(c)
-    }  # several share one memory block
-    rows = [len(c.train) for c in made.clients]
-    packed = (
-        sum(rows) * made.data.x.shape[2] * 4 + sum(n * n * 4 for n in rows)
-        if out.execution == "gram"
-        else 0
-    )
+    # Several tensors may share one block of memory.
+    held = {t.data_ptr(): t.nbytes for c in out.states for t in out.states.held(c)}
+    packed = 0
+    if out.execution == "gram":
+        rows = [len(c.train) for c in made.clients]
+        packed = sum(rows) * made.data.x.shape[2] * 4 + sum(n * n * 4 for n in rows)
     return {
         "peak": peak,
         "state": sum(held.values()),
@@ -73,22 +71,16 @@ def case(words: list[str]) -> dict[str, Any]:
         return measured(clean.federation(1000, 20, 20), method, settings, 2)
     total = int(words[1])
     sampled = int(words[2])
-    made = clean.growing(total, 50, 10, 1024, 20_000)
+    made = clean.federation(1, POOL, 10)
+    g = np.random.default_rng(0)
+    nothing = np.empty(0, np.int64)
+    clients = [clean.Rows(f"c{i}", g.integers(0, POOL, 50), nothing) for i in range(total)]
+    made = replace(made, clients=clients)
     return measured(made, "fedavg", LINEAR, 3, participation=sampled, execution="batched")
 
 
-def apart(*words: object) -> dict[str, Any]:
-    """One case, in a process of its own."""
-    line = [sys.executable, "-m", "benchmarks.memory", *map(str, words)]
-    done = subprocess.run(line, check=False, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(done.stderr.strip().splitlines()[-1])
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
-
-
 def rows() -> list[Row]:
-    adam = apart("adam")
+    adam = in_own_process("memory", "adam")
     peak = adam["peak"] / MB
     detail = f"20 rows a client, 2 rounds, execution {adam['execution']}; "
     detail += "VmHWM of a process above what it held with the features"
@@ -103,22 +95,20 @@ def rows() -> list[Row]:
         )
     ]
     ratios = []
-    said = []
+    described = []
     chunk = WORKING_SET + GATHER_BYTES
     for number, (method, _) in enumerate(STATEFUL):
-        found = apart("state", number)
+        found = in_own_process("memory", "state", number)
         ratios.append(found["peak"] / (found["state"] + found["packed"] + chunk))
-        said.append(
+        packed = ""
+        if found["packed"]:
+            packed = f" and {found['packed'] / MB:.0f} MB of packed rows with their Gram matrices"
+        described.append(
             f"{method} ({found['execution']}) peak {found['peak'] / MB:.0f} MB for {found['state'] / MB:.0f} MB state"
-            + (
-                f" and {found['packed'] / MB:.0f} MB of packed rows with their Gram matrices"
-                if found["packed"]
-                else ""
-            )
-            + f" ({ratios[-1]:.2f})"
+            f"{packed} ({ratios[-1]:.2f})"
         )
     worst = max(ratios)
-    detail = f"1,000 clients x 20 rows, D=1024; a chunk is allowed {chunk / MB:.0f} MB; {'; '.join(said)}"
+    detail = f"1,000 clients x 20 rows, D=1024; a chunk is allowed {chunk / MB:.0f} MB; {'; '.join(described)}"
     made.append(
         make_row(
             "memory, methods with client state",
@@ -133,19 +123,19 @@ def rows() -> list[Row]:
 
 
 def growth() -> list[Row]:
-    """10,000 clients that deal 20,000 rows among them, so that the features do not grow with the clients."""
-    big = {k: apart("clients", 10_000, k) for k in (250, 500, 1000)}
-    small = apart("clients", 2_000, 1000)
+    """A run of 10,000 clients against one of 2,000, both over ``POOL`` rows."""
+    big = {k: in_own_process("memory", "clients", 10_000, k) for k in (250, 500, 1000)}
+    small = in_own_process("memory", "clients", 2_000, 1000)
     each = {k: v["seconds"] / k * 1e3 for k, v in big.items()}
     linear = each[1000] / each[250]
-    told = ", ".join(f"{k} of 10,000: {v['seconds'] * 1e3:.0f} ms" for k, v in big.items())
+    times = ", ".join(f"{k} of 10,000: {v['seconds'] * 1e3:.0f} ms" for k, v in big.items())
     time = make_row(
         "growth, 10,000 clients, time",
         "a client's share of a round <= 1.25 x from 250 to 1,000 of them",
         linear,
         [],
         linear <= 1.25,
-        detail=f"fedavg linear C=10, 50 rows,  {big[1000]['execution']}, best of 3: {told}",
+        detail=f"fedavg linear C=10, 50 rows,  {big[1000]['execution']}, best of 3: {times}",
     )
     ratio = big[1000]["peak"] / small["peak"]
     flat = make_row(
@@ -160,6 +150,4 @@ def growth() -> list[Row]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("words", nargs="+")
-    print(json.dumps(case(parser.parse_args().words)))
+    print(json.dumps(case(sys.argv[1:])))

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 
 from benchmarks import clean
-from benchmarks.measure import Row, in_turn, make_row, pairs, quartiles
+from benchmarks.measure import Row, make_row, pairs, quartiles, settled
 from fedcache.federate.methods import METHODS
 
 BAR = 0.95
@@ -44,7 +44,7 @@ def rows() -> list[Row]:
     torch.set_num_threads(1)
     made = clean.federation(20, 50, 10, 512, text=True)
     parts = []
-    said = []
+    ratios = []
     again = []
     worst = []
     for name, settings in variants():
@@ -52,26 +52,24 @@ def rows() -> list[Row]:
         try:
             execution = made.ours(name, settings, "auto", 1).execution
         except Exception as error:  # one method that does not run must not hide the others
-            said.append(f"{words}: {type(error).__name__}: {error}")
+            ratios.append(f"{words}: {type(error).__name__}: {error}")
             worst.append(0.0)
             continue
         if execution == "sequential":
             parts.append(words)
             continue
         calls = {
-            k: partial(made.ours, name, settings, how, 2)
-            for k, how in (("sequential", "sequential"), ("chosen", "auto"))
+            "sequential": partial(made.ours, name, settings, "sequential", 2),
+            "chosen": partial(made.ours, name, settings, "auto", 2),
         }
-        seconds = in_turn(calls, PAIRS)
+        seconds = settled(calls, PAIRS, BAR, "sequential", "chosen")
         low, middle, high = quartiles(pairs(seconds, "sequential", "chosen"))
-        if low < BAR <= high:
-            seconds = in_turn(calls, PAIRS, seconds)
-            low, middle, high = quartiles(pairs(seconds, "sequential", "chosen"))
+        if len(seconds["chosen"]) > PAIRS:
             again.append(words)
-        said.append(f"{words} {execution} {middle:.2f} [{low:.2f} {high:.2f}]")
+        ratios.append(f"{words} {execution} {middle:.2f} [{low:.2f} {high:.2f}]")
         worst.append(middle)
     detail = (
-        f"20 clients x 50 rows, D=512, 2 rounds, 1 thread; {'; '.join(said)}; the "
+        f"20 clients x 50 rows, D=512, 2 rounds, 1 thread; {'; '.join(ratios)}; the "
         f"loop is chosen: {', '.join(parts)}"
     )
     if again:

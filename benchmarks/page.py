@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +42,9 @@ def ceilings() -> dict[str, float]:
         found[f"gbs/{threads}"] = flat.numel() * 4 / stream / 1e9
     torch.set_num_threads(1)
     parts = [(torch.randn(3200, 1024), torch.randint(10, (3200,)))]
-    found["step"] = (
-        min(seconds_of(lambda: clean.fedavg(parts, 10, 1, clean.sgd())) for _ in range(7))
-        / 100
-        * 1e6
-    )
+    # 3,200 rows are 100 steps.
+    steps = min(seconds_of(lambda: clean.fedavg(parts, 10, 1, clean.sgd())) for _ in range(7))
+    found["step"] = steps / 100 * 1e6
     return found
 
 
@@ -97,9 +95,9 @@ def table(rows: list[Row]) -> list[str]:
         value = "-" if row["measured"] is None else f"{row['measured']:g}"
         spread = " / ".join(f"{q:g}" for q in row["quartiles"]) or "-"
         lines.append(f"| {row['name']} | {row['target']} | {value} | {spread} | {verdict(row)} |")
-        said = [row[k] for k in ("error", "roofline", "detail") if row.get(k)]
-        if said:
-            notes.append(f"- **{row['name']}**: {'. '.join(said)}.")
+        why = [row[k] for k in ("error", "roofline", "detail") if row.get(k)]
+        if why:
+            notes.append(f"- **{row['name']}**: {'. '.join(why)}.")
     return [*lines, "", *notes]
 
 
@@ -143,6 +141,11 @@ def gpu_section(data: dict[str, Any]) -> list[str]:
     ]
 
 
+def drawings(axes: Iterable[str]) -> list[str]:
+    """Lines that show the curve of each axis."""
+    return [line for axis in axes for line in (f"![{LABELS[axis]}](performance/{axis}.svg)", "")]
+
+
 def page(
     machines: Sequence[dict[str, Any]], found: dict[str, float], gpu: dict[str, Any] | None = None
 ) -> str:
@@ -184,17 +187,13 @@ def page(
         "classes, except for the quantity on the axis. The times are of whole runs of two rounds, with Gram matrices "
         "and evaluation.",
         "",
-        *(line for axis in AXES for line in (f"![{LABELS[axis]}](performance/{axis}.svg)", "")),
+        *drawings(AXES),
         "Up to a million clients and ten million rows, with the lower limits. The first figure is a round of 100 "
         f"clients with {scale.OWN} of {scale.N:,} rows each ({scale.D} features in float16, {scale.C} classes), next "
         f"to a clean loop over 100 such clients. The second is Fed3R of rows with {scale.NARROW} features, next to the "
         "one product X'X that it needs.",
         "",
-        *(
-            line
-            for axis in scale.AXES
-            for line in (f"![{LABELS[axis]}](performance/{axis}.svg)", "")
-        ),
+        *drawings(scale.AXES),
     ]
     return "\n".join(lines).rstrip() + "\n"
 

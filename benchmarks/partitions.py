@@ -1,10 +1,11 @@
 """``fedcache partition`` for very many clients, from the shell: seconds, peak memory, the file, and numpy's floor.
 
-The floor is a permutation of the rows and a sort of one number for each, which dealing cannot do without.
+The floor is a permutation of the rows and a sort of one number for each, which no partition can do without.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -16,15 +17,15 @@ from typing import Any
 import numpy as np
 
 import fedcache as fc
-from benchmarks.measure import Row, make_row, quartiles, seconds_of
+from benchmarks.measure import Row, in_own_process, make_row, quartiles, seconds_of
 
 MB = 1e6
 CLASSES = 100
 FEATURES = 8
 TIMES = 3
 SCHEMES = {
-    "iid": ("--scheme", "iid"),
-    "dirichlet": ("--scheme", "dirichlet", "--alpha", "0.3", "--option", "fill=true"),
+    "iid": "--scheme iid",
+    "dirichlet": "--scheme dirichlet --alpha 0.3 --option fill=true",
 }
 SIZES = (
     # rows, clients, seconds, bytes of memory, bytes on disk
@@ -68,37 +69,18 @@ def rows() -> list[Row]:
     made = []
     for count, clients, bar, most, largest in SIZES:
         # In a process of its own: the peak of a child begins with that of the process that starts it.
-        maker = [sys.executable, "-m", "benchmarks.partitions", str(count)]
-        store = Path(
-            subprocess.run(maker, check=True, capture_output=True, text=True).stdout.splitlines()[
-                -1
-            ]
-        )
+        store = Path(in_own_process("partitions", count))
         at_best = floor(count)
         for scheme, words in SCHEMES.items():
             seconds = []
             peak = 0
             name = f"{scheme}{clients}"
             for number in range(TIMES):
-                call = [
-                    sys.executable,
-                    "-m",
-                    "fedcache",
-                    "partition",
-                    "--store",
-                    str(store),
-                    *words,
-                ]
-                call += [
-                    "--clients",
-                    str(clients),
-                    "--partition-seed",
-                    str(number),
-                    "--name",
-                    name,
-                    "--replace",
-                ]
-                taken, used = peak_of(call)
+                line = (
+                    f"-m fedcache partition {words} --clients {clients} --partition-seed {number}"
+                )
+                line += f" --name {name} --replace --store"
+                taken, used = peak_of([sys.executable, *line.split(), str(store)])
                 seconds.append(taken)
                 peak = max(peak, used)
             size = (store / "partitions" / f"{name}.partition").stat().st_size
@@ -114,4 +96,4 @@ def rows() -> list[Row]:
 
 
 if __name__ == "__main__":
-    print(made_store(int(sys.argv[1])))
+    print(json.dumps(str(made_store(int(sys.argv[1])))))

@@ -71,13 +71,11 @@ def family_rows(family: str) -> list[Row]:
     return found
 
 
-def collect(
-    families: Iterable[str], run: Callable[[str], list[Row]], tell: Callable[[str], None] = print
-) -> list[Row]:
+def collect(families: Iterable[str], run: Callable[[str], list[Row]]) -> list[Row]:
     """The rows of some families; for one that fails, an unmet row with its error for each of its lines."""
     made: list[Row] = []
     for family in families:
-        tell(f"-- {family}")
+        print(f"-- {family}")
         try:
             found = run(family)
             wrong = [f"{r.get('name', '?')} lacks {f}" for r in found for f in FIELDS if f not in r]
@@ -98,7 +96,7 @@ def collect(
                 if line.family == family
             ]
         for row in found:
-            tell(shown(row))
+            print(shown(row))
         made += found
     return made
 
@@ -140,7 +138,7 @@ def shown(row: Row) -> str:
 
 
 def kept(path: Path) -> list[Row]:
-    """Rows of an earlier run, for ``--only``."""
+    """Rows of an earlier run; ``--only`` keeps those of the other families."""
     try:
         found: list[Row] = json.loads(path.read_text())["rows"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -155,7 +153,7 @@ def bench(
 
     ``results`` is by default the one of ``RESULTS`` for this processor.
     """
-    results = RESULTS[avx512()] if results is None else results
+    results = results or RESULTS[avx512()]
     families = list(dict.fromkeys(line.family for line in LINES))
     unknown = [name for name in only if name not in families]
     if unknown:
@@ -165,11 +163,7 @@ def bench(
         )
         return 2
     chosen = [f for f in families if not only or f in only]
-    old = (
-        [r for r in kept(results) if LINES[line_of(r["name"]) or 0].family not in chosen]
-        if only
-        else []
-    )
+    old = [r for r in kept(results) if LINES[line_of(r["name"]) or 0].family not in chosen]
     rows = in_order([*old, *collect(chosen, run)])
     data = {"hardware": hardware(), "rows": rows, "missing": missing(rows)}
     results.write_text(json.dumps(data, indent=1) + "\n")

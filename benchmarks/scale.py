@@ -6,11 +6,9 @@ for every client. The floors are a clean loop over the 100 clients of a round, a
 
 from __future__ import annotations
 
-import argparse
 import json
-import subprocess
 import sys
-import time
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -20,7 +18,7 @@ import torch
 
 from benchmarks import clean
 from benchmarks.large import product
-from benchmarks.measure import Row, make_row
+from benchmarks.measure import Row, in_own_process, make_row, seconds_of
 from benchmarks.memory import status
 from fedcache.federate.engine.client_data import Data, StoredRows
 from fedcache.federate.engine.run import TrainingRun, run
@@ -53,11 +51,19 @@ def features(rows: int, width: int) -> Data:
     return Data(x=StoredRows(x), y=torch.randint(C, (rows,), generator=g), classes=C)
 
 
-def dealt(clients: int) -> ClientTable:
+def sharing(clients: int) -> ClientTable:
     """Clients with ``OWN`` rows each, which others may have too, and test rows that all share."""
     rows = np.random.default_rng(0).integers(0, N - TESTS, clients * OWN)
     train = RowLists(rows, np.arange(clients + 1, dtype=np.int64) * OWN)
     return ClientTable.dealt(NumberedNames(clients), train, np.arange(N - TESTS, N), None)
+
+
+def training(data: Data, clients: ClientTable) -> tuple[TrainingRun, Any]:
+    """Some rounds of FedAvg with ``SAMPLED`` clients each, and their hyperparameters."""
+    method = METHODS["fedavg"]
+    # ``gram`` would be chosen for a thousand: it keeps products of all clients' rows, which pays where they come again.
+    spec = TrainingRun(method, data, clients, ROUNDS, participation=SAMPLED, execution="batched")
+    return spec, method.resolve("paper", LINEAR)
 
 
 def round_of(clients: int) -> dict[str, float]:
@@ -68,31 +74,20 @@ def round_of(clients: int) -> dict[str, float]:
     return_freed_memory()
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts from here
     before = status("VmRSS")
-    table = dealt(clients)
-    method = METHODS["fedavg"]
-    # ``gram`` would be chosen for a thousand: it keeps products of all clients' rows, which pays where they come again.
-    spec = TrainingRun(method, data, table, ROUNDS, participation=SAMPLED, execution="batched")
-    out = run(spec, method.resolve("paper", LINEAR))
+    table = sharing(clients)
+    out = run(*training(data, table))
     peak = status("VmHWM") - before
     parts = [
         (data.x[torch.from_numpy(table[i].train), 0], data.y[table[i].train])
         for i in range(SAMPLED)
     ]
-    began = time.perf_counter()
-    clean.fedavg(parts, C, ROUNDS, clean.sgd())
-    loop = (time.perf_counter() - began) / ROUNDS
+    loop = seconds_of(lambda: clean.fedavg(parts, C, ROUNDS, clean.sgd())) / ROUNDS
     return {"seconds": median(r.seconds for r in out.records), "loop": loop, "peak": peak}
 
 
 def apart(clients: int) -> dict[str, float]:
     """``round_of`` in processes of their own: the best times, and the highest peak."""
-    made = []
-    for _ in range(TIMES):
-        words = [sys.executable, "-m", "benchmarks.scale", str(clients)]
-        done = subprocess.run(words, check=False, capture_output=True, text=True)
-        if done.returncode:
-            raise RuntimeError(done.stderr.strip().splitlines()[-1])
-        made.append(json.loads(done.stdout))
+    made = [in_own_process("scale", clients) for _ in range(TIMES)]
     return {k: (max if k == "peak" else min)(one[k] for one in made) for k in made[0]}
 
 
@@ -102,12 +97,12 @@ def rows() -> list[Row]:
     few, many = found.values()
     times = many["seconds"] / few["seconds"]
     more = (many["peak"] - few["peak"]) / 1e6
-    told = "; ".join(
+    each = "; ".join(
         f"{clients:,}: {f['seconds'] * 1e3:.1f} ms a round, a clean loop {f['loop'] * 1e3:.1f} ms, peak "
         f"{f['peak'] / 1e6:.0f} MB"
         for clients, f in found.items()
     )
-    detail = f"fedavg linear, batched, {N:,} x {D} float16, {OWN} rows a client, best of {TIMES} processes: {told}"
+    detail = f"fedavg linear, batched, {N:,} x {D} float16, {OWN} rows a client, best of {TIMES} processes: {each}"
     return [
         make_row(
             "a round of 100 of 10^6 clients",
@@ -155,16 +150,10 @@ def curves() -> dict[str, dict[str, list[float]]]:
             min(run(spec, hp).records[0].seconds for _ in range(TIMES))
         )
         x = data.x.stored[: rows_ - 1000, 0]  # type: ignore[union-attr]
-        floors = []
-        for _ in range(TIMES):
-            began = time.perf_counter()
-            product(x)
-            floors.append(time.perf_counter() - began)
-        by_rows["one X'X in float32"].append(min(floors))
+        floor = min(seconds_of(partial(product, x)) for _ in range(TIMES))
+        by_rows["one X'X in float32"].append(floor)
     return dict(zip(AXES, (by_clients, by_rows), strict=True))
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("clients", type=int)
-    print(json.dumps(round_of(parser.parse_args().clients)))
+    print(json.dumps(round_of(int(sys.argv[1]))))

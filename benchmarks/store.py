@@ -1,19 +1,13 @@
-"""Read a store beside np.memmap, h5py and zarr: every row into memory, and the rows of each of 100 clients.
-
-    python benchmarks/store.py [--rows 60000] [--width 1024] [--times 7] [--folder DIR]
+"""A store against np.memmap, h5py and zarr: every row into memory, and the rows of each of 100 clients.
 
 All contenders take turns in one process over files in the page cache, read once before the clock starts so that the
-cache lies as reading leaves it. A scan and a *first* gather open the store anew, so every chunk is verified (crc32c and
-its place in the manifest); *again* gathers with the same reader. Prints one line per contender and one verdict per
-target; exits 1 when a target is missed and nothing says why it must be.
+pages are arranged as reading leaves them. A scan and a *first* gather open the store again, so every chunk is verified
+(crc32c and its place in the manifest); *again* gathers with the same reader. Prints one line per contender.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
-import platform
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -23,32 +17,37 @@ from typing import Any
 import google_crc32c
 import numpy as np
 
+from benchmarks.measure import Row, Seconds, best, make_row, pairs, quartiles
 from fedcache.store.store import Samples, Store
 
+ROWS = 60_000
+WIDTH = 1024
+BYTES = ROWS * WIDTH * 2  # float16
+TIMES = 7
 CLIENTS = 100
 CHUNK = 512
 SCAN = 0.9
 GATHER = 0.8
 
 
-def make(folder: Path, rows: int, width: int) -> None:
+def make(folder: Path) -> None:
     """The same random features as a raw file, a store, an HDF5 file and a Zarr array of 8,192-row chunks."""
     import h5py
     import zarr
 
     g = np.random.default_rng(0)
-    x = g.standard_normal((rows, width), dtype=np.float32).astype(np.float16)
+    x = g.standard_normal((ROWS, WIDTH), dtype=np.float32).astype(np.float16)
     x.tofile(folder / "raw.bin")
     with h5py.File(folder / "x.h5", "w") as file:
         file["x"] = x
     array = zarr.create_array(
-        folder / "plain.zarr", shape=x.shape, chunks=(8192, width), dtype=x.dtype, compressors=None
+        folder / "plain.zarr", shape=x.shape, chunks=(8192, WIDTH), dtype=x.dtype, compressors=None
     )
     array[:] = x
-    zeros = np.zeros(rows, np.uint8)
+    zeros = np.zeros(ROWS, np.uint8)
     samples = Samples(
-        uid=g.integers(0, 256, (rows, 16), np.uint8),
-        name=tuple(f"{i:07}" for i in range(rows)),
+        uid=g.integers(0, 256, (ROWS, 16), np.uint8),
+        name=tuple(f"{i:07}" for i in range(ROWS)),
         label=zeros.astype(np.int32),
         domain=zeros.astype(np.int16),
         split=zeros,
@@ -59,7 +58,7 @@ def make(folder: Path, rows: int, width: int) -> None:
     store = Store.create(
         folder / "x.zarr", samples, dataset={"slug": "x", "digest": "0" * 64, "template": None}
     )
-    shape = (rows, 1, width)
+    shape = (ROWS, 1, WIDTH)
     with store.writer(
         "x-0", shape=shape, dtype="float16", chunk_rows=CHUNK, recipe={"backbone": "x"}, how={}
     ) as w:
@@ -79,22 +78,22 @@ def cool(folder: Path) -> None:
             os.close(fd)
 
 
-def contenders(folder: Path, rows: int, width: int) -> dict[str, dict[str, Callable[[], Any]]]:
+def contenders(folder: Path) -> dict[str, dict[str, Callable[[], Any]]]:
     """Per task, a call per contender; np.memmap is the one the others are held against."""
     import h5py
     import zarr
 
     def raw() -> Any:
-        return np.memmap(folder / "raw.bin", np.float16, "r", shape=(rows, width))
+        return np.memmap(folder / "raw.bin", np.float16, "r", shape=(ROWS, WIDTH))
 
     def ours() -> Any:
         return Store.open(folder / "x.zarr").reader("x-0")
 
-    deal = np.random.default_rng(1).permutation(rows)
-    mixed = np.array_split(deal, CLIENTS)
+    order = np.random.default_rng(1).permutation(ROWS)
+    mixed = np.array_split(order, CLIENTS)
     held = ours()
     mapped = raw()
-    held.rows(deal)  # verified and in memory from here on
+    held.rows(order)  # verified and in memory from here on
     np.array(mapped)
 
     def gathers(
@@ -115,16 +114,16 @@ def contenders(folder: Path, rows: int, width: int) -> dict[str, dict[str, Calla
             "h5py": lambda: h5py.File(folder / "x.h5")["x"][:],
         }
     }
-    for order, clients in (("random", mixed), ("sorted", [np.sort(c) for c in mixed])):
-        tasks[f"gather {order}, first"] = {
+    for kind, clients in (("random", mixed), ("sorted", [np.sort(c) for c in mixed])):
+        tasks[f"gather {kind}, first"] = {
             "np.memmap": gathers(lambda: raw().__getitem__, clients),
             "fedcache": gathers(lambda: ours().rows, clients),
         }
-        tasks[f"gather {order}, again"] = {
+        tasks[f"gather {kind}, again"] = {
             "np.memmap": gathers(lambda: mapped.__getitem__, clients),
             "fedcache": gathers(lambda: held.rows, clients),
         }
-    # What nobody can leave out of a first reading on one core: the checksum of every byte.
+    # No first reading on one core can leave out the checksum of every byte.
     whole = np.fromfile(folder / "raw.bin", np.uint8)
     tasks["checksum"] = {"crc32c": lambda: google_crc32c.value(whole)}
     return tasks
@@ -136,12 +135,12 @@ def check(tasks: Mapping[str, Mapping[str, Callable[[], Any]]]) -> None:
     assert all(np.array_equal(found[0], other) for other in found[1:])
 
 
-def measure(
-    tasks: Mapping[str, Mapping[str, Callable[[], Any]]], times: int
-) -> dict[str, dict[str, list[float]]]:
-    """Seconds of every call, turn by turn."""
-    seconds = {task: {name: [] for name in calls} for task, calls in tasks.items()}
-    for _ in range(times):
+def measure(tasks: Mapping[str, Mapping[str, Callable[[], Any]]]) -> dict[str, Seconds]:
+    """Seconds of every call, turn by turn; what a call made is freed outside of them."""
+    seconds: dict[str, Seconds] = {
+        task: {name: [] for name in calls} for task, calls in tasks.items()
+    }
+    for _ in range(TIMES):
         for task, calls in tasks.items():
             for name, call in calls.items():
                 begin = time.perf_counter()
@@ -151,96 +150,54 @@ def measure(
     return seconds
 
 
-def hardware() -> str:
-    """Processor and cores of this process."""
-    named = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    for line in info.read_text().splitlines() if info.exists() else []:
-        if line.startswith("model name"):
-            named = line.partition(":")[2].strip()
-            break
-    own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return f"{named}, {own} cores"
+def limit(task: str, target: float, seconds: Mapping[str, Seconds]) -> str:
+    """Why a first reading cannot reach ``target``, or nothing where it could.
 
-
-def rows(
-    *, count: int = 60_000, width: int = 1024, times: int = 7, folder: Path | None = None
-) -> list[dict[str, Any]]:
-    """One row per target: name, target, measured (ratio of the best times), quartiles of the ratios, met, hardware.
-
-    A first reading that misses a target it cannot reach also has ``roofline``: what the parts of it cost alone.
+    It cannot leave out to bring the bytes in, as the fastest of all here does, and to check them.
     """
-    with tempfile.TemporaryDirectory(dir=folder) as made:
+    memmap = min(seconds[task]["np.memmap"])
+    read = min(min(taken) for taken in seconds["scan"].values())
+    crc = min(seconds["checksum"]["crc32c"])
+    floor = read + crc
+    gathers = ""
+    if "first" in task:
+        floor += min(seconds[task.replace("first", "again")]["fedcache"])
+        gathers = ", the gathers alone as in the row 'again'"
+    if task.endswith("again") or memmap / floor >= target:
+        return ""
+    return (
+        f"np.memmap checks nothing ({memmap * 1e3:.1f} ms); reading these bytes {read * 1e3:.1f} ms, their crc32c "
+        f"{crc * 1e3:.1f} ms ({BYTES / crc / 1e9:.1f} GB/s){gathers}: at most {memmap / floor:.2f} on one core"
+    )
+
+
+def rows() -> list[Row]:
+    """One row per task of the store; a first reading that misses its target says what its parts cost alone."""
+    with tempfile.TemporaryDirectory() as made:
         place = Path(made)
-        make(place, count, width)
+        make(place)
         cool(place)
-        tasks = contenders(place, count, width)
+        tasks = contenders(place)
         check(tasks)
-        seconds = measure(tasks, times)
-    size = count * width * 2
-    out: list[dict[str, Any]] = []
+        seconds = measure(tasks)
+    out = []
     for task, calls in seconds.items():
         for name, taken in calls.items():
-            print(
-                f"{task:22} {name:10} {min(taken) * 1e3:8.1f} ms  {size / min(taken) / 1e9:5.1f} GB/s"
-            )
+            rate = BYTES / min(taken) / 1e9
+            print(f"{task:22} {name:10} {min(taken) * 1e3:8.1f} ms  {rate:5.1f} GB/s")
         if "fedcache" not in calls:
             continue
-        base = np.array(calls["np.memmap"])
-        mine = np.array(calls["fedcache"])
         target = SCAN if task.startswith("scan") else GATHER
-        row: dict[str, Any] = {
-            "name": f"store {task}",
-            "target": f">= {target} of np.memmap",
-            "measured": round(float(base.min() / mine.min()), 2),
-            "quartiles": [round(float(q), 2) for q in np.quantile(base / mine, [0.25, 0.5, 0.75])],
-            "hardware": hardware(),
-        }
-        row["met"] = row["measured"] >= target
-        # A first reading cannot leave out to bring the bytes in, as the fastest of all here does, and to check them.
-        read = min(min(t) for t in seconds["scan"].values())
-        crc = min(seconds["checksum"]["crc32c"])
-        floor = (
-            read
-            + crc
-            + (min(seconds[task.replace("first", "again")]["fedcache"]) if "first" in task else 0)
-        )
-        if not row["met"] and not task.endswith("again") and base.min() / floor < target:
-            row["roofline"] = (
-                f"np.memmap checks nothing ({base.min() * 1e3:.1f} ms); reading these bytes {read * 1e3:.1f} ms, their "
-                f"crc32c {crc * 1e3:.1f} ms ({size / crc / 1e9:.1f} GB/s)"
-                + (", the gathers alone as in the row 'again'" if "first" in task else "")
-                + f": at most {base.min() / floor:.2f} on one core"
+        measured = round(best(calls, "np.memmap", "fedcache"), 2)
+        spread = quartiles(pairs(calls, "np.memmap", "fedcache"))
+        out.append(
+            make_row(
+                f"store {task}",
+                f">= {target} of np.memmap",
+                measured,
+                spread,
+                measured >= target,
+                roofline=limit(task, target, seconds),
             )
-        out.append(row)
+        )
     return out
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rows", type=int, default=60_000)
-    parser.add_argument("--width", type=int, default=1024)
-    parser.add_argument("--times", type=int, default=7)
-    parser.add_argument(
-        "--folder", type=Path, default=None, help="where to write; default the system's own place"
-    )
-    options = parser.parse_args()
-    found = rows(
-        count=options.rows, width=options.width, times=max(5, options.times), folder=options.folder
-    )
-    for row in found:
-        low, middle, high = row["quartiles"]
-        verdict = (
-            "met" if row["met"] else f"missed; {row['roofline']}" if "roofline" in row else "missed"
-        )
-        print(
-            f"{row['name']}: {row['measured']} ({low}, {middle}, {high}), target {row['target']}: {verdict}"
-        )
-    print(hardware())
-    sys.exit(0 if all(row["met"] or "roofline" in row for row in found) else 1)
-
-
-if __name__ == "__main__":
-    main()

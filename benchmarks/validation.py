@@ -3,13 +3,13 @@
 The clock runs inside the functions that validate (declared names, shapes and counts, and the search for numbers that
 are not finite), so the share is that of one and the same run. All rounds do the same work, and another job on the
 machine only ever adds time: the quickest validation of a run over its quickest round is the share without that job, and
-the median of several runs is told. (Reading the processor's time would cost more than validating an upload does.)
+the row has the median of several runs. (Reading the processor's time would cost more than validating an upload does.)
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import wraps
 from itertools import pairwise
@@ -74,11 +74,11 @@ class Clock:
 
 
 @contextmanager
-def on_the_clock() -> Iterator[Clock]:
-    """Time spent in validation while this is entered."""
+def on_the_clock(timed: Iterable[tuple[Any, str]]) -> Iterator[Clock]:
+    """Time spent in functions, each given by its owner and its name, while this is entered."""
     clock = Clock()
     with ExitStack() as stack:
-        for owner, name in TIMED:
+        for owner, name in timed:
             stack.enter_context(patch.object(owner, name, clock.timed(getattr(owner, name))))
         yield clock
 
@@ -88,7 +88,7 @@ def share(made: clean.Federation, execution: str) -> float:
     method = METHODS["fedavg"]
     spec = TrainingRun(method, made.data, made.clients, ROUNDS, execution=execution)
     marks = [0.0]
-    with on_the_clock() as clock:
+    with on_the_clock(TIMED) as clock:
         after = RunCallbacks(after_round=lambda _number: marks.append(clock.seconds))
         out = run(spec, method.resolve("paper", SETTINGS), callbacks=after)
     validation = min(end - begin for begin, end in list(pairwise(marks))[FIRST:])
@@ -104,7 +104,7 @@ def rows() -> list[Row]:
         for name, taken in found.items()
     }
     worst = max(spreads.values(), key=lambda spread: spread[1])
-    said = "; ".join(
+    each = "; ".join(
         f"{name} {spread[1]:.2f} [{spread[0]:.2f} {spread[2]:.2f}]"
         for name, spread in spreads.items()
     )
@@ -115,6 +115,6 @@ def rows() -> list[Row]:
             worst[1],
             [round(q, 3) for q in worst],
             worst[1] < BAR,
-            detail=f"linear head, C=10, D=1024, 50 rows a client, 1 thread; % of a round: {said}",
+            detail=f"linear head, C=10, D=1024, 50 rows a client, 1 thread; % of a round: {each}",
         )
     ]

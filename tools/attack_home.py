@@ -12,8 +12,8 @@ fork of this process. What they say is compared with what they say of the untouc
 
 - detected: a command ends with exit 2 to 7 and a sentence, or it warns of what is damaged, begins again or is left out;
 - harmless: every result is the same, byte for byte (of a grid's points all but ``points``: those that begin again are
-  computed in another group, as after a kill; of a private run that goes on, what it tells of its cost and what the
-  ledger then adds up to, as its noise is drawn anew);
+  computed in another group, as after a kill; of a private run that resumes, what it reports of its cost and what the
+  ledger then adds up to, as its noise is drawn again);
 - WRONG: other figures with exit 0, exit 10 or 1, a traceback, or no end within two minutes.
 
 Prints the counts by kind of file and by mutation, and exits 1 when anything was WRONG.
@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 import json
 import os
 import random
@@ -34,17 +35,18 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import chdir, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
 
-from command import Done, fedcache, ok  # noqa: E402
+from command import fedcache, ok  # noqa: E402
 from fake_grid import grid_of  # noqa: E402
 from optuna.trial import Trial  # noqa: E402
 from pictures import folder, picture  # noqa: E402
@@ -54,7 +56,6 @@ from fedcache.errors import Exit, FedcacheError  # noqa: E402
 from fedcache.federate.engines.flower.plan import Plan  # noqa: E402
 from fedcache.federate.engines.flower.server import federate  # noqa: E402
 from fedcache.federate.engines.flower.site_names import SiteNames  # noqa: E402
-from fedcache.process import Stop  # noqa: E402
 from fedcache.progress import Silent  # noqa: E402
 from fedcache.runs import loop, results  # noqa: E402
 from fedcache.ui import index as ui_index  # noqa: E402
@@ -70,51 +71,28 @@ DETECTED = {
     Exit.FEDERATED,
 }
 
-
-def words_of(line: str) -> tuple[str, ...]:
-    """The words of a command line."""
-    return tuple(line.split())
-
-
-IID = words_of("--scheme iid --clients 3")
-NOISE = words_of("--dp-clip 1 --dp-noise 2")
-REAL = (
-    *words_of("train --method fedavg -b random-projection:16"),
-    *IID,
-    *NOISE,
-    *words_of("--dp-allow evaluation"),
-)
-SIMULATED = (
-    *words_of("train --method fedprox -b random-projection:16"),
-    *IID,
-    *NOISE,
-    *words_of("--dp-seed 3"),
-)
-PRIVATE = (*REAL, "--rounds", "2")
-PRIVATE_STOPPED = (*REAL, "--rounds", "4", "--seeds", "0,1")
-SIMULATED_STOPPED = (*SIMULATED, "--rounds", "4", "--seeds", "0,1")
+IID = "--scheme iid --clients 3"
+NOISE = "--dp-clip 1 --dp-noise 2"
+THREE_CLIENTS = f"-b random-projection:16 {IID}"
+REAL = f"train --method fedavg {THREE_CLIENTS} {NOISE} --dp-allow evaluation"
+SIMULATED = f"train --method fedprox {THREE_CLIENTS} {NOISE} --dp-seed 3"
+PRIVATE = f"{REAL} --rounds 2"
+PRIVATE_STOPPED = f"{REAL} --rounds 4 --seeds 0,1"
+SIMULATED_STOPPED = f"{SIMULATED} --rounds 4 --seeds 0,1"
 SEARCH = (
-    *words_of(
-        "grid --method fedavg --sampler optuna --trials 3 --pruner median --sweep lr=0.1,0.01,0.001"
-    ),
-    *words_of("--eval-every 1 --validation 0.4 --rounds 2 -b random-projection:16"),
-    *IID,
+    "grid --method fedavg --sampler optuna --trials 3 --pruner median --sweep lr=0.1,0.01,0.001 "
+    f"--eval-every 1 --validation 0.4 --rounds 2 {THREE_CLIENTS}"
 )
-MANY_CLIENTS = words_of("train --method fedavg --rounds 1 -b random-projection:16 -p even")
-GRID = (
-    *words_of("grid --method fedavg --sweep lr=0.1,0.01 --rounds 3 -b random-projection:16"),
-    *IID,
-)
-STOPPED = (
-    *words_of("train --method fedavg --rounds 5 --seeds 0,1,2 -b random-projection:16"),
-    *IID,
-)
+MANY_CLIENTS = "train --method fedavg --rounds 1 -b random-projection:16 -p even"
+GRID = f"grid --method fedavg --sweep lr=0.1,0.01 --rounds 3 {THREE_CLIENTS}"
+STOPPED = f"train --method fedavg --rounds 5 --seeds 0,1,2 {THREE_CLIENTS}"
 FINISHED = (
-    (*words_of("train --method fedrep --rounds 2 --seeds 0,1 -b random-projection:16"), *IID),
-    words_of("train --method fed3r -b random-projection:32 -p uneven"),
-    (*words_of("train --method clip-zs -b glyph-clip"), *IID),
-    (*SIMULATED, "--rounds", "2"),
+    f"train --method fedrep --rounds 2 --seeds 0,1 {THREE_CLIENTS}",
+    "train --method fed3r -b random-projection:32 -p uneven",
+    f"train --method clip-zs -b glyph-clip {IID}",
+    f"{SIMULATED} --rounds 2",
 )
+"""Command lines after ``fedcache``."""
 NAMES = "flower/server-8000/names.json"
 FEDERATED = Plan(
     TrainConfig(method="scaffold", rounds=4, execution="sequential"), sites=3, wait=0.01
@@ -174,20 +152,7 @@ MAY_GO = ("tags", "mark of a pruned run", "trials of a search", "record of a gri
 """Kinds of files that a user may delete: what they held is then not there, which is no damage."""
 
 
-class StopsAfter(Silent):
-    """Asks a training to stop when so many rounds have ended."""
-
-    def __init__(self, rounds: int) -> None:
-        self.flag = Stop()
-        self.left = rounds
-
-    def advance(self, units: int) -> None:
-        self.left -= units
-        if self.left == 0:
-            self.flag.ask()
-
-
-class Told(Silent):
+class KeptWarnings(Silent):
     """Keeps warnings."""
 
     def __init__(self) -> None:
@@ -204,11 +169,10 @@ class Story:
     root: Path  # of all files; the home is ``root/home``
     # path inside the home -> earlier bytes
     older: dict[str, list[bytes]] = field(default_factory=dict)
-    runs: dict[str, tuple[str, ...]] = field(default_factory=dict)  # directory -> what made it
-    # directory -> the reader that goes on with it
+    runs: dict[str, str] = field(default_factory=dict)  # directory -> the command that made it
+    # directory -> the reader that resumes it
     unfinished: dict[str, str] = field(default_factory=dict)
     searched: set[str] = field(default_factory=set)  # directories of the search and of its runs
-    tagged: list[str] = field(default_factory=list)  # directories of runs with tags
     # paths inside the home of files that commands opened
     opened: set[str] = field(default_factory=set)
 
@@ -237,40 +201,38 @@ def tell(root: Path) -> Story:
     story = Story(root)
     watched(story)
     images = folder(root / "images", train=5, test=3)
-    options = words_of("--workers 0 --chunk-rows 8 --batch 8 -b")
-    extract = ("extract", "--dataset", f"folder:{images}", *options)
-    ok(*extract, "random-projection:16")
+    extract = partial(
+        ok, "extract --workers 0 --chunk-rows 8 --batch 8 --dataset", f"folder:{images}", "-b"
+    )
+    extract("random-projection:16")
     story.note()
-    ok(*extract, "random-projection:16,random-projection:32,glyph-clip")
+    extract("random-projection:16,random-projection:32,glyph-clip")
     story.note()
     for i in range(2):
         picture(9_000 + i, 1).save(sorted((images / "train").iterdir())[1] / f"9{i}.png")
-    ok(*extract, "random-projection:16,random-projection:32,glyph-clip")
-    ok("partition", "--scheme", "dirichlet", "--clients", 3, "--alpha", 2, "--name", "uneven")
-    ok("partition", *IID, "--name", "even", "--partition-seed", 3)
+    extract("random-projection:16,random-projection:32,glyph-clip")
+    ok("partition --scheme dirichlet --clients 3 --alpha 2 --name uneven")
+    ok(f"partition {IID} --name even --partition-seed 3")
     story.note()
-    ok("shard", "-p", "uneven", "--out", story.home / "sites")
-    for words in FINISHED:
-        story.runs[Path(ok(*words).data["path"]).name] = words
-    with few_clients_in_result(story, MANY_CLIENTS):
-        name = Path(ok(*MANY_CLIENTS).data["path"]).name
-    story.runs[name] = MANY_CLIENTS
-    story.tagged = list(story.runs)[:2]
-    for number, name in enumerate(story.tagged):
-        ok("runs", "tag", f"tag-{number}", name)
-    ok(*SEARCH)
+    ok("shard -p uneven --out", story.home / "sites")
+    for line in (*FINISHED, MANY_CLIENTS):
+        with few_clients_in_result(story, line):
+            story.runs[Path(ok(line).data["path"]).name] = line
+    for number, name in enumerate(list(story.runs)[:2]):
+        ok("runs tag", f"tag-{number}", name)
+    ok(SEARCH)
     story.searched = {path.name for path in (story.home / "runs").iterdir()} - story.runs.keys()
-    for fresh in ((), ("--fresh",)):  # two releases of one run and seed: its result tells of one
-        story.runs[Path(ok(*PRIVATE, *fresh).data["path"]).name] = PRIVATE
+    for fresh in ("", "--fresh"):  # two releases of one run and seed: its result tells of one
+        story.runs[Path(ok(f"{PRIVATE} {fresh}").data["path"]).name] = PRIVATE
         story.note()
     _stopped(story, "stopped run", STOPPED, 12, 1)
     _stopped(story, "stopped grid", GRID, 2)
     _stopped(story, "stopped simulation", SIMULATED_STOPPED, 6, 1)
     _stopped(story, "stopped private run", PRIVATE_STOPPED, 6, 1)
     export = root / "embeddings.safetensors"
-    ok("export", "--store", next((story.home / "sites").glob("*.zarr")), export)
-    ok("ingest", export, "--name", "mine")
-    ok(*extract, "random-projection:16")
+    ok("export --store", next((story.home / "sites").glob("*.zarr")), export)
+    ok("ingest --name mine", export)
+    extract("random-projection:16")
     grid = grid_of(story.home / "sites", story.home / "flower")
     for node in grid.sites:
         grid.meddle[node] = lambda kind, n, packed: (
@@ -286,11 +248,11 @@ def tell(root: Path) -> Story:
     return story
 
 
-def _stopped(story: Story, reader: str, words: tuple[str, ...], *rounds: int) -> None:
-    """Stop a command after so many rounds, each time that it goes on."""
+def _stopped(story: Story, reader: str, line: str, *rounds: int) -> None:
+    """Stop a command after so many rounds, each time that it resumes."""
     for number in rounds:
         with _stop_after(number):
-            assert fedcache(*words, "--json").code == Exit.INTERRUPTED
+            assert fedcache(line, "--json").code == Exit.INTERRUPTED
         story.note()
     _name_unfinished(story, reader)
 
@@ -302,54 +264,30 @@ def _name_unfinished(story: Story, reader: str) -> None:
             story.unfinished.setdefault(path.name, reader)
 
 
-@contextmanager
-def _changed(module: Any, name: str, value: Any) -> Iterator[None]:
-    """Let a name of a module have another value while the block runs."""
-    was = getattr(module, name)
-    setattr(module, name, value)
-    try:
-        yield
-    finally:
-        setattr(module, name, was)
-
-
-@contextmanager
-def few_clients_in_result(story: Story, words: tuple[object, ...]) -> Iterator[None]:
+def few_clients_in_result(story: Story, line: str, *words: object) -> Any:
     """Let the run of ``MANY_CLIENTS`` keep its clients in a file of their own, as a run with very many does.
 
-    ``words`` are its options, or a training from the ``config.toml`` in its directory.
+    ``line`` and ``words`` are the command: its own, or a training from the ``config.toml`` in its directory.
     """
     made = [name for name, options in story.runs.items() if options == MANY_CLIENTS]
     again = any(isinstance(word, Path) and word.parent.name in made for word in words)
-    if words != MANY_CLIENTS and not again:
-        yield
-        return
-    with _changed(results, "CLIENTS_IN_RESULT", 2):
-        yield
+    most = results.CLIENTS_IN_RESULT
+    if again or line == MANY_CLIENTS:
+        most = 2
+    return patch.object(results, "CLIENTS_IN_RESULT", most)
 
 
-def search_that_prunes() -> AbstractContextManager[None]:
-    """Let pruners stop the trial with the lowest rate: what was drawn decides, so a trial made again ends as before."""
-    return _changed(Trial, "should_prune", lambda trial: trial.params["lr"] == 0)
-
-
-@contextmanager
-def _stop_after(rounds: int) -> Iterator[None]:
+def _stop_after(rounds: int) -> Any:
     """Let the next training stop as a signal would make it, when so many rounds have ended."""
     was = loop.SeedTraining._on_round
-    left = [rounds]
+    ended = itertools.count(1)
 
     def counted(self: Any, *words: Any) -> None:
-        left[0] -= 1
-        if left[0] <= 0:
+        if next(ended) >= rounds:
             self.policy.stop.ask()
         was(self, *words)
 
-    loop.SeedTraining._on_round = counted  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        loop.SeedTraining._on_round = was  # type: ignore[method-assign]
+    return patch.object(loop.SeedTraining, "_on_round", counted)
 
 
 # What reads a file, and what it says.
@@ -361,95 +299,83 @@ Reader = Callable[[Story], dict[str, Any]]
 def readers_of(kind: str, name: str, story: Story) -> dict[str, Reader]:
     """The commands that read a file, by a name; none changes what a later one says of the untouched home."""
     top, inside = [*name.split("/"), ""][:2]
-    arrays = (
-        "random-projection:16,random-projection:32,random-projection:8"  # the last is a new one
+    images = f"folder:{story.root / 'images'}"
+    # The last of these backbones is a new one.
+    more = extracted(
+        "-b random-projection:16,random-projection:32,random-projection:8 --dataset", images
     )
-    more = extracted("--dataset", f"folder:{story.root / 'images'}", "-b", arrays)
+    runs = {"runs list": printed("runs list")}
     if top == "grids":
         return {"page of grids": page_of_grids}
     if kind == "tags":
-        return {
-            "runs list": said("runs", "list"),
-            f"runs show {inside}": said("runs", "show", inside),
-        }
+        return {**runs, f"runs show {inside}": printed("runs show", inside)}
     if top == "runs" and inside in story.searched:
-        return {"runs list": said("runs", "list"), "search": points_of(*SEARCH)}
+        return {**runs, "search": points_of(SEARCH)}
     if kind in ("models", "list of models") and inside in story.runs:
         run = story.home / "runs" / inside
         image = next((story.root / "images" / "test").rglob("*.png"))
         return {
-            f"predict {inside}": said("predict", run, image),
-            f"evaluate {inside}": said(
-                "evaluate", run, "--dataset", f"folder:{story.root / 'images'}"
-            ),
-            f"{inside} by its options": trained(*story.runs[inside]),
+            f"predict {inside}": printed("predict", run, image),
+            f"evaluate {inside}": printed("evaluate", run, "--dataset", images),
+            f"{inside} by its options": trained(story.runs[inside]),
         }
     if top == "runs" and inside in story.unfinished:
-        return {
-            "runs list": said("runs", "list"),
-            story.unfinished[inside]: GOING_ON[story.unfinished[inside]],
-        }
+        reader = story.unfinished[inside]
+        return {**runs, reader: GOING_ON[reader]}
     if top.startswith("privacy"):
-        return {"ls --privacy": said("ls", "--privacy"), "spent again": spent(*PRIVATE, "--fresh")}
+        return {"ls --privacy": printed("ls --privacy"), "spent again": spent(f"{PRIVATE} --fresh")}
     if top == "runs":
         config = story.home / "runs" / inside / "config.toml"
-        again = {
-            f"{inside} by its configuration": trained("train", "--config", config),
-            f"{inside} by its options": trained(*story.runs[inside]),
-        }
-        # once: where its result is lost, other noise is drawn, which it says
+        again = trained("train --config", config)
+        readers = {**runs, "compare": printed("compare --over clients"), "report": report}
+        # Of a private run this one alone: where its result is lost, other noise is drawn, which it says.
         if story.runs[inside] == PRIVATE:
-            name, reader = next(iter(again.items()))
-            again = {name: lists(reader)}
+            return {**readers, f"{inside} by its configuration": lists(again)}
         return {
-            "runs list": said("runs", "list"),
-            "compare": said("compare", "--over", "clients"),
-            "report": report,
-            **again,
+            **readers,
+            f"{inside} by its configuration": again,
+            f"{inside} by its options": trained(story.runs[inside]),
         }
     if kind in ("site state", "names of sites"):
         return {"federation": federation}
     place = story.home / top / inside
     if top == "sites":
-        return {f"verify {inside}": said("verify", place), "federation": federation}
+        return {f"verify {inside}": printed("verify", place), "federation": federation}
     if top == "stores":
-        again = {
-            " ".join(words): trained(*words, "--fresh", "--runs", story.root / "fresh")
-            for words in FINISHED
-        }
         looks = {
-            f"inspect {inside}": said("inspect", place),
-            f"verify {inside}": said("verify", place),
+            f"inspect {inside}": printed("inspect", place),
+            f"verify {inside}": printed("verify", place),
         }
-        return {**looks, **again, "extract": more}
-    default = ("train", "--method", "fedncm", *IID, "--runs", story.root / "fresh")
-    last = extracted("-b", "random-projection:16")
+        fresh = {line: trained(f"{line} --fresh --runs", story.root / "fresh") for line in FINISHED}
+        return {**looks, **fresh, "extract": more}
+    default = trained(f"train --method fedncm {IID} --runs", story.root / "fresh")
     return {
-        "train by default": lists(trained(*default)),
-        "extract by default": last,
+        "train by default": lists(default),
+        "extract by default": extracted("-b random-projection:16"),
         "extract": more,
     }
 
 
-def _answer(done: Done) -> dict[str, Any]:
+def _answer(line: str, *words: object) -> dict[str, Any]:
     """The data of a command, and its warnings apart."""
+    done = fedcache(line, *words, "--json")
     envelope = json.loads(done.out.strip().splitlines()[-1]) if done.out.strip() else {}
     return {
         "code": done.code,
         "data": envelope.get("data"),
-        "told": [*envelope.get("warnings", []), done.err[-2000:]],
+        "messages": [*envelope.get("warnings", []), done.err[-2000:]],
         "error": envelope.get("error"),
     }
 
 
-def said(*words: object) -> Reader:
+def printed(line: str, *words: object) -> Reader:
     """A command that prints what it finds, without the bytes that files take on disk: they are counted as they are."""
 
     def go(story: Story) -> dict[str, Any]:
-        answer = _answer(fedcache(*words, "--json"))
-        if words[0] == "verify" and answer["data"]:
+        answer = _answer(line, *words)
+        if line == "verify" and answer["data"]:
             answer["data"].pop("bytes")
-        if words == ("runs", "list") and answer["data"]:
+        if line == "runs list" and answer["data"]:
             for run in answer["data"]["entries"]:
                 run.pop("model_bytes")
         return {**answer, "lists": True}
@@ -462,12 +388,12 @@ def lists(reader: Reader) -> Reader:
     return lambda story: {**reader(story), "lists": True}
 
 
-def trained(*words: object) -> Reader:
+def trained(line: str, *words: object) -> Reader:
     """A command that trains: the result's bytes are its data."""
 
     def go(story: Story) -> dict[str, Any]:
-        with few_clients_in_result(story, words):
-            answer = _answer(fedcache(*words, "--json"))
+        with few_clients_in_result(story, line, *words):
+            answer = _answer(line, *words)
         if answer["code"] == 0:
             answer["data"] = (Path(answer["data"]["path"]) / "result.json").read_text()
         return answer
@@ -475,11 +401,11 @@ def trained(*words: object) -> Reader:
     return go
 
 
-def points_of(*words: object) -> Reader:
+def points_of(line: str) -> Reader:
     """A grid or a search: the results of its points, and the trials that were pruned."""
 
     def go(story: Story) -> dict[str, Any]:
-        answer = _answer(fedcache(*words, "--json"))
+        answer = _answer(line)
         if answer["code"] == 0:
             found = [
                 json.loads((Path(p["path"]) / "result.json").read_bytes())
@@ -501,38 +427,38 @@ def page_of_grids(story: Story) -> dict[str, Any]:
     runs.look()
     while runs.waiting:
         runs.look()
-    with _changed(ui_index, "still_runs", lambda _process: False):
+    with patch.object(ui_index, "still_runs", lambda _process: False):
         lines = ui_index.GridIndex(story.home / "grids", runs).lines()
-    told = [str(line["problem"]) for line in lines]
-    return {"code": 0, "data": lines, "told": told, "error": None, "lists": True}
+    messages = [str(line["problem"]) for line in lines]
+    return {"code": 0, "data": lines, "messages": messages, "error": None, "lists": True}
 
 
-def spent(*words: object) -> Reader:
+def spent(line: str) -> Reader:
     """A private run: what it tells of its cost, and what the ledger adds up to afterwards."""
 
     def go(story: Story) -> dict[str, Any]:
-        answer = _answer(fedcache(*words, "--json"))
+        answer = _answer(line)
         if answer["code"] == 0:
             result = json.loads((Path(answer["data"]["path"]) / "result.json").read_bytes())
-            ledger = _answer(fedcache("ls", "--privacy", "--json"))
+            ledger = _answer("ls --privacy")
             answer["data"] = [
                 result["trust"]["privacy"],
                 ledger["code"],
                 (ledger["data"] or {}).get("entries"),
             ]
-            answer["told"] += ledger["told"]
+            answer["messages"] += ledger["messages"]
         return {**answer, "lists": True}
 
     return go
 
 
-def extracted(*words: object) -> Reader:
+def extracted(line: str, *words: object) -> Reader:
     """An extraction again: which stores there are, and what the one that it names holds."""
 
     def go(story: Story) -> dict[str, Any]:
-        answer = _answer(fedcache("extract", *words, "--workers", "0", "--json"))
+        answer = _answer(f"extract --workers 0 {line}", *words)
         if answer["code"] == 0:
-            answer = _answer(fedcache("inspect", answer["data"]["path"], "--json"))
+            answer = _answer("inspect", answer["data"]["path"])
         if answer["code"] == 0:
             answer["data"]["stores"] = sorted(p.name for p in (story.home / "stores").iterdir())
         return answer
@@ -541,38 +467,46 @@ def extracted(*words: object) -> Reader:
 
 
 def report(story: Story) -> dict[str, Any]:
-    """The page of all runs; what differs is told by its counts."""
+    """The page of all runs; its counts show what differs."""
     out = story.root / "page.html"
-    answer = _answer(fedcache("report", "-o", out, "--embed", "none", "--json"))
+    answer = _answer("report --embed none -o", out)
     left = (answer["data"] or {}).get("left_out")
     answer["data"] = [left, out.read_text() if answer["code"] == 0 else ""]
-    answer["told"] += ["left out"] * (left or 0)
+    answer["messages"] += ["left out"] * (left or 0)
     return {**answer, "lists": True}
 
 
 def federation(story: Story) -> dict[str, Any]:
-    """The federation goes on, with its sites in this process."""
-    heard = Told()
+    """The federation resumes, with its sites in this process."""
+    progress = KeptWarnings()
     grid = grid_of(story.home / "sites", story.home / "flower")
     try:
-        (run,) = federate(FEDERATED, grid, Home(story.home), heard, SiteNames(story.home / NAMES))
+        (run,) = federate(
+            FEDERATED, grid, Home(story.home), progress, SiteNames(story.home / NAMES)
+        )
     except FedcacheError as error:
         return {
             "code": int(error.code),
             "data": None,
-            "told": [str(error)],
+            "messages": [str(error)],
             "error": {"message": error.message},
         }
-    told = [f"left out: {m}" for m in run.result["federation"]["missed"]]
+    messages = [f"left out: {m}" for m in run.result["federation"]["missed"]]
     data = (run.path / "result.json").read_text()
-    return {"code": 0, "data": data, "told": [*told, *heard.warnings], "error": None, "lists": True}
+    return {
+        "code": 0,
+        "data": data,
+        "messages": [*messages, *progress.warnings],
+        "error": None,
+        "lists": True,
+    }
 
 
 GOING_ON: dict[str, Reader] = {
-    "stopped run": trained(*STOPPED),
-    "stopped grid": points_of(*GRID),
-    "stopped simulation": trained(*SIMULATED_STOPPED),
-    "stopped private run": spent(*PRIVATE_STOPPED),
+    "stopped run": trained(STOPPED),
+    "stopped grid": points_of(GRID),
+    "stopped simulation": trained(SIMULATED_STOPPED),
+    "stopped private run": spent(PRIVATE_STOPPED),
     "federation": federation,
 }
 
@@ -585,18 +519,19 @@ def flipped(raw: bytes, draw: random.Random) -> bytes:
 
 
 def digit(raw: bytes, draw: random.Random) -> bytes:
-    """Another digit in the place of one, in the text of a file: of safetensors, in their metadata."""
-    head = raw[8 : 8 + int.from_bytes(raw[:8], "little")] if raw[8:9] == b"{" else raw
-    places = [m.start() + (8 if raw[8:9] == b"{" else 0) for m in re.finditer(rb"\d", head)]
+    """One digit of the text of a file changed; of a file of safetensors, of its metadata."""
+    begin = 0
+    end = len(raw)
+    if raw[8:9] == b"{":  # a file of safetensors: the length of its metadata, then the metadata
+        begin = 8
+        end = min(end, 8 + int.from_bytes(raw[:8], "little"))
+    places = [m.start() for m in re.compile(rb"\d").finditer(raw, begin, end)]
     if not places:
         return flipped(raw, draw)
     while True:
         at = draw.choice(places)
-        changed = (
-            raw[:at]
-            + str((int(raw[at : at + 1]) + draw.randrange(1, 10)) % 10).encode()
-            + raw[at + 1 :]
-        )
+        other = (int(raw[at : at + 1]) + draw.randrange(1, 10)) % 10
+        changed = raw[:at] + b"%d" % other + raw[at + 1 :]
         if not same_json(raw, changed):
             return changed
 
@@ -667,11 +602,9 @@ def mutate(
     if made == raw:
         return ""
     _overwrite(path, made)
-    at = next(
-        (i for i, (a, b) in enumerate(zip(raw, made, strict=False)) if a != b),
-        min(len(raw), len(made)),
-    )
-    return f"{name} {how} at {at}: {raw[max(at - 20, 0) : at + 20]!r} -> {made[max(at - 20, 0) : at + 20]!r}"
+    at = _first_difference(raw, made)
+    near = slice(max(at - 20, 0), at + 20)
+    return f"{name} {how} at {at}: {raw[near]!r} -> {made[near]!r}"
 
 
 def _overwrite(path: Path, raw: bytes) -> None:
@@ -723,8 +656,8 @@ def judged(answers: Mapping[str, Any], expected: Mapping[str, Any], kind: str) -
         code = answer["code"]
         same = answer["data"] == reference["data"]
         warned = _warnings(answer) > _warnings(reference)
-        if any("Traceback" in text for text in answer["told"]):
-            return "WRONG", f"a traceback: {answer['told'][-1][-400:]}"
+        if any("Traceback" in text for text in answer["messages"]):
+            return "WRONG", f"a traceback: {answer['messages'][-1][-400:]}"
         if code == reference["code"] and same:
             verdict = "detected" if warned else verdict
         elif (code in DETECTED and (answer["error"] or answer["data"])) or (
@@ -734,23 +667,30 @@ def judged(answers: Mapping[str, Any], expected: Mapping[str, Any], kind: str) -
         else:
             return (
                 "WRONG",
-                f"{which}: exit {code}, {_differing(answer['data'], reference['data'])}, {answer['told']}",
+                f"{which}: exit {code}, {_differing(answer['data'], reference['data'])}, {answer['messages']}",
             )
     return verdict, ""
 
 
 def _warnings(answer: Mapping[str, Any]) -> int:
-    return len(WARNED.findall("\n".join(answer["told"])))
+    return len(WARNED.findall("\n".join(answer["messages"])))
 
 
 def _differing(one: Any, other: Any) -> str:
     """Where two texts begin to differ."""
     a = str(one)
     b = str(other)
-    at = next(
-        (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
-    )
-    return f"..{a[max(at - 100, 0) : at + 100]}.. and not ..{b[max(at - 100, 0) : at + 100]}.."
+    at = _first_difference(a, b)
+    near = slice(max(at - 100, 0), at + 100)
+    return f"..{a[near]}.. and not ..{b[near]}.."
+
+
+def _first_difference(one: str | bytes, other: str | bytes) -> int:
+    """Where two texts differ first; the length of the shorter one where it is the beginning of the other."""
+    for at, (a, b) in enumerate(zip(one, other, strict=False)):
+        if a != b:
+            return at
+    return min(len(one), len(other))
 
 
 def forked(work: Callable[[], Any]) -> Any:
@@ -773,7 +713,7 @@ def forked(work: Callable[[], Any]) -> Any:
     signal.setitimer(signal.ITIMER_REAL, HANG)
     try:
         with os.fdopen(reader) as source:
-            said = source.read()
+            answer = source.read()
         os.waitpid(pid, 0)
     except TimeoutError:
         os.kill(pid, signal.SIGKILL)
@@ -781,9 +721,9 @@ def forked(work: Callable[[], Any]) -> Any:
         raise
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-    if not said:
+    if not answer:
         raise ChildProcessError("the fork died; its traceback is above")
-    return json.loads(said)
+    return json.loads(answer)
 
 
 def _too_long(*_: Any) -> None:
@@ -848,15 +788,11 @@ def restore(story: Story, pristine: Path) -> None:
 def table(done: list[tuple[str, str, str, str]], column: int, heading: str) -> list[str]:
     """Counts of verdicts by one column."""
     counts = Counter((row[column], row[2]) for row in done)
-    names = dict.fromkeys(sorted(row[column] for row in done))
     lines = [f"| {heading} | detected | harmless | WRONG |", "|---|---|---|---|"]
-    return [
-        *lines,
-        *(
-            f"| {n} | {' | '.join(str(counts[n, v]) for v in ('detected', 'harmless', 'WRONG'))} |"
-            for n in names
-        ),
-    ]
+    for name in sorted({row[column] for row in done}):
+        figures = [str(counts[name, verdict]) for verdict in ("detected", "harmless", "WRONG")]
+        lines.append(f"| {name} | {' | '.join(figures)} |")
+    return lines
 
 
 def run(
@@ -865,22 +801,19 @@ def run(
     """Make a home under ``root`` and attack it."""
     os.environ["FEDCACHE_HOME"] = str(root / "home")
     os.environ.pop("FEDCACHE_CASES", None)
-    before = Path.cwd()
-    os.chdir(root)
-    try:
-        with search_that_prunes():
-            story = tell(root)
-            if names := unlisted(story):
-                raise SystemExit(
-                    f"These files of a home are of no kind that this tool knows: {', '.join(names)}"
-                )
-            if kinds := KINDS.keys() - {kind_of(name) for name in story.files()}:
-                raise SystemExit(
-                    f"The story makes no file of these kinds, so none is attacked: {', '.join(kinds)}"
-                )
-            return attack(story, count, seed, only, by)
-    finally:
-        os.chdir(before)
+    # Let the pruner stop the trial with the lowest rate: what was drawn decides, so a trial made again ends as before.
+    lowest = patch.object(Trial, "should_prune", lambda trial: trial.params["lr"] == 0)
+    with chdir(root), lowest:
+        story = tell(root)
+        if names := unlisted(story):
+            raise SystemExit(
+                f"These files of a home are of no kind that this tool knows: {', '.join(names)}"
+            )
+        if kinds := KINDS.keys() - {kind_of(name) for name in story.files()}:
+            raise SystemExit(
+                f"The story makes no file of these kinds, so none is attacked: {', '.join(kinds)}"
+            )
+        return attack(story, count, seed, only, by)
 
 
 def main() -> int:
@@ -890,15 +823,15 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", choices=KINDS, help="files of this kind alone")
     parser.add_argument("--how", choices=MUTATIONS, help="this mutation alone")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     began = time.monotonic()
     memory = Path("/dev/shm")  # no fsync there
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as place:
-        done = run(asked.count, asked.seed, Path(place), asked.only, asked.how)
+        done = run(options.count, options.seed, Path(place), options.only, options.how)
     wrong = sum(row[2] == "WRONG" for row in done)
     print("\n".join([*table(done, 0, "file"), "", *table(done, 1, "mutation"), ""]))
     print(
-        f"{len(done)} mutations, seed {asked.seed}: {wrong} WRONG, in {time.monotonic() - began:.0f} s."
+        f"{len(done)} mutations, seed {options.seed}: {wrong} WRONG, in {time.monotonic() - began:.0f} s."
     )
     if wrong:
         return 1

@@ -42,7 +42,7 @@ def packages() -> int:
     for package in hit:
         for advisory in package["vulns"]:
             fixed = ", ".join(advisory["fix_versions"]) or "no release"
-            print(f"{package['name']} {package['version']}: {advisory['id']}, mended in {fixed}")
+            print(f"{package['name']} {package['version']}: {advisory['id']}, fixed in {fixed}")
     print(
         f"pip-audit: {len(audited)} of {len(found)} packages audited, {len(hit)} with advisories."
     )

@@ -18,7 +18,6 @@ import ast
 import importlib
 import os
 import re
-import shutil
 import sys
 import tempfile
 import traceback
@@ -29,9 +28,8 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from code_changes import changed
+from code_changes import ROOT, changed, copied
 
-ROOT = Path(__file__).resolve().parents[1]
 CAUGHT = re.compile(
     r" - (AssertionError|assert |Failed: DID NOT RAISE|fedcache\.testing\.law\.LawBroken|fedcache\.errors\.\w+Error)"
 )
@@ -50,16 +48,14 @@ class Breakage:
 
 
 B = Breakage
-LANES = "federate/engine/context.py"
+CONTEXT = "federate/engine/context.py"
 ROUNDS = "federate/engine/run_state.py"
 STEPS = "federate/engine/local_training.py"
 BATCH = "federate/execution/grid_batch.py"
 GRAM = "federate/execution/gram.py"
 GRAM_STATES = "federate/execution/gram_states.py"
 SAMPLING = "federate/engine/sampling.py"
-OPTIMISER = "federate/engine/local_training.py"
 TIME = "federate/engine/simulated_time.py"
-TIMED = "federate/engine/simulated_time.py"
 SNAPSHOTS = "federate/engine/snapshots.py"
 SCORE = "federate/engine/evaluate.py"
 METHODS = "federate/methods/"
@@ -69,7 +65,6 @@ SITES = "federate/engines/flower/sites.py"
 SERVER_JOB = "federate/engines/flower/server_job.py"
 PLAN = "federate/engines/flower/plan.py"
 KEY = "generators([(self.seed, purpose, when, c, *key) for c in self.clients])"
-STREAMS = "federate/engine/context.py"
 PRIVACY = "federate/trust/privacy.py"
 SUMS = 'return {"sum": total, "count": count'
 TABLE = (
@@ -131,7 +126,7 @@ TABLE = (
     B(
         "chunks_change_nothing",
         "draws go by the place in the chunk",
-        LANES,
+        CONTEXT,
         KEY,
         KEY.replace("c,", "i,")
         .replace("for c in", "for i, c in enumerate(")
@@ -141,7 +136,7 @@ TABLE = (
     B(
         "the_same_seed_gives_the_same_bits",
         "streams start from the system's entropy",
-        STREAMS,
+        CONTEXT,
         "PCG64(key_hash(*key))",
         "PCG64()",
         "fedavg",
@@ -149,7 +144,7 @@ TABLE = (
     B(
         "the_same_seed_gives_the_same_bits",
         "noise starts from the system's entropy",
-        LANES,
+        CONTEXT,
         "seed = key_hash(self.seed,",
         "seed = key_hash(torch.seed(),",
         "fst-cbdg",
@@ -189,7 +184,7 @@ TABLE = (
     B(
         "a_seed_means_the_same_draws_in_every_process",
         "streams are keyed by hash()",
-        STREAMS,
+        CONTEXT,
         "hashlib.blake2b(",
         "hashlib.blake2b(str(hash(str(key))).encode() +",
     ),
@@ -220,7 +215,7 @@ TABLE = (
     B(
         "executions_may_change_between_rounds",
         "draws depend on the execution",
-        LANES,
+        CONTEXT,
         KEY,
         KEY.replace("c,", "c, self.axes,"),
         "fedavg",
@@ -228,7 +223,7 @@ TABLE = (
     B(
         "executions_may_change_between_rounds",
         "stacked Adam is a step ahead",
-        OPTIMISER,
+        STEPS,
         'p["opt/t"] += 1.0',
         'p["opt/t"] += 1.0 + bool(ctx.lead)',
         "adam",
@@ -443,7 +438,7 @@ TABLE = (
     B(
         "all_rows_count_the_same",
         "clients weigh the square of their rows",
-        "federate/trust/pipeline.py",
+        PIPELINE,
         "return self.round.weights.get(client, self.round.rows[client])",
         "return self.round.weights.get(client, self.round.rows[client] ** 2)",
         "fedavg",
@@ -497,7 +492,7 @@ TABLE = (
     B(
         "the_public_set_neither_trains_nor_is_scored_and_everybody_reads_it",
         "the public set trains",
-        "federate/engine/run_state.py",
+        ROUNDS,
         "np.arange(len(clients)) >= public",
         "np.arange(len(clients)) >= 0",
     ),
@@ -518,21 +513,21 @@ TABLE = (
     B(
         "two_clients_by_hand",
         "a stale update is taken against the model of now",
-        TIMED,
+        TIME,
         "base = self.versions[group.version]",
         "base = down",
     ),
     B(
         "two_clients_by_hand",
         "a broadcast is counted again with its upload",
-        TIMED,
+        TIME,
         "frozenset(arrived.keys() - set(began))",
         "frozenset()",
     ),
     B(
         "updates_of_different_ages_share_a_buffer_by_their_rows",
         "clients weigh alike",
-        TIMED,
+        TIME,
         'if rule(name) != "uniform":',
         'if rule(name) != "mean":',
     ),
@@ -547,7 +542,7 @@ TABLE = (
     B(
         "a_run_that_goes_on_with_clients_in_training_has_the_same_bits",
         "their models are those of now",
-        TIMED,
+        TIME,
         "[name] = t.to(self.env.device, copy=True)",
         "[name] = self.server[name]",
         "sequential",
@@ -754,7 +749,7 @@ TABLE = (
     B(
         "every_stream_of_a_method_is_another_with_another_seed",
         "the order of batches ignores the seed",
-        LANES,
+        CONTEXT,
         KEY,
         KEY.replace("self.seed", "0"),
     ),
@@ -768,14 +763,14 @@ TABLE = (
     B(
         "every_stream_of_a_method_is_another_with_another_seed",
         "initial weights ignore the seed",
-        LANES,
+        CONTEXT,
         "generator(self.seed, purpose, -1, client)",
         "generator(0, purpose, -1, client)",
     ),
     B(
         "every_stream_of_a_method_is_another_with_another_seed",
         "noise ignores the seed",
-        LANES,
+        CONTEXT,
         "seed = key_hash(self.seed,",
         "seed = key_hash(0,",
     ),
@@ -885,7 +880,7 @@ TABLE = (
     B(
         "counts_are_refused_before_any_client_is_trained",
         "counts travel without noise",
-        "federate/trust/pipeline.py",
+        PIPELINE,
         "uploads.items() if t.without_noise)",
         "uploads.items() if False)",
     ),
@@ -1065,7 +1060,7 @@ HEAVY = (
     "zarr",
 )
 """What tests import that no mutation touches; loaded before the forks."""
-SAID = "said.txt"
+OUTPUT = "output.txt"
 REWRITTEN = "ignore::pytest.PytestAssertRewriteWarning"  # pytest would rewrite the assertions of what is loaded already
 
 
@@ -1074,7 +1069,7 @@ class Verdict:
     """pytest's exit status, and its first failure or its last words."""
 
     status: int
-    said: str
+    output: str
 
 
 def start(tree: Path, rows: Sequence[Breakage], files: dict[str, Path]) -> int:
@@ -1084,39 +1079,24 @@ def start(tree: Path, rows: Sequence[Breakage], files: dict[str, Path]) -> int:
     chosen = " or ".join(
         f"(test_{r.law} and ({r.select}))" if r.select else f"test_{r.law}" for r in rows
     )
-    words = [
-        "-x",
-        "-q",
-        "-rf",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "no:xdist",
-        "-W",
-        REWRITTEN,
-        "--tb=short",
-        "-k",
-        chosen,
-    ]
-    with (tree / SAID).open("wb") as out:
+    options = f"-x -q -rf -p no:cacheprovider -p no:xdist -W {REWRITTEN} --tb=short -k".split()
+    with (tree / OUTPUT).open("wb") as out:
         os.dup2(out.fileno(), 1)
         os.dup2(out.fileno(), 2)
     os.chdir(tree)
     # The law runs as in a checkout in which this file differs from main.
-    changed = " ".join(f"fedcache/{row.file}" for row in rows)
     os.environ |= {
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": str(tree),
         "COLUMNS": "300",
-        "FEDCACHE_CHANGED": changed,
+        "FEDCACHE_CHANGED": " ".join(f"fedcache/{row.file}" for row in rows),
     }
     sys.path.insert(0, str(tree))
-    sys.dont_write_bytecode = (
-        True  # a mutation of the same length and second would be read from what is cached
-    )
+    # A mutation of the same length and second would be read from what is cached.
+    sys.dont_write_bytecode = True
     status = 3
     try:
-        status = int(pytest.main([*words, *sorted({str(files[r.law]) for r in rows})]))
+        status = int(pytest.main([*options, chosen, *sorted({str(files[r.law]) for r in rows})]))
     except BaseException:
         traceback.print_exc()
     sys.stdout.flush()
@@ -1125,18 +1105,10 @@ def start(tree: Path, rows: Sequence[Breakage], files: dict[str, Path]) -> int:
 
 
 def verdict(tree: Path, code: int) -> Verdict:
-    """What a fork said that ended with ``code`` of ``os.wait``."""
-    said = (tree / SAID).read_text(encoding="utf-8", errors="replace")
-    failed = re.search(r"^(?:FAILED|ERROR) [^:]+::test_(.*)$", said, re.MULTILINE)
-    return Verdict(os.waitstatus_to_exitcode(code), failed[1] if failed else said.strip()[-300:])
-
-
-def copy_tree(folder: Path) -> Path:
-    """A copy of what the laws need."""
-    for part in ("fedcache", "tests"):
-        shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "pyproject.toml", folder)
-    return folder
+    """The verdict on a fork that ended with ``code`` of ``os.wait``."""
+    output = (tree / OUTPUT).read_text(encoding="utf-8", errors="replace")
+    failed = re.search(r"^(?:FAILED|ERROR) [^:]+::test_(.*)$", output, re.MULTILINE)
+    return Verdict(os.waitstatus_to_exitcode(code), failed[1] if failed else output.strip()[-300:])
 
 
 def verdicts(
@@ -1178,19 +1150,19 @@ def main() -> str:
     for name in HEAVY:
         importlib.import_module(name)
     with tempfile.TemporaryDirectory() as folder:
-        trees = [copy_tree(Path(folder) / str(job)) for job in range(given.jobs)]
+        trees = [copied(Path(folder) / str(job), "fedcache", "tests") for job in range(given.jobs)]
         start(trees[0], rows, files)
         untouched = verdict(trees[0], os.wait()[1])
         if untouched.status:
-            sys.exit(f"The laws do not pass on the untouched copy: {untouched.said}")
-        print(f"Untouched: {untouched.said.splitlines()[-1]}\n")
+            sys.exit(f"The laws do not pass on the untouched copy: {untouched.output}")
+        print(f"Untouched: {untouched.output.splitlines()[-1]}\n")
         print("| law | mutation | caught by |\n|---|---|---|", flush=True)
         for row, found in zip(rows, verdicts(rows, trees, files), strict=True):
-            said = found.said
-            if found.status != 1 or not CAUGHT.search(said):
-                wrong.append(f"{row.law}: {row.what}: not caught, but {said}")
-                said = "NOTHING"
-            print(f"| {row.law} | {row.what} | {said.removeprefix(row.law)[:120]} |", flush=True)
+            output = found.output
+            if found.status != 1 or not CAUGHT.search(output):
+                wrong.append(f"{row.law}: {row.what}: not caught, but {output}")
+                output = "NOTHING"
+            print(f"| {row.law} | {row.what} | {output.removeprefix(row.law)[:120]} |", flush=True)
     return "\n".join(wrong)
 
 

@@ -20,11 +20,10 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 CHARACTERS = string.digits + string.ascii_uppercase + string.ascii_lowercase
-CANVAS, INK, SIDE = (
-    48,
-    40,
-    32,
-)  # a glyph's box is INK wide or high on a CANVAS; the network sees SIDE pixels
+# A glyph's box is INK wide or high on a CANVAS; the network sees SIDE pixels.
+CANVAS = 48
+INK = 40
+SIDE = 32
 
 # matplotlib bundles DejaVu, STIX and Knuth's Computer Modern (cmr10, cmtt10, ...), so a test domain is drawn with them.
 # DejaVu was drawn from Vera; CMU and Latin Modern are Computer Modern in another format.
@@ -87,7 +86,10 @@ def check_family(family: str, name: str) -> None:
 
 def render(paths: Sequence[Path]) -> Glyphs:
     """Draw the 62 characters of each font, scaled to one box and centred; fonts that lack a digit are left out."""
-    ink, present, families, names = [], [], [], []
+    ink = []
+    present = []
+    families = []
+    names = []
     for path in sorted(paths, key=lambda p: (p.name, str(p))):
         font = ImageFont.truetype(str(path), 96, layout_engine=ImageFont.Layout.BASIC)
         family = str(font.getname()[0])
@@ -156,11 +158,12 @@ def _thin(now: Tensor) -> Tensor:
                 p[:, 1 + dy : 1 + dy + height, 1 + dx : 1 + dx + width]
                 for dy, dx in ((-1, 0), (-1, 1), (0, 1), (1, 1), (1, 0), (1, -1), (0, -1), (-1, -1))
             ]
-            count, turns = torch.zeros_like(ring[0]), torch.zeros_like(ring[0])
+            count = torch.zeros_like(ring[0])
+            turns = torch.zeros_like(ring[0])
             for one, following in zip(ring, ring[1:] + ring[:1], strict=True):
                 count += one
                 turns += (1 - one) * following
-            n, e, s, w = ring[0], ring[2], ring[4], ring[6]
+            n, e, s, w = ring[::2]
             kept = (n * e * s + e * s * w) if first else (n * e * w + n * s * w)
             now = now & ~((count >= 2) & (count <= 6) & (turns == 1) & (kept == 0))
         if torch.equal(now, before):
@@ -176,7 +179,8 @@ class Artist:
     """
 
     def __init__(self, glyphs: Glyphs, generator: torch.Generator) -> None:
-        self.glyphs, self.generator = glyphs, generator
+        self.glyphs = glyphs
+        self.generator = generator
         # Families are drawn equally often: eighteen weights of Lato must not outvote one person's handwriting.
         self._fonts = 1.0 / torch.bincount(glyphs.family)[glyphs.family].float()
 
@@ -212,7 +216,8 @@ class Artist:
         """Half as printed, thinner or bolder; half redrawn along the centre line with a pen of one width."""
         half = len(fonts) // 2
         printed = self.glyphs.ink[fonts[:half], label[:half]].float()[:, None] / 255
-        bold, light = F.max_pool2d(printed, 3, 1, 1), -F.max_pool2d(-printed, 3, 1, 1)
+        bold = F.max_pool2d(printed, 3, 1, 1)
+        light = -F.max_pool2d(-printed, 3, 1, 1)
         much = self.uniform(-1, 1.5, half, 1, 1, 1)
         printed = torch.where(
             much > 0,
@@ -244,26 +249,23 @@ class Artist:
         aspect = torch.exp(0.18 * self.normal(size))
         angle = self.normal(size) * 0.2
         slant = self.normal(size) * 0.25
-        cos, sin = torch.cos(angle), torch.sin(angle)
-        xx, xy = zoom * aspect * cos, zoom * aspect * (-sin + slant * cos)
-        yx, yy = zoom * sin, zoom * (cos + slant * sin)
+        cos = torch.cos(angle)
+        sin = torch.sin(angle)
+        xx = zoom * aspect * cos
+        xy = zoom * aspect * (-sin + slant * cos)
+        yx = zoom * sin
+        yy = zoom * (cos + slant * sin)
         dx, dy = (self.normal(size) * 0.1 for _ in range(2))
         theta = torch.stack([torch.stack([xx, xy, dx], 1), torch.stack([yx, yy, dy], 1)], 1)
         grid = F.affine_grid(theta, [size, 1, SIDE, SIDE], align_corners=False)
-        bend = F.interpolate(
-            self.normal(size, 2, 4, 4) * self.uniform(0, 0.12, size, 1, 1, 1),
-            SIDE,
-            mode="bicubic",
-            align_corners=True,
-        )
-        bend = bend + F.interpolate(
-            self.normal(size, 2, 8, 8) * self.uniform(0, 0.05, size, 1, 1, 1),
-            SIDE,
-            mode="bicubic",
-            align_corners=True,
-        )
+        bend = self._bend(size, 4, 0.12) + self._bend(size, 8, 0.05)
         grid = grid + bend.permute(0, 2, 3, 1)
         return F.grid_sample(mask, grid, mode="bilinear", align_corners=False)
+
+    def _bend(self, size: int, cells: int, most: float) -> Tensor:
+        """Smooth random shifts [B, 2, 32, 32] from ``cells`` x ``cells`` draws, whose deviation is up to ``most``."""
+        shift = self.normal(size, 2, cells, cells) * self.uniform(0, most, size, 1, 1, 1)
+        return F.interpolate(shift, SIDE, mode="bicubic", align_corners=True)
 
     def _coarsen(self, mask: Tensor) -> Tensor:
         """Some images come from few pixels: 8 x 8 scans, 16 x 16 and 28 x 28 thumbnails, enlarged."""
@@ -284,12 +286,16 @@ class Artist:
         """
         size = len(mask)
         kind = self.uniform(0, 0.4 + 0.6 * colour, size, 1, 1, 1)
-        plain, coloured, mixed = kind < 0.4, kind < 0.6, kind > 0.8
-        dark, bright = self.uniform(0, 0.15, size, 1, 1, 1), self.uniform(0.6, 1, size, 1, 1, 1)
+        plain = kind < 0.4
+        coloured = kind < 0.6
+        mixed = kind > 0.8
+        dark = self.uniform(0, 0.15, size, 1, 1, 1)
+        bright = self.uniform(0.6, 1, size, 1, 1, 1)
         swap = self.uniform(0, 1, size, 1, 1, 1) < 0.35
         ground = torch.where(swap, bright, dark).expand(-1, 3, -1, -1)
         ink = torch.where(swap, dark, bright).expand(-1, 3, -1, -1)
-        one, two = self.uniform(0, 1, size, 3, 1, 1), self.uniform(0, 1, size, 3, 1, 1)
+        one = self.uniform(0, 1, size, 3, 1, 1)
+        two = self.uniform(0, 1, size, 3, 1, 1)
         luma = torch.tensor([0.299, 0.587, 0.114]).view(1, 3, 1, 1)
         near = (luma * (one - two)).sum(1, keepdim=True).abs() < 0.25
         two = torch.where(

@@ -25,15 +25,14 @@ import importlib.metadata
 import json
 import math
 import os
-import platform
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -112,13 +111,6 @@ class Stage:
     """
 
     folder: Path
-    _made: dict[str, Any] = field(default_factory=dict)
-
-    def made(self, what: str, make: Callable[[], Any]) -> Any:
-        """What was made before under that name, or is made now."""
-        if what not in self._made:
-            self._made[what] = make()
-        return self._made[what]
 
     @contextmanager
     def home(self) -> Iterator[None]:
@@ -136,41 +128,36 @@ class Stage:
             else:
                 os.environ["FEDCACHE_HOME"] = before
 
-    @property
+    @cached_property
     def features(self) -> Any:
         """Rows with two backbones, text features of the first, and one with three views of a row."""
-        return self.made("features", lambda: feature_store(self.folder / "features.zarr"))
+        return feature_store(self.folder / "features.zarr")
 
-    @property
+    @cached_property
     def pictures(self) -> Any:
         """Images of two domains, with their features by glyph-clip, whose towers are also run live."""
-        return self.made("pictures", lambda: picture_store(self.folder))
+        return picture_store(self.folder)
 
-    @property
+    @cached_property
     def parts(self) -> Any:
         """Clients of the features, of very different sizes, some without some classes."""
         import fedcache as fc
 
-        return self.made("parts", lambda: fc.partition(self.features, "dirichlet", **PARTS))
+        return fc.partition(self.features, "dirichlet", **PARTS)
 
-    @property
+    @cached_property
     def picture_parts(self) -> Any:
         """Clients of the pictures."""
         import fedcache as fc
 
-        return self.made(
-            "picture parts",
-            lambda: fc.partition(self.pictures, "dirichlet", clients=3, alpha=1, seed=1),
-        )
+        return fc.partition(self.pictures, "dirichlet", clients=3, alpha=1, seed=1)
 
-    @property
+    @cached_property
     def shards(self) -> Path:
         """The clients of the features as stores of their own."""
         import fedcache as fc
 
-        return self.made(
-            "shards", lambda: fc.shard(self.features, self.parts, self.folder / "shards")
-        )
+        return fc.shard(self.features, self.parts, self.folder / "shards")
 
 
 @contextmanager
@@ -289,6 +276,7 @@ LIVE = {"text tower", "image tower"}
 SWEPT = ("lr", "lam", "scale", "a", "beta", "gamma_shrink", "gamma", "reg_covar")
 """What a grid sweeps: the first of these that the method has as a float."""
 
+SGD = {"opt": "sgd"}
 TOGETHER: Mapping[tuple[str, Any], Mapping[str, Any]] = {
     ("init", "text"): {"head": "linear"},
     ("init", "zero"): {"head": "linear"},
@@ -334,7 +322,7 @@ class Case:
         sweep: hyperparameter -> the values of a grid; {} for a single run.
         seeds: number of them.
         shards: whether clients come from stores of their own.
-        scheme: a scheme whose deal is the figure; nothing is trained.
+        scheme: a scheme whose partition is the figure; nothing is trained.
         extraction: whether the features of the pictures are the figure.
     """
 
@@ -350,10 +338,15 @@ class Case:
     extraction: bool = False
 
 
-def small(method: Any) -> dict[str, Any]:
-    """The toy sizes that a method knows."""
+def allowed(settings: Mapping[str, Any], method: Any) -> dict[str, Any]:
+    """The settings that a method has."""
     declared = {h.name for h in method.hparams}
-    return {k: v for k, v in SMALL.items() if k in declared}
+    return {k: v for k, v in settings.items() if k in declared}
+
+
+def small(method: Any) -> dict[str, Any]:
+    """The toy sizes that a method has."""
+    return allowed(SMALL, method)
 
 
 def of_images(method: Any) -> bool:
@@ -371,7 +364,7 @@ def plain_cases(method: Any, seeds: int = 3, dtype: str = "float32") -> Iterator
     opt = next((h for h in method.hparams if h.name == "opt"), None)
     variants: dict[str, dict[str, Any]] = {"paper": {}}
     if opt is not None and opt.default != "sgd" and "sgd" in opt.choices:
-        variants["sgd"] = {"opt": "sgd"}
+        variants["sgd"] = SGD
     for what, settings in variants.items():
         for execution in EXECUTIONS:
             yield Case(
@@ -390,10 +383,7 @@ def more_cases(method: Any) -> Iterator[Case]:
     base = small(method)
     declared = {h.name: h for h in method.hparams}
     if any(h.official is not None for h in method.hparams):
-        official = {
-            **base,
-            **{k: v for k, v in TOGETHER["anchors", "queue"].items() if k in declared},
-        }
+        official = base | allowed(TOGETHER["anchors", "queue"], method)
         yield Case(
             f"{name}/official/{SEQUENTIAL}", name, settings=official, options={"preset": "official"}
         )
@@ -404,13 +394,11 @@ def more_cases(method: Any) -> Iterator[Case]:
     swept = next((k for k in SWEPT if k in declared and declared[k].kind == "float"), None)
     if swept is not None:
         low = 0.02 if swept == "lr" else 0.5
-        settings = {
-            **{k: v for k, v in base.items() if k != swept},
-            **({"opt": "sgd"} if "opt" in declared else {}),
-        }
+        settings = base | allowed(SGD, method)
+        settings.pop(swept, None)
+        seeds = 1 if of_images(method) else 2
+        sweep = {swept: (low, low / 2)}
         for execution in EXECUTIONS:
-            seeds = 1 if of_images(method) else 2
-            sweep = {swept: (low, low / 2)}
             yield Case(
                 f"{name}/grid/{execution}", name, execution, settings, sweep=sweep, seeds=seeds
             )
@@ -419,37 +407,31 @@ def more_cases(method: Any) -> Iterator[Case]:
     for key, h in declared.items():
         values = h.choices if h.kind == "choice" else (True, False) if h.kind == "bool" else ()
         for value in values:
-            if value != h.default and (key, value) != (
-                "opt",
-                "sgd",
-            ):  # which is among the plain cases
-                with_it = {k: v for k, v in TOGETHER.get((key, value), {}).items() if k in declared}
-                settings = {**base, **with_it, key: value}
-                slow = of_images(method) or value in ("conv", "resnet50")
-                for execution in (SEQUENTIAL,) if slow else EXECUTIONS:
-                    sgd = {"opt": "sgd"} if execution == GRAM and "opt" in declared else {}
-                    yield Case(
-                        f"{name}/{key}={value}/{execution}",
-                        name,
-                        execution,
-                        {**sgd, **settings},
-                        {"rounds": 1} if slow else {},
-                    )
+            # SGD is among the plain cases.
+            if value == h.default or {key: value} == SGD:
+                continue
+            settings = base | allowed(TOGETHER.get((key, value), {}), method) | {key: value}
+            slow = of_images(method) or value in ("conv", "resnet50")
+            options = {"rounds": 1} if slow else {}
+            for execution in (SEQUENTIAL,) if slow else EXECUTIONS:
+                opt = allowed(SGD, method) if execution == GRAM else {}
+                yield Case(
+                    f"{name}/{key}={value}/{execution}", name, execution, opt | settings, options
+                )
 
 
 def other_cases() -> Iterator[Case]:
     """Trust, clients that differ, partitions and extraction."""
     for name in ("fedavg", "fedproto", "fed3r", "scaffold"):
         for what, options in TRUST.items():
-            if what != "dp" or dp_installed():
-                for execution in (SEQUENTIAL, BATCHED) if name == "fedavg" else (SEQUENTIAL,):
-                    everyone = {**options, "participation": "all"}
-                    if what == "bound" and name == "fed3r":
-                        everyone["max_update_norm"] = (
-                            60.0  # sums over rows, where others send weights
-                        )
-                    base = small(methods()[name])
-                    yield Case(f"{name}/{what}/{execution}", name, execution, base, everyone)
+            if what == "dp" and not dp_installed():
+                continue
+            everyone = {**options, "participation": "all"}
+            if what == "bound" and name == "fed3r":
+                everyone["max_update_norm"] = 60.0  # sums over rows, where others send weights
+            for execution in (SEQUENTIAL, BATCHED) if name == "fedavg" else (SEQUENTIAL,):
+                base = small(methods()[name])
+                yield Case(f"{name}/{what}/{execution}", name, execution, base, everyone)
     for name in ("solo", "fedproto", "fedpcl"):
         turns = {"client_backbones": ["a", "b", "a+b"]}
         yield Case(
@@ -566,7 +548,7 @@ def figures_of_run(run: Any) -> Figures:
 
 
 def figures_of(case: Case, stage: Stage) -> Figures:
-    """Compute a case. A refusal is a figure too, and so is an error; why (``_why``) is told and not compared."""
+    """Compute a case. A refusal is a figure too, and so is an error; why (``_why``) is kept and not compared."""
     import fedcache as fc
 
     try:
@@ -579,11 +561,9 @@ def figures_of(case: Case, stage: Stage) -> Figures:
                 )
             return trained(case, stage)
     except fc.FedcacheError as error:
-        refused = int(error.code) in (
-            2,
-            4,
-        )  # asked for what cannot be, or for features that are not there
-        return {"refused" if refused else "error": int(error.code), "_why": str(error)}
+        # Settings that cannot be, or features that the store does not have.
+        kind = "refused" if int(error.code) in (2, 4) else "error"
+        return {kind: int(error.code), "_why": str(error)}
     except Exception as error:
         return {"error": type(error).__name__, "_why": str(error)}
 
@@ -599,8 +579,8 @@ def trained(case: Case, stage: Stage) -> Figures:
         "participation": "0.6",
         "eval_every": 1,
         "device": "cpu",
+        "execution": case.execution,
     }
-    options["execution"] = case.execution
     reads = {f"{k}={v}" for k, v in case.settings.items()}
     if of_images(method) or reads & {"encoder=conv", "encoder=resnet50"}:
         store = stage.pictures
@@ -616,18 +596,17 @@ def trained(case: Case, stage: Stage) -> Figures:
             worded = {"text", "init=text"} & asks
             options["backbones"] = ["v"] if many else ["a"] if worded else ["a", "b"]
     options |= case.options
-    seeds = range(case.seeds)
+    common = {"seeds": range(case.seeds), "settings": case.settings, "fresh": True}
     with watched(case.method, log):
         if case.sweep:
+            # "none" because a model's calibration may train a second time.
             grid = fc.grid(
                 case.method,
                 store,
                 parts,
-                seeds=seeds,
-                settings=case.settings,
                 options=options,
-                fresh=True,
-                save_models="none",  # a model's calibration may train a second time
+                save_models="none",
+                **common,
                 **case.sweep,
             )
             found = {
@@ -635,28 +614,12 @@ def trained(case: Case, stage: Stage) -> Figures:
                 for i, p in enumerate(grid.points)
                 for k, v in figures_of_run(p.run).items()
             }
-        elif case.shards:
-            run = fc.train(
-                case.method,
-                seeds=seeds,
-                settings=case.settings,
-                fresh=True,
-                save_model=False,
-                clients_from=str(stage.shards),
-                **options,
-            )
-            found = figures_of_run(run)
         else:
-            run = fc.train(
-                case.method,
-                store,
-                parts,
-                seeds=seeds,
-                settings=case.settings,
-                fresh=True,
-                save_model=False,
-                **options,
-            )
+            inputs = (store, parts)
+            if case.shards:
+                inputs = ()
+                options["clients_from"] = str(stage.shards)
+            run = fc.train(case.method, *inputs, save_model=False, **common, **options)
             found = figures_of_run(run)
     return found | log.figures()
 
@@ -686,25 +649,9 @@ def features_of(store: Any) -> Figures:
 # --- Recording and comparing.
 
 
-def record(
-    cases: Sequence[Case], stage: Stage, tell: Callable[[str], None] | None = None
-) -> dict[str, Figures]:
+def record(cases: Sequence[Case], stage: Stage) -> dict[str, Figures]:
     """The figures of cases, by name."""
-    found: dict[str, Figures] = {}
-    for case in cases:
-        began = time.process_time()
-        found[case.name] = figures_of(case, stage)
-        if tell is not None:
-            note = next(
-                (
-                    f"  {k} {v}: {str(found[case.name]['_why']).splitlines()[0]}"
-                    for k in ("refused", "error")
-                    if (v := found[case.name].get(k))
-                ),
-                "",
-            )
-            tell(f"{time.process_time() - began:7.2f} s  {case.name}{note}")
-    return found
+    return {case.name: figures_of(case, stage) for case in cases}
 
 
 def differences(
@@ -732,27 +679,11 @@ def differences(
     return found
 
 
-def git(*words: str) -> str:
-    """What git says in this checkout."""
-    return subprocess.run(
-        ["git", "-C", ROOT, *words], check=True, capture_output=True, text=True
-    ).stdout.strip()
-
-
-def recorded(rev: str, only: Sequence[str], cache: Path | None, tool: str) -> dict[str, Figures]:
+def recorded(rev: str, only: Sequence[str], tool: str) -> dict[str, Figures]:
     """Record a commit, or ``.``, in a process of its own that imports the package from a checkout of it.
 
     ``tool`` is the text of this file, which both sides run, also if somebody edits the file meanwhile.
     """
-    known = None
-    if cache is not None and rev != ".":
-        # All that the bits depend on besides the commit.
-        versions = [importlib.metadata.version(p) for p in ("torch", "numpy")]
-        commit = git("rev-parse", f"{rev}^{{commit}}")
-        what = [commit, tool, sys.version, processor(), *versions, *only, dp_installed()]
-        known = cache / f"golden-{hashlib.sha256(json.dumps(what).encode()).hexdigest()[:24]}.json"
-        if known.exists():
-            return json.loads(known.read_text())
     with tempfile.TemporaryDirectory(prefix="golden-") as folder:
         place = ROOT
         out = Path(folder) / "figures.json"
@@ -777,23 +708,8 @@ def recorded(rev: str, only: Sequence[str], cache: Path | None, tool: str) -> di
         chosen = [word for pattern in only for word in ("--only", pattern)]
         words = [sys.executable, copy, "record", "-o", out, "--package", place, *chosen]
         subprocess.run(words, check=True, env=env, cwd=folder)
-        figures = json.loads(out.read_text())
-    if known is not None:
-        known.parent.mkdir(parents=True, exist_ok=True)
-        partial = known.with_suffix(f".{os.getpid()}")
-        partial.write_text(json.dumps(figures))
-        partial.replace(known)
+        figures: dict[str, Figures] = json.loads(out.read_text())
     return figures
-
-
-def processor() -> str:
-    """Its name, and what of it torch uses."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    named = [line for line in lines if line.startswith("model name")]
-    return f"{platform.machine()} {named[:1]} {torch.backends.cpu.get_cpu_capability()}"
 
 
 # --- The table of the tests.
@@ -880,38 +796,32 @@ def write_in_table(name: str, cases: Mapping[str, Figures]) -> None:
 # --- The command line.
 
 
-def main(words: Sequence[str] | None = None) -> int:
+def main() -> int:
     """Run a command; 1 when figures differ."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
-    how = commands.add_parser("record", help="write the figures of the package that is imported")
-    how.add_argument("-o", "--out", type=Path, required=True)
-    how.add_argument(
+    recording = commands.add_parser(
+        "record", help="write the figures of the package that is imported"
+    )
+    recording.add_argument("-o", "--out", type=Path, required=True)
+    recording.add_argument(
         "--package", type=Path, help="fail unless fedcache is imported from this folder"
     )
-    how.add_argument(
-        "--times", action="store_true", help="say how long each case takes, and what is refused"
-    )
-    how.add_argument(
-        "--only", action="append", default=[], metavar="PATTERN", help="cases, as 'fedavg/*'"
-    )
-    how = commands.add_parser(
+    comparing = commands.add_parser(
         "compare", help="record two commits ('.' is the working tree) and compare every bit"
     )
-    how.add_argument("revs", nargs=2, metavar="REV")
-    how.add_argument(
-        "--cache", type=Path, help="folder of figures of commits that were recorded before"
-    )
-    how.add_argument(
-        "--only", action="append", default=[], metavar="PATTERN", help="cases, as 'fedavg/*'"
-    )
-    how.add_argument(
+    comparing.add_argument("revs", nargs=2, metavar="REV")
+    comparing.add_argument(
         "--ignore", action="append", default=[], metavar="PATTERN", help="figures, as '*state.*'"
     )
+    for command in (recording, comparing):
+        command.add_argument(
+            "--only", action="append", default=[], metavar="PATTERN", help="cases, as 'fedavg/*'"
+        )
     commands.add_parser(
         "table", help=f"write {TABLE.relative_to(ROOT)} from the package that is imported"
     )
-    args = parser.parse_args(words)
+    args = parser.parse_args()
     if args.command == "compare":
         return compare(args)
     if args.command == "table":
@@ -926,7 +836,7 @@ def main(words: Sequence[str] | None = None) -> int:
         raise SystemExit(f"fedcache is imported from {fedcache.__file__}, not from {args.package}.")
     cases = [c for c in all_cases() if not args.only or any(fnmatch(c.name, p) for p in args.only)]
     with stage() as place:
-        figures = record(cases, place, print if args.times else None)
+        figures = record(cases, place)
     args.out.write_text(json.dumps(figures))
     return 0
 
@@ -934,7 +844,7 @@ def main(words: Sequence[str] | None = None) -> int:
 def compare(args: argparse.Namespace) -> int:
     """Print every difference of two commits, and what was compared."""
     tool = Path(__file__).read_text()
-    a, b = (recorded(rev, args.only, args.cache, tool) for rev in args.revs)
+    a, b = (recorded(rev, args.only, tool) for rev in args.revs)
     found = differences(a, b, args.ignore)
     for case, name, left, right in found:
         print(f"{case}  {name}  {left!r} -> {right!r}")

@@ -144,7 +144,7 @@ def level(name: str) -> int:
 
 
 def against_layers(found: Sequence[Import]) -> list[str]:
-    """Imports that go up, or to a floor beside."""
+    """Imports that go up, or to another floor of the same level."""
     wrong = []
     for i in found:
         up = level(i.target) < level(i.source)
@@ -170,7 +170,7 @@ def circles(found: Sequence[Import]) -> list[list[str]]:
 
 def sizes(known: dict[str, Path]) -> dict[str, list[str]]:
     """Parameter lists that are too long, and class names that are defined twice."""
-    found: dict[str, list[str]] = {"parameters": [], "class": []}
+    parameters = []
     classes: dict[str, list[str]] = defaultdict(list)
     for name, path in known.items():
         text = path.read_text(encoding="utf-8")
@@ -179,10 +179,10 @@ def sizes(known: dict[str, Path]) -> dict[str, list[str]]:
                 classes[node.name].append(name)
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 many = len(node.args.args) + len(node.args.kwonlyargs) + len(node.args.posonlyargs)
-                if many > MOST_PARAMETERS and name not in ("fedcache.api",):
-                    found["parameters"].append(f"{name}.{node.name} has {many} parameters")
-    found["class"] = [f"{n} in {', '.join(w)}" for n, w in sorted(classes.items()) if len(w) > 1]
-    return found
+                if many > MOST_PARAMETERS and name != "fedcache.api":
+                    parameters.append(f"{name}.{node.name} has {many} parameters")
+    twice = [f"{n} in {', '.join(w)}" for n, w in sorted(classes.items()) if len(w) > 1]
+    return {"parameters": parameters, "class": twice}
 
 
 METHODS = ("federate", "methods")

@@ -2,9 +2,9 @@
 
     OMP_NUM_THREADS=1 python tools/lying_sites.py
 
-The sites hold scikit-learn's digits (8 x 8 pixels as features, 80 % of the rows for training), dealt at random. Every
-message is packed and unpacked as Flower does it. Methods that train run 3 rounds. The class texts of gda are the class
-means of the first hundred rows.
+The sites hold scikit-learn's digits (8 x 8 pixels as features, 80 % of the rows for training), assigned at random.
+Every message is packed and unpacked as Flower does it. Methods that train run 3 rounds. The class texts of gda are the
+class means of the first hundred rows.
 """
 
 from __future__ import annotations

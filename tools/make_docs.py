@@ -86,13 +86,13 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def index(
-    title: str, says: Sequence[str], head: Sequence[str], rows: Sequence[Sequence[str]]
+    title: str, introduction: Sequence[str], head: Sequence[str], rows: Sequence[Sequence[str]]
 ) -> str:
-    return text_of(f"# {title}", "", *says, "", *table(head, rows))
+    return text_of(f"# {title}", "", *introduction, "", *table(head, rows))
 
 
 def methods() -> dict[str, str]:
-    says = [
+    lines = [
         "# Methods",
         "",
         "All methods, by family. [Which method](../which-method.md) helps you to choose one, and is based on [a "
@@ -105,7 +105,7 @@ def methods() -> dict[str, str]:
             (f"[{name}]({name}.md)", METHODS[name].summary, METHODS[name].paper) for name in named
         ]
         introduction = method_families.line(about)
-        says += [
+        lines += [
             "",
             f"## {family}",
             "",
@@ -113,7 +113,7 @@ def methods() -> dict[str, str]:
             "",
             *table(("method", "what it does", "paper"), listed),
         ]
-    return {"README.md": text_of(*says), **{f"{name}.md": method_page(name) for name in METHODS}}
+    return {"README.md": text_of(*lines), **{f"{name}.md": method_page(name) for name in METHODS}}
 
 
 def method_page(name: str) -> str:
@@ -343,10 +343,10 @@ class Command:
         return f"{'-'.join(self.words)}.md"
 
     @property
-    def told(self) -> tuple[str, str]:
+    def description(self) -> tuple[str, str]:
         """What it says of itself, and its example."""
-        says, _, example = (inspect.getdoc(self.call) or "").partition("Example: ")
-        return says.strip(), example.strip()
+        text, _, example = (inspect.getdoc(self.call) or "").partition("Example: ")
+        return text.strip(), example.strip()
 
 
 def all_commands() -> list[Command]:
@@ -406,21 +406,18 @@ def _params(command: Command) -> list[str]:
     for param in command.params:
         if param.name not in hints or param.hidden:  # --help and completion are typer's own
             continue
-        kind = (
-            param.metavar
-            if _option(param) and param.metavar
-            else type_of(hints[param.name]) + range_of(param)
-        )
-        option = _option(param)
-        names = ", ".join(f"`{name}`" for name in param.opts) if option else f"`{name_of(param)}`"
-        again = (
-            " Repeatable."
-            if param.multiple and "epeatable" not in param.help and "comma" not in param.help
-            else ""
-        )
-        (options if option else arguments).append(
-            (names, kind, default_of(param), param.help + again)
-        )
+        rows = arguments
+        names = f"`{name_of(param)}`"
+        kind = ""
+        if _option(param):
+            rows = options
+            names = ", ".join(f"`{name}`" for name in param.opts)
+            kind = param.metavar
+        kind = kind or type_of(hints[param.name]) + range_of(param)
+        meaning = param.help
+        if param.multiple and "epeatable" not in meaning and "comma" not in meaning:
+            meaning += " Repeatable."
+        rows.append((names, kind, default_of(param), meaning))
     lines: list[str] = []
     for title, rows in (("Arguments", arguments), ("Options", options)):
         if rows:
@@ -430,14 +427,14 @@ def _params(command: Command) -> list[str]:
 
 
 def _command_page(command: Command) -> str:
-    says, example = command.told
+    text, example = command.description
     usage = " ".join(
         name_of(p) if p.required else f"[{name_of(p)}]" for p in command.params if not _option(p)
     )
     return text_of(
         f"# fedcache {command.name}",
         "",
-        says.replace("<", "&lt;"),  # a docstring of the terminal knows no HTML
+        text.replace("<", "&lt;"),  # a docstring of the terminal knows no HTML
         "",
         f"Usage: `fedcache {command.name}{' ' if usage else ''}{usage} [OPTIONS]`",
         "",
@@ -464,7 +461,7 @@ def _option(param: Any) -> bool:
 
 def commands() -> dict[str, str]:
     found = all_commands()
-    says = [
+    lines = [
         "Every command takes `--help`, which shows the options that are used most, `--help-all`, and `--json`.",
         "",
         'With `--json` there is one object on stdout, `{"schema", '
@@ -479,10 +476,12 @@ def commands() -> dict[str, str]:
         "| `FEDCACHE_REMOTE_CACHE` | most disk space for chunks of published stores, e.g. `20G` |",
     ]
     for panel in dict.fromkeys(c.panel for c in found):
-        rows = [(f"[{c.name}]({c.file})", _first(c.told[0])) for c in found if c.panel == panel]
-        says += ["", f"## {panel}", "", *table(("command", "what it does"), rows)]
+        rows = [
+            (f"[{c.name}]({c.file})", _first(c.description[0])) for c in found if c.panel == panel
+        ]
+        lines += ["", f"## {panel}", "", *table(("command", "what it does"), rows)]
     return {
-        "README.md": text_of("# Command line", "", *says),
+        "README.md": text_of("# Command line", "", *lines),
         **{c.file: _command_page(c) for c in found},
     }
 
@@ -585,32 +584,24 @@ MEANINGS: Mapping[Exit, Meaning] = {
 
 
 def exit_codes() -> str:
-    lines = [
+    rows = []
+    sections = []
+    for e in Exit:
+        m = MEANINGS[e]
+        title = f"{int(e)} {e.name.lower()}"
+        rows.append((f"[{int(e)}](#{anchor(title)})", e.name, m.short))
+        example = f"For example, {m.given}:" if m.given else "For example:"
+        sections += ["", f"## {title}", "", m.when, "", f"What to do: {m.then}", ""]
+        sections += [example, "", "```sh", m.example, "```"]
+    return text_of(
         "# Exit codes",
         "",
         "With `--json`, `error.code` and `error.name` hold the exit code, and `message` and `hint` explain it. "
         "fedcache never uses 1, because Python exits with it after a traceback.",
         "",
-        *table(
-            ("code", "name", "meaning"),
-            [(f"[{int(e)}](#{_anchor(e)})", e.name, MEANINGS[e].short) for e in Exit],
-        ),
-    ]
-    for e in Exit:
-        m = MEANINGS[e]
-        lines += ["", f"## {int(e)} {e.name.lower()}", "", m.when, "", f"What to do: {m.then}", ""]
-        lines += [
-            f"For example, {m.given}:" if m.given else "For example:",
-            "",
-            "```sh",
-            m.example,
-            "```",
-        ]
-    return text_of(*lines)
-
-
-def _anchor(code: Exit) -> str:
-    return f"{int(code)}-{code.name.lower()}"
+        *table(("code", "name", "meaning"), rows),
+        *sections,
+    )
 
 
 # backbones
@@ -618,9 +609,11 @@ def _anchor(code: Exit) -> str:
 
 def _meanings(kind: type) -> dict[str, str]:
     """What a dataclass's docstring says of each field."""
-    told = inspect.getdoc(kind) or ""
+    docstring = inspect.getdoc(kind) or ""
     names = "|".join(f.name for f in fields(kind))
-    found = re.split(rf"^    ({names}): ", told.partition("Attributes:")[2], flags=re.MULTILINE)
+    found = re.split(
+        rf"^    ({names}): ", docstring.partition("Attributes:")[2], flags=re.MULTILINE
+    )
     return {
         name: " ".join(text.split()) for name, text in zip(found[1::2], found[2::2], strict=True)
     }
@@ -681,9 +674,9 @@ def _backbone_page(b: Backbone) -> str:
     facts += [("prompt template", f"`{b.template}`")] if b.template else []
     facts += [("same weights as", f"[{b.shares}]({b.shares}.md)")] if b.shares else []
     recipe = b.recipe.to_dict()
-    says = _meanings(Recipe)
+    meanings = _meanings(Recipe)
     rows = [
-        (f"`{k}`", f"{v}", _plain(says[k]))
+        (f"`{k}`", f"{v}", _plain(meanings[k]))
         for k, v in recipe.items()
         if k not in ("backbone", "weights", "version")
     ]
@@ -724,14 +717,14 @@ def backbones() -> dict[str, str]:
         )
         for b in BACKBONES.values()
     ]
-    says = (
+    introduction = (
         "Frozen models with a name in fedcache. `fedcache backbones list` shows which of them work on this machine. "
         "`timm:NAME` and `open_clip:ARCH@TAG` name the models of these libraries, `random-projection:WIDTH` a random "
         "projection. Other prefixes name [models of your own](../add-a-backbone.md).",
     )
     head = ("backbone", "features", "pixels", "text tower", "source")
     return {
-        "README.md": index("Backbones", says, head, rows),
+        "README.md": index("Backbones", introduction, head, rows),
         **{f"{b.name}.md": _backbone_page(b) for b in BACKBONES.values()},
     }
 
@@ -748,15 +741,14 @@ def _classes(names: Sequence[str] | str) -> str:
     return f"{len(names)}"
 
 
-def _facts(name: str, found: dict[str, Any]) -> list[str]:
-    rows = [
-        (key, _classes(found[key])) for key in ("classes", "domains", "splits") if found.get(key)
-    ]
-    rows += [
-        (key, found[key])
-        for key in ("paper", "licence", "protocol", "template", "recipe")
-        if key in found
-    ]
+def _facts(found: dict[str, Any]) -> list[str]:
+    rows = []
+    for key in ("classes", "domains", "splits"):
+        if found.get(key):
+            rows.append((key, _classes(found[key])))
+    for key in ("paper", "licence", "protocol", "template", "recipe"):
+        if key in found:
+            rows.append((key, found[key]))
     return table(("", ""), rows)
 
 
@@ -777,7 +769,7 @@ def _paper_page(name: str) -> str:
         "",
         f"{held.title}: {held.about}.",
         "",
-        *_facts(name, found),
+        *_facts(found),
         "",
         "## How to get it",
         "",
@@ -855,7 +847,7 @@ def _digits_page() -> str:
         "",
         f"{found['about'][0].upper()}{found['about'][1:]}.",
         "",
-        *_facts("digits", found),
+        *_facts(found),
         "",
         *_docstring(digits),
         "",
@@ -893,15 +885,14 @@ def _own_files_page(spec: str) -> str:
 
 
 def datasets() -> dict[str, str]:
-    own = {spec: f"{spec.partition(':')[0]}.md" for spec in FILES}
-    made = {
-        "digits.md": _digits_page(),
-        **{page: _own_files_page(spec) for spec, page in own.items()},
-    }
-    made |= {f"paper-{name}.md": _paper_page(name) for name in paper.NAMES}
-    made["torchvision.md"] = _torchvision_page()
-    files = {"digits": "digits.md", **own}
-    files |= {f"paper:{name}": f"paper-{name}.md" for name in paper.NAMES}
+    made = {"digits.md": _digits_page(), "torchvision.md": _torchvision_page()}
+    files = {"digits": "digits.md"}
+    for spec in FILES:
+        files[spec] = f"{spec.partition(':')[0]}.md"
+        made[files[spec]] = _own_files_page(spec)
+    for name in paper.NAMES:
+        files[f"paper:{name}"] = f"paper-{name}.md"
+        made[f"paper-{name}.md"] = _paper_page(name)
     rows = [
         (
             f"[{e['name']}]({files.get(e['name'], 'torchvision.md')})",
@@ -910,13 +901,15 @@ def datasets() -> dict[str, str]:
         )
         for e in known()
     ]
-    says = (
+    introduction = (
         "`fedcache datasets list` shows which of them are on this machine. Several can be domains of one dataset: "
         "`--dataset mnist=torchvision:MNIST,svhn=torchvision:SVHN`. [`fedcache ingest`](../commands/ingest.md) reads "
         "your own embeddings, which are then a dataset with the name that you give.",
     )
     return {
-        "README.md": index("Datasets", says, ("dataset", "what it is", "how to get it"), rows),
+        "README.md": index(
+            "Datasets", introduction, ("dataset", "what it is", "how to get it"), rows
+        ),
         **made,
     }
 

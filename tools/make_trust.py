@@ -12,21 +12,21 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
+import shlex
 import subprocess
 import sys
 import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
-from code_changes import changed
+from code_changes import ROOT, changed, copied
 
 LONGEST = 7200
 """Seconds that a selection of tests may take."""
 
-ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "trust.md"
 KEPT = ROOT / "docs" / "trust.json"
 KILLS = "tests/durability/test_kills.py"
@@ -744,32 +744,16 @@ PROMISES = (
 def run(tests: tuple[str, ...], tree: Path, full: bool) -> tuple[int, int, int, str]:
     """(tests passed, cases tried, failed, first failure) of some selections in a checkout."""
     passed = cases = failed = 0
-    said = ""
+    failure = ""
+    path = filter(None, (str(tree), os.environ.get("PYTHONPATH")))
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(path)}
+    if full:
+        env["FEDCACHE_CASES"] = "full"
     for selection in tests:
-        file, _, words = selection.partition(" -k ")
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder) / "junit.xml"
-            line = [
-                sys.executable,
-                "-m",
-                "pytest",
-                "-q",
-                "-p",
-                "no:cacheprovider",
-                "-o",
-                "junit_family=legacy",
-                f"--junitxml={out}",
-                file,
-            ]
-            line += ["-k", words.strip("'")] if words else []
-            env = {
-                **os.environ,
-                "OMP_NUM_THREADS": "1",
-                "PYTHONPATH": os.pathsep.join(
-                    filter(None, (str(tree), os.environ.get("PYTHONPATH")))
-                ),
-            }
-            env |= {"FEDCACHE_CASES": "full"} if full else {}
+            words = f"-m pytest -q -p no:cacheprovider -o junit_family=legacy {selection}"
+            line = [sys.executable, *shlex.split(words), f"--junitxml={out}"]
             try:
                 done = subprocess.run(
                     line,
@@ -780,29 +764,25 @@ def run(tests: tuple[str, ...], tree: Path, full: bool) -> tuple[int, int, int, 
                     check=False,
                     timeout=LONGEST,
                 )
-                told = (done.stdout + done.stderr).strip()[-300:]
+                output = (done.stdout + done.stderr).strip()[-300:]
             except subprocess.TimeoutExpired:
                 # without a protection against a hang, tests fail and pytest never ends
-                told = f"no end within {LONGEST} s"
+                output = f"no end within {LONGEST} s"
             if not out.exists():
-                return passed, cases, failed + 1, told
-            for case in ElementTree.parse(out).getroot().iter("testcase"):
+                return passed, cases, failed + 1, output
+            for case in ElementTree.parse(out).iter("testcase"):
                 if case.find("skipped") is not None:
                     continue
-                if (wrong := case.find("failure")) is not None or (
-                    wrong := case.find("error")
-                ) is not None:
+                if wrong := [*case.findall("failure"), *case.findall("error")]:
                     failed += 1
-                    said = said or f"{case.get('name')}: {(wrong.get('message') or '')[:200]}"
+                    failure = (
+                        failure or f"{case.get('name')}: {(wrong[0].get('message') or '')[:200]}"
+                    )
                     continue
                 passed += 1
-                drawn = [
-                    int(p.get("value", "1"))
-                    for p in case.iter("property")
-                    if p.get("name") == "cases"
-                ]
-                cases += sum(drawn) if drawn else 1
-    return passed, cases, failed, said
+                drawn = case.findall(".//property[@name='cases']")
+                cases += sum(int(number.get("value", "1")) for number in drawn) if drawn else 1
+    return passed, cases, failed, failure
 
 
 def mutate(promise: Promise) -> str:
@@ -811,10 +791,7 @@ def mutate(promise: Promise) -> str:
         return ""
     file, old, new, tests = promise.breakage
     with tempfile.TemporaryDirectory() as folder:
-        tree = Path(folder)
-        for part in ("fedcache", "tests", "tools"):
-            shutil.copytree(ROOT / part, tree / part, ignore=shutil.ignore_patterns("__pycache__"))
-        shutil.copy(ROOT / "pyproject.toml", tree)
+        tree = copied(Path(folder), "fedcache", "tests", "tools")
         target = tree / "fedcache" / file
         text = target.read_text(encoding="utf-8")
         target.write_text(changed(text, old, new, file), encoding="utf-8")
@@ -824,13 +801,13 @@ def mutate(promise: Promise) -> str:
         return "NOT NOTICED"
 
 
-def page(rows: dict[str, dict[str, object]], when: str) -> str:
+def page(rows: dict[str, dict[str, Any]]) -> str:
     """The text of docs/trust.md."""
     lines = [
         "# Trust",
         "",
         "This page lists the promises of fedcache with the tests that hold them. `tools/make_trust.py` makes it. "
-        + when,
+        "Counts are the largest of all runs of the tests.",
         "",
         "| | promise | cases | lost | protection removed | tests |",
         "|---|---|---|---|---|---|",
@@ -860,12 +837,8 @@ def leaves() -> str:
         "| data that leaves a client in a round | what it reveals | methods |",
         "|---|---|---|",
     ]
-    return "\n".join(
-        [
-            *lines,
-            *(f"| {what} | {reveals} | {', '.join(names)} |" for (what, reveals), names in rows),
-        ]
-    )
+    lines += [f"| {what} | {reveals} | {', '.join(names)} |" for (what, reveals), names in rows]
+    return "\n".join(lines)
 
 
 WORDS = """\
@@ -1094,31 +1067,24 @@ def main() -> int:
     parser.add_argument(
         "--only", default="", metavar="ID,ID", help="these rows; the others stay as they are"
     )
-    asked = parser.parse_args()
-    rows: dict[str, dict[str, object]] = json.loads(KEPT.read_text()) if KEPT.exists() else {}
+    options = parser.parse_args()
+    rows: dict[str, dict[str, Any]] = json.loads(KEPT.read_text()) if KEPT.exists() else {}
     bad = 0
-    if strange := set(filter(None, asked.only.split(","))) - {p.id for p in PROMISES}:
-        parser.error(
-            f"there is no row {', '.join(sorted(strange))}; rows: {', '.join(p.id for p in PROMISES)}"
-        )
+    known = [promise.id for promise in PROMISES]
+    only = list(filter(None, options.only.split(",")))
+    if strange := set(only).difference(known):
+        parser.error(f"there is no row {', '.join(sorted(strange))}; rows: {', '.join(known)}")
     for promise in PROMISES:
-        if asked.only and promise.id not in asked.only.split(","):
+        if options.only and promise.id not in only:
             continue
         begun = time.monotonic()
-        passed, cases, failed, said = run(promise.tests, ROOT, asked.full)
-        broken = (
-            mutate(promise)
-            if asked.mutate and not failed
-            else str(rows.get(promise.id, {}).get("broken", ""))
-        )
+        passed, cases, failed, failure = run(promise.tests, ROOT, options.full)
         before = rows.get(promise.id, {})
-        if (
-            not asked.full
-            and not failed
-            and isinstance(before.get("cases"), int)
-            and before["cases"] > cases
-        ):
-            cases = int(str(before["cases"]))  # more were tried before
+        broken = before.get("broken", "")
+        if options.mutate and not failed:
+            broken = mutate(promise)
+        if not options.full and not failed:
+            cases = max(cases, before.get("cases", 0))  # more were tried before
         rows[promise.id] = {
             "tests": passed,
             "cases": cases,
@@ -1128,16 +1094,12 @@ def main() -> int:
         bad += bool(failed) or broken == "NOT NOTICED"
         print(
             f"{promise.id:3} {passed:5} tests {cases:6} cases {failed:3} lost  {broken:14} "
-            f"{time.monotonic() - begun:6.1f} s  {said}",
+            f"{time.monotonic() - begun:6.1f} s  {failure}",
             flush=True,
         )
         KEPT.write_text(json.dumps(rows, indent=1, sort_keys=True) + "\n")
-    PAGE.write_text(
-        page(rows, "Counts are the largest of all runs of the tests."), encoding="utf-8"
-    )
-    if bad:
-        return 1
-    return 0
+    PAGE.write_text(page(rows), encoding="utf-8")
+    return int(bad > 0)
 
 
 if __name__ == "__main__":

@@ -69,7 +69,7 @@ CALLED = {
 EITHER_WAY = {"minimum", "maximum", "union1d", "intersect1d"}
 """Of ``CALLED``, what gives the same of two arguments whichever comes first, as do the built-in min and max."""
 BUILT_IN = {"min", "max", "any", "all"}
-"""Of ``CALLED``, what exists as a plain name; ``sum(x)`` has no plain ``mean`` beside it."""
+"""Of ``CALLED``, what exists as a plain name; ``sum(x)`` has no plain ``mean`` as its counterpart."""
 WORDS = {
     "note",
     "warn",
@@ -89,6 +89,19 @@ WORDS = {
     "Argument",
 }
 """Calls whose arguments are words for a person or names for a type checker."""
+GENERIC = {
+    "Annotated",
+    "Literal",
+    "Callable",
+    "Mapping",
+    "Sequence",
+    "Union",
+    "Optional",
+    "dict",
+    "tuple",
+    "list",
+}
+"""Types whose subscripts are type aliases."""
 MODULE = "<module>"
 """Stands for the name that a statement at the top of a module does not define."""
 TINY = 1e-4
@@ -202,11 +215,9 @@ class _Finder:
         names = () if at.inside else (*at.names, *_defined(node)) or (MODULE,)
         at = _At(at.where, names, node.lineno, stop, at.inside)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            for default in [
-                *node.args.defaults,
-                *(d for d in node.args.kw_defaults if d is not None),
-            ]:
-                yield from self.expression(default, at)
+            for default in [*node.args.defaults, *node.args.kw_defaults]:
+                if default is not None:
+                    yield from self.expression(default, at)
             yield from self.block(node.body, _At(_dotted(at.where, node.name), (), 0, 0, True))
             return
         if isinstance(node, ast.ClassDef):
@@ -256,10 +267,10 @@ class _Finder:
                     yield self.made(test, f"not ({ast.unparse(test)})", at)
                 for part in (child.iter, *child.ifs):
                     yield from self.expression(part, at)
-            elif (
-                isinstance(child, ast.keyword) and child.arg != "strict"
-            ):  # of zip: says what always holds
-                yield from self.expression(child.value, at)
+            elif isinstance(child, ast.keyword):
+                # ``strict`` of zip states what always holds.
+                if child.arg != "strict":
+                    yield from self.expression(child.value, at)
             elif isinstance(child, ast.expr) and child not in types:
                 yield from self.expression(child, at)
 
@@ -272,11 +283,10 @@ def _other_statements(node: ast.stmt, known: set[str]) -> Iterator[str]:
     if isinstance(node, ast.Raise | ast.Delete) or calls:
         yield "pass"
     elif isinstance(node, ast.Assign | ast.AnnAssign):
-        targets = _targets(node)
-        plain = all(isinstance(t, ast.Name) for t in targets)
-        if node.value is not None and (
-            not plain or all(isinstance(t, ast.Name) and t.id in known for t in targets)
-        ):
+        # Without the first value of a name, whatever reads the name would fail.
+        first = {t.id for t in _targets(node) if isinstance(t, ast.Name)} - known
+        others = any(not isinstance(t, ast.Name) for t in _targets(node))
+        if node.value is not None and (others or not first):
             yield "pass"
     elif isinstance(node, ast.AugAssign):
         yield "pass"
@@ -296,12 +306,9 @@ def _other_expressions(node: ast.expr) -> Iterator[ast.expr]:
         for i, op in enumerate(node.ops):
             for kind in COMPARED[type(op)]:
                 yield _with(node, ops=[*node.ops[:i], kind(), *node.ops[i + 1 :]])
-    elif (
-        isinstance(node, ast.BinOp)
-        and not _text_or_list(node.left)
-        and not _text_or_list(node.right)
-    ):
-        if (other := COMPUTED.get(type(node.op))) is not None:
+    elif isinstance(node, ast.BinOp):
+        other = COMPUTED.get(type(node.op))
+        if other is not None and not _text_or_list(node.left) and not _text_or_list(node.right):
             yield _with(node, op=other())
     elif isinstance(node, ast.BoolOp):
         yield _with(node, op=ast.Or() if isinstance(node.op, ast.And) else ast.And())
@@ -366,12 +373,7 @@ def _for_people(node: ast.stmt) -> bool:
     if isinstance(node, ast.ClassDef):
         return any(_name_of(base) == "Protocol" for base in node.bases)
     if isinstance(node, ast.Assign):  # a type alias, and what the module lists of itself
-        kinds = {"Annotated", "Literal", "Callable", "Mapping", "Sequence", "Union", "Optional"}
-        alias = isinstance(node.value, ast.Subscript) and _name_of(node.value.value) in kinds | {
-            "dict",
-            "tuple",
-            "list",
-        }
+        alias = isinstance(node.value, ast.Subscript) and _name_of(node.value.value) in GENERIC
         return alias or any(isinstance(t, ast.Name) and t.id.startswith("__") for t in node.targets)
     return False
 

@@ -2,12 +2,12 @@
 
     OMP_NUM_THREADS=1 python tools/mutate.py --count 40 [--seed N] [--paths GLOB ...] [--report FILE]
 
-A line that can be changed without a failing test is a promise nobody keeps. Places are drawn by lines, so a long module
-gets more than a short one. Each change is made in a copy of the repository (never in this checkout), and only tests
-that execute the changed line run there, until the first failure: first as many as fit into ``--budget`` seconds, and
-where none of these fails the others, within ``MORE`` seconds. What executes what is measured
-once per test file and kept in a cache as long as neither the test file nor any module it runs has changed. What no test
-executes survives too.
+A line that can be changed without a failing test is a promise that no test holds. Places are drawn by lines, so a long
+module gets more than a short one. Each change is made in a copy of the repository (never in this checkout), and only
+tests that execute the changed line run there, until the first failure: first as many as fit into ``--budget`` seconds,
+and where none of these fails the others, within ``MORE`` seconds. The lines that each test executes are measured once
+per test file, and kept in a cache as long as neither the test file nor any module it runs has changed. A change of a
+line that no test executes survives too.
 
 A survivor is looked at by a person: it gets a test, or, where the change makes no difference that a promise speaks of,
 an entry in ``tools/mutants-equivalent.toml`` with the reason; such changes are not drawn again. Prints the share that
@@ -35,10 +35,10 @@ import tempfile
 import time
 import tomllib
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -121,7 +121,7 @@ class Copies:
 
     @contextmanager
     def one(self) -> Iterator[Path]:
-        """A copy that nobody else has."""
+        """A copy that no other thread has."""
         tree = self._free.get()
         try:
             yield tree
@@ -129,7 +129,7 @@ class Copies:
             self._free.put(tree)
 
     def end(self, *_: object) -> None:
-        """End all that runs, as a handler of signals: what was started has a session of its own and would go on."""
+        """End all that runs, as a handler of signals: what was started has a session of its own and would not end."""
         self._ended = True
         for run in list(self._running):
             _end_group(run)
@@ -171,8 +171,8 @@ class Copies:
         )
         self._running.add(run)
         try:
-            said, _ = run.communicate(timeout=limit)
-            return run.returncode, said
+            output, _ = run.communicate(timeout=limit)
+            return run.returncode, output
         except subprocess.TimeoutExpired:
             return None, ""
         finally:
@@ -208,11 +208,10 @@ class TestFile:
 class Map:
     """What all tests execute."""
 
-    files: list[TestFile] = field(default_factory=list)
+    files: list[TestFile]
 
-    def executing(self, file: str, lines: Iterator[int] | range) -> dict[int, int]:
+    def executing(self, file: str, lines: Collection[int]) -> dict[int, int]:
         """Per number of a test file the bits of its tests that execute any of ``lines``."""
-        lines = list(lines)
         hits = {}
         for i, test_file in enumerate(self.files):
             known = test_file.lines.get(file, {})
@@ -273,9 +272,9 @@ def measure(copies: Copies, package: str, cache: Path, jobs: int) -> Map:
                 return _read(stored)
         begun = time.monotonic()
         with copies.one() as tree:
-            tests, lines, said = _watched(copies, tree, file, package)
+            tests, lines, wrong = _watched(copies, tree, file, package)
         print(
-            f"measured {file}: {len(tests)} tests, {time.monotonic() - begun:.0f} s{said}",
+            f"measured {file}: {len(tests)} tests, {time.monotonic() - begun:.0f} s{wrong}",
             flush=True,
         )
         stored = {
@@ -287,7 +286,7 @@ def measure(copies: Copies, package: str, cache: Path, jobs: int) -> Map:
                 for f, by_line in lines.items()
             },
         }
-        if not said:
+        if not wrong:
             partial = entry.with_suffix(f".{os.getpid()}")
             partial.write_bytes(gzip.compress(json.dumps(stored).encode()))
             partial.replace(entry)
@@ -319,12 +318,12 @@ def _watched(
     from coverage.exceptions import DataError
 
     with tempfile.TemporaryDirectory(dir=tree.parent) as folder:
-        told = Path(folder) / "tests.json"
-        env = {DATA: f"{folder}/data", SOURCE: str(tree / package), TESTS: str(told)}
-        status, said = copies.pytest(tree, ["-p", "mutate_watch", "-m", MARKS, file], 3600, **env)
-        if not told.is_file():
-            sys.exit(f"{file} could not be measured: {said.strip()[-500:]}")
-        known = json.loads(told.read_text(encoding="utf-8"))
+        listing = Path(folder) / "tests.json"
+        env = {DATA: f"{folder}/data", SOURCE: str(tree / package), TESTS: str(listing)}
+        status, output = copies.pytest(tree, ["-p", "mutate_watch", "-m", MARKS, file], 3600, **env)
+        if not listing.is_file():
+            sys.exit(f"{file} could not be measured: {output.strip()[-500:]}")
+        known = json.loads(listing.read_text(encoding="utf-8"))
         good = {name: e for name, e in known.items() if e["passed"] and e["ran"]}
         bit = {name: 1 << i for i, name in enumerate(good)}
         # also by shared fixtures: context -> bits of the tests
@@ -332,7 +331,7 @@ def _watched(
         for name, entry in good.items():
             for context in (name, *entry["fixtures"]):
                 uses[context] |= bit[name]
-        lines: dict[str, dict[int, int]] = {}
+        lines: dict[str, dict[int, int]] = defaultdict(lambda: defaultdict(int))
         for path in sorted(Path(folder).glob("data.*")):
             data = CoverageData(str(path))
             try:
@@ -340,27 +339,19 @@ def _watched(
             except DataError:  # of a process that was killed while it wrote
                 continue
             for module in data.measured_files():
-                # empty for a module that was not even imported
-                executed = data.contexts_by_lineno(module)
-                mine = (
-                    lines.setdefault(Path(module).relative_to(tree).as_posix(), {})
-                    if executed
-                    else {}
-                )
-                for line, contexts in executed.items():
-                    for context in contexts:  # of processes that a test starts also "test|"
-                        mine[line] = (
-                            mine.get(line, 0)
-                            | uses.get(context, 0)
-                            | uses.get(context.rstrip("|"), 0)
-                        )
+                name = Path(module).relative_to(tree).as_posix()
+                # A module that was not even imported has no lines here.
+                for line, contexts in data.contexts_by_lineno(module).items():
+                    for context in contexts:
+                        # "test|" of processes that a test starts
+                        lines[name][line] |= uses[context] | uses[context.rstrip("|")]
     failed = [name for name, e in known.items() if not e["passed"]]
-    wrong = f"; {len(failed)} fail unchanged, the first {failed[0]}" if failed else ""
-    return (
-        [(n, e["seconds"]) for n, e in good.items()],
-        lines,
-        wrong if status is not None else "; took too long",
-    )
+    wrong = ""
+    if status is None:
+        wrong = "; took too long"
+    elif failed:
+        wrong = f"; {len(failed)} fail unchanged, the first {failed[0]}"
+    return [(n, e["seconds"]) for n, e in good.items()], lines, wrong
 
 
 # One mutant -----------------------------------------------------------------------------------------------------------
@@ -405,13 +396,11 @@ def _name_read(node: ast.AST) -> str:
 
 
 def _assigned(node: ast.stmt) -> list[str]:
-    targets = (
-        node.targets
-        if isinstance(node, ast.Assign)
-        else [node.target]
-        if isinstance(node, ast.AnnAssign)
-        else []
-    )
+    targets: list[ast.expr] = []
+    if isinstance(node, ast.Assign):
+        targets = node.targets
+    elif isinstance(node, ast.AnnAssign):
+        targets = [node.target]
     return [t.id for t in targets if isinstance(t, ast.Name)]
 
 
@@ -428,22 +417,22 @@ def tests_for(mutant: Mutant, known: Map, readers: Readers) -> list[tuple[str, f
     names = set(mutant.names)
     for _ in range(2):
         names |= {made for name in names for made in readers.made_of.get(name, ())}
-    direct: dict[int, int] = {}
+    direct: dict[int, int] = defaultdict(int)
     for name in mutant.names:
         for file, line in readers.lines.get(name, ()):
             for i, bits in known.executing(file, range(line, line + 1)).items():
-                direct[i] = direct.get(i, 0) | bits
+                direct[i] |= bits
     module = {n for f in known.files for n in f.lines.get(mutant.file, {})} - readers.at_import[
         mutant.file
     ]
     executing = known.in_turn(direct, mutant.file)
-    executing += known.in_turn(known.executing(mutant.file, iter(module)), mutant.file)
+    executing += known.in_turn(known.executing(mutant.file, module), mutant.file)
     functions = {function for name in names for function in readers.tests.get(name, ())}
-    reading: dict[int, int] = {}
+    reading: dict[int, int] = defaultdict(int)
     for i, f in enumerate(known.files):
         for bit, (test, _) in enumerate(f.tests):
             if "::".join(test.partition("[")[0].split("::")[:2]) in functions:
-                reading[i] = reading.get(i, 0) | 1 << bit
+                reading[i] |= 1 << bit
     name = Path(mutant.file).stem
     # of a table, the cases of this module
     own = re.compile(rf"[\[-]({name}|{name.replace('_', '-')})[]-]")
@@ -477,34 +466,24 @@ def judge(
         listed.write_text("\n".join(chosen), encoding="utf-8")
         target.write_text(mutant.apply(source), encoding="utf-8")
         try:
-            status, said = copies.pytest(tree, ["-x", f"@{listed}"], 3 * total + 60)
+            status, output = copies.pytest(tree, ["-x", f"@{listed}"], 3 * total + 60)
         finally:
             target.write_text(source, encoding="utf-8")
-        if status in (
-            NO_SUCH_TEST,
-            NOTHING_RAN,
-        ):  # the mutant may have taken them away, but they must be there without
+        # The mutant may have taken the tests away, but they must be there without it.
+        if status in (NO_SUCH_TEST, NOTHING_RAN):
             unchanged, words = copies.pytest(tree, ["--collect-only", f"@{listed}"], 600)
             if unchanged != 0:
                 sys.exit(
                     f"The tests chosen for {mutant.file}:{mutant.line} cannot be collected: {words[-500:]}"
                 )
-    failed = re.search(r"^(?:FAILED|ERROR):? (.*)$", said, re.MULTILINE)
-    why = (
-        "time was over"
-        if status is None
-        else failed[1]
-        if failed
-        else " ".join(said.split())[-200:]
-    )
-    return Verdict(
-        mutant,
-        status != 0,
-        why if status != 0 else "",
-        chosen,
-        len(tests),
-        time.monotonic() - begun,
-    )
+    by = ""
+    if status is None:
+        by = "time was over"
+    elif status != 0:
+        failed = re.search(r"^(?:FAILED|ERROR):? (.*)$", output, re.MULTILINE)
+        by = failed[1] if failed else " ".join(output.split())[-200:]
+    seconds = time.monotonic() - begun
+    return Verdict(mutant, status != 0, by, chosen, len(tests), seconds)
 
 
 # All of them ----------------------------------------------------------------------------------------------------------
@@ -557,15 +536,14 @@ def _compiles(source: str) -> bool:
 def shown(v: Verdict) -> str:
     """A survivor, for a person."""
     m = v.mutant
-    ran = (
-        f"{len(v.ran)} of the {v.executing} tests that execute it ran"
-        if v.executing
-        else "no test executes it"
-    )
-    names = "".join(f"\n      {name}" for name in v.ran[:8]) + (
-        "\n      ..." if len(v.ran) > 8 else ""
-    )
-    return f"{m.file}:{m.line} in {m.where or 'the module'}\n    - {m.before}\n    + {m.after}\n    {ran}{names}"
+    ran = "no test executes it"
+    if v.executing:
+        ran = f"{len(v.ran)} of the {v.executing} tests that execute it ran"
+    names = [f"      {name}" for name in v.ran[:8]]
+    if len(v.ran) > 8:
+        names.append("      ...")
+    place = f"{m.file}:{m.line} in {m.where or 'the module'}"
+    return "\n".join([place, f"    - {m.before}", f"    + {m.after}", f"    {ran}", *names])
 
 
 def table(verdicts: Sequence[Verdict], head: str) -> str:
@@ -576,22 +554,33 @@ def table(verdicts: Sequence[Verdict], head: str) -> str:
         for v in verdicts
     ]
     left = "".join(f"\n```\n{shown(v)}\n```\n" for v in verdicts if not v.noticed)
-    titles = (
-        "| place | before | after | noticed by | tests chosen | s |\n|---|---|---|---|---|---|\n"
-    )
-    return (
-        f"# Mutants\n\n{head}\n\n{titles}"
-        + "\n".join(rows)
-        + f"\n\n## Survivors\n{left or chr(10) + 'None.'}\n"
-    )
+    lines = [
+        "# Mutants",
+        "",
+        head,
+        "",
+        "| place | before | after | noticed by | tests chosen | s |",
+        "|---|---|---|---|---|---|",
+        *rows,
+        "",
+        "## Survivors",
+        left or "\nNone.",
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("`", "'")
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    """Draw, judge, tell."""
+def sources_in(tree: Path, folder: str) -> dict[str, str]:
+    """The texts of the Python files in a folder of ``tree``, by their paths below ``tree``."""
+    files = sorted((tree / folder).rglob("*.py"))
+    return {file.relative_to(tree).as_posix(): file.read_text("utf-8") for file in files}
+
+
+def main() -> int:
+    """Draw mutants, judge them and print the verdicts."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--count", type=int, default=40, help="how many mutants")
     parser.add_argument(
@@ -616,7 +605,7 @@ def main(words: Sequence[str] | None = None) -> int:
         "--cache", type=Path, help="folder for what tests execute; default: the user's cache"
     )
     parser.add_argument("--only-measure", action="store_true", help="fill the cache and stop")
-    o = parser.parse_args(words)
+    o = parser.parse_args()
     root = o.root.resolve()
     seed = random.SystemRandom().randrange(10**6) if o.seed is None else o.seed
     at_home = (
@@ -629,10 +618,7 @@ def main(words: Sequence[str] | None = None) -> int:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, copies.end)
         tree = copies.first  # all is read from the copy, so the repository may change meanwhile
-        sources = {
-            p.relative_to(tree).as_posix(): p.read_text("utf-8")
-            for p in sorted((tree / o.package).rglob("*.py"))
-        }
+        sources = sources_in(tree, o.package)
         inside = {
             n: s
             for n, s in sources.items()
@@ -645,11 +631,7 @@ def main(words: Sequence[str] | None = None) -> int:
         known = measure(copies, o.package, o.cache or at_home, o.jobs)
         if o.only_measure:
             return 0
-        tests = {
-            p.relative_to(tree).as_posix(): p.read_text("utf-8")
-            for p in sorted((tree / "tests").rglob("*.py"))
-        }
-        readers = Readers(sources, tests)
+        readers = Readers(sources, sources_in(tree, "tests"))
         print(f"{len(mutants)} mutants of {len(inside)} modules, seed {seed}", flush=True)
 
         def one(mutant: Mutant) -> Verdict:

@@ -98,7 +98,7 @@ class Watch:
 
 
 def pytest_configure(config: Any) -> None:
-    """Register; pytest is imported by whoever calls this."""
+    """Register the hooks; pytest, which calls this, is imported already."""
     import pytest
 
     class Switches:

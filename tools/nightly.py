@@ -5,7 +5,7 @@
 The steps run all cases, new examples of property tests, every law broken, random changes of the code and of the files
 of a home. Each step's output is kept in .nightly/COMMIT/STEP.log, its result and time in .nightly/COMMIT/steps.json,
 and a table of all in .nightly/COMMIT/report.md. A step that fails does not stop the others. A
-checkout with changes begins anew each time, as it may have changed again. Exits 1 if a step failed.
+checkout with changes begins again each time, as it may have changed since. Exits 1 if a step failed.
 """
 
 from __future__ import annotations
@@ -117,17 +117,17 @@ def main() -> int:
     )
     parser.add_argument("--fresh", action="store_true", help="run again what has passed")
     parser.add_argument("--list", action="store_true", help="say what would run, and run nothing")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     name = commit()
     folder = ROOT / ".nightly" / name
     kept = folder / "steps.json"
-    goes_on = kept.is_file() and not asked.fresh and not name.endswith(CHANGED)
+    goes_on = kept.is_file() and not options.fresh and not name.endswith(CHANGED)
     done: dict[str, dict[str, Any]] = json.loads(kept.read_text()) if goes_on else {}
     for step, words in steps().items():
         if done.get(step, {}).get("result") == "passed":
             print(f"{step}: passed before", flush=True)
             continue
-        if asked.list:
+        if options.list:
             print(f"{step}: {' '.join(words)}")
             continue
         folder.mkdir(parents=True, exist_ok=True)
@@ -135,7 +135,7 @@ def main() -> int:
         print(f"{step}: {done[step]['result']} in {done[step]['seconds']:,} s", flush=True)
         kept.write_text(json.dumps(done, indent=1) + "\n")
         (folder / "report.md").write_text(report(name, done), encoding="utf-8")
-    if not asked.list:
+    if not options.list:
         print(f"Logs and report: {folder.relative_to(ROOT)}")
     return int(any(found["result"] != "passed" for found in done.values()))
 

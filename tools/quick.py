@@ -151,15 +151,15 @@ def main() -> int:
         "files", nargs="*", metavar="FILE", help="changed files; default: what git says"
     )
     parser.add_argument("--list", action="store_true", help="print the test files and run none")
-    asked = parser.parse_args()
-    if missing := [file for file in asked.files if not (ROOT / file).is_file()]:
+    options = parser.parse_args()
+    if missing := [file for file in options.files if not (ROOT / file).is_file()]:
         parser.error(f"there is no file {', '.join(missing)} below {ROOT}")
-    changed = asked.files or changed_paths()
+    changed = options.files or changed_paths()
     chosen, left_out, methods = choose(changed)
     print(f"{len(changed)} changed files, {len(chosen)} test files:", *chosen, sep="\n  ")
     if left_out:
         print(f"Left out: {len(left_out)} other test files that reach them. make test runs all.")
-    if asked.list or not chosen:
+    if options.list or not chosen:
         return 0
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "FEDCACHE_CHANGED": " ".join(changed)}
     return subprocess.run(

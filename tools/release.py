@@ -28,7 +28,7 @@ def read(name: str, root: Path) -> str:
 
 
 def replace(name: str, pattern: str, new: str, root: Path) -> None:
-    """Write one line of a file anew; SystemExit where there is not exactly one of it."""
+    """Replace one line of a file; SystemExit where there is not exactly one of it."""
     text, found = re.subn(pattern, lambda _: new, read(name, root), flags=re.MULTILINE)
     if found != 1:
         raise SystemExit(f"{name} has {found} lines like {pattern}, expected one")
@@ -172,11 +172,11 @@ def main() -> None:
     commands.add_parser("address", help="write the address of the repository").add_argument(
         "address"
     )
-    asked = parser.parse_args()
-    if asked.command == "set":
-        set_version(asked.version, asked.date)
-    elif asked.command == "address":
-        set_address(asked.address)
+    options = parser.parse_args()
+    if options.command == "set":
+        set_version(options.version, options.date)
+    elif options.command == "address":
+        set_address(options.address)
     elif wrong := missing():
         raise SystemExit("\n".join(wrong))
     else:

@@ -23,7 +23,7 @@ LIMIT = 300
 """Seconds for a cell; a notebook takes less than thirty on two idle cores."""
 
 
-def page(book: nbformat.NotebookNode, name: str, home: str = "") -> str:
+def page(book: nbformat.NotebookNode, name: str, home: str) -> str:
     """A notebook as Markdown: its texts, its code, and under each cell what it printed.
 
     Args:
@@ -40,17 +40,19 @@ def page(book: nbformat.NotebookNode, name: str, home: str = "") -> str:
             lines += [cell.source, ""]
             continue
         lines += ["```python", cell.source, "```", ""]
-        said = ""
+        printed = ""
         for output in cell.outputs:
             if output.get("name") == "stderr":  # progress, and warnings of this machine
                 continue
-            if output.output_type != "stream" and "text/plain" not in output.get("data", {}):
+            if output.output_type == "stream":
+                printed += output.text
+            elif "text/plain" in output.get("data", {}):
+                printed += output.data["text/plain"]
+            else:
                 raise ValueError(f"{name}: an output of {output.output_type} that is no text")
-            said += output.text if output.output_type == "stream" else output.data["text/plain"]
-        said = re.sub(
-            r"/\S*/(?=\w+\.npz)", "", said.replace(home, "$FEDCACHE_HOME") if home else said
-        )
-        lines += ["```text", said.rstrip(), "```", ""] if said.strip() else []
+        printed = re.sub(r"/\S*/(?=\w+\.npz)", "", printed.replace(home, "$FEDCACHE_HOME"))
+        if printed.strip():
+            lines += ["```text", printed.rstrip(), "```", ""]
     first, *rest = lines
     title, _, text = first.partition("\n")
     where = f"The notebook `examples/{name}`, with what it printed."

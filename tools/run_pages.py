@@ -94,9 +94,9 @@ def matched(shown: str, printed: str, *, check: bool = True) -> str:
     Raises:
         PageError: naming the first line that was not printed.
     """
-    said = [line.rstrip() for line in printed.splitlines() if line.strip()]
+    lines = [line.rstrip() for line in printed.splitlines() if line.strip()]
     if shown.strip() == ALL:
-        return "".join(f"{line}\n" for line in said)
+        return "".join(f"{line}\n" for line in lines)
     at = 0
     out = []
     free = False
@@ -105,32 +105,26 @@ def matched(shown: str, printed: str, *, check: bool = True) -> str:
             free = free or line.strip() == ELLIPSIS
             out.append(line)
             continue
-        reach = range(at, len(said) if free else min(at + 1, len(said)))
-        found = next((i for i in reach if alike(said[i]) == alike(line)), None)
+        reach = range(at, len(lines) if free else min(at + 1, len(lines)))
+        found = next((i for i in reach if alike(lines[i]) == alike(line)), None)
         if found is None:
-            raise PageError(f"shows {line!r}, printed {chr(10).join(said[at : at + 8])}")
-        for old, new in zip(PERCENT.findall(line), PERCENT.findall(said[found]), strict=True):
+            raise PageError(f"shows {line!r}, printed {chr(10).join(lines[at : at + 8])}")
+        for old, new in zip(PERCENT.findall(line), PERCENT.findall(lines[found]), strict=True):
             if check and abs(float(old) - float(new)) > POINT:
-                raise PageError(f"shows {old} %, printed {new} %: {said[found]}")
-        out.append(said[found])
+                raise PageError(f"shows {old} %, printed {new} %: {lines[found]}")
+        out.append(lines[found])
         at = found + 1
         free = False
-    if at < len(said) and not free:
-        raise PageError(f"printed more than it shows: {said[at]!r}")
+    if at < len(lines) and not free:
+        raise PageError(f"printed more than it shows: {lines[at]!r}")
     return "".join(f"{line}\n" for line in out)
 
 
-def shell(body: str, work: Path, environment: dict[str, str]) -> str:
+def shell(body: str, work: Path) -> str:
     lines = [line for line in body.splitlines() if not line.startswith(SETUP)]
     code = "\n".join(lines)
-    done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", code],
-        cwd=work,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    words = ["bash", "-euo", "pipefail", "-c", code]
+    done = subprocess.run(words, cwd=work, capture_output=True, text=True, check=False)
     if done.returncode:
         raise PageError(
             f"exit {done.returncode} of\n{code}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
@@ -139,7 +133,7 @@ def shell(body: str, work: Path, environment: dict[str, str]) -> str:
 
 
 def run(path: Path, home: Path, fedcache: Path, *, write: bool = False) -> float:
-    """Run a page; seconds it took.
+    """Run a page; seconds it took. The environment and the folder of this process are those of the page from then on.
 
     Args:
         path: the page.
@@ -161,60 +155,44 @@ def run(path: Path, home: Path, fedcache: Path, *, write: bool = False) -> float
     (programs / "fedcache").symlink_to(fedcache)
     (programs / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     (programs / "python").chmod(0o755)
-    given = {
+    os.environ |= {
         "FEDCACHE_HOME": str(home),
         "FEDCACHE_OFFLINE": "1",
         "COLUMNS": "110",
         "OMP_NUM_THREADS": "1",
-    }
-    given |= {
         "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
         "NO_COLOR": "1",
     }
+    os.chdir(work)
+    sys.path.insert(0, str(work))
     namespace: dict[str, Any] = {"__name__": "page"}
     out = []
     done = 0
-    before = Path.cwd()
-    old = {key: os.environ.get(key) for key in given}
-    os.environ.update(given)
-    os.chdir(work)
-    sys.path.insert(0, str(work))
-    try:
-        for block, shown in pairs(page):
-            try:
-                said = (
-                    shell(block.body, work, {**os.environ})
-                    if block.kind == "sh"
-                    else python(block.body, namespace)
-                )
-                said = said.replace(str(home), "$FEDCACHE_HOME")
-                text = matched(shown.body, said, check=not write) if shown else ""
-            except Exception as error:
-                raise PageError(
-                    f"{path.name}, line {page[: block.start].count(chr(10)) + 1}: {error}"
-                ) from error
-            if shown:
-                out += [page[done : shown.start], text]
-                done = shown.end
-    finally:
-        sys.path.remove(str(work))
-        os.chdir(before)
-        for key, value in old.items():
-            if value is None:
-                os.environ.pop(key, None)
+    for block, shown in pairs(page):
+        try:
+            if block.kind == "sh":
+                printed = shell(block.body, work)
             else:
-                os.environ[key] = value
+                printed = python(block.body, namespace)
+            printed = printed.replace(str(home), "$FEDCACHE_HOME")
+            text = matched(shown.body, printed, check=not write) if shown else ""
+        except Exception as error:
+            line = page[: block.start].count("\n") + 1
+            raise PageError(f"{path.name}, line {line}: {error}") from error
+        if shown:
+            out += [page[done : shown.start], text]
+            done = shown.end
     if write:
         path.write_text("".join(out) + page[done:], encoding="utf-8")
     return time.perf_counter() - began
 
 
 def python(body: str, namespace: dict[str, Any]) -> str:
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said):
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
         exec(compile(body, "<page>", "exec"), namespace)
-    return said.getvalue()
+    return output.getvalue()
 
 
 def apart(path: Path, home: Path, *words: str) -> str:
@@ -253,9 +231,9 @@ def main() -> None:
     words.add_argument("--fedcache", type=Path, help="the program that the commands of a page run")
     given = words.parse_args()
     if given.home:
-        for path in given.page:
-            seconds = run(path.resolve(), given.home, given.fedcache, write=given.write)
-            print(f"{path.name}: {seconds:.1f} s")
+        (path,) = given.page
+        seconds = run(path.resolve(), given.home, given.fedcache, write=given.write)
+        print(f"{path.name}: {seconds:.1f} s")
         return
     with tempfile.TemporaryDirectory() as home, warm_commands.program(Path(home), ROOT) as fedcache:
         chosen = ["--fedcache", str(fedcache), *["--write"] * given.write]

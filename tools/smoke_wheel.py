@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import subprocess
 import sys
 import sysconfig
@@ -31,6 +30,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[1]
+DIST = ROOT / "dist"
 EXTRA = "demo"
 SDIST = (
     "tests/conftest.py",
@@ -56,7 +56,7 @@ SDIST = (
     "uv.lock",
     "pyproject.toml",
 )
-"""What the sdist holds beside the package: the tests pass in it."""
+"""What the sdist holds in addition to the package: the tests pass in it."""
 
 PROVE = """
 import base64, hashlib, sys
@@ -86,7 +86,8 @@ def contents_missing(wheel: Path, sdist: Path, root: Path = ROOT) -> list[str]:
     with zipfile.ZipFile(wheel) as archive:
         held = set(archive.namelist())
     missing = [f"wheel: {n}" for p in package if (n := p.relative_to(root).as_posix()) not in held]
-    missing += [] if any(name.endswith("licenses/LICENSE") for name in held) else ["wheel: LICENSE"]
+    if not any(name.endswith("licenses/LICENSE") for name in held):
+        missing.append("wheel: LICENSE")
     missing += [
         f"wheel: {name} does not belong there" for name in held if not name.startswith("fedcache")
     ]
@@ -119,14 +120,10 @@ def needed(requirements: Sequence[str], extras: Sequence[str]) -> set[str]:
     return found - {"fedcache"}
 
 
-def requirements_of(wheel: Path, python: Path) -> list[str]:
+def requirements_of(wheel: Path) -> list[str]:
     """What a wheel requires, as it stands in its METADATA."""
-    code = (
-        "import sys, zipfile; from email.parser import Parser; z = zipfile.ZipFile(sys.argv[1]); "
-    )
-    code += "m = next(n for n in z.namelist() if n.endswith('.dist-info/METADATA')); "
-    code += "print('\\n'.join(Parser().parsestr(z.read(m).decode()).get_all('Requires-Dist')))"
-    return run([python, "-c", code, wheel], quiet=True).splitlines()
+    (found,) = metadata.distributions(path=[str(wheel)])
+    return found.requires or []
 
 
 def link(names: set[str], site: Path) -> None:
@@ -152,9 +149,9 @@ def run(
         for k, v in os.environ.items()
         if not k.startswith(("PYTHON", "VIRTUAL_ENV", "FEDCACHE_"))
     }
-    clean |= {"PYTHONNOUSERSITE": "1", "OMP_NUM_THREADS": "2"} | (
-        {"FEDCACHE_HOME": str(home)} if home else {}
-    )
+    clean |= {"PYTHONNOUSERSITE": "1", "OMP_NUM_THREADS": "2"}
+    if home:
+        clean["FEDCACHE_HOME"] = str(home)
     done = subprocess.run(
         [str(w) for w in words], cwd=folder, env=clean, capture_output=True, text=True, check=False
     )
@@ -177,7 +174,7 @@ def install(wheel: Path, python: Path, *, borrow: bool) -> None:
                 [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], quiet=True
             ).strip()
         )
-        link(needed(requirements_of(wheel, python), [EXTRA]), site)
+        link(needed(requirements_of(wheel), [EXTRA]), site)
         run([*pip, "install", "--quiet", "--no-deps", "--no-index", wheel], quiet=True)
     elif uv.exists():
         run([uv, "pip", "install", "--quiet", "--python", python, f"{wheel}[{EXTRA}]"], quiet=True)
@@ -223,16 +220,25 @@ def smoke(wheel: Path, interpreter: str, demo: Sequence[str], *, borrow: bool) -
 
 def runs(interpreter: str) -> bool:
     """Whether it is there: a version manager leaves names of versions on the path that are not installed."""
-    return (
-        bool(shutil.which(interpreter))
-        and subprocess.run([interpreter, "-V"], capture_output=True).returncode == 0
-    )
+    try:
+        return subprocess.run([interpreter, "-V"], capture_output=True).returncode == 0
+    except OSError:
+        return False
+
+
+def built(ending: str) -> Path:
+    """The one archive of fedcache in dist/ with this ending; SystemExit where there are others or none."""
+    found = list(DIST.glob(f"fedcache-{ending}"))
+    if len(found) != 1:
+        raise SystemExit(
+            f"{DIST} holds {len(found)} of fedcache-{ending}, expected one: make wheels"
+        )
+    return found[0]
 
 
 def main() -> None:
-    """Smoke-test the wheel of a folder on every interpreter that is there."""
+    """Smoke-test the wheel of dist/ on every interpreter that is there."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--dist", type=Path, default=ROOT / "dist", help="folder of the wheel")
     parser.add_argument(
         "--python", action="append", default=[], help="interpreter; passed over if not there"
     )
@@ -241,24 +247,16 @@ def main() -> None:
     )
     parser.add_argument("--methods", help="of fedcache demo")
     parser.add_argument("--rounds", help="of fedcache demo")
-    asked = parser.parse_args()
-    wheels = sorted(asked.dist.glob("fedcache-*.whl"))
-    if len(wheels) != 1:
-        raise SystemExit(
-            f"{asked.dist} holds {len(wheels)} wheels of fedcache, expected one: make wheels"
-        )
-    sdists = sorted(asked.dist.glob("fedcache-*.tar.gz"))
-    if len(sdists) != 1:
-        raise SystemExit(f"{asked.dist} holds {len(sdists)} sdists, expected one: make wheels")
-    if missing := contents_missing(wheels[0], sdists[0]):
+    options = parser.parse_args()
+    wheel = built("*.whl")
+    if missing := contents_missing(wheel, built("*.tar.gz")):
         raise SystemExit("\n".join(missing))
-    demo = [
-        w
-        for name in ("methods", "rounds")
-        if getattr(asked, name)
-        for w in (f"--{name}", getattr(asked, name))
-    ]
-    wanted = asked.python or [sys.executable]
+    demo = []
+    if options.methods:
+        demo += ["--methods", options.methods]
+    if options.rounds:
+        demo += ["--rounds", options.rounds]
+    wanted = options.python or [sys.executable]
     there = [name for name in wanted if runs(name)]
     print(
         f"not found here, and not tried: {', '.join(n for n in wanted if n not in there) or 'none'}"
@@ -266,7 +264,7 @@ def main() -> None:
     if not there:
         raise SystemExit("No interpreter was found.")
     for name in there:
-        smoke(wheels[0].resolve(), name, demo, borrow=asked.borrow)
+        smoke(wheel, name, demo, borrow=options.borrow)
 
 
 if __name__ == "__main__":

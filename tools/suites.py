@@ -60,7 +60,7 @@ class Suite:
 
     def reason(self, changed: frozenset[str] | None) -> str:
         """Why it is skipped; empty where it runs. ``changed`` is None where git cannot say what differs."""
-        if changed is None or _touches(changed, EVERYTHING):
+        if changed is None or any(path.startswith(EVERYTHING) for path in changed):
             return ""
         if any(
             path.startswith(self.paths) and not path.startswith(self.without) for path in changed
@@ -72,10 +72,6 @@ class Suite:
         return reason
 
 
-def _touches(changed: frozenset[str], beginnings: Sequence[str]) -> bool:
-    return any(path.startswith(tuple(beginnings)) for path in changed)
-
-
 ROWS = (
     (
         Suite("long", PACKAGE),
@@ -85,7 +81,7 @@ ROWS = (
             ("fedcache/heads/", "fedcache/federate/", "fedcache/models/", "tests/heads/"),
         ),
     ),
-    # Federations and clusters wait for one another more than they compute, so this row runs beside the first.
+    # Federations and clusters wait for one another more than they compute, so this row runs along with the first.
     (
         Suite("test-engines", ("fedcache/", "tests/engines/", "pyproject.toml")),
         Suite(
@@ -125,7 +121,7 @@ ROWS = (
         Suite("smoke-wheel-quick", (*INSTALLED, "README.md", "fedcache/__init__.py")),
     ),
 )
-"""Rows run beside each other, the suites of a row one after another."""
+"""Rows run at the same time, the suites of a row one after another."""
 
 SUITES = tuple(suite for row in ROWS for suite in row)
 INCLUDED = {"docs": "browser"}
@@ -166,8 +162,8 @@ def main() -> int:
         "--all", action="store_true", help="run every suite, also where nothing differs from main"
     )
     parser.add_argument("--list", action="store_true", help="say what would run, and run nothing")
-    asked = parser.parse_args()
-    changed = None if asked.all else changed_files()
+    options = parser.parse_args()
+    changed = None if options.all else changed_files()
     chosen = {suite.target for suite in SUITES if not suite.reason(changed)}
     for suite in SUITES:
         if reason := suite.reason(changed):
@@ -176,7 +172,7 @@ def main() -> int:
         if {target, other} <= chosen:
             chosen.remove(target)
             print(f"-- make {target}: part of make {other}", flush=True)
-    if asked.list:
+    if options.list:
         print("runs:", *(suite.target for suite in SUITES if suite.target in chosen))
         return 0
     rows = [[suite for suite in row if suite.target in chosen] for row in ROWS]
