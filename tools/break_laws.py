@@ -558,8 +558,8 @@ TABLE = (
         "the_clients_of_a_round",
         "every round samples the same",
         SAMPLING,
-        'len(there))\nrng = generator(self.seed, "sampling", *key)',
-        'len(there))\n        rng = generator(self.seed, "sampling")',
+        'len(available))\nrng = generator(self.seed, "sampling", *key)',
+        'len(available))\n        rng = generator(self.seed, "sampling")',
     ),
     B(
         "a_result_that_is_not_finite_names_round_and_client",
@@ -785,8 +785,8 @@ TABLE = (
         "the_clients_of_a_round",
         "a round's clients ignore the seed",
         SAMPLING,
-        'len(there))\nrng = generator(self.seed, "sampling", *key)',
-        'len(there))\n        rng = generator(0, "sampling", *key)',
+        'len(available))\nrng = generator(self.seed, "sampling", *key)',
+        'len(available))\n        rng = generator(0, "sampling", *key)',
     ),
     B(
         "every_scheme_keeps_the_laws_of_partitions",

@@ -92,7 +92,7 @@ def new_dataset(name: Name, out: Out = None) -> CommandResult:
 def new_package(
     kind: str, name: str, out: Path | None, taken: Mapping[str, object], following: str
 ) -> CommandResult:
-    """Write a package. The answer has its files and the next commands, of which ``following`` is the last."""
+    """Write a package. The answer has its files and the next commands; ``following`` is the last one."""
     folder = write_package(kind, name, out, taken)
     files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
     data = {"kind": kind, "name": name, "folder": str(folder), "files": files}

@@ -57,7 +57,7 @@ def test_every_include_of_a_page_is_one_that_the_build_expands():
 
 def test_every_command_has_an_example_and_every_option_a_meaning():
     for command in MAKE_DOCS.all_commands():
-        says, example = command.told
+        says, example = command.description
         assert says, command.name
         assert example.startswith(f"fedcache {command.name}"), (
             f"{command.name}: its docstring ends with no Example:"

@@ -25,6 +25,8 @@ PIECES = {
     "_option(key)": "--rounds",
     "making": "fedcache extract --backbones pixels",
     "also": "",
+    "self.option": "1/2",
+    "found[3]": "2",
 }
 """Expressions in f-strings that are no single value but words of a command line, and an example of each."""
 QUOTING = ("shell_word(", "shlex.join(", "command_of(", "extract_command(")

@@ -70,13 +70,15 @@ def test_swept_words_are_numbers_where_all_are():
 
 def test_a_model_that_cannot_be_saved_costs_no_run_unless_it_was_asked_for(tmp_path, monkeypatch):
     error = UsageError("predict gives 2 scores for 3 classes.", "Return scores [N, C].")
-    monkeypatch.setattr(run_models, "facts_of", lambda *_: SimpleNamespace(personal=True))
+    monkeypatch.setattr(run_models, "ModelFacts", lambda **_: SimpleNamespace(personal=True))
+    monkeypatch.setattr(run_models, "computed_as", str)
     monkeypatch.setattr(run_models, "collect", mock.Mock(side_effect=error))
     spec = mock.Mock(trust=SimpleNamespace(protects=False))
 
     def save(clients):
-        asked = mock.Mock(), spec, None, SimpleNamespace(seed=0), SimpleNamespace(clients=clients)
-        return run_models.save_seed(tmp_path, *asked)
+        inputs, identity, out = (mock.MagicMock() for _ in range(3))
+        kept = SimpleNamespace(clients=clients)
+        return run_models.save_seed(tmp_path, inputs, spec, identity, out, kept, None)
 
     for clients in (None, "none"):
         saved, (said,) = save(clients)

@@ -219,7 +219,7 @@ def without(group: Iterable[HParam], *names: str) -> tuple[HParam, ...]:
 
 
 def with_official(group: Iterable[HParam], **values: Value) -> tuple[HParam, ...]:
-    """A group of declarations, of which the named ones have these values in preset ``official``."""
+    """A group of declarations; those that are named have these values in preset ``official``."""
     return tuple(replace(param, official=values.get(param.name, param.official)) for param in group)
 
 
