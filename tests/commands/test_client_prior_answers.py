@@ -11,11 +11,10 @@ import torch
 from command import fedcache, ok
 from failing_command import must_fail
 from homes import made_once
-from made_path import place_of, results
+from made_path import place_of, results, run_of
 from refusal import refused
 
 import fedcache as fc
-from fedcache.config import Home
 from fedcache.errors import Exit
 from fedcache.federate.partition.partition import Partition
 from fedcache.models.client_prior import ClientPriors
@@ -39,10 +38,6 @@ def trained(place: Path) -> Path:
 
 
 store = made_once(trained)
-
-
-def run_of(method: str) -> Path:
-    return Home.from_environment().runs / results()[method]["digest"][:16]
 
 
 def prior_of(store: Path, method: str, kind: str, *more: object) -> dict:

@@ -9,7 +9,7 @@ import pytest
 from command import fedcache, ok
 from failing_command import must_fail
 from homes import made_once
-from made_path import place_of, results
+from made_path import place_of, results, run_of
 from pictures import folder
 
 import fedcache as fc
@@ -19,12 +19,13 @@ from fedcache.federate.partition.partition import Partition
 from fedcache.store.catalog import recall_last
 from fedcache.store.store import Store
 
+GLYPHS = "--backbones glyph-clip"
 METHODS = {
-    "fed3r": (),
-    "fedavg": ("--rounds", 2),
-    "fedpcl": ("--rounds", 2),
-    "clip-zs": (),
-    "tip-local": (),
+    "fed3r": "",
+    "fedavg": "--rounds 2",
+    "fedpcl": "--rounds 2",
+    "clip-zs": GLYPHS,
+    "tip-local": GLYPHS,
 }
 
 
@@ -34,8 +35,7 @@ def trained(place):
     words = f"--dataset folder:{images} --backbones glyph-clip,random-projection --workers 0"
     done = ok(f"extract {words}")
     for method, more in METHODS.items():
-        backbones = ("--backbones", "glyph-clip") if method in ("clip-zs", "tip-local") else ()
-        ok("train --method", method, *backbones, "--scheme", "feature-shift", *more)
+        ok(f"train --method {method} --scheme feature-shift {more}")
     return Path(done.data["path"])
 
 
@@ -143,10 +143,6 @@ def test_a_store_without_the_models_features_is_refused(store, tmp_path):
     new = folder(tmp_path / "other", train=2, test=2)
     path = ok("extract -d", f"folder:{new}", "-b", "random-projection", "--workers", 0).data["path"]
     must_fail("glyph-clip", "evaluate", run_of("fed3r"), "--store", path, code=Exit.STORE)
-
-
-def run_of(method):
-    return Home.from_environment().runs / results()[method]["digest"][:16]
 
 
 def counted(*words):
