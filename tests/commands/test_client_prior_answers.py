@@ -41,9 +41,8 @@ store = made_once(trained)
 
 
 def prior_of(store: Path, method: str, kind: str, *more: object) -> dict:
-    (found,) = ok("evaluate", run_of(method), "--store", store, "--client-prior", kind, *more).data[
-        "runs"
-    ]
+    done = ok(f"evaluate {run_of(method)} --store {store} --client-prior {kind}", *more)
+    (found,) = done.data["runs"]
     return found["client_prior"]
 
 
@@ -95,9 +94,9 @@ def test_the_accuracy_with_the_prior_is_that_of_the_scores_and_the_counts(store,
     assert before["client_mean"] == pytest.approx(np.mean(each))
     assert after["client_mean"] > before["client_mean"]
     if kind == "classes":  # no matched test row is of a class that is masked
-        words = ("evaluate", run_of("fed3r"), "--store", store, "--client-prior", kind)
+        words = f"evaluate {run_of('fed3r')} --store {store} --client-prior {kind}"
         monkeypatch.setattr("fedcache.models.client_prior.MASKED_SHARE", 0.0)
-        answer = fedcache(*words)
+        answer = fedcache(words)
         said = f"{100 * before['client_mean']:.2f} % without"
         assert said in " ".join(answer.out.split())
         assert "concentration k" in answer.err
@@ -109,8 +108,8 @@ def test_every_other_figure_and_the_stored_run_stay_as_they_are(store):
     run = run_of("fed3r")
     before = {p: p.read_bytes() for p in run.rglob("*") if p.is_file()}
     plain, none, counts = (
-        ok("evaluate", run, "--store", store, "--split", "test", *more).data["runs"][0]
-        for more in ((), ("--client-prior", "none"), ("--client-prior", "counts"))
+        ok(f"evaluate {run} --store {store} --split test {more}").data["runs"][0]
+        for more in ("", "--client-prior none", "--client-prior counts")
     )
     assert none == plain
     assert plain.pop("client_prior") is None
@@ -140,10 +139,10 @@ def test_predictions_and_exports_of_a_client_are_those_that_evaluate_scores(stor
     assert weight / scale[0] == pytest.approx(expected / scale[1])
 
     np.save(tmp_path / "X.npy", X)
-    found = ok("predict", run, "--embeddings", tmp_path / "X.npy", *prior)
+    found = ok(f"predict {run} --embeddings {tmp_path}/X.npy", *prior)
     assert [row["class"] for row in found.data["rows"]] == wanted
     for name in ("m.pt2", "m.joblib"):
-        ok("export-model", run, "-o", tmp_path / name, *prior)
+        ok(f"export-model {run} -o {tmp_path}/{name}", *prior)
     program = torch.export.load(tmp_path / "m.pt2").module()
     _, exported = program(torch.from_numpy(X))
     assert exported.numpy() == pytest.approx(p, abs=1e-5)
@@ -159,7 +158,7 @@ def test_train_keeps_accuracy_with_the_prior_apart_and_compare_has_columns_of_it
         found = kept["accuracy"].pop("client_prior")
         assert kept["accuracy"] == plain["accuracy"]
         assert kept["digest"] != plain["digest"]
-        (told,) = ok("evaluate", run, "--store", store, "--client-prior", kind).data["runs"]
+        (told,) = ok(f"evaluate {run} --store {store} --client-prior {kind}").data["runs"]
         for name, key in (("", "without"), ("_with_prior", "with")):
             expected = told["client_prior"][f"accuracy_{key}_prior"]["client_mean"]
             assert found[f"own_rows{name}"] == pytest.approx(expected)
@@ -172,10 +171,10 @@ def test_train_keeps_accuracy_with_the_prior_apart_and_compare_has_columns_of_it
 
 def test_predictions_with_a_prior_need_a_client_and_class_counts(store, tmp_path):
     np.save(tmp_path / "X.npy", np.zeros((2, 8), np.float32))
-    words = ("predict", run_of("fed3r"), "--embeddings", tmp_path / "X.npy", "--client-prior")
-    must_fail("needs the client", *words, "counts")
-    must_fail("only `fedcache evaluate`", *words, "em")
-    must_fail("nobody", *words, "counts", "--client", "nobody")
+    words = f"predict {run_of('fed3r')} --embeddings {tmp_path}/X.npy --client-prior"
+    must_fail("needs the client", f"{words} counts")
+    must_fail("only `fedcache evaluate`", f"{words} em")
+    must_fail("nobody", f"{words} counts --client nobody")
 
 
 @pytest.mark.slow

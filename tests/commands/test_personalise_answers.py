@@ -24,12 +24,12 @@ METHODS = {
 def trained(place):
     """Runs over two domains, each a client, and the shards of these clients."""
     images = folder(place / "shapes", train=8, domains=("ink", "chalk"))
-    ok("extract --dataset", f"folder:{images}", "--backbones", "glyph-clip", "--workers", 0)
+    ok(f"extract --dataset folder:{images} --backbones glyph-clip --workers 0")
     made = ok("partition --scheme feature-shift").data
     for method, more in METHODS.items():
         ok(f"train --method {method} --partition {made['name']} {more}")
     out = Home.from_environment().root / "sites"
-    ok("shard --partition", made["name"], "--out", out)
+    ok(f"shard --partition {made['name']} --out {out}")
     return out
 
 
@@ -114,7 +114,7 @@ def test_rows_of_classes_that_the_model_does_not_know_are_told(sites, tmp_path, 
     images = folder(tmp_path / "more", train=4, test=2, domains=("new",))
     for split in ("train", "test"):
         (images / split / "new" / "zebra").rename(images / split / "new" / "unknown")
-    ok("extract --dataset", f"folder:{images}", "--backbones", "glyph-clip", "--workers", 0)
+    ok(f"extract --dataset folder:{images} --backbones glyph-clip --workers 0")
     path = next(p for p in Home.from_environment().stores.glob("more*.zarr"))
     run = run_of("fedpcl")
     done = fedcache(f"personalise {run} --store {path} --name z --rounds 1")

@@ -35,14 +35,7 @@ def images(tmp_path):
 
 @pytest.fixture
 def store(images):
-    return place_of(
-        "extract --dataset",
-        f"folder:{images}",
-        "--backbones",
-        "random-projection",
-        "--workers",
-        0,
-    )
+    return place_of(f"extract --dataset folder:{images} --backbones random-projection --workers 0")
 
 
 def test_a_recipe_that_one_backbone_refuses_is_found_before_a_store_is_made(images, own_home):
@@ -64,7 +57,7 @@ def test_the_version_is_all_that_version_prints():
 def test_two_names_of_one_key_that_differ_are_refused(tmp_path):
     file = tmp_path / "both.toml"
     file.write_text('[train]\nmethod = "fedavg"\n[partition]\nseed = 1\npartition_seed = 2\n')
-    assert fedcache("train --config", file, "--json").code == 2
+    assert fedcache(f"train --config {file} --json").code == 2
 
 
 @pytest.mark.parametrize(
@@ -125,14 +118,7 @@ def test_a_full_device_is_one_sentence(own_home, words):
 
 
 def test_what_does_not_fit_in_memory_is_no_bug(store):
-    must_fail(
-        "TiB",
-        "train --method fedavg --set dim=1000000000000",
-        *IID,
-        "--rounds",
-        1,
-        code=6,
-    )
+    must_fail("TiB", "train --method fedavg --set dim=1000000000000 --rounds 1", *IID, code=6)
 
 
 def test_torch_running_out_of_memory_is_told_from_other_errors():

@@ -52,7 +52,7 @@ def ingested(place, width=8):
     x = np.random.default_rng(0).normal(size=(200, width)) + 2 * np.eye(5, width)[y]
     x = x.astype(np.float32)
     np.savez(place / "rows.npz", features=x, labels=y, split=(np.arange(200) % 4 == 0).astype(int))
-    return Path(ok("ingest", place / "rows.npz", "--name", "rows").data["path"])
+    return Path(ok("ingest --name rows", place / "rows.npz").data["path"])
 
 
 def home():
