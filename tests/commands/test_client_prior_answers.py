@@ -228,35 +228,32 @@ def test_what_has_no_client_prior_is_refused_by_name(store, tmp_path):
 def test_a_model_whose_run_is_gone_is_refused(store, tmp_path):
     run = run_of("fed3r")
     fc.load_model(run).save(tmp_path / "m.safetensors")
-    words = ("evaluate", tmp_path / "m.safetensors", "--store", store, "--client-prior", "counts")
-    with_run = ok(*words).data["runs"][0]["client_prior"]
+    words = f"evaluate {tmp_path}/m.safetensors --store {store} --client-prior counts"
+    with_run = ok(words).data["runs"][0]["client_prior"]
     assert with_run == prior_of(store, "fed3r", "counts")
     run.rename(tmp_path / "run")
-    must_fail("no longer exists", *words, code=Exit.STORE)
+    must_fail("no longer exists", words, code=Exit.STORE)
 
 
 def test_a_concentration_of_a_private_run_is_refused(store, monkeypatch):
     monkeypatch.setattr("fedcache.runs.evaluate_prior.is_private", lambda _result: True)
     monkeypatch.setattr("fedcache.models.client_prior.MASKED_SHARE", 0.0)
-    words = ("evaluate", run_of("fed3r"), "--store", store, "--client-prior")
-    assert "concentration k" not in ok(*words, "classes").err
+    words = f"evaluate {run_of('fed3r')} --store {store} --client-prior"
+    assert "concentration k" not in ok(words, "classes").err
     for kind in ("fitted", "em"):
-        must_fail(f"which --client-prior {kind} reads", *words, kind)
+        must_fail(f"which --client-prior {kind} reads", words, kind)
 
 
 @pytest.mark.slow
 def test_seeds_with_one_partition_are_an_ensemble_and_others_are_refused(store):
     words = f"train --method fedncm --seeds 0,1 {CLIENTS} --store {store}"
-    prior = ("--store", store, "--client-prior", "counts")
+    prior = f"evaluate --store {store} --client-prior counts --seed"
     run = ok(words).data["path"]
-    one, both = (
-        ok("evaluate", run, *prior, "--seed", seed).data["runs"][0]["client_prior"]
-        for seed in (0, "all")
-    )
+    one, both = (ok(prior, seed, run).data["runs"][0]["client_prior"] for seed in (0, "all"))
     assert one == both, "fedncm is the same for every seed"
     run = ok(f"{words} --repartition").data["path"]
-    must_fail("one seed", "evaluate", run, *prior, "--seed", "all")
-    assert ok("evaluate", run, *prior, "--seed", 1).data["runs"][0]["client_prior"] != one
+    must_fail("one seed", prior, "all", run)
+    assert ok(prior, 1, run).data["runs"][0]["client_prior"] != one
 
 
 def test_unlabelled_test_rows_give_no_figures_of_a_prior(own_home, tmp_path):

@@ -18,13 +18,13 @@ store = made_once(small_store)
 @pytest.mark.slow
 def test_a_method_of_a_new_package_trains_grids_and_reports_by_its_name(tmp_path, installed, store):
     installed("method", "half-step")
-    deal = ("--store", store, "--scheme", "iid", "--clients", 4, "--rounds", 3)
-    done = ok("train --method half-step", *deal).data
+    deal = f"--store {store} --scheme iid --clients 4 --rounds 3"
+    done = ok(f"train --method half-step {deal}").data
     assert done["plugins"][0]["name"] == "half-step"
-    grid = ok("grid --method half-step --sweep server_lr=0.25,1", *deal).data
+    grid = ok(f"grid --method half-step --sweep server_lr=0.25,1 {deal}").data
     assert [point["sweep"]["server_lr"] for point in grid["points"]] == ["0.25", "1"]
-    whole = ok("train --method half-step --set server_lr=1", *deal).data
-    assert whole["accuracy"]["mean"] == ok("train --method fedavg", *deal).data["accuracy"]["mean"]
+    whole = ok(f"train --method half-step --set server_lr=1 {deal}").data
+    assert whole["accuracy"]["mean"] == ok(f"train --method fedavg {deal}").data["accuracy"]["mean"]
     ok(f"report {done['path']} -o {tmp_path}/page.html")
     assert "half-step" in (tmp_path / "page.html").read_text()
     assert "half-step\tplug-in: half-step 0.1" in fedcache("methods list").out

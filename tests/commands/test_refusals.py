@@ -164,8 +164,8 @@ def test_a_store_of_a_stopped_extraction_is_named_with_the_command_to_resume(ima
         lambda: extract(config, Home(own_home), observer=observer, stop=observer.flag), code=130
     )
     (entry,) = ok("ls").data["entries"]
-    for words in (("verify",), ("inspect",), ("train", "--method", "fed3r", "--no-extract")):
-        error = must_fail(f"{entry['name']} (unfinished)", *words, code=4)
+    for words in ("verify", "inspect", "train --method fed3r --no-extract"):
+        error = must_fail(f"{entry['name']} (unfinished)", words, code=4)
     command = error["hint"].rpartition("fedcache extract ")[2]
     assert ok("extract", *shlex.split(command)).data["arrays"][0]["kept_chunks"] > 0
     assert ok("verify").data["problems"] == []
@@ -203,8 +203,8 @@ def test_what_would_be_ignored_or_misread_is_refused(words, said):
 
 
 def test_a_saved_partition_is_looked_for_before_anything_is_extracted(images, own_home):
-    named = ("--dataset", f"folder:{images}", "--backbones", "random-projection")
-    refused = fedcache("train --method fedavg --partition three", *named)
+    named = f"--dataset folder:{images} --backbones random-projection"
+    refused = fedcache(f"train --method fedavg --partition three {named}")
     assert refused.code == 4
     assert "There is no partition 'three', because the dataset" in refused.err
     assert "extracting" not in refused.err
