@@ -8,14 +8,8 @@ from pictures import folder
 
 import fedcache as fc
 
-EXTRACT = ("--backbones", "random-projection", "--size", "16", "--workers", "0")
+EXTRACT = "extract --backbones random-projection --size 16 --workers 0"
 TRAIN = "train fedncm --scheme iid --clients 2"
-
-
-def stored(name, seed=0):
-    """A store of embeddings under a name."""
-    x = np.random.default_rng(seed).normal(size=(12, 3)).astype("f4")
-    return fc.Store.from_arrays({"mine": x}, labels=np.arange(12) % 2, name=name).path
 
 
 @pytest.fixture
@@ -24,7 +18,7 @@ def two(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     ingested(tmp_path)
     images = folder(tmp_path / "photos", train=4, test=2)
-    ok("extract", images, *EXTRACT)
+    ok(EXTRACT, images)
     return tmp_path
 
 
@@ -88,9 +82,9 @@ def test_a_name_of_no_store_is_refused_and_changes_nothing(two):
 
 def test_a_dataset_is_named_when_it_is_extracted(tmp_path):
     images = folder(tmp_path / "photos", train=4, test=2)
-    made = ok("extract", images, "--name", "first try", *EXTRACT).data
+    made = ok(f"{EXTRACT} --name 'first try'", images).data
     assert made["dataset"]["slug"] == "first_try"
-    assert ok("extract", images, "--name", "first try", *EXTRACT).data["path"] == made["path"]
+    assert ok(f"{EXTRACT} --name 'first try'", images).data["path"] == made["path"]
     assert dataset_of(TRAIN, "--dataset", "first_try") == "first_try"
     assert dataset_of(TRAIN, "--dataset", f"folder:{images}") == "first_try"
     more = ok("extract --dataset first_try --backbones pixels --size 8 --workers 0").data
@@ -100,12 +94,13 @@ def test_a_dataset_is_named_when_it_is_extracted(tmp_path):
 
 def test_content_that_is_there_keeps_its_name(tmp_path):
     images = folder(tmp_path / "photos", train=4, test=2)
-    ok("extract", images, *EXTRACT)
-    error = fedcache("extract", images, "--name", "other", *EXTRACT, "--json").envelope["error"]
+    ok(EXTRACT, images)
+    error = fedcache(f"{EXTRACT} --name other --json", images).envelope["error"]
     assert "under its earlier name" in error["message"]
-    stored("taken")
+    x = np.random.default_rng(0).normal(size=(12, 3)).astype("f4")
+    fc.Store.from_arrays({"mine": x}, labels=np.arange(12) % 2, name="taken")
     more = folder(tmp_path / "more", train=5, test=2)
-    error = fedcache("extract", more, "--name", "taken", *EXTRACT, "--json").envelope["error"]
+    error = fedcache(f"{EXTRACT} --name taken --json", more).envelope["error"]
     assert error["hint"] == "Choose another --name."
 
 

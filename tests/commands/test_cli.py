@@ -105,7 +105,7 @@ def test_config_is_merged_and_a_misspelt_key_is_refused(tmp_path):
     path.write_text('[train]\nmethod = "fed3r"\nrounds = 3\n')
     assert ok("config --config", path).data["train"]["rounds"] == 3
     path.write_text("[train\n")
-    assert fedcache("config --config", path, "--json").code == 2
+    assert fedcache(f"config --config {path} --json").code == 2
 
 
 def test_config_shows_every_key_and_can_be_read_again(tmp_path):

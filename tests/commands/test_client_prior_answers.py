@@ -11,11 +11,10 @@ import torch
 from command import fedcache, ok
 from failing_command import must_fail
 from homes import made_once
-from made_path import place_of, results
+from made_path import place_of, results, run_of
 from refusal import refused
 
 import fedcache as fc
-from fedcache.config import Home
 from fedcache.errors import Exit
 from fedcache.federate.partition.partition import Partition
 from fedcache.models.client_prior import ClientPriors
@@ -41,14 +40,9 @@ def trained(place: Path) -> Path:
 store = made_once(trained)
 
 
-def run_of(method: str) -> Path:
-    return Home.from_environment().runs / results()[method]["digest"][:16]
-
-
 def prior_of(store: Path, method: str, kind: str, *more: object) -> dict:
-    (found,) = ok("evaluate", run_of(method), "--store", store, "--client-prior", kind, *more).data[
-        "runs"
-    ]
+    done = ok(f"evaluate {run_of(method)} --store {store} --client-prior {kind}", *more)
+    (found,) = done.data["runs"]
     return found["client_prior"]
 
 
@@ -100,9 +94,9 @@ def test_the_accuracy_with_the_prior_is_that_of_the_scores_and_the_counts(store,
     assert before["client_mean"] == pytest.approx(np.mean(each))
     assert after["client_mean"] > before["client_mean"]
     if kind == "classes":  # no matched test row is of a class that is masked
-        words = ("evaluate", run_of("fed3r"), "--store", store, "--client-prior", kind)
+        words = f"evaluate {run_of('fed3r')} --store {store} --client-prior {kind}"
         monkeypatch.setattr("fedcache.models.client_prior.MASKED_SHARE", 0.0)
-        answer = fedcache(*words)
+        answer = fedcache(words)
         said = f"{100 * before['client_mean']:.2f} % without"
         assert said in " ".join(answer.out.split())
         assert "concentration k" in answer.err
@@ -114,8 +108,8 @@ def test_every_other_figure_and_the_stored_run_stay_as_they_are(store):
     run = run_of("fed3r")
     before = {p: p.read_bytes() for p in run.rglob("*") if p.is_file()}
     plain, none, counts = (
-        ok("evaluate", run, "--store", store, "--split", "test", *more).data["runs"][0]
-        for more in ((), ("--client-prior", "none"), ("--client-prior", "counts"))
+        ok(f"evaluate {run} --store {store} --split test {more}").data["runs"][0]
+        for more in ("", "--client-prior none", "--client-prior counts")
     )
     assert none == plain
     assert plain.pop("client_prior") is None
@@ -145,10 +139,10 @@ def test_predictions_and_exports_of_a_client_are_those_that_evaluate_scores(stor
     assert weight / scale[0] == pytest.approx(expected / scale[1])
 
     np.save(tmp_path / "X.npy", X)
-    found = ok("predict", run, "--embeddings", tmp_path / "X.npy", *prior)
+    found = ok(f"predict {run} --embeddings {tmp_path}/X.npy", *prior)
     assert [row["class"] for row in found.data["rows"]] == wanted
     for name in ("m.pt2", "m.joblib"):
-        ok("export-model", run, "-o", tmp_path / name, *prior)
+        ok(f"export-model {run} -o {tmp_path}/{name}", *prior)
     program = torch.export.load(tmp_path / "m.pt2").module()
     _, exported = program(torch.from_numpy(X))
     assert exported.numpy() == pytest.approx(p, abs=1e-5)
@@ -164,7 +158,7 @@ def test_train_keeps_accuracy_with_the_prior_apart_and_compare_has_columns_of_it
         found = kept["accuracy"].pop("client_prior")
         assert kept["accuracy"] == plain["accuracy"]
         assert kept["digest"] != plain["digest"]
-        (told,) = ok("evaluate", run, "--store", store, "--client-prior", kind).data["runs"]
+        (told,) = ok(f"evaluate {run} --store {store} --client-prior {kind}").data["runs"]
         for name, key in (("", "without"), ("_with_prior", "with")):
             expected = told["client_prior"][f"accuracy_{key}_prior"]["client_mean"]
             assert found[f"own_rows{name}"] == pytest.approx(expected)
@@ -177,10 +171,10 @@ def test_train_keeps_accuracy_with_the_prior_apart_and_compare_has_columns_of_it
 
 def test_predictions_with_a_prior_need_a_client_and_class_counts(store, tmp_path):
     np.save(tmp_path / "X.npy", np.zeros((2, 8), np.float32))
-    words = ("predict", run_of("fed3r"), "--embeddings", tmp_path / "X.npy", "--client-prior")
-    must_fail("needs the client", *words, "counts")
-    must_fail("only `fedcache evaluate`", *words, "em")
-    must_fail("nobody", *words, "counts", "--client", "nobody")
+    words = f"predict {run_of('fed3r')} --embeddings {tmp_path}/X.npy --client-prior"
+    must_fail("needs the client", f"{words} counts")
+    must_fail("only `fedcache evaluate`", f"{words} em")
+    must_fail("nobody", f"{words} counts --client nobody")
 
 
 @pytest.mark.slow
@@ -234,35 +228,32 @@ def test_what_has_no_client_prior_is_refused_by_name(store, tmp_path):
 def test_a_model_whose_run_is_gone_is_refused(store, tmp_path):
     run = run_of("fed3r")
     fc.load_model(run).save(tmp_path / "m.safetensors")
-    words = ("evaluate", tmp_path / "m.safetensors", "--store", store, "--client-prior", "counts")
-    with_run = ok(*words).data["runs"][0]["client_prior"]
+    words = f"evaluate {tmp_path}/m.safetensors --store {store} --client-prior counts"
+    with_run = ok(words).data["runs"][0]["client_prior"]
     assert with_run == prior_of(store, "fed3r", "counts")
     run.rename(tmp_path / "run")
-    must_fail("no longer exists", *words, code=Exit.STORE)
+    must_fail("no longer exists", words, code=Exit.STORE)
 
 
 def test_a_concentration_of_a_private_run_is_refused(store, monkeypatch):
     monkeypatch.setattr("fedcache.runs.evaluate_prior.is_private", lambda _result: True)
     monkeypatch.setattr("fedcache.models.client_prior.MASKED_SHARE", 0.0)
-    words = ("evaluate", run_of("fed3r"), "--store", store, "--client-prior")
-    assert "concentration k" not in ok(*words, "classes").err
+    words = f"evaluate {run_of('fed3r')} --store {store} --client-prior"
+    assert "concentration k" not in ok(words, "classes").err
     for kind in ("fitted", "em"):
-        must_fail(f"which --client-prior {kind} reads", *words, kind)
+        must_fail(f"which --client-prior {kind} reads", words, kind)
 
 
 @pytest.mark.slow
 def test_seeds_with_one_partition_are_an_ensemble_and_others_are_refused(store):
     words = f"train --method fedncm --seeds 0,1 {CLIENTS} --store {store}"
-    prior = ("--store", store, "--client-prior", "counts")
+    prior = f"evaluate --store {store} --client-prior counts --seed"
     run = ok(words).data["path"]
-    one, both = (
-        ok("evaluate", run, *prior, "--seed", seed).data["runs"][0]["client_prior"]
-        for seed in (0, "all")
-    )
+    one, both = (ok(prior, seed, run).data["runs"][0]["client_prior"] for seed in (0, "all"))
     assert one == both, "fedncm is the same for every seed"
     run = ok(f"{words} --repartition").data["path"]
-    must_fail("one seed", "evaluate", run, *prior, "--seed", "all")
-    assert ok("evaluate", run, *prior, "--seed", 1).data["runs"][0]["client_prior"] != one
+    must_fail("one seed", prior, "all", run)
+    assert ok(prior, 1, run).data["runs"][0]["client_prior"] != one
 
 
 def test_unlabelled_test_rows_give_no_figures_of_a_prior(own_home, tmp_path):

@@ -9,7 +9,7 @@ import pytest
 from command import fedcache, ok
 from failing_command import must_fail
 from homes import made_once
-from made_path import place_of, results
+from made_path import place_of, results, run_of
 from pictures import folder
 
 import fedcache as fc
@@ -19,12 +19,13 @@ from fedcache.federate.partition.partition import Partition
 from fedcache.store.catalog import recall_last
 from fedcache.store.store import Store
 
+GLYPHS = "--backbones glyph-clip"
 METHODS = {
-    "fed3r": (),
-    "fedavg": ("--rounds", 2),
-    "fedpcl": ("--rounds", 2),
-    "clip-zs": (),
-    "tip-local": (),
+    "fed3r": "",
+    "fedavg": "--rounds 2",
+    "fedpcl": "--rounds 2",
+    "clip-zs": GLYPHS,
+    "tip-local": GLYPHS,
 }
 
 
@@ -34,8 +35,7 @@ def trained(place):
     words = f"--dataset folder:{images} --backbones glyph-clip,random-projection --workers 0"
     done = ok(f"extract {words}")
     for method, more in METHODS.items():
-        backbones = ("--backbones", "glyph-clip") if method in ("clip-zs", "tip-local") else ()
-        ok("train --method", method, *backbones, "--scheme", "feature-shift", *more)
+        ok(f"train --method {method} --scheme feature-shift {more}")
     return Path(done.data["path"])
 
 
@@ -45,16 +45,16 @@ store = made_once(trained)
 @pytest.mark.parametrize("method", METHODS)
 def test_the_runs_own_test_rows_give_the_stored_accuracy(store, method):
     result = results()[method]
-    words = ("evaluate", result["digest"][:12], "--store", store, "--split", "test")
+    words = f"evaluate {result['digest'][:12]} --store {store} --split test"
     if result["protocol"] != "personalised":
-        figures = ok(*words).data["runs"][0]["measures"]
+        figures = ok(words).data["runs"][0]["measures"]
         assert figures["accuracy"] == result["accuracy"]["per_seed"][0]
         assert figures["macro_f1"] == result["macro_f1"]["mean"]
         return
     for name, accuracy in zip(result["clients"], result["accuracy"]["per_client"], strict=True):
-        figures = ok(*words, "--client", name).data["runs"][0]["measures"]
+        figures = ok(words, "--client", name).data["runs"][0]["measures"]
         assert figures["by_domain"][name]["accuracy"] == accuracy  # a client is a domain
-    (whole,) = ok(*words).data["runs"]
+    (whole,) = ok(words).data["runs"]
     assert set(whole["clients"]["clients"]) == set(result["clients"])
     assert whole["clients"]["mean"] == pytest.approx(whole["measures"]["accuracy"])
 
@@ -141,12 +141,8 @@ def test_refusals(store, words, code, said):
 
 def test_a_store_without_the_models_features_is_refused(store, tmp_path):
     new = folder(tmp_path / "other", train=2, test=2)
-    path = ok("extract -d", f"folder:{new}", "-b", "random-projection", "--workers", 0).data["path"]
-    must_fail("glyph-clip", "evaluate", run_of("fed3r"), "--store", path, code=Exit.STORE)
-
-
-def run_of(method):
-    return Home.from_environment().runs / results()[method]["digest"][:16]
+    path = place_of(f"extract -d folder:{new} -b random-projection --workers 0")
+    must_fail("glyph-clip", f"evaluate {run_of('fed3r')} --store {path}", code=Exit.STORE)
 
 
 def counted(*words):
@@ -210,10 +206,10 @@ def test_one_saved_client_is_measured_as_one_and_of_some_it_is_said_how_many(sto
 
 def test_beside_clients_models_one_for_all_is_measured_as_what_the_client_uses(store):
     pair = [run_of(name) for name in ("fedpcl", "fed3r")]
-    words = ("--store", store, "--split", "test")
-    done = ok("evaluate", *pair, *words, "--client", "ink").data["runs"]
+    words = f"evaluate --store {store} --split test"
+    done = ok(f"{words} --client ink", *pair).data["runs"]
     assert [e["model"] for e in done] == ["of client ink", "the global model"]
-    assert done[1] == ok("evaluate", pair[1], *words).data["runs"][0]
+    assert done[1] == ok(words, pair[1]).data["runs"][0]
 
 
 def test_no_file_of_a_store_or_of_a_run_is_written_over(store, tmp_path):
@@ -225,10 +221,7 @@ def test_no_file_of_a_store_or_of_a_run_is_written_over(store, tmp_path):
         ok(f"evaluate {run} --store {store} -o {run}/e.json")
     for out in (mine / "manifest.json", other / "result.json", run / "models/models.json"):
         before = out.read_bytes()
-        for command in (
-            ("evaluate", run, "-d", f"folder:{images}"),
-            ("evaluate", run, "--store", store),
-        ):
-            done = fedcache(*command, "-o", out)
+        for rows in (f"-d folder:{images}", f"--store {store}"):
+            done = fedcache(f"evaluate {run} {rows} -o {out}")
             assert done.code == Exit.USAGE
             assert out.read_bytes() == before

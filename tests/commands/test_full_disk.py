@@ -20,7 +20,7 @@ SAID = re.compile(
 
 def trained(place):
     images = folder(place / "shapes", train=6, test=3)
-    ok("extract --dataset", f"folder:{images}", "-b", "random-projection:8", "--workers", 0)
+    ok(f"extract --dataset folder:{images} -b random-projection:8 --workers 0")
     ok(f"train fed3r {IID}")
     return place_of(f"train fedncm {IID}")
 

@@ -42,9 +42,9 @@ def test_a_guess_is_answered_with_the_right_command(line, hint):
 
 def test_a_folder_is_extracted_by_its_path(tmp_path):
     images = folder(tmp_path / "photos", train=4, test=2)
-    words = ("--backbones", "random-projection", "--size", "16", "--workers", "0")
-    named = ok("extract", f"{images}/", *words).data
-    assert ok("extract", "--dataset", f"folder:{images}", *words).data["path"] == named["path"]
+    words = "extract --backbones random-projection --size 16 --workers 0"
+    named = ok(words, f"{images}/").data
+    assert ok(f"{words} --dataset folder:{images}").data["path"] == named["path"]
     error = fedcache("extract digits --dataset letters --json").envelope["error"]
     assert error["hint"] == "Leave one of them out."
 

@@ -39,13 +39,13 @@ store = made_once(made)
 def test_a_partition_by_a_column_is_trained_on(store, tmp_path):
     done = ok("partition --by site --store", store).data
     assert [c["name"] for c in done["clients"]] == sorted(SITES)
-    saved = ok("train --method fed3r --partition", done["name"], "--store", store).data
+    saved = ok(f"train --method fed3r --partition {done['name']} --store {store}").data
     at_once = ok("train --method fed3r --by site --store", store).data
     assert at_once["accuracy"] == saved["accuracy"]
     assert at_once["partition"]["digest"] == done["digest"]
-    shards = ok(
-        "shard --partition", done["name"], "--out", tmp_path / "sites", "--store", store
-    ).data["stores"]
+    shards = ok(f"shard --partition {done['name']} --out {tmp_path}/sites --store {store}").data[
+        "stores"
+    ]
     assert all(len(set(Store.open(path).group("site").codes.tolist())) == 1 for path in shards)
     dealt = ok("partition --by domain --scheme iid --clients 2 --store", store).data["clients"]
     assert [c["name"] for c in dealt] == [f"{d}/client-{i}" for d in DOMAINS for i in (0, 1)]
@@ -112,11 +112,11 @@ def test_a_value_of_few_rows_is_said_to_weigh_as_much_and_can_be_left_out(tmp_pa
     assert refused.err.splitlines()[-1] == "--min-rows 100"
 
 
-@pytest.mark.parametrize(("method", "words"), [("fedavg", ()), ("fed3r", ("--exact",))])
+@pytest.mark.parametrize(("method", "words"), [("fedavg", ""), ("fed3r", "--exact")])
 def test_a_run_with_a_held_out_value_finds_the_point_of_a_grid(store, method, words):
-    asked = ("--method", method, "--by", "site", "--rounds", 1, "--store", store)
-    points = ok("grid", *asked, "--hold-out", "each", *words).data["points"]
-    run = ok("train", *asked, "--hold-out", "east").data
+    asked = f"--method {method} --by site --rounds 1 --store {store} --hold-out"
+    points = ok(f"grid {asked} each {words}").data["points"]
+    run = ok(f"train {asked} east").data
     assert run["reused"]
     assert [p["digest"] for p in points if p["sweep"]["hold_out"] == "east"] == [run["digest"]]
 

@@ -1,7 +1,5 @@
 """``fedcache new``: what it writes works as it stands, from its tests to a grid, and what it cannot write it says."""
 
-from pathlib import Path
-
 import pytest
 from arrays import small_store
 from command import fedcache, ok
@@ -20,14 +18,14 @@ store = made_once(small_store)
 @pytest.mark.slow
 def test_a_method_of_a_new_package_trains_grids_and_reports_by_its_name(tmp_path, installed, store):
     installed("method", "half-step")
-    deal = ("--store", store, "--scheme", "iid", "--clients", 4, "--rounds", 3)
-    done = ok("train --method half-step", *deal).data
+    deal = f"--store {store} --scheme iid --clients 4 --rounds 3"
+    done = ok(f"train --method half-step {deal}").data
     assert done["plugins"][0]["name"] == "half-step"
-    grid = ok("grid --method half-step --sweep server_lr=0.25,1", *deal).data
+    grid = ok(f"grid --method half-step --sweep server_lr=0.25,1 {deal}").data
     assert [point["sweep"]["server_lr"] for point in grid["points"]] == ["0.25", "1"]
-    whole = ok("train --method half-step --set server_lr=1", *deal).data
-    assert whole["accuracy"]["mean"] == ok("train --method fedavg", *deal).data["accuracy"]["mean"]
-    ok("report", Path(done["path"]), "-o", tmp_path / "page.html")
+    whole = ok(f"train --method half-step --set server_lr=1 {deal}").data
+    assert whole["accuracy"]["mean"] == ok(f"train --method fedavg {deal}").data["accuracy"]["mean"]
+    ok(f"report {done['path']} -o {tmp_path}/page.html")
     assert "half-step" in (tmp_path / "page.html").read_text()
     assert "half-step\tplug-in: half-step 0.1" in fedcache("methods list").out
     # The method is a copy of FedAvg with another server: the text about FedAvg does not describe it.
@@ -98,18 +96,8 @@ def test_a_backbone_of_a_new_package_extracts_and_trains_by_its_name(
     array = next(iter(Store.open(done["path"]).arrays.values()))
     assert array.recipe["backbone"] == "module:own_lines.encoder:build"
     assert ok(f"extract {words}").data["decoded"] == 0
-    trained = ok(
-        "train --store",
-        done["path"],
-        "--backbones",
-        "own-lines",
-        "--method",
-        "fed3r",
-        "--clients",
-        3,
-        "--scheme",
-        "iid",
-    ).data
+    words = "train --backbones own-lines --method fed3r --clients 3 --scheme iid --store"
+    trained = ok(words, done["path"]).data
     assert trained["accuracy"]["mean"] > 0.3
     assert ok("backbones verify own-lines").data["width"] == 512
 

@@ -2,7 +2,7 @@
 
 import pytest
 from arrays import small_store
-from command import fedcache, ok, words_of
+from command import fedcache, ok
 from failing_command import must_fail
 from homes import made_once
 from made_path import results
@@ -14,22 +14,22 @@ from fedcache.models.saved_model import SavedModel
 from fedcache.store.store import Store
 
 METHODS = {
-    "tip-local": (),
-    "fedpcl": ("--rounds", 2),
-    "fed3r": (),
-    "ditto": ("--rounds", 2, "--seeds", "0,1"),
+    "tip-local": "",
+    "fedpcl": "--rounds 2",
+    "fed3r": "",
+    "ditto": "--rounds 2 --seeds 0,1",
 }
 
 
 def trained(place):
     """Runs over two domains, each a client, and the shards of these clients."""
     images = folder(place / "shapes", train=8, domains=("ink", "chalk"))
-    ok("extract --dataset", f"folder:{images}", "--backbones", "glyph-clip", "--workers", 0)
+    ok(f"extract --dataset folder:{images} --backbones glyph-clip --workers 0")
     made = ok("partition --scheme feature-shift").data
     for method, more in METHODS.items():
-        ok("train --method", method, "--partition", made["name"], *more)
+        ok(f"train --method {method} --partition {made['name']} {more}")
     out = Home.from_environment().root / "sites"
-    ok("shard --partition", made["name"], "--out", out)
+    ok(f"shard --partition {made['name']} --out {out}")
     return out
 
 
@@ -62,14 +62,7 @@ def test_a_client_of_the_run_is_as_right_as_it_was(sites, tmp_path):
 
 def test_a_new_client_has_a_file_that_predicts(sites, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    words = (
-        "personalise",
-        run_of("fedpcl"),
-        "--store",
-        shard(sites, "ink"),
-        "--name",
-        "new",
-    )
+    words = (f"personalise --name new {run_of('fedpcl')} --store", shard(sites, "ink"))
     done = ok(*words, "--set", "epochs=2").data
     model = SavedModel.load(tmp_path / "new.safetensors")
     assert (model.clients, model.facts.hp["epochs"]) == (["new"], 2)
@@ -93,24 +86,12 @@ def test_a_new_client_has_a_file_that_predicts(sites, tmp_path, monkeypatch):
 )
 def test_refusals(sites, tmp_path, monkeypatch, method, words, said):
     monkeypatch.chdir(tmp_path)
-    must_fail(
-        said,
-        "personalise",
-        run_of(method),
-        "--store",
-        shard(sites, "ink"),
-        *words_of(words),
-    )
+    must_fail(said, f"personalise {run_of(method)} {words} --store", shard(sites, "ink"))
     assert not list(tmp_path.glob("*.safetensors"))
 
 
 def test_a_store_that_is_none_or_has_other_features_is_refused(sites, tmp_path):
-    personalise = (
-        "personalise",
-        run_of("fedpcl"),
-        "-o",
-        tmp_path / "new.safetensors",
-    )
+    personalise = (f"personalise {run_of('fedpcl')} -o", tmp_path / "new.safetensors")
     assert fedcache(*personalise).code == Exit.USAGE
     assert fedcache(*personalise, "--store", "gone.zarr").code == Exit.STORE
     must_fail("glyph-clip", *personalise, "--store", small_store(tmp_path), code=Exit.STORE)
@@ -123,14 +104,8 @@ def test_a_store_without_training_rows_of_known_classes_is_refused(sites, tmp_pa
         for name in CLASSES[:3]:
             (other / split / name).rename(other / split / f"kind of {name}")
     path = ok("extract -d", f"folder:{other}", "-b", "glyph-clip", "--workers", 0).data["path"]
-    must_fail(
-        "training rows",
-        "personalise",
-        run_of("fedpcl"),
-        "--store",
-        path,
-        code=Exit.STORE,
-    )
+    words = f"personalise {run_of('fedpcl')} --store"
+    must_fail("training rows", words, path, code=Exit.STORE)
 
 
 @pytest.mark.slow
@@ -139,7 +114,7 @@ def test_rows_of_classes_that_the_model_does_not_know_are_told(sites, tmp_path, 
     images = folder(tmp_path / "more", train=4, test=2, domains=("new",))
     for split in ("train", "test"):
         (images / split / "new" / "zebra").rename(images / split / "new" / "unknown")
-    ok("extract --dataset", f"folder:{images}", "--backbones", "glyph-clip", "--workers", 0)
+    ok(f"extract --dataset folder:{images} --backbones glyph-clip --workers 0")
     path = next(p for p in Home.from_environment().stores.glob("more*.zarr"))
     run = run_of("fedpcl")
     done = fedcache(f"personalise {run} --store {path} --name z --rounds 1")

@@ -35,14 +35,7 @@ def images(tmp_path):
 
 @pytest.fixture
 def store(images):
-    return place_of(
-        "extract --dataset",
-        f"folder:{images}",
-        "--backbones",
-        "random-projection",
-        "--workers",
-        0,
-    )
+    return place_of(f"extract --dataset folder:{images} --backbones random-projection --workers 0")
 
 
 def test_a_recipe_that_one_backbone_refuses_is_found_before_a_store_is_made(images, own_home):
@@ -64,7 +57,7 @@ def test_the_version_is_all_that_version_prints():
 def test_two_names_of_one_key_that_differ_are_refused(tmp_path):
     file = tmp_path / "both.toml"
     file.write_text('[train]\nmethod = "fedavg"\n[partition]\nseed = 1\npartition_seed = 2\n')
-    assert fedcache("train --config", file, "--json").code == 2
+    assert fedcache(f"train --config {file} --json").code == 2
 
 
 @pytest.mark.parametrize(
@@ -125,14 +118,7 @@ def test_a_full_device_is_one_sentence(own_home, words):
 
 
 def test_what_does_not_fit_in_memory_is_no_bug(store):
-    must_fail(
-        "TiB",
-        "train --method fedavg --set dim=1000000000000",
-        *IID,
-        "--rounds",
-        1,
-        code=6,
-    )
+    must_fail("TiB", "train --method fedavg --set dim=1000000000000 --rounds 1", *IID, code=6)
 
 
 def test_torch_running_out_of_memory_is_told_from_other_errors():
@@ -178,8 +164,8 @@ def test_a_store_of_a_stopped_extraction_is_named_with_the_command_to_resume(ima
         lambda: extract(config, Home(own_home), observer=observer, stop=observer.flag), code=130
     )
     (entry,) = ok("ls").data["entries"]
-    for words in (("verify",), ("inspect",), ("train", "--method", "fed3r", "--no-extract")):
-        error = must_fail(f"{entry['name']} (unfinished)", *words, code=4)
+    for words in ("verify", "inspect", "train --method fed3r --no-extract"):
+        error = must_fail(f"{entry['name']} (unfinished)", words, code=4)
     command = error["hint"].rpartition("fedcache extract ")[2]
     assert ok("extract", *shlex.split(command)).data["arrays"][0]["kept_chunks"] > 0
     assert ok("verify").data["problems"] == []
@@ -217,8 +203,8 @@ def test_what_would_be_ignored_or_misread_is_refused(words, said):
 
 
 def test_a_saved_partition_is_looked_for_before_anything_is_extracted(images, own_home):
-    named = ("--dataset", f"folder:{images}", "--backbones", "random-projection")
-    refused = fedcache("train --method fedavg --partition three", *named)
+    named = f"--dataset folder:{images} --backbones random-projection"
+    refused = fedcache(f"train --method fedavg --partition three {named}")
     assert refused.code == 4
     assert "There is no partition 'three', because the dataset" in refused.err
     assert "extracting" not in refused.err

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from arrays import ingested
-from command import fedcache, ok, words_of
+from command import fedcache, ok
 from failing_command import must_fail
 
 from fedcache.errors import Exit
@@ -21,12 +21,8 @@ IID = "--scheme iid --clients 3"
 def three(tmp_path, own_home):
     """Name -> directory of fed3r, of fed3r with another ridge, and of fedncm, on the same rows."""
     ingested(tmp_path)
-    asked = {
-        "plain": ("fed3r",),
-        "lam": ("fed3r", "--set", "lam=5"),
-        "ncm": ("fedncm",),
-    }
-    return {name: ok("train", *words, *words_of(IID)).data["path"] for name, words in asked.items()}
+    asked = {"plain": "fed3r", "lam": "fed3r --set lam=5", "ncm": "fedncm"}
+    return {name: ok(f"train {words} {IID}").data["path"] for name, words in asked.items()}
 
 
 def rows(done):

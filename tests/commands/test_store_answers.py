@@ -35,7 +35,7 @@ def test_lists_that_exclude_each_other_are_refused():
 
 
 def test_ls_lists_stores_with_their_sizes_and_damaged_ones_with_why(small, own_home):
-    ok("partition --store", small.path, "--scheme", "iid", "--clients", 2, "--name", "mine")
+    ok("partition --scheme iid --clients 2 --name mine --store", small.path)
     size = sum(f.stat().st_size for f in small.path.rglob("*") if f.is_file())
     (entry,) = ok("ls").data["entries"]
     assert entry == {

@@ -47,9 +47,9 @@ def test_a_partition_tells_of_its_validation_rows_and_shards_hold_them(store, tm
     assert "validation" not in plain
     assert [c["validation"] for c in split["clients"]] == [48] * 4
     assert [c["train"] for c in split["clients"]] == [36] * 4
-    paths = ok(
-        "shard --partition", done["name"], "--out", tmp_path / "sites", "--store", store
-    ).data["stores"]
+    paths = ok(f"shard --partition {done['name']} --out {tmp_path}/sites --store {store}").data[
+        "stores"
+    ]
     splits = [np.bincount(Store.open(path).samples.split, minlength=3).tolist() for path in paths]
     assert splits == [[27, 48, 9]] * 4
     refused(
@@ -77,8 +77,8 @@ def by_hand(store, parts, rows, kind):
 @pytest.mark.parametrize("kind", ["fed3r", "fedncm"])
 @pytest.mark.parametrize("how", ["0.25", "split"])
 def test_the_validation_accuracy_is_that_of_a_head_worked_out_by_hand(store, kind, how):
-    words = ("-s", "iid", "-m", 4, "--validation", how, "--store", store)
-    done = ok("train --preset paper --method", kind, *words, "--set", "feat_post=none").data
+    words = f"-s iid -m 4 --validation {how} --store {store} --set feat_post=none"
+    done = ok(f"train --preset paper --method {kind} {words}").data
     parts = fc.partition(store, "iid", clients=4, validation=how)
     assert done["partition"]["digest"] == parts.digest
     assert parts.validation is not None

@@ -18,8 +18,8 @@ def images(tmp_path):
 
 
 def extract(images, *more):
-    words = ("extract --backbones random-projection --workers 0", "--dataset", f"folder:{images}")
-    return fedcache(*words, *more, "--json")
+    words = f"extract --backbones random-projection --workers 0 --dataset folder:{images} --json"
+    return fedcache(words, *more)
 
 
 def hint_of(done):
@@ -62,7 +62,7 @@ def test_5_when_a_store_is_damaged(images):
 
 def test_6_when_weights_are_not_there(images, monkeypatch):
     monkeypatch.setenv("FEDCACHE_OFFLINE", "1")
-    lacking = fedcache("extract --backbones clip-rn50 --json", "--dataset", f"folder:{images}")
+    lacking = fedcache(f"extract --backbones clip-rn50 --json --dataset folder:{images}")
     assert lacking.code == Exit.ENVIRONMENT
     assert "fedcache backbones import FILE --as clip-rn50" in hint_of(lacking)
 

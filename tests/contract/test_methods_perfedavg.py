@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
-from federation import federation, gap, go, go_all
+from federation import federation, gap, go, go_all, start_of
+from float64 import zeros
 from method_calls import batches_of, exact
 from reference_steps import linear, linear_gradient, mean_of
 from setting_lines import set_to
@@ -29,7 +29,7 @@ def test_without_a_step_ahead_it_is_fedavg_bit_for_bit(model):  # T-G1, T-G3
 def test_perfedavg_is_a_step_ahead_and_a_step_of_torch():
     data, clients = federation(sizes=(20, 33, 7))
     settings = set_to("head=linear init=shared alpha=0.4 beta=0.2 batch=16 adapt_steps=2")
-    start = go_all("perfedavg", {**settings, "epochs": 0}, data, clients, rounds=1).server
+    start = start_of("perfedavg", settings, data, clients)
     out = go_all("perfedavg", settings, data, clients, rounds=1)
 
     def stepped(theta, rate, at, rows):
@@ -88,7 +88,7 @@ def test_a_client_with_less_than_a_batch_adapts_on_what_it_has():
     out = go_all("perfedavg", settings, data, clients)
     assert out.records[0].clients == (0,)
     rows = batches_of(clients[1], 0, out.records[-1].round, 0, "adapt", size=32)[0]
-    zero = {"W": torch.zeros(6, 11, dtype=torch.float64), "b": torch.zeros(6, dtype=torch.float64)}
+    zero = {"W": zeros(6, 11), "b": zeros(6)}
     adapted = {k: -5.0 * g for k, g in linear_gradient(zero, data, rows).items()}
     predicted = linear(adapted, data.x[clients[1].test, 0]).argmax(-1)
     assert out.client_accuracy[1] == (predicted == data.y[clients[1].test]).double().mean()

@@ -55,7 +55,7 @@ def test_a_class_has_its_own_name_from_the_file_to_the_prediction(kind, tmp_path
     samples = fc.Store.open(path).samples
     assert [samples.classes[code] for code in samples.label] == words.tolist()
     run = ok("train --method fed3r --scheme iid --clients 3").data["path"]
-    predicted = ok("predict", run, "--store", path).data["rows"]
+    predicted = ok(f"predict {run} --store {path}").data["rows"]
     assert [row["class"] for row in predicted] == words.tolist()
     assert list(fc.load_model(run).predict(x.astype(np.float32))) == words.tolist()
 

@@ -1,9 +1,8 @@
 """How many cases are tried: a few for every change (``make durability``), all of them in ``make nightly``."""
 
-import numpy as np
 import pytest
-from command import ok
 from draws import FULL
+from private_starts import ingested
 from toy_store import in_memory
 
 
@@ -34,12 +33,4 @@ def place():
 def rows(tmp_path):
     """``rows(width)``: the path of a store of 200 rows of 5 classes that can be learnt, a quarter of them test rows."""
 
-    def made(width):
-        y = np.tile(np.arange(5), 40)
-        x = np.random.default_rng(0).normal(size=(200, width)) + 2 * np.eye(5, width)[y]
-        split = (np.arange(200) % 4 == 0).astype(int)
-        file = tmp_path / "rows.npz"
-        np.savez(file, features=x.astype(np.float32), labels=y, split=split)
-        return ok(f"ingest {file} --name rows").data["path"]
-
-    return made
+    return lambda width: str(ingested(tmp_path, width))

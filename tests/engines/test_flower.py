@@ -48,11 +48,11 @@ def told(tmp_path_factory):
     home, sites, reached = place / "home", place / "sites", place / "reached"
     site = lay(new_package(place / "half-step", home), place / "site")
     for words in (
-        ("extract --dataset digits --backbones glyph-clip --limit 900",),
-        ("partition --scheme dirichlet --clients 3 --alpha 0.5 --name three",),
-        ("shard --partition three", "--out", sites),
+        "extract --dataset digits --backbones glyph-clip --limit 900",
+        "partition --scheme dirichlet --clients 3 --alpha 0.5 --name three",
+        f"shard --partition three --out {sites}",
     ):
-        done = apart(*words, home=home)
+        done = apart(words, home=home)
         assert done.code == 0, done.err
     env = {
         **os.environ,

@@ -204,12 +204,12 @@ def federation(tmp_path):
     )
     home = tmp_path / "cutting"
     for words in (
-        ("ingest --name rows", tmp_path / "rows.npz"),
-        ("partition --scheme dirichlet --alpha 1 --name two", "--clients", len(SITES)),
-        ("shard --partition two", "--out", tmp_path / "sites"),
-        ("flower keys", "--out", tmp_path / "keys", "--sites", ",".join(SITES)),
+        f"ingest --name rows {tmp_path}/rows.npz",
+        f"partition --scheme dirichlet --alpha 1 --name two --clients {len(SITES)}",
+        f"shard --partition two --out {tmp_path}/sites",
+        f"flower keys --out {tmp_path}/keys --sites {','.join(SITES)}",
     ):
-        done = apart(*words, "--json", home=home)
+        done = apart(f"{words} --json", home=home)
         assert done.code == 0, done.err
     made = Federation(tmp_path)
     try:

@@ -51,8 +51,8 @@ def job(name="random-projection:4", key="a", **changed):
     return FeatureJob(key, row, weights, recipe, how={"device": "cpu"})
 
 
-def data(rows=10):
-    return SimpleNamespace(source=Pictures(), uid=UID, names=[str(i) for i in range(rows)])
+def data():
+    return SimpleNamespace(source=Pictures(), uid=UID, names=[str(i) for i in range(10)])
 
 
 def test_each_row_is_decoded_once_for_recipes_with_the_same_input():

@@ -101,12 +101,8 @@ def test_another_dataset_is_not_taken_for_the_one_last_extracted(images, own_hom
     raw = last.read_bytes()
     for bad in (raw.replace(b"images", b"imagos"), b"", canonical_json(json.loads(raw)["content"])):
         last.write_bytes(bad)
-        for words in (
-            ("extract", "--backbones", "pixels"),
-            ("train", "--method", "fed3r"),
-            ("inspect",),
-        ):
-            found = fedcache(*words, "--json")
+        for words in ("extract --backbones pixels", "train --method fed3r", "inspect"):
+            found = fedcache(words, "--json")
             assert found.code == 5
             assert str(last) in found.envelope["error"]["message"]
         assert fedcache("methods info fed3r").code == 0

@@ -182,7 +182,7 @@ def test_a_store_has_the_same_bytes_whichever_way_its_batches_took(tmp_path, mon
         f"extract --dataset folder:{images} --backbones random-projection,pixels --size 16 --views 2 "
         "--batch 8 --chunk-rows 16 --device cpu"
     )
-    alone = fedcache(words, "--workers", 0, "--store", tmp_path / "alone.zarr")
+    alone = fedcache(f"{words} --workers 0 --store {tmp_path}/alone.zarr")
     assert alone.code == Exit.QUARANTINED
     assert "at most 40 images are computed again" in alone.err  # a batch of 8 and two chunks of 16
 

@@ -74,7 +74,7 @@ def test_transparency_is_over_white_for_every_colour_beneath():
     image.putpixel((2, 0), (0, 0, 0, 128))
     seen = np.asarray(decode(encoded(image)))[0].tolist()
     assert seen == [[255] * 3, [10, 20, 30], [127] * 3]
-    key = encoded(flat((9, 9, 9)), "PNG", transparency=(9, 9, 9))
+    key = encoded(flat((9, 9, 9)), transparency=(9, 9, 9))
     assert np.asarray(decode(key)).min() == 255
 
 
@@ -129,7 +129,7 @@ def test_a_colour_profile_is_not_applied():
 
     profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("LAB")).tobytes()
     image = pixels(7)
-    assert np.array_equal(np.asarray(decode(encoded(image, "PNG", icc_profile=profile))), image)
+    assert np.array_equal(np.asarray(decode(encoded(image, icc_profile=profile))), image)
 
 
 def test_truncated_files_are_bad():
@@ -206,7 +206,7 @@ def test_memory_that_runs_out_is_not_the_fault_of_the_image(place, monkeypatch):
     def no_memory(*_args, **_kwargs):
         raise MemoryError("no memory")
 
-    raw = encoded(pixels(1), "PNG")
+    raw = encoded(pixels(1))
     monkeypatch.setattr(Image if place == "open" else Image.Image, place, no_memory)
     if place == "load":
         monkeypatch.setattr(PngImagePlugin.PngImageFile, "load", no_memory)
@@ -243,7 +243,7 @@ def test_damage_anywhere_gives_an_image_or_a_reason_that_is_the_same_every_time(
 def test_no_warning_leaks_and_the_filters_are_as_before():
     # Bytes transparency of a palette image, an oversized image and broken EXIF make Pillow warn.
     image = Image.new("P", (2, 1))
-    raw = [encoded(image, "PNG", transparency=bytes([0])), png_of_size(9500, 9500)]
+    raw = [encoded(image, transparency=bytes([0])), png_of_size(9500, 9500)]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         before = list(warnings.filters)

@@ -131,14 +131,12 @@ def test_text_features_are_those_of_the_first_part(tmp_path):
         " --text 'a {}.' --text 'the digit {}.'"
     )
     whole = place_of(command, "--store", tmp_path / "whole.zarr")
-    made = [
-        place_of(command, "--store", tmp_path / "x.zarr", "--part", f"{i}/3") for i in (1, 2, 3)
-    ]
+    made = [place_of(f"{command} --store {tmp_path}/x.zarr --part {i}/3") for i in (1, 2, 3)]
     assert [ok("inspect", p).data["text"] for p in made] == [["glyph-clip"], [], []]
     ok("join", *made, "-o", tmp_path / "out.zarr")
     assert content(tmp_path / "out.zarr") == content(whole)
     # The store is trained on like any other.
-    ok("train --method clip-zs --clients 2", "--store", tmp_path / "out.zarr")
+    ok(f"train --method clip-zs --clients 2 --store {tmp_path}/out.zarr")
 
 
 @pytest.mark.slow
@@ -174,7 +172,7 @@ def test_a_part_is_never_a_store(images, tmp_path):
     # Nothing that was extracted is passed over for the dataset of a home without any.
     assert fedcache("train --method fedavg").code == Exit.STORE
     assert fedcache(f"extract {SMALL} --part 2/2").code == Exit.USAGE
-    ok("gc", "--delete")
+    ok("gc --delete")
     assert joined([first], tmp_path / "out.zarr").code == 0
 
 

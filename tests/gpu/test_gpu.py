@@ -73,10 +73,10 @@ def test_decoders_streams_and_graphs_give_what_one_process_gives(own_home, tmp_p
         f"--dtype {dtype}"
     )
     alone = tmp_path / "alone.zarr"
-    ok(words, "--device", "cuda", "--workers", 0, "--store", alone)
+    ok(f"{words} --device cuda --workers 0 --store {alone}")
     for device in ("cuda", "cuda:0"):
         piped = tmp_path / f"{device}.zarr"
-        done = ok(words, "--device", device, "--workers", 3, "--store", piped)
+        done = ok(f"{words} --device {device} --workers 3 --store {piped}")
         assert "without CUDA graphs" not in done.err
         assert content(piped) == content(alone)
 
@@ -120,7 +120,7 @@ def test_a_grid_and_what_is_made_of_its_models_on_a_gpu(digits, own_home, tmp_pa
     found = [json.loads(p.read_text()) for p in own_home.glob("runs/*/result.json")]
     assert {r["device"] for r in found} == {"cuda"}
     run = ok("train --method fedpcl --partition ten --rounds 2 --device cuda").data
-    assert ok("evaluate", run["digest"][:12], "--dataset", "digits", "--device", "cuda").code == 0
+    assert ok(f"evaluate {run['digest'][:12]} --dataset digits --device cuda").code == 0
     assert ok(f"report -o {tmp_path}/r.html").code == 0
 
 

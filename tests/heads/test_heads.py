@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from float64 import doubles, normal
+from float64 import doubles, even, normal, zeros
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -104,7 +104,7 @@ def test_class_means_are_means(labels, padding):
     for c in range(4):
         rows = [i for i, k in enumerate(labels) if k == c]
         assert float(count[c]) == len(rows)
-        expected = z[rows].mean(0) if rows else torch.zeros(2, dtype=torch.float64)
+        expected = z[rows].mean(0) if rows else zeros(2)
         assert torch.allclose(mean[c], expected)
 
 
@@ -127,7 +127,7 @@ def with_weights(kind, z_norm):
 
 def test_projection_is_what_torch_computes_and_batchnorm_too():
     head, p = with_weights("mlp", z_norm=True)
-    x, w = normal(B, D), torch.full((B,), 1 / B, dtype=torch.float64)
+    x, w = normal(B, D), even(B)
     norm = torch.nn.BatchNorm1d(P).double()
     hidden = torch.relu(F.linear(x, p["P.W"], p["P.b"]))
     expected = F.normalize(norm(hidden), dim=-1)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from float64 import eye, ones
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.heads.gaussian_mixture import pack
@@ -25,10 +26,10 @@ def by_eigenvalues(A, B, ridge, size=None):
 WAYS = (by_cholesky, by_eigenvalues)
 
 
-def refused(way, A, ridge=0.0, size=None):
-    B = torch.ones(len(A), 1, dtype=torch.float64)
-    with pytest.raises(FedcacheError, match=f"lam={ridge:g}") as caught:
-        way(A, B, ridge, size)
+def refused(way, A, size=None):
+    B = ones(len(A), 1)
+    with pytest.raises(FedcacheError, match="lam=0") as caught:
+        way(A, B, 0.0, size)
     assert caught.value.code == Exit.FEDERATED
     return float(caught.value.hint.split("=")[-1])
 
@@ -40,7 +41,7 @@ def test_fewer_rows_than_features_are_refused_in_each_of_200_draws(way, rows, fe
     for seed in range(200):
         z = np.random.default_rng(seed).standard_normal((rows, features)) + mean
         works = refused(way, system(z))
-        W = way(system(z), torch.ones(features, 1, dtype=torch.float64), works)
+        W = way(system(z), ones(features, 1), works)
         assert torch.isfinite(W).all()
 
 
@@ -113,7 +114,7 @@ def test_each_system_of_a_batch_is_judged_alone():
 
 
 def test_a_system_with_nan_is_refused():
-    A = torch.eye(4, dtype=torch.float64)
+    A = eye(4)
     A[2, 1] = A[1, 2] = torch.nan
     refused(by_cholesky, A)
 

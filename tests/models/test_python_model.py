@@ -39,6 +39,17 @@ def run(store):
     return fc.train("fed3r", store, fc.partition(store, "iid", clients=3))
 
 
+@pytest.fixture
+def model(run):
+    return run.model()
+
+
+@pytest.fixture
+def rows(store):
+    """The features of the test rows."""
+    return store.Xy(split="test")[0]
+
+
 def pictures(place):
     return sorted(p for p in folder(place / "shapes", train=2, test=1).rglob("*.png"))
 
@@ -92,15 +103,14 @@ def test_a_turned_or_transparent_picture_in_memory_is_read_as_its_file(run, tmp_
     assert model.predict([tmp_path / "text.png", file]) == [None, *model.predict([file])]
 
 
-def test_a_saved_model_says_the_same_without_its_run_and_is_not_written_over(store, run, tmp_path):
-    X, _ = store.Xy(split="test")
+def test_a_saved_model_says_the_same_without_its_run_and_is_not_written_over(rows, run, tmp_path):
     model, path = run.model(), tmp_path / "m.safetensors"
     path.write_bytes(b"another")
     refused(lambda: model.save(path))
     assert path.read_bytes() == b"another"
     assert model.save(str(path), overwrite=True) == path
     for other in (path, run, run.path, run.path.name[:6]):
-        assert np.array_equal(fc.load_model(other).scores(X), model.scores(X))
+        assert np.array_equal(fc.load_model(other).scores(rows), model.scores(rows))
 
 
 def test_a_client_has_its_own_model_and_seeds_are_an_ensemble(store):
@@ -119,8 +129,7 @@ def test_a_client_has_its_own_model_and_seeds_are_an_ensemble(store):
         refused(call)
 
 
-def test_what_a_model_does_not_read_is_refused(store, run, tmp_path):
-    model, (X, _) = run.model(), store.Xy(split="test")
+def test_what_a_model_does_not_read_is_refused(rows, run, model, tmp_path):
     for call, code in (
         (lambda: model.scores(np.zeros((3, 5))), 4),
         (lambda: model.embed("photo.jpg"), 2),
@@ -128,19 +137,18 @@ def test_what_a_model_does_not_read_is_refused(store, run, tmp_path):
         (lambda: model.predict(tmp_path / "nothing.png"), 2),
         (lambda: model.predict(np.zeros((2, 8, 8, 4), np.uint8)), 2),
         (lambda: model.predict(tmp_path, top=4), 2),
-        (lambda: model.probabilities(X, temperature="1"), 2),
+        (lambda: model.probabilities(rows, temperature="1"), 2),
         (lambda: model.save(tmp_path / "m.npz"), 2),
         (lambda: fc.load_model(run, client=0), 2),
     ):
         refused(call, code=code)
 
 
-def test_a_row_with_a_feature_that_is_no_finite_number_has_no_class(store, run):
-    X, _ = store.Xy(split="test")
-    model, expected = run.model(), run.model().predict(X)
+def test_a_row_with_a_feature_that_is_no_finite_number_has_no_class(rows, model):
+    expected = model.predict(rows)
     # the last is infinite as the float32 that models read
     for value in (np.nan, np.inf, -np.inf, 1e300):
-        Z = X.astype(np.float64)
+        Z = rows.astype(np.float64)
         Z[1, 3] = value
         assert model.predict(Z) == [expected[0], None, *expected[2:]]
         assert model.predict(Z, top=2)[1] == []
@@ -150,44 +158,38 @@ def test_a_row_with_a_feature_that_is_no_finite_number_has_no_class(store, run):
 
 
 def test_the_order_of_classes_is_that_of_scores_where_probabilities_are_too_small_to_differ(
-    store, run
+    rows, model
 ):
-    X, _ = store.Xy(split="test")
-    model = run.model()
-    order = model.scores(X).argsort(1)[:, ::-1]
+    order = model.scores(rows).argsort(1)[:, ::-1]
     cold = replace(model, predictor=replace(model.predictor, temperature=1e-5))
     # two of three classes, of some rows at least
-    assert (model.probabilities(X, 1e-5) == 0.0).sum() > len(X)
+    assert (model.probabilities(rows, 1e-5) == 0.0).sum() > len(rows)
     names = [[cold.classes[c] for c in row] for row in order]
-    assert [[name for name, _ in row] for row in cold.predict(X, top=3)] == names
+    assert [[name for name, _ in row] for row in cold.predict(rows, top=3)] == names
 
 
-def test_no_rows_have_no_classes_and_no_embeddings(store, run):
-    X, _ = store.Xy(split="test")
-    model = run.model()
-    assert model.embed(X[:0]).shape == (0, X.shape[1])
-    assert model.scores(X[:0]).shape == model.probabilities(X[:0]).shape == (0, 3)
-    assert model.predict(X[:0]) == []
+def test_no_rows_have_no_classes_and_no_embeddings(rows, model):
+    none = rows[:0]
+    assert model.embed(none).shape == (0, rows.shape[1])
+    assert model.scores(none).shape == model.probabilities(none).shape == (0, 3)
+    assert model.predict(none) == []
 
 
 @pytest.mark.slow
-def test_a_model_goes_to_another_process_and_comes_back_the_same(store, run, tmp_path):
-    X, _ = store.Xy(split="test")
-    model = run.model()
-    scores = model.scores(X)  # what was made ready to score is no part of what is sent
+def test_a_model_goes_to_another_process_and_comes_back_the_same(rows, model, tmp_path):
+    scores = model.scores(rows)  # what was made ready to score is no part of what is sent
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        assert np.array_equal(pool.submit(model.scores, X).result(), scores)
+        assert np.array_equal(pool.submit(model.scores, rows).result(), scores)
     joblib.dump(model, tmp_path / "m.joblib")
-    assert np.array_equal(joblib.load(tmp_path / "m.joblib").scores(X), scores)
+    assert np.array_equal(joblib.load(tmp_path / "m.joblib").scores(rows), scores)
     # whoever listens stays where it is
     heard = pickle.loads(pickle.dumps(replace(model, observer=Heard())))
     assert type(heard.observer) is Silent
 
 
-def test_a_method_of_ones_own_is_given_again(store):
+def test_a_method_of_ones_own_is_given_again(store, rows):
     own = replace(METHODS["fedncm"], name="mine", embed=lambda _down, _own, x, _ctx: torch.relu(x))
     run = fc.train(own, store, fc.partition(store, "iid", clients=3))
-    X, _ = store.Xy(split="test")
     refused(lambda: run.model(), "a custom method", code=Exit.STORE)
-    assert (run.model(method=own).embed(X) >= 0.0).all()
-    assert fc.load_model(run, method=own).predict(X) == run.model(method=own).predict(X)
+    assert (run.model(method=own).embed(rows) >= 0.0).all()
+    assert fc.load_model(run, method=own).predict(rows) == run.model(method=own).predict(rows)

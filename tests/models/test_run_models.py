@@ -32,6 +32,11 @@ FED3R = f"train --method fed3r {IID}"
 FEDPCL = f"train --method fedpcl {IID} --rounds 2 --set dim=4"
 
 
+def model_of(run):
+    """The model of the first seed of a run."""
+    return SavedModel.load(model_file(run, 0))
+
+
 def extracted(place):
     images = folder(place / "shapes")
     return place_of(f"extract --backbones random-projection --workers 0 --dataset folder:{images}")
@@ -66,7 +71,7 @@ def test_images_go_through_each_backbone_in_batches_of_the_size_that_its_feature
 
     store = once(made)
     run = place_of(f"{FED3R} --backbones random-projection,glyph-clip")
-    known = SavedModel.load(model_file(run, 0)).facts.computed
+    known = model_of(run).facts.computed
     assert known == tuple({"device": "cpu", "dtype": "float32", "batch": size} for size in (32, 1))
     root = folder(tmp_path / "again", train=6, test=20)
     images = [root / name for name in fc.Store.open(store).samples.name]
@@ -121,7 +126,7 @@ def test_a_run_without_a_model_names_the_command_that_trains_it_again(store):
 
 
 def test_a_model_that_other_code_made_is_used_with_a_warning(store, tmp_path):
-    model, before = SavedModel.load(model_file(place_of(FED3R), 0)), "0123456789abcdef" * 4
+    model, before = model_of(place_of(FED3R)), "0123456789abcdef" * 4
     for code, warned in ((model.facts.code, False), (before, True)):
         path = tmp_path / f"{code}.safetensors"
         replace(model, facts=replace(model.facts, code=code)).save(path)
@@ -131,12 +136,12 @@ def test_a_model_that_other_code_made_is_used_with_a_warning(store, tmp_path):
 
 def test_a_private_run_saves_no_clients_own_model(store):
     private = f"{IID} --rounds 1 --dp-clip 1 --dp-noise 1 --dp-allow evaluation"
-    model = SavedModel.load(model_file(place_of(f"train --method ditto {private}"), 0))
+    model = model_of(place_of(f"train --method ditto {private}"))
     assert model.clients == []
     assert not [name for name in model.tensors if name.startswith("clients/")]
     words = f"train --method fedavg --set feat_post=standardize {private}"
     must_fail("statistics", words)
-    model = SavedModel.load(model_file(place_of(f"{words},statistics"), 0))
+    model = model_of(place_of(f"{words},statistics"))
     assert {"features/mean", "features/scale"} <= set(model.tensors)
 
 
@@ -190,7 +195,7 @@ def test_a_save_that_fails_leaves_no_result_and_the_run_goes_on_from_there(store
 
 
 def test_weights_that_are_not_those_of_the_model_are_refused(store, tmp_path):
-    model = SavedModel.load(model_file(place_of(FED3R), 0))
+    model = model_of(place_of(FED3R))
     (recipe,) = model.facts.recipes
     made = {**recipe, "weights": "seed:7"}
     facts = replace(model.facts, keys=(Recipe.from_dict(made).key,), recipes=(made,))
@@ -302,7 +307,7 @@ def test_a_client_whose_model_was_not_saved_is_told_from_one_that_is_not_there(s
     for place in (run, model_file(run, 0)):
         error = must_fail("'client-2'", f"predict {place} --client client-2 --store {store}")
     assert fedcache(*shlex.split(error["hint"])[1:]).code == 0
-    assert SavedModel.load(model_file(run, 0)).clients == ["client-1", "client-2"]  # none is lost
+    assert model_of(run).clients == ["client-1", "client-2"]  # none is lost
     ok(f"predict {run} --client client-2 --store {store}")
     for words in ("--client nobody", "--global", ""):  # fedpcl has no model for all
         assert fedcache(f"predict {run} {words} --store {store}").code == 2

@@ -175,8 +175,9 @@ def test_the_core_alone_takes_embeddings_to_a_comparison_and_predictions(plain):
     assert run["accuracy"]["mean"] > 0.8
     ok("train --method fedncm --dataset rows --scheme iid --clients 4")
     ok("compare -o", plain / "table.md")
-    ok("predict", run["path"], "--embeddings", plain / "rows.npz", "-o", plain / "rows.csv")
-    ok("evaluate", run["path"], "--embeddings", plain / "rows.npz", "-o", plain / "evaluation.csv")
+    words = f"{run['path']} --embeddings {plain}/rows.npz -o {plain}"
+    ok(f"predict {words}/rows.csv")
+    ok(f"evaluate {words}/evaluation.csv")
 
 
 def test_what_the_core_lacks_is_named_with_its_command_before_any_work(plain):

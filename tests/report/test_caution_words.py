@@ -48,15 +48,15 @@ def test_a_global_model_matched_tests_and_clients_with_most_classes_say_nothing_
         assert caution_lines(fine) == []
 
 
-def drawn(scored, *errors, clients=100_000, **more):
-    each = [{"scored": scored, "standard_error": e, **more} for e in errors]
-    return {"accuracy": {"mean": 0.5, "eval_clients": each}, "partition": {"clients": clients}}
+def drawn(*errors, **more):
+    each = [{"scored": 500, "standard_error": e, **more} for e in errors]
+    return {"accuracy": {"mean": 0.5, "eval_clients": each}, "partition": {"clients": 100_000}}
 
 
 def test_of_how_many_clients_an_accuracy_is_and_its_standard_error():
-    who, errors = drawn_clients(drawn(500, 0.004, 0.006))
+    who, errors = drawn_clients(drawn(0.004, 0.006))
     assert who.startswith("500 of 100,000 clients")
     assert errors == [0.004, 0.006]
     for trained in (500, None):  # who took part may be secret
-        assert drawn_clients(drawn(500, 0.004, trained=trained)) == (who, [0.004])
+        assert drawn_clients(drawn(0.004, trained=trained)) == (who, [0.004])
     assert drawn_clients({"accuracy": {"mean": 0.5}}) is None

@@ -37,8 +37,6 @@ def test_where_a_method_was_tuned_that_comes_first(method):
 
 
 def test_else_a_larger_rate_more_rounds_or_the_data():
-    assert (
-        next_step(result("fedavg", lr=0.02)) == "the same command with a larger rate, --set lr=0.2"
-    )
-    assert "--rounds 200" in next_step(result("fedavg", lr=0.5))
+    assert next_step(result(lr=0.02)) == "the same command with a larger rate, --set lr=0.2"
+    assert "--rounds 200" in next_step(result(lr=0.5))
     assert "fedcache inspect" in next_step(result("fedncm", rounds=1))

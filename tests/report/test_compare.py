@@ -1,8 +1,6 @@
 """``compare``: the numbers are those of scipy, autorank and Demšar's paper; what cannot be compared is said."""
 
-import os
 from itertools import combinations
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +15,7 @@ from results import result_of
 from scipy import stats
 
 import fedcache as fc
+from fedcache.config import Home
 from fedcache.errors import FedcacheError
 from fedcache.report.comparison import PairedBlocks, across, compared, complete, within
 from fedcache.report.find_runs import find_one, gather
@@ -84,8 +83,13 @@ def table(values, names=None):
     return PairedBlocks("somewhere", chosen, tuple(map(str, range(values.shape[1]))), values)
 
 
+def of_seeds(values, names=None, **options):
+    """A comparison of treatments over seeds, or over what the options name."""
+    return compared(table(values, names), **{"over": "seeds", "metric": "accuracy", **options})
+
+
 def four(**options):
-    return compared(table(FOUR, NAMES), **{"over": "settings", "metric": "accuracy", **options})
+    return of_seeds(FOUR, NAMES, over="settings", **options)
 
 
 # -- numbers -------------------------------------------------------------------------------------------------------
@@ -148,11 +152,7 @@ def test_intervals_of_many_values_are_those_of_scipy_of_sorted_values():
 
 def test_a_comparison_by_hand():
     # a: 0.5, 0.7 -> mean 0.6, std sqrt(0.02); b: 0.4, 0.8 -> mean 0.6, std sqrt(0.08); c: 0.1, 0.3
-    made = compared(
-        table(np.array([[0.1, 0.3], [0.5, 0.7], [0.4, 0.8]]), "cab"),
-        over="seeds",
-        metric="accuracy",
-    )
+    made = of_seeds(np.array([[0.1, 0.3], [0.5, 0.7], [0.4, 0.8]]), "cab")
     assert [t.name for t in made.treatments] == ["a", "b", "c"]
     assert made.best == ("a", "b")
     assert [t.mean for t in made.treatments] == pytest.approx([0.6, 0.6, 0.2])
@@ -194,7 +194,7 @@ def test_all_pairs_are_one_family_and_a_reference_takes_the_place_of_the_best():
 
 def test_two_values_that_are_repeated_for_every_seed_have_no_ranks_and_no_test():
     still = np.array([[0.8] * 5, [0.7] * 5, [0.71, 0.74, 0.69, 0.73, 0.75]])
-    found = compared(table(still), over="seeds", metric="accuracy")
+    found = of_seeds(still)
     assert found.ranking is None
     assert found.treatments[0].interval is None
     assert [p.p is None for p in found.pairs] == [
@@ -206,7 +206,7 @@ def test_two_values_that_are_repeated_for_every_seed_have_no_ranks_and_no_test()
         (still[1:].repeat(2, 0)[:3], "seeds"),
         (np.flipud(FOUR[:3]), "seeds"),
     ):
-        assert compared(table(values), over=over, metric="accuracy").ranking is not None
+        assert of_seeds(values, over=over).ranking is not None
 
 
 @settings(max_examples=30)
@@ -214,13 +214,13 @@ def test_two_values_that_are_repeated_for_every_seed_have_no_ranks_and_no_test()
 @given(values=TABLES, test=st.sampled_from(["wilcoxon", "ttest"]))
 def test_a_treatment_does_not_differ_from_itself(values, test):
     both = np.stack([values[0], values[0]])
-    (pair,) = compared(table(both), over="seeds", metric="accuracy", test=test).pairs
+    (pair,) = of_seeds(both, test=test).pairs
     assert (pair.p, pair.holm, pair.difference, pair.interval) == (1.0, 1.0, 0.0, None)
     assert ranking(np.stack([values[0]] * 3), 0.95).p == 1.0
 
 
 def test_of_one_block_nothing_is_tested():
-    one = compared(table(FOUR[:, :1]), over="seeds", metric="accuracy")
+    one = of_seeds(FOUR[:, :1])
     assert (one.pairs[0].p, one.treatments[0].std, one.ranking) == (None, None, None)
 
 
@@ -231,7 +231,7 @@ def write(
     name, method, per_seed, *, dataset="shapes", partition="p0", per_client=(0.5, 0.6), **more
 ):
     """A stored result with what ``compare`` reads."""
-    path = Path(os.environ["FEDCACHE_HOME"]) / "runs" / name
+    path = Home.from_environment().runs / name
     path.mkdir(parents=True)
     named = {"slug": dataset, "digest": f"{dataset}-digest"}
     result = result_of(method, per_seed, partition, dataset=named, digest=name)
@@ -250,12 +250,13 @@ def three(own_home):
     return own_home / "runs"
 
 
-def entries(root):
-    return gather([], root).entries
+def entries():
+    """The entries of the runs of the home."""
+    return gather([], Home.from_environment().runs).entries
 
 
 def test_of_runs_of_equal_settings_the_newest_is_meant_and_others_are_listed(own_home):
-    write("aa", "fedavg", [0.1], seeds=[0])
+    write("aa", "fedavg", [0.1])
     newest = write("bb", "fedavg", [0.2], seeds=[1])
     heard = Heard()
     assert find_one("method:fedavg", own_home / "runs", heard) == newest
@@ -269,11 +270,11 @@ def test_of_runs_of_equal_settings_the_newest_is_meant_and_others_are_listed(own
     assert caught.message.splitlines()[1] == "  cc  fedavg on shapes, p1"
 
 
-def test_seeds_are_paired_by_number(own_home):
-    write("aa", "fedavg", [0.1, 0.2, 0.3, None], seeds=[0, 1, 2, 3])
+def test_seeds_are_paired_by_number():
+    write("aa", "fedavg", [0.1, 0.2, 0.3, None])
     write("bb", "fedprox", [0.7, 0.6, 0.5, 0.9], seeds=[2, 1, 0, 3])
     write("cc", "fed3r", [0.4, 0.5, 0.6], seeds=[1, 2, 4])
-    found = within(entries(own_home / "runs"), "here", "accuracy", "seeds")
+    found = within(entries(), "here", "accuracy", "seeds")
     assert found.blocks == ("0", "1", "2", "3", "4")
     none = np.nan
     expected = [
@@ -289,39 +290,39 @@ def test_seeds_are_paired_by_number(own_home):
     )
 
 
-def test_clients_are_paired_by_name_and_unscored_ones_left_out(own_home):
+def test_clients_are_paired_by_name_and_unscored_ones_left_out():
     named, other = ["north", "south", "west"], ["south", "west", "north"]
     write("aa", "fedavg", [0.1], clients=named, per_client=[0.1, 0.2, None])
     write("bb", "fedprox", [0.1, 0.2], clients=other, per_client=[0.4, 0.5, 0.3])
-    found = within(entries(own_home / "runs"), "here", "accuracy", "clients")
+    found = within(entries(), "here", "accuracy", "clients")
     assert found.blocks == ("north", "south")
     assert found.values.tolist() == [[0.1, 0.2], [0.3, 0.4]]
 
 
-def test_clients_of_one_order_are_paired_by_place(own_home):
+def test_clients_of_one_order_are_paired_by_place():
     named = ["a", "b", "a", "c", "d"]
     write("aa", "fedavg", [0.1], clients=named, per_client=[0.1, 0.2, 0.3, None, None])
     write("bb", "fedprox", [0.1], clients=named, per_client=[0.4, None, 0.6, 0.7, None])
     write("dd", "solo", [0.1], clients=named, per_client=[None] * 5)
-    found = within(entries(own_home / "runs"), "here", "accuracy", "clients")
+    found = within(entries(), "here", "accuracy", "clients")
     assert found.blocks == ("a", "a #2"), "the second of a name is another client"
     assert found.values.tolist() == [[0.1, 0.3], [0.4, 0.6]]
 
 
-def test_settings_make_blocks_of_equal_runs_without_holes(own_home):
+def test_settings_make_blocks_of_equal_runs_without_holes():
     for i, where in enumerate(("p0", "p1", "p2")):
         write(f"a{i}", "fedavg", [0.1 * i, 0.1 * i + 0.2], partition=where)
         write(f"b{i}", "fedprox", [0.5 + 0.1 * i], partition=where)
     # what it alone has in another way is in no name that is left
     write("c0", "fed3r", [0.9], rounds=7)
     write("d3", "fedavg", [0.9], dataset="other")
-    found = across(entries(own_home / "runs"), "accuracy")
+    found = across(entries(), "accuracy")
     assert found.names == ("fedavg", "fedprox")
     assert found.blocks == ("shapes, p0", "shapes, p1", "shapes, p2")
     assert found.values == pytest.approx(np.array([[0.1, 0.2, 0.3], [0.5, 0.6, 0.7]]))
     write("a9", "fedavg", [0.4], partition="p2")
     with pytest.raises(FedcacheError, match=r"a2 .*a9"):
-        across(entries(own_home / "runs"), "accuracy")
+        across(entries(), "accuracy")
 
 
 def test_the_complete_part_of_a_table_by_hand():
@@ -395,13 +396,7 @@ def test_validation_chooses_where_all_runs_have_rows_to_choose_by(own_home):
         ("cc", "fed3r", 0.75, 0.8),
     ):
         held = {"mean": validation, "per_seed": [validation] * 3, "std": None}
-        write(
-            name,
-            method,
-            [accuracy, accuracy - 0.01, accuracy + 0.02],
-            seeds=[0, 1, 2],
-            validation=held,
-        )
+        write(name, method, [accuracy, accuracy - 0.01, accuracy + 0.02], validation=held)
     (made,) = fc.compare().tables
     assert (made.chosen, made.reference, made.best) == ("fed3r", "fed3r", ("fedprox",)), (
         "of equals the first by method"
@@ -411,7 +406,7 @@ def test_validation_chooses_where_all_runs_have_rows_to_choose_by(own_home):
         "fedprox": 0.6,
         "fed3r": 0.8,
     }
-    write("dd", "fedntd", [0.5, 0.5, 0.6], seeds=[0, 1, 2])
+    write("dd", "fedntd", [0.5, 0.5, 0.6])
     (again,) = fc.compare().tables
     assert (again.chosen, again.reference) == (None, "fedprox")
 

@@ -76,10 +76,10 @@ def some(*seeds):
     return {seed: BY_SEED[seed] for seed in seeds}
 
 
-def fixed(*seeds, value=0.89):
+def fixed(*seeds):
     """A method without a random step, for these seeds."""
     settings = METHODS["fed3r"].resolve("paper")
-    return run("fixed", dict.fromkeys(seeds, value), "fed3r", rounds=1, hyperparameters=settings)
+    return run("fixed", dict.fromkeys(seeds, 0.89), "fed3r", rounds=1, hyperparameters=settings)
 
 
 def one_run(*runs):

@@ -137,12 +137,12 @@ def test_images_of_a_private_run_are_refused_and_those_of_a_simulation_shown(sto
     ]
     model = f"{private}/models/seed-0.safetensors"
     for words in (
-        ("report", private),
-        ("report",),
-        ("evaluate", private, "--store", store),
-        ("evaluate", model, "--store", store),
+        f"report {private}",
+        "report",
+        f"evaluate {private} --store {store}",
+        f"evaluate {model} --store {store}",
     ):
-        done = fedcache(*words, "--with-images", "-o", tmp_path / "no.html")
+        done = fedcache(f"{words} --with-images -o {tmp_path}/no.html")
         assert done.code == Exit.USAGE, done.err
 
 

@@ -40,20 +40,20 @@ def test_bold_is_what_validation_chose_and_never_the_highest_of_the_test():
     ]
 
 
-def section(number, entries, score=None):
-    return section_of(number, "t", entries, "no store is here", Shown("none", score, None))
+def section(entries):
+    return section_of(12, "t", entries, "no store is here", Shown("none", None, None))
 
 
 def test_a_section_is_sorted_by_accuracy_and_says_what_it_is_of():
-    entries = [run("low", 0.25), run("none", None), run("high", 0.5)]
-    made = section(12, entries)
+    entries = [run("low", 0.25), run("none", None), run("high")]
+    made = section(entries)
     assert made.points == [("high", 0.5), ("low", 0.25), ("none", None)]
     assert [row[0].text for row in made.rows] == ["high", "low", "none"]
     held = [
         run("low", 0.25, validation={"mean": 0.9, "per_client": []}),
-        run("high", 0.5, validation={"mean": 0.6, "per_client": []}),
+        run("high", validation={"mean": 0.6, "per_client": []}),
     ]
-    assert [row[0].text for row in section(12, held).rows] == ["low", "high"]
+    assert [row[0].text for row in section(held).rows] == ["low", "high"]
 
 
 def test_the_data_of_a_figure_are_lines_of_six_digits():
@@ -110,7 +110,7 @@ def test_no_column_of_accuracies_repeats_an_earlier_one():
 
 def test_several_settings_are_one_table_with_the_best_run_of_each():
     def setting(number, *entries):
-        return replace(section(12, list(entries)), ident=f"s{number}", title=f"t{number}")
+        return replace(section(list(entries)), ident=f"s{number}", title=f"t{number}")
 
     held = {"mean": 0.9, "per_client": []}
     sections = [

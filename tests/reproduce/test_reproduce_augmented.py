@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from command import ok, words_of
+from command import ok
 from made_path import place_of
 from paper_trees import write_pairs
 
@@ -13,7 +13,7 @@ from fedcache.reproduce.planning import RequirementCheck
 from fedcache.reproduce.registry import entry
 from fedcache.store.store import Store
 
-TINY = words_of("--backbones random-projection:16 --seeds 0 --rounds 2")
+TINY = "--backbones random-projection:16 --seeds 0 --rounds 2"
 
 
 def cells(name, *words):
@@ -53,9 +53,8 @@ def test_a_noisy_image_of_table_15_is_the_papers(kind, p):
 @pytest.mark.slow
 def test_table_15_trains_on_noisy_images_and_tests_on_plain_ones(tmp_path):
     root = write_pairs("office10", "office_caltech_10", tmp_path / "here", 3)
-    words = ("reproduce fedpcl-table15", *TINY, "--data", f"office10={root}")
-    words += ("--only", "method=FedPCL")
-    made = ok(*words).data["cells"]
+    words = f"reproduce fedpcl-table15 {TINY} --data office10={root} --only method=FedPCL"
+    made = ok(words).data["cells"]
     assert len({c["runs"][0] for c in made}) == len(made) == 9  # nine runs, none for another
     assert all(cell["run"] for cell in made)
     images = {c["fidelity"] for c in made if "images" in c["labels"].values()}
@@ -66,4 +65,4 @@ def test_table_15_trains_on_noisy_images_and_tests_on_plain_ones(tmp_path):
     plain = [store.reader(key).all()[:, 0] for key in store.arrays]
     # view 0 is the plain image for every policy
     assert all(np.array_equal(plain[0], other) for other in plain[1:])
-    assert all(cell["reused"] == len(cell["runs"]) == 1 for cell in ok(*words).data["cells"])
+    assert all(cell["reused"] == len(cell["runs"]) == 1 for cell in ok(words).data["cells"])

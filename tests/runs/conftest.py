@@ -1,6 +1,5 @@
 """Homes that several files here begin with: each is made once per worker, and a test works on a copy of it."""
 
-import pytest
 from homes import made_once
 from made_path import place_of
 from pictures import folder
@@ -16,7 +15,5 @@ def extracted(place):
 shapes = made_once(extracted)
 
 
-@pytest.fixture
-def rows(once):
-    """A store of 200 rows of five classes that can be told apart, every fourth a test row."""
-    return once(ingested)
+rows = made_once(ingested)
+"""A store of 200 rows of five classes that can be told apart, every fourth a test row."""

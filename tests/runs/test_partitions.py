@@ -148,5 +148,5 @@ def test_the_configuration_and_the_report_of_a_run_know_its_partition_by_its_row
     former = config.read_text().replace(pinned, "pp")  # as a former release wrote it
     for text in (config.read_text(), former):
         config.write_text(text)
-        ok("report", run["digest"][:12], "-o", tmp_path / "page.html")
+        ok(f"report {run['digest'][:12]} -o {tmp_path}/page.html")
         assert "replaced by a partition with other rows" in (tmp_path / "page.html").read_text()

@@ -65,7 +65,7 @@ def test_the_same_result_has_the_same_bits_wherever_store_and_runs_lie(shapes, t
     moved = shutil.copytree(shapes, tmp_path / "elsewhere" / "other.zarr")
     results = []
     for number, place in enumerate((shapes, moved)):
-        run = place_of(f"{FED3R} --store", place, "--runs", tmp_path / f"runs{number}")
+        run = place_of(f"{FED3R} --store {place} --runs {tmp_path}/runs{number}")
         results.append((run / "result.json").read_bytes())
     assert results[0] == results[1]
     assert str(tmp_path).encode() not in results[0]

@@ -67,7 +67,7 @@ def test_without_extraction_the_exact_command_is_given(images):
     )
     for prefix, name in (("random", "random-projection@16"), ("glyph", "glyph-clip")):
         key = reopened(path, prefix)
-        done = fedcache(f"{FED3R} --backbones", name, "--no-extract", "--json")
+        done = fedcache(f"{FED3R} --no-extract --json --backbones", name)
         assert done.code == 4, done.err
         assert key in done.envelope["error"]["message"]
         (array,) = follow(done).data["arrays"]
@@ -113,7 +113,7 @@ def test_a_part_of_what_the_folder_held_before_is_not_offered(images):
 def test_a_part_of_a_dataset_is_neither_used_silently_nor_passed_over(images):
     spec = f"folder:{images}"
     path = extract(images, "--backbones random-projection --limit 24")
-    done = fedcache(f"{FED3R} --dataset", spec, "--json")
+    done = fedcache(f"{FED3R} --json --dataset", spec)
     part = path.name.rpartition("-")[0]
     assert f"--dataset {part}\n" in done.envelope["error"]["hint"]
     assert ok(f"{FED3R} --dataset", part).data["dataset"]["rows"] == 24

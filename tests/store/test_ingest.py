@@ -151,17 +151,18 @@ def test_names_that_ls_prints_are_stores_and_datasets_of_every_command(
     # the one last used
     ok("ingest", npz(tmp_path / "o.npz", X=-FEATURES, y=LABELS), "--name", "other")
     monkeypatch.chdir(tmp_path)
-    for on in (("--store", made.stem), ("--dataset", "ingested:mine")):
-        assert ok("export out.npz", *on).data["rows"] == ROWS
-        parts = ok(f"partition {IID}", *on).data
+    for on in (f"--store {made.stem}", "--dataset ingested:mine"):
+        assert ok(f"export out.npz {on}").data["rows"] == ROWS
+        parts = ok(f"partition {IID} {on}").data
         assert parts["store"] == str(made)
-        run = ("--method", "fed3r", "--partition", parts["name"], *on)
-        assert ok("train", *run).data["dataset"]["slug"] == "mine"
-    assert ok("grid", *run, "--sweep", "rounds=1").data["points"][0]["dataset"]["slug"] == "mine"
-    assert len(ok("shard --partition", parts["name"], "--out", "sites", *on).data["stores"]) == 3
-    for words in ((made.name,), (made.stem,), ("--dataset", "mine")):
+        run = f"--method fed3r --partition {parts['name']} {on}"
+        assert ok(f"train {run}").data["dataset"]["slug"] == "mine"
+    point = ok(f"grid {run} --sweep rounds=1").data["points"][0]
+    assert point["dataset"]["slug"] == "mine"
+    assert len(ok(f"shard --partition {parts['name']} --out sites {on}").data["stores"]) == 3
+    for words in (made.name, made.stem, "--dataset mine"):
         for command in ("inspect", "verify", "repair"):
-            assert ok(command, *words).data["path"] == str(made)
+            assert ok(f"{command} {words}").data["path"] == str(made)
 
 
 def test_an_interrupted_ingest_goes_on(labelled):

@@ -1,14 +1,13 @@
 """Published stores: written as few files, and read from a folder, a web server and a bucket."""
 
 import os
-import subprocess
 import sys
 
 import numpy as np
 import pytest
 import xarray
 import zarr
-from command import fedcache, ok
+from command import fedcache, ok, python
 from refusal import refused
 from toy_store import KEYS, whole
 from web_server import web_server
@@ -54,6 +53,10 @@ def server(published):
         yield found
 
 
+def opened(server):
+    return Store.open(f"{server.address}/toy")
+
+
 def assert_equal(one, other):
     """Both hold the same rows, features, texts, partitions and groups."""
     assert one.rows == other.rows
@@ -69,11 +72,11 @@ def assert_equal(one, other):
         assert one.group(name).values() == other.group(name).values()
     for name in one.texts:
         assert one.text(name).tobytes() == other.text(name).tobytes()
+    some = np.array([13, 0, 13])
     for key in one.arrays:
-        assert one.reader(key).all().tobytes() == other.reader(key).all().tobytes()
-        assert one.reader(key).rows(np.array([13, 0, 13])).tobytes() == (
-            other.reader(key).rows(np.array([13, 0, 13])).tobytes()
-        )
+        ours, theirs = one.reader(key), other.reader(key)
+        assert ours.all().tobytes() == theirs.all().tobytes()
+        assert ours.rows(some).tobytes() == theirs.rows(some).tobytes()
 
 
 def test_chunks_of_a_shard_are_chunk_files_byte_for_byte(toy, published):
@@ -86,7 +89,7 @@ def test_chunks_of_a_shard_are_chunk_files_byte_for_byte(toy, published):
 
 
 def test_a_published_store_is_read_from_a_web_server(toy, server):
-    assert_equal(toy, Store.open(f"{server.address}/toy"))
+    assert_equal(toy, opened(server))
     before = len(server.asked)
     other = Store.open(f"{server.address}/toy/")
     assert_equal(toy, other)
@@ -96,7 +99,7 @@ def test_a_published_store_is_read_from_a_web_server(toy, server):
 
 def test_a_server_without_ranges_sends_a_shard_once(toy, server):
     server.ranges = False
-    store = Store.open(f"{server.address}/toy")
+    store = opened(server)
     store.reader(KEYS[0]).all()
     shards = [path for path in server.asked if "/features/" in path]
     # two shards, and requests that were under way when the server refused the first range
@@ -134,9 +137,7 @@ def test_an_address_without_a_server_or_a_store_is_one_sentence(toy, server):
 
 def test_offline_nothing_is_read_from_an_address(server, monkeypatch):
     monkeypatch.setenv("FEDCACHE_OFFLINE", "1")
-    refused(
-        lambda: Store.open(f"{server.address}/toy"), "downloads are disabled", code=Exit.ENVIRONMENT
-    )
+    refused(lambda: opened(server), "downloads are disabled", code=Exit.ENVIRONMENT)
     assert server.asked == []
 
 
@@ -160,20 +161,20 @@ def test_other_bytes_are_found_and_never_kept(toy, server):
 
 
 def test_a_mirror_that_lost_or_damaged_a_chunk_brings_it_again(toy, server):
-    store = Store.open(f"{server.address}/toy")
+    store = opened(server)
     store.reader(KEYS[0]).all()
     chunks = sorted((store.path / "features" / KEYS[0]).rglob("c/*/0/0"))
     assert len(chunks) == 4
     chunks[0].unlink()
     chunks[1].write_bytes(b"x" * 28)
     chunks[2].write_bytes(b"")
-    assert_equal(toy, Store.open(f"{server.address}/toy"))
+    assert_equal(toy, opened(server))
 
 
 def test_the_room_of_mirrors_is_bounded(toy, server, monkeypatch, own_home):
     monkeypatch.setenv("FEDCACHE_REMOTE_CACHE", "90")
     monkeypatch.setattr("fedcache.store.mirror.KEPT", 2)
-    store = Store.open(f"{server.address}/toy")
+    store = opened(server)
     for number in (0, 1, 2, 3) * 2:
         for key in KEYS:
             reader = Store.open(store.path).reader(key)
@@ -212,7 +213,7 @@ def test_publishing_again_writes_no_shard_again(toy, published):
 
 
 def test_a_publication_of_a_publication_is_equal(server, place, published):
-    publication(Store.open(f"{server.address}/toy"), place / "b")
+    publication(opened(server), place / "b")
     assert contents(place / "b") == contents(published)
 
 
@@ -381,7 +382,7 @@ def test_gc_finds_mirrors_that_nobody_opens(published, own_home):
 
 
 def test_a_forked_process_fetches_nothing(toy, server, monkeypatch):
-    store = Store.open(f"{server.address}/toy")
+    store = opened(server)
     rows = store.torch_dataset(KEYS[0], split=None)
     asked = len(server.asked)
     monkeypatch.setattr(RemoteSource, "_process", 1)  # as in a child of the process that opened it
@@ -416,7 +417,7 @@ def test_opening_a_local_store_imports_no_library_of_the_extra(toy):
         f"import sys, fedcache as fc; fc.Store.open({str(toy.path)!r}).reader({KEYS[0]!r}).all();"
         "assert not {'obstore', 'zarr', 'torch'} & sys.modules.keys()"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    python(code)
 
 
 @pytest.mark.slow

@@ -57,7 +57,7 @@ def results(store, runs):
     found = []
     runs.mkdir()
     for method in METHODS:
-        data = ok(f"train {method} --clients 4 --store", store, "--runs", runs, "--no-extract").data
+        data = ok(f"train {method} --clients 4 --no-extract --store {store} --runs {runs}").data
         found.append({key: data[key] for key in ("digest", "accuracy", "seeds")})
     return found
 

@@ -55,9 +55,7 @@ def test_swapped_manifests_of_two_stores_are_found(place):
     refused(Store.open(other.path).reader(KEYS[0]).all, code=Exit.CORRUPT)
 
 
-def test_an_unfinished_array_is_refused_and_resumed(place):
-    expected = content(whole(place / "whole.zarr").path)
-    store = create(place / "s.zarr")
+def test_an_unfinished_array_is_refused_and_resumed(expected, store):
     fill(store, KEYS[0], chunks=2)
     refused(lambda: Store.open(store.path).reader(KEYS[0]), "2 of 4 chunks", code=Exit.STORE)
     assert Store.open(store.path).unfinished() == [{"name": KEYS[0], "kept": 2, "chunks": 4}]
@@ -67,8 +65,7 @@ def test_an_unfinished_array_is_refused_and_resumed(place):
     assert content(store.path) == expected
 
 
-def test_a_chunk_the_journal_vouches_for_is_kept_only_if_its_file_agrees(place):
-    store = create(place / "s.zarr")
+def test_a_chunk_the_journal_vouches_for_is_kept_only_if_its_file_agrees(store):
     fill(store, KEYS[0], chunks=3)
     file = store.path / "features" / KEYS[0] / "c/1/0/0"
     file.write_bytes(file.read_bytes()[:-2])
@@ -76,8 +73,7 @@ def test_a_chunk_the_journal_vouches_for_is_kept_only_if_its_file_agrees(place):
         assert w.kept == [0, 2]
 
 
-def test_another_how_is_refused_until_fresh(place):
-    store = create(place / "s.zarr")
+def test_another_how_is_refused_until_fresh(store):
     fill(store, KEYS[0], chunks=2)
 
     def chunks():
@@ -90,9 +86,9 @@ def test_another_how_is_refused_until_fresh(place):
         assert (w.kept, chunks()) == ([], 0)
 
 
-def test_non_finite_rows_are_refused_with_their_numbers(place):
+def test_non_finite_rows_are_refused_with_their_numbers(store):
     x = np.ones((CHUNK, 1, 3), np.float32)
-    with writer(create(place / "s.zarr"), KEYS[0]) as w:
+    with writer(store, KEYS[0]) as w:
         x[1] = np.inf
         refused(lambda: w.write(1, x), "row 5", code=Exit.CORRUPT)
         x[1] = 1e6  # finite, but not in float16

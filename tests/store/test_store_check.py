@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from damage import files_of, flip, found, with_history_and_an_array_in_flight
 from refusal import refused
-from toy_store import BAD, KEYS, content, create, fill, whole, write, writer
+from toy_store import BAD, KEYS, content, fill, whole, write, writer
 
 from fedcache.errors import Exit
 from fedcache.store.files import sha256_hex
@@ -60,29 +60,29 @@ def test_the_report_counts_every_byte_once(place):
     assert report.bytes == sum(f.stat().st_size for f in files)
 
 
-def test_a_repaired_array_computes_only_its_damaged_chunks_again(place):
-    store = whole(place / "s.zarr")
-    expected = content(store.path)
-    chunk = store.path / "features" / KEYS[0] / "c/2/0/0"
+def test_a_repaired_array_computes_only_its_damaged_chunks_again(finished):
+    expected = content(finished.path)
+    chunk = finished.path / "features" / KEYS[0] / "c/2/0/0"
     chunk.write_bytes(chunk.read_bytes()[:-1])
-    reader = Store.open(store.path).reader(KEYS[0])
-    refused(reader.all, "chunk 2 of", f"fedcache repair {store.path}", code=Exit.CORRUPT)
-    (done,) = repair(store.path)
+    reader = Store.open(finished.path).reader(KEYS[0])
+    refused(reader.all, "chunk 2 of", f"fedcache repair {finished.path}", code=Exit.CORRUPT)
+    (done,) = repair(finished.path)
     assert KEYS[0] in done
-    assert list(Store.open(store.path).arrays) == [KEYS[1]]
-    with writer(Store.open(store.path), KEYS[0]) as w:
+    assert list(Store.open(finished.path).arrays) == [KEYS[1]]
+    with writer(Store.open(finished.path), KEYS[0]) as w:
         assert w.missing() == [2]
         assert w.bad == {row: why for row, why in BAD[KEYS[0]].items() if row // 4 != 2} | {
             13: "too large"
         }
         write(w, 2, KEYS[0])
         w.complete()
-    assert content(store.path) == expected
+    assert content(finished.path) == expected
 
 
-def test_a_store_whose_parts_are_all_damaged_is_whole_after_repair_and_extraction(place):
-    expected = content(whole(place / "whole.zarr").path)
-    path = whole(place / "s.zarr").path
+def test_a_store_whose_parts_are_all_damaged_is_whole_after_repair_and_extraction(
+    expected, finished
+):
+    path = finished.path
     for event in ("one", "two"):
         Store.open(path).append_history({"event": event})
     history = path / "history.jsonl"
@@ -103,30 +103,30 @@ def test_a_store_whose_parts_are_all_damaged_is_whole_after_repair_and_extractio
     assert content(whole(path).path) == expected
 
 
-def test_of_the_text_features_of_a_backbone_only_the_damaged_ones_are_forgotten(place):
-    store = whole(place / "s.zarr")
-    (damaged,) = store.texts["a"]
+def test_of_the_text_features_of_a_backbone_only_the_damaged_ones_are_forgotten(finished):
+    (damaged,) = finished.texts["a"]
     kept = np.eye(3, 3, 1, dtype=np.float32)
-    store.put_text("a", ["a {}."], kept, {"backbone": "a", "weights": "none"})
-    (store.path / "text/a" / damaged["id"] / "c/0/0").write_bytes(b"?")
-    (done,) = repair(store.path)
+    finished.put_text("a", ["a {}."], kept, {"backbone": "a", "weights": "none"})
+    (finished.path / "text/a" / damaged["id"] / "c/0/0").write_bytes(b"?")
+    (done,) = repair(finished.path)
     assert damaged["id"] in done
-    assert np.array_equal(Store.open(store.path).text("a", ["a {}."]), kept)
-    assert not Store.open(store.path).has_text("a", damaged["templates"])
-    assert verify(store.path).problems == []
+    assert np.array_equal(Store.open(finished.path).text("a", ["a {}."]), kept)
+    assert not Store.open(finished.path).has_text("a", damaged["templates"])
+    assert verify(finished.path).problems == []
 
 
-def test_a_list_of_bad_images_with_the_right_digest_and_other_words_is_damaged(place):
-    store = whole(place / "s.zarr")
-    before = read_manifest(store.path)
+def test_a_list_of_bad_images_with_the_right_digest_and_other_words_is_damaged(finished):
+    before = read_manifest(finished.path)
     for line in (b"no json", b'{"row":1}', b'{"row":"x","name":"a","reason":"b"}', b"[" * 100_000):
-        (store.path / "quarantine.jsonl").write_bytes(line)
+        (finished.path / "quarantine.jsonl").write_bytes(line)
         manifest = replace(before, files={**before.files, "quarantine.jsonl": sha256_hex(line)})
-        refused(lambda manifest=manifest: read_quarantine(store.path, manifest), code=Exit.CORRUPT)
+        refused(
+            lambda manifest=manifest: read_quarantine(finished.path, manifest), code=Exit.CORRUPT
+        )
 
 
-def test_what_cannot_be_made_again_is_still_named_after_repair(place):
-    path = whole(place / "s.zarr").path
+def test_what_cannot_be_made_again_is_still_named_after_repair(finished):
+    path = finished.path
     names = {"samples/label/c/0", "samples/name/c/0", "quarantine.jsonl"}
     for name in names:
         (path / name).write_bytes(b"?")
@@ -134,16 +134,14 @@ def test_what_cannot_be_made_again_is_still_named_after_repair(place):
     assert names <= {p["file"] for p in verify(path).problems}
 
 
-def test_repair_refuses_an_array_that_is_being_written(place):
-    store = create(place / "s.zarr")
+def test_repair_refuses_an_array_that_is_being_written(store):
     fill(store, KEYS[0], chunks=2)
     with writer(store, KEYS[0]) as w:
         (w.path / "c/1/0/0").write_bytes(b"?")
         refused(lambda: repair(store.path), KEYS[0], code=Exit.STORE)
 
 
-def test_a_torn_line_of_the_history_is_cut_off_by_the_next_event(place):
-    store = create(place / "s.zarr")
+def test_a_torn_line_of_the_history_is_cut_off_by_the_next_event(store):
     store.append_history({"event": "one"})
     with (store.path / "history.jsonl").open("ab") as file:
         file.write(b'{"event":"tw')
@@ -156,8 +154,8 @@ def test_a_torn_line_of_the_history_is_cut_off_by_the_next_event(place):
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")
 @pytest.mark.parametrize("name", ["manifest.json", f"features/{KEYS[0]}/c/0/0/0"])
-def test_a_pipe_in_the_place_of_a_file_is_damage_and_blocks_nobody(place, name):
-    path = whole(place / "s.zarr").path
+def test_a_pipe_in_the_place_of_a_file_is_damage_and_blocks_nobody(finished, name):
+    path = finished.path
     (path / name).unlink()
     os.mkfifo(path / name)
     refused(lambda: Store.open(path).reader(KEYS[0]).all(), code=Exit.CORRUPT)

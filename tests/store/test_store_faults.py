@@ -83,9 +83,8 @@ class Torn:
 
 @pytest.mark.slow
 def test_after_a_failure_at_any_point_reads_are_right_and_the_next_run_ends_the_same(
-    place, monkeypatch, record_property
+    expected, place, monkeypatch, record_property
 ):
-    expected = content(whole(place / "whole.zarr").path)
     faults = Faults(monkeypatch)
     failures, codes = 0, set()
     for n in range(1, 1000, 1 if FULL else 3):
@@ -112,8 +111,7 @@ def test_after_a_failure_at_any_point_reads_are_right_and_the_next_run_ends_the_
     assert codes == {Exit.ENVIRONMENT}
 
 
-def test_a_full_disk_says_what_it_needs_and_what_is_free(place, monkeypatch):
-    store = create(place / "s.zarr")
+def test_a_full_disk_says_what_it_needs_and_what_is_free(store, monkeypatch):
     with writer(store, KEYS[0]) as w:
         write(w, 0, KEYS[0])
         faults = Faults(monkeypatch, errno.ENOSPC)
@@ -165,10 +163,8 @@ STEPS = {"ok": 1, "quarantine": 2, "zarr.json": 3, "manifest": 4}
 
 @pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
 def test_between_the_steps_of_a_commit_readers_are_right_and_another_array_may_commit(
-    place, monkeypatch, step
+    expected, store, monkeypatch, step
 ):
-    expected = content(whole(place / "whole.zarr").path)
-    store = create(place / "s.zarr")
     early = Store.open(store.path)
     assert crash_in_commit(store, KEYS[0], monkeypatch, step)
     check_what_is_read(store.path)
@@ -186,9 +182,7 @@ def test_between_the_steps_of_a_commit_readers_are_right_and_another_array_may_c
     )
 
 
-def test_an_array_that_died_in_its_commit_may_be_discarded(place, monkeypatch):
-    expected = content(whole(place / "whole.zarr").path)
-    store = create(place / "s.zarr")
+def test_an_array_that_died_in_its_commit_may_be_discarded(expected, store, monkeypatch):
     assert crash_in_commit(store, KEYS[0], monkeypatch, STEPS["manifest"])
     with writer(store, KEYS[0], fresh=True) as w:
         assert w.kept == []
@@ -196,15 +190,14 @@ def test_an_array_that_died_in_its_commit_may_be_discarded(place, monkeypatch):
     assert content(whole(store.path).path) == expected
 
 
-def test_ok_without_a_commit_that_vouches_is_refused(place):
-    store = whole(place / "s.zarr")
-    file = store.path / "samples/ok/c/0"
+def test_ok_without_a_commit_that_vouches_is_refused(finished):
+    file = finished.path / "samples/ok/c/0"
     raw = bytearray(file.read_bytes())
     raw[9] = 1  # a row whose features are NaN now looks readable
     raw[-4:] = google_crc32c.value(bytes(raw[:-4])).to_bytes(4, "little")
     file.write_bytes(raw)
-    refused(lambda: Store.open(store.path).samples, code=Exit.CORRUPT)
-    assert [p["file"] for p in verify(store.path).problems] == ["samples/ok/c/0"]
+    refused(lambda: Store.open(finished.path).samples, code=Exit.CORRUPT)
+    assert [p["file"] for p in verify(finished.path).problems] == ["samples/ok/c/0"]
 
 
 def test_a_killed_creator_leaves_nothing_behind(place):
@@ -217,8 +210,7 @@ def test_a_killed_creator_leaves_nothing_behind(place):
     assert other.exists()
 
 
-def test_a_partition_whose_name_is_no_file_name_is_refused(place):
-    store = create(place / "s.zarr")
+def test_a_partition_whose_name_is_no_file_name_is_refused(store):
     for name in ("../out", ".hidden", "a/b", ""):
         refused(lambda name=name: store.put_partition(name, {"clients": []}), "partition")
     assert store.partitions == []
@@ -233,8 +225,7 @@ def test_every_new_directory_is_durable_before_what_lies_below_it(place, monkeyp
     assert len(synced) == 3, "nothing was new"
 
 
-def test_a_chunk_that_is_written_twice_counts_once_with_its_last_bad_rows(place):
-    store = create(place / "s.zarr")
+def test_a_chunk_that_is_written_twice_counts_once_with_its_last_bad_rows(store):
     x = np.ones((4, 1, 3), np.float16)
     with writer(store, KEYS[0]) as w:
         w.write(1, x)
@@ -247,8 +238,7 @@ def test_a_chunk_that_is_written_twice_counts_once_with_its_last_bad_rows(place)
     assert journal.read_journal(journal.journal_path(store.path, KEYS[0])).bad == {}
 
 
-def test_an_array_whose_journal_lost_its_first_line_is_begun_anew_and_kept(place):
-    store = create(place / "s.zarr")
+def test_an_array_whose_journal_lost_its_first_line_is_begun_anew_and_kept(store):
     fill(store, KEYS[0], chunks=2)
     path = journal.journal_path(store.path, KEYS[0])
     path.write_bytes(path.read_bytes()[:20])  # of the header
@@ -281,16 +271,15 @@ def test_a_file_is_on_the_disk_before_it_has_its_name_and_its_name_after(place, 
     assert seen[1:] == ["renamed", place.resolve().name]
 
 
-def test_the_next_change_removes_what_killed_writers_left_and_no_file_of_another(place):
-    store = whole(place / "s.zarr")
+def test_the_next_change_removes_what_killed_writers_left_and_no_file_of_another(finished):
     mine = (".manifest.json.1-a.partial", "partitions/.p.json.1-a.partial", "text/a/.b.1-a.partial")
     others = (".journal-a.jsonl.1-a.partial", ".history.jsonl.1-a.partial", "text/a/b.partial")
     for name in (*mine, *others):
-        (store.path / name).write_bytes(b"half")
-    store.put_partition("one", {"clients": []})
-    assert [name for name in (*mine, *others) if (store.path / name).exists()] == list(others)
-    left = store.path / "features" / "c-0" / "c" / ".0.partial"
+        (finished.path / name).write_bytes(b"half")
+    finished.put_partition("one", {"clients": []})
+    assert [name for name in (*mine, *others) if (finished.path / name).exists()] == list(others)
+    left = finished.path / "features" / "c-0" / "c" / ".0.partial"
     left.parent.mkdir(parents=True)
     left.touch()
-    with writer(store, "c-0", recipe={"backbone": "c"}):
+    with writer(finished, "c-0", recipe={"backbone": "c"}):
         assert not left.exists()

@@ -58,11 +58,9 @@ def store_of(path, held):
     return Store.create(path, held, dataset={"slug": "t", "digest": "0", "template": None})
 
 
-def test_a_store_has_the_bytes_of_the_golden_file(place):
+def test_a_store_has_the_bytes_of_the_golden_file(finished):
     kept = json.loads((GOLDEN / "store-format-1-named-axes.json").read_text())
-    assert {
-        name: printable(raw) for name, raw in content(whole(place / "s.zarr").path).items()
-    } == kept
+    assert {name: printable(raw) for name, raw in content(finished.path).items()} == kept
 
 
 @pytest.mark.parametrize("golden", ["store-format-1.json", "store-format-1-named-axes.json"])
@@ -110,8 +108,8 @@ def test_the_bytes_of_names_by_hand():
             decode_strings(bytes.fromhex(torn))
 
 
-def test_the_manifest_ends_with_the_digest_of_the_rest(place):
-    raw = (create(place / "s.zarr").path / "manifest.json").read_bytes()
+def test_the_manifest_ends_with_the_digest_of_the_rest(store):
+    raw = (store.path / "manifest.json").read_bytes()
     body, claimed = raw[:-77] + b"}", raw[-66:-2]
     assert raw.endswith(b'"sha256":"' + claimed + b'"}')
     assert hashlib.sha256(body).hexdigest().encode() == claimed
@@ -136,8 +134,7 @@ def test_xarray_opens_a_store_with_arrays_of_several_widths(tmp_path):
     assert np.array_equal(found.to_numpy(), store.samples.label)
 
 
-def test_zarr_reads_what_fedcache_writes_and_sees_no_unfinished_array(place):
-    store = create(place / "s.zarr")
+def test_zarr_reads_what_fedcache_writes_and_sees_no_unfinished_array(store):
     fill(store, KEYS[0], chunks=3)
     assert "a-00000000" not in zarr.open_group(store.path / "features", mode="r")
     store = whole(store.path)
@@ -160,9 +157,8 @@ def test_zarr_reads_what_fedcache_writes_and_sees_no_unfinished_array(place):
     ("dtype", "fill_value"), [("float32", None), ("uint8", 0), ("int32", -1), ("int16", -1)]
 )
 def test_zarr_reads_every_dtype_and_the_rows_beyond_the_end_are_the_fill_value(
-    place, dtype, fill_value
+    store, dtype, fill_value
 ):
-    store = create(place / "s.zarr")
     x = np.arange(ROWS * 2).reshape(ROWS, 2).astype(dtype)
     w = write_all(store, "d-0", x)
     assert np.array_equal(zarr.open_group(store.path, mode="r")["features/d-0"][:], x)
@@ -170,10 +166,9 @@ def test_zarr_reads_every_dtype_and_the_rows_beyond_the_end_are_the_fill_value(
     assert np.isnan(beyond).all() if fill_value is None else (beyond == fill_value).all()
 
 
-def test_zarr_raises_on_a_flipped_bit_wherever_it_is(place):
-    store = whole(place / "s.zarr")
-    array = zarr.open_group(store.path, mode="r")[f"features/{KEYS[1]}"]
-    chunk = store.path / "features" / KEYS[1] / "c/1/0/0"
+def test_zarr_raises_on_a_flipped_bit_wherever_it_is(finished):
+    array = zarr.open_group(finished.path, mode="r")[f"features/{KEYS[1]}"]
+    chunk = finished.path / "features" / KEYS[1] / "c/1/0/0"
     raw = chunk.read_bytes()
     for bit in range(8 * len(raw)):
         flipped = bytearray(raw)
@@ -217,16 +212,15 @@ def test_many_chunks_need_few_descriptors(place):
     assert len(list(descriptors.iterdir())) <= before + MAPS
 
 
-def test_bad_rows_have_one_spelling_of_nan(place):
+def test_bad_rows_have_one_spelling_of_nan(store):
     odd = np.full((4, 1, 3), np.nan, np.float32)
     odd[1] = np.array([0xFFC12345], np.uint32).view(np.float32)  # a NaN with sign and payload
-    with writer(create(place / "s.zarr"), KEYS[0]) as w:
+    with writer(store, KEYS[0]) as w:
         w.write(0, odd, dict.fromkeys(range(4), "truncated"))
     assert (w.path / "c/0/0/0").read_bytes()[:-4] == bytes.fromhex("007e") * 12
 
 
-def test_what_a_store_does_not_hold_is_named_with_the_command_that_makes_it(place):
-    store = create(place / "s.zarr")
+def test_what_a_store_does_not_hold_is_named_with_the_command_that_makes_it(store):
     fill(store, KEYS[1])
     store = Store.open(store.path)
     command = f"fedcache extract --store {store.path} --backbones a"
@@ -239,8 +233,7 @@ def test_what_a_store_does_not_hold_is_named_with_the_command_that_makes_it(plac
         refused(call, *words, code=Exit.STORE)
 
 
-def test_the_text_features_written_or_chosen_last_are_the_current_ones(place):
-    store = create(place / "s.zarr")
+def test_the_text_features_written_or_chosen_last_are_the_current_ones(store):
     one, two = np.eye(3, 4, dtype=np.float32), np.eye(3, 4, 1, dtype=np.float32)
     weights = {"weights": "w"}
     store.put_text("a b", ["one {}"], one, weights)
@@ -258,21 +251,20 @@ def test_the_text_features_written_or_chosen_last_are_the_current_ones(place):
     assert [e["templates"] for e in store.texts["a_b"]] == [["one {}"], ["two {}"]]
 
 
-def test_rows_for_scikit_learn_are_the_readable_ones_of_a_split_side_by_side(place):
-    store = whole(place / "s.zarr")
+def test_rows_for_scikit_learn_are_the_readable_ones_of_a_split_side_by_side(finished):
     one, two = (values(key)[:, 0].astype(np.float32) for key in KEYS)
     # rows 1, 9 and 13 cannot be read; of the others 0, 3, 6 and 12 have split 1, which is the test set
     train = [2, 4, 5, 7, 8, 10, 11]
     test = [0, 3, 6, 12]
-    x, y = store.Xy()
+    x, y = finished.Xy()
     assert np.array_equal(x, np.hstack([one, two])[train])
     assert (x.dtype, y.dtype, y.tolist()) == (np.float32, np.int64, [2, 1, 1, 1, 2, 1, 2])
     for split, rows in (("test", test), ("validation", []), (None, sorted([*train, *test]))):
-        x, y = store.Xy("b", split)
+        x, y = finished.Xy("b", split)
         assert np.array_equal(x, two[rows])
         assert len(y) == len(rows)
-    refused(lambda: store.Xy(split="tets"), "Did you mean 'test'")
-    frame = store.frame()
+    refused(lambda: finished.Xy(split="tets"), "Did you mean 'test'")
+    frame = finished.frame()
     row = {
         "uid": samples().uid[5].tobytes().hex(),
         "name": "train/ß/005.png",
@@ -286,29 +278,30 @@ def test_rows_for_scikit_learn_are_the_readable_ones_of_a_split_side_by_side(pla
     assert frame["ok"].tolist() == [i not in ALL_BAD for i in range(ROWS)]
 
 
-def test_an_array_that_lacks_chunks_is_not_completed(place):
-    with writer(create(place / "s.zarr"), KEYS[0]) as w:
+def test_an_array_that_lacks_chunks_is_not_completed(store):
+    with writer(store, KEYS[0]) as w:
         for chunk in (2, 0, 1):
             write(w, chunk, KEYS[0])
         assert (w.missing(), w.kept, w.bad) == ([3], [0, 1, 2], {1: "truncated", 9: "not an image"})
         refused(w.complete, "[3]", code=Exit.BUG)
 
 
-def test_a_client_store_has_its_rows_bytes_groups_texts_and_what_its_parent_could_not_read(place):
-    store = whole(place / "s.zarr")
-    (entry,) = store.texts["a"]
+def test_a_client_store_has_its_rows_bytes_groups_texts_and_what_its_parent_could_not_read(
+    finished, place
+):
+    (entry,) = finished.texts["a"]
     other = np.eye(3, 3, 1, dtype=np.float32)
-    store.put_text("a", entry["templates"], other, {"backbone": "a", "weights": "others"})
-    put_groups(store, {"site": Group.of(np.arange(ROWS) // 4)})
+    finished.put_text("a", entry["templates"], other, {"backbone": "a", "weights": "others"})
+    put_groups(finished, {"site": Group.of(np.arange(ROWS) // 4)})
     # Of images, row 9 is listed, as an array of features could not read it; row 2 is black, and nothing is wrong.
     images = np.full((ROWS, 1, 3), 7, np.uint8)
     images[[2, 9, 10]] = 0
     images[10, 0, -1] = 1
-    write_all(store, "pixels-00000000", images, {9: "not an image"})
+    write_all(finished, "pixels-00000000", images, {9: "not an image"})
     rows = np.array([0, 1, 2, 9, 10, 12, 13])
     clients = [("ink", rows[:4], rows[4:]), ("ch/alk", np.array([7, 9]), np.array([1, 3]))]
     for _ in range(2):  # the second time finds them there
-        paths = write_shards(store, clients, place / "clients")
+        paths = write_shards(finished, clients, place / "clients")
     assert [p.name for p in paths] == ["0-ink.zarr", "1-ch_alk.zarr"]
     for path, (name, train, test) in zip(paths, clients, strict=True):
         shard = Store.open(path)
@@ -316,10 +309,10 @@ def test_a_client_store_has_its_rows_bytes_groups_texts_and_what_its_parent_coul
         assert shard.dataset["shard"]["client"] == name
         assert set(held) == {*train, *test}
         assert np.array_equal(held[shard.samples.split == 0], np.sort(train))
-        for key in store.arrays:
-            assert shard.reader(key).all().tobytes() == store.reader(key).rows(held).tobytes()
-        assert shard.texts == store.texts, "each with the numbers of its own weights"
-        assert np.array_equal(shard.text("a"), store.text("a"))
+        for key in finished.arrays:
+            assert shard.reader(key).all().tobytes() == finished.reader(key).rows(held).tobytes()
+        assert shard.texts == finished.texts, "each with the numbers of its own weights"
+        assert np.array_equal(shard.text("a"), finished.text("a"))
         assert shard.group("site").values() == [str(row // 4) for row in held]
         assert verify(path).ok
     shard = Store.open(paths[0])

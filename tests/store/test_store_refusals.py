@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from embedding_file import read_embeddings
 from refusal import refused
-from toy_store import KEYS, samples, whole
+from toy_store import KEYS, samples
 
 from fedcache.errors import Exit
 from fedcache.store import chunks, lock, manifest
@@ -33,8 +33,8 @@ def test_a_process_lives_unless_the_system_knows_none(error, lives, monkeypatch)
     assert lock.is_alive(7) is lives
 
 
-def test_a_manifest_that_is_no_file_is_corrupt_and_one_that_appears_is_read(place, monkeypatch):
-    path = whole(place / "s.zarr").path
+def test_a_manifest_that_is_no_file_is_corrupt_and_one_that_appears_is_read(finished, monkeypatch):
+    path = finished.path
     answers = iter([fails(FileNotFoundError()), manifest.read_whole])
     monkeypatch.setattr(manifest, "read_whole", lambda file: next(answers)(file))
     assert manifest.read_manifest(path).rows == 14
@@ -95,8 +95,8 @@ def test_text_features_that_are_zero_or_not_finite_are_named(place, row, value):
     refused(lambda: read_embeddings(place / "x.npz"), f"row {row} of text", code=Exit.CORRUPT)
 
 
-def test_a_list_of_unreadable_rows_that_is_no_file_is_corrupt(place):
-    path = whole(place / "s.zarr").path
+def test_a_list_of_unreadable_rows_that_is_no_file_is_corrupt(finished):
+    path = finished.path
     known = manifest.read_manifest(path)
     listed = path / "quarantine.jsonl"
     listed.unlink()
@@ -105,10 +105,9 @@ def test_a_list_of_unreadable_rows_that_is_no_file_is_corrupt(place):
         listed.mkdir(exist_ok=True)
 
 
-def test_an_export_has_a_known_ending_and_a_folder(place):
-    store = whole(place / "s.zarr")
-    refused(lambda: export(store, place / "x.csv", KEYS), "'.csv'")
-    refused(lambda: export(store, place / "no" / "x.npz", KEYS), str(place / "no"))
+def test_an_export_has_a_known_ending_and_a_folder(finished, place):
+    refused(lambda: export(finished, place / "x.csv", KEYS), "'.csv'")
+    refused(lambda: export(finished, place / "no" / "x.npz", KEYS), str(place / "no"))
 
 
 @pytest.mark.parametrize("key", ["..", "-x", "x" * 120])

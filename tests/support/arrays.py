@@ -24,7 +24,7 @@ def ingested(folder, name="mine"):
     x, y, split = embeddings()
     file = folder / f"{name}.npz"
     np.savez(file, **{"features/mine": x, "labels": CLASSES[y], "classes": CLASSES, "split": split})
-    return Path(ok("ingest", file, "--name", name).data["path"])
+    return Path(ok(f"ingest --name {name}", file).data["path"])
 
 
 def small_store(place):

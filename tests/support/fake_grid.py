@@ -30,6 +30,11 @@ def as_is(_kind, _number, packed):
     return packed
 
 
+def in_round_2(instead):
+    """Sends ``instead(answer)`` in the place of the answer to the second fit."""
+    return lambda kind, number, packed: instead(packed) if (kind, number) == ("fit", 2) else packed
+
+
 @dataclass
 class FakeGrid:
     """A transport over sites that are here.

@@ -270,6 +270,11 @@ def go(name, settings=None, data=None, clients=None, **kwargs):
     return run(method, hp, data, clients, **kwargs)
 
 
+def start_of(name, settings, *pair, **kwargs):
+    """The server of a method before its first step."""
+    return go_all(name, {**settings, "epochs": 0}, *pair, rounds=1, **kwargs).server
+
+
 def go_points(name, grid, data=None, clients=None, **kwargs):
     """The points of a grid, each from its settings, as ``go_all`` runs one: every client in one round, in float64."""
     if data is None:

@@ -13,6 +13,11 @@ def place_of(*words):
     return Path(ok(*words).data["path"])
 
 
+def run_of(method):
+    """The run of a method that was trained in the home."""
+    return Home.from_environment().runs / results()[method]["digest"][:16]
+
+
 def results():
     """The stored result of each method that was trained in the home."""
     found = [json.loads(p.read_text()) for p in Home.from_environment().runs.glob("*/result.json")]

@@ -1,9 +1,11 @@
 """Calls of single functions of a method, and what facts about methods share: contexts, batches, sizes of the papers."""
 
+import numpy as np
 import torch
 from federation import Rows, federation, rows_tested, rows_trained
 from setting_lines import chosen
 
+from fedcache.federate.engine.client_data import stack_clients
 from fedcache.federate.engine.context import ClientRng, Ctx, RunConstants, generator
 from fedcache.federate.methods import METHODS
 
@@ -42,15 +44,14 @@ def wide(width, classes=10, clients=5, rows=20):
     )
 
 
-def single(data, clients):
+def single(clients):
     """All rows in one client."""
-    return [
-        Rows(
-            "only",
-            rows_trained(clients),
-            rows_tested(clients),
-        )
-    ]
+    return [Rows("only", rows_trained(clients), rows_tested(clients))]
+
+
+def rows_of_one(x, y):
+    """The rows of one client: features [N, D] and labels."""
+    return stack_clients(x[:, None], torch.tensor(y), [np.arange(len(y))], 0)
 
 
 def model_of(tree):

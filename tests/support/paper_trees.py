@@ -36,7 +36,7 @@ class Tree:
 
     def image(self, path, kind="JPEG"):
         self._seed += 1
-        raw = encoded(pixels(self._seed, 8, 8), kind)
+        raw = encoded(pixels(self._seed, 8), kind)
         write_directory(self.root, {path: raw})
         return raw
 

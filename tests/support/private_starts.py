@@ -46,11 +46,13 @@ print(run.result["confusion"], run.result["accuracy"]["per_seed"], run.result["f
 """
 
 
-def ingested(place):
+def ingested(place, width=8):
+    """A store of 200 rows of 5 classes that can be learnt, a quarter of them test rows."""
     y = np.tile(np.arange(5), 40)
-    x = (np.random.default_rng(0).normal(size=(200, 8)) + 2 * np.eye(5, 8)[y]).astype(np.float32)
+    x = np.random.default_rng(0).normal(size=(200, width)) + 2 * np.eye(5, width)[y]
+    x = x.astype(np.float32)
     np.savez(place / "rows.npz", features=x, labels=y, split=(np.arange(200) % 4 == 0).astype(int))
-    return Path(ok("ingest", place / "rows.npz", "--name", "rows").data["path"])
+    return Path(ok("ingest --name rows", place / "rows.npz").data["path"])
 
 
 def home():

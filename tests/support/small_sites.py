@@ -33,9 +33,7 @@ def sharded(place, clients, *, rows, classes=3, width=6):
 
 def cut(store, place, clients, scheme, *options):
     """Cut a store into shards in ``place / "sites"``; returns what the partition command answers."""
-    made = ok(
-        *("partition", "--store", store.path, "--scheme", scheme, "--clients", clients),
-        *(*options, "--name", "cut"),
-    )
-    ok("shard", "--store", store.path, "-p", "cut", "--out", place / "sites")
+    words = f"partition --store {store.path} --scheme {scheme} --clients {clients} --name cut"
+    made = ok(words, *options)
+    ok(f"shard --store {store.path} -p cut --out {place}/sites")
     return made.data

@@ -86,7 +86,7 @@ class Client:
 @contextmanager
 def served(home):
     """The address of ``fedcache ui`` in a process of its own, and the process."""
-    process = start("ui", "--no-open", home=home, capture=True)
+    process = start("ui --no-open", home=home, capture=True)
     address = process.stdout.readline().strip()
     try:
         yield address, process

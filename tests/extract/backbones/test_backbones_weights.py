@@ -48,9 +48,9 @@ def find(own_home):
     return call
 
 
-def hub_file(data, *, repository="models--timm--resnet50_clip.openai", blob=None, ref=True):
+def hub_file(data, *, blob=None, ref=True):
     """A file in the layout of the Hugging Face cache: a snapshot links to a blob named by its sha256."""
-    folder = library_caches().huggingface / repository
+    folder = library_caches().huggingface / "models--timm--resnet50_clip.openai"
     stored = put(folder / "blobs" / (blob or sha(data)), data)
     link = folder / "snapshots" / "c0ffee" / "open_clip_model.safetensors"
     link.parent.mkdir(parents=True)

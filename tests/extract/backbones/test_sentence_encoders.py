@@ -166,13 +166,8 @@ def test_a_row_is_of_its_folder_and_refuses_what_is_of_images(model, tmp_path):
     )
     assert ok(f"backbones verify hf:{model}").data["width"] == 16
     words = f"extract --dataset texts:{csv(tmp_path / 't.csv')} --backbones hf:{model}"
-    for option in (
-        ("--views", 2),
-        ("--size", 32),
-        ("--recipe", "norm=half"),
-        ("--recipe", "output=cls"),
-    ):
-        assert fedcache(words, *option).code == Exit.USAGE
+    for option in ("--views 2", "--size 32", "--recipe norm=half", "--recipe output=cls"):
+        assert fedcache(f"{words} {option}").code == Exit.USAGE
 
 
 def test_a_backbone_and_a_dataset_of_different_kinds_are_refused_with_the_command(

@@ -38,8 +38,8 @@ def run(row, images, *, file=None, **changed):
     )
 
 
-def coloured(red, green, blue, side=8):
-    return torch.tensor([red, green, blue], dtype=torch.uint8).expand(1, side, side, 3).clone()
+def coloured(red, green, blue):
+    return torch.tensor([red, green, blue], dtype=torch.uint8).expand(1, 8, 8, 3).clone()
 
 
 def test_floats_are_normalised_and_cut_before_the_classifier(tmp_path):

@@ -1,6 +1,5 @@
 """Downloads of the papers' datasets, from a server on this machine: resumed, checked, unpacked, or refused."""
 
-import functools
 import hashlib
 import http.server
 import io
@@ -13,6 +12,7 @@ import tarfile
 import threading
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,6 +20,7 @@ from command import fedcache, ok
 from make_images import write_tar, write_zip
 from opened import open_dataset
 from paper_trees import write
+from refusal import refused
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract.datasets import download, paper
@@ -68,7 +69,7 @@ def serving(folder, context=None):
     """(port, handler) of a server of its own; with TLS where a context is given."""
     handler = type("Handler", (Server,), {"asked": []})
     running = http.server.ThreadingHTTPServer(
-        ("127.0.0.1", 0), functools.partial(handler, directory=str(folder))
+        ("127.0.0.1", 0), partial(handler, directory=str(folder))
     )
     if context is not None:
         running.socket = context.wrap_socket(running.socket, server_side=True)
@@ -222,10 +223,11 @@ def test_another_file_than_the_published_one_is_removed(server, own_home):
     assert [p for p in (own_home / "data" / "cifar10").rglob("*") if p.is_file()] == []
 
 
-def fetched(server, name, target, **options):
+def fetched(server, place, name="a.bin"):
+    """What is said while a file of the server is fetched into a folder."""
     said = []
-    digest = hashlib.md5((server[1] / name).read_bytes()).hexdigest()
-    download.fetch(f"{server[0]}/{name}", target, **{"md5": digest, "say": said.append, **options})
+    digest = md5(server[1] / name)
+    download.fetch(f"{server[0]}/{name}", place / name, md5=digest, say=said.append)
     return said
 
 
@@ -235,13 +237,11 @@ def test_a_download_goes_on_where_it_stopped(ranges, server, tmp_path):
     raw = os.urandom(3 << 20)
     (folder / "a.bin").write_bytes(raw)
     handler.ranges, handler.stop_after = ranges, 1 << 20
-    with pytest.raises(FedcacheError, match=r"a\.bin") as caught:
-        fetched(server, "a.bin", tmp_path / "a.bin")
-    assert caught.value.code == Exit.ENVIRONMENT
+    refused(lambda: fetched(server, tmp_path), "a.bin", code=Exit.ENVIRONMENT)
     assert (tmp_path / "a.bin.part").stat().st_size == 1 << 20
     assert not (tmp_path / "a.bin").exists()
     handler.stop_after = None
-    (said,) = fetched(server, "a.bin", tmp_path / "a.bin")
+    (said,) = fetched(server, tmp_path)
     assert (tmp_path / "a.bin").read_bytes() == raw
     assert handler.asked[-1] == ("/a.bin", f"bytes={1 << 20}-")
     assert ("resuming at 1.0 MB" in said) == ranges
@@ -250,22 +250,22 @@ def test_a_download_goes_on_where_it_stopped(ranges, server, tmp_path):
 def test_a_download_whose_length_nobody_tells_is_whole_and_said_so(server, tmp_path):
     (server[1] / "a.bin").write_bytes(b"the file")
     server[2].tells_length = False
-    (said,) = fetched(server, "a.bin", tmp_path / "a.bin")
+    (said,) = fetched(server, tmp_path)
     assert ((tmp_path / "a.bin").read_bytes(), "MB" in said) == (b"the file", False)
-    assert fetched(server, "a.bin", tmp_path / "a.bin") == [], "what is there is not asked for"
+    assert fetched(server, tmp_path) == [], "what is there is not asked for"
 
 
 def test_a_whole_part_of_another_file_is_fetched_again(server, tmp_path):
     (server[1] / "a.bin").write_bytes(b"the file")
     (tmp_path / "a.bin.part").write_bytes(b"longer than the file")
-    fetched(server, "a.bin", tmp_path / "a.bin")
+    fetched(server, tmp_path)
     assert (tmp_path / "a.bin").read_bytes() == b"the file"
 
 
 def test_a_web_page_is_not_taken_for_a_file(server, tmp_path):
     (server[1] / "a.html").write_bytes(b"<html>sign in</html>")
     with pytest.raises(FedcacheError, match="web page"):
-        fetched(server, "a.html", tmp_path / "a.html")
+        fetched(server, tmp_path, "a.html")
     with pytest.raises(FedcacheError, match="Not Found"):
         download.fetch(f"{server[0]}/gone", tmp_path / "gone", md5="", say=print)
     assert [path for path, _ in server[2].asked] == ["/a.html", "/gone"], (
@@ -289,18 +289,14 @@ def test_an_unencrypted_address_of_another_machine_needs_a_checksum(
     no_network, published, tmp_path, own_home
 ):
     """Refused before anything is asked; with a checksum it is asked, and from this machine it is taken either way."""
-    with pytest.raises(FedcacheError, match="not encrypted") as caught:
-        download.fetch("http://mirror.example/a.bin", tmp_path / "a.bin", say=print)
-    assert caught.value.code == Exit.USAGE
-    assert "https://" in caught.value.hint
+    plain = partial(download.fetch, "http://mirror.example/a.bin", tmp_path / "a.bin", say=print)
+    assert "https://" in refused(plain, "not encrypted").hint
     assert no_network == []
     published("cifar10", **{"cifar-10-python.tar.gz": ""})
     assert fedcache("datasets pull cifar10 --from http://mirror.example/data").code == 2
     assert no_network == []
     with pytest.raises(FedcacheError):
-        download.fetch(
-            "http://mirror.example/a.bin", tmp_path / "a.bin", sha256="0" * 64, say=print
-        )
+        plain(sha256="0" * 64)
     assert no_network
     no_network.clear()
 
@@ -319,16 +315,12 @@ def test_a_file_with_another_sha256_is_removed(server, tmp_path):
 def test_an_address_that_leads_on_to_an_unencrypted_one_is_refused(server, tmp_path, no_network):
     """From this machine to another without a checksum; and from an encrypted address to any that is not."""
     server[2].leads_to = "http://mirror.example/a.bin"
-    with pytest.raises(FedcacheError, match=r"mirror\.example") as caught:
-        download.fetch(f"{server[0]}/moved", tmp_path / "a.bin", say=print)
-    assert caught.value.code == Exit.ENVIRONMENT
+    moved = partial(download.fetch, f"{server[0]}/moved", tmp_path / "a.bin", say=print)
+    refused(moved, "mirror.example", code=Exit.ENVIRONMENT)
     assert no_network == []
     server[2].leads_to = f"{server[0]}/a.bin"
     (server[1] / "a.bin").write_bytes(b"the file")
-    assert (
-        download.fetch(f"{server[0]}/moved", tmp_path / "a.bin", say=print).read_bytes()
-        == b"the file"
-    )
+    assert moved().read_bytes() == b"the file"
     assert [path for path, _ in server[2].asked] == ["/moved", "/moved", "/a.bin"]
 
 
@@ -374,9 +366,8 @@ def test_an_archive_that_should_not_be_unpacked_is_refused(make, tmp_path, monke
     monkeypatch.setattr(download, "FREE_BYTES", 100_000)
     path = tmp_path / "archive"
     make(path)
-    with pytest.raises(FedcacheError) as caught:
-        download.unpack(path, tmp_path / "inside" / "place")
-    assert caught.value.code == Exit.CORRUPT
+    inside = tmp_path / "inside" / "place"
+    refused(lambda: download.unpack(path, inside), code=Exit.CORRUPT)
     assert not list(tmp_path.rglob("out.txt"))
     assert not (tmp_path / "etc").exists()
 

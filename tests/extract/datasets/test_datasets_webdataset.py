@@ -28,10 +28,10 @@ def samples(rows, **parts):
     return found
 
 
-def shards(root, count=3, each=10, **parts):
+def shards(root, count=3, **parts):
     root.mkdir()
     for n in range(count):
-        write_tar(root / f"train-{n:04d}.tar", samples(range(n * each, n * each + each), **parts))
+        write_tar(root / f"train-{n:04d}.tar", samples(range(10 * n, 10 * n + 10), **parts))
     write_tar(root / "test-0000.tar", samples(range(50, 60), **parts))
     return root
 

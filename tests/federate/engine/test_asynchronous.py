@@ -19,6 +19,7 @@ from federation import (
     tiny,
     wide,
 )
+from float64 import doubles
 from hypothesis import given
 from hypothesis import strategies as st
 from methods_tried import tried
@@ -146,9 +147,7 @@ TOY = Method(
 
 def toy(features, durations, **rule):
     """The run of clients a, b, ... with so many rows each of one feature, which take so long; w after each step."""
-    x = torch.tensor([d for rows, d in features for _ in range(rows)], dtype=torch.float64).reshape(
-        -1, 1, 1
-    )
+    x = doubles([d for rows, d in features for _ in range(rows)]).view(-1, 1, 1)
     start, names = np.cumsum([0, *(rows for rows, _ in features)]), tuple("abc"[: len(features)])
     clients = [
         Client(name, np.arange(*start[i : i + 2]), np.array([0])) for i, name in enumerate(names)
@@ -171,13 +170,16 @@ def toy(features, durations, **rule):
     return run(spec, {}, callbacks=calls), steps
 
 
+TWO = ([(1, 1.0), (3, 8.0)], (1.0, 2.5))
+
+
 def test_two_clients_by_hand():
     # a adds 1 and takes 1, b adds 8 and takes 2.5; K = 1. An update is w + d of the w that the client began with.
     #   t = 1    a, from w0 = 0, is fresh:                 w1 = 0 + (0 + 1) = 1
     #   t = 2    a, from w1 = 1, is fresh:                 w2 = 1 + (1 + 1) = 3
     #   t = 2.5  b, from w0 = 0, is two steps old:         w3 = 3 + (0 + 8) / sqrt(3)
     #   t = 3    a, from w2 = 3, is one step old:          w4 = w3 + (3 + 1) / sqrt(2)
-    out, steps = toy([(1, 1.0), (3, 8.0)], (1.0, 2.5))
+    out, steps = toy(*TWO)
     w3 = 3.0 + 8.0 / math.sqrt(3.0)
     assert steps == pytest.approx([1.0, 3.0, w3, w3 + 4.0 / math.sqrt(2.0)], abs=1e-14)
     # Broadcasts: two at 0, a's at 1, 2 and b's at 2.5; whoever is in training at the end has got one too.
@@ -193,11 +195,11 @@ def test_two_clients_by_hand():
         assert record.diagnostics["simulated_time"] == time
         assert record.diagnostics["staleness_max"] == staleness
         assert (record.traffic.down, record.traffic.up) == (down, 1)
-    assert toy([(1, 1.0), (3, 8.0)], (1.0, 2.5), power=0.0)[1] == [1.0, 3.0, 11.0, 15.0]
+    assert toy(*TWO, power=0.0)[1] == [1.0, 3.0, 11.0, 15.0]
     # Half the step: 0.5; 0.5 + (0.5 + 1) / 2 = 1.25; 1.25 + 4 / sqrt(3); and (1.25 + 1) / 2 / sqrt(2) on top.
     w3 = 1.25 + 4.0 / math.sqrt(3.0)
     expected = [0.5, 1.25, w3, w3 + 1.125 / math.sqrt(2.0)]
-    assert toy([(1, 1.0), (3, 8.0)], (1.0, 2.5), step=0.5)[1] == pytest.approx(expected, abs=1e-14)
+    assert toy(*TWO, step=0.5)[1] == pytest.approx(expected, abs=1e-14)
 
 
 def test_updates_of_different_ages_share_a_buffer_by_their_rows():

@@ -32,8 +32,8 @@ def test_only_the_drawn_clients_are_scored_and_the_same_in_every_round():
 ROWS = np.array([1.0, 2.0, 3.0, 4.0])
 
 
-def drawn(rule, rounds, participation=2, names="abcd", rows=ROWS):
-    sampler = ClientSampler(list(names), np.arange(len(names)), 5, rows, rule)
+def drawn(rule, rounds, participation=2):
+    sampler = ClientSampler(list("abcd"), np.arange(4), 5, ROWS, rule)
     return [sampler.drawn(r, participation) for r in range(rounds)]
 
 

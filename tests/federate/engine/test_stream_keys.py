@@ -10,6 +10,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from float64 import doubles
 
 from fedcache.federate.engine.context import (
     ClientRng,
@@ -47,8 +48,8 @@ def sampler(rule=UNIFORM, clients=M):
     return ClientSampler(NumberedNames(clients), np.arange(clients), SEED, ROWS, rule)
 
 
-def client_rng(axes=1, *, memo=None, clients=NAMES):
-    return ClientRng(SEED, 2, clients, axes, torch.float64, torch.device("cpu"), memo)
+def client_rng(axes=1, *, clients=NAMES):
+    return ClientRng(SEED, 2, clients, axes, torch.float64, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("round_", [0, 2])
@@ -112,7 +113,7 @@ def test_attackers_and_what_they_draw():
     liars = stream(SEED, "attackers").permutation(5)[:2]
     assert {NAMES[c] for c in attack.attackers(NAMES, SEED)} == {sorted(NAMES)[i] for i in liars}
     # honest rows of length 5 and 13: on the whole 9, by coordinate 9 / 2^.5
-    V = torch.tensor([[3.0, 4.0], [5.0, 12.0], [0.0, 0.0], [9.0, 9.0]], dtype=torch.float64)
+    V = doubles([[3.0, 4.0], [5.0, 12.0], [0.0, 0.0], [9.0, 9.0]])
     sent = attack(V, torch.tensor([False, False, True, True]), SEED, 2)
     drawn = stream(SEED, "attack", 2).standard_normal((2, 2))
     assert torch.equal(sent[:2], V[:2])

@@ -14,7 +14,7 @@ import safetensors.torch
 import torch
 from command import fedcache
 from failing_command import must_fail
-from fake_grid import FakeGrid, grid_of, planned, together
+from fake_grid import FakeGrid, grid_of, in_round_2, planned, together
 from hypothesis import given
 from hypothesis import strategies as st
 from methods_tried import tried
@@ -187,9 +187,7 @@ BAD = {
 
 @pytest.mark.parametrize("why", BAD)
 def test_the_gate_stands_before_every_upload(why, grid, tmp_path):
-    grid.meddle[102] = lambda kind, n, packed: (
-        changed(packed, BAD[why]) if (kind, n) == ("fit", 2) else packed
-    )
+    grid.meddle[102] = in_round_2(lambda packed: changed(packed, BAD[why]))
     (run,) = together(planned("fedavg", set={"head": "linear"}), grid, tmp_path)
     (missed,) = missed_by(run)
     assert missed["site"] == "client-0"
@@ -204,9 +202,7 @@ def test_no_upload_of_one_site_ends_a_run_where_nothing_is_said(method, words, g
     grid.meddle[102] = lambda kind, _n, packed: (
         changed(packed, BAD["not part of the schema"]) if kind == "fit" else packed
     )
-    grid.meddle[101] = lambda kind, n, packed: (
-        PackedMessage("?", {}) if (kind, n) == ("fit", 2) else packed
-    )
+    grid.meddle[101] = in_round_2(lambda _: PackedMessage("?", {}))
     (run,) = together(planned(method, **words), grid, tmp_path)
     missed = missed_by(run)
     assert {m["site"] for m in missed} == {"client-0", "client-1"}
@@ -238,9 +234,7 @@ def test_a_site_that_dies_is_left_out_and_the_rest_goes_on(grid, sites, tmp_path
 @pytest.mark.slow
 def test_a_round_below_the_quorum_ends_the_run_and_it_goes_on_later(grid, sites, tmp_path):
     asked = planned("fedpcl", rounds=3, quorum=3)
-    grid.meddle[100] = lambda kind, n, packed: (
-        "its node disconnected" if (kind, n) == ("fit", 2) else packed
-    )
+    grid.meddle[100] = in_round_2(lambda _: "its node disconnected")
     refused(lambda: together(asked, grid, tmp_path), "2 of 3 sites", code=Exit.FEDERATED)
     again = grid_of(sites, tmp_path / "state")
     (run,) = together(asked, again, tmp_path)
@@ -252,7 +246,7 @@ def test_a_round_below_the_quorum_ends_the_run_and_it_goes_on_later(grid, sites,
 def test_an_answer_that_is_lost_leaves_no_trace_at_the_site(sites, tmp_path):
     """The site has fitted round 2 and nobody knows: its next fit begins from what it held after round 1."""
     lost, never = grid_of(sites, tmp_path / "a"), grid_of(sites, tmp_path / "b")
-    lost.meddle[100] = lambda kind, n, packed: "lost" if (kind, n) == ("fit", 2) else packed
+    lost.meddle[100] = in_round_2(lambda _: "lost")
     (first_run,) = together(planned("ditto", rounds=3), lost, tmp_path / "1")
     site = never.sites[100]
     asked = []
@@ -272,28 +266,25 @@ def test_an_answer_that_is_lost_leaves_no_trace_at_the_site(sites, tmp_path):
 def test_a_site_does_not_go_on_from_a_state_that_is_not_what_it_wrote(grid, sites, tmp_path, harm):
     """scaffold's control variates decide its figures: changed ones gave .253 in the place of .955, and no word."""
 
-    def damage(kind, number, packed):
-        if (kind, number) == ("fit", 2):
-            (file,) = grid.sites[100].state.rglob("after-2.safetensors")
-            raw = file.read_bytes()
-            if harm == "lost":
-                file.unlink()
-            elif harm == "a digit":
-                file.write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
-            elif harm == "another site's":
-                (other,) = grid.sites[101].state.rglob("after-2.safetensors")
-                shutil.copy(other, file)
-            else:  # as an earlier release wrote it
-                file.write_bytes(safetensors.torch.save(safetensors.torch.load(raw)))
+    def damage(packed):
+        (file,) = grid.sites[100].state.rglob("after-2.safetensors")
+        raw = file.read_bytes()
+        if harm == "lost":
+            file.unlink()
+        elif harm == "a digit":
+            file.write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
+        elif harm == "another site's":
+            (other,) = grid.sites[101].state.rglob("after-2.safetensors")
+            shutil.copy(other, file)
+        else:  # as an earlier release wrote it
+            file.write_bytes(safetensors.torch.save(safetensors.torch.load(raw)))
         return packed
 
-    grid.meddle[100] = damage
+    grid.meddle[100] = in_round_2(damage)
     (run,) = together(planned("scaffold", rounds=3), grid, tmp_path)
     missed = missed_by(run)
-    assert [m["round"] for m in missed] == [
-        3,
-        3,
-    ]  # neither fitted nor scored with what is not its own
+    # Neither fitted nor scored with what is not its own.
+    assert [m["round"] for m in missed] == [3, 3]
     assert all("after round 2" in m["why"] for m in missed)
 
 

@@ -35,16 +35,8 @@ def test_the_server_saves_the_model_that_a_run_in_process_saves(method, grid, si
     settings = {"fedavg": set_to("head=linear lr=0.1 opt=sgd")}.get(method, {})
     run = federated(grid, tmp_path, method=method, set=settings, rounds=2)
     words = [w for k, v in settings.items() for w in ("--set", f"{k}={v}")]
-    here = ok(
-        "train --rounds 2",
-        "--method",
-        method,
-        "--clients-from",
-        sites,
-        *words,
-        "--participation",
-        "all",
-    )
+    line = f"train --rounds 2 --participation all --method {method} --clients-from"
+    here = ok(line, sites, *words)
     far, near = load_seed(run.path), load_seed(Path(here.data["path"]))
     assert far.facts.recipes == near.facts.recipes
     assert far.facts.classes == near.facts.classes == ("a", "b", "c", "d")
@@ -70,7 +62,7 @@ def test_a_site_keeps_the_model_that_it_was_scored_with(method, grid, tmp_path):
         guess = predictor.predicted(predictor.scores(x[test]))
         assert float((guess == label[test]).mean()) == claimed
     # the file alone is enough, and its one client need not be named
-    out = ok("predict", file, "--store", site.path)
+    out = ok(f"predict {file} --store {site.path}")
     assert len(out.data["rows"]) == len(x)
 
 

@@ -37,12 +37,17 @@ SUMS = cases_of(
 )
 
 
+def job_of(case, data, clients, **how):
+    method = METHODS[case[0]]
+    hp = method.resolve("paper", case[1])
+    return RunState(method, hp, data, clients, 0, torch.float64, **how)
+
+
 @pytest.mark.parametrize("case", SUMS, ids=str)
 @pytest.mark.parametrize(("axes", "size"), [(0, 5), (1, 1)])
 def test_sums_by_blocks_are_the_sums(case, axes, size, monkeypatch):
     data, clients = federation(sizes=(33, 12, 1))
-    hp = METHODS[case[0]].resolve("paper", case[1])
-    job = RunState(METHODS[case[0]], hp, data, clients, 0, torch.float64)
+    job = job_of(case, data, clients)
     ids = [0, 1, 2] if axes else [0]
     rows = stack_clients(data.x, data.y, [clients[i].train for i in ids], axes)
     _, whole = job.method.fit({}, {}, rows, job.ctx(ids, axes))
@@ -55,10 +60,10 @@ def test_sums_by_blocks_are_the_sums(case, axes, size, monkeypatch):
         assert gap(whole, job.method.fit({}, {}, cut, job.ctx(ids, axes))[1]) < 1e-12
 
 
-def crowd(clients=1200, width=6):
-    """A federation of more clients than are taken one by one, of one to three rows each."""
-    sizes = tuple(1 + i % 3 for i in range(clients))
-    return federation(sizes=sizes, classes=4, width=width, per_client=2, tests=1)
+def crowd():
+    """A federation of 1,200 clients, more than are taken one by one, of one to three rows each."""
+    sizes = tuple(1 + i % 3 for i in range(1200))
+    return federation(sizes=sizes, classes=4, width=6, per_client=2, tests=1)
 
 
 @pytest.mark.parametrize(
@@ -90,8 +95,7 @@ def test_sums_of_a_million_clients_are_those_of_each(case, monkeypatch):
 )
 def test_uploads_that_are_more_than_a_sum_come_one_by_one(case, trust):
     data, clients = crowd()
-    hp = METHODS[case[0]].resolve("paper", case[1])
-    job = RunState(METHODS[case[0]], hp, data, clients, 0, torch.float64, trust=trust)
+    job = job_of(case, data, clients, trust=trust)
     assert all(len(group) == 1 for group in executor.groups_of(job, range(1200)))
 
 

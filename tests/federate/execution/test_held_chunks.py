@@ -27,6 +27,11 @@ def entered(*clients):
     return states
 
 
+def value(states, client):
+    """The mean of what a client holds."""
+    return float(states[client]["W"].mean())
+
+
 def test_the_same_clients_find_their_tensors_as_they_are():
     states, held = entered(3, 5), chunk((3, 5), 1.0)
     states.hold(held)
@@ -34,7 +39,7 @@ def test_the_same_clients_find_their_tensors_as_they_are():
     assert states.chunk([5, 3]) is None
     assert states.chunk([3]) is None
     states.hold(chunk((3, 5), 7.0))
-    assert [float(states[c]["W"].mean()) for c in (3, 5)] == [7.0, 8.0]
+    assert [value(states, c) for c in (3, 5)] == [7.0, 8.0]
 
 
 @pytest.mark.parametrize(
@@ -54,28 +59,26 @@ def test_nothing_of_a_chunk_is_lost_for_every_next_one(then):
         "rest": lambda: states.rest(6),
         "held": lambda: states.held(6),
     }[then]()
-    assert [float(states[c]["W"].mean()) for c in (3, 5)] == [1.0, 2.0]
+    assert [value(states, c) for c in (3, 5)] == [1.0, 2.0]
     assert states.chunk([3, 5]) is None  # from here on their own tensors count
     held.stacked["W"].zero_()
-    assert float(states[3]["W"].mean()) == 1.0  # copies
+    assert value(states, 3) == 1.0  # copies
 
 
 def test_a_later_write_of_one_client_is_not_undone_by_the_chunk_before():
     states = entered(3, 5)
     states.hold(chunk((3, 5), 1.0))
     states.write(5, {"W": torch.full((2, 3), 9.0)})
-    assert [float(states[c]["W"].mean()) for c in (3, 5)] == [1.0, 9.0]
+    assert [value(states, c) for c in (3, 5)] == [1.0, 9.0]
 
 
 def test_only_tensors_that_have_their_memory_alone_are_held():
     """A view would keep what it is cut from; a tensor that clients share has no place for each of them."""
     for stacked in (torch.zeros(4, 2, 3)[:2], torch.zeros(2, 3, 2).mT, torch.zeros(1, 2, 3)):
         states = entered(3, 5)
-        states.hold(
-            Chunk((3, 5), {"W": stacked}, [{"W": torch.ones(2, 3)}, {"W": torch.ones(2, 3)}])
-        )
+        states.hold(Chunk((3, 5), {"W": stacked}, [{"W": torch.ones(2, 3)} for _ in range(2)]))
         assert states.chunk([3, 5]) is None
-        assert float(states[5]["W"].mean()) == 1.0
+        assert value(states, 5) == 1.0
 
 
 def test_new_clients_and_those_in_a_file_are_written_at_once(tmp_path):
@@ -86,7 +89,7 @@ def test_new_clients_and_those_in_a_file_are_written_at_once(tmp_path):
     states.move(StateTable(tmp_path / "table", 8, torch.device("cpu")))
     states.hold(chunk((3, 5), 4.0))
     assert states.chunk([3, 5]) is None
-    assert float(states[5]["W"].mean()) == 5.0
+    assert value(states, 5) == 5.0
     states.close()
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from federation import Rows, go_all
+from float64 import eye, normal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pooled_rows import DATA, POOL, X, Y, parts
@@ -23,6 +24,8 @@ from fedcache.heads.ridge import MOST_FREE, RIDGES, best_ridge, spectrum
 
 AUTO = {"lam": "auto"}
 LDA = {"head": "lda", "shrink": "auto"}
+SEVEN = (DATA, parts(0, 7))
+"""The rows of the federation, and seven clients that hold them."""
 
 
 def by_hand(rows, targets, *, centred=False):
@@ -43,14 +46,18 @@ def by_hand(rows, targets, *, centred=False):
     return min(scores, key=scores.get)
 
 
+def takes(key, expected, name, chosen, *pair):
+    """A run takes this number of itself; that run, and the one that is given the number."""
+    out = go_all(name, chosen, *pair)
+    assert float(out.server[key]) == pytest.approx(expected, rel=1e-9)
+    assert out.records[-1].diagnostics[key] == float(out.server[key])
+    return out, go_all(name, {**chosen, key: expected}, *pair)
+
+
 @given(st.integers(0, 99), st.integers(1, 40))
 @settings(max_examples=8)
 def test_auto_is_cross_validation_by_hand_for_every_partition(seed, m):
-    out = go_all("fed3r", AUTO, DATA, parts(seed, m))
-    expected = by_hand(X, Y)
-    assert float(out.server["lam"]) == pytest.approx(expected, rel=1e-9)
-    assert out.records[-1].diagnostics["lam"] == float(out.server["lam"])
-    given_lam = go_all("fed3r", {"lam": expected}, DATA, parts(seed, m))
+    out, given_lam = takes("lam", by_hand(X, Y), "fed3r", AUTO, DATA, parts(seed, m))
     assert torch.allclose(out.server["W"], given_lam.server["W"], rtol=1e-7, atol=1e-10)
 
 
@@ -73,13 +80,13 @@ def test_the_ridge_of_left_out_clients_is_that_of_models_fitted_without_them(bia
 
 
 def test_around_the_mean_auto_is_that_of_centred_rows():
-    out = go_all("fed3r", {**AUTO, "bias": True}, DATA, parts(0, 7))
+    out = go_all("fed3r", {**AUTO, "bias": True}, *SEVEN)
     assert float(out.server["lam"]) == pytest.approx(by_hand(X, Y, centred=True), rel=1e-9)
 
 
 def test_with_a_personal_part_every_client_takes_the_ridge_of_all_rows():
-    one = go_all("fed3r", AUTO, DATA, parts(0, 7))
-    own = go_all("fed3r", {**AUTO, "omega": 2.0}, DATA, parts(0, 7))
+    one = go_all("fed3r", AUTO, *SEVEN)
+    own = go_all("fed3r", {**AUTO, "omega": 2.0}, *SEVEN)
     assert float(own.server["lam"]) == pytest.approx(float(one.server["lam"]), rel=1e-12)
     assert set(own.server) >= {"gram", "class_sum", "target_sum"}
 
@@ -88,25 +95,23 @@ def test_with_a_personal_part_every_client_takes_the_ridge_of_all_rows():
 @given(st.integers(0, 99), st.integers(1, 40))
 @settings(max_examples=4)
 def test_discriminants_shrink_as_the_regression_on_the_classes_does(cov, means, seed, m):
-    out = go_all("fedcgs", {"cov": cov}, DATA, parts(seed, m))
     expected = by_hand(X, Y, centred=True) / (len(X) - means)
-    assert float(out.server["gamma_shrink"]) == pytest.approx(expected, rel=1e-9)
-    assert out.records[-1].diagnostics["gamma_shrink"] == float(out.server["gamma_shrink"])
-    given_gamma = go_all("fedcgs", {"cov": cov, "gamma_shrink": expected}, DATA, parts(seed, m))
+    pair = DATA, parts(seed, m)
+    out, given_gamma = takes("gamma_shrink", expected, "fedcgs", {"cov": cov}, *pair)
     for name in ("W", "b"):
         assert torch.allclose(out.server[name], given_gamma.server[name], rtol=1e-9, atol=1e-9)
     assert out.traffic.totals() == given_gamma.traffic.totals()
 
 
 def test_lda_of_gh_ofl_shrinks_as_fedcgs_does():
-    out = go_all("gh-ofl", LDA, DATA, parts(0, 7))
+    out = go_all("gh-ofl", LDA, *SEVEN)
     other = go_all("fedcgs", {}, DATA, parts(1, 3))
     gamma = float(other.server["gamma_shrink"])
     means = (Y.T @ X) / Y.sum(0)[:, None]
     usual = ((X - Y @ means) ** 2).sum() / (len(X) - 6) / X.shape[1]
     shrink = gamma / (gamma + usual)
     assert out.records[-1].diagnostics["shrink"] == pytest.approx(shrink, rel=1e-9)
-    given_shrink = go_all("gh-ofl", {**LDA, "shrink": shrink}, DATA, parts(0, 7))
+    given_shrink = go_all("gh-ofl", {**LDA, "shrink": shrink}, *SEVEN)
     for name in ("W", "b"):
         assert torch.allclose(out.server[name], given_shrink.server[name], rtol=1e-9, atol=1e-9)
     assert out.traffic.totals() == given_shrink.traffic.totals()
@@ -114,7 +119,7 @@ def test_lda_of_gh_ofl_shrinks_as_fedcgs_does():
 
 @pytest.mark.parametrize("head", ["nb", "qda"])
 def test_other_heads_of_gh_ofl_keep_the_released_part(head):
-    out = go_all("gh-ofl", {**LDA, "head": head}, DATA, parts(0, 7))
+    out = go_all("gh-ofl", {**LDA, "head": head}, *SEVEN)
     assert out.hp["shrink"] == 0.05
     assert "shrink" not in out.records[-1].diagnostics
 
@@ -127,17 +132,14 @@ UNIT_X = UNIT.x[POOL, 0].numpy()
 @settings(max_examples=8)
 def test_around_class_texts_auto_is_that_of_what_the_texts_leave(seed, m, kappa):
     chosen = {**AUTO, "kappa": kappa}
-    out = go_all("fed3r-prior", chosen, UNIT, parts(seed, m))
     expected = by_hand(UNIT_X, kappa * Y - UNIT_X @ UNIT.text.numpy().T)
-    assert float(out.server["lam"]) == pytest.approx(expected, rel=1e-9)
-    assert out.records[-1].diagnostics["lam"] == float(out.server["lam"])
-    given_lam = go_all("fed3r-prior", {**chosen, "lam": expected}, UNIT, parts(seed, m))
+    out, given_lam = takes("lam", expected, "fed3r-prior", chosen, UNIT, parts(seed, m))
     assert torch.allclose(out.server["W"], given_lam.server["W"], rtol=1e-9, atol=1e-9)
     assert out.traffic.totals() == given_lam.traffic.totals()
 
 
 def test_rows_that_are_not_unit_keep_the_constant():
-    out = go_all("fed3r-prior", {**AUTO, "feat_post": "none"}, DATA, parts(0, 7))
+    out = go_all("fed3r-prior", {**AUTO, "feat_post": "none"}, *SEVEN)
     assert out.hp["lam"] == 1.0
     assert "lam" not in out.records[-1].diagnostics
 
@@ -157,7 +159,7 @@ def test_copies_of_two_percent_of_the_rows_move_the_accuracy_by_at_most_a_point(
 
     def accuracy(chosen):
         z = torch.from_numpy(x[chosen])
-        targets = torch.eye(10, dtype=torch.float64)[y[chosen]]
+        targets = eye(10)[y[chosen]]
         known = spectrum(z.mT @ z, z.mT @ targets)
         ridge = best_ridge(known, len(chosen), len(chosen)).ridge
         weights = known["vectors"] @ (known["target"] / (known["values"] + ridge).unsqueeze(-1))
@@ -189,8 +191,7 @@ def test_so_do_copies_in_other_methods(name, chosen, rows):
 
 
 def test_no_more_than_half_of_the_rows_are_degrees_of_freedom():
-    draw = torch.Generator().manual_seed(0)
-    z = torch.randn(30, 60, generator=draw, dtype=torch.float64)
+    z = normal(30, 60)
     targets = z[:, :3]  # which the rows predict exactly, so that the smallest ridge looks best
     known = spectrum(z.mT @ z, z.mT @ targets)
     choice = best_ridge(known, float(targets.square().sum()), 30.0)
@@ -213,7 +214,7 @@ def test_the_default_is_auto_and_the_papers_preset_its_own(name, key, constant):
 
 
 def test_weighted_rows_have_the_papers_ridge():
-    out = go_all("fed3r", {**AUTO, "class_weight": "local"}, DATA, parts(0, 7))
+    out = go_all("fed3r", {**AUTO, "class_weight": "local"}, *SEVEN)
     assert out.hp["lam"] == float(out.server["lam"]) == 0.01
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from federation import federation, gap, go, rows_trained
-from float64 import normal
+from float64 import normal, ones
 from method_calls import lanes
 from setting_lines import set_to
 
@@ -49,7 +49,7 @@ def test_scores_are_scaled(name):
     """So that their softmax is the model's own probability."""
     data, _ = federation()
     x = data.x[:7, 0]
-    server = {"W": normal(6, 11), "b": torch.ones(6, dtype=torch.float64)}
+    server = {"W": normal(6, 11), "b": ones(6)}
     head = {"head": "linear", "logit_scale": 12.5}
     scores = METHODS[name].predict(server, {}, None, x, lanes(name, head, text=data.text))
     assert torch.allclose(scores, 12.5 * (x @ server["W"].T + 1.0), atol=1e-12)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import torch
-from federation import federation, gap, go_all
+from federation import federation, gap, go_all, start_of
 from float64 import doubles
 from setting_lines import set_to
 from torch import nn
@@ -42,7 +42,7 @@ def test_three_rounds_of_the_released_optimiser():
     settings = {**METHODS["fedclip"].resolve("official"), "lr": 0.01, "batch": 100, "scale": 10.0}
     group = [CLIENTS[1], CLIENTS[3], CLIENTS[2]]
     out = go_all("fedclip", settings, DATA, group, rounds=3)
-    want = go_all("fedclip", {**settings, "epochs": 0}, DATA, group, rounds=1).server
+    want = start_of("fedclip", settings, DATA, group)
     for _ in range(3):
         total = dict.fromkeys(fedclip.NAMES, 0.0)
         for client in group:
@@ -82,7 +82,7 @@ def test_the_loss_of_one_pair_is_zero_and_of_two_is_hand_worked():
 def test_classes_in_place_of_pairs():
     client = CLIENTS[1]
     out = go_all("fedclip", {**STEP, "objective": "ce"}, DATA, [client], rounds=1)
-    begun = go_all("fedclip", {**STEP, "epochs": 0}, DATA, [client], rounds=1).server
+    begun = start_of("fedclip", STEP, DATA, [client])
     layers, x = gate_of(begun), DATA.x[client.train, 0]
     z = nn.functional.normalize(layers(x) * x, dim=1)
     nn.functional.cross_entropy(10.0 * z @ DATA.text.T, DATA.y[client.train]).backward()

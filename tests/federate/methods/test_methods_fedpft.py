@@ -121,6 +121,11 @@ def rows_of(client, c):
     return DATA.x[client.train, 0].numpy()[DATA.y[client.train].numpy() == c]
 
 
+def counts():
+    """Rows of each client and class."""
+    return [[len(rows_of(client, c)) for c in range(6)] for client in CLIENTS]
+
+
 @COVS
 def test_without_spread_every_row_is_the_mean_of_its_class_on_its_client(cov):  # T-K12
     up, ctx = uploads({"cov": cov, "reg_covar": 1e-3})
@@ -136,26 +141,23 @@ def test_without_spread_every_row_is_the_mean_of_its_class_on_its_client(cov):  
 @pytest.mark.parametrize("k_mix", [1, 4, 100])
 def test_every_class_of_every_client_is_drawn_as_often_as_it_has_rows(k_mix):
     up, ctx = uploads({"k_mix": k_mix})
-    n = [[len(rows_of(client, c)) for c in range(6)] for client in CLIENTS]
+    n = counts()
     assert up["count"].tolist() == n
     assert np.array_equal(np.bincount(fedpft.draw(up, ctx)[1], minlength=6), np.sum(n, 0))
 
 
-def one_class(parts, cov, k_mix=1):
+def one_class(parts, cov):
     """Clients whose rows ``parts`` are all of one class: features and labels that the server draws."""
-    settings = {"cov": cov, "k_mix": k_mix}
+    settings = {"cov": cov, "k_mix": 1}
     who, D = [f"c{i}" for i in range(len(parts))], parts[0].shape[1]
     ends = np.cumsum([len(z) for z in parts])
     trains = [np.arange(e - len(z), e) for e, z in zip(ends, parts, strict=True)]
-    x, y = (
-        torch.from_numpy(np.concatenate(parts))[:, None],
-        torch.zeros(int(ends[-1]), dtype=torch.int64),
-    )
+    x = torch.from_numpy(np.concatenate(parts))[:, None]
+    y = torch.zeros(len(x), dtype=torch.int64)
     ctx = lanes("fedpft", settings, classes=1, width=D, lead=(len(who),), who=who)
     _, up = fedpft.fit({}, {}, stack_clients(x, y, trains, 1), ctx)
-    return fedpft.draw(up, lanes("fedpft", settings, classes=1, width=D, who=("/server",)))[
-        0
-    ].numpy()
+    server = lanes("fedpft", settings, classes=1, width=D, who=("/server",))
+    return fedpft.draw(up, server)[0].numpy()
 
 
 @pytest.mark.slow
@@ -204,7 +206,7 @@ def test_features_beyond_sixteen_bits_are_refused():
 
 def test_no_more_gaussians_are_sent_than_a_class_has_rows():
     out = go_all("fedpft", "epochs=1 k_mix=4")
-    n = np.array([[len(rows_of(client, c)) for c in range(6)] for client in CLIENTS])
+    n = np.array(counts())
     used = np.where(n > 4, 4, n > 0).sum(1)
     assert out.traffic.up.tolist() == (13 * used + (n > 0).sum(1)).tolist()
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from federation import federation, fitted, gap, go, go_all
+from federation import federation, fitted, gap, go, go_all, start_of
 from refusal import refused
 from setting_lines import set_to
 from test_methods_prompt import context, one_client
@@ -107,7 +107,7 @@ def test_the_trained_network_is_torchs_sgd_on_the_clients_own_names():
     data = fitted(METHODS["fedtpg"], data)
     settings = set_to("n_ctx=2 batch=64 lr=0.05 sched_unit=none")
     out = go_all("fedtpg", settings, data, clients, rounds=3)
-    start = go_all("fedtpg", {**settings, "epochs": 0}, data, clients, rounds=1).server
+    start = start_of("fedtpg", settings, data, clients)
     p = {k: t.clone().requires_grad_() for k, t in start.items()}
     solver = torch.optim.SGD(list(p.values()), lr=0.05, momentum=0.9, weight_decay=1e-5)
     x, y = data.x[clients[0].train, 0], data.y[clients[0].train]

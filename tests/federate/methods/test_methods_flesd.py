@@ -8,6 +8,7 @@ import pytest
 import torch
 from federation import difference, federation, gap, rows_trained, small
 from federation import go as go_on
+from float64 import even, zeros
 from refusal import refused
 from setting_lines import chosen, set_to
 from torch import nn
@@ -29,10 +30,6 @@ def go(name, settings=None, data=None, clients=None, **kwargs):
 def units(seed, *shape):
     x = np.random.default_rng(seed).standard_normal(shape)
     return torch.from_numpy(x / np.linalg.norm(x, axis=-1, keepdims=True))
-
-
-def even(n):
-    return torch.full((n,), 1.0 / n, dtype=torch.float64)
 
 
 # -- the local loss (eq 3, D-30, T-E6)
@@ -58,7 +55,7 @@ def test_one_way_is_cross_entropy_of_view_one_against_view_two():
 @pytest.mark.parametrize("loss", [nt_xent, one_way])
 def test_padding_is_neither_a_query_nor_a_candidate(loss):
     a, b = units(0, 5, 4), units(1, 5, 4)
-    w = torch.cat([even(3), torch.zeros(2, dtype=torch.float64)])
+    w = torch.cat([even(3), zeros(2)])
     assert float(loss(a, b, w, 0.4)) == pytest.approx(float(loss(a[:3], b[:3], even(3), 0.4)))
 
 
@@ -86,9 +83,7 @@ def test_a_large_ensemble_is_made_row_by_row_and_is_the_same(monkeypatch):
 def test_sparse_similarities_keep_the_largest_of_each_row():
     R = units(0, 1, 6, 4)
     M = R[0] @ R[0].T
-    kept = torch.stack(
-        [torch.where(row >= row.sort().values[-2], row, torch.zeros(6).double()) for row in M]
-    )
+    kept = torch.stack([torch.where(row >= row.sort().values[-2], row, zeros(6)) for row in M])
     assert torch.allclose(
         Ensemble(R, None, 0.1, 2 / 6).rows(torch.arange(6)), torch.exp((kept - 1) / 0.1)
     )
@@ -101,7 +96,7 @@ def test_the_released_count_of_kept_similarities_has_the_rows_own_beside_it():
     assert kept(7, 0.99, own=True) == kept(7, 1.0, own=True) == kept(7, 1.0) == 7
     R = units(0, 1, 20, 4)
     M = R[0] @ R[0].T
-    wanted = torch.where(M.topk(3).values[:, -1:] - 1e-6 < M, M, torch.zeros(20, 20).double())
+    wanted = torch.where(M.topk(3).values[:, -1:] - 1e-6 < M, M, zeros(20, 20))
     wanted = torch.exp((wanted - wanted.max(1, keepdim=True).values) / 0.1)
     assert torch.allclose(Ensemble(R, None, 0.1, 0.1, own=True).rows(torch.arange(20)), wanted)
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from federation import federation, fitted, gap, go_tiny, small, tiny
+from float64 import even
 from refusal import refused
 from setting_lines import set_to
 from test_methods_flesd import fresh, server
@@ -27,13 +28,9 @@ from fedcache.heads.simclr import Ensemble
 CPU = torch.device("cpu")
 
 
-def bytes_of(rows, side, seed=0):
-    g = torch.Generator().manual_seed(seed)
+def bytes_of(rows, side):
+    g = torch.Generator().manual_seed(0)
     return torch.randint(0, 256, (rows, 1, 3 * side * side), generator=g, dtype=torch.uint8)
-
-
-def official(**settings):
-    return METHODS["flesd"].resolve("official", {**small("flesd"), "channels": 2, **settings})
 
 
 # -- the loop of ensemble similarity distillation
@@ -83,7 +80,8 @@ def released(w, target, ctx, *, momentum_while_filling):
 def test_official_distillation_is_the_released_loop(ema, filling):
     # 22 rows, batches of 4, two left out; the queue of 8 takes two batches of each epoch and leaves three
     public = bytes_of(22, 6)
-    hp = official(esd_epochs=3, queue=8, zeta=0.7, esd_lr=0.01, augment="cifar", ema=ema)
+    own = set_to("channels=2 esd_epochs=3 queue=8 zeta=0.7 esd_lr=0.01 augment=cifar")
+    hp = METHODS["flesd"].resolve("official", {**small("flesd"), **own, "ema": ema})
     ctx = server(hp, public, (6, 6))
     w = fresh(simclr.encoder_of(hp))
     teachers = [
@@ -135,10 +133,7 @@ def test_each_view_by_itself_is_a_model_called_twice(how, same):
     data = fitted(METHODS["flesd"], tiny()[0])
     hp = METHODS["fedavg-simclr"].resolve(
         "paper",
-        {
-            **small("fedavg-simclr"),
-            **set_to("encoder=conv channels=64 proj=8 simclr=one_way"),
-        },
+        {**small("fedavg-simclr"), **set_to("encoder=conv channels=64 proj=8 simclr=one_way")},
     )
     ctx = replace(
         server({**hp, "bn_views": how}, data.x, data.image),
@@ -152,9 +147,7 @@ def test_each_view_by_itself_is_a_model_called_twice(how, same):
         torch.rand(5, 3, 8, 8, generator=torch.Generator().manual_seed(s), dtype=torch.float64)
         for s in (1, 2)
     )
-    value, updates = simclr.loss(
-        p, {"x": x, "x2": x2, "w": torch.full((5,), 0.2, dtype=torch.float64)}, {}, ctx
-    )
+    value, updates = simclr.loss(p, {"x": x, "x2": x2, "w": even(5)}, {}, ctx)
     z, z2 = (encoder.project(p, net(v)) for v in (x, x2))
     wanted = nn.functional.cross_entropy(z @ z2.T / hp["tau"], torch.arange(5))
     assert (abs((value - wanted).item()) < 1e-10) is same
@@ -234,9 +227,8 @@ def test_a_residual_trunk_is_torchvisions(kind, stem, count, training):
 
 def test_auto_takes_the_policy_of_the_data_set():
     hp = METHODS["flesd"].resolve("official")
-    assert policy_of(hp, (32, 32)) == Policy(
-        "resized", area=0.2, jitter=0.8, hue=0.2, grey=0.2, blur=0.0
-    )
+    small_images = Policy("resized", area=0.2, jitter=0.8, hue=0.2, grey=0.2, blur=0.0)
+    assert policy_of(hp, (32, 32)) == small_images
     for side in (64, 224):
         assert policy_of(hp, (side, side)) == Policy(
             "resized", area=0.2, jitter=0.8, hue=0.4, grey=0.5, blur=0.5

@@ -5,19 +5,14 @@ from dataclasses import replace
 import numpy as np
 import torch
 from federation import go_all
-from float64 import doubles, far, normal
-from method_calls import lanes, single
+from float64 import doubles, eye, far, normal
+from method_calls import lanes, rows_of_one, single
 from pooled_rows import CLIENTS, DATA, X, Y
+from scipy.special import softmax
 
-from fedcache.federate.engine.client_data import stack_clients
 from fedcache.federate.methods import METHODS, lp_plus_plus
 
 TEXT = DATA.text.numpy()
-
-
-def softmax(u):
-    e = np.exp(u - u.max(1, keepdims=True))
-    return e / e.sum(1, keepdims=True)
 
 
 def released(x, y, iterations, *, momentum=0.9, accumulate=True, bias=True, start=None):
@@ -34,7 +29,7 @@ def released(x, y, iterations, *, momentum=0.9, accumulate=True, bias=True, star
     lr_alpha = n / (4.0 * (products**2).sum(0).max())
     vW, vb, total = np.zeros_like(W), np.zeros_like(b), np.zeros(C)
     for i in range(iterations):
-        P = softmax(x @ W.T + b + alpha * products)
+        P = softmax(x @ W.T + b + alpha * products, axis=1)
         gW, gb, ga = (P - onehot).T @ x / n, (P - onehot).mean(0), ((P - onehot) * products).mean(0)
         vW, vb = momentum * vW + gW, momentum * vb + gb
         total = total + ga if accumulate else ga
@@ -46,7 +41,7 @@ def released(x, y, iterations, *, momentum=0.9, accumulate=True, bias=True, star
 
 def test_one_client_and_one_round_of_the_official_preset_are_the_released_code():
     official = METHODS["lp-plus-plus"].resolve("official")
-    out = go_all("lp-plus-plus", {**official, "epochs": 43}, DATA, single(DATA, CLIENTS), rounds=1)
+    out = go_all("lp-plus-plus", {**official, "epochs": 43}, DATA, single(CLIENTS), rounds=1)
     W, alpha, b = released(X, Y.argmax(1), 43)
     for name, want in (("W", W), ("alpha", alpha), ("b", b)):
         assert far(out.server[name], want) < 1e-9 * np.abs(want).max()
@@ -80,17 +75,15 @@ def test_clients_begin_with_their_own_values_and_go_on_from_the_average():
 def test_without_iterations_a_client_sends_its_first_values():
     # Two rows (1, 0) of class 0 and one (0, 1) of class 1; texts (0.6, 0.8) and (0, 1).
     # W = (2, 0), (0, 1); f.t_k are 0.6, 0.6 and 1: alpha = 250 (0.6 + 1) / 2 = 200.
-    eye = torch.eye(2, dtype=torch.float64)
+    x = eye(2)[[0, 0, 1]]
     text = doubles([[0.6, 0.8], [0.0, 1.0]])
     ctx = replace(lanes("lp-plus-plus", "epochs=0", classes=2, width=2, text=text), round=0)
-    rows = stack_clients(eye[[0, 0, 1]][:, None], torch.tensor([0, 0, 1]), [np.arange(3)], 0)
+    rows = rows_of_one(x, [0, 0, 1])
     _, up = lp_plus_plus.fit(lp_plus_plus.init(ctx), {}, rows, ctx)
     assert torch.equal(up["W"], doubles([[2.0, 0.0], [0.0, 1.0]]))
-    assert torch.allclose(up["alpha"], torch.full((2,), 200.0, dtype=torch.float64), atol=1e-12)
+    assert torch.allclose(up["alpha"], doubles([200.0, 200.0]), atol=1e-12)
     # F'F = diag(2, 1): step 4 3 / 2; sum of squares of f.t_k is 0.36 + 0.36 + 0.64 and 1: step 3 / (4 1.36).
-    step_w, step_alpha = lp_plus_plus.step_sizes(
-        eye[[0, 0, 1]], eye[[0, 0, 1]] @ text.T, torch.tensor(3.0)
-    )
+    step_w, step_alpha = lp_plus_plus.step_sizes(x, x @ text.T, torch.tensor(3.0))
     assert abs(float(step_w) - 6.0) < 1e-12
     assert abs(float(step_alpha) - 3.0 / (4 * 1.36)) < 1e-12
 

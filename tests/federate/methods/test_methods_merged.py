@@ -4,9 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 from federation import gap, go_all
-from float64 import far
+from float64 import doubles, far
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pooled_rows import CLIENTS, DATA, X, Y, parts
@@ -15,12 +14,12 @@ from refusal import refused
 from fedcache.federate.methods.afl import merge, remove_ridge
 
 
-def released(group, gamma, clean, data=DATA):
+def released(group, gamma, clean):
     """W [D, C] by the released steps: inverses, the law as it is printed, one client after another."""
-    D, eye = data.x.shape[-1], np.eye(data.x.shape[-1])
+    D, eye = X.shape[1], np.eye(X.shape[1])
     W, R, C = [], [], []
     for client in group:
-        x, y = data.x[client.train, 0].numpy(), np.eye(data.classes)[data.y[client.train].numpy()]
+        x, y = DATA.x[client.train, 0].numpy(), np.eye(6)[DATA.y[client.train].numpy()]
         R.append(np.linalg.inv(x.T @ x + gamma * eye))
         W.append(R[-1] @ x.T @ y)
         C.append(np.linalg.inv(R[-1]))
@@ -55,7 +54,7 @@ def test_it_is_the_least_squares_of_all_rows_for_every_partition(seed, m):
 def test_hand_worked_merging():
     # One feature: rows 1, 1 of y = 2 and one row 2 of y = 1; gamma 1. C = 3 and 5, W = 4/3 and 2/5.
     # Together (X'Y) / (X'X + 2) = 6 / 8, and without the ridges 6 / 6.
-    t = [torch.full((1, 1), v, dtype=torch.float64) for v in (4 / 3, 3.0, 2 / 5, 5.0)]
+    t = doubles([4 / 3, 3.0, 2 / 5, 5.0]).view(4, 1, 1)
     W, C = merge(*t)
     assert abs(float(W) - 0.75) < 1e-14
     assert float(C) == 8.0
@@ -63,7 +62,7 @@ def test_hand_worked_merging():
 
 
 def test_where_features_repeat_the_ridge_stays():
-    twice = replace(DATA, x=torch.cat([DATA.x, DATA.x], -1), text=None)
+    twice = replace(DATA, x=DATA.x.repeat(1, 1, 2), text=None)
     out = go_all("afl", "gamma=0.4", twice, CLIENTS)
     assert out.records[-1].diagnostics == {"cleaned": 0.0}
     assert gap(out.server["W"], go_all("fed3r", "lam=3.6", twice, CLIENTS).server["W"]) < 1e-9

@@ -36,9 +36,7 @@ LABEL = DATA.y[POOL].numpy()
     ],
 )
 def test_a_singular_system_names_the_switch_and_a_value_that_works(name, settings, key):
-    twice = replace(
-        DATA, x=torch.cat([DATA.x, DATA.x], -1), text=torch.cat([DATA.text, DATA.text], -1)
-    )
+    twice = replace(DATA, x=DATA.x.repeat(1, 1, 2), text=DATA.text.repeat(1, 2))
     info = refused(lambda: go_all(name, settings, twice, CLIENTS), f"{key}=0", code=Exit.FEDERATED)
     word = info.hint.split("--set ")[1].split("=")
     assert word[0] == key
@@ -161,21 +159,20 @@ def test_the_released_code_takes_the_total_covariance():  # D-75
 
 def test_a_covariance_needs_more_rows_than_means():
     data, clients = federation(sizes=(30,))
-    clients[0] = replace(
-        clients[0], train=np.array([int((data.y == c).nonzero()[0]) for c in data.y.unique()])
-    )
+    # One row of each class.
+    clients[0] = replace(clients[0], train=np.unique(data.y.numpy(), return_index=True)[1])
     refused(lambda: go("fedcgs", {}, data, clients), "3 rows", code=Exit.FEDERATED)
 
 
 # fedcof
 
 
-def by_hand(gamma, group, data=DATA, classes=6):
-    x, y = data.x[:, 0].numpy(), data.y.numpy()
+def by_hand(gamma, group):
+    x, y = DATA.x[:, 0].numpy(), DATA.y.numpy()
     pool = rows_trained(group)
     N, mu = len(pool), x[pool].mean(0)
-    G, S = N * np.outer(mu, mu), np.zeros((classes, x.shape[1]))
-    for c in range(classes):
+    G, S = N * np.outer(mu, mu), np.zeros((6, x.shape[1]))
+    for c in range(6):
         mine = [x[k.train[y[k.train] == c]] for k in group]
         mine = [m for m in mine if len(m)]
         if not mine:

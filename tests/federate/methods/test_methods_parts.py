@@ -7,6 +7,7 @@ import pytest
 import torch
 from federation import federation, gap, go, go_all
 from setting_lines import set_to
+from torch.nn.functional import cross_entropy, normalize
 
 from fedcache.federate.engine.context import generator
 from fedcache.federate.methods import METHODS
@@ -25,7 +26,7 @@ def test_one_part_is_the_mean_and_the_other_stays(name, shared):
     parts = [go_all(name, STEP, data, [c], rounds=1) for c in clients]
     for k in shared:
         mean = sum(ni * part.server[k] for ni, part in zip(n / n.sum(), parts, strict=True))
-        assert float((out.server[k] - mean).abs().max()) < 1e-12
+        assert gap(out.server[k], mean) < 1e-12
     for i, part in enumerate(parts):
         own = part.states[0]
         assert own
@@ -60,12 +61,12 @@ def test_fine_tuning_moves_what_it_is_told_to_and_leaves_the_server(tune, moved)
     x, y = data.x[clients[0].train, 0], data.y[clients[0].train]
     p = {k: t.clone().requires_grad_(k in moved) for k, t in out.server.items()}
     for _ in range(2):
-        z = torch.nn.functional.normalize(torch.relu(x @ p["P.W"].T + p["P.b"]), dim=-1)
-        loss = torch.nn.functional.cross_entropy(z @ p["Q.W"].T + p["Q.b"], y)
+        z = normalize(torch.relu(x @ p["P.W"].T + p["P.b"]), dim=-1)
+        loss = cross_entropy(z @ p["Q.W"].T + p["Q.b"], y)
         names = sorted(moved)
         for k, g in zip(names, torch.autograd.grad(loss, [p[k] for k in names]), strict=True):
             p[k] = (p[k].detach() - 0.05 * g).requires_grad_()
-    assert max(float((own[k] - p[k]).detach().abs().max()) for k in moved) < 1e-12
+    assert max(gap(own[k], p[k].detach()) for k in moved) < 1e-12
 
 
 @pytest.mark.parametrize(
@@ -111,7 +112,7 @@ def test_one_model_of_ifca_is_fedavg(agg):
         return {k: t.reshape((1,) * len(ctx.lead) + tuple(t.shape)) for k, t in start.items()}
 
     b = go_all(replace(METHODS["fedavg"], init=init), how).server
-    assert max(float((a.server["models/" + k][0] - t).abs().max()) for k, t in b.items()) < 1e-12
+    assert max(gap(a.server["models/" + k][0], t) for k, t in b.items()) < 1e-12
 
 
 def test_clients_of_two_kinds_find_their_models():

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from federation import federation, gap, go, go_all
+from federation import federation, gap, go, go_all, start_of
 from method_calls import batches_of
 from reference_steps import linear_gradient, local_batches, mean_of
 from refusal import refused
@@ -17,7 +17,7 @@ from fedcache.heads.projection import Head, logits
 @pytest.mark.parametrize("preset", ["paper", "official"])
 def test_the_local_losses_of_table_5_share_their_switches(preset):
     # The rows differ by loss alone: everything about the model and its training has one value in all of them.
-    shared = (
+    shared = [
         "feat_post",
         "dim",
         "bn",
@@ -29,7 +29,7 @@ def test_the_local_losses_of_table_5_share_their_switches(preset):
         "epochs",
         "reset_opt",
         "drop_last",
-    )
+    ]
     contrast = ("tau", "views", "proto_norm", "proto_drop_last", "infer_score", "init")
     plain, contrasted = ("solo", "fedavg", "fedproto"), ("supcon", "fedpcl")
     for names, keys in ((plain + contrasted, shared), (contrasted, contrast)):
@@ -105,7 +105,7 @@ def test_pfedme_is_a_loop_over_clients_batches_and_inner_steps():
         "head=linear init=shared batch=16 epochs=2 "
         "K=3 lambda=4.0 lr_p=0.07 eta=0.1 beta=0.7 inner_decay=0.02"
     )
-    server = go_all("pfedme", {**settings, "epochs": 0}, data, clients, rounds=1).server
+    server = start_of("pfedme", settings, data, clients)
     out = go_all("pfedme", settings, data, clients, rounds=2)
     thetas = {}
     for r in range(2):

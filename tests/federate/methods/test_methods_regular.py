@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from federation import federation, gap, go, go_all, keeps
-from float64 import normal
+from federation import federation, gap, go, go_all, keeps, start_of
+from float64 import even, normal, zeros
 from reference_steps import gradient, linear, linear_gradient, local_batches, mean_of
 from refusal import refused
 from setting_lines import set_to
@@ -25,12 +25,7 @@ def project(p, x):
 
 def test_one_other_class_has_no_divergence():
     u, g = normal(5, 2), normal(5, 2, seed=1)
-    assert (
-        float(
-            not_true_divergence(u, g, torch.tensor([0, 1, 1, 1, 0]), torch.full((5,), 0.2).double())
-        )
-        == 0.0
-    )
+    assert float(not_true_divergence(u, g, torch.tensor([0, 1, 1, 1, 0]), even(5))) == 0.0
 
 
 @pytest.mark.parametrize("scale", [1.0, 20.0])  # of student and teacher alike
@@ -44,7 +39,7 @@ def test_fedntd_is_its_equation(scale):
         "logit_scale": scale,
     }
     out = go_all("fedntd", settings, rounds=2)
-    w = {"W": data.text.clone(), "b": torch.zeros(data.classes, dtype=torch.float64)}
+    w = {"W": data.text.clone(), "b": zeros(data.classes)}
     for r in range(2):
         ends = []
         for c in clients:
@@ -74,7 +69,7 @@ def test_scaffold_is_algorithm_1_with_option_2():
     data, clients = federation()
     settings = set_to("head=linear init=text lr=0.3 wd=0.01 batch=16 epochs=2 lr_g=0.5")
     out = go("scaffold", settings, rounds=4, participation=5)
-    x = {"W": data.text.clone(), "b": torch.zeros(data.classes, dtype=torch.float64)}
+    x = {"W": data.text.clone(), "b": zeros(data.classes)}
     zero = {k: torch.zeros_like(t) for k, t in x.items()}
     c, own = zero, [zero] * len(clients)
     for record in out.records:
@@ -140,7 +135,7 @@ def test_the_pull_of_ditto_is_towards_what_was_received():
     snapshots = []
     go_all("ditto", settings, rounds=3, on_round=keeps(snapshots))
     saved = [after.tensors for after in snapshots]
-    start = {"W": data.text, "b": torch.zeros(data.classes, dtype=torch.float64)}
+    start = {"W": data.text, "b": zeros(data.classes)}
     received = [start] + [{k: s[f"server/{k}"] for k in start} for s in saved]
     for r in range(3):
         for i, c in enumerate(clients):
@@ -167,7 +162,7 @@ def test_moon_is_its_equation():
         "opt=sgd lr=0.2 momentum=0.0 wd=0.0 dim=5 batch=16 epochs=2 mu=3.0 bn=false z_norm=l2"
     )
     out = go("moon", {**settings, "tau": 0.4}, rounds=3, participation=6)
-    w = go_all("moon", {**settings, "epochs": 0}, rounds=1).server
+    w = start_of("moon", settings)
     last = {}
     for record in out.records:
         ends = []

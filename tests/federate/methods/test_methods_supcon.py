@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from federation import federation, go, go_all
-from float64 import normal
+from float64 import even, normal, zeros
 from method_calls import lanes, model_of
 from torch.nn.functional import normalize
 
@@ -16,10 +16,6 @@ from fedcache.heads.projection import Head, embed
 
 def units(n, width=5, seed=0):
     return normalize(normal(n, width, seed=seed), dim=-1)
-
-
-def even(n):
-    return torch.full((n,), 1 / n, dtype=torch.float64)
 
 
 def reference_supcon(z, y, tau):
@@ -55,7 +51,7 @@ def test_a_batch_without_a_positive_has_no_loss_and_no_gradient():
 
 
 def test_the_loss_is_scaled_by_tau_over_tau_base():  # T-U4: 1 at tau = 0.07
-    p = {"P.W": normal(5, 11), "P.b": torch.zeros(5, dtype=torch.float64)}
+    p = {"P.W": normal(5, 11), "P.b": zeros(5)}
     x, x2, y = units(8, 11), units(8, 11, seed=3), torch.arange(8) % 3
     batch = {"x": x, "x2": x2, "y": y, "w": even(8)}
     views = normalize(torch.relu(torch.cat([x, x2]) @ p["P.W"].T), dim=-1)

@@ -7,9 +7,10 @@ import pytest
 import scipy
 import torch
 from federation import federation, gap, go, go_all, rows_trained
-from float64 import far, normal
+from float64 import far, normal, zeros
 from method_calls import lanes
 from setting_lines import set_to
+from torch.nn.functional import normalize
 
 from fedcache.federate.engine.client_data import Data, prepare_features
 from fedcache.federate.engine.context import generator
@@ -58,11 +59,7 @@ def test_strata_weigh_classes_as_the_dealt_rows_do(reduce, rows):
     assert drawn["z"].shape == (3, 4 * rows, 5)
     for i, (k, steps) in enumerate(zip(labels, [2, 1, 1], strict=True)):
         n = np.bincount(k, minlength=4)
-        weight = (
-            torch.zeros(4, dtype=torch.float64)
-            .scatter_add(0, drawn["k"][i], drawn["kw"][i])
-            .numpy()
-        )
+        weight = zeros(4).scatter_add(0, drawn["k"][i], drawn["kw"][i]).numpy()
         assert weight == pytest.approx(
             n / max(n.sum(), 1) if reduce == "mean" else n / steps, abs=1e-15
         )
@@ -103,9 +100,7 @@ def test_one_client_is_algorithm_1(reading):
     W, b, vW, vb = T.copy(), np.zeros(6), np.zeros_like(T), np.zeros(6)
 
     def f(rows):
-        u = s * (rows @ W.T + b)
-        e = np.exp(u - u.max(1, keepdims=True))
-        return e / e.sum(1, keepdims=True)
+        return scipy.special.softmax(s * (rows @ W.T + b), axis=1)
 
     def lacking(labels):  # eq 7: the class of every synthetic row
         m = np.bincount(labels.argmax(1), minlength=6)
@@ -145,14 +140,13 @@ def test_one_client_is_algorithm_1(reading):
 
 def leaning(seed):
     """Eight clients whose features all lean to one side, so that zero-shot predicts some classes too often."""
-    unit = torch.nn.functional.normalize
     g = torch.Generator().manual_seed(seed)
     y = torch.arange(1200) % 10
     text = torch.randn(10, 64, generator=g, dtype=torch.float64)
-    text = unit(text - text.mean(0), dim=-1)
+    text = normalize(text - text.mean(0), dim=-1)
     lean = torch.randn(64, generator=g, dtype=torch.float64)
     noise = torch.randn(1200, 64, generator=g, dtype=torch.float64)
-    x = unit(text[y] + lean + noise / 2, dim=-1)
+    x = normalize(text[y] + lean + noise / 2, dim=-1)
     data = Data(x=x.unsqueeze(1), y=y, classes=10, text=text, widths=(64,), domain=y * 0)
     test = np.arange(800, 1200)
     rows = np.array_split(np.arange(800), 8)
@@ -163,7 +157,7 @@ def test_centred_zero_shot_is_the_nearest_text_of_rows_less_their_mean():
     """``feat_post=center`` needs one sum of each client, and a common lean of all images does no harm any more."""
     data, clients = leaning(0)
     train = rows_trained(clients)
-    x = torch.nn.functional.normalize(data.x[:, 0].double(), dim=-1)
+    x = normalize(data.x[:, 0].double(), dim=-1)
     sums = sum(x[c.train].sum(0) for c in clients)
     expected = ((x - sums / len(train)) @ data.text.T).argmax(-1)
     rows = prepare_features([data.x.float().numpy()], "center", train)[0]
@@ -191,7 +185,7 @@ def test_soft_means_are_cosines_of_whitened_rows_and_class_means(ridge):
 
 def test_soft_means_without_own_means_cannot_tell_domains_from_classes():
     data, clients = leaning(0)
-    shift = 2 * torch.nn.functional.normalize(normal(8, 64), dim=-1)
+    shift = 2 * normalize(normal(8, 64), dim=-1)
     x = data.x.clone()
     for client, moved in zip(clients, shift, strict=True):
         # Each client also has test rows of its domain.
@@ -201,7 +195,7 @@ def test_soft_means_without_own_means_cannot_tell_domains_from_classes():
     found = [go_all("soft-means", {"own_mean": own}, moved, clients) for own in (False, True)]
     assert found[1].accuracy > found[0].accuracy + 0.1
     one = go_all("soft-means", {"own_mean": True}, data, clients[:1])
-    rows = torch.nn.functional.normalize(data.x - data.x[clients[0].train].mean(0), dim=-1)
+    rows = normalize(data.x - data.x[clients[0].train].mean(0), dim=-1)
     same = go_all("soft-means", None, replace(data, x=rows), clients[:1])
     assert gap(one.server["W"], same.server["W"]) < 1e-12
 

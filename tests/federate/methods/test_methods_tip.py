@@ -6,26 +6,22 @@ import numpy as np
 import pytest
 import torch
 from federation import federation, gap, go_all
-from float64 import doubles
-from method_calls import lanes
+from float64 import doubles, eye
+from method_calls import lanes, rows_of_one
 
-from fedcache.federate.engine.client_data import stack_clients
 from fedcache.federate.methods import fed_tip_proto, tip_local
 
 DATA, CLIENTS = federation()
 
 
-def one_hot(y):
-    return torch.eye(6, dtype=torch.float64)[y]
-
-
 def test_hand_worked_logits():
     # I = (1, 0); T = (1, 0), (0, 1); cache (1, 0) of class 0 and (0, 1) twice of class 1; s = 10, a = 2, b = 3.
     # class 0: 10 * 1 + 2 exp(-3 * 0) = 12;  class 1: 10 * 0 + 2 (exp(-3) + exp(-3)) = 4 exp(-3)
-    eye = torch.eye(2, dtype=torch.float64)
-    ctx = lanes("tip-local", "scale=10.0 a=2.0 b=3.0", classes=2, width=2, text=eye)
+    T = eye(2)
+    ctx = lanes("tip-local", "scale=10.0 a=2.0 b=3.0", classes=2, width=2, text=T)
+    cache = T[[0, 1, 1]]
     # the length of I is free
-    logits = tip_local.cached_logits(5.0 * eye[:1], eye[[0, 1, 1]], eye[[0, 1, 1]], ctx)
+    logits = tip_local.cached_logits(5.0 * T[:1], cache, cache, ctx)
     assert torch.allclose(logits, doubles([[12.0, 4.0 * np.exp(-3.0)]]))
 
 
@@ -36,7 +32,7 @@ def test_each_client_has_its_own_cache(monkeypatch):
     x = DATA.x[:, 0]
     for client, mine in zip(CLIENTS, np.split(out.evaluation.predictions, 9), strict=True):
         closeness = torch.exp(-2.0 * (1.0 - x[client.test] @ x[client.train].T))
-        u = 100.0 * x[client.test] @ DATA.text.T + 20.0 * closeness @ one_hot(DATA.y[client.train])
+        u = 100.0 * x[client.test] @ DATA.text.T + 20.0 * closeness @ eye(6)[DATA.y[client.train]]
         assert np.array_equal(mine, u.argmax(1).numpy())
 
 
@@ -55,7 +51,7 @@ def test_the_shared_cache_holds_unit_class_means(least):
     assert gap(out.server["sets"], keys) < 1e-12
     assert torch.equal(out.server["label"], label)
     x = DATA.x[:, 0]
-    u = 100.0 * x @ DATA.text.T + 30.0 * torch.exp(-2.0 * (1.0 - x @ keys.T)) @ one_hot(label)
+    u = 100.0 * x @ DATA.text.T + 30.0 * torch.exp(-2.0 * (1.0 - x @ keys.T)) @ eye(6)[label]
     assert torch.equal(out.predict(DATA.x), u.argmax(1))
 
 
@@ -76,9 +72,7 @@ def test_a_federation_of_single_rows_is_zero_shot():
 
 def test_keys_are_averaged_from_unit_rows():
     # Rows of length 1 and 9 weigh the same: (1, 0) and (0, 9) have the unit mean (1, 1) / sqrt 2.
-    x = doubles([[[1.0, 0.0]], [[0.0, 9.0]]])
+    rows = rows_of_one(doubles([[1.0, 0.0], [0.0, 9.0]]), [0, 0])
     ctx = lanes("fed-tip-proto", {}, classes=1, width=2)
-    _, up = fed_tip_proto.fit(
-        {}, {}, stack_clients(x, torch.zeros(2, dtype=torch.int64), [np.arange(2)], 0), ctx
-    )
-    assert torch.allclose(up["key"], torch.full((1, 2), 0.5**0.5, dtype=torch.float64))
+    _, up = fed_tip_proto.fit({}, {}, rows, ctx)
+    assert torch.allclose(up["key"], doubles([[0.5**0.5, 0.5**0.5]]))

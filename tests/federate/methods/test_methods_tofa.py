@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 from federation import Rows, federation, fitted, gap, go_all, rows_trained
-from float64 import doubles, far, normal
-from method_calls import lanes
+from float64 import doubles, eye, far, normal, ones, zeros
+from method_calls import lanes, rows_of_one
 from torch.nn.functional import normalize
 
 from fedcache.federate.engine.client_data import stack_clients
@@ -27,11 +27,11 @@ def sums_of(rows, settings=None):
     return fedcgs.fit({}, {}, data, ctx)[1], ctx
 
 
-def discriminants(x, y, weight, classes=C, prior="counts"):
+def discriminants(x, y, weight, prior):
     """(W, b) of weighed rows, from the formula, in numpy."""
     n = weight.sum()
-    count = np.array([weight[y == c].sum() for c in range(classes)])
-    mean = np.stack([weight[y == c] @ x[y == c] / max(count[c], 1e-300) for c in range(classes)])
+    count = np.array([weight[y == c].sum() for c in range(C)])
+    mean = np.stack([weight[y == c] @ x[y == c] / max(count[c], 1e-300) for c in range(C)])
     apart = x - mean[y]
     scatter = (apart * weight[:, None]).T @ apart
     P = n * np.linalg.inv(scatter + np.trace(scatter) / n * np.eye(x.shape[1]))
@@ -56,14 +56,14 @@ def test_the_posterior_is_that_of_all_rows_weighed_beside_the_own(prior):
     made = tofa.posterior(everybody, own, ctx)
     (x, y), (xi, yi) = rows_of(*CLIENTS), rows_of(CLIENTS[1])
     weight = np.r_[np.full(len(x), 0.3), np.ones(len(xi))]
-    W, b = discriminants(np.r_[x, xi], np.r_[y, yi], weight, prior=prior)
+    W, b = discriminants(np.r_[x, xi], np.r_[y, yi], weight, prior)
     assert far(made["W"], W) < 1e-9 * np.abs(W).max()
     assert far(made["b"], b) < 1e-9 * np.abs(b).max()
 
 
 def test_one_row_a_class_is_the_nearest_mean():
     # The scatter is 0: P is a number times I, and every row is nearest to itself.
-    first = np.array([np.flatnonzero(DATA.y.numpy() == c)[0] for c in range(C)])
+    first = np.unique(DATA.y.numpy(), return_index=True)[1]
     sums, ctx = sums_of(first)
     p = tofa.posterior(sums, None, ctx)
     assert all(torch.isfinite(t).all() for t in p.values())
@@ -81,25 +81,23 @@ def test_a_texts_confidence_is_its_softmax_among_the_other_classes_own_texts():
     # one class outweighs all: nothing overflows or cancels
     sure = tofa.confidence(texts[0], texts, 1e4)
     assert not sure.isnan().any()
-    assert gap(sure[:, 0].diagonal(), torch.ones(6, dtype=torch.float64)) < 1e-12
+    assert gap(sure[:, 0].diagonal(), ones(6)) < 1e-12
 
 
 def test_scores_by_hand():
     # Two classes, two rows of class 0 and one of class 1; u is the mean of what is right on own rows and on others.
-    eye = torch.eye(2, dtype=torch.float64)
-    texts = torch.stack([eye, eye.flip(0)])  # the second text of each class is the other's
+    own = eye(2)
+    texts = torch.stack([own, own.flip(0)])  # the second text of each class is the other's
     ctx = lanes("tofa", "scale=1.0 texts=2", classes=2, width=2)
-    data = stack_clients(eye[[0, 0, 1]][:, None], torch.tensor([0, 0, 1]), [np.arange(3)], 0)
+    data = rows_of_one(own[[0, 0, 1]], [0, 0, 1])
     _, up = tofa.fit({"texts": texts}, {}, data, ctx)
     s = math.e / (1.0 + math.e)
     # t^0: right with probability s everywhere. t_0^1 = e2 against t_1^0 = e2: 1/2 on every row.
-    assert torch.allclose(up["score"][0], torch.zeros(2, dtype=torch.float64))
-    assert torch.allclose(
-        up["score"][1], torch.full((2,), s * math.log(0.5 / s), dtype=torch.float64), atol=1e-12
-    )
+    assert torch.allclose(up["score"][0], zeros(2))
+    assert torch.allclose(up["score"][1], ones(2) * s * math.log(0.5 / s), atol=1e-12)
     server = tofa.aggregate({"texts": texts}, up, replace(ctx, hp={**ctx.hp, "tau": 0.5}))
     w = math.exp(s * math.log(0.5 / s) / 0.5)
-    assert gap(server["T"], normalize(eye + w * eye.flip(0), dim=-1)) < 1e-12
+    assert gap(server["T"], normalize(own + w * own.flip(0), dim=-1)) < 1e-12
 
 
 def test_a_client_of_one_class_scores_what_it_can_see():
@@ -138,8 +136,8 @@ def test_text_alone_is_zero_shot_to_the_bit():
 
 def test_fusion_weighs_by_the_greatest_probabilities():
     # Logits of vision (log 3, 0): 3/4. Logits of texts (0, 0): 1/2. eta = (3/4) / (3/4 + 1/2) = 3/5.
-    down = {"T": torch.zeros(2, 2, dtype=torch.float64)}
-    own = {"W": torch.zeros(2, 2, dtype=torch.float64), "b": doubles([math.log(3.0), 0.0])}
+    down = {"T": zeros(2, 2)}
+    own = {"W": zeros(2, 2), "b": doubles([math.log(3.0), 0.0])}
     x = doubles([[1.0, 0.0]])
     for fusion, eta in (("adaptive", 0.6), ("half", 0.5), ("vision", 1.0), ("text", 0.0)):
         u = tofa.predict(down, own, None, x, lanes("tofa", {"fusion": fusion}, classes=2, width=2))

@@ -5,8 +5,18 @@ import math
 import numpy as np
 import pytest
 import torch
-from federation import federation, fitted, gap, go, go_all, rows_trained, run, small
-from float64 import normal
+from federation import (
+    federation,
+    fitted,
+    gap,
+    go,
+    go_all,
+    rows_trained,
+    run,
+    small,
+    start_of,
+)
+from float64 import doubles, even, eye, normal, ones, zeros
 from method_calls import lanes, model_of, single
 from methods_tried import tried
 from reference_steps import local_batches, mean_of
@@ -25,7 +35,7 @@ def test_fedavg_of_linear_heads_is_local_sgd_then_the_weighted_mean():
     # An independent reference: torch.nn and torch.optim, a loop over clients, the engine's batch order.
     data, clients = federation()
     out = go_all("fedavg", {**LINEAR, "epochs": 2}, rounds=2, seed=3)
-    w = go_all("fedavg", {**LINEAR, "epochs": 0}, rounds=1, seed=3).server
+    w = start_of("fedavg", LINEAR, seed=3)
     for r in range(2):
         ends = []
         for c in clients:
@@ -45,7 +55,7 @@ def test_fedavg_has_the_layers_of_table_7_and_averages_running_statistics():
     # An independent reference: torch's layers and Adam; of 33 rows the last batch of one joins the one before it.
     data, clients = federation(sizes=(20, 33, 7))
     settings = set_to("dim=5 batch=16 lr=0.02 wd=1e-3")
-    start = go_all("fedavg", {**settings, "epochs": 0}, data, clients, rounds=1).server
+    start = start_of("fedavg", settings, data, clients)
     names = {
         "P.W": "0.weight",
         "P.b": "0.bias",
@@ -102,16 +112,16 @@ def test_solo_does_not_know_the_other_clients():  # T-S1
 def test_the_proximal_term_is_the_squared_distance(half, pull):
     # T-P3 and D-31: value mu/2 |w - w_g|^2 (or mu |w - w_g|^2).
     ctx = lanes("fedprox", {**LINEAR, "mu": 3.0, "prox_half": half})
-    down = {"W": normal(6, 11), "b": torch.zeros(6, dtype=torch.float64)}
+    down = {"W": normal(6, 11), "b": zeros(6)}
     p = {"W": down["W"] + 0.1, "b": down["b"] - 0.2}
-    batch = {"x": normal(4, 11, seed=1), "y": torch.arange(4), "w": torch.full((4,), 0.25).double()}
+    batch = {"x": normal(4, 11, seed=1), "y": torch.arange(4), "w": even(4)}
     extra = fedprox.loss(p, batch, down, ctx)[0] - model.ce_loss(p, batch, down, ctx)[0]
     assert float(extra) == pytest.approx(3.0 * pull * (66 * 0.01 + 6 * 0.04))
 
 
 def test_the_distance_to_prototypes():  # T-O2, T-O3
     bar, y = normal(4, 256), torch.tensor([0, 3, 1])
-    w, has = torch.full((3,), 1 / 3, dtype=torch.float64), torch.tensor([True, True, False, True])
+    w, has = even(3), torch.tensor([True, True, False, True])
     assert float(fedproto.proto_dist(bar[y], y, w, bar, has, "mse")) == 0.0
     z = normal(3, 256, seed=1)
     sq = fedproto.proto_dist(z, y, w, bar, has, "sq_l2")
@@ -133,20 +143,18 @@ def pcl_loss(settings, *, owned=None, seed=0):
     counts = torch.randint(1, 9, (m, C), generator=g).double() * owned
     sets = normalize(normal(m, C, P, seed=seed), dim=-1) * owned[..., None]
     down = fedpcl.broadcast({"sets": sets, "counts": counts}, ctx)
-    p = {"P.W": normal(P, 7, seed=seed + 1), "P.b": torch.zeros(P, dtype=torch.float64)}
+    p = {"P.W": normal(P, 7, seed=seed + 1), "P.b": zeros(P)}
     p |= {
         "P.gain": 0.5 + torch.rand(P, generator=g, dtype=torch.float64),
         "P.shift": p["P.W"][:, 0],
-    }
-    p |= {
-        "P.mean": torch.zeros(P, dtype=torch.float64),
-        "P.var": torch.ones(P, dtype=torch.float64),
+        "P.mean": zeros(P),
+        "P.var": ones(P),
     }
     x = normal(B, 7, seed=seed + 2)
     batch = {
         "x": x,
         "y": torch.randint(0, C, (B,), generator=g),
-        "w": torch.full((B,), 1 / B, dtype=torch.float64),
+        "w": even(B),
     }
     if settings.get("views") == "2":
         batch["x2"] = x + 0.1 * normal(B, 7, seed=seed + 3)
@@ -154,7 +162,7 @@ def pcl_loss(settings, *, owned=None, seed=0):
     return value, p, batch, sets, counts
 
 
-def reference_pcl(p, batch, sets, counts, tau=0.07):
+def reference_pcl(p, batch, sets, counts):
     """Table 7's layers, unit length, and eqs 5-10 by loops over rows, clients and classes (eq 6 less its 1/|O_j|)."""
     m, C, _ = sets.shape
     z = torch.relu(batch["x"] @ p["P.W"].T + p["P.b"])
@@ -174,8 +182,8 @@ def reference_pcl(p, batch, sets, counts, tau=0.07):
         rows += 1
 
         def contrast(of, k=k, y=y):
-            others = [math.exp(z[k] @ of[j] / tau) for j in available if j != y]
-            return -(z[k] @ of[y]) / tau + math.log(sum(others))
+            others = [math.exp(z[k] @ of[j] / 0.07) for j in available if j != y]
+            return -(z[k] @ of[y]) / 0.07 + math.log(sum(others))
 
         total += contrast(bar) + sum(contrast(sets[i]) for i in range(m)) / m
     return total / max(rows, 1)
@@ -229,22 +237,20 @@ def test_stale_sets_are_kept():
 def test_every_method_runs_as_its_released_code(official):
     data, clients = federation(sizes=(40, 64, 33), dtype=torch.float32)
     method = METHODS[official]
-    sizes = {
-        k: v
-        for k, v in {**small(official), "queue": 8}.items()
-        if k in {h.name for h in method.hparams}
-    }
+    sizes = small(official)
+    if "queue" in {h.name for h in method.hparams}:
+        sizes["queue"] = 8
     hp = method.resolve("official", sizes)
     out = run(method, hp, fitted(method, data), clients, rounds=3)
-    trains = slice(int("public" in method.needs), None) if out.protocol != "global" else slice(None)
-    assert np.isfinite(out.client_accuracy[trains]).all()
+    first = int("public" in method.needs and out.protocol != "global")
+    assert np.isfinite(out.client_accuracy[first:]).all()
 
 
 @pytest.mark.parametrize("settings", [{}, {"probe": "sgd", "epochs": 2}], ids=["lbfgs", "sgd"])
 def test_central_does_not_know_the_partition(settings):
     data, clients = federation()
     a = go("central", settings)
-    b = go("central", settings, data, single(data, clients))
+    b = go("central", settings, data, single(clients))
     assert gap(a.server, b.server) == 0.0
     assert a.traffic.totals()["up"] == a.traffic.totals()["down"] == 0
     assert len(a.client_accuracy) == 9
@@ -303,11 +309,11 @@ def test_which_prototypes_classify(rule):  # D-12
     ctx = lanes(
         "fedpcl", {"dim": 2, "infer_proto": rule, "z_norm": "none", "bn": False}, classes=3, width=2
     )
-    e = torch.eye(2, dtype=torch.float64)
+    e = eye(2)
     down = {"bar": torch.stack([-e[0], -e[0], e[0]]), "has": torch.tensor([True, True, True])}
     state = {
         "P.W": e,
-        "P.b": torch.zeros(2).double(),
+        "P.b": zeros(2),
         "proto": torch.stack([e[1], 0.5 * e[0], 0 * e[0]]),
     }
     x = 4 * e[:1]  # z = (4, 0): own scores 0 and 2; global scores -4, -4 and 4
@@ -315,7 +321,7 @@ def test_which_prototypes_classify(rule):  # D-12
         ([1.0, 2.0, 0.0], {"local": 1, "local_padded": 2, "global": 2}),
         ([0.0, 0.0, 0.0], {}),
     ):
-        state["count"] = torch.tensor(count).double()
+        state["count"] = doubles(count)
         got = int(fedpcl.predict(down, state, None, x, ctx).argmax(-1))
         # a client that has no prototypes yet uses the global ones
         assert got == expected.get(rule, 2)

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 from federation import federation, fitted, go_all, go_tiny, rows_tested, small, tiny
 from methods_tried import tried
 from setting_lines import cases_of
@@ -40,7 +39,7 @@ LIVE = ("promptfl", "tpfl", "atpfl", "local-prompt", "fedtpg", "tofa")
 
 @pytest.mark.parametrize("name", tried(FROM_TEXT))
 def test_it_is_clip_zs_on_the_same_rows(name):
-    data, clients = tiny(dtype=torch.float64)
+    data, clients = tiny()
     out = go_tiny(name, FROM_TEXT[name], data, clients)
     right = (data.x[:, 0] @ data.text.T).argmax(-1) == data.y
     if out.protocol == "personalised":
@@ -87,7 +86,7 @@ def test_without_text_features_there_is_none():
 
 
 def test_of_clients_that_were_drawn_for_scoring_only_those_count():
-    data, clients = tiny(dtype=torch.float64)
+    data, clients = tiny()
     out = go_tiny("solo", "head=linear", data, clients, eval_clients=2)
     scored = np.flatnonzero(~np.isnan(out.client_accuracy))
     right = (data.x[:, 0] @ data.text.T).argmax(-1) == data.y

@@ -25,23 +25,22 @@ def quota(*rows):
 
 
 def counted(rule, shares):
-    """Rows [B, C, M] by a rule of shares [B, C, M]."""
-    return rule.counts(shares.swapaxes(0, 1), len(shares)).rows
+    """Rows [C, M] by a rule of shares [1, C, M]."""
+    return rule.counts(shares.swapaxes(0, 1), len(shares)).rows[0]
 
 
 def test_a_class_is_cut_at_floored_cumulative_shares():
     # cumulative .25 .6 1 of 10 rows: cut at 2, 6 and 10 -> 2, 4, 4; of 3 rows: cut at 0, 1 and 3 -> 0, 1, 2
     shares = np.tile([0.25, 0.35, 0.4], (1, 2, 1))
-    assert counted(Rule(quota(10, 3), 3, 1.0), shares)[0].tolist() == [[2, 4, 4], [0, 1, 2]]
+    assert counted(Rule(quota(10, 3), 3, 1.0), shares).tolist() == [[2, 4, 4], [0, 1, 2]]
 
 
 def test_floored_shares_leave_rows_out():
     # .25 .35 .4 of 10 rows -> 2, 3, 4; the limit of the last client is 1
     shares = np.array([[[0.25, 0.35, 0.4]]])
-    assert counted(Rule(quota(10), 3, 1.0, exact=False), shares)[0].tolist() == [[2, 3, 4]]
-    assert counted(Rule(quota(10), 3, 1.0, exact=False, limit=np.array([[9, 9, 1]])), shares)[
-        0
-    ].tolist() == [[2, 3, 1]]
+    assert counted(Rule(quota(10), 3, 1.0, exact=False), shares).tolist() == [[2, 3, 4]]
+    limited = Rule(quota(10), 3, 1.0, exact=False, limit=np.array([[9, 9, 1]]))
+    assert counted(limited, shares).tolist() == [[2, 3, 1]]
 
 
 def test_the_gate_closes_a_client_at_its_even_share():
@@ -49,16 +48,11 @@ def test_the_gate_closes_a_client_at_its_even_share():
     # class 0: .75 .15 .10 -> cut at 9, 10, 12 -> 9, 1, 2: client 0 has reached 8 and is closed.
     # class 1: .5 .3 .2 -> 0, .3, .2 of .5 -> 0, .6, .4 -> cut at 0, 7, 12 -> 0, 7, 5.
     shares = np.array([[[0.75, 0.15, 0.10], [0.5, 0.3, 0.2]]])
-    assert counted(Rule(quota(12, 12), 3, 1.0, gate=8.0), shares)[0].tolist() == [
-        [9, 1, 2],
-        [0, 7, 5],
-    ]
+    rule = Rule(quota(12, 12), 3, 1.0, gate=8.0)
+    assert counted(rule, shares).tolist() == [[9, 1, 2], [0, 7, 5]]
     # All the mass of class 1 on the closed client: even between the open ones.
     shares[0, 1] = [1.0, 0.0, 0.0]
-    assert counted(Rule(quota(12, 12), 3, 1.0, gate=8.0), shares)[0].tolist() == [
-        [9, 1, 2],
-        [0, 6, 6],
-    ]
+    assert counted(rule, shares).tolist() == [[9, 1, 2], [0, 6, 6]]
 
 
 @pytest.mark.parametrize("alpha", [1e-6, 0.0499, 0.05, 0.5])
@@ -84,7 +78,7 @@ def test_the_first_acceptable_draw_is_taken(alpha, seed, least):
     smallest = []
     for number in range(1, found.draws + 1):
         shares = draw(rng, alpha, 1, 3, 5)
-        counts = counted(rule, shares)[0]
+        counts = counted(rule, shares)
         smallest.append(counts.sum(axis=0).min())
         if counts.sum(axis=0).min() >= 3 and (least == 0.0 or shares[0].sum(axis=0).min() > least):
             assert found.counts is not None

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from federation import federation, go, go_all, go_tiny
+from float64 import doubles, zeros
 from methods_tried import tried
 from refusal import refused
 from scipy import fft, optimize, stats
@@ -31,19 +32,10 @@ SIMULATED = replace(REAL, seed=0)
 STEPS = set_to("opt=sgd lr=0.05 bn=false")  # a private run has no BatchNorm
 
 
-def after_one_round(privacy, clients=9, **how):
+def after_one_round(privacy):
     """The server of fedavg after one round of all clients, as one float64 vector; its start is the same for all."""
-    data, everyone = federation()
-    out = go_all(
-        "fedavg",
-        STEPS,
-        data,
-        everyone[:clients],
-        rounds=1,
-        trust=parse_policy(privacy=privacy),
-        **how,
-    )
-    return torch.cat([out.server[name].flatten() for name in sorted(out.server)])
+    server = go_all("fedavg", STEPS, rounds=1, trust=parse_policy(privacy=privacy)).server
+    return torch.cat([server[name].flatten() for name in sorted(server)])
 
 
 # Noise.
@@ -78,20 +70,18 @@ def test_simulated_noise_is_standard_normal():
 
 
 def test_what_is_long_is_clipped():
-    V = torch.tensor([[3.0, 4.0], [0.3, 0.4]], dtype=torch.float64)
+    V = doubles([[3.0, 4.0], [0.3, 0.4]])
     assert Privacy(1.0, 0.0).noisy_sum(V, noise.system_normals).tolist() == pytest.approx(
         [0.9, 1.2]
     )
 
 
 def test_the_deviation_on_a_sum_is_that_which_epsilon_is_told_for():
-    drawn = Privacy(2.0, 1.5).noisy_sum(
-        torch.zeros(1, 100_000, dtype=torch.float64), noise.system_normals
-    )
+    drawn = Privacy(2.0, 1.5).noisy_sum(zeros(1, 100_000), noise.system_normals)
     assert float(drawn.std()) == pytest.approx(3.0, rel=0.02)  # z C, 9 standard errors
 
 
-def published_noise(size, clients):
+def published_noise(size):
     """Every noise that follows from what a run tells: its seed, and the seed of a simulation."""
     _data, everyone = federation()
     yield torch.randn(
@@ -101,19 +91,17 @@ def published_noise(size, clients):
     )
     hp = METHODS["fedavg"].resolve("paper", STEPS)
     for seed in (0, 1):
-        yield PrivateDraws(
-            Privacy(1.0, 1.0, seed=seed), 0, ("", "fedavg"), hp, everyone[:clients]
-        ).normals(0)(size)
+        simulated = Privacy(1.0, 1.0, seed=seed)
+        yield PrivateDraws(simulated, 0, ("", "fedavg"), hp, everyone).normals(0)(size)
 
 
 def test_the_sum_cannot_be_recovered_from_what_a_real_run_tells():
-    clients = 9
     clean = after_one_round(Privacy(1.0, 0.0))
     for privacy, hidden in ((REAL, True), (SIMULATED, False)):
         told = after_one_round(privacy)
         # The server adds the noisy sum over 9 clients to what it sent: the attacker undoes that and takes noise away.
-        noisy, d = (told - clean) * clients, told.numel()
-        errors = [float((noisy - guess).square().sum()) for guess in published_noise(d, clients)]
+        noisy, d = (told - clean) * 9, told.numel()
+        errors = [float((noisy - guess).square().sum()) for guess in published_noise(d)]
         if hidden:  # squares of d numbers of deviation z C = 1; false alarms are one in a million
             low, high = stats.chi2.ppf(1e-6, d), stats.chi2.isf(1e-6, d)
             assert low < float(noisy.square().sum()) < high
@@ -133,7 +121,11 @@ def test_simulated_noise_is_that_of_one_run_alone():
         "hp": {"lr": 0.1},
         "clients": everyone,
     }
-    made = PrivateDraws(**base).normals(0)(50)
+
+    def drawn(round_=0, **change):
+        return PrivateDraws(**{**base, **change}).normals(round_)(50)
+
+    made = drawn()
     moved = [SimpleNamespace(name=everyone[0].name, train=everyone[0].train[:-1]), *everyone[1:]]
     others = {
         "a client less": {"clients": everyone[:-1]},
@@ -144,18 +136,16 @@ def test_simulated_noise_is_that_of_one_run_alone():
         "another seed": {"seed": 1},
     }
     for what, change in others.items():
-        assert (
-            float((PrivateDraws(**{**base, **change}).normals(0)(50) - made).abs().min()) > 0.0
-        ), what
-    assert float((PrivateDraws(**base).normals(1)(50) - made).abs().min()) > 0.0
-    assert torch.equal(PrivateDraws(**base).normals(0)(50), made)
+        assert float((drawn(**change) - made).abs().min()) > 0.0, what
+    assert float((drawn(1) - made).abs().min()) > 0.0
+    assert torch.equal(drawn(), made)
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedproto"])
 def test_a_round_in_which_nobody_is_drawn_is_noise_alone(name, monkeypatch):
     """Of nine clients each is drawn with a ninth, and with seed 2 none of them is in the first round."""
     # in fedproto, how many own each class
-    owners = torch.tensor([3.0, 1.0, 0.5, 0.0, -3.0, 1.01], dtype=torch.float64)
+    owners = doubles([3.0, 1.0, 0.5, 0.0, -3.0, 1.01])
     trust = parse_policy(privacy=Privacy(1.5, 2.0, seed=0, allow=("evaluation",)))
 
     def server_of(height):

@@ -20,6 +20,7 @@ from federation import (
     tiny,
     wide,
 )
+from float64 import doubles
 from methods_tried import tried
 from pairs import fitting
 from refusal import refused
@@ -243,7 +244,7 @@ def test_who_counts_more_rows_than_it_holds_is_named_also_among_others(execution
     ],
 )
 def test_numbers_of_rows_are_whole_and_no_more_than_there_are_up_to_rounding(counts, rows, sound):
-    up = {"count": torch.tensor(counts, dtype=torch.float64)}
+    up = {"count": doubles(counts)}
     assert (UpdateValidation(declared(up), 1).problem(up, rows) is None) == sound
 
 
