@@ -83,11 +83,8 @@ def test_the_features_are_transformers_own(saved, kind, output, word, feature):
     assert (row.name, row.width, row.recipe.pooling) == (f"hf:{kind}", expected.shape[1], word)
     assert close(encoder.image(IMAGES), expected, SUMS)
     assert expected.std(0).max() > 1e-3
-    assert (row.recipe.size, row.recipe.resize, row.recipe.interpolation) == (
-        16,
-        "squash",
-        "bilinear",
-    )
+    read = (row.recipe.size, row.recipe.resize, row.recipe.interpolation)
+    assert read == (16, "squash", "bilinear")
 
 
 def test_a_bfloat16_checkpoint_is_computed_in_float32(saved, tmp_path):
