@@ -13,11 +13,15 @@ TRAIN = "train fedncm --scheme iid --clients 2"
 
 
 @pytest.fixture
-def two(tmp_path, monkeypatch):
+def images(tmp_path):
+    return folder(tmp_path / "photos", train=4, test=2)
+
+
+@pytest.fixture
+def two(images, tmp_path, monkeypatch):
     """A home with two stores, and a working directory without fedcache.toml."""
     monkeypatch.chdir(tmp_path)
     ingested(tmp_path)
-    images = folder(tmp_path / "photos", train=4, test=2)
     ok(EXTRACT, images)
     return tmp_path
 
@@ -80,8 +84,7 @@ def test_a_name_of_no_store_is_refused_and_changes_nothing(two):
     assert not (two / "fedcache.toml").exists()
 
 
-def test_a_dataset_is_named_when_it_is_extracted(tmp_path):
-    images = folder(tmp_path / "photos", train=4, test=2)
+def test_a_dataset_is_named_when_it_is_extracted(images):
     made = ok(f"{EXTRACT} --name 'first try'", images).data
     assert made["dataset"]["slug"] == "first_try"
     assert ok(f"{EXTRACT} --name 'first try'", images).data["path"] == made["path"]
@@ -92,8 +95,7 @@ def test_a_dataset_is_named_when_it_is_extracted(tmp_path):
     assert fc.Store.open("first_try").rows == made["images"]
 
 
-def test_content_that_is_there_keeps_its_name(tmp_path):
-    images = folder(tmp_path / "photos", train=4, test=2)
+def test_content_that_is_there_keeps_its_name(images, tmp_path):
     ok(EXTRACT, images)
     error = fedcache(f"{EXTRACT} --name other --json", images).envelope["error"]
     assert "under its earlier name" in error["message"]
