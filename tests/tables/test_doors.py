@@ -638,10 +638,7 @@ def test_class_names_of_the_file_are_read_by_every_door(tmp_path):
 
 
 def test_as_many_class_names_as_rows_are_the_names_of_numbers(tmp_path):
-    columns = {
-        "label": [*reversed(range(ROWS))],
-        "classes": [f"c{row}" for row in range(ROWS)],
-    }
+    columns = {"label": [*reversed(range(ROWS))], "classes": [f"c{row}" for row in range(ROWS)]}
     read = all_doors(tmp_path, columns)
     assert (read.classes, read.labels) == (tuple(columns["classes"]), columns["label"])
 
@@ -700,12 +697,7 @@ def test_class_names_that_are_numbers_are_whole_numbers(tmp_path):
 
 
 def test_every_entry_of_a_torch_file_is_used_or_named(tmp_path):
-    alone = {
-        "epoch": 3,
-        "model": "vit",
-        "config": {"lr": {"head": 0.1}},
-        "none": None,
-    }
+    alone = {"epoch": 3, "model": "vit", "config": {"lr": {"head": 0.1}}, "none": None}
     held = {**alone, "X": torch.tensor(FEATURES), "y": TWO}
     torch.save(held, tmp_path / "e.pt")
     found = open_any(tmp_path / "e.pt", ColumnChoice())

@@ -19,11 +19,7 @@ from fedcache import optional
 from fedcache.errors import Exit, MachineError, UsageError
 from fedcache.extract.backbones import Weights, library_caches, load, lookup
 from fedcache.extract.backbones.hugging_face import fetch
-from fedcache.extract.backbones.hugging_face_folder import (
-    PATTERNS,
-    PROMPTS,
-    read_preprocessing,
-)
+from fedcache.extract.backbones.hugging_face_folder import PATTERNS, PROMPTS, read_preprocessing
 from fedcache.extract.backbones.own import content_sha256
 from fedcache.extract.backbones.text_encoder import TextEncoder
 from fedcache.store.store import Store
@@ -277,11 +273,7 @@ def edited(old, new):
         ),
         ("config.json", Path.unlink, "config.json"),
         ("config.json", lambda f: f.write_text("{"), "JSON"),
-        (
-            "config.json",
-            edited("{", '{"auto_map": {"AutoModel": "evil.Model"},'),
-            "its own code",
-        ),
+        ("config.json", edited("{", '{"auto_map": {"AutoModel": "evil.Model"},'), "its own code"),
         ("config.json", edited('hidden_layers": 1', 'hidden_layers": 2'), "missing"),
         ("preprocessor_config.json", Path.unlink, "preprocessor_config.json"),
     ],

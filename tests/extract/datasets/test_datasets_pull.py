@@ -193,11 +193,7 @@ def test_what_a_dataset_is_recognised_by_comes_last(
     ok(f"datasets pull caltech101 --from {address}")
     assert [
         name for name in order if name in {"101_ObjectCategories", "a-first.txt", "z-last.txt"}
-    ] == [
-        "a-first.txt",
-        "z-last.txt",
-        "101_ObjectCategories",
-    ]
+    ] == ["a-first.txt", "z-last.txt", "101_ObjectCategories"]
     place = own_home / "data" / "caltech101"
     assert {str(p.relative_to(place)) for p in place.rglob("*") if p.is_file()} == entries.keys()
 
