@@ -68,17 +68,15 @@ def made_demo(place):
         first.rename(images / split / "<script>alert(1)<∕script>")
     ok(
         f"extract --dataset folder:{images} --backbones random-projection,random-projection:16 "
-        "--size 8",
+        "--size 8"
     )
     iid = "--scheme iid --clients 12 --participation all"
     ok(
         f"train --method fedavg --backbones random-projection {iid} --rounds 4 --eval-every 1 "
-        "--seeds 0-2 --set batch=2 --set bn=false --set lr=0.00001",
+        "--seeds 0-2 --set batch=2 --set bn=false --set lr=0.00001"
     )
     ok(f"train --method fed3r --backbones random-projection,random-projection:16 {iid}")
-    ok(
-        "train --method fed3r --backbones random-projection --scheme iid --clients 3",
-    )
+    ok("train --method fed3r --backbones random-projection --scheme iid --clients 3")
     return report(place)
 
 

@@ -35,7 +35,7 @@ def trained(place):
     made = place_of("train --method fed3r --scheme iid --clients 4 --seeds 0,1")
     ok(
         f"grid --method fedavg,fedprox {IID} --rounds 2 --sweep lr=0.1,0.01 --seeds 0,1 "
-        "--validation 0.2",
+        "--validation 0.2"
     )
     for name in ("a" * 16, "d" * 16):
         (made.parent / name).mkdir()

@@ -13,13 +13,23 @@ TRAIN = "train fedncm --scheme iid --clients 2"
 
 
 @pytest.fixture
-def two(tmp_path, monkeypatch):
-    """A home with two stores, and a working directory without fedcache.toml."""
+def images(tmp_path):
+    return folder(tmp_path / "photos", train=4, test=2)
+
+
+@pytest.fixture
+def toml(images, tmp_path, monkeypatch):
+    """The fedcache.toml of a working directory, which is not there yet, beside a home with two stores."""
     monkeypatch.chdir(tmp_path)
     ingested(tmp_path)
-    images = folder(tmp_path / "photos", train=4, test=2)
     ok(EXTRACT, images)
-    return tmp_path
+    return tmp_path / "fedcache.toml"
+
+
+@pytest.fixture
+def other(toml):
+    """The name of the store beside photos."""
+    return next(e["dataset"] for e in ok("ls").data["entries"] if e["dataset"] != "photos")
 
 
 def dataset_of(line, *words):
@@ -34,7 +44,7 @@ def test_the_only_store_is_taken(tmp_path):
 @pytest.mark.parametrize(
     "line", [TRAIN, "inspect", "verify", "partition --scheme iid", "extract -b pixels"]
 )
-def test_of_several_stores_none_is_taken_and_all_are_listed(two, line):
+def test_of_several_stores_none_is_taken_and_all_are_listed(toml, line):
     error = fedcache(f"{line} --json").envelope["error"]
     assert error["code"] == 4
     assert "photos" in error["message"]
@@ -42,46 +52,40 @@ def test_of_several_stores_none_is_taken_and_all_are_listed(two, line):
     assert "fedcache use" in error["hint"]
 
 
-def test_a_store_is_chosen_for_a_folder_and_an_option_chooses_another(two):
-    (two / "fedcache.toml").write_text("# mine\n[train]\nrounds = 1\n\n[partition]\nclients = 2\n")
+def test_a_store_is_chosen_for_a_folder_and_an_option_chooses_another(toml, other):
+    toml.write_text("# mine\n[train]\nrounds = 1\n\n[partition]\nclients = 2\n")
     ok("use photos")
     assert dataset_of(TRAIN) == dataset_of("inspect") == "photos"
-    assert "rounds = 1" in (two / "fedcache.toml").read_text()
-    assert "# mine" in (two / "fedcache.toml").read_text()
-    other = next(name for name in fc_names() if name != "photos")
+    assert "rounds = 1" in toml.read_text()
+    assert "# mine" in toml.read_text()
     assert dataset_of(TRAIN, "--dataset", other) == other
     assert dataset_of(TRAIN, "--store", other) == other
     ok(f"use {other}")
     assert dataset_of("inspect") == other
-    assert (two / "fedcache.toml").read_text().count("dataset") == 1
+    assert toml.read_text().count("dataset") == 1
 
 
-def test_a_section_with_a_comment_is_kept_and_an_inline_section_is_refused(two):
-    (two / "fedcache.toml").write_text("[train] # mine\nrounds = 1\n")
+def test_a_section_with_a_comment_is_kept_and_an_inline_section_is_refused(toml):
+    toml.write_text("[train] # mine\nrounds = 1\n")
     ok("use photos")
     assert dataset_of("inspect") == "photos"
-    assert (two / "fedcache.toml").read_text().count("[train]") == 1
-    (two / "fedcache.toml").write_text("train = {rounds = 1}\n")
+    assert toml.read_text().count("[train]") == 1
+    toml.write_text("train = {rounds = 1}\n")
     assert fedcache("use photos").code == 2
 
 
-def fc_names():
-    return [entry["dataset"] for entry in ok("ls").data["entries"]]
-
-
-def test_more_features_of_the_chosen_dataset_are_extracted(two):
+def test_more_features_of_the_chosen_dataset_are_extracted(toml):
     ok("use photos")
     made = ok("extract --backbones pixels --size 8 --workers 0").data
     assert made["dataset"]["slug"] == "photos"
 
 
-def test_a_name_of_no_store_is_refused_and_changes_nothing(two):
+def test_a_name_of_no_store_is_refused_and_changes_nothing(toml):
     assert fedcache("use nothing --json").code == 2
-    assert not (two / "fedcache.toml").exists()
+    assert not toml.exists()
 
 
-def test_a_dataset_is_named_when_it_is_extracted(tmp_path):
-    images = folder(tmp_path / "photos", train=4, test=2)
+def test_a_dataset_is_named_when_it_is_extracted(images):
     made = ok(f"{EXTRACT} --name 'first try'", images).data
     assert made["dataset"]["slug"] == "first_try"
     assert ok(f"{EXTRACT} --name 'first try'", images).data["path"] == made["path"]
@@ -92,8 +96,7 @@ def test_a_dataset_is_named_when_it_is_extracted(tmp_path):
     assert fc.Store.open("first_try").rows == made["images"]
 
 
-def test_content_that_is_there_keeps_its_name(tmp_path):
-    images = folder(tmp_path / "photos", train=4, test=2)
+def test_content_that_is_there_keeps_its_name(images, tmp_path):
     ok(EXTRACT, images)
     error = fedcache(f"{EXTRACT} --name other --json", images).envelope["error"]
     assert "under its earlier name" in error["message"]
@@ -104,8 +107,7 @@ def test_content_that_is_there_keeps_its_name(tmp_path):
     assert error["hint"] == "Choose another --name."
 
 
-def test_client_stores_replace_the_store_of_the_folder(two):
-    other = next(name for name in fc_names() if name != "photos")
+def test_client_stores_replace_the_store_of_the_folder(other):
     ok(f"use {other}")
     ok(f"partition --scheme iid --clients 2 --name pair --dataset {other}")
     ok(f"shard --partition pair --out sites --dataset {other}")

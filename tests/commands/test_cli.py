@@ -64,11 +64,7 @@ HEAVY = {"torch", "timm", "open_clip", "zarr", "h5py", "sklearn", "matplotlib", 
         (("ls",), HEAVY),
         *(
             pytest.param(tuple(line.split()), HEAVY, marks=pytest.mark.slow)
-            for line in (
-                "grid --method fedpc --sweep lr=1",
-                "backbones list",
-                "flower up --help",
-            )
+            for line in ("grid --method fedpc --sweep lr=1", "backbones list", "flower up --help")
         ),
     ],
     ids=lambda words: " ".join(words) if isinstance(words, tuple) else "",

@@ -84,7 +84,7 @@ def test_a_new_dataset_is_computed_as_the_features_of_the_run_were(once, tmp_pat
 
     once(made)
     run = ok(
-        "train --method fed3r --backbones random-projection,glyph-clip --scheme iid --clients 2",
+        "train --method fed3r --backbones random-projection,glyph-clip --scheme iid --clients 2"
     ).data["path"]
     new, before = folder(tmp_path / "other", train=2, test=12), recall_last(Home.from_environment())
     words = f"evaluate {run} --dataset folder:{new} --workers 0"

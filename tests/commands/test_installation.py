@@ -14,13 +14,9 @@ from fedcache.extract.backbones.backbone import library_caches
 from fedcache.extract.device import Device
 
 
-def entries():
-    return {e["name"]: e for e in fedcache("doctor --json").data["entries"]}
-
-
 def test_doctor_looks_at_everything_and_says_how_to_fix_it(own_home, monkeypatch):
     monkeypatch.setenv("FEDCACHE_OFFLINE", "1")
-    found = entries()
+    found = {e["name"]: e for e in fedcache("doctor --json").data["entries"]}
     assert {"Python", "torch", "numpy", "machine", "device", "extra plots"} <= set(found)
     assert {e["status"] for e in found.values()} <= {"ok", "warn", "fail"}
     assert all(e["hint"] for e in found.values() if e["status"] != "ok"), found

@@ -97,11 +97,8 @@ def test_every_execution_tells_every_round_once_also_of_a_run_that_is_resumed(mi
         eval_every=2,
         set=settings,
     )
-    home, dealt, sweeps = (
-        Home.from_environment(),
-        PartitionConfig("iid", 3),
-        {"lr": ("0.1", "0.02")},
-    )
+    home, dealt = Home.from_environment(), PartitionConfig("iid", 3)
+    sweeps = {"lr": ("0.1", "0.02")}
 
     def rounds_of(name, stop=None):
         request = request_grid(

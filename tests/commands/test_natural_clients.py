@@ -140,10 +140,7 @@ def test_each_of_more_than_fifty_values_is_refused_with_the_way_on(tmp_path):
         ("train --method fed3r --by domain --hold-out oill", "'oil'"),
         ("grid --method fed3r --hold-out each --sweep hold_out=oil", "both"),
         ("partition --by site --clients 3", "clients"),
-        (
-            "grid --method fed3r --sweep tests=within,global --hold-out ink",
-            "tests within",
-        ),
+        ("grid --method fed3r --sweep tests=within,global --hold-out ink", "tests within"),
     ],
 )
 def test_what_cannot_be_is_refused(store, words, said):

@@ -13,12 +13,7 @@ from fedcache.errors import Exit
 from fedcache.models.saved_model import SavedModel
 from fedcache.store.store import Store
 
-METHODS = {
-    "tip-local": "",
-    "fedpcl": "--rounds 2",
-    "fed3r": "",
-    "ditto": "--rounds 2 --seeds 0,1",
-}
+METHODS = {"tip-local": "", "fedpcl": "--rounds 2", "fed3r": "", "ditto": "--rounds 2 --seeds 0,1"}
 
 
 def trained(place):

@@ -176,16 +176,10 @@ def test_a_store_of_a_stopped_extraction_is_named_with_the_command_to_resume(ima
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (
-            "reproduce info fst-table4 --only a=b --device cpu",
-            "--only, --device",
-        ),
+        ("reproduce info fst-table4 --only a=b --device cpu", "--only, --device"),
         ("train --method fedavg --domain ,", "--domain ','"),
         ("extract --backbones ,", "--backbones ','"),
-        (
-            "grid --method fedavg --sweep lr=0.1 --sweep lr=0.01,0.2",
-            "--sweep lr",
-        ),
+        ("grid --method fedavg --sweep lr=0.1 --sweep lr=0.01,0.2", "--sweep lr"),
         ("train --client-set wd=1 --client-set wd=2", "--client-set wd"),
         ("ingest x.npz --name ''", "''"),
         ("reproduce nope", "'nope'"),

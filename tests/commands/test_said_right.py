@@ -52,11 +52,7 @@ def test_export_takes_its_file_as_an_argument_or_an_option(tmp_path):
     ("words", "code", "said"),
     [
         (f"train fed3r {IID} --device gpu", Exit.USAGE, ["--device cuda"]),
-        (
-            "extract --dataset digits -b resnet98,nonesuch",
-            Exit.USAGE,
-            ["'resnet98'", "'nonesuch'"],
-        ),
+        ("extract --dataset digits -b resnet98,nonesuch", Exit.USAGE, ["'resnet98'", "'nonesuch'"]),
         ("train fed3r --backbones left,right", Exit.STORE, ["'left'", "'right'"]),
         ("grid fed3x,fedavh", Exit.USAGE, ["'fed3r'", "'fedavg'"]),
     ],

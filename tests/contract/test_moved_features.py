@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,6 +14,8 @@ from setting_lines import cases_of
 
 from fedcache.errors import FedcacheError
 from fedcache.federate.methods import METHODS
+
+go = partial(go_all, rounds=1, dtype=torch.float32)
 
 INVARIANT = cases_of(
     """
@@ -63,7 +66,7 @@ def moved(mean, constants=()):
 
 def scores(name, settings, mean, constants=()):
     data, clients = moved(mean, constants)
-    out = go_all(name, settings, data, clients, rounds=1, dtype=torch.float32)
+    out = go(name, settings, data, clients)
     return out.deployed(None).scores(data.x[500:, 0]).double(), data.y[500:]
 
 
@@ -114,7 +117,7 @@ def singular(mean, large):
 
 
 def accuracy(name, settings, data, clients):
-    return go_all(name, settings, data, clients, rounds=1, dtype=torch.float32).accuracy
+    return go(name, settings, data, clients).accuracy
 
 
 @pytest.mark.parametrize(("large", "mean"), [(1.0, 0.0), (1e7, 0.0), (1e3, 1000.0)])
@@ -206,7 +209,7 @@ def test_a_ridge_that_is_larger_than_the_variances_is_warned_of_with_advice_that
 ):
     usual = accuracy(name, settings, *moved(0.0))
     data, clients = scaled(2.0**-20, 0.0)
-    advice = advice_of(go_all(name, settings, data, clients, rounds=1, dtype=torch.float32))
+    advice = advice_of(go(name, settings, data, clients))
     assert set(advice) == {key}
     data = followed(advice, data, clients)
     advice = {name: float(value) for name, value in advice.items()}
@@ -216,7 +219,7 @@ def test_a_ridge_that_is_larger_than_the_variances_is_warned_of_with_advice_that
 @pytest.mark.parametrize(("name", "settings", "key"), RIDGES, ids=str)
 def test_a_ridge_that_is_small_beside_the_variances_is_not_warned_of(name, settings, key):
     for mean in (0.0, 1000.0):
-        out = go_all(name, settings, *moved(mean), rounds=1, dtype=torch.float32)
+        out = go(name, settings, *moved(mean))
         assert key not in advice_of(out)
 
 

@@ -60,9 +60,7 @@ def test_a_class_has_its_own_name_from_the_file_to_the_prediction(kind, tmp_path
     assert list(fc.load_model(run).predict(x.astype(np.float32))) == words.tolist()
 
 
-def test_runs_that_list_the_same_seeds_in_different_orders_are_paired_by_seed(
-    tmp_path,
-):
+def test_runs_that_list_the_same_seeds_in_different_orders_are_paired_by_seed(tmp_path):
     rng = np.random.default_rng(1)
     y = np.arange(300) % 4
     x = rng.normal(size=(4, 8))[y] + 1.5 * rng.normal(size=(300, 8))

@@ -20,11 +20,6 @@ TRAIN = split(
 )
 
 
-def saved(runs):
-    """Files in the folders of models, those that are being written included."""
-    return len(files_now(runs, "*/models/*"))
-
-
 def models_in(runs):
     (folder,) = runs.glob("*/models")
     return {path.name: path.read_bytes() for path in folder.iterdir()}
@@ -41,7 +36,8 @@ def test_training_killed_while_it_saves_has_no_result_or_whole_models(tmp_path, 
         shutil.rmtree(runs, ignore_errors=True)
         for _ in range(2):
             run, files, later = start(*words, home=home), draw.randint(1, SEEDS + 1), draw.random()
-            while run.poll() is None and saved(runs) < files:
+            # files that are being written are counted too
+            while run.poll() is None and len(files_now(runs, "*/models/*")) < files:
                 time.sleep(0.001)
             time.sleep(0.1 * later**2)
             if run.poll() is None:

@@ -86,9 +86,13 @@ def told(tmp_path_factory):
     return found
 
 
-def accuracy(words):
+def result(words):
     (run,) = words["last"]["done"]
-    return float(run["result"]["accuracy"]["mean"])
+    return run["result"]
+
+
+def accuracy(words):
+    return float(result(words)["accuracy"]["mean"])
 
 
 def new_package(folder, home):
@@ -110,22 +114,20 @@ def new_package(folder, home):
 def test_sites_through_flower_give_the_accuracy_of_one_process(method, told):
     words = told[method]
     assert accuracy(words) == pytest.approx(words["alone"], abs=1e-5)
-    assert words["last"]["done"][0]["result"]["federation"]["missed"] == []
+    assert result(words)["federation"]["missed"] == []
 
 
-def test_a_server_that_is_given_sums_alone_gives_the_accuracy_of_one_process(
-    told,
-):
+def test_a_server_that_is_given_sums_alone_gives_the_accuracy_of_one_process(told):
     words = told["secure"]
     assert accuracy(words) == pytest.approx(words["alone"], abs=1e-5)
-    federation = words["last"]["done"][0]["result"]["federation"]
+    federation = result(words)["federation"]
     assert federation["missed"] == []
     assert federation["uploads"].startswith("only sums (SecAgg+)")
 
 
 def test_a_site_that_is_killed_in_a_round_is_survived(told):
     words = told["killed"]
-    missed = words["last"]["done"][0]["result"]["federation"]["missed"]
+    missed = result(words)["federation"]["missed"]
     assert missed[0]["round"] == 2
     assert "disconnected" in missed[0]["why"]
     assert accuracy(words) > 0.3
@@ -134,7 +136,7 @@ def test_a_site_that_is_killed_in_a_round_is_survived(told):
 def test_a_name_belongs_to_the_key_that_the_site_proved_that_it_has(told):
     known = told["names"]["known"]
     assert len(known) == len(set(known.values())) == 3
-    missed = told["another-key"]["last"]["done"][0]["result"]["federation"]["missed"]
+    missed = result(told["another-key"])["federation"]["missed"]
     assert [m["why"] for m in missed] == [
         "rejected: its name belongs to another key, which used it before"
     ]

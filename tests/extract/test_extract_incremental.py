@@ -50,13 +50,13 @@ def by_uid(store):
     }
 
 
-def fresh(images, tmp_path, **words):
-    """A store of the same images in a home that knows no other, and without one beside it."""
+def fresh(images, tmp_path):
+    """The rows of a store of the same images in a home that knows no other, and without one beside it."""
     before = os.environ["FEDCACHE_HOME"]
     os.environ["FEDCACHE_HOME"] = str(tmp_path / "other")
     shutil.rmtree(tmp_path / "other", ignore_errors=True)
     try:
-        return store_of(extract(images, **words))
+        return by_uid(store_of(extract(images)))
     finally:
         os.environ["FEDCACHE_HOME"] = before
 
@@ -101,7 +101,7 @@ def test_an_image_that_comes_back_is_a_new_row(images, tmp_path):
     # the store with the most of these images, not the first
     assert last.dataset["grown"] == middle.dataset["digest"]
     assert (last.samples.name.count("train/zebra/005.png"), int(last.samples.ok.sum())) == (2, 50)
-    assert by_uid(last) == by_uid(fresh(images, tmp_path))
+    assert by_uid(last) == fresh(images, tmp_path)
 
 
 @pytest.mark.slow
@@ -114,7 +114,7 @@ def test_unreadable_images_stay_unreadable_and_are_told_from_vanished_ones(image
     assert done.code == 3
     assert [entry["name"] for entry in done.data["bad"]] == ["train/ant/broken.png"]
     assert (done.data["images"] - done.data["ok"], done.data["vanished"]) == (1, 1)
-    assert by_uid(store_of(done)) == by_uid(fresh(images, tmp_path))
+    assert by_uid(store_of(done)) == fresh(images, tmp_path)
     many = extract(images, "--max-bad", 1)
     assert many.code == 3  # what has vanished is not counted as bad
 
@@ -159,7 +159,7 @@ def test_a_damaged_chunk_of_the_earlier_store_is_not_taken_over(images, tmp_path
     add(images)
     done = extract(images)
     assert done.data["growth"] == {"new": 1, "vanished": 0, "reused_chunks": 5, "forward_passes": 9}
-    assert by_uid(store_of(done)) == by_uid(fresh(images, tmp_path))
+    assert by_uid(store_of(done)) == fresh(images, tmp_path)
 
 
 def test_chunks_are_copied_where_they_cannot_be_linked(images, monkeypatch):
@@ -215,7 +215,7 @@ def test_a_killed_extraction_goes_on_where_it_was(tmp_path):
     assert not [p for p in store.path.rglob("*") if p.name.endswith(".partial")]
     assert store.samples.name[:240] == store_of(first).samples.name
     assert int(store.samples.ok.sum()) == 359
-    assert by_uid(store) == by_uid(fresh(images, tmp_path))
+    assert by_uid(store) == fresh(images, tmp_path)
 
 
 @pytest.mark.slow
@@ -267,6 +267,6 @@ def test_any_changes_give_the_rows_of_a_fresh_extraction(tmp_path, seed):
             grown = done.data["growth"]
             # and the rest of a partial chunk of 8
             assert grown["forward_passes"] <= grown["new"] + 7
-        assert by_uid(store) == by_uid(fresh(images, place))
+        assert by_uid(store) == fresh(images, place)
         assert verify(store.path).ok
         previous = store

@@ -20,12 +20,7 @@ STILL = doubles(
     + [0.9, 0.9, 0.5]
 )
 CHANGES = ("x", "y", "flip", "jitter", "bright", "contrast", "saturation", "hue")
-PLACES = {
-    **{name: 20 + i for i, name in enumerate(CHANGES)},
-    "grey": 32,
-    "blur": 33,
-    "width": 34,
-}
+PLACES = {**{name: 20 + i for i, name in enumerate(CHANGES)}, "grey": 32, "blur": 33, "width": 34}
 FULL = Policy("resized", jitter=0.8, hue=0.4, grey=0.5, blur=0.5)
 
 

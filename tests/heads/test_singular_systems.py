@@ -23,7 +23,7 @@ def by_eigenvalues(A, B, ridge, size=None):
     return solve_spectrum(spectrum(A, B, size), ridge)
 
 
-WAYS = (by_cholesky, by_eigenvalues)
+either_way = pytest.mark.parametrize("way", [by_cholesky, by_eigenvalues])
 
 
 def refused(way, A, size=None):
@@ -34,7 +34,7 @@ def refused(way, A, size=None):
     return float(caught.value.hint.split("=")[-1])
 
 
-@pytest.mark.parametrize("way", WAYS)
+@either_way
 @pytest.mark.parametrize("mean", [0.0, 30.0])
 @pytest.mark.parametrize(("rows", "features"), [(39, 40), (2, 3), (9, 10)])
 def test_fewer_rows_than_features_are_refused_in_each_of_200_draws(way, rows, features, mean):
@@ -53,7 +53,7 @@ DETERMINED = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
+@either_way
 @pytest.mark.parametrize("what", DETERMINED)
 @pytest.mark.parametrize("features", [8, 257])
 def test_a_feature_that_others_determine_is_refused(way, what, features):
@@ -63,7 +63,7 @@ def test_a_feature_that_others_determine_is_refused(way, what, features):
         refused(way, system(scale * z))
 
 
-@pytest.mark.parametrize("way", WAYS)
+@either_way
 def test_regular_systems_are_solved(way):
     for seed in range(50):
         g = np.random.default_rng(seed)
@@ -73,7 +73,7 @@ def test_regular_systems_are_solved(way):
         assert np.allclose(W, np.linalg.solve(z.T @ z, B), rtol=1e-6, atol=1e-9)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@either_way
 @pytest.mark.parametrize("condition", [1e3, 1e9])
 def test_a_system_of_known_condition_is_solved(way, condition):
     g = np.random.default_rng(0)
@@ -93,7 +93,7 @@ def test_features_of_very_different_scale_are_no_reason_to_refuse():
     assert np.allclose(W * scale, np.linalg.solve(z.T @ z, B), rtol=1e-9)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@either_way
 @pytest.mark.parametrize("mean", [1e2, 1e4])
 def test_a_constant_feature_is_refused_after_its_mean_is_subtracted(way, mean):
     # What is left of its square is rounding, which looks like a small feature of its own.

@@ -11,8 +11,7 @@ from federation import TinyClient, fitted, rows_trained, small
 from homes import made_once
 from hypothesis import given
 from hypothesis import strategies as st
-from made_path import place_of
-from pictures import folder
+from made_path import extracted, place_of
 from scipy.special import softmax
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
@@ -207,12 +206,11 @@ def test_probabilities_of_a_scikit_learn_classifier_are_calibrated():
     assert np.array_equal(plain.decision_function(rest), found.decision_function(rest))
 
 
-def extracted(place):
-    images = folder(place / "shapes", train=40, test=10, classes=6)
-    return place_of(f"extract --backbones random-projection --workers 0 --dataset folder:{images}")
+def of_six_classes(place):
+    return extracted(place, train=40, test=10, classes=6)
 
 
-store = made_once(extracted)
+store = made_once(of_six_classes)
 
 
 IID = "--scheme iid --clients 3"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from command import fedcache, ok
 from failing_command import must_fail
-from made_path import place_of
+from made_path import extracted, place_of
 from pictures import folder
 from refusal import refused
 
@@ -40,8 +40,7 @@ build = Net
 
 
 def trained(place):
-    images = folder(place / "shapes")
-    ok(f"extract --dataset folder:{images} --backbones random-projection --workers 0")
+    extracted(place)
     return place_of("train --method fed3r --scheme iid --clients 3")
 
 

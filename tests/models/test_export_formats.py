@@ -18,7 +18,7 @@ from methods_tried import tried
 from PIL import Image
 from refusal import refused
 from safetensors.torch import load_file
-from test_export_program import LINEAR, nine_rows, trained
+from test_export_program import LINEAR, first, nine_rows, trained
 
 from fedcache.errors import MachineError
 from fedcache.extract import images
@@ -56,13 +56,15 @@ def same(scores, probabilities, wanted_scores, wanted):
     assert float((probabilities.double() - wanted).abs().max()) <= 1e-5 * size
 
 
-def onnx_reads(path, given, metadata):
+def check_graph(path, parts, given, scores, wanted):
+    """onnxruntime gives the scores and probabilities of the model."""
     import onnxruntime
 
+    write(path, "onnx", parts)
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    assert session.get_modelmeta().custom_metadata_map.items() >= metadata.items()
+    assert session.get_modelmeta().custom_metadata_map.items() >= parts.metadata.items()
     answers = session.run(None, {session.get_inputs()[0].name: given.numpy()})
-    return map(torch.from_numpy, answers)
+    same(*map(torch.from_numpy, answers), scores, wanted)
 
 
 @pytest.mark.slow
@@ -73,8 +75,7 @@ def test_a_method_in_every_format(case, tmp_path):
     predictor = parts.predictor
     write(tmp_path / "m.pt2", "torch", parts)
     same(*torch.export.load(tmp_path / "m.pt2").module()(given), scores, wanted)
-    write(tmp_path / "m.onnx", "onnx", parts)
-    same(*onnx_reads(tmp_path / "m.onnx", given, parts.metadata), scores, wanted)
+    check_graph(tmp_path / "m.onnx", parts, given, scores, wanted)
     said = write(tmp_path / "m.safetensors", "safetensors", parts)
     held, made = load_file(tmp_path / "m.safetensors"), predictor.deployed[0]
     for group, tree in (("server", made.down), ("own", made.personal)):
@@ -98,15 +99,13 @@ def test_a_method_in_every_format(case, tmp_path):
 @pytest.mark.parametrize("case", [c for c in tried(cases() + VARIANTS) if c not in SHORT], ids=ids)
 @pytest.mark.full
 def test_a_method_as_a_graph(case, tmp_path):
-    parts, given, scores, wanted = written(case)
-    write(tmp_path / "m.onnx", "onnx", parts)
-    same(*onnx_reads(tmp_path / "m.onnx", given, parts.metadata), scores, wanted)
+    check_graph(tmp_path / "m.onnx", *written(case))
 
 
 @pytest.mark.slow
 def test_what_onnxruntime_cannot_compute_is_refused_by_name(tmp_path):
     """It has no convolution in float64."""
-    parts, *_ = written(next(c for c in cases() if c[0] == "fedavg-scratch"), torch.float64)
+    parts, *_ = written(first("fedavg-scratch"), torch.float64)
     refused(lambda: write(tmp_path / "m.onnx", "onnx", parts), "fedavg-scratch")
     assert not list(tmp_path.iterdir())
     write(tmp_path / "m.pt2", "torch", parts)  # as the hint says
@@ -123,14 +122,14 @@ def test_a_graph_with_other_scores_is_not_written(factor, tmp_path, monkeypatch)
         return factor * scores, probabilities
 
     monkeypatch.setattr(onnxruntime.InferenceSession, "run", wrong)
-    parts, *_ = written(next(case for case in cases() if case[0] == "fedncm"))
+    parts, *_ = written(first("fedncm"))
     with pytest.raises(MachineError):
         write(tmp_path / "m.onnx", "onnx", parts)
     assert not list(tmp_path.iterdir())
 
 
 def test_weights_beyond_one_onnx_file_and_what_onnx_lacks_are_refused(tmp_path, monkeypatch):
-    parts, *_ = written(next(case for case in cases() if case[0] == "fedncm"))
+    parts, *_ = written(first("fedncm"))
     exported = parts.program.exported
     held = [*exported.state_dict.values(), *exported.constants.values()]
     assert parts.program.bytes == sum(t.nbytes for t in held) > 0

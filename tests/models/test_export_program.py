@@ -56,6 +56,16 @@ def trained(case, dtype=torch.float64):
     return Predictor((model,), next(iter(model.clients), None), encoders=data.towers), data
 
 
+def first(name):
+    """The first case of a method."""
+    return next(case for case in cases() if case[0] == name)
+
+
+def ridge_model():
+    """The model of fed3r with a bias."""
+    return trained(("fed3r", {"bias": True}))[0].members[0]
+
+
 QUICK = ("fed3r-closed", "fedpcl-adam", "tip-local-closed")
 
 
@@ -91,7 +101,7 @@ def test_every_method_as_a_program(case):
 
 
 def test_a_predict_that_no_program_follows_is_refused_by_name(monkeypatch):
-    predictor, _ = trained(next(case for case in cases() if case[0] == "fedncm"))
+    predictor, _ = trained(first("fedncm"))
     program = make_program(predictor, home=None)
     monkeypatch.setattr(program.module, "features", lambda x: x[: int(x.sum() > 0) + 1])
     refused(lambda: export(program.module, program.inputs), "fedncm")
@@ -123,8 +133,7 @@ def test_which_methods_are_linear(name):
 @pytest.mark.parametrize("feat_post", FEAT_POSTS)
 def test_the_estimator_reads_features_as_the_model_does(feat_post):
     """Classes are sorted by name, as scikit-learn has them, and probabilities are the model's; of two backbones."""
-    predictor, _ = trained(("fed3r", {"bias": True}))
-    saved = predictor.members[0]
+    saved = ridge_model()
     raw = np.random.default_rng(1).standard_normal((50, 1, 5)).astype(np.float32) * 3 + 1
     _, scaling = prepare_features([raw], feat_post, np.arange(50))
     tensors = dict(saved.tensors)
@@ -153,8 +162,7 @@ def others_agree(predictor, rows, wanted, order):
 
 def test_an_estimator_of_two_classes():
     """scikit-learn keeps one row of coefficients of two classes."""
-    predictor, _ = trained(("fed3r", {"bias": True}))
-    saved = predictor.members[0]
+    saved = ridge_model()
     two = {
         k: t[:2] if k.startswith("server/") and t.shape[:1] == (3,) else t
         for k, t in saved.tensors.items()
@@ -183,7 +191,7 @@ def test_backbones_that_resize_alike_share_an_input():
 
 def test_the_model_of_a_client_that_has_some_columns_reads_only_these():
     """The head of columns 0, 1, 3 and 4 of five: as a model, as a program and as an estimator of all five."""
-    saved = trained(("fed3r", {"bias": True}))[0].members[0]
+    saved = ridge_model()
     held, columns = [0, 1, 3, 4], ((0, 2), (3, 5))
     tensors = {
         k: t[:, held].contiguous() if t.shape == (3, 5) else t for k, t in saved.tensors.items()

@@ -63,9 +63,7 @@ def test_small_data_has_fewer_clients_unless_told_otherwise():
         assert len(FedClassifier("fedncm").fit(X[:rows], y[:rows]).clients_) == clients
 
 
-def test_the_default_learns_digits_and_any_deal_of_rows_gives_its_model(
-    digits,
-):
+def test_the_default_learns_digits_and_any_deal_of_rows_gives_its_model(digits):
     X, other, y, labels = digits
     first = FedClassifier().fit(X, y)
     assert first.score(other, labels) > 0.91

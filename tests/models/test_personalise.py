@@ -26,12 +26,12 @@ def trained(case, **kwargs):
     return found.model, data, clients
 
 
-def shard(data, client, name=None):
+def shard(data, client, name="new"):
     """A client's rows alone, as a store of its own has them: training rows first."""
     rows = np.concatenate([client.train, client.test])
     x = data.x[rows]
     x = x if data.image is not None else x.double()
-    return NewClient(name or client.name, x, data.y[rows], np.arange(len(client.train)))
+    return NewClient(name, x, data.y[rows], np.arange(len(client.train)))
 
 
 def scores(model, data, name, rows):
@@ -65,9 +65,9 @@ def test_a_client_of_the_run_gets_the_very_model_it_had(case):
         # it rested
         if trains(METHODS[case[0]]) and not batch_sizes(len(client.train), model.facts.hp):
             with pytest.raises(StoreError, match="too few for one batch"):
-                personalise(model, shard(data, client))
+                personalise(model, shard(data, client, client.name))
             continue
-        made = personalise(model, shard(data, client), encoders=data.towers)
+        made = personalise(model, shard(data, client, client.name), encoders=data.towers)
         assert made.clients == [client.name]
         rows = np.arange(len(data.x))
         own, had = (scores(one, data, client.name, rows) for one in (made, model))
@@ -77,13 +77,13 @@ def test_a_client_of_the_run_gets_the_very_model_it_had(case):
 @pytest.mark.parametrize("case", tried(POSSIBLE), ids=ids)
 def test_a_new_client_gets_a_model_that_can_be_saved(case, tmp_path):
     model, data, clients = trained(case)
-    made = personalise(model, shard(data, clients[1], "newcomer"), encoders=data.towers)
+    made = personalise(model, shard(data, clients[1]), encoders=data.towers)
     made.save(tmp_path / "m.safetensors")
     found = SavedModel.load(tmp_path / "m.safetensors")
-    assert found.clients == ["newcomer"]
+    assert found.clients == ["new"]
     rows = clients[1].test
-    assert torch.equal(scores(found, data, None, rows), scores(made, data, "newcomer", rows))
-    again = personalise(model, shard(data, clients[1], "newcomer"), encoders=data.towers)
+    assert torch.equal(scores(found, data, None, rows), scores(made, data, "new", rows))
+    again = personalise(model, shard(data, clients[1]), encoders=data.towers)
     assert all(torch.equal(t, again.tensors[k]) for k, t in made.tensors.items())
 
 
@@ -100,11 +100,11 @@ def test_a_new_client_learns_its_rows(case):
     out = go_tiny(case[0], settings, data, clients, rounds=8, participation=None)
     data = fitted(METHODS[case[0]], data)
     model = collect(out, facts_of(out, data), data, None).model
-    made = personalise(model, shard(data, clients[1], "newcomer"), encoders=data.towers)
+    made = personalise(model, shard(data, clients[1]), encoders=data.towers)
     rows = clients[1].train
     right, had = (
         (scores(one, data, name, rows).argmax(-1) == data.y[rows]).double().mean()
-        for one, name in ((made, "newcomer"), (model, clients[1].name))
+        for one, name in ((made, "new"), (model, clients[1].name))
     )
     assert right >= had - short
 
@@ -112,19 +112,19 @@ def test_a_new_client_learns_its_rows(case):
 @pytest.mark.parametrize("case", NEEDS_OTHERS, ids=ids)
 def test_a_method_that_needs_others_rows_is_refused(case):
     model, data, clients = trained(case)
-    refused(lambda: personalise(model, shard(data, clients[1], "new")), case[0])
+    refused(lambda: personalise(model, shard(data, clients[1])), case[0])
 
 
 def test_adaptation_to_test_rows_is_refused():
     model, data, clients = trained(LEAKS[0])
-    refused(lambda: personalise(model, shard(data, clients[1], "new")), "test rows")
-    made = personalise(model, shard(data, clients[1], "new"), settings={"adapt_on": "train"})
+    refused(lambda: personalise(model, shard(data, clients[1])), "test rows")
+    made = personalise(model, shard(data, clients[1]), settings={"adapt_on": "train"})
     assert made.clients == ["new"]
 
 
 def test_settings_replace_the_runs_and_are_saved():
     model, data, clients = trained(("perfedavg", {"alpha": 0.1, "dim": 5}))
-    new = shard(data, clients[1], "new")
+    new = shard(data, clients[1])
     plain, longer = personalise(model, new), personalise(model, new, settings={"adapt_steps": "5"})
     assert longer.facts.hp["adapt_steps"] == 5
     assert any(not torch.equal(plain.tensors[k], longer.tensors[k]) for k in plain.tensors)
@@ -135,7 +135,7 @@ def test_settings_replace_the_runs_and_are_saved():
 
 def test_what_does_not_fit_is_told():
     model, data, clients = trained(("fedrep", {}))
-    new = shard(data, clients[1], "new")
+    new = shard(data, clients[1])
     with pytest.raises(StoreError, match="new"):
         personalise(model, replace(new, train=np.empty(0, np.int64)))
     with pytest.raises(FederatedRunError, match="new diverged"):

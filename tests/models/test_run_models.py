@@ -15,7 +15,7 @@ from command import fedcache, ok
 from damage import flip_bit
 from failing_command import must_fail
 from homes import made_once
-from made_path import place_of
+from made_path import extracted, place_of
 from pictures import folder
 from pyarrow import parquet
 from refusal import refused
@@ -35,11 +35,6 @@ FEDPCL = f"train --method fedpcl {IID} --rounds 2 --set dim=4"
 def model_of(run):
     """The model of the first seed of a run."""
     return SavedModel.load(model_file(run, 0))
-
-
-def extracted(place):
-    images = folder(place / "shapes")
-    return place_of(f"extract --backbones random-projection --workers 0 --dataset folder:{images}")
 
 
 store = made_once(extracted)

@@ -16,13 +16,11 @@ def runs(once, own_home):
 
     def extracted(place):
         images = folder(place / "shapes", test=6)
-        return place_of(
-            f"extract --dataset folder:{images} --backbones random-projection --size 8",
-        )
+        return place_of(f"extract --dataset folder:{images} --backbones random-projection --size 8")
 
     store = once(extracted)
     ok(
-        "partition --scheme dirichlet --alpha 1 --clients 5 --option test_protocol=matched --name own",
+        "partition --scheme dirichlet --alpha 1 --clients 5 --option test_protocol=matched --name own"
     )
     words = (
         f"--store {store.name} --backbones random-projection --partition own "

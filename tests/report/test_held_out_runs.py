@@ -82,9 +82,7 @@ def trained(folder):
     site = np.array(VALUES)[np.arange(240) // 3 % 4]
     np.savez(folder / "d.npz", **{"features/mine": x, "labels": y, "site": site})
     ok(f"ingest {folder}/d.npz --name sites")
-    ok(
-        "grid fed3r,fedncm,fedavg --by site --hold-out each --rounds 1 --sweep lr=0.1,0.01",
-    )
+    ok("grid fed3r,fedncm,fedavg --by site --hold-out each --rounds 1 --sweep lr=0.1,0.01")
     return folder
 
 
@@ -129,9 +127,7 @@ def test_the_best_model_of_each_method_is_kept_for_each_value(own_home):
 
 @pytest.mark.usefixtures("home")
 def test_the_mean_over_seeds_and_values_of_two_grids_with_other_seeds(own_home):
-    ok(
-        "grid fedavg --by site --hold-out each --rounds 1 --set lr=0.1 --seeds 3,1",
-    )
+    ok("grid fedavg --by site --hold-out each --rounds 1 --set lr=0.1 --seeds 3,1")
     tables = fc.compare("method:fedavg").tables
     (row,) = [t for t in tables[0].treatments if "0.1" in t.name]
     assert len(row.known) == 4

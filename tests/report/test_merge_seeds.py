@@ -9,13 +9,7 @@ from results import result_of
 from scipy import stats
 
 from fedcache.federate.methods import METHODS, NAMES
-from fedcache.report.comparison import (
-    common_seeds,
-    compared,
-    depends_on_seed,
-    paired_seeds,
-    within,
-)
+from fedcache.report.comparison import common_seeds, compared, depends_on_seed, paired_seeds, within
 from fedcache.report.find_runs import Gathered, StoredRun
 from fedcache.report.run_groups import merge_seeds
 from fedcache.report.verdict import lead
@@ -46,7 +40,7 @@ def run(name, by_seed, method="fedavg", **more):
                 "up_bytes": 600 * len(seeds),
                 "down_bytes": 60 * len(seeds),
                 "per_client_round": {"up": 40, "down": 4},
-            },
+            }
         },
         code="c",
     )

@@ -91,9 +91,7 @@ def test_the_most_confident_mistakes_of_one_model_with_their_images(store, tmp_p
 
 @pytest.mark.slow
 def test_of_clients_own_models_each_is_asked_about_its_own_rows(store, tmp_path):
-    ok(
-        f"partition --store {store} --scheme dirichlet --clients 4 --alpha 1 --name four",
-    )
+    ok(f"partition --store {store} --scheme dirichlet --clients 4 --alpha 1 --name four")
     words = "--partition four --participation all --rounds 2 --set batch=4 --seeds 0,1"
     run = ok(f"train --method fedrep {words}").data
     held, expected = Store.open(store), []

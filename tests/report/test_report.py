@@ -66,7 +66,7 @@ def extracted(place):
     images = hostile_folder(place / "shapes", train=12, test=4)
     return place_of(
         f"extract --dataset folder:{images} --backbones random-projection,random-projection:16 "
-        "--size 8",
+        "--size 8"
     )
 
 
@@ -85,7 +85,7 @@ def made(tmp_path, *words):
 def test_a_report_is_whole_escaped_asks_for_nothing_and_has_the_results(tmp_path):
     run = ok(
         f"train --method fedavg --backbones random-projection {IID} --rounds 3 "
-        "--eval-every 1 --seeds 0,1",
+        "--eval-every 1 --seeds 0,1"
     ).data
     closed = ok(
         f"train --method fed3r --backbones random-projection,random-projection:16 {IID}"
@@ -123,7 +123,7 @@ def test_a_report_is_whole_escaped_asks_for_nothing_and_has_the_results(tmp_path
 def test_the_printed_command_gives_the_same_run(tmp_path, own_home):
     ok(
         "train --method fedavg --backbones random-projection --scheme dirichlet --alpha 0.5 --clients 3 "
-        "--participation 2 --rounds 2 --set lr=0.02 --set batch=4 --seeds 1,2 --preset official --attack sign-flip:0.4",
+        "--participation 2 --rounds 2 --set lr=0.02 --set batch=4 --seeds 1,2 --preset official --attack sign-flip:0.4"
     )
     spec = json.loads((own_home / "last.json").read_text())["content"]["spec"]
     ok(f"train --method fedncm {IID} --backbones random-projection --dataset", spec)
@@ -179,9 +179,7 @@ def test_rows_and_features_are_drawn_of_a_private_run_only_where_it_is_a_simulat
     tmp_path, noise, drawn
 ):
     private = f"--dp-clip 1 --dp-noise 1 {noise}"
-    ok(
-        f"train --method fedavg --backbones random-projection --rounds 1 {IID} {private}",
-    )
+    ok(f"train --method fedavg --backbones random-projection --rounds 1 {IID} {private}")
     page, text, _ = made(tmp_path)
     assert ("s0-dots" in page.figures(), "s0-plane0" in page.figures()) == (drawn, drawn)
     assert ("its epsilon covers neither the partition" in text) is not drawn

@@ -139,10 +139,7 @@ def test_the_store_behind_a_run_is_found_in_its_home_among_damaged_and_other_one
     rows = {"a": np.ones((6, 3), np.float32)}
     meant, other = (
         fc.Store.from_arrays(rows, labels=labels, name=name)
-        for name, labels in (
-            ("mine", [0, 1] * 3),
-            ("a-other", [1, 0] * 3),
-        )
+        for name, labels in (("mine", [0, 1] * 3), ("a-other", [1, 0] * 3))
     )
     (own_home / "stores" / f"a-{str(meant.dataset['digest'])[:8]}.zarr").mkdir()
     (own_home / "stores" / "b.zarr").mkdir()

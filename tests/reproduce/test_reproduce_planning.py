@@ -56,12 +56,7 @@ def planned(cell, options, *lacking):
 
 
 def test_all_that_a_proxy_changes_is_said_in_order():
-    changed = {
-        "backbones": ("glyph-clip",),
-        "recipe": {"size": "32"},
-        "rounds": 5,
-        "seeds": "1",
-    }
+    changed = {"backbones": ("glyph-clip",), "recipe": {"size": "32"}, "rounds": 5, "seeds": "1"}
     options = Options(on="digits", limit=50, **changed)
     assert options.proxy
     one = planned(CELL, options)

@@ -10,7 +10,7 @@ import pytest
 import toy_store
 from arrays import ingested
 from command import ok
-from pictures import folder
+from made_path import extracted
 
 from fedcache.config import Home
 from fedcache.runs import garbage
@@ -151,6 +151,5 @@ def test_results_of_other_code_and_stores_of_other_content(home, tmp_path, monke
     )
     assert listed() == {}
     (first,) = (home / "stores").glob("*.zarr")
-    images = folder(tmp_path / "shapes", train=9, test=2)
-    ok(f"extract --dataset folder:{images} --backbones random-projection --workers 0")
+    extracted(tmp_path, train=9, test=2)
     assert listed("--kind", "old-stores") == {first.name: "old-stores"}

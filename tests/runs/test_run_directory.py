@@ -84,7 +84,7 @@ def test_a_checkpoint_of_another_seed_or_run_is_found(tmp_path):
         found, said = read(run, seed)
         assert found is None
         assert "does not match its name" in said[0]
-    assert read(other, 0)[0] is not None
+    assert read(other)[0] is not None
 
 
 def test_a_finished_seed_of_another_seed_or_run_is_found(tmp_path):

@@ -50,14 +50,7 @@ def test_seeds_are_a_list_of_at_most_ten_thousand_below_a_thousand_million():
 
 @pytest.mark.parametrize(
     ("text", "meant"),
-    [
-        (None, None),
-        ("all", None),
-        ("1", 1),
-        ("0.1", 0.1),
-        ("25%", 0.25),
-        ("100%", 1.0),
-    ],
+    [(None, None), ("all", None), ("1", 1), ("0.1", 0.1), ("25%", 0.25), ("100%", 1.0)],
 )
 def test_clients_a_round_are_a_number_or_a_share(text, meant):
     found = parse_participation(text)

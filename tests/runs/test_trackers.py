@@ -118,9 +118,7 @@ def read_wandb(place):
                     u.key or "/".join(u.nested_key): json.loads(u.value_json)
                     for u in record.summary.update
                 }
-                one.final |= {
-                    name: value for name, value in values.items() if name.startswith("final/")
-                }
+                one.final |= {n: value for n, value in values.items() if n.startswith("final/")}
             if record.HasField("exit"):
                 one.ended = record.exit.exit_code == 0
         assert key not in found

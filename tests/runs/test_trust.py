@@ -34,7 +34,7 @@ def test_the_result_says_what_was_done_and_an_ordinary_one_does_not():
 def test_rules_are_swept_and_rejections_are_counted_and_named():
     done = ok(
         f"grid --method fedavg,fedproto {WORDS} --attack nan:0.2 --on-bad-update reject "
-        "--sweep aggregate=mean,median,trimmed:0.2",
+        "--sweep aggregate=mean,median,trimmed:0.2"
     )
     assert [p["diagnostics"]["rejected"] for p in done.data["points"]] == [1.0] * 6
     assert "is rejected: " in "".join(done.envelope["warnings"])

@@ -57,6 +57,14 @@ def write(path, x, **columns):
     return path
 
 
+def content_of(file):
+    return arrange(open_embeddings(file), "e")
+
+
+def rows_of(store):
+    return store.reader(*store.arrays).all()[:, 0]
+
+
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_blocks_are_the_rows_in_order(tmp_path, ending):
     x = values(ROWS, 6)
@@ -73,17 +81,17 @@ def test_a_large_array_has_few_chunk_files(tmp_path, monkeypatch):
     monkeypatch.setattr(contents, "LARGE", 10_000)
     monkeypatch.setattr(contents, "CHUNK_BYTES", 13_000)
     file = write(tmp_path / "e.npz", values(2500, 6), labels=np.arange(2500) % 3)
-    store = Store.from_content(arrange(open_embeddings(file), "e"), tmp_path / "s.zarr")
+    store = Store.from_content(content_of(file), tmp_path / "s.zarr")
     (info,) = store.arrays.values()
     assert (info.chunk_rows, len(info.chunks)) == (1024, 3)
-    assert np.array_equal(store.reader(*store.arrays).all()[:, 0], values(2500, 6))
+    assert np.array_equal(rows_of(store), values(2500, 6))
     assert verify(store.path).ok
 
 
 def test_a_row_is_named_by_its_values_and_an_array_by_all_of_them(tmp_path):
     x, z = values(ROWS, 2, 6), values(ROWS, 3, dtype="float64")
     np.savez(tmp_path / "e.npz", **{"features/b": x, "features/a": z})
-    content = arrange(open_embeddings(tmp_path / "e.npz"), "e")
+    content = content_of(tmp_path / "e.npz")
     single = z.astype(np.float32)
     for row in (0, 511, 512, ROWS - 1):
         wanted = hashlib.sha256(single[row].tobytes() + x[row].tobytes()).digest()[:16]
@@ -98,7 +106,7 @@ def test_rows_in_another_order_are_the_same_store(tmp_path):
         labels, names = np.arange(ROWS) % 5, np.array([f"{i:05}" for i in range(ROWS)])
         x = values(ROWS, 6)[rows]
         file = write(tmp_path / name, x, labels=labels[rows], name=names[rows])
-        content = arrange(open_embeddings(file), "e")
+        content = content_of(file)
         # The backbone is called as the file, and is no part of the rows.
         return content.dataset["digest"], content.values
 
@@ -134,7 +142,7 @@ def test_a_file_needs_the_memory_of_one_block(tmp_path, ending, monkeypatch):
     held = pa.total_allocated_bytes()
     tracemalloc.start()
     try:
-        content = arrange(open_embeddings(file), "e")
+        content = content_of(file)
         allocated = pa.total_allocated_bytes() - held
         store = Store.from_content(content, tmp_path / "s.zarr")
         peak = tracemalloc.get_traced_memory()[1]
@@ -143,24 +151,24 @@ def test_a_file_needs_the_memory_of_one_block(tmp_path, ending, monkeypatch):
     columns = len(x) * (16 + 4 + 2 + 1 + 1 + 150)  # names are objects
     assert peak < 6 * most + columns, f"{peak / 2**20:.1f} MiB"
     assert allocated < 1 << 21
-    assert np.array_equal(store.reader(*store.arrays).all()[:, 0], x)
+    assert np.array_equal(rows_of(store), x)
 
 
 def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path):
     file = write(tmp_path / "e.npy", values(ROWS, 6))
-    content = arrange(open_embeddings(file), "e")
+    content = content_of(file)
     write(file, -values(ROWS, 6))
     refused(lambda: Store.from_content(content, tmp_path / "s.zarr"), "rows 0 to 511")
     write(file, values(ROWS, 6))
     store = Store.from_content(content, tmp_path / "s.zarr")
-    assert np.array_equal(store.reader(*store.arrays).all()[:, 0], values(ROWS, 6))
+    assert np.array_equal(rows_of(store), values(ROWS, 6))
 
 
 def test_a_zip_whose_sum_is_wrong_is_refused(tmp_path):
     file = tmp_path / "e.npz"
     np.savez(file, features=values(ROWS, 6))
     flip_bit(file, 5000)
-    refused(lambda: arrange(open_embeddings(file), "e"), "Bad CRC", str(file))
+    refused(lambda: content_of(file), "Bad CRC", str(file))
 
 
 @given(

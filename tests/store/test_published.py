@@ -404,10 +404,7 @@ def test_without_the_extra_the_command_that_installs_it_is_named(toy, place, mon
     for module in ("obstore", "obstore.store", "zarr"):
         monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.setattr(sys, "meta_path", [Absent(), *sys.meta_path])
-    for act in (
-        lambda: Store.open("s3://bucket/digits"),
-        lambda: publication(toy, place / "x"),
-    ):
+    for act in (lambda: Store.open("s3://bucket/digits"), lambda: publication(toy, place / "x")):
         refused(act, "pip install 'fedcache[remote]'", code=Exit.ENVIRONMENT)
 
 

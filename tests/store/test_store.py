@@ -5,18 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from refusal import refused
-from toy_store import (
-    CHUNK,
-    KEYS,
-    ROWS,
-    content,
-    create,
-    fill,
-    values,
-    whole,
-    write,
-    writer,
-)
+from toy_store import CHUNK, KEYS, ROWS, content, create, fill, values, whole, write, writer
 
 from fedcache.errors import Exit
 from fedcache.store.store import Store

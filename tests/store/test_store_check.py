@@ -17,9 +17,14 @@ from fedcache.store.store import Store
 from fedcache.store.verify import repair, verify
 
 
+@pytest.fixture
+def path(place):
+    """A store with a history and an array in flight."""
+    return with_history_and_an_array_in_flight(place / "s.zarr").path
+
+
 @pytest.mark.slow
-def test_a_flipped_bit_is_found_in_every_file_also_of_journals_and_history(place):
-    path = with_history_and_an_array_in_flight(place / "s.zarr").path
+def test_a_flipped_bit_is_found_in_every_file_also_of_journals_and_history(path):
     assert verify(path).problems == []
     draw = random.Random(7)
     files = files_of(path)
@@ -36,8 +41,7 @@ def test_a_flipped_bit_is_found_in_every_file_also_of_journals_and_history(place
 
 
 @pytest.mark.parametrize("kind", ["shorter", "longer", "zero", "gone"])
-def test_every_file_that_is_cut_grown_zeroed_or_deleted_is_found(place, kind):
-    path = with_history_and_an_array_in_flight(place / "s.zarr").path
+def test_every_file_that_is_cut_grown_zeroed_or_deleted_is_found(path, kind):
     # No history and no array in flight are ordinary states; chunks whose journal is gone are named in a note.
     optional = {"history.jsonl", f"journal-{KEYS[1]}.jsonl"} if kind == "gone" else {}
     for file in files_of(path):
@@ -49,8 +53,7 @@ def test_every_file_that_is_cut_grown_zeroed_or_deleted_is_found(place, kind):
     assert verify(path).problems == []
 
 
-def test_the_report_counts_every_byte_once(place):
-    path = with_history_and_an_array_in_flight(place / "s.zarr").path
+def test_the_report_counts_every_byte_once(path):
     files = files_of(path)
     (path / "features" / "README").write_text("mine")
     report = verify(path)

@@ -10,17 +10,7 @@ import numpy as np
 import pytest
 from draws import FULL
 from refusal import refused
-from toy_store import (
-    BAD,
-    KEYS,
-    check_what_is_read,
-    content,
-    create,
-    fill,
-    whole,
-    write,
-    writer,
-)
+from toy_store import BAD, KEYS, check_what_is_read, content, create, fill, whole, write, writer
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.store import chunks, files, journal

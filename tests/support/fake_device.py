@@ -13,12 +13,7 @@ class SleepingDevice:
     ``before_fetch`` is called with the number of the batch before its features are waited for.
     """
 
-    def __init__(
-        self,
-        runner,
-        seconds=(0.0, 0.0, 0.0),
-        before_fetch=lambda _: None,
-    ):
+    def __init__(self, runner, seconds=(0.0, 0.0, 0.0), before_fetch=lambda _: None):
         self.runner = runner
         self.seconds = seconds
         self.before_fetch = before_fetch

@@ -119,13 +119,7 @@ def planned(method, **words):
     return Plan(TrainConfig(method=method, **train), **rest).checked()
 
 
-def together(
-    asked,
-    grid,
-    place,
-    heard=None,
-    names=None,
-):
+def together(asked, grid, place, heard=None, names=None):
     """The runs of a plan, below a place."""
     asked = replace(asked, runs=str(place / "runs"))
     return federate(asked, grid, Home(place), heard or Silent(), names)

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 from command import ok
+from pictures import folder
 
 from fedcache.config import Home
 
@@ -11,6 +12,12 @@ from fedcache.config import Home
 def place_of(*words):
     """``fedcache WORDS --json``, which must succeed: the path in its answer."""
     return Path(ok(*words).data["path"])
+
+
+def extracted(place, **counts):
+    """A store of images with features of one backbone: of 36 training and 12 test images of three classes."""
+    images = folder(place / "shapes", **counts)
+    return place_of(f"extract --dataset folder:{images} --backbones random-projection --workers 0")
 
 
 def run_of(method):

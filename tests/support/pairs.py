@@ -20,13 +20,7 @@ def fitting(case, execution):
     return name, settings
 
 
-def served(
-    cases,
-    executions,
-    only=lambda _name: True,
-    *,
-    in_turn=False,
-):
+def served(cases, executions, only=lambda _name: True, *, in_turn=False):
     """Run a law with ``case`` and ``execution`` over the pairs that can be, of the methods for which ``only`` holds.
 
     With ``in_turn`` the short draw has one execution for each case: the executions take turns.

@@ -11,15 +11,7 @@ def whole(name, *numbers):
 
 
 def encoder(
-    path,
-    *,
-    kind="float",
-    layout="NCHW",
-    batch="N",
-    size=8,
-    outputs="y",
-    weight=2.0,
-    external=False,
+    path, *, kind="float", layout="NCHW", batch="N", size=8, outputs="y", weight=2.0, external=False
 ):
     """An encoder whose map is ``weight`` times the three channels, twice: [r, g, b, r, g, b].
 

@@ -37,14 +37,7 @@ class Client:
         self.pages = Pages(Home(home, offline=True), home.parent)
         self.app = self.pages.app(TOKEN)
 
-    def ask(
-        self,
-        path,
-        *,
-        token=TOKEN,
-        method="GET",
-        headers=None,
-    ):
+    def ask(self, path, *, token=TOKEN, method="GET", headers=None):
         """The answer to a path after the token."""
         plain, _, query = path.partition("?")
         given = {"host": "127.0.0.1:4321", **(headers or {})}

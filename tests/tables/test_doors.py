@@ -57,6 +57,11 @@ class Read:
     unused: set[str]
     may_be_labels: dict[str, int]
 
+    @property
+    def words(self):
+        """The class of each row."""
+        return [None if code < 0 else self.classes[code] for code in self.labels]
+
 
 def array_of(values, *, objects):
     """A column as numpy has it: words of Python where ``objects``, else of numpy; a missing number is NaN."""
@@ -231,6 +236,11 @@ def labelled(columns):
     return {"label": TWO, **repeated(columns)}
 
 
+def parted(name, rows):
+    """Arrays of a file whose first 16 rows are for training."""
+    return {f"{name}_train": rows[:16], f"{name}_test": rows[16:]}
+
+
 def through(door, folder, columns, choice=None):
     kind, make = DOORS[door]
     inside = folder / door.replace(" ", "-")
@@ -324,8 +334,7 @@ def test_a_table_means_the_same_through_every_door(tmp_path_factory, data):
     read = all_doors(tmp_path_factory.mktemp("doors"), columns)
     # What the table says, read from it by hand: the values that occur, and the row of each.
     assert set(read.classes) == {str(value) for value in values}
-    said = [None if code < 0 else read.classes[code] for code in read.labels]
-    assert said == [None if value is None else str(value) for value in columns[named]]
+    assert read.words == [None if value is None else str(value) for value in columns[named]]
     # No column is dropped without a word.
     roles = {named, *([] if read.splits is None else [name])}
     assert read.unused | set(read.groups) | roles == set(columns)
@@ -413,11 +422,7 @@ def test_the_words_for_yes_and_no_are_read_alike(tmp_path, columns, splits):
     ],
 )
 def test_a_column_named_like_a_split_that_says_none_stops_every_door(tmp_path, columns, said):
-    no_door(
-        tmp_path,
-        labelled(columns),
-        *said,
-    )
+    no_door(tmp_path, labelled(columns), *said)
 
 
 @pytest.mark.parametrize(
@@ -449,13 +454,13 @@ def test_a_column_named_like_a_split_is_a_group_if_the_user_says_so(tmp_path, co
     ],
 )
 def test_the_name_of_the_column_says_what_its_truth_values_mean(tmp_path, name, values, splits):
-    read = all_doors(tmp_path, {"label": TWO, name: column(*values)}, ColumnChoice(split=name))
+    read = all_doors(tmp_path, labelled({name: values}), ColumnChoice(split=name))
     assert read.splits == column(*splits)
 
 
 @pytest.mark.parametrize("name", ["part", "not_train"])
 def test_a_name_that_does_not_say_it_is_refused(tmp_path, name):
-    no_door(tmp_path, {"label": TWO, name: column(0, 1, 1)}, name, choice=ColumnChoice(split=name))
+    no_door(tmp_path, labelled({name: [0, 1, 1]}), name, choice=ColumnChoice(split=name))
 
 
 def test_a_value_of_its_own_in_every_row_is_a_group_only_when_asked_for(tmp_path):
@@ -522,13 +527,14 @@ def test_a_table_of_numbers_beside_the_labels_is_not_the_labels(tmp_path):
 
 def test_what_a_table_of_arrow_holds_is_the_same_to_every_door_that_reads_one(tmp_path):
     codes = column(0, 1, 2)
-    words = column("ant", "bee", "cat")
+    beasts = ("ant", "bee", "cat")
+    words = column(*beasts)
     kinds = [
         (pa.array([Decimal(code) for code in codes], pa.decimal128(5, 0)), ("0", "1", "2")),
-        (pa.array([word.encode() for word in words], pa.binary()), ("ant", "bee", "cat")),
-        (pa.array(words, pa.string_view()), ("ant", "bee", "cat")),
-        (pa.array([[word] for word in words]), ("ant", "bee", "cat")),
-        (pa.array(words).dictionary_encode(), ("ant", "bee", "cat")),
+        (pa.array([word.encode() for word in words], pa.binary()), beasts),
+        (pa.array(words, pa.string_view()), beasts),
+        (pa.array([[word] for word in words]), beasts),
+        (pa.array(words).dictionary_encode(), beasts),
     ]
     for held, classes in kinds:
         for door in ("ingest parquet", "hf", "texts parquet"):
@@ -569,7 +575,7 @@ def test_lines_may_end_in_a_carriage_return_and_files_may_not_be_empty(tmp_path)
 def test_rows_of_one_split_and_of_no_split_are_refused(tmp_path):
     path = tmp_path / "e.npz"
     for kind, name, array in OF_ARRAYS:
-        arrays = {f"{name}_train": array[:16], f"{name}_test": array[16:]}
+        arrays = parted(name, array)
         write_npz(path, {name: array, **arrays}, {"y_train": [0] * 16, "y_test": [1] * 8})
         unreadable(kind, path, "split")
         # A column without a split beside splits is named as not used.
@@ -632,10 +638,7 @@ def test_class_names_of_the_file_are_read_by_every_door(tmp_path):
 
 
 def test_as_many_class_names_as_rows_are_the_names_of_numbers(tmp_path):
-    columns = {
-        "label": [*reversed(range(ROWS))],
-        "classes": [f"c{row}" for row in range(ROWS)],
-    }
+    columns = {"label": [*reversed(range(ROWS))], "classes": [f"c{row}" for row in range(ROWS)]}
     read = all_doors(tmp_path, columns)
     assert (read.classes, read.labels) == (tuple(columns["classes"]), columns["label"])
 
@@ -669,7 +672,7 @@ def test_a_row_has_the_class_name_that_its_own_file_lists(tmp_path, ending, trai
         words += column(*of_file)
     read = read_file("hf", tmp_path)
     assert read.classes == classes
-    assert [read.classes[code] for code in read.labels] == words
+    assert read.words == words
 
 
 def test_files_of_one_table_may_have_other_columns_and_types_of_numbers(tmp_path):
@@ -694,12 +697,7 @@ def test_class_names_that_are_numbers_are_whole_numbers(tmp_path):
 
 
 def test_every_entry_of_a_torch_file_is_used_or_named(tmp_path):
-    alone = {
-        "epoch": 3,
-        "model": "vit",
-        "config": {"lr": {"head": 0.1}},
-        "none": None,
-    }
+    alone = {"epoch": 3, "model": "vit", "config": {"lr": {"head": 0.1}}, "none": None}
     held = {**alone, "X": torch.tensor(FEATURES), "y": TWO}
     torch.save(held, tmp_path / "e.pt")
     found = open_any(tmp_path / "e.pt", ColumnChoice())
@@ -756,7 +754,7 @@ def test_training_and_test_rows_in_one_file_are_read_by_every_door(tmp_path, pat
         read = read_file(kind, path)
         assert read.splits == [1] * 8 + [0] * 16  # in the order of the names of the splits
         assert (read.classes, read.unused) == (("7", "281", "999"), {"other", "is_test"})
-        assert [read.classes[code] for code in read.labels] == words
+        assert read.words == words
         assert read.groups == {"site": site[16:] + site[:16]}
 
 
@@ -781,7 +779,7 @@ def test_two_arrays_of_one_split_are_joined_with_their_own_columns(tmp_path, end
         path = tmp_path / f"file{kind}.{ending}"
         write(path, {f"{content}_{word}": array[rows] for word, rows in parts.items()}, columns)
         read = read_file(kind, path)
-        assert [read.classes[code] for code in read.labels] == words
+        assert read.words == words
         assert read.splits == [1] * 4 + [0] * 10 + [2] * 10
 
 
@@ -797,8 +795,7 @@ def test_a_column_goes_with_the_array_of_its_split_unless_there_are_two(tmp_path
 
 
 def test_features_of_two_splits_are_those_of_the_file(tmp_path):
-    columns = {"y_train": TWO[:16], "y_test": TWO[16:]}
-    write_npz(tmp_path / "e.npz", {"X_train": FEATURES[:16], "X_test": FEATURES[16:]}, columns)
+    write_npz(tmp_path / "e.npz", parted("X", FEATURES), parted("y", TWO))
     store = Store.open(place_of(f"ingest {tmp_path}/e.npz --name two"))
     assert np.array_equal(store.reader(*store.arrays).all()[:, 0], np.roll(FEATURES, 8, axis=0))
     assert store.samples.split.tolist() == [1] * 8 + [0] * 16
@@ -919,10 +916,7 @@ def test_labels_of_another_name_are_asked_for_before_anything_is_written(tmp_pat
         must_fail("--label-key diagnosis", *words)
     assert not ok("ls").data["entries"]
     for words in doors:
-        assert samples_of(*words, "--label-key", "diagnosis").classes == (
-            "cold",
-            "flu",
-        )
+        assert samples_of(*words, "--label-key", "diagnosis").classes == ("cold", "flu")
         again = ("--replace",) if words[0] == "ingest" else ()
         assert samples_of(*words, "--unlabelled", *again).classes == ()
     # Features of the class names make a store useful without labels.
@@ -990,7 +984,7 @@ def test_labels_without_a_split_in_their_name_stop_every_door(tmp_path, ending, 
     write = WRITE[ending]
     for kind, content, array in OF_ARRAYS:
         path = tmp_path / f"file{kind}.{ending}"
-        arrays = {f"{content}_train": array[:16], f"{content}_test": array[16:]}
+        arrays = parted(content, array)
         write(path, arrays, {name: TWO})
 
         splits = f"{name}_train and {name}_test"
@@ -999,7 +993,7 @@ def test_labels_without_a_split_in_their_name_stop_every_door(tmp_path, ending, 
         unreadable(kind, path, *said, choice=ColumnChoice(label=name))
         unreadable(kind, path, said[0], choice=ColumnChoice(groups=(name,)))
         assert read_file(kind, path, ColumnChoice(unlabelled=True)).unused == {name}
-        write(path, arrays, {f"{name}_train": TWO[:16], f"{name}_test": TWO[16:]})
+        write(path, arrays, parted(name, TWO))
         assert read_file(kind, path, ColumnChoice(label=name)).classes == ("0", "1")
 
 
@@ -1129,7 +1123,7 @@ def test_integers_of_any_size_are_the_classes_that_they_are(tmp_path, ids):
         through("ingest csv", tmp_path, {"label": label, "site": label}),
     ):
         assert read.classes == tuple(map(str, sorted(ids)))
-        assert [read.classes[code] for code in read.labels] == [str(value) for value in label]
+        assert read.words == [str(value) for value in label]
         assert read.groups["site"] == [str(value) for value in label]
 
 
@@ -1169,10 +1163,7 @@ def test_a_suggested_column_of_any_name_can_be_pasted(tmp_path, name):
     ]
     words = ("ingest", file, "--name", "mine")
     suggested, _, _ = fedcache(*words).err.split("column of labels: ")[1].partition(". If there")
-    assert samples_of(*words, *shlex.split(suggested)).classes == (
-        "a",
-        "b",
-    )
+    assert samples_of(*words, *shlex.split(suggested)).classes == ("a", "b")
 
 
 def test_the_columns_of_a_spec_stay_when_labels_are_suggested(tmp_path):

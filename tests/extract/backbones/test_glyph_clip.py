@@ -18,13 +18,7 @@ from fedcache.errors import Exit
 from fedcache.extract.backbones import Weights, load, locate, lookup
 from fedcache.extract.backbones import glyph_clip as module
 from fedcache.extract.backbones.backbone import text_features
-from fedcache.extract.backbones.glyph_clip import (
-    BACKBONE,
-    CONTEXT,
-    END,
-    build,
-    tokenize,
-)
+from fedcache.extract.backbones.glyph_clip import BACKBONE, CONTEXT, END, build, tokenize
 from fedcache.extract.datasets import digits
 from fedcache.extract.digests import DigestMemory
 from fedcache.extract.images import decode, resize

@@ -19,11 +19,7 @@ from fedcache import optional
 from fedcache.errors import Exit, MachineError, UsageError
 from fedcache.extract.backbones import Weights, library_caches, load, lookup
 from fedcache.extract.backbones.hugging_face import fetch
-from fedcache.extract.backbones.hugging_face_folder import (
-    PATTERNS,
-    PROMPTS,
-    read_preprocessing,
-)
+from fedcache.extract.backbones.hugging_face_folder import PATTERNS, PROMPTS, read_preprocessing
 from fedcache.extract.backbones.own import content_sha256
 from fedcache.extract.backbones.text_encoder import TextEncoder
 from fedcache.store.store import Store
@@ -83,11 +79,8 @@ def test_the_features_are_transformers_own(saved, kind, output, word, feature):
     assert (row.name, row.width, row.recipe.pooling) == (f"hf:{kind}", expected.shape[1], word)
     assert close(encoder.image(IMAGES), expected, SUMS)
     assert expected.std(0).max() > 1e-3
-    assert (row.recipe.size, row.recipe.resize, row.recipe.interpolation) == (
-        16,
-        "squash",
-        "bilinear",
-    )
+    read = (row.recipe.size, row.recipe.resize, row.recipe.interpolation)
+    assert read == (16, "squash", "bilinear")
 
 
 def test_a_bfloat16_checkpoint_is_computed_in_float32(saved, tmp_path):
@@ -280,11 +273,7 @@ def edited(old, new):
         ),
         ("config.json", Path.unlink, "config.json"),
         ("config.json", lambda f: f.write_text("{"), "JSON"),
-        (
-            "config.json",
-            edited("{", '{"auto_map": {"AutoModel": "evil.Model"},'),
-            "its own code",
-        ),
+        ("config.json", edited("{", '{"auto_map": {"AutoModel": "evil.Model"},'), "its own code"),
         ("config.json", edited('hidden_layers": 1', 'hidden_layers": 2'), "missing"),
         ("preprocessor_config.json", Path.unlink, "preprocessor_config.json"),
     ],

@@ -182,9 +182,7 @@ def test_a_gradient_reaches_the_context(encoder, towers):
 
 def test_missing_and_other_words_are_refused():
     refused(
-        lambda: pinned("no_such_words", "", {"a.txt": "0"}),
-        "no_such_words",
-        code=Exit.ENVIRONMENT,
+        lambda: pinned("no_such_words", "", {"a.txt": "0"}), "no_such_words", code=Exit.ENVIRONMENT
     )
     refused(
         lambda: pinned("timm", "data/_info", dict.fromkeys(word_clip.TEXTS, "0000")),

@@ -146,10 +146,7 @@ def test_pickled_labels_are_refused_and_nothing_in_them_runs(tmp_path):
             return Path.touch, (ran,)
 
     trap = np.array([Evil()] * 20, dtype=object)
-    refused(
-        lambda: opened(write(tmp_path / "a.npz", images=RGB, labels=trap)),
-        "it names pathlib",
-    )
+    refused(lambda: opened(write(tmp_path / "a.npz", images=RGB, labels=trap)), "it names pathlib")
     assert not opened(write(tmp_path / "b.npz", images=RGB, labels=LABELS, notes=trap)).groups
     assert not ran.exists()
 

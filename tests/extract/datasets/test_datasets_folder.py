@@ -36,6 +36,12 @@ OFFICE = [
 ]
 
 
+@pytest.fixture
+def folder(tmp_path):
+    """The images of ``SPLIT``."""
+    return write_directory(tmp_path / "images", tree(SPLIT))
+
+
 def open_tree(tmp_path, files, **options):
     root = write_directory(tmp_path / "images", files)
     return open_dataset(f"folder:{root}", **options)
@@ -211,13 +217,12 @@ def test_missing_paths_and_other_files_are_refused(tmp_path):
         no_dataset(spec, word)
 
 
-def test_a_file_that_cannot_be_read_keeps_its_row(tmp_path):
-    root = write_directory(tmp_path / "images", tree(SPLIT))
-    (root / "train/cat/broken.png").symlink_to(root / "nowhere")
-    (root / "train/cat/loop.png").symlink_to(root / "train/cat/loop.png")
-    with (root / "train/cat/huge.png").open("wb") as file:
+def test_a_file_that_cannot_be_read_keeps_its_row(folder):
+    (folder / "train/cat/broken.png").symlink_to(folder / "nowhere")
+    (folder / "train/cat/loop.png").symlink_to(folder / "train/cat/loop.png")
+    with (folder / "train/cat/huge.png").open("wb") as file:
         file.truncate(MAX_BYTES + 1)
-    data = open_dataset(f"folder:{root}")
+    data = open_dataset(f"folder:{folder}")
     assert len(data) == len(SPLIT) + 3
     for name, why in (("broken", "no such file"), ("huge", "67,108,865 bytes"), ("loop", "cannot")):
         path = f"train/cat/{name}.png"
@@ -243,26 +248,25 @@ def test_links_to_folders_are_followed_and_loops_end(tmp_path):
     assert "1 link to a folder above" in data.reading
 
 
-def test_links_out_of_the_folder_are_left_out_unless_asked_for(tmp_path):
+def test_links_out_of_the_folder_are_left_out_unless_asked_for(tmp_path, folder):
     """A link to a file, to a folder and to a link that leads out; one that stays inside is read either way."""
     outside = write_directory(tmp_path / "outside", tree(["a/0.png", "a/1.png"]))
     plain = open_tree(tmp_path / "plain", tree(SPLIT))
-    root = write_directory(tmp_path / "images", tree(SPLIT))
-    (root / "train/cat/secret.png").symlink_to(outside / "a/0.png")
-    (root / "train/cat/chain.png").symlink_to(root / "train/cat/secret.png")
-    (root / "train/cat/gone.png").symlink_to(outside / "none.png")
-    (root / "train/more").symlink_to(outside / "a")
-    data = open_dataset(f"folder:{root}")
+    (folder / "train/cat/secret.png").symlink_to(outside / "a/0.png")
+    (folder / "train/cat/chain.png").symlink_to(folder / "train/cat/secret.png")
+    (folder / "train/cat/gone.png").symlink_to(outside / "none.png")
+    (folder / "train/more").symlink_to(outside / "a")
+    data = open_dataset(f"folder:{folder}")
     assert data.digest == plain.digest
     assert data.links_left_out == 4
     assert "--follow-links" in data.reading
-    assert peek(f"folder:{root}") == (data.slug, data.digest)
-    every = open_dataset(f"folder:{root}", follow_links=True)
+    assert peek(f"folder:{folder}") == (data.slug, data.digest)
+    every = open_dataset(f"folder:{folder}", follow_links=True)
     assert len(every) == len(SPLIT) + 5
     assert every.links_left_out == 0
-    assert peek(f"folder:{root}", follow_links=True) == (every.slug, every.digest)
-    (root / "train/cat/inside.png").symlink_to(root / "train/dog/0.png")
-    assert len(open_dataset(f"folder:{root}")) == len(SPLIT) + 1
+    assert peek(f"folder:{folder}", follow_links=True) == (every.slug, every.digest)
+    (folder / "train/cat/inside.png").symlink_to(folder / "train/dog/0.png")
+    assert len(open_dataset(f"folder:{folder}")) == len(SPLIT) + 1
 
 
 def test_a_file_that_becomes_a_link_out_is_not_read(tmp_path):
@@ -282,24 +286,22 @@ def test_a_folder_that_is_a_link_itself_is_what_the_user_named(tmp_path):
     assert data.source.read(0) == plain.source.read(0)
 
 
-def test_links_out_that_a_csv_lists_are_left_out_unless_asked_for(tmp_path):
-    root = write_directory(tmp_path / "images", tree(SPLIT))
+def test_links_out_that_a_csv_lists_are_left_out_unless_asked_for(tmp_path, folder):
     (tmp_path / "secret.png").write_bytes(png(3))
-    (root / "link.png").symlink_to(tmp_path / "secret.png")
+    (folder / "link.png").symlink_to(tmp_path / "secret.png")
     lines = [f"{name},{name.split('/')[1]},{name.split('/')[0]}" for name in SPLIT]
-    (root / "list.csv").write_text("\n".join(["path,label,split", "link.png,dog,train", *lines]))
-    data = open_dataset(f"folder:{root / 'list.csv'}")
+    (folder / "list.csv").write_text("\n".join(["path,label,split", "link.png,dog,train", *lines]))
+    data = open_dataset(f"folder:{folder / 'list.csv'}")
     assert (data.names, data.links_left_out) == (tuple(sorted(SPLIT)), 1)
     assert [data.classes[i] for i in data.label] == [name.split("/")[1] for name in data.names]
-    assert len(open_dataset(f"folder:{root / 'list.csv'}", follow_links=True)) == len(SPLIT) + 1
-    (root / "only.csv").write_text("path,label\nlink.png,dog\n")
-    no_dataset(f"folder:{root / 'only.csv'}", "outside its folder", "--follow-links")
+    assert len(open_dataset(f"folder:{folder / 'list.csv'}", follow_links=True)) == len(SPLIT) + 1
+    (folder / "only.csv").write_text("path,label\nlink.png,dog\n")
+    no_dataset(f"folder:{folder / 'only.csv'}", "outside its folder", "--follow-links")
 
 
-def test_named_pipes_neither_hang_nor_count_as_images(tmp_path):
-    root = write_directory(tmp_path / "images", tree(SPLIT))
-    os.mkfifo(root / "train/cat/pipe.png")
-    data = open_dataset(f"folder:{root}")
+def test_named_pipes_neither_hang_nor_count_as_images(tmp_path, folder):
+    os.mkfifo(folder / "train/cat/pipe.png")
+    data = open_dataset(f"folder:{folder}")
     assert len(data) == len(SPLIT)
     assert "1 special file" in data.reading
     (tmp_path / "list.csv").write_text(
@@ -346,17 +348,16 @@ def test_composed_and_decomposed_names_are_the_same_name(tmp_path):
     refused(lambda: open_tree(tmp_path / "both", clash), "two images named")
 
 
-def test_a_name_that_is_no_utf8_is_escaped_and_read(tmp_path):
-    root = write_directory(tmp_path / "images", tree(SPLIT))
+def test_a_name_that_is_no_utf8_is_escaped_and_read(folder):
     try:
-        with open(os.fsencode(root) + b"/train/cat/\xff.png", "wb") as file:  # noqa: PTH123 - no str
+        with open(os.fsencode(folder) + b"/train/cat/\xff.png", "wb") as file:  # noqa: PTH123 - no str
             file.write(png(50))
     except OSError:
         pytest.skip("this file system takes only UTF-8 names")
-    data = open_dataset(f"folder:{root}")
+    data = open_dataset(f"folder:{folder}")
     row = data.names.index("train/cat/\\xff.png")
     assert data.source.read(row) == png(50)
-    assert open_dataset(f"folder:{root}").digest == data.digest
+    assert open_dataset(f"folder:{folder}").digest == data.digest
 
 
 @pytest.mark.parametrize("pack", [write_directory, write_zip, write_tar])
@@ -511,6 +512,12 @@ PLAIN = ("path", "label", "split", "client")
 
 
 @pytest.fixture
+def pictures(tmp_path):
+    """The images of ``ROWS``, in a folder without a list."""
+    return images(tmp_path / "set")
+
+
+@pytest.fixture
 def plain(tmp_path):
     root = images(tmp_path / "plain")
     (root / "list.csv").write_text(csv_text(PLAIN))
@@ -537,33 +544,29 @@ def plain(tmp_path):
         ),
     ],
 )
-def test_a_list_of_images_means_the_same_however_it_is_written(tmp_path, plain, name, raw):
-    root = images(tmp_path / "set")
-    (root / name).write_bytes(raw)
-    assert facts(open_dataset(f"folder:{root / name}")) == plain
+def test_a_list_of_images_means_the_same_however_it_is_written(pictures, plain, name, raw):
+    (pictures / name).write_bytes(raw)
+    assert facts(open_dataset(f"folder:{pictures / name}")) == plain
 
 
-def test_the_column_of_paths_has_a_usual_name(tmp_path, plain):
-    root = images(tmp_path / "set")
+def test_the_column_of_paths_has_a_usual_name(pictures, plain):
     for name in ("image", "file_name", "FileName", "image_path", "file", "img", "id"):
-        (root / "list.csv").write_text(csv_text((name, *PLAIN[1:])))
-        assert facts(open_dataset(f"folder:{root / 'list.csv'}")) == plain
+        (pictures / "list.csv").write_text(csv_text((name, *PLAIN[1:])))
+        assert facts(open_dataset(f"folder:{pictures / 'list.csv'}")) == plain
 
 
-def test_the_mapping_of_fedscale_is_a_list(tmp_path):
-    root = images(tmp_path / "set")
+def test_the_mapping_of_fedscale_is_a_list(pictures):
     lines = ["client_id, sample_path, label_name, label_id"]
     lines += [f"{client}, {path}, {word}, {WORDS.index(word)}" for path, word, _, client in ROWS]
-    (root / "client_data_mapping.csv").write_text("\n".join(lines))
-    data = open_dataset(f"folder:{root / 'client_data_mapping.csv'}")
+    (pictures / "client_data_mapping.csv").write_text("\n".join(lines))
+    data = open_dataset(f"folder:{pictures / 'client_data_mapping.csv'}")
     assert data.classes == tuple(WORDS)
     assert data.groups["client_id"].words == ("u0", "u1", "u2", "u3", "u4")
 
 
-def test_paths_of_a_drive_are_refused(tmp_path):
-    root = images(tmp_path / "set")
-    (root / "list.csv").write_text("path,label\nC:\\data\\a.png,cat\nC:\\data\\b.png,dog\n")
-    no_dataset(f"folder:{root / 'list.csv'}", "relative", "C:")
+def test_paths_of_a_drive_are_refused(pictures):
+    (pictures / "list.csv").write_text("path,label\nC:\\data\\a.png,cat\nC:\\data\\b.png,dog\n")
+    no_dataset(f"folder:{pictures / 'list.csv'}", "relative", "C:")
 
 
 # Hugging Face's ImageFolder

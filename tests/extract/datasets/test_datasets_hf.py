@@ -164,7 +164,7 @@ def test_files_of_no_known_split_are_left_out_and_named(tmp_path):
 def test_rows_without_bytes_and_damaged_pages_are_bad_images(tmp_path):
     lost = [{"bytes": None if i == 3 else PNG[i], "path": "/etc/passwd"} for i in range(20)]
     data = opened(
-        write(tmp_path / "a.parquet", table(range(20)).set_column(0, "image", pa.array(lost))),
+        write(tmp_path / "a.parquet", table(range(20)).set_column(0, "image", pa.array(lost)))
     )
     assert "1 cannot be read and will be skipped and listed" in data.reading
     bad_image(data.source.read, 3, "only a path")

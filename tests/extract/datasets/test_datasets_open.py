@@ -34,10 +34,7 @@ def test_named_sources_become_domains_of_one_dataset(two):
     spec = f"photo=folder:{photos},drawn=folder:{drawings}"
     assert peek(spec) is None
     data = open_dataset(spec)
-    alone = {
-        "photo": open_dataset(f"folder:{photos}"),
-        "drawn": open_dataset(f"folder:{drawings}"),
-    }
+    alone = {"photo": open_dataset(f"folder:{photos}"), "drawn": open_dataset(f"folder:{drawings}")}
     assert data.domains == ("photo", "drawn/ink", "drawn/oil")
     assert data.names == tuple(sorted(f"{k}/{n}" for k, d in alone.items() for n in d.names))
     for row, name in enumerate(data.names):

@@ -70,8 +70,7 @@ def test_batches_hold_every_row_once(n, batch, drop, bn):
 
 
 @pytest.mark.parametrize(
-    ("n", "paper_", "plain"),
-    [(1, [], [1]), (65, [32, 33], [32, 32, 1]), (34, [32, 2], [32, 2])],
+    ("n", "paper_", "plain"), [(1, [], [1]), (65, [32, 33], [32, 32, 1]), (34, [32, 2], [32, 2])]
 )
 def test_a_batch_of_one_row_joins_the_one_before_where_there_is_batchnorm(n, paper_, plain):
     # Table 7 of FedPCL has BatchNorm; a linear head has none, with and without the switch.

@@ -12,10 +12,7 @@ import pytest
 import torch
 from float64 import doubles
 
-from fedcache.federate.engine.context import (
-    ClientRng,
-    generator,
-)
+from fedcache.federate.engine.context import ClientRng, generator
 from fedcache.federate.engine.sampling import (
     MANY,
     UNIFORM,

@@ -32,9 +32,7 @@ from fedcache.federate.engines.flower.messages import (
     pack,
     unpack,
 )
-from fedcache.federate.engines.flower.messages import (
-    refused as refused_answer,
-)
+from fedcache.federate.engines.flower.messages import refused as refused_answer
 from fedcache.federate.engines.flower.network import Address
 from fedcache.federate.engines.flower.plan import read_app, why_not, write_app
 from fedcache.federate.engines.flower.processes import Keys, free_port, start

@@ -28,12 +28,24 @@ def table(place):
     return SiteNames(place / "names.json")
 
 
-def test_another_key_does_not_get_a_name_in_a_later_run(grid, tmp_path):
-    names, heard = table(tmp_path / "server"), Heard()
+@pytest.fixture
+def names(grid, tmp_path):
+    """The names that a server knows after a run of all sites."""
+    names = table(tmp_path / "server")
     run(grid, tmp_path / "first", names)
+    return names
+
+
+def copied(grid):
+    """The shard of the owner is served by another node, and the owner is not there."""
+    grid.sites[IMPOSTOR] = grid.sites.pop(OWNER)
+
+
+def test_another_key_does_not_get_a_name_in_a_later_run(names, grid, tmp_path):
+    heard = Heard()
     name = next(n for n, key in names.known().items() if key == f"key of {OWNER}")
     assert len(names.known()) == 3
-    grid.sites[IMPOSTOR] = grid.sites.pop(OWNER)  # the shard was copied, and its site is not there
+    copied(grid)
     made = run(grid, tmp_path / "later", names, heard, start_with=2)
     assert [m["site"] for m in missed_by(made)] == [name]
     assert name not in made.result["federation"]["sites"]
@@ -45,9 +57,8 @@ def test_another_key_does_not_get_a_name_in_a_later_run(grid, tmp_path):
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_who_has_a_name_gets_it_whoever_comes_first(late, grid, tmp_path):
-    names, heard = table(tmp_path / "server"), Heard()
-    run(grid, tmp_path / "first", names)
+def test_who_has_a_name_gets_it_whoever_comes_first(late, names, grid, tmp_path):
+    heard = Heard()
     grid.sites = {IMPOSTOR: grid.sites[OWNER], **grid.sites}
     grid.hidden = {OWNER: 1} if late else {}
     made = run(grid, tmp_path / "later", names, heard, wait=5.0)
@@ -56,10 +67,8 @@ def test_who_has_a_name_gets_it_whoever_comes_first(late, grid, tmp_path):
     assert any("belongs to another key" in line for line in heard.lines)
 
 
-def test_a_site_that_is_started_again_has_its_name_by_its_key(grid, tmp_path):
-    names = table(tmp_path / "server")
-    run(grid, tmp_path / "first", names)
-    grid.sites[IMPOSTOR] = grid.sites.pop(OWNER)
+def test_a_site_that_is_started_again_has_its_name_by_its_key(names, grid, tmp_path):
+    copied(grid)
     grid.keys[IMPOSTOR] = f"key of {OWNER}"
     assert missed_by(run(grid, tmp_path / "later", names)) == []
 
@@ -70,16 +79,14 @@ def test_without_keys_names_are_bound_for_one_run_and_that_is_said(grid, tmp_pat
     assert any(
         "Without keys, a site name belongs to the first node" in line for line in heard.lines
     )
-    grid.sites[IMPOSTOR] = grid.sites.pop(OWNER)
+    copied(grid)
     assert missed_by(run(grid, tmp_path / "later", None)) == []
 
 
 @pytest.mark.parametrize(
     "damage", [lambda raw: raw.replace(b"key of 100", b"key of 900"), lambda raw: raw[:-9]]
 )
-def test_a_damaged_table_is_refused(damage, grid, tmp_path):
-    names = table(tmp_path / "server")
-    run(grid, tmp_path / "first", names)
+def test_a_damaged_table_is_refused(damage, names, grid, tmp_path):
     assert names.path is not None
     names.path.write_bytes(damage(names.path.read_bytes()))
     refused(

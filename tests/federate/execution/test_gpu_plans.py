@@ -13,10 +13,7 @@ from fedcache.errors import Exit
 from fedcache.federate.engine.client_data import Data, StoredRows
 from fedcache.federate.engine.run import choose
 from fedcache.federate.execution import gram
-from fedcache.federate.execution.memory_estimate import (
-    GPU_SET,
-    Load,
-)
+from fedcache.federate.execution.memory_estimate import GPU_SET, Load
 from fedcache.federate.methods import METHODS
 from fedcache.runs import row_sources
 from fedcache.testing.federation import make_federation

@@ -86,9 +86,7 @@ def test_clients_that_keep_more_than_the_disk_has_are_refused_with_the_number_th
     refuse_too_little_room(load, batched, place)
 
 
-def test_a_server_that_keeps_too_much_of_every_client_is_refused_before_it_is_made(
-    monkeypatch,
-):
+def test_a_server_that_keeps_too_much_of_every_client_is_refused_before_it_is_made(monkeypatch):
     data, clients = federation()
     method = METHODS["fedpcl"]
     asked = []
@@ -108,9 +106,7 @@ def test_a_server_that_keeps_too_much_of_every_client_is_refused_before_it_is_ma
     plan(spec, hp)
 
 
-def test_coordinates_that_do_not_fit_into_memory_are_not_chosen(
-    monkeypatch,
-):
+def test_coordinates_that_do_not_fit_into_memory_are_not_chosen(monkeypatch):
     method = METHODS["ditto"]
     hp = method.resolve("paper", {"opt": "sgd"})
     load = Load(1 << 20, 1000, 100, np.full(1000, 4), 1000, 64, state_bytes=1 << 20)

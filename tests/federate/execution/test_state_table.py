@@ -3,6 +3,7 @@
 import errno
 import json
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -176,14 +177,7 @@ def test_what_clients_keep_is_in_a_file_where_it_is_much():
     assert not states_in_file(replace(load, points=2), ExecutionPlan("gram", 4))
 
 
-def trained(
-    name,
-    execution,
-    tables,
-    stop=0,
-    saved=None,
-    timing=None,
-):
+def trained(name, execution, tables, stop=0, saved=None, timing=None):
     """A run, its snapshots, and what clients keep at its end; it breaks off after round ``stop``."""
     data, clients = federation()
     method, snapshots, ended = METHODS[name], list[Snapshot](), list[dict[int, Tree]]()
@@ -234,20 +228,17 @@ def trained(
     ],
 )
 def test_a_run_whose_clients_are_in_a_file_has_the_bits_of_one_in_memory(
-    name,
-    execution,
-    timing,
-    tmp_path,
-    monkeypatch,
+    name, execution, timing, tmp_path, monkeypatch
 ):
-    (plain,), _, (held,) = trained(name, execution, [], timing=timing)
+    go = partial(trained, name, execution, timing=timing)
+    (plain,), _, (held,) = go([])
     monkeypatch.setattr(memory_estimate, "STATES", 0)
     tables = [tmp_path / "states-0.table"]
-    (filed,), snapshots, (found,) = trained(name, execution, tables, timing=timing)
+    (filed,), snapshots, (found,) = go(tables)
     assert all(not any(k.startswith("client/") for k in s.tensors) for s in snapshots)
-    stopped = trained(name, execution, tables, stop=2, timing=timing)[1][-1]
+    stopped = go(tables, stop=2)[1][-1]
     check_table(tables[0], stopped)
-    (again,), _, (resumed,) = trained(name, execution, tables, saved=stopped, timing=timing)
+    (again,), _, (resumed,) = go(tables, saved=stopped)
     for out, states in ((filed, found), (again, resumed)):
         assert sorted(states) == sorted(held)
         assert gap(dict(states), dict(held)) == gap(out.server, plain.server) == 0.0
@@ -255,6 +246,4 @@ def test_a_run_whose_clients_are_in_a_file_has_the_bits_of_one_in_memory(
             (r.accuracy, r.diagnostics) for r in plain.records
         ]
     monkeypatch.setattr(memory_estimate, "STATES", 1 << 30)  # back into memory
-    assert (
-        gap(trained(name, execution, tables, saved=stopped, timing=timing)[2][0], dict(held)) == 0.0
-    )
+    assert gap(go(tables, saved=stopped)[2][0], dict(held)) == 0.0

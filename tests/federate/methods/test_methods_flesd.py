@@ -32,31 +32,31 @@ def units(seed, *shape):
     return torch.from_numpy(x / np.linalg.norm(x, axis=-1, keepdims=True))
 
 
+A, B = units(0, 5, 4), units(1, 5, 4)
+
+
 # -- the local loss (eq 3, D-30, T-E6)
 
 
 def test_nt_xent_is_cross_entropy_over_the_other_embeddings():
-    a, b = units(0, 5, 4), units(1, 5, 4)
-    z = torch.cat([a, b])
+    z = torch.cat([A, B])
     expected = []
     for i in range(10):
         others = [j for j in range(10) if j != i]
         s = z[others] @ z[i] / 0.3
         expected.append(-torch.log_softmax(s, 0)[others.index((i + 5) % 10)])
-    assert float(nt_xent(a, b, even(5), 0.3)) == pytest.approx(float(torch.stack(expected).mean()))
+    assert float(nt_xent(A, B, even(5), 0.3)) == pytest.approx(float(torch.stack(expected).mean()))
 
 
 def test_one_way_is_cross_entropy_of_view_one_against_view_two():
-    a, b = units(0, 5, 4), units(1, 5, 4)
-    expected = nn.functional.cross_entropy(a @ b.T / 0.3, torch.arange(5))
-    assert float(one_way(a, b, even(5), 0.3)) == pytest.approx(float(expected))
+    expected = nn.functional.cross_entropy(A @ B.T / 0.3, torch.arange(5))
+    assert float(one_way(A, B, even(5), 0.3)) == pytest.approx(float(expected))
 
 
 @pytest.mark.parametrize("loss", [nt_xent, one_way])
 def test_padding_is_neither_a_query_nor_a_candidate(loss):
-    a, b = units(0, 5, 4), units(1, 5, 4)
     w = torch.cat([even(3), zeros(2)])
-    assert float(loss(a, b, w, 0.4)) == pytest.approx(float(loss(a[:3], b[:3], even(3), 0.4)))
+    assert float(loss(A, B, w, 0.4)) == pytest.approx(float(loss(A[:3], B[:3], even(3), 0.4)))
 
 
 # -- the ensemble (eqs 4 to 8, T-E1, T-E2, T-E4, T-E7)

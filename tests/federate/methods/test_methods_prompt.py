@@ -320,14 +320,7 @@ def test_a_step_of_the_approximation_by_torch(csc):
         "csc": csc,
     }
     saved = []
-    go_all(
-        "atpfl-feat",
-        settings,
-        data,
-        clients,
-        rounds=2,
-        on_round=keeps(saved),
-    )
+    go_all("atpfl-feat", settings, data, clients, rounds=2, on_round=keeps(saved))
     first, second = (after.tensors for after in saved)
     down, prev = (
         {k: first[f"{who}/{k}"] for k in ("u", "rho")} for who in ("server", "client/1/prev")

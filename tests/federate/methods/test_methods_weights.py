@@ -5,17 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from federation import (
-    federation,
-    fitted,
-    gap,
-    go,
-    go_all,
-    rows_trained,
-    run,
-    small,
-    start_of,
-)
+from federation import federation, fitted, gap, go, go_all, rows_trained, run, small, start_of
 from float64 import doubles, even, eye, normal, ones, zeros
 from method_calls import lanes, model_of, single
 from methods_tried import tried
@@ -151,11 +141,7 @@ def pcl_loss(settings, *, owned=None, seed=0):
         "P.var": ones(P),
     }
     x = normal(B, 7, seed=seed + 2)
-    batch = {
-        "x": x,
-        "y": torch.randint(0, C, (B,), generator=g),
-        "w": even(B),
-    }
+    batch = {"x": x, "y": torch.randint(0, C, (B,), generator=g), "w": even(B)}
     if settings.get("views") == "2":
         batch["x2"] = x + 0.1 * normal(B, 7, seed=seed + 3)
     value = float(fedpcl.loss(p, batch, fedpcl.candidates(down, ctx.hp), ctx)[0])
@@ -311,11 +297,7 @@ def test_which_prototypes_classify(rule):  # D-12
     )
     e = eye(2)
     down = {"bar": torch.stack([-e[0], -e[0], e[0]]), "has": torch.tensor([True, True, True])}
-    state = {
-        "P.W": e,
-        "P.b": zeros(2),
-        "proto": torch.stack([e[1], 0.5 * e[0], 0 * e[0]]),
-    }
+    state = {"P.W": e, "P.b": zeros(2), "proto": torch.stack([e[1], 0.5 * e[0], 0 * e[0]])}
     x = 4 * e[:1]  # z = (4, 0): own scores 0 and 2; global scores -4, -4 and 4
     for count, expected in (
         ([1.0, 2.0, 0.0], {"local": 1, "local_padded": 2, "global": 2}),

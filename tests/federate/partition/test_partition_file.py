@@ -14,13 +14,7 @@ from refusal import refused
 
 from fedcache.errors import CorruptionError, StoreError
 from fedcache.federate.partition import json_file
-from fedcache.federate.partition.partition import (
-    SCHEMES,
-    Client,
-    Partition,
-    from_payload,
-    make,
-)
+from fedcache.federate.partition.partition import SCHEMES, Client, Partition, from_payload, make
 from fedcache.store.files import canonical_json, digest_of
 
 load = Partition.load

@@ -145,12 +145,7 @@ SMALL = even_columns(4, 2, 3)
             {"shots": 4},
         ),
         # 7 classes of one row are 7 shards, neither for two clients nor two for each
-        (
-            even_columns(1, 1, 7),
-            "shards",
-            {"clients": 2, "shards": 2},
-            {"clients": 1, "shards": 7},
-        ),
+        (even_columns(1, 1, 7), "shards", {"clients": 2, "shards": 2}, {"clients": 1, "shards": 7}),
         # classes of 2 and 5 rows: the larger may have one shard more, so 2 x 2 + 1 = 5 shards at most
         (
             columns_from([0, 0, 1, 1, 1, 1, 1, 0], [0] * 8, [0] * 7 + [1], [1] * 8, 2, 1),
@@ -198,11 +193,7 @@ def test_arguments_are_declared_well(scheme):
 
 
 @pytest.mark.parametrize(
-    ("splits", "scheme", "split"),
-    [
-        ([1] * 6, "iid", "split train"),
-        ([0] * 6, "iid", "test rows"),
-    ],
+    ("splits", "scheme", "split"), [([1] * 6, "iid", "split train"), ([0] * 6, "iid", "test rows")]
 )
 def test_an_absent_split_is_named(splits, scheme, split):
     columns = columns_from([0, 1] * 3, [0] * 6, splits, [1] * 6, 2, 1)

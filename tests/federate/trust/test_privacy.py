@@ -210,11 +210,7 @@ def test_counts_are_refused_before_any_client_is_trained(monkeypatch):
         "fedcache.federate.engine.run_state.RunState.fit_one", lambda *a: trained.append(a)
     )
     refused(
-        lambda: go_all(
-            "fedncm",
-            trust=parse_policy(privacy=SIMULATED),
-            execution="sequential",
-        ),
+        lambda: go_all("fedncm", trust=parse_policy(privacy=SIMULATED), execution="sequential"),
         "fedncm",
     )
     assert not trained
