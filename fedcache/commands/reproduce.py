@@ -96,7 +96,7 @@ class DepartureOptions:
 
 
 def _name(what: str, **_others: Any) -> str:
-    """The name of the command in the envelope."""
+    """The name of the command in the envelope, the JSON that ``--json`` prints; only ``what`` changes it."""
     if what in ("list", "info"):
         return f"reproduce {what}"
     return "reproduce"
@@ -122,6 +122,7 @@ def reproduce(
     Example: fedcache reproduce fedpcl-table5 --on digits --backbones glyph-clip
     """
     if what in ("list", "info"):
+        # Options that only a run has. ``engine`` is never None: it was given if it is not the default.
         others = {"ray_address": ray_address, "runs": runs, "out": out}
         if engine != "local":
             others = {"engine": engine, **others}
@@ -149,15 +150,17 @@ def reproduce(
             f"Two names were given: {what} and {name}.", f"fedcache reproduce {shell_word(what)}"
         )
     flags = {**flags_of(DepartureOptions, given), **flags_of(ExtractConfig, given)}
+    # --on and --only take another form below: arguments of the study, or fields of the ``Options`` of a table.
     on = flags.pop("on", ())
     only = only_labels(given["only"])
     device = given["device"] or "auto"
-    # The study of frozen features has options of its own and its own page.
+    # The study of frozen features, which is no table of a paper.
     if what == FROZEN_BENCH:
         if engine != "local":
             raise UsageError(
                 f"{what} trains in this process, not on {engine}.", "Leave --engine out."
             )
+        # {} replaces the words of --only, which ``chosen_study`` applies.
         flags |= {"only": {}, "device": device}
         options = Options(**flags)
         study = frozen_bench.chosen_study(on, only, options)
@@ -168,11 +171,11 @@ def reproduce(
             f"{what} runs on one dataset, got {len(on)}.",
             f"fedcache reproduce {shell_word(what)} --on {dataset}",
         )
-    # Data given with --on make the entry a proxy of the paper's.
-    proxy = None
+    # A dataset to use instead of the paper's.
+    substitute = None
     if on:
-        proxy = on[0]
-    flags |= {"on": proxy, "only": only, "device": device}
+        substitute = on[0]
+    flags |= {"on": substitute, "only": only, "device": device}
     cluster = engine_of(engine, ray_address)
     return run_entry(what, Options(**flags), runs, out, observer, cluster)
 
@@ -181,6 +184,7 @@ def refuse_options(what: str, given: dict[str, Any]) -> None:
     """Refuse options of a run for ``list`` and ``info``, which would ignore them. Raises UsageError."""
     options = []
     for name, value in given.items():
+        # The values of options that were not given.
         if value not in (None, []):
             option = name.replace("_", "-")
             options.append(f"--{option}")
@@ -196,6 +200,7 @@ def only_labels(values: list[str] | None) -> dict[str, tuple[str, ...]]:
     """Label of ``--only`` -> its allowed values."""
     found: dict[str, tuple[str, ...]] = {}
     for value in values or ():
+        # One LABEL=VALUE at a time: of a repeated label, ``pairs`` would return only the last value.
         for label, listed in pairs([value], "--only").items():
             found[label] = (*found.get(label, ()), listed)
     return found
@@ -206,6 +211,7 @@ def list_entries() -> CommandResult:
     checker = RequirementCheck(Home.from_environment())
     found = []
     rows = []
+    # (kind, name) of a requirement that is missing -> (reason, command that gets it).
     commands: dict[tuple[str, str], tuple[str, str]] = {}
     for entry in registry.entries():
         per_cell = [checker.missing(entry, cell) for cell in entry.cells]
@@ -217,7 +223,8 @@ def list_entries() -> CommandResult:
             status = f"missing {kinds}"
         if missing and ready:
             status = f"{ready} of {len(per_cell)} rows ready, {status}"
-        # Entries may lack the same requirement; the second table names each once, without the details.
+        # Entries may lack the same requirement, so the second table names each one once. The details that the messages
+        # of ``extract.backbones.weights`` end with are cut off.
         for need in missing:
             why = need.why.split(" Looked at:")[0]
             command = need.command.split(" Ready now:")[0]
@@ -241,6 +248,7 @@ def list_entries() -> CommandResult:
     shown = [
         TextTable("", ("name", "description", "rows", "status", "missing"), rows, right=("rows",))
     ]
+    # One row for each requirement: kind (a column without a heading), name, reason, command.
     if commands:
         lines = [(*requirement, *answer) for requirement, answer in commands.items()]
         shown.append(TextTable("How to get it", ("", "missing", "found", "command"), lines))
@@ -269,7 +277,7 @@ def describe_entry(name: str) -> CommandResult:
         lines.append(f"Missing {thing}:  {need.command}")
     if not missing:
         lines.append("All data and weights are available.")
-    # One row for each printed number, and one for the protocol of each cell.
+    # One row for each printed number, and one for the protocol of each cell. Rows begin with the cell's labels.
     printed = []
     protocols = []
     for cell in entry.cells:
@@ -319,6 +327,7 @@ def run_entry(
         )
     if out is not None:
         write_output(out, render.markdown(report).encode())
+    # The columns from "got" on hold numbers.
     columns = render.columns(report)
     right = columns[columns.index("got") :]
     shown = TextTable(render.title(report), columns, render.rows(report), right=right)

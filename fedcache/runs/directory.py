@@ -3,9 +3,9 @@
 Each seed is stored on its own: ``seed-N.json`` holds the result of seed N, and ``result.json`` is made from all seeds
 in the directory. A command with more seeds trains only the missing ones.
 
-``config.toml`` runs the same again. ``rounds.jsonl`` and ``result.json`` are reproducible files: they have no time,
-host, path or rate. Measured values are in ``measured.json``. A killed run resumes from its checkpoint with the same
-bits.
+``train --config config.toml`` repeats the run. ``rounds.jsonl`` and ``result.json`` are reproducible files: they
+contain no time, host, path or speed. Measured values are in ``measured.json``. A killed run resumes from its
+checkpoint, and its files get the same bits as without the interruption.
 
 ``result.json`` lists the sha256 of the other reproducible files under ``files``, so a damaged result is never returned.
 Checkpoints and finished seeds are sealed for their run and seed. If one of them was changed, the seed is trained again,
@@ -58,10 +58,15 @@ from fedcache.store.files import (
 from fedcache.store.lock import is_held, wait_for_lock
 
 MEASURED = "measured.json"
+"""File of measured values, such as seconds. It is sealed, and not part of the result."""
+
 WRITTEN = "files.json"
+"""File with the digests of ``config.toml`` and of the partition files, so that later changes of them are noticed.
+
+It is sealed, written when the run begins, and not part of the result."""
+
 FILES = "files of a run"
-"""The files of measured values, and of the digests of files that a run begins with. Both are sealed and not part of a
-result. ``FILES`` is the kind in the seal of the second."""
+"""Kind of the file ``WRITTEN``, in its seal."""
 
 OWN_FILES = (
     r"(result|measured|files|models|pruned)\.json|config\.toml|rounds\.jsonl|clients\.parquet|test-rows\.npz|partition-.*"
@@ -80,6 +85,8 @@ PRUNED = "pruned.json"
 """File of a run that a search stopped, instead of a result: ``round``, ``rounds``, ``validation``, ``search``."""
 
 EXECUTIONS_OF_0_1 = {"loop": "sequential", "stack": "batched", "dual": "gram"}
+"""Execution mode in a result of fedcache 0.1 -> its name now."""
+
 MINUTE = 60.0
 PLACES = (
     "dataset",
@@ -90,8 +97,8 @@ PLACES = (
     "client_clusters",
     "client_durations",
 )
-"""Fields of ``config.toml`` that are places. They may differ between equal results, because a result has the digest of
-the content."""
+"""Fields of ``config.toml`` that may be the path of a file or folder. Equal results may have different paths, because a
+result has the digest of the content."""
 
 
 class DamagedRunError(CorruptionError):
@@ -105,11 +112,12 @@ class DamagedRunError(CorruptionError):
         self._args = (path, why)
 
     def __reduce__(self) -> tuple[type[FedcacheError], tuple[Any, ...]]:
+        # So that a copy in another process is a DamagedRunError too; ``FedcacheError`` would make it a FedcacheError.
         return DamagedRunError, self._args
 
 
 def ends_one_run(error: FedcacheError) -> bool:
-    """Whether an error ends one run, and not the other runs of its grid."""
+    """Whether an error ends only one run of a grid: its stored result is damaged, or its training failed."""
     return isinstance(error, DamagedRunError) or error.code is Exit.FEDERATED
 
 
@@ -119,7 +127,7 @@ class RunDirectory:
     def __init__(self, root: Path, identity: Identity) -> None:
         self.identity = identity
         self.path = root / identity.digest[:16]
-        self._note = ""
+        self._note = ""  # the comment at the top of config.toml
 
     def stored(self) -> dict[str, Any] | None:
         """The result of all seeds that have ended, or None.
@@ -139,7 +147,7 @@ class RunDirectory:
     def begin(
         self, config: Mapping[str, Any], partitions: Mapping[str, Sequence[Buffer]], note: str = ""
     ) -> None:
-        """Make the directory, the config of the run with a note at its top, and the partitions made for the run.
+        """Make the directory, and write the partitions made for the run, and its config with a note at the top.
 
         ``partitions`` are the parts of each file, by its name. If a result is stored already, seeds are added to it,
         and its config stays until the new result is written.
@@ -153,13 +161,18 @@ class RunDirectory:
             self._note = f"# {note}\n"
         if not (self.path / "result.json").exists():
             text = self._config_text(config)
+            # All partition files: earlier commands may have written some for other seeds.
             self._write_config(text, self.path.glob("partition-*.partition"))
 
     def _config_text(self, config: Mapping[str, Any]) -> bytes:
         return (self._note + tomli_w.dumps({"train": dict(config)})).encode()
 
     def _write_config(self, text: bytes, files: Iterable[Path]) -> dict[str, str]:
-        """Write ``config.toml``, and its digest with those of partition files; return those of the partition files."""
+        """Write ``config.toml``, and the file ``WRITTEN`` with its digest and those of partition files.
+
+        Returns:
+            the digests of the partition files alone, by name.
+        """
         partitions = {file.name: file_sha256(file) for file in files}
         write_atomic(self.path / "config.toml", text)
         digests = {"config.toml": sha256_hex(text), **partitions}
@@ -175,12 +188,13 @@ class RunDirectory:
         """
         with ExitStack() as held:
             with suppress(MachineError):
+                # No message and no stop while waiting: the other process writes its result in an instant.
                 lock = wait_for_lock(self.path / RESULT_LOCK, _do_nothing, _do_nothing)
                 held.enter_context(lock)
             yield
 
     def restart(self, seeds: Sequence[int]) -> None:
-        """Delete the checkpoints of seeds, so that they begin again."""
+        """Delete checkpoints and client states of seeds, so that no seed resumes, and the mark of ``mark_pruned``."""
         for seed in seeds:
             self.forget(seed)
         (self.path / PRUNED).unlink(missing_ok=True)
@@ -198,7 +212,7 @@ class RunDirectory:
         self, seed: int, tensors: Mapping[str, Any], state: Mapping[str, Any]
     ) -> None:
         """Replace a seed's checkpoint, completely or not at all."""
-        # The state is stored as text, because its figures may be NaN, which sealed JSON does not allow.
+        # The state is a string of JSON within the sealed JSON: its figures may be NaN, which the latter rejects.
         content = json.dumps(dict(state))
         path = self._checkpoint(seed)
         size = sum(tensor.nbytes for tensor in tensors.values())
@@ -233,6 +247,7 @@ class RunDirectory:
         return self.path / f"states-{seed}.table"
 
     def _read(self, path: Path, kind: str, seed: int, warn: Callable[[str], None]) -> Sealed | None:
+        """A sealed file of a seed, or None; a damaged one is deleted, and ``warn`` receives the reason."""
         try:
             return read_sealed(path, self._what(kind, seed))
         except CorruptionError as error:
@@ -241,6 +256,7 @@ class RunDirectory:
             return None
 
     def _what(self, kind: str, seed: int) -> dict[str, Any]:
+        """The header of a sealed file of a seed."""
         return {"kind": kind, "run": self.identity.digest, "seed": seed}
 
     def finish(
@@ -261,13 +277,15 @@ class RunDirectory:
             the result with ``files``: the digests of the other files, from ``begin`` and from this call.
         """
         lines = b"".join(canonical_json(record) + b"\n" for record in rounds)
+        # ``written``: every file of this call that the result lists. ``promised``: the same without the config, which
+        # ``_write_config`` writes.
         promised = {"rounds.jsonl": lines, **files}
         text = self._config_text(config)
         written = {**promised, "config.toml": text}
         path = self.path / "result.json"
         if any(_holds_other_bytes(self.path / name, raw) for name, raw in written.items()):
-            # The run gets more seeds, or a private run is trained again. If the process is killed from here on, the run
-            # has no result instead of a damaged one, and the next command makes the result from the seeds.
+            # The run gets more seeds, or a private run is trained again. The old result no longer fits the files. If
+            # the process is killed from here on, the run has no result, and the next command makes it from the seeds.
             path.unlink(missing_ok=True)
         seeds = result.get("seeds", ())
         files_of_seeds = map(self.partition_file, seeds)
@@ -279,8 +297,9 @@ class RunDirectory:
         whole = {**result, "files": {**partitions, **digests}}
         before(whole)
         write_result(path, whole)
+        # Now nothing is left to resume.
         self.restart(seeds)
-        # Delete the partial files of killed writers, but not those of a process that trains the same run now.
+        # Delete the partial files of killed writers. Younger ones may belong to a process that trains the same run now.
         for left in (*self.path.glob(".*.partial"), *self.path.glob(f"{MODELS}/.*.partial")):
             with suppress(OSError):
                 if left.stat().st_mtime < time.time() - MINUTE:
@@ -299,10 +318,11 @@ class RunDirectory:
 
 
 def _do_nothing() -> None:
-    """Wait without a message, because a result is written in an instant."""
+    """Callback of ``wait_for_lock``, for waiting without a message and without an end on request."""
 
 
 def _holds_other_bytes(path: Path, raw: bytes) -> bool:
+    """Whether a file exists and its bytes are not ``raw``."""
     try:
         return read_whole(path) != raw
     except OSError:
@@ -310,9 +330,10 @@ def _holds_other_bytes(path: Path, raw: bytes) -> bool:
 
 
 def file_digest(name: str, raw: bytes) -> str:
-    """sha256 of the bytes of a file that a result lists; for ``config.toml`` of its fields, without ``PLACES``.
+    """The digest of a file in the ``files`` of a result: sha256 of its bytes.
 
-    So a result has the same bits wherever its store is. A damaged ``config.toml`` has the digest of its bytes.
+    For ``config.toml`` it is the digest of the fields without ``PLACES``, so that a result has the same bits wherever
+    its store is. A ``config.toml`` that cannot be read as fields has the sha256 of its bytes.
     """
     if name != "config.toml":
         return sha256_hex(raw)
@@ -360,6 +381,7 @@ def read_pruned(run: Path) -> dict[str, Any] | None:
 
 
 def _what_pruned(run: Path) -> dict[str, str]:
+    """The header of ``PRUNED``, for its seal."""
     return {"kind": "mark of a pruned run", "run": name_of_run(run)}
 
 
@@ -424,19 +446,21 @@ def measured_of(folder: Path, result: Mapping[str, Any]) -> dict[str, Any] | Non
 
 
 def _what_measured(run: str) -> dict[str, Any]:
+    """The header of ``MEASURED``, for its seal; ``run`` is a digest."""
     return {"kind": "measurements", "run": run}
 
 
 def check_config(path: Path | None) -> None:
     """Raise CorruptionError if a ``config.toml`` in a run's directory, or a partition next to it, was changed.
 
-    The configuration of an unfinished run may be changed by the user. With a changed one of a finished run, another run
-    would be trained under its name. A file in any other folder is not checked.
+    The user may change the configuration of an unfinished run. If that of a finished run was changed, another run would
+    be trained under its name. A file in any other folder is not checked.
     """
     if path is None or path.name != "config.toml":
         return
     folder = path.resolve().parent
     finished = (folder / "result.json").exists()
+    # The digests of the files as they were written: those in ``WRITTEN``, else those in the result, else none.
     try:
         found = read_sealed(folder / WRITTEN, {"kind": FILES})
     except CorruptionError:  # the digests in the result are used instead
@@ -447,6 +471,7 @@ def check_config(path: Path | None) -> None:
     elif finished:
         with suppress(DamagedRunError):  # reported when the run is opened
             digests = read_result(folder / "result.json").get("files", {})
+    # Of an unfinished run, only the partitions are checked.
     names = [name for name in digests if name.startswith("partition-")]
     if finished:
         names.insert(0, "config.toml")
@@ -455,11 +480,12 @@ def check_config(path: Path | None) -> None:
             raw = read_whole(folder / name)
         except OSError:
             raw = b""
-        # The list of ``begin`` has digests of bytes; a result has those of ``file_digest``.
+        # ``WRITTEN`` has digests of bytes; a result has those of ``file_digest``.
         if found is not None:
             digest = sha256_hex(raw)
         else:
             digest = file_digest(name, raw)
+        # A config without a digest to compare with is accepted.
         if digest != digests.get(name, digest):
             raise CorruptionError(
                 f"{folder / name} is missing or was changed.",
@@ -481,14 +507,17 @@ def config_changed(folder: Path) -> bool:
 
 
 def check_place(folder: Path, result: Mapping[str, Any]) -> None:
-    """Raise DamagedRunError if a directory is named by the digest of another run than that of its result."""
+    """Raise DamagedRunError if the name of a directory is the digest of a run, but its result is of another run.
+
+    A renamed directory, whose name is no digest, may hold any result.
+    """
     is_digest = re.fullmatch("[0-9a-f]{16}", folder.name) is not None
     if is_digest and not str(result.get("digest")).startswith(folder.name):
         raise DamagedRunError(folder / "result.json", "belongs to another run")
 
 
 def check_files(folder: Path, result: Mapping[str, Any]) -> None:
-    """Raise DamagedRunError if a file that a result lists is missing or was changed, or if it is of another run."""
+    """Raise DamagedRunError if a result is of another run, or a file that it lists is missing or was changed."""
     check_place(folder, result)
     for name, digest in result.get("files", {}).items():
         try:
@@ -514,10 +543,12 @@ def check_models(folder: Path, result: Mapping[str, Any]) -> None:
         files = listed.content["files"]
     for name, written in files.items():
         file = index.with_name(name)
+        # The file may disappear while it is read.
         with suppress(FileNotFoundError):
             if file.is_file() and file_sha256(file) == written["sha256"]:
                 continue
-        if index.is_file():  # else another process removes the models at this moment
+        # Missing or changed. If the list is gone too, another process removes the models now: no damage.
+        if index.is_file():
             raise DamagedRunError(file, "is missing or was changed after fedcache wrote it")
 
 
@@ -560,6 +591,7 @@ def reads_embeddings(path: Path) -> bool:
     if file is None:
         return False
     try:
+        # A recipe of images has a size.
         recipes = content_beside_tensors(file)["recipes"]
         return any("size" not in recipe for recipe in recipes)
     except (SafetensorError, ValueError, KeyError, TypeError):
@@ -585,7 +617,10 @@ def rounds_of(path: Path) -> list[dict[str, Any]]:
 # draw noise for the same rounds of a private run, which cannot be repeated.
 
 LOCK = "running.lock"
-"""Lock in the directory of one run. In the directories of runs that are trained with it, the file names the first."""
+"""Lock file in the directory of a run.
+
+If several ordinary runs are trained together, only the file of the first one is locked. In the directories of the
+others, the file contains the path of the first directory."""
 
 
 @contextmanager
@@ -595,8 +630,8 @@ def owning(
     """Own the directories of runs while the block runs. They are created if they do not exist.
 
     If another process or thread trains one of these runs, wait until it has ended. Only the first of ordinary runs that
-    are trained together is locked, because thousands of points would be thousands of open files. Ordinary runs are
-    trained even if files cannot be locked.
+    are trained together is locked, because a grid of thousands of runs would need thousands of open files. Private runs
+    are all locked. Ordinary runs are trained even if files cannot be locked.
 
     Raises StoppedError if a stop is requested while waiting, MachineError if private runs cannot be locked.
     """
@@ -630,6 +665,7 @@ def owning(
             except MachineError:
                 if private:
                     raise
+        # In the directories that are not locked, a file contains the path of the first one, until the block ends.
         others = [folder / LOCK for folder in folders if folder not in locked]
         held.callback(_forget, others)
         for file in others:
@@ -645,6 +681,7 @@ def is_running(folder: Path) -> bool:
         first = read_whole(lock).decode()
     except (OSError, UnicodeDecodeError):
         return False
+    # A file that can be locked is empty. Otherwise it contains the path of the directory that is locked.
     held = lock
     if first:
         held = Path(first) / LOCK
@@ -652,6 +689,7 @@ def is_running(folder: Path) -> bool:
 
 
 def _forget(locks: Sequence[Path]) -> None:
+    """Remove files of the name ``LOCK`` that contain the path of another directory."""
     for lock in locks:
         with suppress(OSError):
             lock.unlink(missing_ok=True)
@@ -683,7 +721,7 @@ def tags_of(run: Path) -> tuple[str, ...]:
     except CorruptionError as error:
         plain = _plain_words(path)
         if plain:
-            # The plain tags can still be read. Commands that remove the file and add them again seal them.
+            # The tags are readable, only their seal is missing. The hint removes the file and adds each tag again.
             run_word = shell_word(run.name)
             commands = [f"rm {shell_word(path)}"]
             commands += [f"fedcache runs tag {shell_word(tag)} {run_word}" for tag in plain]
@@ -710,6 +748,7 @@ def write_tags(run: Path, tags: Iterable[str]) -> None:
 
 
 def _what(run: Path) -> dict[str, str]:
+    """The header of ``TAGS``, for its seal."""
     return {"kind": "tags of a run", "run": name_of_run(run)}
 
 

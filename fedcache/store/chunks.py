@@ -47,7 +47,7 @@ MAGIC = b"\x89FCARR1\n"
 """First bytes of a file. The first one shows that it is not text, the last one is lost if line ends are converted."""
 
 LARGEST_HEAD = 1 << 28
-"""Bytes; names of a million clients take a tenth of it."""
+"""Most bytes of a head. The names of a million clients take a tenth of it."""
 
 _START = len(MAGIC) + 8
 _ALIGNMENT = 8
@@ -99,8 +99,9 @@ def unpack(raw: memoryview) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """
     content, entries, first = _head(raw)
     arrays = {}
-    start = first  # of the next array
-    # By place, because canonical JSON has sorted the entries by name.
+    start = first  # where the next array must begin: arrays and their padding follow each other without a gap
+    # In the order of the file; canonical JSON has sorted the entries by name. An empty array has the offset of the next
+    # array, and comes first by its length.
     in_order = sorted(entries, key=lambda name: (entries[name]["offset"], entries[name]["length"]))
     for name in in_order:
         entry = entries[name]
@@ -108,6 +109,7 @@ def unpack(raw: memoryview) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         size = entry["length"] * dtype.itemsize
         stop = start + size
         end = stop + _gap(size)
+        # Offsets count from the first array.
         if first + entry["offset"] != start or end > len(raw):
             raise ValueError(
                 f"has {len(raw):,} bytes, too few for array {name!r} according to its header"
@@ -134,7 +136,7 @@ def is_array_file(raw: memoryview) -> bool:
 
 
 def mapped(path: Path) -> memoryview:
-    """The bytes of a file, mapped; nothing of a pipe. Raises OSError, when it is missing or unreadable."""
+    """The bytes of a file, mapped; no bytes for a pipe. Raises OSError if the file is missing or unreadable."""
     with open(path, "rb", buffering=0, opener=at_once) as file:
         try:
             return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
@@ -152,6 +154,7 @@ def _head(raw: memoryview) -> tuple[dict[str, Any], dict[str, Any], int]:
     if length > LARGEST_HEAD or start > len(raw):
         raise ValueError(f"has {len(raw):,} bytes, but its header should have {length:,}")
     head = parse_signed(bytes(raw[_START:end]))
+    # The digest of the head is right, but another program may have written it.
     unexpected = ValueError("has a header that fedcache does not write")
     if any(raw[end:start]) or head.keys() != {"content", "arrays"}:
         raise unexpected
@@ -165,7 +168,10 @@ def _head(raw: memoryview) -> tuple[dict[str, Any], dict[str, Any], int]:
 
 
 def _is_entry(entry: object) -> bool:
-    """Whether this is an entry of an array in a head, with numbers that a file can have."""
+    """Whether this is an entry of an array in a head.
+
+    Lengths and offsets must be below 2^48: no file is that large.
+    """
     if type(entry) is not dict or entry.keys() != {"dtype", "length", "offset", "sha256"}:
         return False
     numbers = (entry["length"], entry["offset"])
@@ -181,7 +187,7 @@ def _gap(size: int) -> int:
 
 CRC_BYTES = 4
 CACHE_LINE = 64
-"""Bytes."""
+"""Bytes of a cache line of the processor."""
 
 DTYPES = ("float16", "float32", "uint8", "int16", "int32", "int64")
 
@@ -204,7 +210,7 @@ def array_metadata(
 ) -> bytes:
     """``zarr.json`` of an array of numbers, or of strings (dtype ``string``), chunked along its first axis.
 
-    ``dimensions`` names the axes for xarray, in which axes of one name must have the same length within a group.
+    ``dimensions`` names the axes for xarray. Axes of one name must have the same length in all arrays of a group.
     """
     serializer: dict[str, Any] = {"name": "bytes"}
     if dtype == "string":
@@ -213,7 +219,7 @@ def array_metadata(
     else:
         fill = fill_of(dtype)
         if dtype.startswith("float"):
-            fill = "NaN"  # JSON has none
+            fill = "NaN"  # Zarr's word for it, because JSON has no such number
         if np.dtype(dtype).itemsize > 1:
             serializer["configuration"] = {"endian": "little"}
     return canonical_json(
@@ -254,7 +260,7 @@ def checksum(data: bytes | memoryview | NDArray[np.uint8]) -> int:
 
 
 def has_checksum(raw: bytes, crc: int) -> bool:
-    """Whether the bytes of a chunk file end with this checksum, and it is that of the bytes before."""
+    """Whether a chunk file ends with the checksum ``crc``, and its other bytes have this checksum."""
     return (
         raw[-CRC_BYTES:] == crc.to_bytes(CRC_BYTES, "little") and checksum(raw[:-CRC_BYTES]) == crc
     )
@@ -299,14 +305,16 @@ def to_stored_dtype(
             f"{what}: the rows are {rows.dtype}, but the array is {dtype}.",
             "Convert them before writing.",
         )
-    # float16 overflows silently, so the values are checked before and after the cast.
+    # The usual case, checked without looking at single rows: every row has a value, and all are finite. float16
+    # overflows silently, so the values are checked before and after the cast.
     if floating and not len(bad):
         with np.errstate(over="ignore"):
             cast = rows.astype(dtype, copy=False)
         if all_finite(rows) and (cast is rows or all_finite(cast)):
             return cast
+    # Every other case row by row, so that an error can name the rows.
     flat = rows.reshape(len(rows), -1)
-    lost = np.zeros(len(rows), bool)
+    lost = np.zeros(len(rows), bool)  # whether a row is bad
     lost[list(bad)] = True
     wrong = np.flatnonzero(lost & ~are_empty(rows))
     if len(wrong):
@@ -319,6 +327,7 @@ def to_stored_dtype(
         return rows
     with np.errstate(over="ignore"):
         cast = rows.astype(dtype)
+    # Two checks for rows that are not finite: the values to look at, and the words and the hint of the error.
     before = (
         flat,
         "is not finite",
@@ -343,6 +352,7 @@ def to_stored_dtype(
 
 def are_empty(rows: NDArray[Any]) -> NDArray[np.bool_]:
     """bool [n], the rows of [n, ...] without a value: all NaN, or all 0 in an array of integers."""
+    # Different from 0 (True for floats) where there is a value.
     held = rows.reshape(len(rows), -1)
     if rows.dtype.kind == "f":
         held = ~np.isnan(held)
@@ -376,6 +386,7 @@ def write_chunk_file(path: Path, rows: NDArray[Any], chunk_rows: int, dtype: str
     Needs no lock, because two writers of a chunk write the same bytes. So workers in other processes may call it.
     """
     raw = encode(rows, chunk_rows, dtype)
+    # An array without elements, such as rows of width 0.
     if not raw.size:
         return write_payload(path, b"")
     return write_payload(path, raw.reshape(-1).view(np.uint8).data)
@@ -390,7 +401,7 @@ def write_payload(path: Path, payload: bytes | memoryview) -> int:
 
 
 def make_directories(path: Path) -> None:
-    """Make a directory and its parents; the name of each is on disk before its content is made."""
+    """Make a directory and its parents. The name of each is safely on the disk before anything is made in it."""
     missing = []
     while not path.is_dir():
         missing.append(path)
@@ -403,12 +414,14 @@ def make_directories(path: Path) -> None:
 def encode_strings(values: Sequence[str]) -> bytes:
     """vlen-utf8: count, then length and bytes of each value, all lengths 4 bytes little-endian."""
     count = struct.pack("<I", len(values))
+    # Strings of the same number of characters are joined. They also have the same number of bytes if all are ASCII.
     if not isinstance(values, EqualStrings):
         widths = set(map(len, values))
         if len(widths) == 1 and widths != {0}:
             values = EqualStrings("".join(values), widths.pop())
     if isinstance(values, EqualStrings) and values.text.isascii():
-        # Strings of the same number of bytes, such as the names of numbered rows, are the rows of one table.
+        # Such strings, for example the names of numbered rows, are the rows of one table: four bytes of length, and the
+        # string.
         width = values.length
         table = np.empty((len(values), 4 + width), np.uint8)
         table[:, :4] = np.frombuffer(struct.pack("<I", width), np.uint8)
@@ -416,6 +429,7 @@ def encode_strings(values: Sequence[str]) -> bytes:
         table[:, 4:] = np.frombuffer(values.text.encode("ascii"), np.uint8).reshape(shape)
         return count + table.tobytes()
     raw = [value.encode("utf-8") for value in values]
+    # Lengths repeat, so each different one is packed once.
     packed = {length: struct.pack("<I", length) for length in set(map(len, raw))}
     lengths = map(packed.__getitem__, map(len, raw))
     pairs = zip(lengths, raw, strict=True)
@@ -423,10 +437,11 @@ def encode_strings(values: Sequence[str]) -> bytes:
 
 
 def decode_strings(raw: bytes) -> Sequence[str]:
-    """The inverse of ``encode_strings``. Raises ValueError, for bytes it does not write."""
+    """The inverse of ``encode_strings``. Raises ValueError for bytes that ``encode_strings`` does not write."""
     found = _decode_equal(raw)
     if found is not None:
         return found
+    # unpack_from raises struct.error if four bytes do not fit.
     try:
         (count,) = struct.unpack_from("<I", raw, 0)
         at = 4
@@ -450,6 +465,7 @@ def _decode_equal(raw: bytes) -> EqualStrings | None:
     if len(raw) < 8:
         return None
     count, length = struct.unpack_from("<II", raw, 0)
+    # Strings that all have the length of the first fill exactly this many bytes.
     if not length or len(raw) != 4 + count * (4 + length):
         return None
     table = np.frombuffer(raw, np.uint8, offset=4).reshape(count, 4 + length)
@@ -461,9 +477,9 @@ def _decode_equal(raw: bytes) -> EqualStrings | None:
 
 
 def read_checked(path: Path, crc: int | None, what: str, *, size: int | None = None) -> bytes:
-    """A chunk file's payload, after its size and both checksums were verified.
+    """The payload of a chunk file, after its size, the checksum in the file and ``crc`` were verified.
 
-    Raises CorruptionError, naming the file.
+    A ``size`` or ``crc`` of None is not verified. Raises CorruptionError, naming the file.
     """
     try:
         if size is not None:
@@ -477,7 +493,7 @@ def read_checked(path: Path, crc: int | None, what: str, *, size: int | None = N
 
 
 def check_size(found: int, size: int, path: Path, what: str) -> None:
-    """Refuse a chunk file of ``found`` bytes instead of ``size`` and a checksum. Raises CorruptionError."""
+    """Raise CorruptionError unless the ``found`` bytes of a chunk file are a payload of ``size`` and a checksum."""
     if found != size + CRC_BYTES:
         raise damaged(what, path, f"has {found:,} bytes, expected {size + CRC_BYTES:,}")
 
@@ -489,6 +505,7 @@ def array_bytes(shape: Sequence[int], dtype: str) -> int:
 
 def damaged(what: str, path: Path, why: str) -> FedcacheError:
     """A corruption error for one file of a store."""
+    # The store is the nearest folder above the file whose name ends in .zarr.
     store = next((p for p in path.parents if p.suffix == ".zarr"), path.parent)
     place = shell_word(store)
     hint = (
@@ -504,7 +521,7 @@ def damaged(what: str, path: Path, why: str) -> FedcacheError:
 
 
 def map_file(path: Path, size: int, what: str) -> NDArray[np.uint8]:
-    """A chunk file of ``size`` bytes and a checksum, mapped read-only. Raises CorruptionError for another size."""
+    """A chunk file, ``size`` bytes and then a checksum, mapped read-only. Raises CorruptionError for another size."""
     try:
         with open(path, "rb", buffering=0, opener=at_once) as file:
             check_size(os.fstat(file.fileno()).st_size, size, path, what)
@@ -523,15 +540,16 @@ def empty(shape: Sequence[int], dtype: np.dtype[Any]) -> NDArray[Any]:
     """
     size = math.prod(shape) * dtype.itemsize
     raw = np.empty(size + CACHE_LINE, np.uint8)
+    # Bytes from the beginning of ``raw`` to the next cache line.
     start = -raw.ctypes.data % CACHE_LINE
     return raw[start : start + size].view(dtype).reshape(shape)
 
 
 def read_file(path: Path, out: NDArray[np.uint8], size: int, what: str) -> bytes:
-    """Fill ``out`` with the first bytes of a chunk file of ``size`` bytes and its checksum; nothing is verified.
+    """Fill ``out`` with the first bytes of a chunk file, without verifying them.
 
-    Returns the remaining bytes of the file: rows beyond the end of the array, and the checksum. Raises
-    CorruptionError, for a missing file or a wrong size.
+    ``size`` is that of the file without its checksum. Returns the remaining bytes of the file: rows beyond the end of
+    the array, and the checksum. Raises CorruptionError for a missing file or a wrong size.
     """
     try:
         with open(path, "rb", buffering=0, opener=at_once) as file:
@@ -551,12 +569,13 @@ def read_file(path: Path, out: NDArray[np.uint8], size: int, what: str) -> bytes
 def verify_payload(
     payload: bytes | NDArray[np.uint8], rest: bytes, crc: int | None, path: Path, what: str
 ) -> None:
-    """Compare a payload with the checksum in its file and with ``crc``, unless that is None.
+    """Compare the checksum of a chunk file with the one at its end, and with ``crc`` unless it is None.
 
-    ``rest`` is the remainder of the file. Its last four bytes are the checksum of all bytes before them. Raises
-    CorruptionError, naming ``what``.
+    The file is ``payload`` followed by ``rest``. The last four bytes of ``rest`` are the checksum of all bytes before
+    them, which may include rows beyond the end of the array. Raises CorruptionError, naming ``what``.
     """
     found = checksum(payload)
+    # Bytes between the payload and the stored checksum.
     if len(rest) > CRC_BYTES:
         found = int(google_crc32c.extend(found, rest[:-CRC_BYTES]))
     stored = int.from_bytes(rest[-CRC_BYTES:], "little")

@@ -1,8 +1,10 @@
-"""A description of all code that an object of the user reaches, for a digest: a method's functions, a module's class.
+"""Description of all code that an object of the user reaches. Its digest identifies the object.
 
-It covers the user's files that define them, the user's files that these import, and the values bound to the functions
-(closures, defaults, ``partial``). So a changed line or a changed number is another identity. Files of Python, of
-installed packages and of fedcache appear by name only, because their versions are recorded elsewhere.
+The object is a method, which reaches its functions, or a torch module, which reaches its class
+(``extract.backbones.own_digest``). The description covers the user's files that define these, the user's files that
+those files import, and the values bound to functions (closures, defaults, ``partial``). So a changed line or a changed
+number is another identity. Files of Python, of installed packages and of fedcache appear by name only, because their
+versions are recorded elsewhere.
 """
 
 from __future__ import annotations
@@ -54,13 +56,16 @@ class ReachedCode:
         self.packages = packages
         self.sources: dict[Path, str] = {}
         self.methods: set[str] = set()
+        # File of ``sources`` -> all code objects that its current content compiles to.
         self._codes: dict[Path, set[CodeType]] = {}
+        # Ids of the functions whose bound values are being described.
         self._open: set[int] = set()
 
     def describe(self, value: Any) -> Any:
         """A value as JSON; different values have different JSON. Files of its functions are added to ``sources``."""
         import torch
 
+        # Values that fit no case, such as sparse tensors, are described after it.
         match value:
             case None | str() | bool() | int() | float() | torch.dtype() | np.dtype():
                 return repr(value)
@@ -74,7 +79,7 @@ class ReachedCode:
                 plain = value.detach().cpu().contiguous()
                 in_numpy = (torch.float16, torch.float32, torch.float64)
                 if plain.dtype.is_floating_point and plain.dtype not in in_numpy:
-                    # bfloat16 and smaller floats
+                    # bfloat16 and floats of one byte, which numpy does not have: their bytes are read as integers.
                     raw = plain.reshape(-1).view(torch.uint8).numpy()
                     return [str(plain.dtype), list(plain.shape), sha256_hex(raw.tobytes())]
                 return self.describe(plain.numpy())
@@ -87,12 +92,16 @@ class ReachedCode:
                 return self._function(value)
             case MethodType():
                 described = ["method", self.describe(value.__func__)]
+                # A class method. Any other method also depends on the object to which it is bound.
                 if isinstance(value.__self__, type):
                     return described
                 return [*described, self.describe(value.__self__)]
             case ModuleType():
                 self._note_module(value.__name__)
+                # The dot at the beginning keeps it apart from a class or function of the same name.
                 return f".{value.__name__}"
+            # A method of an object of C, such as ``[1, 2].index``. For a function of C, ``__self__`` is its module or
+            # None.
             case BuiltinFunctionType() if not isinstance(value.__self__, type | ModuleType | None):
                 return ["method", value.__name__, self.describe(value.__self__)]
             case BuiltinFunctionType() | type():
@@ -104,7 +113,7 @@ class ReachedCode:
         return self.describe_object(value)
 
     def describe_object(self, value: Any) -> Any:
-        """Any other object as JSON. Raises NoDigestError, because objects of methods have none."""
+        """Any other object as JSON. Raises NoDigestError here; for torch modules, a subclass describes the object."""
         kind = type(value).__name__
         raise NoDigestError(
             f"fedcache cannot compute a digest of an object of type {kind} in {self.owner}.",
@@ -117,21 +126,24 @@ class ReachedCode:
         code = function.__code__
         path = Path(code.co_filename)
         is_own = self._is_users(path)
-        # Without the module for a function of the user, because it may have any name.
+        # The same file of the user may be imported under different names, so its module is not part of the name.
         name = f"{function.__qualname__}:{code.co_firstlineno}"
         if not is_own:
             self._note_module(function.__module__)
             name = f"{function.__module__}.{name}"
-        if id(function) in self._open:  # a function that is bound to itself
+        # A function that is bound to itself, such as a recursive inner function: describing it again would never end.
+        if id(function) in self._open:
             return name
         if is_own:
             self._note_source(path, function.__module__)
+            # The digest is that of the file, so the file must contain the code that runs.
             if code not in self._codes[path]:
                 raise UsageError(
                     f"{function.__qualname__} of {self.owner} differs from the current content of {path}.",
                     "Import the file again or restart Python, so that the running code matches the file.",
                 )
         self._open.add(id(function))
+        # The values bound to the function.
         closure = [cell.cell_contents for cell in function.__closure__ or ()]
         bound = (closure, function.__defaults__, function.__kwdefaults__)
         described = [name, *map(self.describe, bound)]
@@ -157,6 +169,7 @@ class ReachedCode:
         try:
             raw = path.read_bytes()
             tree = ast.parse(raw.decode())
+            # As an import compiles the file, so that its code objects equal those of the imported functions.
             compiled = SourceFileLoader(module, str(path)).source_to_code(raw, str(path))
         except (OSError, ValueError, SyntaxError) as error:
             raise NoDigestError(
@@ -165,6 +178,7 @@ class ReachedCode:
             ) from error
         self.sources[path] = f"{path.name} {hashlib.sha256(raw).hexdigest()}"
         self._codes[path] = set(_nested_codes(compiled))
+        # The package that relative imports of the file start from.
         package = getattr(sys.modules.get(module), "__package__", None) or ""
         for name in _imported_names(tree, package):
             self._note_module(name)
@@ -172,6 +186,7 @@ class ReachedCode:
     def _note_module(self, name: str) -> None:
         """Add a module to ``methods`` if it is one of fedcache's, or to ``sources`` if it is a file of the user."""
         file = getattr(sys.modules.get(name), "__file__", None)
+        # No module that was imported from a file, such as the name of a function.
         if file is None:
             return
         path = Path(file)
@@ -183,6 +198,7 @@ class ReachedCode:
 
 
 def _nested_codes(code: CodeType) -> Iterator[CodeType]:
+    """A code object, and those of the functions and classes in it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -190,12 +206,16 @@ def _nested_codes(code: CodeType) -> Iterator[CodeType]:
 
 
 def _imported_names(tree: ast.Module, package: str) -> Iterator[str]:
-    """Dotted names of the modules that a file may import, and of the names imported from them."""
+    """Dotted names of the modules that a file may import, and of the names imported from them.
+
+    An imported name may be a module too: ``from package import module``.
+    """
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             dotted = "." * node.level + (node.module or "")
+            # A relative import outside of any package cannot be resolved; running it would fail too.
             try:
                 origin = dotted
                 if node.level:

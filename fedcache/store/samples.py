@@ -42,7 +42,7 @@ class Samples:
     """One entry per row of the store."""
 
     uid: NDArray[np.uint8]  # uint8 [N, 16], identity of the image
-    # N names inside the dataset, sorted; of a store that grew, those it had and then the new ones
+    # N names inside the dataset, sorted; in a store that grew, the new names follow the earlier ones
     name: Sequence[str]
     label: NDArray[np.int32]  # int32 [N], -1 unknown
     domain: NDArray[np.int16]  # int16 [N]
@@ -52,7 +52,7 @@ class Samples:
     domains: tuple[str, ...]  # names in domain order
 
     def checked(self) -> Samples:
-        """The same rows in the stored dtypes. Raises UsageError, when lengths or codes do not fit each other."""
+        """The same rows in the stored dtypes. Raises UsageError if columns differ in length, or a code has no name."""
         rows = len(self.name)
         out = {}
         for key, dtype in COLUMNS.items():
@@ -102,18 +102,21 @@ def held_out(
     rows = np.flatnonzero(among)
     if not len(rows):
         return chosen
-    # Sort by domain, label and uid; the last key of lexsort is the first criterion, and equal rows keep their order.
-    # Two big-endian numbers of eight bytes are in the same order as the sixteen bytes of a uid.
+    # Sort by domain, then label, then uid. The sixteen bytes of a uid are compared as two big-endian numbers of eight
+    # bytes, whose order is the same. The last key of ``lexsort`` is the first criterion; equal rows keep their order.
     high, low = np.ascontiguousarray(uid[rows]).view(">u8").T.astype(np.uint64)
     rows = rows[np.lexsort((low, high, label[rows], domain[rows]))]
+    # Rows of one (domain, label) now follow each other. A group starts where this pair changes.
     group = np.stack([domain[rows], label[rows]], axis=1).astype(np.int64)
     begins_group = np.any(group[1:] != group[:-1], axis=1)
     starts = np.concatenate([[0], np.flatnonzero(begins_group) + 1])
     sizes = np.diff(np.append(starts, len(rows)))
+    # Number of test rows of each group.
     quota = np.where(sizes > 1, np.maximum(1, sizes // 5), 0)
     if most is not None:
         quota = np.minimum(quota, most)
-    place = np.arange(len(rows)) - np.repeat(starts, sizes)  # of a row in its group
+    # Place of each row in its group: 0 for the row with the smallest uid.
+    place = np.arange(len(rows)) - np.repeat(starts, sizes)
     is_chosen = place < np.repeat(quota, sizes)
     chosen[rows[is_chosen]] = True
     return chosen
@@ -145,6 +148,8 @@ def complete_split(
     Raises:
         UsageError, when there are no training rows.
     """
+    # Parts of the note: "no test set: the fifth ... is taken from train", or "no split given: the fifth ... is the test
+    # set".
     problem = "no test set"
     remedy = "taken from train"
     if splits is None:
@@ -170,7 +175,7 @@ def complete_split(
 
 
 def read_samples(store: Path, manifest: Manifest) -> Samples:
-    """Every column. Raises CorruptionError, for a column that is not the one the manifest lists."""
+    """Every column. Raises CorruptionError if a column is not the one that the manifest lists."""
     columns: dict[str, Any] = {key: read_column(store, manifest, key) for key in COLUMNS}
     place = column_file(store, "name")
     raw = _verified(store, manifest, "name", place, None)
@@ -178,6 +183,7 @@ def read_samples(store: Path, manifest: Manifest) -> Samples:
         name = decode_strings(raw)
     except ValueError as error:
         raise damaged("samples/name", place, f"has no valid names ({error})") from error
+    # Also the columns of a store without rows have one row, because no chunk is empty. It is cut off below.
     if len(name) != max(1, manifest.rows):
         raise damaged("samples/name", place, f"holds {len(name)} names for {manifest.rows} rows")
     return Samples(
@@ -188,6 +194,7 @@ def read_samples(store: Path, manifest: Manifest) -> Samples:
 def read_column(store: Path, manifest: Manifest, key: str) -> NDArray[Any]:
     """One column of numbers: [N], or uint8 [N, 16] for ``uid``; errors as ``read_samples``."""
     dtype = COLUMNS[key]
+    # At least one row, as in ``read_samples``.
     shape = column_shape(key, max(1, manifest.rows))
     place = column_file(store, key)
     raw = _verified(store, manifest, key, place, array_bytes(shape, dtype))
@@ -198,11 +205,11 @@ def read_column(store: Path, manifest: Manifest, key: str) -> NDArray[Any]:
 def _verified(store: Path, manifest: Manifest, key: str, place: Path, size: int | None) -> bytes:
     """The bytes of a column, after its checksums were verified; ``size`` is None where it is not known.
 
-    Raises CorruptionError.
+    ``place`` is the file of the column. Raises CorruptionError.
     """
-    listed = [manifest.samples[key]]
+    listed = [manifest.samples[key]]  # the checksums that the column may have
     if key == "ok":
-        # Between the replacement of this column and that of the manifest, a journal vouches for the new one.
+        # A writer replaces this column before the manifest. In between, the column has the checksum in the journal.
         listed += announced_checksums(store, "ok")
     raw = read_checked(place, None, f"samples/{key}", size=size)
     if checksum(raw) not in listed:
@@ -247,9 +254,9 @@ def samples_frame(s: Samples, groups: Mapping[str, Group]) -> Any:
 # Groups: columns that came with the data and sort its rows, such as a hospital, a writer or a
 # device.
 #
-# A group is no part of a dataset's content, so that a column may be added or corrected without
-# another store: each is a sealed file of its own, ``groups/NAME.group``, with the words in its
-# head and the codes as an array (FORMAT.md).
+# A group is no part of a dataset's content, so a column may be added or corrected without making
+# another store. Each group is a sealed file of its own, ``groups/NAME.group``, with the words in
+# its head and the codes as an array (FORMAT.md).
 
 FOLDER = "groups"
 SUFFIX = ".group"
@@ -261,9 +268,9 @@ def place_of(name: str) -> str:
 
 
 def parts_of(name: str, group: Group) -> list[Buffer]:
-    """The parts of a group's file, to be written one after another. Raises UsageError for words that fit no file."""
+    """The parts of a group's file, to be written one after another. Raises UsageError for words that are too long."""
     content = {"group": name, "words": list(group.words)}
-    # Codes are unsigned in such a file, so 0 means no value.
+    # Codes in the file are unsigned: 0 means no value, which is -1 in a ``Group``.
     codes = group.codes.astype(np.int64) + 1
     try:
         return pack(content, {"codes": codes})
@@ -299,6 +306,7 @@ def read_group(path: Path, manifest: Manifest, name: str) -> Group:
         codes = arrays["codes"]
         if not isinstance(words, list) or not all(type(word) is str for word in words):
             raise ValueError("contains values that are not words")
+        # The code of a word is its number plus 1, so it may equal the number of words.
         highest = int(codes.max(initial=0))
         if len(codes) != manifest.rows or highest > len(words):
             raise ValueError(

@@ -33,10 +33,15 @@ EXTRA = (
 def load(
     backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str, dtype: str
 ) -> FrozenEncoder:
-    """Both towers; position embeddings are resampled for another input size. An architecture may need a download."""
+    """The image tower and the text tower, with the weights of a file.
+
+    Position embeddings are resampled if the recipe has another input size. For some architectures, open_clip downloads
+    the configuration of the text tower.
+    """
     path = weights.file(backbone.name)
     model, tokenizer = _build(backbone, recipe)
     state = read_state(path, hub=backbone.hub, key=weights.key)
+    # The model's names may follow a prefix in the file. ``taken`` keeps it, for a message to the user.
     found = weights_in(state, model, backbone=backbone.name, path=path, ignore=EXTRA)
     weights.taken.append(found)
     fitted = _fit(after(found.prefix, state), model)
@@ -45,6 +50,7 @@ def load(
 
 
 def _build(backbone: Backbone, recipe: Recipe) -> tuple[Any, Any]:
+    """The model with random weights, and its tokenizer."""
     import logging
 
     import open_clip
@@ -53,7 +59,7 @@ def _build(backbone: Backbone, recipe: Recipe) -> tuple[Any, Any]:
     if recipe.size != backbone.recipe.size:
         size = recipe.size
     # open_clip warns that the weights are random, but the strict load replaces them.
-    before = logging.root.manager.disable
+    before = logging.root.manager.disable  # the level that is disabled now, to be restored
     logging.disable(logging.WARNING)
     try:
         model = open_clip.create_model(
@@ -77,12 +83,15 @@ def _build(backbone: Backbone, recipe: Recipe) -> tuple[Any, Any]:
 
 
 def _fit(state: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """The tensors of a published file in the layout of the model; their content is the same."""
+    """The tensors of a published file in the layout of the model; only position embeddings may get other values."""
     from open_clip import factory
 
+    # Apple publishes MobileCLIP with other names.
     state = factory.convert_state_dict(model, state)
+    # Some models have the text tower as a module of its own; older files have its tensors at the top.
     if "positional_embedding" in state and not hasattr(model, "positional_embedding"):
         state = factory.convert_to_custom_text_state_dict(state)
+    # One number, which a file may have in the shape [] and the model in the shape [1], or the reverse.
     scale = getattr(model, "logit_scale", None)
     stored_scale = state.get("logit_scale")
     if scale is not None and stored_scale is not None and stored_scale.numel() == scale.numel():
@@ -92,7 +101,7 @@ def _fit(state: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
 
 
 def derive(name: str) -> Backbone:
-    """The row of ``open_clip:<arch>@<tag>``, from open_clip's configuration.
+    """The backbone ``open_clip:<arch>@<tag>``, described from open_clip's configuration.
 
     Raises UsageError for a name that open_clip does not know, or preprocessing that a recipe cannot describe.
     """
@@ -105,6 +114,7 @@ def derive(name: str) -> Backbone:
     if config is None:
         raise unknown("open_clip architecture", architecture, open_clip.list_models())
     published = None
+    # Without a tag, or with an unknown one, the error lists the tags.
     if tag:
         published = open_clip.get_pretrained_cfg(architecture, tag)
     if not published:
@@ -116,6 +126,7 @@ def derive(name: str) -> Backbone:
             hint=f"Write {PREFIX}{architecture}@TAG; tags: {', '.join(tags)}",
         )
     resize_mode = published["resize_mode"]
+    # The recipe's word for a resize mode; None if it has none.
     resize = {"shortest": "crop", "squash": "squash"}.get(resize_mode)
     size = published.get("size") or config["vision_cfg"]["image_size"]
     interpolation = published["interpolation"]
@@ -130,7 +141,7 @@ def derive(name: str) -> Backbone:
     activation = "native"
     if published.get("quick_gelu") or config.get("quick_gelu"):
         activation = "quickgelu"
-    # OWNER/NAME/, and then the name of the file unless it is a usual one.
+    # ``hf_hub`` is OWNER/NAME/ if the file has one of the usual names, else OWNER/NAME/FILE. It may be missing.
     parts = [part for part in str(published.get("hf_hub") or "").split("/") if part]
     hub = None
     if len(parts) >= 2:
@@ -158,5 +169,6 @@ def derive(name: str) -> Backbone:
         files=files,
         architecture=architecture,
         hub=hub,
+        # A list of layers describes a ResNet, which takes one input size only.
         fixed=isinstance(config["vision_cfg"].get("layers"), list),
     )

@@ -60,7 +60,10 @@ class RecordFile:
 
 
 def key(rest: str, context: Context) -> list[Any]:
-    """The place, the columns that the spec names, and the stat of every file."""
+    """Values that change if the content of a row may have changed.
+
+    They are the words of the spec that name columns, and the stat of every file.
+    """
     request = columns.parse_rest(rest, "hf")
     path = _locate(request.place, context)
     return ["hf", request.facts, tree.state_of(path, context.within(path))]
@@ -76,10 +79,12 @@ def load(rest: str, context: Context) -> Dataset:
     path = _locate(request.place, context)
     facts = key(rest, context)
     need_arrow(f"hf:{request.place}")
+    # If the spec names a column of splits, the names of files do not give the split.
     files, left_out = _files(path, context, by_name=request.choice.split is None)
     columns.refuse_without_training(path, [file.split for file in files], left_out)
     images = [_image_column(file, request) for file in files]
-    # For each column the class names of the first file that has some, for files that have none.
+    # For files without class names: for each column, those of the first file that has some. Going backwards, an earlier
+    # file overwrites a later one.
     names_of_first: dict[str, list[str]] = {}
     for file in reversed(files):
         names_of_first |= class_names_of(file.features)
@@ -88,10 +93,12 @@ def load(rest: str, context: Context) -> Dataset:
         class_names = names_of_first | class_names_of(file.features)
         rows = _rows(file, image, class_names)
         by_split.setdefault(file.split, []).append(rows)
+    # Names of rows begin with the word of their split, so this is the order of the names.
     splits = sorted(by_split, key=_word)
     parts = [_one_after_another(by_split[split]) for split in splits]
     suffix = files[0].path.suffix[1:]
     number = counted(len(files), f"{suffix} file")
+    # The column of the first file is named for all of them.
     how = f"images from {images[0]}, of {number}"
     how += columns.left_out_words(left_out)
     return columns.assemble(
@@ -118,6 +125,7 @@ def pull(name: str, root: Path, say: Callable[[str], None]) -> None:
         )
     huggingface_hub = needed_library("huggingface_hub", f"hf:{name}", "hf")
     api = huggingface_hub.HfApi()
+    # The repository itself; then the branch where Hugging Face puts its own conversion to parquet.
     for revision in ("main", "refs/convert/parquet"):
         try:
             found = api.dataset_info(name, revision=revision, files_metadata=True)
@@ -137,7 +145,7 @@ def pull(name: str, root: Path, say: Callable[[str], None]) -> None:
             )
             return
         except Exception as error:
-            # The library passes on the errors of the packages with which it reaches the network.
+            # Of any class: the library also raises the errors of the packages that it uses for the network.
             message = str(error).strip() or type(error).__name__
             first_line = message.splitlines()[0]
             raise MachineError(
@@ -151,7 +159,9 @@ def pull(name: str, root: Path, say: Callable[[str], None]) -> None:
 
 
 def _locate(place: str, context: Context) -> Path:
+    """The file or folder of ``hf:PLACE``. Raises UsageError, and MachineError for a name that was not pulled."""
     path = Path(place).expanduser()
+    # An empty place is tested first, because ``Path("")`` is the current folder.
     if place and path.exists():
         if path.is_file() and path.suffix not in SUFFIXES:
             raise UsageError(
@@ -191,6 +201,7 @@ def split_in(relative: str) -> int | None:
     words = re.split(r"[-_.]", name)
     of_file = split_named(words)
     if of_file is None:
+        # Reversed, so that the nearest folder comes first.
         return split_named([*reversed(folders)])
     return of_file
 
@@ -198,9 +209,11 @@ def split_in(relative: str) -> int | None:
 def _files(path: Path, context: Context, *, by_name: bool) -> tuple[list[RecordFile], list[str]]:
     """The files of a dataset in the order of their names, and the names of those left out for lack of a split.
 
-    ``by_name`` says whether names of files say the split.
+    With ``by_name``, the split of a file is read from its name and those of its folders. Without, no file has a split,
+    and none is left out.
     """
     if path.is_file():
+        # A single file is the whole dataset, so its name gives no split.
         return [_open(path, None, path)], []
     names = []
     for name in sorted(tree.scan(path, context.within(path)).others):
@@ -219,6 +232,7 @@ def _files(path: Path, context: Context, *, by_name: bool) -> tuple[list[RecordF
     configurations = {_configuration(name) for name in names}
     if len(configurations) > 1:
         named = ", ".join(sorted(c or "." for c in configurations))
+        # The largest, because the smallest may be "": files without a folder of their own.
         example = shell_word(path / max(configurations))
         raise UsageError(
             f"{path} holds {len(configurations)} configurations: {named}.",
@@ -244,7 +258,10 @@ def _configuration(name: str) -> str:
 
 
 def _saved(path: Path, names: Sequence[str]) -> list[str]:
-    """The Arrow files that ``state.json`` lists, if there is one; ``map`` leaves other files behind."""
+    """The Arrow files that the ``state.json`` of their folder lists; all files of a folder without it.
+
+    Other files are leftovers, for example of ``Dataset.map``.
+    """
     kept = []
     for name in names:
         folder, _, file = name.rpartition("/")
@@ -272,12 +289,13 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _open(path: Path, split: int | None, root: Path) -> RecordFile:
-    """A file of the dataset at ``root``, whose rows are not read."""
+    """The description of a file of the dataset at ``root``; no image is decoded."""
     groups: tuple[int, ...] = ()
     with explain_damage(path):
         if path.suffix == ".arrow":
             table = open_arrow(path)
-            table.validate(full=True)  # offsets that lead out of the file would be followed
+            # The whole file is checked now: later, reading a row follows an offset even if it leads out of the file.
+            table.validate(full=True)
             schema = table.schema
             rows = table.num_rows
         else:
@@ -312,18 +330,21 @@ def _image_column(file: RecordFile, request: DatasetRequest) -> str:
     path = file.path
     with_bytes = [f.name for f in file.schema if holds_bytes(f.type)]
     named = request.content or None
+    # Without usual names: only the column that the user names.
     chosen = find_column(path, dict.fromkeys(file.schema.names), named, (), "--images-key")
     if chosen is None:
         marked = []
         for name in with_bytes:
             if file.features.get(name, {}).get("_type") == "Image":
                 marked.append(name)
+        # One column needs no usual name.
         possible = marked or with_bytes
         if len(possible) == 1:
             chosen = possible[0]
         else:
             usual = columns.IMAGE_NAMES
             chosen = find_column(path, dict.fromkeys(possible), None, usual, "--images-key")
+    # A column that the user names may hold no bytes.
     if chosen is None or chosen not in with_bytes:
         shown = ", ".join(f"{f.name} {f.type}" for f in list(file.schema)[:8])
         what = "no column of images"
@@ -355,11 +376,13 @@ def _rows(file: RecordFile, image: str, class_names: dict[str, list[str]]) -> Ta
         if field.name == image:
             continue
         if _is_extension(field):
+            # () stands for an unknown shape.
             held[field.name] = Unread((), str(field.type), "an extension type")
         else:
             names.append(field.name)
     if names:
-        held |= read_others(_table(file, class_names), names)[0]
+        others, _ = read_others(_table(file, class_names), names)
+        held |= others
     stamp = stamp_of(file.path)
     source: Source = ParquetRows(file.path, stamp, image, file.groups)
     if file.path.suffix == ".arrow":
@@ -371,6 +394,7 @@ def _one_after_another(files: Sequence[TableRows]) -> TableRows:
     """The rows of all files of a split; only a few of the files are open at a time."""
     lengths = [len(file.names) for file in files]
     split = files[0].split
+    # The other two results are known: the files have the same split, and no columns without rows.
     held, _, _ = columns.joined_parts(files)
     rows = Shards([file.source for file in files], lengths)
     names = columns.row_names(sum(lengths), split)
@@ -381,6 +405,7 @@ def _table(file: RecordFile, class_names: dict[str, list[str]]) -> Table:
     """A file as a table."""
 
     def batches(columns: Sequence[str], rows: int, *, floats: bool = False) -> Iterator[Any]:
+        """See ``Batches``; ``floats`` is for CSV files, and not used here."""
         import pyarrow.parquet as pq
 
         with explain_damage(file.path):
@@ -403,7 +428,7 @@ BATCH = 32
 """Rows of a parquet file that are decoded at a time."""
 
 KEPT = 4
-"""Batches that a process keeps: threads may be a batch apart."""
+"""Decoded batches of a file that a process keeps. Its threads read nearby rows, but not always of the same batch."""
 
 
 def image_bytes(values: Any, at: int) -> bytes:
@@ -437,10 +462,11 @@ class ParquetRows(Reopened):
         self._starts = np.cumsum([0, *groups])
         self._lock = threading.Lock()
         self._file: Any = None
-        self._batches: Any = None  # the next batches of row group ``_group``
-        self._group = -1
-        self._at = 0  # the first row that ``_batches`` hold
-        self._kept: list[tuple[int, Any]] = []  # (first row, values)
+        # The batches of row group ``_group`` that were not read yet: an iterator.
+        self._batches: Any = None
+        self._group = -1  # -1 if there is no such iterator
+        self._at = 0  # first row of the next batch
+        self._kept: list[tuple[int, Any]] = []  # (first row, values) of the last batches
         self._broken: dict[int, int] = {}  # row group -> first row that could not be read
 
     def read(self, row: int) -> bytes:
@@ -460,23 +486,26 @@ class ParquetRows(Reopened):
         if group in self._broken and row >= self._broken[group]:
             raise BadImage("its data in the file is damaged")
         try:
+            # The iterator cannot go back: for an earlier row, the group is read from its start again.
             if group != self._group or row < self._at:
                 self._batches = self._open().iter_batches(
                     BATCH, row_groups=[group], columns=[self.column]
                 )
                 self._group = group
                 self._at = int(self._starts[group])
+            # Batches before the one with the row are read and kept too.
             for batch in self._batches:
                 first = self._at
                 self._at += len(batch)
                 newest = (first, only_bytes(batch.column(0)))
+                # The last KEPT - 1 batches, and the newest one.
                 self._kept = [*self._kept[1 - KEPT :], newest]
                 if row < self._at:
                     return newest
         except (pa.ArrowException, OSError):
             pass
-        # An error, or a group that ends too early. It is remembered: without that, each later row would read the group
-        # from its start again.
+        # The row was not found: reading failed, or the group has fewer rows than the file says. This is remembered.
+        # Otherwise each later row would read the group from its start again.
         self._broken[group] = self._at
         self._group = -1
         raise BadImage("its data in the file is damaged")
@@ -485,7 +514,8 @@ class ParquetRows(Reopened):
         if self._file is None:
             import pyarrow.parquet as pq
 
-            os.close(open_as_listed(self.path, self.stamp))  # raises when it has changed
+            # Opened and closed, only to raise an error if the file has changed since it was listed.
+            os.close(open_as_listed(self.path, self.stamp))
             self._file = pq.ParquetFile(
                 self.path, buffer_size=1 << 20, page_checksum_verification=True
             )
@@ -506,7 +536,8 @@ class ArrowRows(Reopened):
 
     @cached_property
     def _values(self) -> Any:
-        os.close(open_as_listed(self.path, self.stamp))  # raises when it has changed
+        # As in ``ParquetRows``: raises an error if the file has changed since it was listed.
+        os.close(open_as_listed(self.path, self.stamp))
         return only_bytes(open_arrow(self.path).column(self.column))
 
 

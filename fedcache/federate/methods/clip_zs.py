@@ -3,8 +3,10 @@
 Each image is assigned to the class whose text feature is most similar to the image feature. Nothing is trained and no
 label is read. The server sends the text features to the clients once.
 
-Radford et al., ICML 2021; E eq 2 without its softmax: logits = s I.T'. E prints no scale (s = 1), CLIP learns
-exp(logit_scale) = 100; the argmax is the same for every s > 0 (T-Z1). The text features travel down once.
+Radford et al., ICML 2021. The logits are s I T', with the unit features I of the images and T of the class texts.
+
+The paper of ``fst-cbdg`` prints them in its eq 2, before a softmax and without a scale: s = 1, the default. The s that
+CLIP learned is exp(logit_scale) = 100, as in preset ``official``. The argmax is the same for every s > 0 (T-Z1).
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from fedcache.federate.methods.common import (
 
 
 def predict(_down: Tree, _state: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:
-    """s I.T', [.., N, C]."""
+    """The logits s I T', [.., N, C]."""
     return ctx.number("scale") * affine(x, ctx.text)
 
 

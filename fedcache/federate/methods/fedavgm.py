@@ -8,7 +8,7 @@ With the weighted mean w' of the round's models and Delta = w - w',
     v <- server_momentum v + Delta,    w <- w - lr_g v;
 the paper has lr_g = 1 and names server_momentum 0.9 as a good default. BatchNorm's running statistics are averaged.
 
-Released FedPCL code has no FedAvgM; preset ``official`` is its setting of FedAvg (D-09, D-13, D-14).
+The released FedPCL code has no FedAvgM, so preset ``official`` is that code's setting of FedAvg (D-09, D-13, D-14).
 Limits: server_momentum = 0 with lr_g = 1 is ``fedavg`` bit for bit; the first round is ``fedavg`` with a step of lr_g.
 """
 
@@ -46,9 +46,11 @@ def broadcast(server: Tree, ctx: Ctx) -> Tree:
 
 def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
     """v and w of the next round."""
+    # A hyperparameter that a grid sweeps is a tensor, which ``over`` shapes to scale a weight.
     momentum = ctx.number("server_momentum")
     lr_g = ctx.number("lr_g")
     full_step = not isinstance(lr_g, Tensor) and lr_g == 1.0
+    # ``up`` holds the means of the round. Those of BatchNorm's statistics stay, those of weights are replaced below.
     out = {**server, **up}
     for name in model.trained(ctx.hp):
         delta = server[name] - up[name]
@@ -56,7 +58,7 @@ def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
         if not is_zero(momentum):
             v = over(momentum, delta) * server[f"v/{name}"] + delta
         out[f"v/{name}"] = v
-        # A full step without momentum ends at the mean itself, which is taken without a rounding.
+        # A full step without momentum ends at the mean, which ``out`` has already; computing w - (w - w') would round.
         if not (full_step and is_zero(momentum)):
             out[name] = server[name] - over(lr_g, v) * v
     return out
@@ -80,7 +82,8 @@ METHOD = replace(
         ),
         LR_G,
     ),
-    executions=("sequential", "batched"),  # v is no combination of the round's models
+    # Without gram, which needs a model that is a linear combination of the round's models; v also has earlier rounds.
+    executions=("sequential", "batched"),
     init=init,
     broadcast=broadcast,
     aggregate=aggregate,

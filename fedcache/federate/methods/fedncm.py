@@ -3,13 +3,15 @@
 Each client sends the sum of its features and the number of its rows for each class. The server divides the sums to get
 the mean feature of each class. A row gets the class whose mean is nearest.
 
-Legate et al., "Guiding the last layer in federated learning with pre-trained models", NeurIPS 2023. Each client sends
-the sum of its features and the number of its rows per class; mu_c = S_c / N_c. ``metric=cos``: W_c = mu_c / |mu_c|,
-b = 0. ``metric=euclid`` is the nearest mean: W_c = mu_c - mu, b_c = -|mu_c - mu|^2 / 2 - mu' W_c with the mean mu of
-all rows. Without mu the scores differ by a number that is the same for all classes, and by rounding: with it a constant
-that is added to all features changes nothing.
+Legate et al., "Guiding the last layer in federated learning with pre-trained models", NeurIPS 2023. Over all clients,
+S_c is the sum of the features of class c, N_c the number of its rows, and mu_c = S_c / N_c.
+``metric=cos``: W_c = mu_c / |mu_c|, b = 0.
+``metric=euclid`` is the nearest mean: W_c = mu_c - mu, b_c = -|mu_c - mu|^2 / 2 - mu' W_c with the mean mu of all rows.
 
-Sums are float64, so the classifier is the centralised one for every partition of the same rows (T-K1).
+Without mu, the scores of all classes would differ by the same number, which changes no prediction, and by rounding.
+With mu, a constant that is added to all features changes nothing.
+
+Sums are float64, so every partition of the same rows gives the classifier of all rows in one place (T-K1).
 """
 
 from __future__ import annotations
@@ -45,7 +47,9 @@ GPU_BLOCK_BYTES = 256 << 20
 """The same on a GPU, for which ``BLOCK_BYTES`` is too small."""
 
 FEW_ROWS = 1024
-"""Above this number, rows are added to their class one by one. A product with a 0/1 matrix costs C times as much."""
+"""Up to this number, rows are added to their classes by a product with a 0/1 matrix. Above it they are added one by
+one, because the product costs C times as much. Also the smallest number of rows in a block.
+"""
 
 
 def add_up(data: ClientData, ctx: Ctx, width: int, sums: Callable[[ClientData], Tree]) -> Tree:
@@ -53,14 +57,15 @@ def add_up(data: ClientData, ctx: Ctx, width: int, sums: Callable[[ClientData], 
 
     Args:
         data: rows.
-        ctx: of the run, which may be stopped between blocks.
-        width: length of the rows that ``sums`` computes with.
-        sums: the sums of a block, as float64 tensors [.., ...] that may be changed in place.
+        ctx: context of the run, for its device.
+        width: numbers per row in the largest intermediate result of ``sums``; it decides the rows of a block.
+        sums: returns the sums over a block: float64 tensors [.., ...], which this function changes in place.
     """
     total: Tree = {}
     size = GPU_BLOCK_BYTES
     if ctx.env.device.type == "cpu":
         size = BLOCK_BYTES
+    # A float64 has 8 bytes.
     for block in data.blocks(max(FEW_ROWS, size // (8 * width))):
         part = sums(block)
         if not total:
@@ -72,10 +77,11 @@ def add_up(data: ClientData, ctx: Ctx, width: int, sums: Callable[[ClientData], 
 
 
 def class_rows(data: ClientData, ctx: Ctx) -> Tensor:
-    """Rows of each class that the clients have, float64 [*lead, C]."""
+    """Number of rows of each class, for each client: float64 [*lead, C]."""
     y = data.labels()
     mask = data.mask().double()
     count = mask.new_zeros(*mask.shape[:-1], ctx.env.classes)
+    # Padding adds 0.
     return count.scatter_add_(-1, y, mask)
 
 
@@ -89,9 +95,10 @@ def class_sums(z: Tensor, data: ClientData, classes: int, weight: Tensor) -> tup
         weight: [.., R] weight of each row; 0 on padding.
     """
     y = data.labels()
-    # Many rows of one client: adding each to its class costs less than a product with a 0/1 matrix.
+    # Many rows of one client (see ``FEW_ROWS``).
     if z.dim() == 2 and len(z) > FEW_ROWS and z.device.type == "cpu":
         rows = z
+        # The product copies all rows, so it is left out if it would change nothing.
         if not bool((weight == 1.0).all()):
             rows = z * weight.unsqueeze(-1)
         total = z.new_zeros(classes, z.shape[1]).index_add_(0, y, rows)
@@ -101,7 +108,7 @@ def class_sums(z: Tensor, data: ClientData, classes: int, weight: Tensor) -> tup
 
 
 def fit(_down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
-    """S_c and N_c of the client."""
+    """No state, and the client's own part of S_c and N_c."""
 
     def sums(block: ClientData) -> Tree:
         x, mask = block.full()
@@ -112,7 +119,7 @@ def fit(_down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tr
 
 
 def statistic(kind: StatisticKind, *shape: int) -> UploadTensor:
-    """A statistic of the client's rows in float64."""
+    """Declaration of an uploaded tensor of this shape: a statistic of the client's rows in float64."""
     return UploadTensor(shape, torch.float64, statistic=Statistic(kind))
 
 
@@ -136,6 +143,7 @@ def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
     else:
         center, deviation = around_mean(up["sum"], count)
         b = -0.5 * (deviation**2).sum(-1)
+        # b is the bias for x - mu. The head of x has the bias b - W mu.
         made = head_around(center, deviation, b, ctx.env.dtype)
     return masked(made, count)
 
@@ -163,7 +171,7 @@ def masked(head: Tree, count: Tensor) -> Tree:
 
 
 def send_head(server: Tree, _ctx: Ctx) -> Tree:
-    """The linear head, without the other tensors that the server keeps."""
+    """The linear head, without other tensors that the server keeps; nothing before the first round."""
     return {k: server[k] for k in ("W", "b") if k in server}
 
 
@@ -191,12 +199,14 @@ METHOD = Method(
     init=lambda _ctx: {},
     fit=fit,
     uploads=uploads,
+    # Every tensor of the uploads is summed over clients.
     pool=lambda _hp: {"": "sum"},
     aggregate=aggregate,
     additive=lambda _hp: True,
     predict=predict,
     gradient=False,
     one_shot=True,
+    # Sent and received, as the paper counts: without the numbers of rows and without b.
     paper_count=lambda width, classes, _clients, _hp: (classes * width, classes * width),
     page=MethodPage(
         family="One round, closed form",
