@@ -22,7 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
 
-from methods_tried import base_commit, changed_since, sources_of  # noqa: E402
+from methods_tried import changed_since, sources_of, where_it_left_main  # noqa: E402
 
 from fedcache.federate.methods import NAMES, module_of  # noqa: E402
 
@@ -37,7 +37,7 @@ MARKS = "not slow and not durability and not browser and not engines and not gpu
 
 def changed_paths() -> list[str]:
     """Paths that differ from the last commit, or else from where the branch left main."""
-    return sorted(changed_since("HEAD") or changed_since(base_commit() or "HEAD"))
+    return sorted(changed_since("HEAD") or changed_since(where_it_left_main() or "HEAD"))
 
 
 @cache
@@ -155,6 +155,9 @@ def main() -> int:
     if missing := [file for file in options.files if not (ROOT / file).is_file()]:
         parser.error(f"there is no file {', '.join(missing)} below {ROOT}")
     changed = options.files or changed_paths()
+    if not changed:
+        print("Nothing differs from main. make test runs all tests.")
+        return 0
     chosen, left_out, methods = choose(changed)
     print(f"{len(changed)} changed files, {len(chosen)} test files:", *chosen, sep="\n  ")
     if left_out:

@@ -76,6 +76,13 @@ def test_what_differs_from_main_is_counted_from_where_the_branch_left_it(monkeyp
     assert methods_tried.changed_files() == {f"{methods_tried.COMMITS + 1}.txt", "new.txt"}
 
 
+def test_quick_runs_nothing_where_nothing_differs(monkeypatch, capsys):
+    monkeypatch.setattr(QUICK, "changed_since", lambda _commit: frozenset())
+    monkeypatch.setattr("sys.argv", ["quick.py"])
+    assert QUICK.main() == 0
+    assert "Nothing differs from main" in capsys.readouterr().out
+
+
 def test_quick_runs_the_tests_that_are_named_after_a_module_or_import_it():
     chosen, left_out, methods = QUICK.choose(["fedcache/heads/ridge.py"])
     assert "tests/heads/test_singular_systems.py" in chosen

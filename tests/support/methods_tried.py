@@ -75,12 +75,15 @@ def changed_since(commit):
 def base_commit():
     """The commit that changes are counted from: where this branch left main, and on main ``COMMITS`` commits ago."""
     head = _git("rev-parse", "HEAD")
-    if head is None:
-        return None
-    base = _git("merge-base", "HEAD", "origin/main")
+    base = where_it_left_main()
     if base is not None and base != head:
         return base
-    return _git("rev-parse", f"HEAD~{COMMITS}")
+    return head and _git("rev-parse", f"HEAD~{COMMITS}")
+
+
+def where_it_left_main():
+    """The last commit that this branch and main share; None without git or without main."""
+    return _git("merge-base", "HEAD", "origin/main")
 
 
 def _git(*words):
