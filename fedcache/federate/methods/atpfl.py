@@ -121,8 +121,8 @@ METHOD = replace(
             prompts of its previous round; $\Gamma$: the temperature; $\mu$: the weight of the extra loss.
         """,
         when="""
-            Use it like `tpfl` if the clients' data differ strongly. It needs the images, and takes minutes instead of
-            seconds.
+            Use it like `tpfl` if the clients' data differ strongly. It needs the images and takes minutes; `atpfl-feat`
+            takes seconds.
         """,
         cite=("zhao2023tpfl",),
     ),

@@ -68,9 +68,9 @@ METHOD = Method(
         """,
         when="""
             Run it before any other method: it needs no labels, no clients and no training. A trained method that does
-            not beat it is not worth its traffic. If a few classes are predicted too often, set `feat_post=center`. It
-            subtracts the mean of all training images, for which each client sends one sum. This helps if all classes
-            are about equally frequent, and lowers the accuracy if they are not.
+            not beat it is not worth its traffic. If a few classes are predicted too often, set `feat_post=center`. This
+            setting subtracts the mean feature of all training images; each client sends one sum for the mean. It helps
+            if all classes are about equally frequent, and lowers the accuracy if they are not.
         """,
         cite=("radford2021clip",),
     ),

@@ -119,7 +119,7 @@ METHOD = replace(
             training rows; $\lambda$: the weight of the penalty.
         """,
         when="""
-            Use it if you need both a global model and personal models. With `head=linear` clients send little. It is
+            Use it if you need both a global model and personal models. With `head=linear` clients send little. Ditto is
             accurate if clients differ.
         """,
         cite=("li2021ditto",),

@@ -615,7 +615,7 @@ METHOD = replace(
             W = \Big(\sum_i A_i + \lambda I\Big)^{-1} \sum_i B_i, \qquad A_i = Z_i^\top Z_i, \quad B_i = Z_i^\top Y_i
         """,
         terms=r"""
-            $Z_i$: the features of client $i$, one row each; $Y_i$: its labels, one-hot; $\lambda$: `lam`, by
+            $Z_i$: the features of client $i$, one row each; $Y_i$: its labels, one-hot; $\lambda$: `lam`, selected by
             generalised cross-validation.
         """,
         when="""

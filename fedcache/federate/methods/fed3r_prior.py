@@ -144,7 +144,7 @@ METHOD = replace(
         """,
         terms=r"""
             $Z_i$, $Y_i$: the features and one-hot labels of client $i$; $T$: the class text features; $\lambda$: `lam`,
-            by generalised cross-validation; $\kappa$: the weight of the labels.
+            selected by generalised cross-validation; $\kappa$: the weight of the labels.
         """,
         when="""
             Use it instead of `fed3r` if there are few rows and zero-shot classification is good. `lam` is the number of

@@ -119,7 +119,8 @@ METHOD = Method(
             client $i$; $a$, $b$: weight and sharpness of the cache.
         """,
         when="""
-            Use it if class texts are available and there is one round. Its upload is as small as that of FedNCM.
+            Use it if class texts are available and only one round is possible. Its upload is as small as that of
+            FedNCM.
         """,
         cite=("zhang2022tip",),
     ),

@@ -54,7 +54,7 @@ METHOD = Method(
             encoder and the weight of client $k$.
         """,
         when="""
-            Use it as the baseline of FLESD that averages encoders trained without labels.
+            Use it as a baseline for FLESD. It averages encoders that are trained without labels.
         """,
         cite=("shi2022flesd", "chen2020simclr"),
     ),

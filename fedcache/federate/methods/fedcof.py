@@ -163,11 +163,11 @@ METHOD = replace(
         """,
         terms=r"""
             $\mu_{kc}$: the mean of client $k$'s $n_{kc}$ rows of class $c$; $\mu_c$, $S_c$, $N_c$: mean, sum and number
-            of all rows of the class; $\mu$, $N$: of all rows; $K_c$: the number of clients that have the class;
-            $\gamma$: the ridge.
+            of all rows of the class; $\mu$, $N$: mean and number of the rows of all classes; $K_c$: the number of
+            clients that have the class; $\gamma$: the ridge.
         """,
         when="""
-            Use it for a better head than that of FedNCM with the same upload. Several clients must have each class.
+            Use it for a better head than the head of FedNCM with the same upload. Several clients must have each class.
         """,
         cite=("goswami2025fedcof",),
     ),

@@ -218,12 +218,12 @@ METHOD = replace(
         """,
         terms=r"""
             $w$: the global model; $u_i$: the model of client $i$ after local training; $F_i$: the mean loss of client
-            $i$ on its training rows; $g_i$: the client's estimate of its own gradient; $h$: the server's mean of them;
-            $S$ of $M$ clients take part; $\alpha$: `alpha`.
+            $i$ on its training rows; $g_i$: the client's estimate of its own gradient; $h$: the server's mean of all
+            $g_i$; $S$ of $M$ clients take part; $\alpha$: `alpha`.
         """,
         when="""
-            Use it against client drift if the traffic must be that of FedAvg. Every client stores a vector as large as
-            the model between rounds. A small `alpha` needs long local training.
+            Use it against client drift if the traffic must not exceed that of FedAvg. Between rounds, every client
+            stores a vector as large as the model. A small `alpha` needs long local training.
         """,
         cite=("acar2021feddyn",),
     ),

@@ -118,7 +118,8 @@ METHOD = replace(
             L = -\log \frac{e^{u_y}}{\sum_c e^{u_c}}, \qquad u_c = \ell_c - \tau\, n_c^{-1/4}
         """,
         terms=r"""
-            $\ell_c$: the logit of class $c$; $n_c$: the client's rows of that class; $\tau$: `tau`; $y$: the label.
+            $\ell_c$: the logit of class $c$; $n_c$: the number of the client's rows of class $c$; $\tau$: `tau`; $y$:
+            the label.
         """,
         when="""
             Use it if every client has all classes, but in very different numbers. If clients lack classes, first read

@@ -144,8 +144,8 @@ METHOD = replace(
         """,
         terms="""
             $w$: the global model; $w_i$: the model of client $i$ after local training; $n_i$: its training rows; $N$:
-            the training rows of all clients in the round; $a_i$: the length of client $i$'s training, which is its
-            number of steps for plain SGD; $d_i$: its mean step.
+            the training rows of all clients in the round; $a_i$: the length of client $i$'s training, for plain SGD the
+            number of its steps; $d_i$: the mean of its steps.
         """,
         when="""
             Use it if clients take very different numbers of local steps, for example because their numbers of rows

@@ -127,8 +127,8 @@ METHOD = replace(
             temperature; $\beta$: the weight of the second loss.
         """,
         when="""
-            Use it if clients forget classes that they do not have. On features of unit length set `logit_scale` too:
-            without a larger scale, the second loss is nearly zero.
+            Use it if clients forget classes that they do not have. On features of unit length, also set a larger
+            `logit_scale`, because the second loss is nearly zero otherwise.
         """,
         cite=("lee2022fedntd",),
     ),

@@ -374,8 +374,8 @@ METHOD = Method(
         """,
         terms=r"""
             $P_i$: the projection of client $i$; $z$: the projection of a row; $C_i^{(j)}$: client $i$'s prototype of
-            class $j$; $\bar C^{(j)}$: the global one; $D_{ij}$: its $n_{ij}$ rows of the class; $O_j$: the clients that
-            have the class; $m$: the number of clients; $\tau$: the temperature.
+            class $j$; $\bar C^{(j)}$: the global prototype; $D_{ij}$: client $i$'s $n_{ij}$ rows of class $j$; $O_j$:
+            the clients that have the class; $m$: the number of clients; $\tau$: the temperature.
         """,
         when="""
             Use it if you have several backbones and few rows per client, and if uploads must be small. Every client

@@ -48,7 +48,7 @@ METHOD = replace(
         """,
         terms=r"""
             $z_i$, $z_i'$: the embeddings of two augmentations of image $i$; $\tau$: the temperature; $w$: the client's
-            weights; $w_g$: the received ones; $\mu$: `mu`.
+            weights; $w_g$: the received weights; $\mu$: `mu`.
         """,
         when="""
             Use it like `fedavg-simclr`, if clients drift apart.

@@ -160,12 +160,12 @@ METHOD = replace(
         """,
         terms=r"""
             $f$: the unit feature of an image; $T$: the unit features of the class texts, $t_c$ that of class $c$; $s$:
-            the scale of the logits; $\mu_c$: the mean feature of class $c$ over all clients; $N$, $D$, $C$: rows,
-            features and classes; $\alpha$: `alpha`, selected on validation rows.
+            the scale of the logits; $\mu_c$: the mean feature of class $c$ over all clients; $N$, $D$, $C$: numbers of
+            rows, features and classes; $\alpha$: `alpha`, selected on validation rows.
         """,
         when="""
-            Use it if there is one round without training, and validation rows are available to select `alpha`. It sends
-            the same statistics as `fedcgs`.
+            Use it if only one round is possible, and validation rows are available to select `alpha`. It trains
+            nothing. It sends the same statistics as `fedcgs`.
         """,
         cite=("wang2024gda",),
     ),

@@ -397,12 +397,12 @@ METHOD = replace(
             \end{aligned}
         """,
         terms=r"""
-            $\mu_c$, $N_c$: mean and number of all rows of class $c$; $N$, $D$: rows and features; $\Sigma_c$: a
-            diagonal for each class (`head=nb`), one matrix for all (`lda`) or one for each class (`qda`); $a$:
-            `shrink`, for the matrices.
+            $\mu_c$, $N_c$: mean and number of all rows of class $c$; $N$, $D$: numbers of rows and features;
+            $\Sigma_c$: a diagonal for each class (`head=nb`), one matrix for all (`lda`) or one for each class (`qda`);
+            $a$: `shrink`, for the matrices.
         """,
         when="""
-            Use `head=nb` if uploads must be small. Use `head=lda` if a client may send a matrix; it is FedCGS with
+            Use `head=nb` if uploads must be small. Use `head=lda` if a client can send a matrix; it equals FedCGS with
             nearly the same ridge. `head=qda` needs many rows for each class.
         """,
         cite=("turazza2026ghofl",),

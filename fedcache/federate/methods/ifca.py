@@ -249,7 +249,7 @@ METHOD = replace(
         """,
         terms="""
             $w_k$: model $k$ of the server; $w_{k,i}$: the same model after client $i$'s local training; $F_i$: the mean
-            loss of client $i$ on its training rows; $j_i$: the model that the client selects; $n_i$: its rows.
+            loss of client $i$ on its training rows; $j_i$: the model that the client selects; $n_i$: the client's rows.
         """,
         when="""
             Use it if clients form a few groups with different data. Every client downloads all models.

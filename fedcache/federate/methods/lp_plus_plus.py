@@ -200,11 +200,12 @@ METHOD = Method(
                 \qquad \eta_\alpha = \frac{N}{4 \max_k \sum_i (f_i \cdot t_k)^2}
         """,
         terms=r"""
-            $f_i$: the feature of image $i$ of $N$, $F$ those of all; $t_k$: the text feature of class $k$; $w_k$,
-            $\alpha_k$: the trained weights and multiplier; $\eta_w$, $\eta_\alpha$: their step sizes.
+            $f_i$: the feature of image $i$ of $N$; $F$: the features of all images; $t_k$: the text feature of class
+            $k$; $w_k$, $\alpha_k$: the trained weights and multiplier; $\eta_w$, $\eta_\alpha$: their step sizes.
         """,
         when="""
-            Use it for a trained classifier without tuning. Its paper is not federated; fedcache adds the averaging.
+            Use it for a trained classifier without tuned settings. Its paper is not federated; fedcache adds the
+            averaging.
         """,
         cite=("huang2024lppp",),
     ),

@@ -30,7 +30,7 @@ METHOD = replace(
             $g$: the encoder; $\ell_i$: the SimCLR loss of image $i$, as in [fedavg-simclr](fedavg-simclr.md).
         """,
         when="""
-            Use it as the upper reference in FLESD's tables.
+            Use it as the central reference in FLESD's tables: it trains on the rows of all clients.
         """,
         cite=("shi2022flesd", "chen2020simclr"),
     ),

@@ -167,13 +167,13 @@ METHOD = replace(
                 \qquad \theta \leftarrow \sum_i \frac{n_i}{N}\, \theta_i
         """,
         terms=r"""
-            $\theta$: the global model; $f(\theta; B)$: the loss on a batch, $B_1$ and $B_2$ being two batches of the
-            client's rows; $\alpha$, $\beta$: the two learning rates. A client deploys $\theta$ after `adapt_steps`
-            steps of size $\alpha$.
+            $\theta$: the global model; $f(\theta; B)$: the loss on batch $B$; $B_1$, $B_2$: two batches of the client's
+            rows; $\alpha$, $\beta$: the two learning rates. A client deploys $\theta$ after `adapt_steps` steps of size
+            $\alpha$.
         """,
         when="""
             Use it if new clients should adapt in a step or two. It has two learning rates of plain SGD. `--preset
-            tuned` sets both.
+            tuned` sets both rates.
         """,
         cite=("fallah2020perfedavg",),
     ),

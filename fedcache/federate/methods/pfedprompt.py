@@ -116,8 +116,8 @@ METHOD = replace(
             logits; $F_n$, $y_n$: the client's own labelled features; $a$, $b$: weight and sharpness of the votes.
         """,
         when="""
-            Use it if clients share a prompt and their images differ. The model of a client contains the features of its
-            rows.
+            Use it if one prompt fits all clients, but their images differ. The model of a client contains the features
+            of its rows.
         """,
         cite=("guo2023pfedprompt",),
     ),

@@ -167,7 +167,8 @@ METHOD = replace(
         """,
         terms=r"""
             $w$: the global model; $y_i$: the model of client $i$; $g_i$: its gradient; $c_i$, $c$: control variates of
-            client and server; $K$: local steps; $S$ of $M$ clients take part; $\eta$, $\eta_g$: the learning rates.
+            client and server; $K$: local steps; $S$ of $M$ clients take part; $\eta$, $\eta_g$: the learning rates of
+            clients and server.
         """,
         when="""
             Use it against client drift if the same clients take part in many rounds. It uses plain SGD, so tune `lr`.

@@ -178,9 +178,9 @@ METHOD = replace(
             \end{aligned}
         """,
         terms=r"""
-            $z$: the features of all clients, with mean $m$, covariance $\Sigma$ and $D$ numbers each; $T$: the unit
-            features of the class texts; $q_c$: the zero-shot probability of class $c$; $s$: the scale of the logits;
-            $\rho$: `ridge`.
+            $z$: the features of all clients, with mean $m$ and covariance $\Sigma$; $D$: the width of a feature; $T$:
+            the unit features of the class texts; $q_c$: the zero-shot probability of class $c$; $s$: the scale of the
+            logits; $\rho$: `ridge`.
         """,
         when="""
             Use it if there are class texts and many images, but no labels. It trains nothing, takes one round, and does

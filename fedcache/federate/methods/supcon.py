@@ -114,7 +114,7 @@ METHOD = Method(
             $\tau$: the temperature; $\tau_0$: a constant.
         """,
         when="""
-            Use it to measure the benefit of exchanging prototypes. FedPCL compares with it.
+            Compare it with `fedpcl` to measure the benefit of exchanging prototypes: here, clients exchange nothing.
         """,
         cite=("khosla2020supcon", "tan2022fedpcl"),
     ),

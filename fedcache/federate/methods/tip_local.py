@@ -106,8 +106,8 @@ METHOD = replace(
             the cache.
         """,
         when="""
-            Use it for a client that has few labelled rows and must not send anything. Its model contains the features
-            of its rows.
+            Use it if a client has few labelled rows and must not send anything. Its model contains the features of its
+            rows.
         """,
         cite=("zhang2022tip",),
     ),

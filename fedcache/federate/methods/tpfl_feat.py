@@ -157,7 +157,7 @@ METHOD = Method(
         """,
         terms=r"""
             $f(x)$: the feature of an image; $t_c$: the text feature of class $c$; $u$, $\rho_c$: the trained vectors;
-            $a$: the weight of the second.
+            $a$: the weight of $\rho_c$.
         """,
         when="""
             Use it to estimate in seconds how accurate TPFL is on your data. It does not estimate the traffic of `tpfl`.
