@@ -28,7 +28,7 @@ FEATURES = "Features"
 PARTICIPATION = "Participation"
 COMPUTING = "Computing"
 RESULTS = "Results"
-"""Panels of the help."""
+"""Panels of the help, from ``DATA`` to this one."""
 
 PANELS = (
     METHOD,
@@ -389,8 +389,9 @@ RESERVED = ("store", "scheme", "seed", "name", "save", "replace")
 PRESETS = ("default", "paper", "official", "tuned")
 """Presets of hyperparameters.
 
-``paper`` has the values of the paper, and ``default`` the same without values that are known to fail. ``official`` has
-the values of the released code, ``tuned`` the paper's with learning rates that were tuned for fedcache.
+``paper`` has the values of the paper. ``default`` has the same values, except those that are known to fail.
+``official`` has the values of the released code. ``tuned`` has the values of the paper with learning rates that were
+tuned for fedcache.
 """
 
 
@@ -663,10 +664,10 @@ SECTIONS: dict[str, type] = {
 
 
 ADDRESSES = ("track", "mirror", "superlink", "ray_address")
-"""Arguments that may hold an address with a scheme: a tracking server, a mirror of a download, a server, a cluster."""
+"""Arguments that may be an address with a scheme: of a tracking server, a mirror, a Flower or a Ray server."""
 
 STORE_SCHEMES = ("s3", "gs", "az", "abfs", "abfss", "https", "http")
-"""Schemes of addresses that a published store can be read from; ``fedcache publish`` writes to all but the last two."""
+"""Schemes of addresses of published stores. ``fedcache publish`` cannot write to the last two, https and http."""
 
 # A scheme has two letters or more, because one letter before the colon is a drive of Windows.
 _REMOTE_TEXT = re.compile(r"(?:^|[=:,])([A-Za-z][A-Za-z0-9+.-]+)://")

@@ -29,7 +29,7 @@ new = typer.Typer(
 
 TEMPLATES = Path(__file__).parent / "templates"
 LONGEST = 60
-"""Most characters of a name."""
+"""Maximum number of characters of a package's name."""
 
 PLACES = {"method": "method:METHOD", "backbone": "encoder:build", "dataset": "reader"}
 """Kind -> module of the package with its object, as the entry point names them."""

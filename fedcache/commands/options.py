@@ -137,10 +137,10 @@ def complete_words(words: Iterable[str]) -> Names:
 C = TypeVar("C")
 
 BACKBONE_OPTIONS = frozenset({"backbone", "backbones", "client_backbones", "weights"})
-"""Parameters of commands that name backbones, and with them modules of the user; other parameters name no code."""
+"""Parameters of commands that take backbones and so may refer to the user's code; no other parameter does."""
 
 POINTS = "Points"
-"""The panel of the options of ``grid`` that choose its points."""
+"""The help panel of the options of ``grid`` that choose its configurations."""
 
 Given = Mapping[str, Any]
 """Name of a field -> the value of its option; None, [] or False if it was not given."""
@@ -497,7 +497,7 @@ def _spelled(given: inspect.Parameter) -> str:
 
 
 LONGEST_WORDS = 16
-"""Most characters of the list of an option's words that the help shows in place of its type."""
+"""Maximum length of the list of an option's words that the help shows instead of its type, in characters."""
 
 
 def parameter(item: Field[Any]) -> inspect.Parameter:

@@ -244,7 +244,7 @@ def open_workers(
 
 
 BatchTask = tuple[int, tuple[str, ...]]
-"""An absolute batch and the keys of the arrays that want it."""
+"""Number of a batch within the dataset, and keys of the arrays that need the batch."""
 
 
 def run_batches(
