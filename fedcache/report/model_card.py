@@ -38,7 +38,7 @@ from fedcache.runs.score import values_held_out, wilson
 from fedcache.tables.words import some_names
 
 SHOWN = 20
-"""Most classes that are named."""
+"""Maximum number of classes that are listed."""
 
 
 def model_card(

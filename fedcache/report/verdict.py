@@ -498,7 +498,7 @@ def _reference(
 
 
 HALF_A_POINT = 0.005
-"""Smallest difference from zero-shot that gets a caution. Smaller ones can be seen in the figures."""
+"""Minimum distance below zero-shot for which a caution is shown. The figures show smaller distances."""
 
 
 def caution_lines(result: Result) -> list[str]:
@@ -567,7 +567,7 @@ def _below_zero_shot(result: Result) -> list[str]:
 
 
 LARGE_RATE = 0.1
-"""Learning rate from which on a larger one is not recommended."""
+"""Learning rate from which no larger rate is recommended."""
 
 
 def chance_lines(result: Result) -> list[str]:

@@ -41,7 +41,7 @@ from fedcache.store.manifest import read_text, text_of_array
 from fedcache.store.store import Store
 
 Measured = tuple[dict[str, Value | None], list[str]]
-"""Metric -> value, and departures that only showed while measuring."""
+"""Metric -> value, and deviations that became known only during the measurement."""
 
 
 def model(cell: PaperCell, _bench: Workbench) -> Measured:

@@ -149,7 +149,7 @@ def _scheme(cell: PaperCell) -> Requirement | None:
 
 
 DEFAULT = "glyph-clip"
-"""The backbone of a proxy when none is named: it ships with the package and has an image and a text tower."""
+"""Backbone of a substitute run if none is given. It ships with the package and has an image and a text tower."""
 
 
 @dataclass(frozen=True)
@@ -239,14 +239,14 @@ def chosen(entry: PaperTable, only: Mapping[str, tuple[str, ...]]) -> list[Paper
 
 
 PROXY_SET = "proxy"
-"""Word of ``--backbones`` for substitutes of the paper's backbones whose weights are publicly available."""
+"""Value of ``--backbones`` that stands for substitutes of the paper's backbones with publicly available weights."""
 
 STAND_INS = {
     "resnet18-quickdraw-maxpool": "mobilenetv2-imagenet",
     "resnet18-aircraft-maxpool": "mobilenetv2-insects",
     "resnet18-birds-maxpool": "mobilenetv2-birds",
 }
-"""FedPCL's backbone -> its substitute, of another architecture and trained on other images."""
+"""FedPCL's backbone -> its substitute, which has another architecture and was trained on other images."""
 
 
 def roles(entry: PaperTable, options: Options, check: RequirementCheck) -> dict[str, str]:
@@ -361,7 +361,7 @@ def _planned(paper: PaperCell, options: Options, mapping: Mapping[str, str]) -> 
 
 
 VIEWS = 8
-"""Stored views of an image where a head on features replaces an encoder on images; the head needs four or more."""
+"""Number of stored views per image if a head on features replaces an encoder on images; the head needs four."""
 
 
 def _as_head(cell: PaperCell) -> tuple[PaperCell, str]:

@@ -26,7 +26,7 @@ from fedcache.runs.partitions import columns_of
 from fedcache.runs.store_choice import pixel_recipe
 
 DOMAIN_CLIENTS = ("feature-shift", "feature-label-shift")
-"""Schemes that make each domain a client, so the number of clients depends on the dataset."""
+"""Schemes in which each domain is a client, so that the dataset determines the number of clients."""
 
 
 class WarningsOnly(EachOnce):

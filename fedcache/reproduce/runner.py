@@ -48,7 +48,7 @@ from fedcache.runs.loop import train
 from fedcache.runs.spec import parse_seeds
 
 ENDS_ALL = (Exit.INTERRUPTED, Exit.BUG, Exit.CORRUPT)
-"""Codes of errors that end a reproduction; after others, it continues with the next cell."""
+"""Exit codes of errors that end a reproduction. After other errors, it continues with the next cell."""
 
 
 @dataclass
@@ -263,7 +263,7 @@ def _measure_cell(
 
 
 RunRequest = tuple[TrainConfig, PartitionConfig]
-"""One ordinary run of a cell: a seed with its own partition."""
+"""Configuration and partition of an ordinary run of a cell, which is one seed."""
 
 
 def _requests_of(planned: PlannedCell, workbench: Workbench) -> tuple[list[RunRequest], list[str]]:

@@ -36,10 +36,10 @@ from fedcache.tables.words import some_names
 
 NAME = "natural"
 NAMED = 10
-"""Most clients that a note names."""
+"""Maximum number of clients that a note lists."""
 
 OF_INSIDE = ("clients", "alpha", "shards", "shots")
-"""Arguments of the scheme in ``inside``."""
+"""Arguments that go to the scheme of ``inside``."""
 
 
 def two_test_sets(tests: Value) -> UsageError:

@@ -247,7 +247,7 @@ VALIDATION_ARGUMENT = Argument(
     tag="val",
     later=True,
 )
-"""An argument of every scheme."""
+"""The argument of every scheme for validation rows."""
 
 _FLAGS = {
     name: "--" + name.replace("_", "-")
@@ -265,7 +265,7 @@ _FLAGS = {
         "max_clients",
     )
 }
-"""Argument -> its own option on the command line; others are set by ``--option``."""
+"""Argument -> its separate option on the command line. Other arguments are set by ``--option``."""
 
 
 def option_names(arguments: Iterable[str]) -> list[str]:
@@ -508,7 +508,7 @@ class RowPool:
 
 
 FEWER = "fewer than"
-"""Marks the notes about clients that got fewer rows than were requested; no other note contains it."""
+"""Beginning of notes about clients that got fewer rows than requested. No other note contains this text."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,7 +19,7 @@ from fedcache.reproduce.render import markdown_row
 
 SCHEMA = "fedcache.frozen-bench/1"
 SHARED = ("rounds", "participation", "seeds", "search_seeds", "validation", "limit")
-"""Fields of a study that apply to all its runs."""
+"""Fields that apply to all runs of a study."""
 
 
 def study_data(
@@ -233,7 +233,7 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 LEVEL = 0.95
-"""Level of intervals and of the critical difference."""
+"""Confidence level of intervals and of the critical difference."""
 
 
 @dataclass(frozen=True)

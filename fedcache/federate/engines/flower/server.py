@@ -490,7 +490,7 @@ class Server:
 
 
 NO_ANSWER = "no answer: "
-"""Start of a reason for a missing upload; other reasons are those of a rejected upload."""
+"""Beginning of the reason for a missing upload. A reason without it belongs to a rejected upload."""
 
 
 def _check_model_was_usable(
@@ -605,7 +605,7 @@ CLAIMED = (
     "dataset.rows",
     "dataset.ok",
 )
-"""Figures of a result that sites report about themselves; the server measured all others."""
+"""Values of a result that sites report about themselves; the server measured all other values."""
 
 
 def federate(

@@ -58,7 +58,7 @@ from fedcache.store.files import (
 from fedcache.store.store import Store
 
 OTHER = Client("", np.empty(0, np.int64), np.empty(0, np.int64))
-"""Stands for every other client, because a site knows nothing about them."""
+"""Substitute for every other client, because a site knows nothing about other clients."""
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,7 @@ COUNTS = {
     "rows": (0, 2**53),
     "ok": (0, 2**53),
 }
-"""Fact -> its smallest and largest value; float64 holds every whole number up to 2^53."""
+"""Fact -> its minimum and maximum; float64 represents every whole number up to 2^53."""
 
 TEXTS = {
     "name": 200,
@@ -71,7 +71,7 @@ TEXTS = {
     "code": 200,
     "version": 100,
 }
-"""Fact -> most characters."""
+"""Fact -> maximum number of characters."""
 
 LISTS = {
     "classes": (100_000, 1000),
@@ -82,12 +82,12 @@ LISTS = {
     "made_from": (100, 20_000),
     "templates": (1000, 10_000),
 }
-"""Fact -> most texts in it, and most characters of each."""
+"""Fact -> maximum number of texts, and maximum number of characters of each text."""
 
 WIDTHS = 100
-"""Most arrays of a site."""
+"""Maximum number of feature sets of a site."""
 WIDEST = 1_000_000
-"""Most features of an array."""
+"""Maximum number of features of a feature set."""
 
 
 @dataclass(frozen=True)
@@ -208,7 +208,7 @@ SAME = {
     "feat_post": "it uses feat_post {}, but the others use {}",
     "code": "its version of the method has code {}, but the others have {}",
 }
-"""Facts that must be equal at all sites -> how a difference is reported; the first one that differs is reported."""
+"""Facts that must be equal at all sites -> sentence about a difference. Only the first difference is reported."""
 
 HINTS = {
     "classes": "Make all shards from one store, or extract with the same class names.",
@@ -222,7 +222,7 @@ HINTS = {
 
 
 Problem = tuple[str, str]
-"""Why a site cannot take part, in words, and a hint."""
+"""The reason why a site cannot take part, and a hint."""
 
 
 def difference(mine: SiteFacts, theirs: SiteFacts) -> Problem | None:
@@ -249,8 +249,8 @@ def _short(value: Any) -> str:
 
 
 MOST_ROWS = 10_000_000
-"""Default limit of a site's training rows and of its test rows. The server allocates memory for each row; up to this
-number it fits."""
+"""Default limit of a site's training rows, and of its test rows. The server allocates memory for each row, and has
+enough for this number."""
 
 
 @dataclass(frozen=True)
@@ -269,7 +269,7 @@ class Member:
 
 
 Refusal = tuple[Member, str, str]
-"""A site that does not take part, the reason in words, and a hint."""
+"""A site that cannot take part, the reason, and a hint."""
 
 
 def compatible_sites(
@@ -364,16 +364,16 @@ BOUND_HINT = (
 )
 
 GONE = "its node disconnected"
-"""Reason for a missing answer of a node that ended before it answered."""
+"""Reason why there is no answer from a node that ended before it answered."""
 
 ANSWER = 60.0
-"""Least seconds for a node to report its facts, also after ``wait`` is over, because its app must start first."""
+"""Minimum number of seconds that a node has to report its facts, even after ``--wait``: its app must start first."""
 
 REQUESTS = 3
-"""Requests for the facts of a node before it counts as silent."""
+"""Number of unanswered requests for facts after which a node counts as silent."""
 
 LOOK_EVERY = 1.0
-"""Seconds between looks for new nodes."""
+"""Seconds between two checks for new nodes."""
 
 SITE_THAT_IS_RIGHT = "Choose the site that the others must match: --like NAME"
 
@@ -391,10 +391,10 @@ class SecureSum:
 
 
 Requests = Mapping[int, SiteMessage]
-"""Node -> the message to it."""
+"""Node -> the message that it gets."""
 
 Answers = dict[int, SiteMessage | str]
-"""Node -> its answer, or in words why there is none."""
+"""Node -> its answer, or the reason why there is none."""
 
 
 class Transport(Protocol):
