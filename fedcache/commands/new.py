@@ -23,7 +23,7 @@ from fedcache.federate.methods import METHODS
 
 new = typer.Typer(
     name="new",
-    help="Start a package of your own: a method, a backbone or a dataset.",
+    help="Start a package for your own method, backbone or dataset.",
     no_args_is_help=True,
 )
 
