@@ -347,7 +347,7 @@ def _participation(cell: PaperCell, clients: int, proxy: bool) -> tuple[str | No
     if not proxy or requested is None or not requested.isdigit():
         return requested, []
     if int(requested) > clients:
-        return "all", [f"participation: all {clients} clients instead of {requested}"]
+        return "all", [f"all {clients} clients per round instead of {requested}"]
     return requested, []
 
 
@@ -356,7 +356,7 @@ def _feat_post(paper: PaperCell, result: dict[str, Any]) -> list[str]:
     done = result["hyperparameters"].get("feat_post")
     only_resnets = all(b.startswith("resnet18-") for b in paper.backbones)
     if paper.preset == "official" and only_resnets and done not in ("sign", None):
-        return [f"features: {done} instead of sign"]
+        return [f"feat_post `{done}` instead of `sign`"]
     return []
 
 
