@@ -263,7 +263,7 @@ def describe_line(done: Extraction) -> str:
         rate = f"{done.rate:,.1f} {holds}/s with {counted(done.workers, 'process')}"
         return (
             f"{counted(done.decoded, one_of(holds))} in {done.seconds:,.1f} s: {rate}; {reading} and the "
-            f"model had {done.busy:.0%} of the cores{quarantined}."
+            f"model used {done.busy:.0%} of the cores{quarantined}."
         )
     plan = f"Plan for {done.images:,} {holds}"
     if done.part is not None:

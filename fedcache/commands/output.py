@@ -303,7 +303,7 @@ def described(error: BaseException) -> FedcacheError:
             place = f"{error.filename}: "
         return MachineError(
             f"The operating system refused access to a file. {place}{error.strerror or error}.",
-            "Check that the folder exists, is a folder, and may be written; df shows free space.",
+            "Check that the folder exists and is writable. `df` shows its free space.",
         )
     short = memory_error(error)
     if short is not None:

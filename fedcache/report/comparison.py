@@ -701,14 +701,14 @@ def within(
     known = ~np.isnan(values)
     notes = _not_alike(kept, metric)
     if empty:
-        notes.append(f"Left out, because they could not be scored: {_some(empty)}.")
+        notes.append(f"Left out, because values are missing: {_some(empty)}.")
     if over == "clients":
         # Only clients that every run scored are compared.
         used = known.all(axis=0)
         shared = used
         for lack, left in _lacking([*kept], blocks, known).items():
             notes.append(
-                f"These clients are left out, because {lack} has no value for them: {_some(left)}."
+                f"Clients left out, because {lack} has no value for these clients: {_some(left)}."
             )
         notes += _seeds_differ(kept)
     else:
@@ -793,7 +793,7 @@ def merged_notes(runs: RunsByName) -> list[str]:
             which = _some([member.digest[:8] for member in run.members])
             members = len(run.members)
             notes.append(
-                f"{name}: {members} runs of equal settings with the seeds {seeds} ({which})."
+                f"{name} is made of {members} runs with equal settings and the seeds {seeds} ({which})."
             )
             if not run.exact:
                 notes.append(
@@ -882,13 +882,13 @@ def across(entries: Sequence[StoredRun], metric: str) -> PairedBlocks:
         runs = short
     notes = _not_alike(runs, metric)
     if lost:
-        notes.append(f"Left out, because some method has no value there: {_some(lost, '; ')}.")
+        notes.append(f"Left out, because values are missing: {_some(lost, '; ')}.")
     notes += _seeds_differ(runs)
     sets = len({e.setting[0] for e in kept})
     count = len(blocks)
     where = f"{count} settings of {counted(sets, 'dataset')}"
     if sets < len(blocks):
-        notes.append(f"{where} are not independent: p is too small.")
+        notes.append(f"{where} are not independent, so p is too small.")
     return _one_value_each(where, runs, blocks, metric, notes)
 
 
@@ -905,11 +905,11 @@ def over_held_out(group: HeldOutGroup, metric: str) -> PairedBlocks:
         )
     notes = _not_alike(runs, metric)
     if lost:
-        notes.append(f"Left out, because some method has no run for it: {_some(lost, '; ')}.")
+        notes.append(f"Left out, because values are missing: {_some(lost, '; ')}.")
     notes += _seeds_differ(runs)
     notes += merged_notes(runs)
     notes.append(
-        f"Each {group.column} is a test set of its own, and their training sets overlap: p is too small."
+        f"Each {group.column} is a separate test set, but the training sets overlap, so p is too small."
     )
     return _one_value_each(group.title, runs, values, metric, notes)
 

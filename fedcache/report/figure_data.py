@@ -203,7 +203,7 @@ def plane(ident: str, source: RunStore, key: str, how: str) -> Plot | None:
         of = "all clients' training rows"
     description = (
         f"{len(x)} test rows of {name} by {method}; colours and shapes are classes, stars the mean of each "
-        f"class over {of}, small triangles those of single clients."
+        f"class over {of}, small triangles the class means of single clients."
     )
 
     def fill(axes: Any, marks: Marks) -> None:

@@ -539,7 +539,7 @@ def _pareto(
         firsts = {p.entry.method: p.key for p in reversed(points)}
         kept = front.union(firsts.values())
         named = [p for p in points if p.key in kept]
-        description += " Names are those of the front and of the best run of each method."
+        description += " Only runs on the front and the best run of each method have names."
     named = sorted(named, key=lambda p: (p.key not in front, -p.accuracy))
     labels = [p.label for p in named]
     places = _places(named, shortened(labels, ON_FRONT), points, levels)
@@ -549,7 +549,7 @@ def _pareto(
     without = [p.label for p in named if p.key not in places]
     if without:
         left = some_names(without, MOST_NAMES)
-        description += f" Without a name, because names would overlap: {left}."
+        description += f" These runs have no name, because names would overlap: {left}."
 
     def fill(axes: Any, marks: Marks) -> None:
         from matplotlib.ticker import LogLocator

@@ -290,8 +290,8 @@ def overview_of(sections: Sequence[Section]) -> Section | None:
         return None
     description = (
         "One row for each setting: a dataset with a partition. Settings are not averaged. The columns of "
-        "methods show the test accuracy of each method's best run. Best means best by validation accuracy "
-        "where there is a validation split, else by test accuracy; it is bold."
+        "methods show the test accuracy of each method's best run, and the best run of a setting is in bold. Runs "
+        "are selected by validation accuracy if there is a validation split, else by test accuracy."
     )
     counts = ", ".join(f"{name} in {count}" for name, count in winners.most_common())
     title = f"Best in {len(rows)} settings: {counts}"

@@ -298,7 +298,7 @@ def selected_by(validation: float | None, count: int) -> str:
             f"Validation accuracy: {percent(validation)} %, the highest of {count} configurations."
         )
     return (
-        f"Test accuracy, because there is no validation split. It is the best of {count} configurations "
+        f"Test accuracy, because there is no validation split. The run is the best of {count} configurations "
         "on the test rows themselves, so its accuracy is optimistic (add `--validation 0.2`)."
     )
 

@@ -269,7 +269,7 @@ def recipe_of(backbone: Backbone, weights: Weights, config: ExtractConfig) -> Re
             changes[option] = value
         elif name not in config.backbones:
             raise UsageError(
-                f"--recipe {key}={value} names {name!r}, which is not among --backbones.",
+                f"--recipe {key}={value} is for {name!r}, which is not among --backbones.",
                 f"Backbones of this run: {', '.join(config.backbones)}",
             )
     if backbone.recipe.dtype == "uint8":

@@ -613,7 +613,7 @@ class RunState:
         if not suspects:
             raise failure
         named = ", ".join(repr(self.client_names[c]) for c in suspects[:5])
-        tried = f"Leaving out any single upload of {len(suspects)} does not help. Farthest from the others: {named}."
+        tried = f"Leaving out any one of {len(suspects)} uploads does not help. The uploads of {named} differ most."
         raise FederatedRunError(f"{failure.message} {tried}", failure.hint) from failure
 
     def _too_large(self, made: Tree) -> dict[str, float]:

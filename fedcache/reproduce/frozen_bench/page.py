@@ -171,7 +171,7 @@ def markdown(data: Mapping[str, Any]) -> str:
         "",
         "## Block by block",
         "",
-        "Accuracy in %, standard deviation over seeds (none if all seeds give the same accuracy), and the chosen settings.",
+        "Accuracy in %, standard deviation over seeds (none if all seeds agree), and the chosen settings.",
         "",
     ]
     lines += [*_blocks(scores), ""]

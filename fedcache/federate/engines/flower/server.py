@@ -362,7 +362,7 @@ class Server:
             client = min(reasons)
             name = self.sites.members[client].facts.name
             why = reasons[client].removeprefix(NO_ANSWER).rstrip(".")
-            needed += f". Site {name!r} is out, because {why}"
+            needed += f". Site {name!r} is missing, because {why}"
         count = f"{len(ids)} of {len(sample)} sites"
         raise FederatedRunError(
             f"Round {number}: {count} sent a valid upload, but {needed}.",

@@ -375,7 +375,7 @@ REQUESTS = 3
 LOOK_EVERY = 1.0
 """Seconds between two checks for new nodes."""
 
-SITE_THAT_IS_RIGHT = "Choose the site that the others must match: --like NAME"
+SITE_THAT_IS_RIGHT = "Choose the site that all other sites must match: --like NAME"
 
 START = "Start the sites: fedcache flower site --shard PATH --superlink HOST:PORT"
 
@@ -639,9 +639,7 @@ class Sites:
                 return FedcacheError(problem.code, f"{state} {problem.message}", problem.hint)
             return FederatedRunError(f"{state} A node sent no description: {problem}.", START)
         if not kept and terms.like:
-            state += (
-                f" The site {terms.like!r}, which the others must match (--like), is not connected."
-            )
+            state += f" The site {terms.like!r}, which all other sites must match (--like), is not connected."
         return FederatedRunError(state, START)
 
     def text(self, digest: str, classes: int) -> Tensor:
@@ -668,7 +666,8 @@ class Sites:
                 f"site {member.facts.name!r} could not send the class text features: {why}."
             )
         raise FederatedRunError(
-            f"No site of {len(self.members)} sent the class text features; the last because {why}.",
+            f"No site sent the text features of the classes (sites asked: {len(self.members)}). "
+            f"The last site failed: {why}.",
             "Run again; finished work is kept.",
         )
 
