@@ -1051,7 +1051,7 @@ class ModelOptions:
     )
     seed: str | None = option(
         None,
-        "Seed of the run, or all to average the probabilities of all seeds.",
+        "Seed of the run, or `all` to average the probabilities of all seeds.",
         MODEL,
         default_text="the first seed of the run",
         common=True,
@@ -1077,7 +1077,7 @@ class ModelOptions:
     )
     backbone: tuple[str, ...] = option(
         (),
-        "A backbone module:MODULE:FACTORY that the model reads and whose code you trust.",
+        "A backbone module:MODULE:FACTORY that the model reads, if you trust its code.",
         MODEL,
         default_text="none",
     )
@@ -1214,7 +1214,7 @@ class PersonaliseOptions:
     )
     out: str | None = option(
         None,
-        "Model file to write, .safetensors. An existing file is kept.",
+        "Model file to write, .safetensors. An existing file is never overwritten.",
         RESULT,
         short="-o",
         path=True,

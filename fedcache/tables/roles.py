@@ -98,7 +98,7 @@ class ColumnChoice:
 
     features: tuple[str, ...] = option(
         (),
-        "Columns of the features, or the common beginning of their names in a wide table.",
+        "Columns of the features, or the common beginning of their names in a table with one column per number.",
         DATA,
         name="--features-key",
         default_text="detected by name, e.g. features, embeddings or X",

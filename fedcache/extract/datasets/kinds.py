@@ -63,7 +63,7 @@ KINDS = {
         "idx",
         OwnFiles(
             "idx:FOLDER",
-            "pairs of IDX files (images and labels), as of MNIST, also compressed (.gz)",
+            "pairs of IDX files (images and labels) such as MNIST's, also compressed (.gz)",
             "files named train are the training set, files named t10k or test the test set",
             "idx:mnist/raw",
             "idx:mnist/raw",

@@ -646,7 +646,7 @@ def _with_ratio(args: Values) -> Values:
     return {**args, "ratio": ratio}
 
 
-_PER_CLASS = "training rows of each class a client has on average"
+_PER_CLASS = "training rows of each class that a client has on average"
 FEATURE_SHIFT = Scheme(
     "feature-shift",
     "each domain is a client, with the same number of rows of every class",
@@ -657,7 +657,7 @@ FEATURE_SHIFT = Scheme(
             "order",
             "choice",
             "stored",
-            "the first rows as stored (equal for every seed) or random ones",
+            "`stored`: the first rows as stored, equal for every seed; `random`: random rows",
             choices=("stored", "random"),
             tag="o",
         ),
@@ -678,8 +678,8 @@ LABEL_SHIFT = Scheme(
             "ratio",
             "float",
             None,
-            "rows drawn for each training row; the others are for testing (default 11 for up to 10 clients, 5.5 up to "
-            "20, 3 up to 40, then 1.5)",
+            "rows drawn for each training row; the rows that are not trained on are test rows (default 11 for up to 10 "
+            "clients, 5.5 up to 20, 3 up to 40, then 1.5)",
             low=1.0,
             high=1e6,
             above=True,
@@ -696,7 +696,7 @@ LABEL_SHIFT = Scheme(
         FILL,
         test_protocol_argument(
             "matched",
-            "matched: the held-out part of the client's own draw; balanced: the same class-balanced test rows for all",
+            "`matched`: the held-out part of the client's own draw; `balanced`: the same class-balanced rows for all",
         ),
         tests_argument(100),
         DOMAIN,
@@ -713,8 +713,8 @@ FEATURE_LABEL_SHIFT = Scheme(
         shots_argument(10, _PER_CLASS),
         test_protocol_argument(
             "balanced",
-            "balanced: class-balanced test rows of the client's domain; matched: test rows of its domain in the class "
-            "shares of its training rows",
+            "`balanced`: class-balanced test rows of the client's domain; `matched`: test rows of this domain in the "
+            "class shares of the client's training rows",
         ),
         tests_argument(100),
         DOMAIN,

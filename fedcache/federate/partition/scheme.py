@@ -241,8 +241,8 @@ VALIDATION_ARGUMENT = Argument(
     "validation",
     "share",
     None,
-    "validation rows: this share of the training rows of every client, class by class, or the dataset's "
-    "own split",
+    "validation rows: a share of every client's training rows, taken from each class, or `split` for the "
+    "dataset's own split",
     choices=("split",),
     tag="val",
     later=True,
@@ -385,7 +385,7 @@ def tests_argument(default: int) -> Argument:
         "tests",
         "int",
         default,
-        "balanced tests: first rows of each class and domain (fewer where fewer exist)",
+        "balanced tests: number of first rows of each class and domain (all rows if there are fewer)",
         low=1,
         high=LARGEST_COUNT,
         tag="v",
@@ -401,7 +401,7 @@ def test_protocol_argument(default: str, meaning: str) -> Argument:
 
 SHARED_TESTS = test_protocol_argument(
     "balanced",
-    "balanced: every client has the same test rows; matched: each client has the largest set of test "
+    "`balanced`: every client has the same test rows; `matched`: each client has the largest set of test "
     "rows with the class shares of its own training rows",
 )
 DOMAIN = Argument("domain", "names", None, "use rows of these domains only, in this order", tag="d")
