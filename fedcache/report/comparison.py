@@ -503,10 +503,10 @@ def too_few_words(c: Comparison) -> str:
 
 
 _MORE_BLOCKS = {
-    "seeds": "For both, use more seeds (--seeds 0-4) or --over clients.",
-    "clients": "For both, use more clients or --over seeds.",
-    "settings": "For both, use more datasets or partitions.",
-    HELD_OUT: "For both, use more held-out values.",
+    "seeds": "For intervals and tests over seeds, use more seeds (--seeds 0-4). Or use --over clients.",
+    "clients": "For intervals and tests over clients, use more clients. Or use --over seeds.",
+    "settings": "For intervals and tests over settings, use more datasets or partitions.",
+    HELD_OUT: "For intervals and tests, use more held-out values.",
 }
 """Unit of the tests -> how to get an interval and a test if there is only one block."""
 _SAME_VALUE = {
@@ -575,7 +575,7 @@ def _spreadless(c: Comparison) -> list[str]:
             equal_differences.append(words)
     if repeated:
         named = "; ".join(repeated)
-        notes.append(f"{named} not tested: neither result varies over {c.over}.")
+        notes.append(f"{named} not tested: each result is the same for all {c.over}.")
     if equal_differences:
         named = "; ".join(equal_differences)
         notes.append(

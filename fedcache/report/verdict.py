@@ -269,7 +269,7 @@ def verdict(named: Named, score: str) -> Verdict | None:
         why += f" {names} reached the same results."
     if equals and not rivals:
         certainty = "Tied"
-        why = "All runs reached the same results; this is the first by method and settings."
+        why = "All runs reached the same results; this run is the first by method and settings."
     validation = None
     if has_validation(e.result for e in field):
         validation = validation_value(best.result, score)

@@ -204,7 +204,7 @@ TRUST_OPTIONS = (
     "dp_seed",
     "dp_allow",
 )
-"""Fields of ``TrainConfig`` about trust, all of which can be swept."""
+"""Fields of ``TrainConfig`` about trust; every one can be swept."""
 
 SAMPLING_OPTIONS = (
     "client_sampling",
@@ -216,7 +216,7 @@ SAMPLING_OPTIONS = (
 """Fields of ``TrainConfig`` about the sampling of clients, in the order of ``parse_sampling``."""
 
 TIMING_OPTIONS = ("asynchronous", "server_step", "staleness_power", "client_durations")
-"""Fields of ``TrainConfig`` about simulated time, all of which can be swept."""
+"""Fields of ``TrainConfig`` about simulated time; every one can be swept."""
 
 
 def _changed(config: TrainConfig, names: Sequence[str]) -> list[str]:

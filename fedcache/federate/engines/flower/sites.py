@@ -200,13 +200,13 @@ def client_of(facts: SiteFacts) -> Client:
 
 
 SAME = {
-    "classes": "its classes are {}, but the classes of the others are {}",
-    "recipes": "its features come from recipe {}, but those of the others come from {}",
-    "widths": "its features are {} wide, but those of the others are {} wide",
-    "views": "it stores {} views of an image, but the others store {}",
-    "text": "its class text features have digest {}, but those of the others have {}",
-    "feat_post": "it uses feat_post {}, but the others use {}",
-    "code": "its version of the method has code {}, but the others have {}",
+    "classes": "its classes are {}, but those of the other sites are {}",
+    "recipes": "its features come from recipe {}, but those of the other sites come from {}",
+    "widths": "its features are {} wide, but those of the other sites are {} wide",
+    "views": "it stores {} views of an image, but the other sites store {}",
+    "text": "its class text features have digest {}, but those of the other sites have {}",
+    "feat_post": "it uses feat_post {}, but the other sites use {}",
+    "code": "its version of the method has code {}, but the other sites have {}",
 }
 """Facts that must be equal at all sites -> sentence about a difference. Only the first difference is reported."""
 
