@@ -58,7 +58,7 @@ COMMANDS = (
         "join",
         "extract",
         MAIN,
-        "Assemble the parts of `extract --part 1/4` and so on into one store.",
+        "Join the parts that `extract --part 1/4` and so on made into one store.",
     ),
     CommandEntry("ingest", "exchange", MAIN, "Import your own embeddings into a store."),
     CommandEntry(
@@ -85,7 +85,7 @@ COMMANDS = (
         "predict",
         "predict",
         MAIN,
-        "Classify images, texts, rows of a store or embeddings with a trained model.",
+        "Classify images, texts, embeddings or rows of a store with a trained model.",
     ),
     CommandEntry(
         "evaluate",
@@ -183,7 +183,7 @@ COMMANDS = (
         "publish",
         "exchange",
         STORES,
-        "Publish a store as a few large files that fedcache, zarr and xarray read over a network.",
+        "Publish a store as a few large files that fedcache, zarr and xarray can read over a network.",
     ),
     CommandEntry(
         "doctor",
@@ -203,9 +203,7 @@ COMMANDS = (
     CommandEntry("methods", "methods", LISTS, "Federated methods and their hyperparameters."),
     CommandEntry("backbones", "backbones", LISTS, "Frozen backbones and their weights."),
     CommandEntry("datasets", "datasets", LISTS, "Datasets and where they come from."),
-    CommandEntry(
-        "new", "new", LISTS, "Start a package of your own: a method, a backbone or a dataset."
-    ),
+    CommandEntry("new", "new", LISTS, "Start a package for your own method, backbone or dataset."),
 )
 
 

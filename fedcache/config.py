@@ -28,7 +28,7 @@ FEATURES = "Features"
 PARTICIPATION = "Participation"
 COMPUTING = "Computing"
 RESULTS = "Results"
-"""Panels of the help."""
+"""Panels of the help, from ``DATA`` to this one."""
 
 PANELS = (
     METHOD,
@@ -148,7 +148,7 @@ SAMPLING = ("uniform", "weighted", "poisson")
 BAD_UPDATES = ("fail", "reject")
 DATASET = (
     "A dataset such as digits or folder:PATH (`fedcache datasets list` shows all kinds), or the "
-    "name of an ingested one. a=SPEC,b=SPEC joins datasets as domains."
+    "name of an ingested dataset. a=SPEC,b=SPEC joins datasets as domains."
 )
 BACKBONES = (
     "Backbones, comma-separated: names of `fedcache backbones list`, or your own as onnx:FILE, "
@@ -208,9 +208,9 @@ class ExtractConfig:
     recipe: Mapping[str, str] = option(
         {},
         "Change the preprocessing of all backbones (key=value) or of one (NAME:key=value), "
-        "comma-separated. Keys for images: size, resize, interpolation, crop_pct, norm. Texts: "
-        "pooling, max_tokens, prompt. Sounds: pooling, seconds. All: dtype. Your own model "
-        "files: output.",
+        "comma-separated. Keys are size, resize, interpolation, crop_pct and norm for images; "
+        "pooling, max_tokens and prompt for texts; pooling and seconds for sounds; dtype for all; "
+        "and output for your own model files.",
         FEATURES,
         split=True,
         default_text="the published preprocessing of each backbone",
@@ -232,7 +232,7 @@ class ExtractConfig:
     )
     layout: str | None = option(
         None,
-        "Meaning of the folder levels, e.g. domain/class, or client/class for a group.",
+        "Meaning of the folder levels, e.g. domain/class; client/class makes a group called client.",
         DATA,
         default_text="detected from the folder names",
         common=True,
@@ -276,8 +276,8 @@ class ExtractConfig:
     )
     device: str = option(
         "auto",
-        "Device of the model. cuda uses all GPUs of one kind, and fails if there is no GPU. "
-        "cuda:0,cuda:2 uses these two GPUs.",
+        "Device of the model. `cuda` uses all GPUs of the same kind, and fails if there is none. "
+        "`cuda:0,cuda:2` uses only these two.",
         COMPUTING,
         choices=("auto", "cpu", "cuda"),
         common=True,
@@ -309,13 +309,13 @@ class ExtractConfig:
     part: str | None = option(
         None,
         "Compute only one part of the dataset, e.g. 1/4, in a separate folder. `fedcache join` "
-        "assembles the parts. auto reads the part from SLURM_ARRAY_TASK_ID, or from RANK and "
+        "assembles the parts. `auto` reads the part from SLURM_ARRAY_TASK_ID, or from RANK and "
         "WORLD_SIZE.",
         COMPUTING,
         default_text="the whole dataset",
     )
     max_bad: str = option(
-        "1%", "Stop if more images than this are unreadable: a share (1%) or a number.", DATA
+        "1%", "Stop if more than this share (1%) or number of images is unreadable.", DATA
     )
     weights: Mapping[str, str] = option(
         {},
@@ -389,8 +389,9 @@ RESERVED = ("store", "scheme", "seed", "name", "save", "replace")
 PRESETS = ("default", "paper", "official", "tuned")
 """Presets of hyperparameters.
 
-``paper`` has the values of the paper, and ``default`` the same without values that are known to fail. ``official`` has
-the values of the released code, ``tuned`` the paper's with learning rates that were tuned for fedcache.
+``paper`` has the values of the paper. ``default`` has the same values, except those that are known to fail.
+``official`` has the values of the released code. ``tuned`` has the values of the paper with learning rates that were
+tuned for fedcache.
 """
 
 
@@ -406,9 +407,9 @@ class TrainConfig:
     )
     preset: str = option(
         PRESETS[0],
-        "Hyperparameter values. paper: those of the paper. default: those of the paper, except "
-        "values that are known to fail. official: those of the released code. tuned: those of "
-        "the paper, with tuned learning rates.",
+        "Hyperparameter values: `paper` (those of the paper), `default` (the same, except values "
+        "that are known to fail), `official` (those of the released code) or `tuned` (those of the "
+        "paper, with tuned learning rates).",
         METHOD,
         choices=PRESETS,
     )
@@ -454,7 +455,7 @@ class TrainConfig:
     )
     participation: str | None = option(
         None,
-        "Clients per round: a number, a share (0.1 or 10%) or all. With --asynchronous: clients that "
+        "Clients per round: a number, a share (0.1 or 10%) or `all`. With --asynchronous: clients that "
         "train at the same time.",
         PARTICIPATION,
         default_text="from the method's paper, e.g. all for fedavg",
@@ -462,8 +463,8 @@ class TrainConfig:
     )
     client_sampling: str = option(
         "uniform",
-        "How clients are sampled each round: uniform (fixed number), weighted (fixed number, likelier "
-        "with more rows) or poisson (each client independently).",
+        "How clients are sampled each round: `uniform` (fixed number), `weighted` (fixed number; clients "
+        "with more rows are likelier) or `poisson` (each client independently).",
         PARTICIPATION,
         choices=SAMPLING,
     )
@@ -527,26 +528,26 @@ class TrainConfig:
     )
     eval_clients: str | None = option(
         None,
-        "Number or share of clients whose personal models are scored. They are drawn once.",
+        "Number or share of clients whose personal models are scored. The clients are drawn once.",
         TRAINING,
         default_text="all clients",
     )
     client_prior: str = option(
         "none",
-        "Also score the test rows with each client's log class prior, for methods with one global model.",
+        "Also score test rows with each client's log class prior added, for methods with one global model.",
         TRAINING,
         choices=CLIENT_PRIORS,
     )
     execution: str = option(
         "auto",
-        "How clients are computed: sequential (one by one), batched (many clients in one batch), or gram "
-        "(in a basis of each client's rows). auto picks the cheapest mode that the method supports.",
+        "How clients are computed: `sequential` (one by one), `batched` (many in one batch) or `gram` "
+        "(in a basis of each client's rows). `auto` selects the cheapest mode that the method supports.",
         COMPUTING,
         choices=("auto", "sequential", "batched", "gram"),
     )
     device: str = option(
         "auto",
-        "Device of the training. cuda fails if there is no GPU.",
+        "Device of the training. `cuda` fails if there is no GPU.",
         COMPUTING,
         choices=("auto", "cpu", "cuda"),
         common=True,
@@ -580,7 +581,7 @@ class TrainConfig:
     aggregate: str = option(
         "mean",
         "How the server combines uploads: mean | median | trimmed:0.1 | geomedian | krum | multikrum:5 | "
-        "nnm+RULE | clip:1.0. mean is the method's own rule.",
+        "nnm+RULE | clip:1.0. `mean` is the method's own rule.",
         TRUST,
     )
     attack: str | None = option(
@@ -592,15 +593,15 @@ class TrainConfig:
     )
     on_bad_update: str | None = option(
         None,
-        "What to do with an invalid upload: fail ends the run, reject leaves the upload out.",
+        "What to do with an invalid upload: `fail` ends the run, `reject` leaves the upload out.",
         TRUST,
         choices=BAD_UPDATES,
-        default_text="fail; with Flower reject",
+        default_text="fail; reject with Flower",
     )
     byzantine: float = option(0.2, "Share of malicious clients that --aggregate assumes.", TRUST)
     max_update_norm: float | None = option(
         None,
-        "Treat updates with a larger norm as invalid (see --on-bad-update).",
+        "Treat updates with a norm above this as invalid (see --on-bad-update).",
         TRUST,
         default_text="no limit",
     )
@@ -648,7 +649,7 @@ class TrainConfig:
     )
     dp_allow: str | None = option(
         None,
-        "Allow the run to publish facts that epsilon does not cover: "
+        "Facts that the run may publish although epsilon does not cover them: "
         "evaluation,participants,rows,statistics.",
         TRUST,
         default_text="nothing",
@@ -663,10 +664,10 @@ SECTIONS: dict[str, type] = {
 
 
 ADDRESSES = ("track", "mirror", "superlink", "ray_address")
-"""Arguments that may hold an address with a scheme: a tracking server, a mirror of a download, a server, a cluster."""
+"""Arguments that may be an address with a scheme: of a tracking server, a mirror, a Flower or a Ray server."""
 
 STORE_SCHEMES = ("s3", "gs", "az", "abfs", "abfss", "https", "http")
-"""Schemes of addresses that a published store can be read from; ``fedcache publish`` writes to all but the last two."""
+"""Schemes of addresses of published stores. ``fedcache publish`` cannot write to the last two, https and http."""
 
 # A scheme has two letters or more, because one letter before the colon is a drive of Windows.
 _REMOTE_TEXT = re.compile(r"(?:^|[=:,])([A-Za-z][A-Za-z0-9+.-]+)://")

@@ -18,7 +18,7 @@ from multiprocessing.context import BaseContext
 
 SAFE_PATH = "PYTHONSAFEPATH"
 LIBRARIES = ("torch", "torchvision", "timm", "open_clip", "transformers", "PIL.Image")
-"""What takes long to import, and what workers import where their caller has."""
+"""Libraries that take long to import. Workers import those that their caller has imported."""
 
 
 def worker_context(*modules: str) -> BaseContext:

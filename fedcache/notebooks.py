@@ -10,7 +10,7 @@ from fedcache.errors import MachineError
 from fedcache.parsing import visible
 
 MOST_ROWS = 30
-"""Most rows that a table in a notebook shows."""
+"""Maximum number of rows that a table shows in a notebook."""
 
 
 def html_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:

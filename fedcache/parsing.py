@@ -111,11 +111,11 @@ def _is_number(text: str) -> bool:
 
 
 DEEPEST = 50
-"""Most nested tables and arrays of a TOML text; no file of fedcache has more than 4."""
+"""Maximum depth of tables and arrays in a TOML text; no file of fedcache is deeper than 4."""
 
 
 SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-"""Names that a file or folder in a store may have."""
+"""Names that a file or folder of a store may have."""
 
 
 def slug_of(name: str) -> str:
@@ -231,7 +231,7 @@ def as_lists(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 CODE = r"[DT]-[A-Z]?\d+"
-"""Code of a disagreement between paper and released code; only the documentation explains these codes."""
+"""Code of a difference between a paper and its released code. Only the documentation explains such codes."""
 
 
 def without_codes(text: str) -> str:

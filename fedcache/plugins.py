@@ -33,7 +33,7 @@ KINDS = MappingProxyType(
         "executors": "a class: fedcache.federate.execution.executor.Executor",
     }
 )
-"""Description of a plug-in of each kind. Entry points of a kind are the group ``fedcache.KIND``."""
+"""Kind of plug-ins -> what the object must be. Entry points of a kind are in the group ``fedcache.KIND``."""
 
 
 @dataclass(frozen=True)
@@ -252,7 +252,7 @@ PREFIXES = (MODULE, ONNX, TFLITE, HUGGING_FACE)
 
 _CODE_NAME = re.compile(rf"{MODULE}[\w.]+:[\w.]+")
 _named: set[str] = set()
-"""The ``module:`` names that the user wrote or passed in this process."""
+"""Names with ``module:`` that the user wrote or passed in this process."""
 
 
 def note_named(given: Any) -> None:

@@ -19,22 +19,22 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, cast
 
 GRACE = 2.0
-"""Seconds that a process has to clean up after a request to stop at once."""
+"""Seconds that a process has to clean up when it is stopped at once."""
 
 INTERRUPTED = 130
-"""Exit code of a process that a signal ended, as in shells; ``errors.Exit`` has the same number."""
+"""Exit code of a process that a signal ended, as in shells; ``errors.Exit`` has the same code."""
 
 M_TRIM_THRESHOLD = -1
-"""Parameter of ``mallopt``: how much freed memory at the top of the heap is kept."""
+"""Parameter of ``mallopt`` for the amount of freed memory at the top of the heap that is kept."""
 
 M_MMAP_THRESHOLD = -3
-"""Parameter of ``mallopt``: the size from which a block is mapped separately."""
+"""Parameter of ``mallopt`` for the size from which a block is mapped separately."""
 
 MOST = (1 << 31) - 1
 """Largest value of a parameter of ``mallopt``."""
 
 _open_until_the_end: list[socket.socket] = []
-"""Sockets that the system writes signals to. If they were closed, other files could get their numbers."""
+"""Sockets to which the system writes signals. If they were closed, other files could get their numbers."""
 
 
 class Stop:

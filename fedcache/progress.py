@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 VALIDATION_ACCURACY = "validation_accuracy"
-"""Diagnostic of a scored round: the accuracy on validation rows, if the partition has some."""
+"""Name of the diagnostic for the accuracy on validation rows, in scored rounds of a partition with such rows."""
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from fedcache.runs.run import Run
 from fedcache.runs.trackers.choose import tracking
 
 Methods = str | Method | Sequence[str | Method]
-"""Names of methods, and the caller's own methods."""
+"""Names of methods, or the user's own ``Method`` objects."""
 
 
 def train_config(given: Mapping[str, Any], fields: Mapping[str, Any]) -> TrainConfig:

@@ -45,19 +45,19 @@ class CompareOptions:
     )
     score: str = option(
         "accuracy",
-        "Metric: client-mean, pooled (over all test rows), accuracy (the primary metric of the "
-        "methods if all share it, else client-mean) or macro_f1. With --over settings also worst10, "
-        "worst20, worst40 and best10.",
+        "Metric: accuracy | client-mean | pooled | macro_f1. `accuracy` is the primary metric of the "
+        "methods, or client-mean if these differ; `pooled` is the accuracy over all test rows. With "
+        "--over settings also worst10 | worst20 | worst40 | best10.",
         "",
     )
     test: str | None = option(
         None,
-        "wilcoxon | ttest. Default: ttest over seeds, wilcoxon over clients and settings.",
+        "Paired test: wilcoxon | ttest. Default: ttest over seeds, wilcoxon over clients and settings.",
         "",
     )
     against: str | None = option(
         None,
-        "Reference that all runs are compared with: a name of the table, a method or a digest. "
+        "Reference for all comparisons: a name in the table, a method or a digest. "
         "Default: the best run by validation accuracy, else by test accuracy.",
         "",
     )
@@ -73,7 +73,7 @@ class CompareOptions:
         name="--format",
     )
     pairs: str = option(
-        "best", "best compares all runs with the reference; all compares every pair.", ""
+        "best", "`best` compares all runs with the reference; `all` compares every pair.", ""
     )
     everything: bool = option(
         False, "Print every table, interval, test and note.", "", name="--all"

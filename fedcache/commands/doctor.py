@@ -22,9 +22,9 @@ from fedcache.extract.backbones.backbone import library_caches
 from fedcache.extract.device import cores, resolve_device
 
 ROOM = 1 << 30
-"""Least free bytes of the home's disk: a store of 60,000 images takes a tenth of it."""
+"""Minimum of free bytes on the home's disk for ``doctor``; a store of 60,000 images takes a tenth of it."""
 REQUIREMENT = re.compile(r"([\w-]+)[^;]*?>=([\d.]+)(?:.*extra == .([\w-]+))?")
-"""A line of the package's metadata: name, least version, and the extra that needs it."""
+"""A requirement in the package's metadata: name, minimum version, and the extra that needs it."""
 OF_DEVELOPERS = {"audit", "browser", "dev", "docs", "notebooks", "release"}
 
 Row = dict[str, str]

@@ -46,7 +46,7 @@ RunNames = Annotated[
     list[str],
     typer.Argument(
         metavar="RUN...",
-        help="Runs or model files: directories, digests or their start, tag:NAME of one run, or "
+        help="Runs or model files: directories, digests or their first letters, tag:NAME of one run, or "
         ".safetensors files.",
         autocompletion=complete_runs,
     ),

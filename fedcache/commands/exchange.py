@@ -162,7 +162,7 @@ def publish(
         ),
     ] = False,
 ) -> CommandResult:
-    """Publish a store as a few large files that fedcache, zarr and xarray read over a network.
+    """Publish a store as a few large files that fedcache, zarr and xarray can read over a network.
 
     Run the same command again to complete an interrupted publication, or to publish a store that has changed. Names
     of rows, classes and groups are published with the features; --anonymous-names replaces the names of rows.

@@ -193,7 +193,7 @@ def join(
         str, typer.Option("--max-bad", help=help_of(ExtractConfig, "max_bad"))
     ] = "1%",
 ) -> CommandResult:
-    """Assemble the parts of `extract --part 1/4` and so on into one store.
+    """Join the parts that `extract --part 1/4` and so on made into one store.
 
     Except for its history, the store has the same bytes as a store that one process writes. Every chunk is verified.
     Chunks are hard links if parts and store are on one disk, and copies otherwise. Repeat an interrupted join to
@@ -263,7 +263,7 @@ def describe_line(done: Extraction) -> str:
         rate = f"{done.rate:,.1f} {holds}/s with {counted(done.workers, 'process')}"
         return (
             f"{counted(done.decoded, one_of(holds))} in {done.seconds:,.1f} s: {rate}; {reading} and the "
-            f"model had {done.busy:.0%} of the cores{quarantined}."
+            f"model used {done.busy:.0%} of the cores{quarantined}."
         )
     plan = f"Plan for {done.images:,} {holds}"
     if done.part is not None:

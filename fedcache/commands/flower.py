@@ -70,23 +70,23 @@ class SiteOptions:
     sites: int = option(2, "Number of sites in the federation.", "", minimum=1)
     start_with: int | None = option(
         None,
-        "Start with this many sites when --wait is over.",
+        "Number of sites that are enough to start when --wait is over.",
         "",
         minimum=1,
         default_text="all sites",
     )
     like: str = option(
         "",
-        "Site whose classes and recipes the others must match.",
+        "Site whose classes and recipes all other sites must match.",
         "",
         default_text="those of more than half of the sites",
     )
-    quorum: int = option(1, "Sites that must upload in every round.", "", minimum=1)
+    quorum: int = option(1, "Number of sites that must upload in every round.", "", minimum=1)
     wait: float = option(120.0, "Seconds to wait for the sites to connect.", "")
     timeout: float = option(600.0, "Seconds to wait for the answer of a site.", "")
     secure: bool = option(
         False,
-        "Secure aggregation (Flower's SecAgg+): the server sees only sums of uploads, of at least 3 "
+        "Secure aggregation (Flower's SecAgg+): the server sees only sums of the uploads of at least 3 "
         "sites.",
         "",
     )

@@ -34,7 +34,7 @@ class GridOptions:
     )
     sampler: str = option(
         "grid",
-        "How configurations are chosen: grid (all); random:N[:SEED] (N configurations without repeats); "
+        "How configurations are chosen: `grid` (all); random:N[:SEED] (N different ones at random); "
         "or optuna[:tpe|random|gp[:SEED]] (--trials configurations, selected one after another on "
         "--validation; extra optuna).",
         POINTS,
@@ -42,13 +42,13 @@ class GridOptions:
     retrain: bool = option(
         False,
         "Select one configuration of each method on --validation, then train it again on all "
-        "training rows. Its test accuracy after that is the final result.",
+        "training rows. Its test accuracy after the second training is the final result.",
         POINTS,
         common=True,
     )
     score: str | None = option(
         None,
-        "Accuracy that ranks configurations: client-mean (mean over clients) or pooled (over all test "
+        "Accuracy that ranks configurations: `client-mean` (mean over clients) or `pooled` (over all test "
         "rows).",
         POINTS,
         choices=("client-mean", "pooled"),
@@ -56,8 +56,8 @@ class GridOptions:
     )
     trials: int | None = option(
         None,
-        "With --sampler optuna: number of configurations to try. A larger number continues an earlier "
-        "search.",
+        "With --sampler optuna: number of configurations to try. With a larger number, an earlier search "
+        "continues.",
         POINTS,
         minimum=1,
         default_text=str(TRIALS),
@@ -71,7 +71,7 @@ class GridOptions:
     )
     jobs: int = option(
         1,
-        "Processes that train configurations in parallel, for methods that cannot compute several "
+        "Number of processes that train configurations in parallel, if a method cannot train several "
         "together.",
         COMPUTING,
         minimum=1,
@@ -84,7 +84,7 @@ class GridOptions:
     )
     save_models: str = option(
         "best",
-        "Trained models to keep: best (of each method, and of each held-out value), all or none.",
+        "Trained models to keep: `best` (of each method, and of each held-out value), `all` or `none`.",
         RESULTS,
         choices=("best", "all", "none"),
     )

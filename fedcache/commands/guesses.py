@@ -36,13 +36,13 @@ VERBS = {
     "remove": "rm",
     "delete": "rm",
 }
-"""Other words for commands -> the word that most groups of commands use."""
+"""Other words for commands -> the word that fedcache uses in its groups of commands."""
 
 OF_STORES = {"list": "ls", "show": "inspect", "rm": "gc"}
 """Command of a group -> the command for stores, which are in no group."""
 
 LIKE = 0.7
-"""Least likeness, as of ``closest``, at which an option counts as a misspelling of another."""
+"""Minimum similarity, as of ``closest``, at which an option counts as a misspelling of another."""
 
 GROUPS = ("runs", "methods", "backbones", "datasets")
 """Groups with commands that list and show, named after what they list."""

@@ -19,28 +19,28 @@ from typer.models import ArgumentInfo
 from fedcache.config import PANELS
 
 COMMON = "shown by -h"
-"""Mark in the annotation of a parameter that ``-h`` shows; the field of a configuration has ``common`` instead."""
+"""Mark in a parameter's annotation: ``-h`` shows the parameter. Fields of a configuration have ``common`` instead."""
 
 FEW = 12
 """If a command has no more options than this, ``-h`` shows all of them."""
 
 LINES = 2
-"""Most lines of an option in ``-h``; one line if the help would be longer than ``PAGE``."""
+"""Maximum number of lines of one option in ``-h``. If the help is then longer than ``PAGE``, each option has one."""
 
 PAGE = 40
-"""Most lines of the help of ``-h``."""
+"""Maximum number of lines of the help of ``-h``."""
 
 CLAUSE = re.compile(r"[,;:.](?= )| (?=\()")
-"""Places where a text that is too long for its lines may be cut."""
+"""Places where ``-h`` may cut a text that is too long for its lines."""
 
 WIDEST = 100
-"""Most characters of a line of the help."""
+"""Maximum width of the help, in characters."""
 
 LABEL = 27
-"""Characters of the names of options; after a longer name, the text begins on the next line."""
+"""Width, in characters, of the column of option names. After a longer name, the text begins on the next line."""
 
 LONG_DEFAULT = 16
-"""Most characters of a default in brackets that an option with one line shows."""
+"""Maximum number of characters of a default in brackets, for an option that is shown in one line."""
 
 OTHERS = "Options"
 """The panel of options without a panel. It comes last."""

@@ -124,7 +124,7 @@ def methods_info(name: ListedName) -> CommandResult:
         lines.append(f"Does not support --asynchronous: {waits}.")
     received = f"{sends['down']:,} in a round"
     if sends["first_down"] != sends["down"]:
-        received += f" ({sends['first_down']:,} in the first)"
+        received += f" ({sends['first_down']:,} in round 1)"
     counted_at = sizes.source
     if sends["clients"]:
         counted_at += f", {sends['clients']} clients"

@@ -23,13 +23,13 @@ from fedcache.federate.methods import METHODS
 
 new = typer.Typer(
     name="new",
-    help="Start a package of your own: a method, a backbone or a dataset.",
+    help="Start a package for your own method, backbone or dataset.",
     no_args_is_help=True,
 )
 
 TEMPLATES = Path(__file__).parent / "templates"
 LONGEST = 60
-"""Most characters of a name."""
+"""Maximum number of characters of a package's name."""
 
 PLACES = {"method": "method:METHOD", "backbone": "encoder:build", "dataset": "reader"}
 """Kind -> module of the package with its object, as the entry point names them."""

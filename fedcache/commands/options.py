@@ -137,10 +137,10 @@ def complete_words(words: Iterable[str]) -> Names:
 C = TypeVar("C")
 
 BACKBONE_OPTIONS = frozenset({"backbone", "backbones", "client_backbones", "weights"})
-"""Parameters of commands that name backbones, and with them modules of the user; other parameters name no code."""
+"""Parameters of commands that take backbones and so may refer to the user's code; no other parameter does."""
 
 POINTS = "Points"
-"""The panel of the options of ``grid`` that choose its points."""
+"""The help panel of the options of ``grid`` that choose its configurations."""
 
 Given = Mapping[str, Any]
 """Name of a field -> the value of its option; None, [] or False if it was not given."""
@@ -176,14 +176,14 @@ class SchemeArguments:
     )
     hold_out: str | None = option(
         None,
-        "With --by: comma-separated values of the column. All rows with these values are the "
+        "With --by: values of the column, comma-separated. All rows with these values are the "
         "test set.",
         CLIENTS,
         default_text="none",
     )
     min_rows: int | None = option(
         None,
-        "With --by: leave out clients with fewer rows (training and own test rows together).",
+        "With --by: leave out clients with fewer rows than this (training and own test rows together).",
         CLIENTS,
         default_text="1",
     )
@@ -195,16 +195,16 @@ class SchemeArguments:
     )
     tests: str | None = option(
         None,
-        "With --by: which rows test the models, within (own rows of each client), "
-        "held-out-clients or global. For feature-shift, label-shift and feature-label-shift: "
+        "With --by: test rows of the models: `within` (own rows of each client), "
+        "`held-out-clients` or `global`. For feature-shift, label-shift and feature-label-shift: "
         "number of test rows per class.",
         CLIENTS,
-        default_text="within with --by; 200 for feature-shift, 100 for the other two",
+        default_text="within with --by; 200 for feature-shift, 100 for label-shift and feature-label-shift",
     )
     validation: str | None = option(
         None,
-        "Validation rows to select on: a share (0.2) of every client's training rows, or split for the "
-        "dataset's own split. They are used neither for training nor for testing.",
+        "Validation rows to select on: a share (0.2) of every client's training rows, or `split` for the "
+        "dataset's own split. Validation rows are used neither for training nor for testing.",
         CLIENTS,
         default_text="none",
         common=True,
@@ -225,9 +225,9 @@ class RunOptions:
     )
     track: tuple[str, ...] = option(
         (),
-        "Also log every round, all parameters and the final metrics to tensorboard, mlflow, "
+        "Log every round, all parameters and the final metrics also to tensorboard, mlflow, "
         "wandb or trackio. Each needs the extra of the same name, and logs one run per seed. "
-        "Append :DIR, or for mlflow :URL. Repeatable.",
+        "To choose a place, append :DIR, or :URL for mlflow. Repeatable.",
         RESULTS,
         default_text="nowhere",
         whole=True,
@@ -239,7 +239,7 @@ class RunOptions:
     )
     save_clients: str | None = option(
         None,
-        "Save the personal models of these clients: all, none, or names, comma-separated.",
+        "Clients whose personal models are saved: `all`, `none`, or names, comma-separated.",
         RESULTS,
         default_text="all, up to 256 MB per seed",
     )
@@ -351,7 +351,7 @@ RunQuery = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="RUN",
-        help="Runs: directories, names in `fedcache runs list` or their start, tag:NAME, method:NAME, "
+        help="Runs: directories, names in `fedcache runs list` or their first letters, tag:NAME, method:NAME, "
         "dataset:NAME or partition:NAME. Default: all runs.",
         autocompletion=complete_runs,
         show_default=False,
@@ -395,8 +395,8 @@ EngineName = Annotated[
     str,
     typer.Option(
         "--engine",
-        help="local, or ray: run in processes on one or several machines, with byte-identical "
-        "results. ray needs the extra ray.",
+        help="`local`, or `ray` for processes on one or several machines, with byte-identical "
+        "results (extra ray).",
         rich_help_panel=COMPUTING,
     ),
 ]
@@ -497,7 +497,7 @@ def _spelled(given: inspect.Parameter) -> str:
 
 
 LONGEST_WORDS = 16
-"""Most characters of the list of an option's words that the help shows in place of its type."""
+"""Maximum length of the list of an option's words that the help shows instead of its type, in characters."""
 
 
 def parameter(item: Field[Any]) -> inspect.Parameter:

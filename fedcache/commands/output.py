@@ -43,7 +43,7 @@ LINE_EVERY = 10.0
 BETWEEN = 3
 """Characters between two columns of a table."""
 PIPED = 160
-"""Least width, in characters, of a table that does not go to a terminal."""
+"""Minimum width, in characters, of a table that is not printed to a terminal."""
 
 
 class TerminalObserver:
@@ -303,7 +303,7 @@ def described(error: BaseException) -> FedcacheError:
             place = f"{error.filename}: "
         return MachineError(
             f"The operating system refused access to a file. {place}{error.strerror or error}.",
-            "Check that the folder exists, is a folder, and may be written; df shows free space.",
+            "Check that the folder exists and is writable. `df` shows its free space.",
         )
     short = memory_error(error)
     if short is not None:
@@ -420,10 +420,10 @@ def _plain(value: Any) -> Any:
 # If a command prints nothing for two seconds, a line on the terminal says that it is working.
 
 WINDOW = 30.0
-"""Length in seconds of the window that gives the rate and the remaining time."""
+"""Seconds of the latest progress from which the rate and the remaining time are computed."""
 
 SILENCE = 1.5
-"""Seconds without output after which a terminal shows that the command is working."""
+"""Seconds without output after which the terminal shows that the command is still working."""
 
 
 class WorkProgress:

@@ -40,13 +40,13 @@ from fedcache.runs.partitions import (
 from fedcache.runs.store_choice import train_example
 
 LISTED = 100_000
-"""Most clients that are described with ``--json``."""
+"""Maximum number of clients that ``--json`` describes."""
 
 SHOWN = 24
-"""Most clients that are all described for a person."""
+"""Maximum number of clients of a partition for which the terminal shows all clients."""
 
 MANY_ROWS = 1_000_000
-"""Number of rows that takes seconds to assign."""
+"""Number of rows from which a note says that rows are being assigned, because this takes seconds."""
 
 
 @command("partition", pick(PartitionConfig), pick(SchemeArguments), pick(TrainConfig, "domain"))

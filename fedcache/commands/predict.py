@@ -45,7 +45,7 @@ RunName = Annotated[
     str,
     typer.Argument(
         metavar="RUN",
-        help="Run or model file: a directory, a digest or its start, tag:NAME of one run, or a "
+        help="Run or model file: a directory, a digest or its first letters, tag:NAME of one run, or a "
         ".safetensors file.",
         autocompletion=complete_runs,
     ),
@@ -65,7 +65,7 @@ def predict(
         ),
     ] = None,
 ) -> CommandResult:
-    """Classify images, texts, rows of a store or embeddings with a trained model.
+    """Classify images, texts, embeddings or rows of a store with a trained model.
 
     Images are processed by the same backbones as in the run, in batches of the same size. Rows are printed in the
     given order; files that cannot be read are listed with a reason.
@@ -146,7 +146,7 @@ def find_model(run: str, runs: Path | None, observer: TerminalObserver) -> Path:
     if Path(run).is_file():
         raise UsageError(
             f"{run} is a file, but not a model of a run.",
-            "The first argument is RUN: a directory, a name in `fedcache runs list` or its start, or "
+            "The first argument is RUN: a directory, a name in `fedcache runs list` or its first letters, or "
             "a .safetensors file.",
         )
     return find_one(run, runs_directory(runs), observer)

@@ -89,7 +89,7 @@ def report(
             held = f"{made.images} of {made.mistakes} images of mistakes"
         warning = "."
         if made.images:
-            warning = ". Share it only with people who may see these images."
+            warning = ". Share it only with people who are allowed to see these images."
         lines.append(f"The page has {held}{warning}")
     if made.left_out:
         lines.append(

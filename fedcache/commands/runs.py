@@ -51,7 +51,7 @@ runs = typer.Typer(
 )
 
 RUN_HELP = (
-    "Run: a directory, a name in `fedcache runs list` or its start, tag:NAME, method:NAME, dataset:NAME "
+    "Run: a directory, a name in `fedcache runs list` or its first letters, tag:NAME, method:NAME, dataset:NAME "
     "or partition:NAME."
 )
 RunName = Annotated[str, typer.Argument(metavar="RUN", help=RUN_HELP, autocompletion=complete_runs)]

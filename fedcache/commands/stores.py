@@ -191,7 +191,7 @@ def list_privacy(observer: TerminalObserver) -> CommandResult:
 
 
 FIRST = 20
-"""Most unreadable rows that ``inspect`` shows one by one; the file it names and ``--json`` have all."""
+"""Maximum number of unreadable rows that ``inspect`` lists; the quarantine file and ``--json`` list all."""
 
 Where = Annotated[
     str | None,

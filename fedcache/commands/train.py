@@ -93,7 +93,7 @@ PROTOCOLS = {
 }
 
 TAILS = {"worst10": "worst 10 %", "worst40": "worst 40 %", "best10": "best 10 %"}
-"""Keys of means over the worst or best share of clients -> their names; a run with few clients lacks some."""
+"""Keys of means over the worst or best clients -> their names. A run with few clients lacks some of them."""
 
 
 def answer_lines(done: Run, *, verbose: bool = False) -> list[str]:
@@ -235,7 +235,7 @@ def score_lines(result: Mapping[str, Any]) -> list[str]:
 
 
 WHAT_PREDICT_TAKES = {TEXTS: "TEXTS.csv", ROWS: "--store STORE", SOUNDS: "SOUNDS"}
-"""Contents of a dataset, other than images -> the input of ``fedcache predict`` for a model of them."""
+"""Contents of a dataset other than images -> what ``fedcache predict`` takes for a model of such a dataset."""
 
 
 def model_lines(path: Path, result: Mapping[str, Any]) -> list[str]:
@@ -280,7 +280,7 @@ def compare_line(runs: Path) -> str:
 
 
 FEW_ROWS = 20
-"""A held-out value with fewer test rows has an accuracy that says little."""
+"""Number of test rows below which the accuracy of a held-out value gets a note."""
 
 
 def held_out_answer(done: Grid, rows: Sequence[HeldOut], *, verbose: bool = False) -> CommandResult:
@@ -354,7 +354,7 @@ def _grid_result(
 
 
 RETRAINED = "trained again %"
-"""Heading of the accuracy on test rows after training on all training rows, validation rows included."""
+"""Column of the test accuracy after training on all training rows, including the validation rows."""
 
 
 def _retrained(done: Grid) -> dict[str, str]:

@@ -19,7 +19,7 @@ from fedcache.store.lock import write_output
 from fedcache.store.store import Store
 
 SECTION = "train"
-"""The section of fedcache.toml that names the store."""
+"""The section of fedcache.toml into which ``fedcache use`` writes the store."""
 
 
 @command("use")

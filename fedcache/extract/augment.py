@@ -29,7 +29,7 @@ from functools import cache
 from fedcache.errors import UsageError, unknown
 
 LONGEST = 16
-"""Steps of a policy at most."""
+"""Maximum number of steps of a policy."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ POLICIES = {
     "simclr": "crop=0.5:1,flip=0.5,jitter=0.8:0.4:0.4:0.4:0",
     "domainnet": "flip=0.5,rotate=30",
 }
-"""Ready policies: the default policy of views, and the training transform of DomainNet in the released FedPCL."""
+"""Policies with a name: the default of views, and the training transform for DomainNet in FedPCL's released code."""
 
 DEFAULT = "simclr"
 

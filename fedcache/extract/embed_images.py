@@ -46,10 +46,10 @@ from fedcache.store.store import Store
 from fedcache.tables.roles import ONE_DOMAIN
 
 SCRATCH = "scratch"
-"""Folder of a home with the temporary stores. A killed process may leave one; gc recognises its name and removes it."""
+"""Folder of a home for temporary stores. A killed process may leave a store there, which ``fedcache gc`` removes."""
 
 FEW = 3
-"""Most skipped files that a message names; the others are counted."""
+"""Maximum number of skipped files that a message names; it gives the number of the others."""
 
 
 @dataclass(frozen=True)

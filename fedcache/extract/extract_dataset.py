@@ -195,7 +195,7 @@ def summarise(
 
 
 FULL_DISK_MARGIN = 64 << 20
-"""Bytes of the disk that must stay free, in addition to those of the features."""
+"""Bytes that must stay free on the disk after the features are written."""
 
 
 def check_disk(
@@ -294,7 +294,7 @@ def estimate(
 
 
 COLUMNS = ("images_key", "label_key", "split_key", "domain_key", "group_key", "no_label")
-"""Fields of the configuration that give columns of the dataset a meaning."""
+"""Fields of the configuration that give columns of the dataset a role."""
 
 
 def extract(

@@ -32,9 +32,9 @@ COMPUTES_FEATURES = (
     "backbones/checkpoints.py",
     "backbones/backbone.py",
 )
-"""Files of this folder that turn an encoded image into a feature, for every backbone. Its provider's file is added.
+"""Files of this folder that compute features from encoded images for every backbone; each backbone adds other files.
 
-Weights and preprocessing have digests of their own, in the recipe.
+Weights and preprocessing have their own digests, in the recipe.
 """
 
 
@@ -48,7 +48,7 @@ SHARED = {
     "onnx_file": ("backbones/own_files.py",),
     "tflite_file": ("backbones/own_files.py",),
 }
-"""Provider -> files that it shares with other providers."""
+"""Provider -> files that it shares with other providers, which its backbones add too."""
 
 
 @cache

@@ -12,7 +12,7 @@ from fedcache.errors import shell_word
 from fedcache.tables.foreign_files import conversion
 
 MAX_BYTES = 64 << 20
-"""Largest encoded image that is read, in bytes."""
+"""Limit in bytes for an encoded image."""
 
 EXTENSIONS = frozenset(
     [
@@ -32,11 +32,11 @@ EXTENSIONS = frozenset(
         ".webp",
     ]
 )
-"""File names that are taken for images (lower case)."""
+"""Endings (lower case) of files that are read as images."""
 
 
 SOUND_ENDINGS = frozenset([".flac", ".wav"])
-"""File names that are taken for sounds (lower case)."""
+"""Endings (lower case) of files that are read as sounds."""
 
 OTHER_FORMATS = {
     **dict.fromkeys((".heic", ".heif", ".hif"), "HEIC"),
@@ -60,7 +60,7 @@ PLUGINS = {
     "HEIC": ("pillow_heif", "pillow_heif.register_heif_opener()  # pip install pillow-heif"),
     "JPEG XL": ("pillow_jxl", "# pip install pillow-jxl-plugin"),
 }
-"""Format -> the module with which Pillow opens it, and the line that registers the module."""
+"""Format -> module with which Pillow can open it, and the line of Python that registers this module."""
 
 _BY_PILLOW = ("AVIF", "HEIC", "JPEG 2000", "JPEG XL", "PSD", "TGA")
 _OTHER_TOOLS = {

@@ -151,10 +151,10 @@ def _noisy(
 
 
 MAX_PIXELS = 64_000_000
-"""Largest image that is decoded, in pixels (192 MB as RGB); checked in the header, before any pixel exists."""
+"""Limit of an image in pixels (192 MB as RGB). It is checked in the header, before the image is decoded."""
 
 MAX_ASPECT = 100
-"""Largest ratio of the sides: resizing the short side of a 1 x 20000 strip to 224 would make a billion pixels."""
+"""Maximum ratio of an image's sides. A short side of 1 x 20000 pixels, resized to 224, would give a billion pixels."""
 
 # An explicit list: Pillow would also start Ghostscript for EPS and try thirty formats no image dataset uses.
 _FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 MAX_TEXT = 16 << 20
-"""Longest text that is read, in bytes."""
+"""Limit of a text in bytes."""
 
 Items = list[Any] | NDArray[Any]
 """B texts, B encoded sound files, or rows [B, ...] of any type."""
@@ -39,8 +39,8 @@ class Prepared(Protocol):
 
 
 Prepare = Callable[[list[Any]], Prepared]
-"""Items as they were read -> items as their encoder receives them. Picklable, because it runs where items are read, not
-where the model computes."""
+"""Items as they were read -> items as the encoder receives them. It must be picklable, because it runs in the process
+that reads the items, not in the process that runs the model."""
 
 
 class ItemEncoder(Protocol):

@@ -20,17 +20,17 @@ from fedcache.extract.augment import canonical
 from fedcache.store.files import digest_of
 
 VERSION = 1
-"""Version of fedcache's own decoding, resizing and views; it is raised when a change alters a value."""
+"""Version of fedcache's own decoding, resizing and views. It is raised when a change of the code alters features."""
 
 OF_VIEWS = ("views", "view_seed", "augment")
-"""Fields that do not change view 0."""
+"""Fields of a recipe that do not affect view 0."""
 
 OPTIONAL = ("augment", "prompt", "rate")
-"""Fields that are left out of the digest if they are empty."""
+"""Fields of a recipe that its digest omits if they are empty."""
 
 UNIT = ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 BYTES = ((0.0, 0.0, 0.0), (1 / 255, 1 / 255, 1 / 255))
-"""Inputs from 0 to 255."""
+"""Mean and std with which inputs keep their range from 0 to 255."""
 NORMS: dict[str, tuple[tuple[float, float, float], tuple[float, float, float]]] = {
     "unit": UNIT,
     "bytes": BYTES,

@@ -19,7 +19,7 @@ from fedcache.optional import needed_library
 
 FORMATS = ("FLAC", "RF64", "WAV", "WAVEX")
 CHANNELS = 32
-"""Most channels of a file."""
+"""Maximum number of channels of a sound file."""
 RATES = (1_000, 384_000)
 """Lowest and highest rate of a file, in samples per second."""
 

@@ -13,10 +13,10 @@ from fedcache.store.store import column_of
 
 EACH = "each"
 MOST = 50
-"""Most values that ``each`` holds out: every value is one more point of every method and setting."""
+"""Maximum number of values that ``--hold-out each`` holds out: each value is one more run of every configuration."""
 
 NAMED = 10
-"""Most values that a message names."""
+"""Maximum number of values that a message lists."""
 
 
 def every_value(

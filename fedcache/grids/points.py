@@ -63,7 +63,7 @@ LEAST: dict[str, int | float] = {
     "max_clients": 1,
     "alpha": 1e-300,
 }
-"""Keys of the run and of the partition whose values are numbers -> the smallest value; an int for whole numbers."""
+"""Keys of the run and of the partition with numbers as values -> the minimum, as an int for whole numbers."""
 
 
 def split_key(key: str) -> tuple[str, str]:

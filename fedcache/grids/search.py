@@ -61,16 +61,16 @@ if TYPE_CHECKING:
 NAME = "fedcache"
 METHOD = "method"
 TRIALS = "trials.jsonl"
-"""File of a search: one sealed line for every trial that has ended. A resumed search reads it."""
+"""File of a search with one sealed line for every trial that has ended. A resumed search reads it."""
 JOURNAL = "study.journal"
-"""File of a search with the same trials for Optuna's own tools. Every search rewrites it; fedcache never reads it."""
+"""File of a search that Optuna's own tools can read, with the same trials. fedcache writes it and never reads it."""
 ATTEMPTS = 20
-"""Draws of a trial before untried points are listed; a draw of an earlier point is discarded."""
+"""Number of draws for a trial. A draw of an earlier configuration is discarded; then untried ones are listed."""
 
 REDUCTION = 3
-"""ASHA: one of this many trials continues after each rung."""
+"""With ASHA, one trial of this many continues after each rung."""
 STARTUP = 5
-"""Median pruner: number of first trials that are never stopped."""
+"""Number of first trials that the median pruner never stops."""
 
 
 class Trials:

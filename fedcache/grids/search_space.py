@@ -15,14 +15,14 @@ from fedcache.grids.points import LEAST, check_sweeps, split_key
 from fedcache.grids.sampling import PRUNERS, SAMPLERS, TRIALS, Sampling
 
 PointKey = tuple[str, tuple[tuple[str, str], ...]]
-"""A method and its swept values; equal for equal points."""
+"""A method and its swept values. Equal configurations have equal keys."""
 
 DIGITS = 4
 """Significant digits of a drawn number."""
 MOST_CHECKED = 200
-"""Points of a space that are checked before the search."""
+"""Maximum number of configurations of a space that are checked before the search."""
 MOST_LISTED = 100_000
-"""Largest space whose points are listed to find the last untried ones."""
+"""Maximum size of a space whose configurations are listed to find those that are untried."""
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,7 @@ def points_that_differ(
     points, unread = drop_unread(combinations(methods, sweeps, lacking), config)
     for key, why in unread.items():
         notes.append(
-            f"{key} has no effect with {why}, so such configurations are trained once, without {key}."
+            f"{key} has no effect with {why}, so configurations with {why} are trained once, without {key}."
         )
     # Without these values, several points may be the same.
     distinct = dict.fromkeys((name, tuple(sweep.items())) for name, sweep in points)

@@ -21,19 +21,19 @@ Crop = Literal["none", "resized", "padded"]
 Step = Callable[[Tensor, Tensor], Tensor]
 
 TRIES = 10
-"""Windows that a resized crop draws before it takes the largest centred one."""
+"""Number of windows that a resized crop tries before it takes the largest centred one."""
 
 ASPECT = (3 / 4, 4 / 3)
 JITTERED = 0.8
 """Share of the views whose colours are jittered."""
 
 MARGIN = 4
-"""Black pixels around an image from which a padded crop is taken."""
+"""Width of the black border from which a padded crop may take pixels."""
 
 GREY = (0.299, 0.587, 0.114)
 SIGMA = (0.1, 2.0)
 RADIUS = 6
-"""Pixels on each side that a blur reads: three times its largest width."""
+"""Pixels that a blur reads on each side: three times its largest sigma."""
 
 # Places of the draws of one view.
 _AREA = slice(0, TRIES)
@@ -44,7 +44,7 @@ _ORDER = slice(_GATE + 5, _GATE + 9)
 _GREYED, _BLURRED, _WIDTH = range(_GATE + 9, _GATE + 12)
 
 DRAWS = _WIDTH + 1
-"""Uniform numbers that one view of one image uses. Every policy uses as many, so that policies share their draws."""
+"""Number of uniform draws for one view of one image. Every policy uses this number, so policies share their draws."""
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 WIDE = 64
-"""From this number of outputs on, the outputs of one grid point are adjacent in memory, so that sums over them read
-memory in order. With fewer outputs it is faster to have the points adjacent."""
+"""Number of outputs from which the outputs of one grid point are adjacent in memory, so that sums over outputs read
+memory in order. With fewer outputs, it is faster if the points are adjacent."""
 
 
 def zeros(like: Tensor, clients: int, rows: int, outputs: int, points: int) -> Tensor:

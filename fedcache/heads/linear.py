@@ -21,10 +21,10 @@ from fedcache.heads.gram import GramBatch
 # shape that is used repeatedly: steps of local training, and blocks of a fixed number of rows.
 
 LEAST = 1 << 20
-"""Multiplications of a product from which on oneDNN is used. For fewer, calling it costs more than it saves."""
+"""Number of multiplications in a product from which oneDNN is used. Below it, the call costs more than it saves."""
 
 FEW = 16
-"""Rows of a client from which on W x' is faster than x W', if W has at least four times as many rows."""
+"""Number of a client's rows from which W x' is faster than x W', if W has at least four times as many rows."""
 
 
 def times_transposed(a: Tensor, b: Tensor) -> Tensor:
@@ -109,9 +109,9 @@ def _stacked(each: list[Tensor]) -> Tensor:
 
 
 Tree = dict[str, Tensor]
-"""Tensors by name."""
+"""Name -> tensor."""
 Uniform = Callable[[tuple[int, ...]], Tensor]
-"""Draws numbers in [-1, 1) of the given core shape; the caller decides for which clients."""
+"""Function that draws numbers in [-1, 1) for a shape of one client; the caller decides for which clients."""
 
 
 def select(tree: Tree, names: Iterable[str]) -> Tree:
@@ -120,7 +120,7 @@ def select(tree: Tree, names: Iterable[str]) -> Tree:
 
 
 FEWEST_ROWS = 16
-"""Rows of a client in a batch from which on their scores may be computed as W x'."""
+"""Number of a client's rows in a batch from which scores may be computed as W x'."""
 
 
 class _Batched(torch.autograd.Function):

@@ -15,10 +15,10 @@ from torch.nn.functional import normalize, softplus
 # for other axes, which works on many rows at once.
 
 REGISTER = 16
-"""Numbers that fit in a vector register."""
+"""Number of values that fit into a vector register."""
 
 FEWEST = 1024
-"""Number of scores from which on it pays to copy them so that the classes are on another axis."""
+"""Number of scores from which copying them to move the axis of classes saves time."""
 
 Kernel = Callable[[Tensor, int], Tensor]
 
@@ -53,7 +53,7 @@ def _over_classes(kernel: Kernel, u: Tensor) -> Tensor:
 
 
 MASKED = -1e30
-"""Fills masked logits. Finite: with -inf a row whose candidates are all masked has a NaN gradient."""
+"""Value of masked logits. It is finite, because with -inf a row with only masked candidates has a NaN gradient."""
 
 
 def mask_logits(u: Tensor, keep: Tensor) -> Tensor:

@@ -24,22 +24,22 @@ from fedcache.heads.linear import Tree, onednn_works, times_transposed
 
 BLOCKS = 8
 NARROWEST = 64
-"""Largest number of column blocks of a product, and smallest width of one. Blocks below the diagonal are skipped."""
+"""Maximum number of column blocks of a product, and minimum width of a block. Blocks below the diagonal are skipped."""
 
 SINGLE_ROWS = 1024
-"""Rows that one product in float32 adds up."""
+"""Number of rows that one product in float32 sums."""
 
 SINGLE_ROUNDING = 6.2e-5
-"""Error of such products relative to the products of the lengths of their columns (``gram_single``)."""
+"""Error of products in float32, relative to the products of the lengths of their columns (``gram_single``)."""
 
 LONGEST_FOURIER = math.sqrt(2.0)
-"""Length that no row of ``fourier_features`` exceeds."""
+"""Maximum length of a row of ``fourier_features``."""
 
 SIDE_BY_SIDE = 256 << 20
-"""Bytes of such products that a GPU makes at once."""
+"""Limit in bytes for the products that a GPU computes in one launch."""
 
 HALVED = 128
-"""Columns from which on such a product computes one triangle. For fewer, one call for each client costs more."""
+"""Number of columns from which a product computes one triangle. With fewer, a call for each client costs more."""
 
 
 @lru_cache(maxsize=2)
@@ -256,7 +256,7 @@ def without_constants(covariance: Tensor, varies: Tensor) -> Tensor:
 
 PROBES = 4
 STEPS = 3
-"""Start vectors and steps of the inverse iteration."""
+"""Number of start vectors, and number of steps, of the inverse iteration."""
 
 
 def _smallest_eigenvalue(factor: Tensor, size: Tensor) -> Tensor:
@@ -363,16 +363,16 @@ def solve_spectrum(known: Tree, ridge: float, *, switch: str = "lam") -> Tensor:
 
 
 MOST_FREE = 0.5
-"""Largest number of degrees of freedom for each row that ``best_ridge`` allows.
+"""Maximum degrees of freedom per row for a ridge that ``best_ridge`` may choose.
 
-With more, near-copies of rows mislead the estimate. The difference of two copies is a direction with a tiny eigenvalue.
-It is fitted exactly, and the estimate takes that for a perfect prediction. A trial with 2 % of copies failed in this
-way with 0.9, and none did with 0.8."""
+With more, rows that are almost copies mislead the estimate. The difference of two copies is a direction with a tiny
+eigenvalue. The ridge fits it exactly, which looks like a perfect prediction. With 2 % of copies, a trial with 0.9
+failed in this way, and no trial with 0.8 did."""
 
 RIDGES = 10.0 ** (np.arange(-48, 33) / 8.0)
-"""Ridges that are compared, as multiples of the mean eigenvalue without the largest.
+"""Ridges that are tried, as multiples of the mean eigenvalue.
 
-The largest eigenvalue is left out because it belongs to the mean of the rows."""
+This mean omits the largest eigenvalue, because it belongs to the mean of the rows."""
 
 
 @dataclass(frozen=True)
@@ -448,7 +448,7 @@ def best_ridge(known: Tree, squares: float, rows: float) -> RidgeChoice:
 
 
 POWERS = 20
-"""Steps of the power iteration for the largest eigenvalue."""
+"""Number of steps of the power iteration for the largest eigenvalue."""
 
 
 def usual_eigenvalue(A: Tensor) -> float:
@@ -468,7 +468,7 @@ def usual_eigenvalue(A: Tensor) -> float:
 
 
 DESTROYS = 0.1
-"""A ridge above this share of the median feature variance decides the model more than the rows do."""
+"""Share of the median feature variance above which a ridge determines the model more than the rows do."""
 
 
 def _singular(

@@ -34,7 +34,7 @@ from fedcache.federate.partition.validation import hold_out
 from fedcache.models.evaluate import COLDEST, HOTTEST, sample_step
 
 SHARE = 0.2
-"""Share of every client's training rows that a second training leaves out."""
+"""Share of every client's training rows that the second training leaves out to fit the temperature."""
 LEAST_ROWS = 20
 """Minimum number of rows to fit a temperature."""
 DIGITS = 4

@@ -31,11 +31,11 @@ NEVER = -1e20
 have the score -1e30 (``heads.losses.MASKED``) times the factor of the method."""
 LEAST = 1e-3
 MOST = 1e6
-"""Lowest and highest concentration of the search."""
+"""Lowest and highest concentration that is tried."""
 GRID = 55
-"""Values that are tried before the search between two of them; for a concentration six in each factor of ten."""
+"""Number of values that are tried before the search between two of them: about six per factor of ten."""
 MASKED_SHARE = 0.05
-"""Share of a client's rows above which a warning is shown if a mask excludes the classes of these rows."""
+"""Share of a client's rows that a mask may exclude by their class; above it, there is a warning."""
 EM_STEPS = 1000
 EM_CLOSE = 1e-6
 """EM ends after ``EM_STEPS`` steps, or when no class share changes by more than ``EM_CLOSE``."""

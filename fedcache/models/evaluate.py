@@ -29,9 +29,9 @@ from fedcache.tables.words import some_names
 
 
 BINS = 15
-"""Equal-width bins of confidence: bin b of 1..15 holds ((b - 1) / 15, b / 15]."""
+"""Number of bins of confidence, of equal width: bin b of 1..15 is ((b - 1) / 15, b / 15]."""
 LEVEL = 0.95
-"""Confidence level of the intervals."""
+"""Confidence level of all intervals of an evaluation."""
 
 Counts = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -467,10 +467,10 @@ def count_pairs(label: Counts, predicted: Counts, classes: int) -> Counts:
 
 
 MOST_KEPT = 64 << 20
-"""Most bytes of scores that are kept to fit a temperature; if there are more rows, every k-th row is used."""
+"""Limit in bytes for scores that are kept to fit a temperature. If all rows need more, every k-th row is used."""
 COLDEST = 1e-6
 HOTTEST = 1e6
-"""Lowest and highest temperature of the search for the best one."""
+"""Lowest and highest temperature that is tried."""
 
 
 def sample_step(numbers: int) -> int:
@@ -827,7 +827,7 @@ def _sum(a: RightRows, b: RightRows) -> RightRows:
 
 
 MOST = 24
-"""Number of mistakes that are kept."""
+"""Number of most confident mistakes that are kept."""
 
 ScoredRows = tuple[str | None, Predictor, NDArray[np.int64]]
 """A client (None for a global model), its model, and the rows that the model scores."""

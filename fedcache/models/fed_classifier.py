@@ -34,9 +34,9 @@ Labels = NDArray[Any]
 DTYPES = ("float32", "float64")
 CLIENTS = 10
 LEAST_ROWS = 20
-"""Default number of clients; there are fewer if a client would have less than ``LEAST_ROWS`` rows."""
+"""Default number of clients. It is reduced if clients would have fewer than ``LEAST_ROWS`` rows."""
 MISSING = ("None", "nan", "NaT", "<NA>")
-"""Texts of missing values in Python, numpy and pandas."""
+"""Texts that stand for missing values in Python, numpy and pandas."""
 
 
 class FedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]

@@ -21,9 +21,9 @@ from fedcache.store.lock import need_folder, output_file
 
 FORMATS = (".csv", ".jsonl", ".parquet")
 ROW_GROUP = 1 << 16
-"""Rows of a .parquet file that are written at once."""
+"""Number of rows of a .parquet file that are written at once."""
 NO_FEATURES = "its features are not all finite numbers"
-"""Reason given for a row that gets no class because of its features."""
+"""Reason why a row is not classified, because of its features."""
 
 
 @dataclass(frozen=True)

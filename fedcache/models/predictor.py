@@ -33,7 +33,7 @@ from fedcache.store.store import Store
 
 Rows = NDArray[Any]
 SHOWN = 20
-"""Most letters of a recipe's value in an error message."""
+"""Maximum number of characters of a recipe's value in an error message."""
 
 
 @dataclass(frozen=True)

@@ -67,17 +67,17 @@ from fedcache.tables.words import some_names
 HINT = "Get the file again from its author; fedcache never writes such a model."
 
 NEWEST = 999
-"""Highest format number that a later fedcache may use."""
+"""Largest format number that a file of a later fedcache may have."""
 
 LARGEST = 2**31
-"""Upper limit of counts and numbers of clients and rounds."""
+"""Upper limit of counts, and of numbers of clients and rounds."""
 WIDEST = 2**20
-"""Upper limit of features of a backbone."""
+"""Upper limit of the number of features of a backbone."""
 TALLEST = 8192
 """Upper limit of the height and width of an image, in pixels."""
 COLDEST = 1e-9
 HOTTEST = 1e9
-"""Lowest and highest temperature: outside this range, probabilities are 0 and 1, or all equal."""
+"""Lowest and highest temperature. Outside this range, probabilities are 0 and 1, or all of them are equal."""
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ FACTS: Mapping[str, FactKind] = {
     "computed": list_of(SETTINGS),
     "temperature": or_none(FactKind(_is_temperature, f"a number from {COLDEST:g} to {HOTTEST:g}")),
 }
-"""Every fact of a model file."""
+"""Every fact of a model file -> its allowed values."""
 
 LATER: Mapping[str, Any] = {
     "names": (),
@@ -200,7 +200,7 @@ LATER: Mapping[str, Any] = {
     "computed": (),
     "temperature": None,
 }
-"""Facts that files of earlier releases may lack -> the value that is used instead."""
+"""Facts that files of earlier releases may lack -> the value that fedcache then uses."""
 
 
 def check_facts(facts: Mapping[str, Any]) -> None:
@@ -399,9 +399,9 @@ FORMAT = 2
 """Files of format 1 are read too; their tensors have other names (``client_stacks.of_format_1``)."""
 KIND = {"kind": "model"}
 COMPUTED = ("device", "dtype", "batch")
-"""Facts about the computation of features that a model keeps, because they change the last bits of a feature."""
+"""Facts about the computation of features that a model file contains, because they affect the last bits of features."""
 AS_BYTES = 'Images must be uint8. To convert values from 0 to 1:  model.predict((255 * images).astype("uint8"))'
-"""Hint for images that are given as floats."""
+"""Hint for images that are passed as floats."""
 
 
 @dataclass(frozen=True)
@@ -893,7 +893,7 @@ def _check_scores(model: DeployedModel, *, needs_client: bool) -> None:
 
 
 MOST_BYTES = 256 << 20
-"""Most bytes of personal models of one seed that are saved by default; ``--save-clients`` saves more."""
+"""Limit in bytes for the personal models of one seed that are saved by default; ``--save-clients`` has no limit."""
 
 
 @dataclass(frozen=True)
@@ -1022,13 +1022,13 @@ def in_double(tree: Mapping[str, Tensor]) -> Tree:
 MODEL = "Model"
 ROWS = "Rows"
 RESULT = "Result"
-"""Panels of the help."""
+"""Panels of the help: model, rows and result."""
 
 BATCH_OF_THE_RUN = "the batch size of the run's extraction"
-"""Default of ``--batch`` in words."""
+"""Text of the help for the default of ``--batch``."""
 
 ONE_SEED = "Seed of the run."
-"""Help of ``--seed`` for the commands that make one model of one seed."""
+"""Help of ``--seed`` for commands that use the model of one seed."""
 
 
 @dataclass(frozen=True)
@@ -1051,7 +1051,7 @@ class ModelOptions:
     )
     seed: str | None = option(
         None,
-        "Seed of the run, or all to average the probabilities of all seeds.",
+        "Seed of the run, or `all` to average the probabilities of all seeds.",
         MODEL,
         default_text="the first seed of the run",
         common=True,
@@ -1077,7 +1077,7 @@ class ModelOptions:
     )
     backbone: tuple[str, ...] = option(
         (),
-        "A backbone module:MODULE:FACTORY that the model reads and whose code you trust.",
+        "A backbone module:MODULE:FACTORY that the model reads, if you trust its code.",
         MODEL,
         default_text="none",
     )
@@ -1214,7 +1214,7 @@ class PersonaliseOptions:
     )
     out: str | None = option(
         None,
-        "Model file to write, .safetensors. An existing file is kept.",
+        "Model file to write, .safetensors. An existing file is never overwritten.",
         RESULT,
         short="-o",
         path=True,

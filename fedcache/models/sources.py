@@ -191,7 +191,7 @@ def named_predictions(
 
 
 BLOCK = 1 << 14
-"""Rows that are read at once."""
+"""Number of rows that are read at once."""
 
 Rows = NDArray[Any]
 

@@ -42,7 +42,7 @@ from fedcache.runs.run import Run
 
 PAIRS = ("best", "all")
 ENOUGH = 6
-"""Fewest blocks with which Wilcoxon's test can reach p < 0.05: its lowest p is 2^(1 - blocks)."""
+"""Minimum number of blocks with which Wilcoxon's test can reach p < 0.05: its lowest p is 2^(1 - blocks)."""
 LOWEST = 0.5
 HIGHEST = 0.999
 

@@ -62,16 +62,16 @@ from fedcache.runs.score import (
 )
 
 USUAL_TEST = {"seeds": "ttest", "clients": "wilcoxon", "settings": "wilcoxon", HELD_OUT: "wilcoxon"}
-"""With five seeds, Wilcoxon's p is never below 0.06. An accuracy is a mean over many test rows, so its differences over
-seeds are nearly normal, as the t-test needs. Differences over clients and settings have unlike sizes, and Wilcoxon's
-test uses only their ranks."""
+"""Unit of the tests -> default test. With five seeds, Wilcoxon's p is never below 0.06. Accuracies are means over many
+test rows, so their differences over seeds are nearly normal, as the t-test needs. Differences over clients and settings
+vary in size, and Wilcoxon's test uses only their ranks."""
 METRIC_OF_SCORE = {"own": "accuracy", "client-mean": "client_mean", "pooled": "pooled"}
-"""Score of a report -> the metric of comparisons."""
+"""Value of ``--score`` in a report -> the metric of its comparisons."""
 SCORE_WORDS = {name.replace("-", "_"): f"accuracy ({name}: {WORDS[name]})" for name in SCORES}
 
 
 RowsInterval = tuple[int, float, float]
-"""A number of test rows, and the low and the high end of the interval over them."""
+"""Number of test rows, and the low and the high end of an interval over these rows."""
 
 
 @dataclass(frozen=True)
@@ -503,19 +503,19 @@ def too_few_words(c: Comparison) -> str:
 
 
 _MORE_BLOCKS = {
-    "seeds": "For both, use more seeds (--seeds 0-4) or --over clients.",
-    "clients": "For both, use more clients or --over seeds.",
-    "settings": "For both, use more datasets or partitions.",
-    HELD_OUT: "For both, use more held-out values.",
+    "seeds": "For intervals and tests over seeds, use more seeds (--seeds 0-4). Or use --over clients.",
+    "clients": "For intervals and tests over clients, use more clients. Or use --over seeds.",
+    "settings": "For intervals and tests over settings, use more datasets or partitions.",
+    HELD_OUT: "For intervals and tests, use more held-out values.",
 }
-"""How to get an interval and a test where there is one block."""
+"""Unit of the tests -> how to get an interval and a test if there is only one block."""
 _SAME_VALUE = {
     "seeds": "does not depend on the seed",
     "clients": "is the same for every client, for example because all clients are scored on the same rows",
     "settings": "is the same in every setting",
     HELD_OUT: "is the same for every held-out value",
 }
-"""Reasons for which a treatment has the same value in all blocks."""
+"""Unit of the tests -> the reason why a treatment can have the same value in all blocks."""
 
 
 def _one_block(c: Comparison) -> str:
@@ -575,7 +575,7 @@ def _spreadless(c: Comparison) -> list[str]:
             equal_differences.append(words)
     if repeated:
         named = "; ".join(repeated)
-        notes.append(f"{named} not tested: neither result varies over {c.over}.")
+        notes.append(f"{named} not tested: each result is the same for all {c.over}.")
     if equal_differences:
         named = "; ".join(equal_differences)
         notes.append(
@@ -587,11 +587,11 @@ def _spreadless(c: Comparison) -> list[str]:
 MOST_NAMED = 6
 
 Cells = Mapping[str, Mapping[str, float | None]]
-"""Values by treatment and block."""
+"""Treatment -> block -> value."""
 RunsByName = Mapping[str, Sequence[StoredRun]]
 """Name of a treatment -> its runs."""
 NamedValues = tuple[Sequence[str], Floats]
-"""Names of the blocks of a run, and its values for them."""
+"""Names of a run's blocks, and the run's values in these blocks."""
 
 _PROTOCOL = {
     "global": "one global model",
@@ -615,7 +615,7 @@ _PER_RUN: dict[str, Callable[[Any], Any]] = {
     "best10": lambda r: r["fairness"]["best10"],
 }
 METRICS = {"seeds": tuple(_PER_SEED), "clients": ("accuracy",), "settings": tuple(_PER_RUN)}
-"""Kind of blocks -> the metrics that a stored result has for every such block."""
+"""Unit of the tests -> metrics that a stored result has for each seed, client or setting."""
 
 
 @dataclass(frozen=True)
@@ -701,14 +701,14 @@ def within(
     known = ~np.isnan(values)
     notes = _not_alike(kept, metric)
     if empty:
-        notes.append(f"Left out, because they could not be scored: {_some(empty)}.")
+        notes.append(f"Left out, because values are missing: {_some(empty)}.")
     if over == "clients":
         # Only clients that every run scored are compared.
         used = known.all(axis=0)
         shared = used
         for lack, left in _lacking([*kept], blocks, known).items():
             notes.append(
-                f"These clients are left out, because {lack} has no value for them: {_some(left)}."
+                f"Clients left out, because {lack} has no value for these clients: {_some(left)}."
             )
         notes += _seeds_differ(kept)
     else:
@@ -793,7 +793,7 @@ def merged_notes(runs: RunsByName) -> list[str]:
             which = _some([member.digest[:8] for member in run.members])
             members = len(run.members)
             notes.append(
-                f"{name}: {members} runs of equal settings with the seeds {seeds} ({which})."
+                f"{name} is made of {members} runs with equal settings and the seeds {seeds} ({which})."
             )
             if not run.exact:
                 notes.append(
@@ -882,13 +882,13 @@ def across(entries: Sequence[StoredRun], metric: str) -> PairedBlocks:
         runs = short
     notes = _not_alike(runs, metric)
     if lost:
-        notes.append(f"Left out, because some method has no value there: {_some(lost, '; ')}.")
+        notes.append(f"Left out, because values are missing: {_some(lost, '; ')}.")
     notes += _seeds_differ(runs)
     sets = len({e.setting[0] for e in kept})
     count = len(blocks)
     where = f"{count} settings of {counted(sets, 'dataset')}"
     if sets < len(blocks):
-        notes.append(f"{where} are not independent: p is too small.")
+        notes.append(f"{where} are not independent, so p is too small.")
     return _one_value_each(where, runs, blocks, metric, notes)
 
 
@@ -905,11 +905,11 @@ def over_held_out(group: HeldOutGroup, metric: str) -> PairedBlocks:
         )
     notes = _not_alike(runs, metric)
     if lost:
-        notes.append(f"Left out, because some method has no run for it: {_some(lost, '; ')}.")
+        notes.append(f"Left out, because values are missing: {_some(lost, '; ')}.")
     notes += _seeds_differ(runs)
     notes += merged_notes(runs)
     notes.append(
-        f"Each {group.column} is a test set of its own, and their training sets overlap: p is too small."
+        f"Each {group.column} is a separate test set, but the training sets overlap, so p is too small."
     )
     return _one_value_each(group.title, runs, values, metric, notes)
 
@@ -1070,8 +1070,8 @@ def _some(names: Sequence[str], between: str = ", ") -> str:
 ROW_TESTS = {"mcnemar": "McNemar's exact test", "z": "z-test of the paired rows"}
 PERSONAL = ("personalised", "everywhere")
 MOST_EXACT = 2000
-"""Most rows that differ for which the binomial is summed in whole numbers. That takes 1 ms. Scipy's functions take a
-quarter of a second to import, which happens at their first use."""
+"""Maximum number of differing rows for which the binomial is summed in whole numbers, which takes 1 ms. For more rows,
+scipy is imported, which takes a quarter of a second the first time."""
 
 
 @dataclass(frozen=True)
@@ -1141,7 +1141,7 @@ def row_difference(
 
 
 Rows = tuple[np.ndarray, Floats, Floats]
-"""Numbers of rows, the contribution of each row to a sum over rows, and its weight; the weights sum to 1."""
+"""Row numbers, contribution of each row to a sum over rows, and weight of each row; the weights sum to 1."""
 
 
 def _of_seed(ours: TestRows, theirs: TestRows, metric: str) -> Rows | None:
@@ -1268,7 +1268,7 @@ def _tested(seeds: list[Rows], level: float) -> RowDifference:
 
 
 MOST_SEEDS = 10
-"""Most seeds that are named one by one."""
+"""Maximum number of seeds that are listed one by one."""
 
 
 def paired_seeds(one: StoredRun, other: StoredRun) -> list[tuple[int, int]]:

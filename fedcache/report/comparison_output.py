@@ -401,14 +401,14 @@ def _latex_number(text: str) -> str:
 
 
 LINE = 0.26
-"""Inches from a label to the next. The unit of y is such a line, and y grows downwards."""
+"""Inches from one label to the next. This distance is the unit of y, and y grows downwards."""
 LONGEST = 40
 MOST_BARS = 24
-"""Most treatments with which the diagram can be read in a page."""
+"""Maximum number of treatments with which a page shows the diagram."""
 LETTER = 0.062
 """Width of a letter in inches."""
 STEP = 0.55
-"""Lines from a bar to the next."""
+"""Distance between two bars, in the unit of y."""
 
 
 def draw_ranks(c: Comparison, path: Path) -> None:

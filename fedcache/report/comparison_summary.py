@@ -12,7 +12,7 @@ from fedcache.report.comparison_output import Sheet, sheets, show_p
 from fedcache.tables.words import some_names
 
 MOST_ROWS = 15
-"""Rows of a short table, so that the output has fewer than forty lines with wrapped names, notes and the answer."""
+"""Maximum number of rows of a short table. Then the output has fewer than forty lines, even if names wrap."""
 MOST_NOTES = 3
 MOST_NAMED = 3
 

@@ -34,7 +34,7 @@ UNFINISHED = "unfinished"
 DAMAGED = "damaged"
 STATES = (FINISHED, RUNNING, UNFINISHED, DAMAGED)
 NO_SETTING = {*PLACES, "method", "set", "backbones", "device"}
-"""Names in ``config.toml`` that are shown elsewhere, or on which results do not depend."""
+"""Names in ``config.toml`` that are not listed as settings: they are shown elsewhere, or do not affect results."""
 
 
 @dataclass(frozen=True)

@@ -52,23 +52,23 @@ NAMES = {
 }
 WIDTH = 4.8
 HEIGHT = 3.4
-"""Inches of 72 units. A phone of 390 px shows a drawing 350 px wide, so one unit is at least one pixel everywhere."""
+"""Inches of a drawing, with 72 units each. A phone of 390 px shows it 350 px wide, so a unit is at least 1 px."""
 LETTERS = 12.6
-"""Units of the smallest letters: at least twelve pixels on every screen."""
+"""Size of the smallest letters in units, which gives at least twelve pixels on every screen."""
 LONGEST = 34
 MOST_TICKS = 24
 
 Cell = str | int | float | None
 Rows = list[list[Cell]]
-"""Data of a figure, with a cell for each of its columns."""
+"""Rows of a figure's data, each with a cell for every column."""
 Marks = Callable[..., None]
-"""``marks(artist, words, runs)`` gives the marks of an artist their tooltips and the keys of their runs.
+"""``marks(artist, words, runs)`` gives the marks of an artist their tooltips (words) and the keys of their runs.
 
-There is one tooltip and one key for each mark. One key may also stand for the whole artist, and ``words`` may be ()."""
+Each mark has one tooltip and one key. One key may also apply to the whole artist, and ``words`` may be ()."""
 Draw = Callable[[Any, Marks], None]
 
 _ALONE = threading.RLock()
-"""All threads share matplotlib's settings, so one figure is drawn at a time."""
+"""Lock with which one figure is drawn at a time, because all threads share matplotlib's settings."""
 _STYLE: dict[str, Any] = {
     "text.parse_math": False,
     "axes.spines.top": False,
@@ -78,13 +78,13 @@ _STYLE: dict[str, Any] = {
     "legend.frameon": False,
     "axes.formatter.use_mathtext": False,
 }
-"""Settings of matplotlib in a page and in files of the report's figures."""
+"""Settings of matplotlib for a report's figures, on its page and in files."""
 _WITHOUT_DATE: dict[str, dict[str, Any]] = {
     "png": {},
     "svg": {"Date": None},
     "pdf": {"CreationDate": None},
 }
-"""Metadata of a file by its format, without the date."""
+"""Format of a file -> its metadata without a date."""
 
 ElementTree.register_namespace("", SVG)
 ElementTree.register_namespace("xlink", XLINK)
@@ -427,9 +427,9 @@ def write_drawing(
 
 
 COLUMNS = {1: 3.4, 2: 7.0}
-"""Inches of a figure that is as wide as one column of a paper, or two."""
+"""Number of columns of a paper -> inches of a figure of this width."""
 _POINTS = 8.0
-"""Size of the letters of a figure in a paper."""
+"""Size of the letters in a figure for a paper, in points."""
 
 
 def write_plot(path: Path, made: Plot, columns: int) -> None:

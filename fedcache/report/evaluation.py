@@ -43,7 +43,7 @@ from fedcache.store.lock import write_output
 
 ENDINGS = (".html", ".csv", ".json")
 MOST_DRAWN = 6
-"""Runs that get figures; the table has all runs."""
+"""Maximum number of runs that are drawn; the table shows all runs."""
 COLUMNS = (
     "run",
     "method",

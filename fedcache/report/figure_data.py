@@ -34,23 +34,23 @@ RowNumbers = NDArray[np.int64]
 EMBEDDINGS = ("pca", "tsne", "umap", "none")
 MOST_POINTS = 600
 MOST_PROTOTYPES = 12
-"""Clients whose prototypes are drawn."""
+"""Maximum number of clients whose prototypes are drawn."""
 
 MOST_AVERAGED = 1 << 17
-"""Most training rows that are all read for class means. Of more rows, evenly spread blocks with as many rows are read.
-More test rows than this are sampled in blocks, too."""
+"""Maximum number of training rows that are all read for class means. If there are more, evenly spread blocks with this
+many rows are read. Test rows above this number are also sampled in blocks."""
 
 ROWS_AT_ONCE = 1 << 12
 BLOCKS = 96
-"""Most blocks of a sample. A block is neighbouring rows, because neighbours are in one chunk of the store."""
+"""Maximum number of blocks in a sample. A block has neighbouring rows, because a chunk of the store has neighbours."""
 READ_BYTES = 1 << 29
-"""Most bytes that one sample reads of an array with large chunks; a chunk is read and verified as a whole."""
+"""Limit in bytes for one sample of an array. Whole chunks are read and verified, so large chunks allow fewer blocks."""
 MOST_CLIENTS = 60
 MOST_CLASSES = 60
 MOST_LEGEND = 20
-"""Most classes whose colours and shapes are named in a legend."""
+"""Maximum number of classes for which a legend explains colours and shapes."""
 MOST_LISTED = 500
-"""Clients whose rows are listed in the data behind a figure."""
+"""Maximum number of clients in the data file of a figure."""
 MARKERS = ("o", "s", "D", "P", "X", "v")
 
 
@@ -203,7 +203,7 @@ def plane(ident: str, source: RunStore, key: str, how: str) -> Plot | None:
         of = "all clients' training rows"
     description = (
         f"{len(x)} test rows of {name} by {method}; colours and shapes are classes, stars the mean of each "
-        f"class over {of}, small triangles those of single clients."
+        f"class over {of}, small triangles the class means of single clients."
     )
 
     def fill(axes: Any, marks: Marks) -> None:
@@ -460,9 +460,9 @@ def label_entropy(ident: str, source: RunStore) -> Plot | None:
 CELL = 0.42
 """Inches between two clients or classes in a small figure."""
 WIDEST = 14.0
-"""Most inches of a figure; with more clients or classes the dots are smaller."""
+"""Maximum width and height of a figure in inches. More clients or classes make the dots smaller."""
 MOST_NAMES = 40
-"""Most names that can be read on an axis."""
+"""Maximum number of readable names on an axis."""
 LONGEST_NAME = 24
 
 

@@ -159,7 +159,7 @@ KINDS = {
         lambda i: figure_runs.confusion("figure", *i.named[0]),
     ),
     "confusion-difference": Kind(
-        "confusion of the first run minus the second method's, or run's",
+        "confusion of the first run minus that of a second method or run",
         "two runs that differ in a row",
         _confusion_difference,
     ),

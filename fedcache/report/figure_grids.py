@@ -270,9 +270,9 @@ def matrix(
 
 
 LEAST_POINTS = 8
-"""Fewest points of a method for which the importance of its settings is shown."""
+"""Minimum number of a method's configurations for which the importance of its settings is shown."""
 MOST_LEVELS = 8
-"""Most values of a setting that are levels of their own; a setting with more numbers is split into four groups."""
+"""Maximum number of values of a setting that are separate levels; more numbers are grouped into quarters."""
 GROUPS = 4
 MOST_AXES = 7
 TO_THE_RIGHT: dict[str, Any] = {
@@ -280,7 +280,7 @@ TO_THE_RIGHT: dict[str, Any] = {
     "textcoords": "offset points",
     "va": "center",
 }
-"""Place of a text that annotates a point."""
+"""Place of the text that annotates a configuration."""
 
 
 @dataclass(frozen=True)
@@ -366,7 +366,11 @@ def importance(levels: Sequence[str], scores: np.ndarray) -> float:
 
 
 def levels_of(values: Sequence[str]) -> list[str]:
-    """The level of each value of a setting: the value itself, or its quarter by size where there are many numbers."""
+    """The level of each value of a setting: the value itself, or its quarter by size.
+
+    A setting with up to ``MOST_LEVELS`` values has one level for each. If it has more, and all are numbers, they are
+    grouped into quarters by size.
+    """
     known = set(values)
     if len(known) <= MOST_LEVELS or any(order_of_value(v)[0] for v in known):
         return list(values)

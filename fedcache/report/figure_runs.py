@@ -45,10 +45,10 @@ MOST_CURVES = 8
 MOST_STRIPS = 16
 LEGEND = 34
 STRIP = 20
-"""Letters of a run's name in a legend and next to a horizontal line."""
+"""Maximum number of characters of a run's name in a legend and next to a horizontal line."""
 
 MOST_DOTS = 500
-"""Most clients of a run that are drawn one by one; of more clients the quantiles are drawn."""
+"""Maximum number of clients of a run that are drawn as dots. If a run has more, all runs are drawn as quantiles."""
 
 
 def curves(ident: str, runs: Named) -> Plot | None:
@@ -114,7 +114,7 @@ def _over_rounds(
 
 
 QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
-"""The lowest client, the quartiles and the highest client."""
+"""Quantiles that are drawn: lowest client, quartiles and highest client."""
 
 
 def spread(ident: str, runs: Named) -> Plot | None:
@@ -222,7 +222,7 @@ def _left_behind(label: str, columns: ClientColumns) -> str:
 
 
 MOST_DRAWN = 30
-"""Most classes of a confusion matrix that is drawn; of more classes the most frequent mistakes are bars."""
+"""Maximum number of classes for which the matrix is drawn. If there are more, bars show its most frequent mistakes."""
 UNITS = {
     "entropy_bits": ("Entropy of pseudo-labels", "bits"),
     "pseudo_accuracy": ("Accuracy of pseudo-labels", "fraction of the true class"),
@@ -440,9 +440,9 @@ def confusion_difference(ident: str, one: Labelled, other: Labelled) -> Plot | N
 
 
 ON_FRONT = 20
-"""Letters of a run's name at a point."""
+"""Maximum number of characters of a run's name next to a point."""
 MOST_NAMES = 12
-"""Most points of a figure that are all named."""
+"""Maximum number of points in a figure that all have names."""
 
 
 def against_bytes(ident: str, runs: Named, score: str = "own") -> Plot | None:
@@ -539,7 +539,7 @@ def _pareto(
         firsts = {p.entry.method: p.key for p in reversed(points)}
         kept = front.union(firsts.values())
         named = [p for p in points if p.key in kept]
-        description += " Names are those of the front and of the best run of each method."
+        description += " Only runs on the front and the best run of each method have names."
     named = sorted(named, key=lambda p: (p.key not in front, -p.accuracy))
     labels = [p.label for p in named]
     places = _places(named, shortened(labels, ON_FRONT), points, levels)
@@ -549,7 +549,7 @@ def _pareto(
     without = [p.label for p in named if p.key not in places]
     if without:
         left = some_names(without, MOST_NAMES)
-        description += f" Without a name, because names would overlap: {left}."
+        description += f" These runs have no name, because names would overlap: {left}."
 
     def fill(axes: Any, marks: Marks) -> None:
         from matplotlib.ticker import LogLocator
@@ -653,12 +653,12 @@ def _levels(axes: Any, marks: Marks, levels: Sequence[Priced]) -> None:
 
 LETTER = 0.034
 LINE = 0.08
-"""A letter's width and a line's height as shares of the range of the points."""
+"""Width of a letter and height of a line, as shares of the range of the points."""
 SIDES = ((0, 1), (0, -1), (1, 0), (-1, 0), (1, 1), (-1, 1), (1, -1), (-1, -1))
-"""Sides of a point on which its name can be: right (1) or left (-1), and above (1) or below (-1)."""
+"""Sides of a point for its name: horizontal (1 is right, -1 left), and vertical (1 is above, -1 below)."""
 HORIZONTAL = {-1: "right", 0: "center", 1: "left"}
 VERTICAL = {-1: "top", 0: "center", 1: "bottom"}
-"""Alignment of a name on such a side."""
+"""Vertical side -> alignment of the name there."""
 
 
 class _Box(NamedTuple):
@@ -735,9 +735,9 @@ def _places(
 
 MOST_ROWS = 20
 MOST_NAMED = 4
-"""Runs whose seeds the caption names."""
+"""Maximum number of seeds that the caption lists for a run."""
 LEAST_BLOCKS = 5
-"""Fewest blocks for which ranks are drawn."""
+"""Minimum number of blocks for which ranks are drawn."""
 
 
 def differences(ident: str, c: Comparison | None, named: Named, runs: int = 0) -> Plot | None:

@@ -54,23 +54,23 @@ if TYPE_CHECKING:
 Key = TypeVar("Key")
 RunQuery: TypeAlias = "str | Path | Run | Grid | Point"
 Result = Mapping[str, Any]
-"""Content of a ``result.json``."""
+"""Content of a ``result.json`` file."""
 
 LISTED = "`fedcache runs list` lists the finished runs."
-"""Hint for a name that is no run, where a run must be given."""
+"""Hint for a name that does not belong to a run."""
 
 AS_CLAIMED = ", as reported by the sites"
-"""End of the name of a setting where sites have scored themselves."""
+"""End of a setting's name if its sites scored themselves."""
 
 CLAIMED = (
     "Accuracy, F1 and fairness are claimed: each site scored itself on its own test rows, and the server "
     "can bound these values but not check them. They are shown separately from results that were "
     "measured here."
 )
-"""Note on such figures."""
+"""Note on values that sites report about themselves."""
 
 MOST_LISTED = 8
-"""Runs that an error lists."""
+"""Maximum number of runs that an error lists."""
 
 _IDENTITY = ("preset", "rounds", "participation", "dtype", "execution")
 
@@ -87,7 +87,7 @@ _WHO = (
     "client_prior",
 )
 USUAL = {f.name: f.default for f in fields(TrainConfig) if f.name in _WHO}
-"""Defaults of the options for participating and scored clients. A run shows only values that differ from these."""
+"""Option of participating and scored clients -> its default. A run shows only values that differ from the default."""
 
 
 @dataclass(frozen=True)
@@ -661,7 +661,7 @@ OF: Mapping[str, Callable[[Result], tuple[str, ...]]] = MappingProxyType(
         "partition": lambda r: (partition_name(r), r["partition"]["scheme"]),
     }
 )
-"""Word before the colon of a selection -> the names of a result that are compared with the pattern after it."""
+"""First word of a selection -> function that gives the names to compare with the pattern after the colon."""
 
 
 def selector(query: str) -> Callable[[Result], bool] | None:

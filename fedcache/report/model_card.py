@@ -38,7 +38,7 @@ from fedcache.runs.score import values_held_out, wilson
 from fedcache.tables.words import some_names
 
 SHOWN = 20
-"""Most classes that are named."""
+"""Maximum number of classes that are listed."""
 
 
 def model_card(
@@ -82,13 +82,13 @@ def model_card(
         own = ", ".join(tensors)
         parts["What the model reveals about a client"] = [
             f"It contains tensors made only from the rows of {client} ({own}). Share it only with people "
-            "who may know these rows.",
+            "who are allowed to know these rows.",
             *_held_rows(predictor),
         ]
     if predictor.prior is not None:
         parts["Client prior"] = [
             f"The scores include a class prior ({predictor.prior.words}), which discloses training class counts of "
-            f"{predictor.prior.client}. Share the model only with people who may know them."
+            f"{predictor.prior.client}. Share the model only with people who are allowed to know these counts."
         ]
     run = facts.run[:16]
     listed = some_names(facts.classes, SHOWN)

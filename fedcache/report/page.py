@@ -290,8 +290,8 @@ def overview_of(sections: Sequence[Section]) -> Section | None:
         return None
     description = (
         "One row for each setting: a dataset with a partition. Settings are not averaged. The columns of "
-        "methods show the test accuracy of each method's best run. Best means best by validation accuracy "
-        "where there is a validation split, else by test accuracy; it is bold."
+        "methods show the test accuracy of each method's best run, and the best run of a setting is in bold. Runs "
+        "are selected by validation accuracy if there is a validation split, else by test accuracy."
     )
     counts = ", ".join(f"{name} in {count}" for name, count in winners.most_common())
     title = f"Best in {len(rows)} settings: {counts}"
@@ -300,16 +300,16 @@ def overview_of(sections: Sequence[Section]) -> Section | None:
 
 
 MOST_GALLERIES = 4
-"""Runs of a section whose mistakes are shown."""
+"""Maximum number of runs in a section for which images of mistakes are shown."""
 MOST_SETTINGS = 12
-"""Settings that get figures; the others get only their table."""
+"""Maximum number of settings with figures; for the others only the table is shown."""
 MOST_PLANES = 3
 MOST_COMPARED = 20
-"""Most runs that are tested. Holm's correction is for all of these tests, and a page can show that many."""
+"""Maximum number of runs that are tested. A page can show so many tests, and Holm's correction covers all of them."""
 MOST_NAMED = 4
-"""Most runs that a note names; of more runs it gives the number."""
+"""Maximum number of runs that a note lists; for more runs it gives their number."""
 MOST_VALUES = 24
-"""Most values of a setting for which the table has a filter."""
+"""Maximum number of values of a setting for which the table has a filter."""
 PRIVATE = (
     "a run of this setting has differential privacy, and its epsilon covers neither the partition nor "
     "the features"
@@ -678,7 +678,7 @@ def every_method_first(named: Named) -> list[Labelled]:
 
 
 MOST_SHOWN = 6
-"""Most columns of settings that are shown from the start; the others are hidden at first."""
+"""Maximum number of columns of settings that are visible at first; other columns are hidden."""
 
 
 def table_of(

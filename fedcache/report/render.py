@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 VERSIONS = ("torch", "numpy", "timm", "open_clip_torch", "zarr", "scikit-learn")
 SIDE = 64
-"""Pixels of the longer side of a thumbnail; a smaller image keeps its size."""
+"""Maximum of a thumbnail's longer side in pixels. A smaller image keeps its size."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Gallery:
 
 
 ExtraTable = tuple[str, str, Sequence[str], Sequence[Sequence[str]]]
-"""Title, caption, columns and rows of a table of text."""
+"""Title, caption, columns and rows of a table that contains only text."""
 
 
 @dataclass(frozen=True)

@@ -46,10 +46,10 @@ NO_SETTING = {
     "execution",
     "device",
 }
-"""Names in ``config.toml`` that do not count. Most of them are compared as values of the result instead. Seeds are not
-compared, and a preset is only another name for hyperparameters."""
+"""Names in ``config.toml`` that do not separate runs. Most of them are compared as values in the result instead. Seeds
+are not compared, and a preset is only another name for hyperparameters."""
 OUTCOMES = {"simulated_time", "updates", "staleness_mean", "staleness_max"}
-"""Measured values in the ``timing`` part of a result; its other values are settings."""
+"""Values in a result's ``timing`` that are measured; its other values are settings."""
 
 
 @dataclass(frozen=True)
@@ -298,7 +298,7 @@ def _mean_array(columns: Sequence[np.ndarray], weights: Sequence[float]) -> np.n
 
 
 HELD_OUT = "held-out values"
-"""Name of the blocks in a comparison of leave-one-out runs."""
+"""Name of the blocks if runs that each hold out one value are compared."""
 
 
 @dataclass(frozen=True)

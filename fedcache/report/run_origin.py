@@ -101,7 +101,7 @@ _WRITTEN_APART = (
     "client_set",
     "preset",
 )
-"""Options that ``command_of`` writes itself."""
+"""Options that ``command_of`` handles separately from the other fields of the configuration."""
 
 _DEFAULTS = {f.name: f.default for f in fields(TrainConfig)}
 

@@ -20,18 +20,18 @@ from numpy.typing import NDArray
 
 TESTS = ("wilcoxon", "ttest")
 LEAST_BLOCKS = 3
-"""Fewest values of an interval; two values would give an interval that is too wide to be useful."""
+"""Minimum number of values for an interval. With two values, an interval is too wide to be useful."""
 FEW_BLOCKS = 10
-"""Fewest values with which a bootstrap interval has about its nominal coverage; with fewer values it is Student's."""
+"""Number of values from which the interval is a bootstrap interval: with fewer, its coverage is not as stated."""
 RESAMPLES = 9999
 SEED = 0
 DIGITS = 12
-"""Decimals that are compared. Accuracies are counts over at most millions of rows, so numbers that are closer differ
-only by rounding, and are ties."""
+"""Decimals that are compared. Accuracies are counts over at most millions of rows. Numbers that are equal in these
+decimals differ only by rounding, and count as ties."""
 
 Floats = NDArray[np.float64]
 Interval = tuple[float, float]
-"""The low and the high end."""
+"""The low and the high end of an interval."""
 
 
 def interval(values: Floats, level: float) -> Interval | None:

@@ -18,7 +18,7 @@ from fedcache.store.store import Store
 from fedcache.tables.words import some_names
 
 SHOWN = 20
-"""Classes, domains, groups and partitions that are named."""
+"""Maximum number of classes, domains, groups or partitions that are listed."""
 
 READ_IT = """```python
 import fedcache as fc

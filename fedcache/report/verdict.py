@@ -269,7 +269,7 @@ def verdict(named: Named, score: str) -> Verdict | None:
         why += f" {names} reached the same results."
     if equals and not rivals:
         certainty = "Tied"
-        why = "All runs reached the same results; this is the first by method and settings."
+        why = "All runs reached the same results; this run is the first by method and settings."
     validation = None
     if has_validation(e.result for e in field):
         validation = validation_value(best.result, score)
@@ -298,7 +298,7 @@ def selected_by(validation: float | None, count: int) -> str:
             f"Validation accuracy: {percent(validation)} %, the highest of {count} configurations."
         )
     return (
-        f"Test accuracy, because there is no validation split. It is the best of {count} configurations "
+        f"Test accuracy, because there is no validation split. The run is the best of {count} configurations "
         "on the test rows themselves, so its accuracy is optimistic (add `--validation 0.2`)."
     )
 
@@ -498,7 +498,7 @@ def _reference(
 
 
 HALF_A_POINT = 0.005
-"""Smallest difference from zero-shot that gets a caution. Smaller ones can be seen in the figures."""
+"""Minimum distance below zero-shot for which a caution is shown. The figures show smaller distances."""
 
 
 def caution_lines(result: Result) -> list[str]:
@@ -567,7 +567,7 @@ def _below_zero_shot(result: Result) -> list[str]:
 
 
 LARGE_RATE = 0.1
-"""Learning rate from which on a larger one is not recommended."""
+"""Learning rate from which no larger rate is recommended."""
 
 
 def chance_lines(result: Result) -> list[str]:

@@ -41,7 +41,7 @@ from fedcache.store.manifest import read_text, text_of_array
 from fedcache.store.store import Store
 
 Measured = tuple[dict[str, Value | None], list[str]]
-"""Metric -> value, and departures that only showed while measuring."""
+"""Metric -> value, and deviations that became known only during the measurement."""
 
 
 def model(cell: PaperCell, _bench: Workbench) -> Measured:
@@ -131,7 +131,7 @@ def entropy(cell: PaperCell, workbench: Workbench) -> Measured:
     bits = entropy_bits(torch.softmax(similarity, -1))
     departures = []
     if len(rows) < expected:
-        departures.append(f"rows: {len(rows)} instead of {expected}")
+        departures.append(f"{len(rows)} rows instead of {expected}")
     return {
         "entropy_bound": float(np.log2(len(text))),
         "entropy_mean": float(bits.mean()),
@@ -146,7 +146,7 @@ def noise(cell: PaperCell, workbench: Workbench) -> Measured:
     departures = []
     # Other data may lack the class; then the first one takes its place.
     if name not in data.classes:
-        departures.append(f"class: {data.classes[0]} instead of {name}")
+        departures.append(f"class `{data.classes[0]}` instead of `{name}`")
         name = data.classes[0]
     of_class = data.label == data.classes.index(name)
     rows = np.flatnonzero(of_class & (data.split == 0))
@@ -237,7 +237,7 @@ def heatmap(cell: PaperCell, workbench: Workbench) -> Measured:
     _, short = short_batches(cell, assigned.partition, proxy=proxy)
     departures = [*assigned.departures, *short]
     if len(found.names) == 1:
-        departures.append("one backbone: there is nothing to compare")
+        departures.append("only one backbone, so there is nothing to compare")
     return {
         "heatmap": _matrix(found.names, names, s.tolist()),
         "cka": _matrix(found.names, names, cka),

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Value = float | str | list[float]
 
 NEAR = 0.5
-"""Points below the best accuracy that still count as near it (``near_best``)."""
+"""Maximum distance in points from the best accuracy at which an accuracy counts as near it (``near_best``)."""
 
 
 @dataclass(frozen=True)
@@ -234,7 +234,7 @@ def _near_best(run: Run, rest: str) -> Value | None:
 
 
 TAILS = ("worst10", "worst20", "worst40", "best10")
-"""Mean accuracy of the worst or best 10, 20 or 40 % of the clients."""
+"""Metrics that are mean accuracies of the worst or best 10, 20 or 40 % of clients."""
 
 METRICS: Mapping[str, Callable[[Run, str], Value | None]] = {
     "accuracy": _at("accuracy", "mean", scale=100.0),

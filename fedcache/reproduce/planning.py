@@ -149,7 +149,7 @@ def _scheme(cell: PaperCell) -> Requirement | None:
 
 
 DEFAULT = "glyph-clip"
-"""The backbone of a proxy when none is named: it ships with the package and has an image and a text tower."""
+"""Backbone of a substitute run if none is given. It ships with the package and has an image and a text tower."""
 
 
 @dataclass(frozen=True)
@@ -239,14 +239,14 @@ def chosen(entry: PaperTable, only: Mapping[str, tuple[str, ...]]) -> list[Paper
 
 
 PROXY_SET = "proxy"
-"""Word of ``--backbones`` for substitutes of the paper's backbones whose weights are publicly available."""
+"""Value of ``--backbones`` that stands for substitutes of the paper's backbones with publicly available weights."""
 
 STAND_INS = {
     "resnet18-quickdraw-maxpool": "mobilenetv2-imagenet",
     "resnet18-aircraft-maxpool": "mobilenetv2-insects",
     "resnet18-birds-maxpool": "mobilenetv2-birds",
 }
-"""FedPCL's backbone -> its substitute, of another architecture and trained on other images."""
+"""FedPCL's backbone -> its substitute, which has another architecture and was trained on other images."""
 
 
 def roles(entry: PaperTable, options: Options, check: RequirementCheck) -> dict[str, str]:
@@ -296,9 +296,9 @@ def _planned(paper: PaperCell, options: Options, mapping: Mapping[str, str]) -> 
     departures: list[str] = []
     if options.on is not None and paper.dataset:
         cell = replace(cell, dataset=options.on)
-        departures.append(f"data: {options.on} instead of {paper.dataset}")
+        departures.append(f"data `{options.on}` instead of `{paper.dataset}`")
     if options.limit is not None and paper.dataset:
-        departures.append(f"data: {options.limit} evenly spaced images")
+        departures.append(f"data of only {options.limit} evenly spaced images")
     alone = paper.backbones == ("pixels",)
     # Pixels next to an encoder, and those of a method that can train only on images, have no substitute.
     taken: list[str | None] = []
@@ -311,11 +311,11 @@ def _planned(paper: PaperCell, options: Options, mapping: Mapping[str, str]) -> 
     gone = []
     for old, new in zip(paper.backbones, taken, strict=True):
         if new is None:
-            gone.append(old)
+            gone.append(f"`{old}`")
         elif new != old:
-            departures.append(f"backbone: {new} instead of {old}")
+            departures.append(f"backbone `{new}` instead of `{old}`")
     if gone:
-        departures.append(f"backbones: none instead of {', '.join(gone)}")
+        departures.append(f"no backbone instead of {', '.join(gone)}")
     if left != paper.backbones and paper.recipe:
         # The paper's recipe stays with its own backbones; the others read images in their own way.
         kept: dict[str, str] = {}
@@ -328,7 +328,7 @@ def _planned(paper: PaperCell, options: Options, mapping: Mapping[str, str]) -> 
         cell = replace(cell, recipe=kept)
         readers = ", ".join(others)
         usual_recipe = settings_text(paper.recipe)
-        departures.append(f"images: as {readers} takes them, not {usual_recipe}")
+        departures.append(f"images as {readers} reads them, not with {usual_recipe}")
     cell = replace(cell, backbones=left)
     recipe = {}
     for key, value in options.recipe.items():
@@ -337,7 +337,7 @@ def _planned(paper: PaperCell, options: Options, mapping: Mapping[str, str]) -> 
             recipe[key] = value
     if recipe:
         cell = replace(cell, recipe={**cell.recipe, **recipe})
-        departures.append(f"images: {settings_text(recipe)}")
+        departures.append(f"images with {settings_text(recipe)}")
     if alone and left and left != ("pixels",):
         cell, heads = _as_head(cell)
         departures.append(heads)
@@ -350,10 +350,10 @@ def _planned(paper: PaperCell, options: Options, mapping: Mapping[str, str]) -> 
         usual: object = "the method's own"
         if method is not None:
             usual = method.defaults.rounds
-        departures.append(f"rounds: {options.rounds} instead of {paper.rounds or usual}")
+        departures.append(f"rounds {options.rounds} instead of {paper.rounds or usual}")
     if options.seeds is not None and options.seeds != paper.seeds:
         cell = replace(cell, seeds=options.seeds)
-        departures.append(f"seeds: {options.seeds} instead of {paper.seeds}")
+        departures.append(f"seeds {options.seeds} instead of {paper.seeds}")
     refused = None
     if paper.backbones and not left:
         refused = "no backbone replaces the paper's backbone"
@@ -361,7 +361,7 @@ def _planned(paper: PaperCell, options: Options, mapping: Mapping[str, str]) -> 
 
 
 VIEWS = 8
-"""Stored views of an image where a head on features replaces an encoder on images; the head needs four or more."""
+"""Number of stored views per image if a head on features replaces an encoder on images; the head needs four."""
 
 
 def _as_head(cell: PaperCell) -> tuple[PaperCell, str]:
@@ -371,9 +371,7 @@ def _as_head(cell: PaperCell) -> tuple[PaperCell, str]:
     network = "ResNet-18"
     if cell.set.get("encoder") == "resnet50":
         network = "ResNet-50"
-    departure = (
-        f"encoder: {method} trains a head on {VIEWS} cached views instead of a {network} on images"
-    )
+    departure = f"{method} trains a head on {VIEWS} cached views instead of a {network} on images"
     return changed, departure
 
 
@@ -394,7 +392,7 @@ def match_domains(names: Sequence[str], have: Sequence[str]) -> tuple[tuple[str,
         match = find_domain(name, have)
         if match is None:
             match = have[0]
-            departures.append(f"domain: {match} instead of {name}")
+            departures.append(f"domain `{match}` instead of `{name}`")
         found.append(match)
     return tuple(dict.fromkeys(found)), departures
 

@@ -26,7 +26,7 @@ from fedcache.runs.partitions import columns_of
 from fedcache.runs.store_choice import pixel_recipe
 
 DOMAIN_CLIENTS = ("feature-shift", "feature-label-shift")
-"""Schemes that make each domain a client, so the number of clients depends on the dataset."""
+"""Schemes in which each domain is a client, so that the dataset determines the number of clients."""
 
 
 class WarningsOnly(EachOnce):
@@ -221,11 +221,11 @@ def partition_cell(cell: PaperCell, columns: Columns, seed: int, *, proxy: bool)
         for key, value in args.items():
             usual = cell.args.get(key, "the default")
             if value != cell.args.get(key):
-                departures.append(f"partition: {key} {value} instead of {usual}")
+                departures.append(f"{key} {value} instead of {usual} in the partition")
         if proxy and cell.scheme in DOMAIN_CLIENTS:
             clients = len(made.clients)
-            departures.append(f"clients: {clients}, the domains of {cell.dataset}")
-        departures += [f"partition: {note}" for note in made.notes]
+            departures.append(f"{clients} clients, the domains of `{cell.dataset}`")
+        departures += [f"in the partition, {note}" for note in made.notes]
         return CellPartition(made, args, tuple(departures))
     raise UsageError(
         f"{cell.scheme} does not fit these rows at any scale that was tried.",
@@ -254,7 +254,7 @@ def short_batches(
     if dropping and no_full_batch:
         settings |= dict.fromkeys(dropping, False)
         departures.append(
-            f"short batches: trained on, as the smallest client has {least} rows and a batch {batch}"
+            f"short batches are used, because the smallest client has {least} rows and a batch has {batch}"
         )
     # The first client holds FLESD's public rows; they must fill the queue twice.
     public = len(partition.clients[0].train)
@@ -263,6 +263,6 @@ def short_batches(
     if hp.get("anchors") == "queue" and too_few_keys:
         settings |= {"anchors": "all", "esd_drop_last": False}
         departures.append(
-            f"anchors: all {public} public rows, which are too few for a queue of {queue}"
+            f"all {public} public rows as anchors, because they are too few for a queue of {queue}"
         )
     return settings, departures

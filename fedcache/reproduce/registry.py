@@ -27,7 +27,7 @@ READS: Mapping[str, tuple[str, ...]] = {
     "noise": ("data",),
     "formula": (),
 }
-"""Requirements of each kind of entry."""
+"""Kind of an entry -> its requirements."""
 
 MERGED = ("set", "args", "recipe", "options")
 
@@ -155,7 +155,7 @@ class PaperTable:
 
 
 HEADS = {"flesd": "flesd-head"}
-"""Methods that train an encoder on images -> their version on features, if it has a name of its own."""
+"""Method that trains an encoder on images -> its version on features, if that has a name of its own."""
 
 
 def replaceable(cell: PaperCell) -> bool:

@@ -296,10 +296,10 @@ def entry_data(entry: PaperTable) -> dict[str, Any]:
 
 
 LEADING = ("accuracy", "client_mean", "client_min")
-"""Metrics that rank a row if its paper prints them; otherwise its first metric with a printed number ranks it."""
+"""Metrics that rank a row if its paper prints them. Otherwise, its first metric with a printed number ranks it."""
 
 Pair = tuple[str, str]
-"""Last labels of two rows; the first is printed above the second."""
+"""Last labels of two rows, in the order of their printed numbers."""
 
 
 @dataclass(frozen=True)

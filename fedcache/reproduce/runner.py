@@ -48,7 +48,7 @@ from fedcache.runs.loop import train
 from fedcache.runs.spec import parse_seeds
 
 ENDS_ALL = (Exit.INTERRUPTED, Exit.BUG, Exit.CORRUPT)
-"""Codes of errors that end a reproduction; after others, it continues with the next cell."""
+"""Exit codes of errors that end a reproduction. After other errors, it continues with the next cell."""
 
 
 @dataclass
@@ -263,7 +263,7 @@ def _measure_cell(
 
 
 RunRequest = tuple[TrainConfig, PartitionConfig]
-"""One ordinary run of a cell: a seed with its own partition."""
+"""Configuration and partition of an ordinary run of a cell, which is one seed."""
 
 
 def _requests_of(planned: PlannedCell, workbench: Workbench) -> tuple[list[RunRequest], list[str]]:
@@ -347,7 +347,7 @@ def _participation(cell: PaperCell, clients: int, proxy: bool) -> tuple[str | No
     if not proxy or requested is None or not requested.isdigit():
         return requested, []
     if int(requested) > clients:
-        return "all", [f"participation: all {clients} clients instead of {requested}"]
+        return "all", [f"all {clients} clients per round instead of {requested}"]
     return requested, []
 
 
@@ -356,7 +356,7 @@ def _feat_post(paper: PaperCell, result: dict[str, Any]) -> list[str]:
     done = result["hyperparameters"].get("feat_post")
     only_resnets = all(b.startswith("resnet18-") for b in paper.backbones)
     if paper.preset == "official" and only_resnets and done not in ("sign", None):
-        return [f"features: {done} instead of sign"]
+        return [f"feat_post `{done}` instead of `sign`"]
     return []
 
 

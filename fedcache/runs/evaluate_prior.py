@@ -42,9 +42,9 @@ from fedcache.runs.result_files import is_private
 from fedcache.store.store import Store
 
 MOST_SCORED = 1_000_000
-"""Most test rows of clients that are scored. With more, only every k-th client is scored."""
+"""Limit for test rows of clients, each row counted once per client. Above it, only every k-th client is scored."""
 MOST_ESTIMATED = 1 << 20
-"""Most probabilities from which ``em`` estimates the class shares of a client. With more, it uses every k-th row."""
+"""Limit for probabilities from which ``em`` estimates a client's class shares. Above it, ``em`` uses every k-th row."""
 
 
 LEAVE_OUT = "Leave --client-prior out."

@@ -255,7 +255,7 @@ def mistakes_on(
 
 
 MOST_SCORED = 1_000_000
-"""Most rows that clients' own models score for a page. With more, only every k-th client is scored."""
+"""Limit for rows that clients' own models score for a page. Above it, only every k-th client is scored."""
 
 
 def mistakes_of_run(place: Path, store: Store, partition: Partition, home: Home) -> Mistakes:
@@ -377,7 +377,7 @@ def store_with_features(
 
 
 BLOCK = 4096
-"""Rows of stored features that are compared at once."""
+"""Number of rows of stored features that are compared at once."""
 TRAIN = SPLITS.index("train")
 TEST = SPLITS.index("test")
 

@@ -14,10 +14,10 @@ from fedcache.runs.directory import rounds_of
 from fedcache.runs.result_files import has_secret_times
 
 OnRound = Callable[[Round], object]
-"""A hook: it is called with every round of a run."""
+"""A callback that gets every round of a run."""
 
 MEASURED = ("accuracy", "seconds", "clients")
-"""Metrics of a round that are not diagnostics of the method."""
+"""Metrics of a round that do not come from the method."""
 
 
 @dataclass(frozen=True)

@@ -104,7 +104,7 @@ def read_store(
 
 
 LOOKED_AT = 64
-"""Number of first rows whose features are compared; they are in one chunk."""
+"""Number of first rows whose features are compared with each other; they are in one chunk."""
 
 
 def all_alike(array: Reader, ok: NDArray[np.bool_]) -> int:

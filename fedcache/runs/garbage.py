@@ -31,10 +31,10 @@ from fedcache.store.lock import is_alive, leftover_outputs
 from fedcache.store.mirror import FOLDER, idle_mirrors
 
 IDLE_DAYS = 7.0
-"""Days without a change after which a run without a result counts as given up."""
+"""Days without a change after which a run without a result counts as abandoned."""
 
 PARTIAL = ".*.partial"
-"""Names of files while ``store.files.write_atomic`` writes them."""
+"""Pattern of files that ``store.files.write_atomic`` is still writing."""
 
 KINDS = ("leftovers", "given-up", "old-runs", "old-stores", "models")
 DEFAULT = ("leftovers", "given-up")
@@ -189,7 +189,7 @@ def _old_runs(home: Home) -> Iterator[tuple[Path, str]]:
 
 
 BOARDS = "tensorboard"
-"""Folder next to the runs with one folder for each run, in which ``--track tensorboard`` writes."""
+"""Folder next to the runs in which ``--track tensorboard`` writes one folder for each run."""
 
 
 @dataclass(frozen=True)

@@ -52,8 +52,8 @@ DETERMINING = (
     "extract/backbones/clip_towers.py",
     "extract/backbones/word_clip.py",
 )
-"""Files under fedcache/ that determine the results of every method: the reader of features, the partition, training,
-evaluation, and the decoding of images. The files that a method itself uses are added to them."""
+"""Files of the package that determine the results of every method: reading of features, partition, training, evaluation
+and decoding of images. The files that a method uses are added to them."""
 
 
 @dataclass(frozen=True)

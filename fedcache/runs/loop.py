@@ -101,10 +101,10 @@ from fedcache.runs.spec import (
 from fedcache.store.files import digest_of
 
 CHECKPOINT_EVERY = 2.0
-"""Seconds between checkpoints. A kill costs at most this time, unless states are slow to write."""
+"""Seconds between checkpoints. A killed run loses at most this time, unless its states are slow to write."""
 
 CHECKPOINT_SHARE = 0.05
-"""Largest share of a run's time for checkpoints. States that are slow to write are written less often."""
+"""Maximum share of a run's time that checkpoints take. States that are slow to write are written less often."""
 
 
 @dataclass(frozen=True)

@@ -308,7 +308,7 @@ def counted(
 
 
 LONGEST_NAME = 200
-"""Most letters of a client's name that is the name of its file too."""
+"""Maximum number of characters in a client's name for which the name is also used for the client's file."""
 
 
 @dataclass(frozen=True, repr=False)

@@ -32,15 +32,15 @@ from fedcache.store.files import (
 from fedcache.store.lock import hold_lock
 
 LEDGER = "privacy.jsonl"
-"""Name of the ledger in a home."""
+"""File of the ledger in a fedcache home."""
 
 COUNT = "privacy-count.json"
-"""Name of the file with the number of lines. It is written after each line, so after a kill it may be one too low."""
+"""File with the ledger's number of lines. It is written after each line, so a kill can leave it one too low."""
 
 COUNT_IS = {"kind": "number of lines of the ledger of privacy"}
 
 ROUNDS = "privacy-rounds"
-"""Name of the folder with the number of reported rounds of each seed in training."""
+"""Folder of files with the number of published rounds, one for each seed in training."""
 
 
 @dataclass(frozen=True)

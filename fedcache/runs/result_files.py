@@ -21,7 +21,7 @@ from fedcache.optional import need_arrow
 from fedcache.runs.directory import DamagedRunError, file_digest
 
 CLIENTS_IN_RESULT = 1_000
-"""Most clients for which ``result.json`` has a value for each client."""
+"""Maximum number of clients for which ``result.json`` has a value per client; other results have a parquet file."""
 
 CLIENTS_FILE = "clients.parquet"
 

@@ -39,7 +39,7 @@ from fedcache.runs.result_files import (
 from fedcache.runs.spec import ResolvedRun
 
 ARRAYS = {"per_client": np.float64, "classes_owned": np.int64, "validation_per_client": np.float64}
-"""Fields of a seed's result with a value for every client, and their dtypes."""
+"""Fields of a seed's result with one value per client -> their dtypes."""
 
 
 @dataclass
@@ -555,9 +555,9 @@ def _trust(spec: ResolvedRun, seeds: Sequence[SeedResult]) -> dict[str, Any]:
 # How often each test row was classified correctly, from the predictions of an evaluation.
 
 MOST_ROWS = 100_000
-"""Most distinct test rows for which a result has the file: with more rows an interval is narrower than 0.4 points."""
+"""Maximum number of distinct test rows for a result to have their file. With more, an interval is below 0.4 points."""
 MOST_SCORED = 1 << 21
-"""Most pairs of client and test row for which a result has the file."""
+"""Maximum number of (client, test row) pairs for a result to have their file."""
 
 
 def count_test_rows(

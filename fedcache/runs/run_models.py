@@ -69,7 +69,7 @@ from fedcache.store.files import digest_of, file_sha256, make_private, read_seal
 
 KEPT = ("all", "best", "none")
 COPIES = 4
-"""Copies of clients' tensors while they are written: rows, a stack, and bytes twice (measured: 500 and 1,000 MB)."""
+"""Copies of clients' tensors during writing: rows, a stack, and twice bytes (measured with 500 and 1,000 MB)."""
 
 
 class KeptModels:

@@ -166,13 +166,13 @@ def rows_interval(
 
 
 ERRORS = 2.0
-"""A result must be above the accuracy of a guess by this number of standard errors."""
+"""Number of standard errors by which a result must be above the accuracy of guessing."""
 
 SHARE = 0.5
 POINTS = 0.05
-"""A result must also be above a guess by this share of its accuracy, or by these points if they are less.
+"""A result must also be above guessing by this share of the accuracy of guessing, or by these points if they are less.
 
-With ten equal classes, for example, it must be above 15 %.
+With ten equal classes, for example, guessing gives 10 %, and a result must be above 15 %.
 """
 
 
@@ -228,12 +228,12 @@ BY_VALIDATION = "best by validation accuracy"
 FIRST_OF_EQUALS = (
     "the first when sorted by method and settings (numbers in ascending order, then words)"
 )
-"""The run that is taken if several runs have equal values."""
+"""Rule that selects one of several runs with equal values."""
 DIGITS = 12
-"""Decimals by which values are compared: sums in another order differ in the last digits of a float."""
+"""Decimals in which values are compared: sums in another order differ in the last digits of a float."""
 
 Order = tuple[tuple[str, int, float, str], ...]
-"""Sort key of settings."""
+"""Sort key of a run's settings."""
 
 
 def choice_value(result: Mapping[str, Any], score: str = "own") -> float | None:

@@ -126,7 +126,7 @@ TURNED_OFF: dict[str, tuple[str, Callable[[Mapping[str, Value]], bool]]] = {
     "reg_bias": ("bias=false", lambda hp: hp.get("bias") is False),
     "rff_sigma": ("rff_dim=0", lambda hp: hp.get("rff_dim") == 0),
 }
-"""The setting under which a hyperparameter is not read: its words, and a function of all hyperparameters."""
+"""Hyperparameter -> setting under which it has no effect, in words and as a function of all hyperparameters."""
 
 
 def why_unread(name: str, hp: Mapping[str, Value]) -> str:
@@ -204,7 +204,7 @@ TRUST_OPTIONS = (
     "dp_seed",
     "dp_allow",
 )
-"""Fields of ``TrainConfig`` about trust; each can be swept."""
+"""Fields of ``TrainConfig`` about trust; every one can be swept."""
 
 SAMPLING_OPTIONS = (
     "client_sampling",
@@ -216,7 +216,7 @@ SAMPLING_OPTIONS = (
 """Fields of ``TrainConfig`` about the sampling of clients, in the order of ``parse_sampling``."""
 
 TIMING_OPTIONS = ("asynchronous", "server_step", "staleness_power", "client_durations")
-"""Fields of ``TrainConfig`` about simulated time; each can be swept."""
+"""Fields of ``TrainConfig`` about simulated time; every one can be swept."""
 
 
 def _changed(config: TrainConfig, names: Sequence[str]) -> list[str]:

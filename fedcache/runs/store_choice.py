@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from fedcache.process import Stop
 
 INPUT = ("size", "resize", "interpolation", "crop_pct")
-"""Fields of a recipe that determine an encoder's input image, before normalisation."""
+"""Fields of a recipe that determine the input image of an encoder before it is normalised."""
 
 
 def needs_text(method: Method) -> bool:

@@ -24,10 +24,10 @@ from fedcache.store.files import Buffer, at_once, explain_disk_errors, size_of, 
 T = TypeVar("T")
 
 WAITS = (0.1, 0.3, 1.0, 2.0, 4.0)
-"""Longest wait in seconds before each further attempt; a random share of at least half of it is waited."""
+"""Maximum seconds of the wait before each further attempt; a random share of it, at least half, is waited."""
 
 TIMEOUTS = {"connect_timeout": "10s", "read_timeout": "30s", "timeout": "10m"}
-"""To connect, for the next bytes of a body, and for one object or range."""
+"""Time limits to connect, to get the next bytes of a body, and to get one object or range."""
 
 
 CREDENTIALS = (
@@ -45,7 +45,7 @@ CAUSES = (
     "response body error",
     "connection closed",
 )
-"""Causes of errors of obstore that messages name, in lower case; the first one in the text of an error is named."""
+"""Causes of obstore's errors, in lower case. A message gives the first cause that the text of the error contains."""
 
 
 class ByteSource(Protocol):

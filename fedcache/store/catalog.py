@@ -21,7 +21,7 @@ from fedcache.store.verify import leftover_files
 
 DAY = 86_400.0
 LAST = {"kind": "last store"}
-"""Kind of the file ``last.json``, for its seal."""
+"""Seal of ``last.json``: its kind."""
 
 
 def is_ingested(store: Store) -> bool:

@@ -37,7 +37,7 @@ from fedcache.tables.words import Column, EqualStrings, Rows, as_column, blocks_
 
 
 NOT_FINITE = "features are not finite"
-"""The reason of a row that ``drop_nan`` leaves out."""
+"""Reason of a row that ``drop_nan`` leaves out."""
 
 NOT_FINITE_HINT = "Fix these rows, or leave them out: drop_nan=True."
 
@@ -142,15 +142,15 @@ def lost_rows(rows: NDArray[Any]) -> NDArray[np.int64]:
 
 
 CHUNK_ROWS = 512
-"""Rows of a chunk file of an array up to ``LARGE``."""
+"""Rows of a chunk file, for arrays of at most ``LARGE`` bytes."""
 
 LARGE = 64 << 20
-"""Bytes of an array. The chunk files of a larger one are as large as ``CHUNK_BYTES`` allows."""
+"""Size in bytes above which an array has chunk files of up to ``CHUNK_BYTES``."""
 
 CHUNK_BYTES = 32 << 20
 
 WHERE = Path("from_arrays()")
-"""Words that messages use in place of the name of a file."""
+"""Text that messages show instead of a file name."""
 
 
 @dataclass

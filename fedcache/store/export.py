@@ -30,10 +30,10 @@ from fedcache.tables.splits import SPLIT_NAMES, TEST, TRAIN, VALIDATION
 
 
 MOST_TEXT = 32 << 20
-"""Bytes of text features that the head of a parquet file is given; readers refuse one much larger."""
+"""Limit in bytes for text features in the head of a parquet file; readers refuse a head that is much larger."""
 
 SAFETENSORS_KINDS = {"f": "F", "i": "I", "u": "U"}
-"""numpy's kind of numbers -> the letters of safetensors before the bits: F16, I32."""
+"""numpy's kind of numbers -> first letter of safetensors' dtype, which the number of bits follows: F16, I32."""
 
 
 @dataclass(frozen=True)

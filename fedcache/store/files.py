@@ -38,16 +38,16 @@ if TYPE_CHECKING:
 Buffer = bytes | bytearray | memoryview
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
-"""Errors of a disk, or the quota of a user, that is full."""
+"""Errors that mean a full disk, or a full quota of the user."""
 
 OPENED = "/proc/self/fd"
-"""Where Linux lists the open files of a process."""
+"""Folder in which Linux lists the open files of a process."""
 
 _BEFORE = b',"sha256":"'
 _AFTER = b'"}'
 
 SCHEME = 2
-"""Version of the digest of code, and a part of it; version 1 hashed paths and whole files."""
+"""Version of the digest of code, which is part of that digest. Version 1 hashed paths and whole files."""
 
 
 def canonical_json(value: Any) -> bytes:
@@ -378,10 +378,10 @@ def _is_without_effect(node: ast.AST) -> bool:
 
 
 SHARE = 0.5
-"""Share of the free memory for features. A run also makes a few other arrays of the same size."""
+"""Share of the free memory that features may take. A run also makes a few other arrays of this size."""
 
 UNKNOWN = 2 << 30
-"""Bytes, if the system does not tell how much memory is free."""
+"""Bytes of memory that are assumed to be free if the system does not say."""
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
@@ -528,7 +528,7 @@ TENSORS = ".safetensors"
 SEAL = "seal"
 
 LONGEST_HEADER = 100_000_000
-"""Bytes of a header, as safetensors allows them."""
+"""Limit in bytes for a header, as in safetensors."""
 
 
 @dataclass(frozen=True)
@@ -662,7 +662,7 @@ def _tensors_digest(tensors: Mapping[str, Tensor]) -> str:
 
 NUMBER = "number"
 BEFORE = "before"
-"""Keys of every line besides its content: its number from 1, and the sha256 of the line before it."""
+"""Keys of every line in addition to its content: its number from 1, and the sha256 of the line before it."""
 
 
 def first_of(what: Mapping[str, Any]) -> bytes:

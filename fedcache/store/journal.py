@@ -19,7 +19,7 @@ PREFIX = "journal-"
 SUFFIX = ".jsonl"
 
 BadRows = dict[int, tuple[str, str]]
-"""(name, reason) per row of the store that could not be read."""
+"""Row of the store that could not be read -> its name and the reason."""
 
 
 @dataclass(frozen=True)

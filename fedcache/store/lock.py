@@ -30,7 +30,7 @@ from fedcache.store.files import (
 )
 
 POLL = 0.1
-"""Seconds between two attempts to take a lock that another holder has."""
+"""Seconds between two attempts to take a lock that is held elsewhere."""
 
 
 def _started(pid: int) -> int:
@@ -247,11 +247,11 @@ def _remove_partial_files(path: Path) -> None:
 # the home contains its path.
 
 NOTES = "outputs"
-"""Folder of the home: one note for each file outside the home that is being written."""
+"""Folder of the home with a note for each file outside the home that is being written."""
 
 
 NOTE_KIND = {"kind": "file that is being written"}
-"""Kind of the sealed notes."""
+"""Seal of these notes: their kind."""
 
 
 def need_folder(path: Path) -> None:

@@ -69,10 +69,10 @@ from fedcache.store.journal import BadRows, announced_checksums, journal_path
 # no array, so it cannot be used for training.
 
 PART = "part"
-"""Key of the manifest's ``dataset``: {number, of, recipes}. ``recipes`` are those of the arrays that are finished."""
+"""Key of the manifest's ``dataset`` with {number, of, recipes}. ``recipes`` are those of the finished arrays."""
 
 PLACE = re.compile(r"(.+)\.part-(\d+)-of-(\d+)\.zarr")
-"""The name of a part's folder."""
+"""The name of the folder of a part."""
 
 
 @dataclass(frozen=True)
@@ -146,12 +146,12 @@ def no_store(path: Path, dataset: Mapping[str, Any]) -> StoreError:
 
 FORMAT = 1
 PUBLISHED = 2
-"""The format of a published store: FORMAT.md, "Published stores"."""
+"""Format number of a published store (FORMAT.md, "Published stores")."""
 MARK = "publication.json"
-"""The first object of a published store, which identifies the store."""
+"""First object of a published store, which identifies the store."""
 
 ORIGIN = "origin.json"
-"""File of a mirror: which published store it holds."""
+"""File of a mirror that says which published store it copies."""
 MIRROR = {"kind": "origin of a mirror"}
 
 NAME = "manifest.json"
@@ -159,7 +159,7 @@ COLUMNS = {"uid": "uint8", "label": "int32", "domain": "int16", "split": "uint8"
 HEX64 = re.compile(r"[0-9a-f]{64}")
 CRC_LIMIT = 1 << 32
 PARTITION_SUFFIXES = (".partition", ".json")
-"""Endings of files of partitions: arrays, and the JSON that earlier releases wrote."""
+"""Endings of partition files: arrays now, JSON in earlier releases."""
 
 
 @dataclass(frozen=True)
@@ -489,7 +489,7 @@ def select_arrays(
 QUARANTINE = "quarantine.jsonl"
 
 VANISHED = "is no longer in the dataset"
-"""The reason of a row from an earlier store whose image was removed from the dataset; it does not count as a defect."""
+"""Reason of a row that an earlier store had and whose image was removed from the dataset. It is not a defect."""
 
 HISTORY = "history.jsonl"
 
@@ -700,7 +700,7 @@ def write_partition(
 
 
 TEXT_ORDER = ("clip-rn50", "clip-vit-b-16", "clip-vit-b-32", "glyph-clip")
-"""Backbones with a text tower, by priority: a store's first one in this order is used."""
+"""Backbones with a text tower, by priority: the first one that a store has is used."""
 
 
 def find_text(

@@ -47,13 +47,13 @@ from fedcache.store.manifest import (
 )
 
 FOLDER = "remote"
-"""Folder of the mirrors in the fedcache home."""
+"""Folder of mirrors in the fedcache home."""
 
 FETCHERS = 8
-"""Requests under way at once."""
+"""Number of requests that are sent at once."""
 
 KEPT = 16
-"""Number of chunk files read last that are never removed; more than the requests under way at once fetch."""
+"""Number of most recently read chunk files that are always kept, more than the requests that are sent at once."""
 
 
 def mirrored(published: Path | str) -> Path:

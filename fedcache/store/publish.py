@@ -56,7 +56,7 @@ from fedcache.store.writer import description, sidecars_of
 from fedcache.tables.words import numbered
 
 SHARD_BYTES = 128 << 20
-"""Bytes of the chunks in a shard file: 8 files per GiB of features. A shard is made in memory."""
+"""Bytes of the chunks in a shard file, which is made in memory: 8 files per GiB of features."""
 
 CARD = "README.md"
 ROOT = "zarr.json"

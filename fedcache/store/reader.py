@@ -42,7 +42,7 @@ from fedcache.store.mirror import FETCHERS, Mirror
 T = TypeVar("T")
 
 MAPS = 128
-"""Chunks of an array mapped at a time. Each costs a file descriptor, and systems allow as few as 256."""
+"""Maximum number of an array's chunks that are mapped at once. Each needs a file descriptor; some systems allow 256."""
 
 
 def open_reader(store: Path, manifest: Manifest, key: str) -> Reader:
@@ -278,10 +278,10 @@ class Reader:
 
 
 MOST_CHUNKS = 32_768
-"""Chunk files that are mapped at once: Linux allows a process 65,530 maps."""
+"""Maximum number of chunk files that are mapped at once, because Linux allows a process 65,530 maps."""
 
 MAP_FIXED = 0x10
-"""Flag of ``mmap``, the same number on Linux and macOS; Python has no name for it."""
+"""Flag of ``mmap``. It has the same value on Linux and macOS, but no name in Python."""
 
 _FAILED = ctypes.c_void_p(-1).value
 

@@ -231,7 +231,7 @@ FORGOTTEN = {
     "partitions": "make the partition again",
     "groups": "ingest or extract makes the column again",
 }
-"""Advice for a damaged file that ``repair`` removed from the manifest, by its folder."""
+"""Folder of a damaged file that ``repair`` removed from the manifest -> what to do."""
 
 
 def repair(path: Path) -> list[str]:

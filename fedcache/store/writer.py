@@ -67,7 +67,7 @@ from fedcache.store.samples import Samples
 from fedcache.tables.splits import SPLIT_NAMES
 
 AXES = {2: ("feature",), 3: ("view", "feature"), 5: ("view", "height", "width", "channel")}
-"""Names of the axes after the rows, by the number of all axes."""
+"""Number of all axes -> names of the axes after the axis of rows."""
 
 
 @dataclass(frozen=True)

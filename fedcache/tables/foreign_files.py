@@ -18,22 +18,22 @@ from fedcache.errors import FedcacheError, UsageError, shell_word
 from fedcache.tables.words import Words, is_matrix, joined_columns, joined_rows, stem_of
 
 CLIENT = "client"
-"""Column with the client of each row, for files with a part for each client."""
+"""Column with the client of each row, made from files with a separate part per client."""
 
 ONE_OBJECT = "one Python object"
-"""Why an array of an npz is not used if it holds a single object, such as the dict of a configuration."""
+"""Reason why an array of an npz is not used: it holds one object, such as a dict of settings."""
 
 TRUSTED = "# runs code in the file: only for a file that you trust"
 
 PIXELS = ("pixels", "image", "images")
-"""Columns of images in files of clients."""
+"""Columns of images in files with a separate part per client."""
 
 
 BEGIN = "Convert it with Python:"
-"""First line of a hint with lines of Python."""
+"""First line of a hint that lines of Python follow."""
 
 MARK = "    "
-"""Beginning of a line of Python in a hint."""
+"""Beginning of the lines of Python in a hint."""
 
 
 def conversion(lines: Sequence[str], following: str) -> str:
@@ -129,9 +129,9 @@ _MATLAB = (
     ),
 )
 REFUSED = {".pkl": _PICKLE, ".pickle": _PICKLE, ".mat": _MATLAB, ".pt": _TORCH, ".pth": _TORCH}
-"""Endings of files that are not read, each with the reason, the ending of the converted file, and lines that write it.
+"""Ending of files that are not read -> the reason, the ending of a converted file, and lines of Python that convert.
 
-``format`` fills in ``{path}`` and ``{out}``, so other braces are written twice.
+``format`` fills in ``{path}`` and ``{out}``, so other braces are doubled.
 """
 
 

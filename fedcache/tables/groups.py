@@ -23,7 +23,7 @@ from fedcache.tables.words import (
 )
 
 RESERVED = ("domain", "class", "split")
-"""Columns that every store has; a group with the same name would hide them."""
+"""Columns that every store has. A group cannot have one of these names, because it would hide the column."""
 
 
 @dataclass(frozen=True, eq=False)

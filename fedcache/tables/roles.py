@@ -68,28 +68,28 @@ LABELS = (
 TEXTS = ("text", "texts", "sentence", "sentences", "review", "content", "body", "document")
 NAMES = ("name", "sample_id", "id", "filename", "file_name", "path")
 LIKE_LABELS = re.compile(r"(?i).*(label|class|target|diagnos|outcome|grade)|(y|diag|dx)(_|$)")
-"""Beginnings of names that columns of labels have more often than other columns."""
+"""Pattern of names that are more common for columns of labels than for other columns."""
 
 LIKE_GROUPS = re.compile(
     r"(.*_)?(?i:site|hospital|cent(er|re)|patient|subject|sex|gender|age)(?![a-z])"
 )
-"""Beginnings of names of columns that give the origin of a row, which is seldom its label."""
+"""Pattern of names of columns that give the origin of a row, which is seldom its label."""
 
 DOMAINS = ("domain", "domains")
 CLASS_NAMES = ("classes", "class_names", "label_names")
-"""Usual names of columns, compared without case; the first one that a file has is taken."""
+"""Usual names of columns, compared without case. The first name that a file has is used."""
 
 NAMES_SAY_IT = "the names of the files or columns give the split"
-"""Why a column of splits is not used."""
+"""Reason why a column of splits is not used."""
 
 GROUP = "group/"
-"""Prefix of a column that is a group under any name."""
+"""Prefix of the name of a column that must become a group."""
 
 ONE_DOMAIN = "all"
-"""Name of the domain of rows without one. It is not the dataset's name, which depends on the place of its files."""
+"""Name of the domain of rows without a domain. It is not the dataset's name, which depends on where its files are."""
 
 MOST_LETTERS = 1 << 26
-"""Of all words of a group together: its file holds them."""
+"""Maximum number of characters in all words of a group together, because the file of the group holds them."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class ColumnChoice:
 
     features: tuple[str, ...] = option(
         (),
-        "Columns of the features, or the common beginning of their names in a wide table.",
+        "Columns of the features, or the common beginning of their names in a table with one column per number.",
         DATA,
         name="--features-key",
         default_text="detected by name, e.g. features, embeddings or X",

@@ -19,26 +19,26 @@ TRAIN = 0
 TEST = 1
 VALIDATION = 2
 SPLIT_NAMES = ("train", "test", "validation")
-"""By code."""
+"""Code of a split -> its name."""
 
 SPLIT_WORDS = {
     **dict.fromkeys(("train", "training", "tr"), TRAIN),
     **dict.fromkeys(("test", "testing", "te", "t10k"), TEST),
     **dict.fromkeys(("validation", "valid", "val", "dev", "eval", "evaluation"), VALIDATION),
 }
-"""Code of a split by its name, in small letters."""
+"""Name of a split in lower case -> its code."""
 
 SPLITS = ("split", "splits")
 """Usual names of the column of splits."""
 
 MAYBE_SPLITS = ("subset", "set", "fold", "partition", "phase")
-"""Names of columns that give the split if all their values are names of splits; else such a column is a group."""
+"""Names of columns that give the split if all their values are names of splits. Otherwise, the column is a group."""
 
 BARE_FLAGS = ("train", "test", "val", "validation")
-"""Names of columns of truth values. Such a column may also hold other values, such as the name of a medical test."""
+"""Names of columns of truth values for one split. Such a column may also be something else, such as a medical test."""
 
 BESIDE_OTHERS = ("is_valid", "val", "validation")
-"""Columns that mark validation rows only if another column marks training or test rows: "valid" may mean "usable"."""
+"""Columns that mark validation rows only if another column marks training or test rows: "valid" can mean "usable"."""
 
 CODES = {"0": TRAIN, "1": TEST, "2": VALIDATION}
 CODES_AND_WORDS = CODES | SPLIT_WORDS
@@ -46,10 +46,10 @@ TRUTH = {
     **dict.fromkeys(("1", "true", "t", "yes", "y"), 1),
     **dict.fromkeys(("0", "false", "f", "no", "n"), 0),
 }
-"""Truth values by their word, in small letters."""
+"""Word for a truth value, in lower case -> the value."""
 
 NO_SPLIT = "no split in its name"
-"""Why a column belongs to no rows, if the names of the other columns give the split."""
+"""Reason why a column belongs to no rows, if the names of other columns contain a split."""
 
 UNKNOWN = -1
 _FLAG = re.compile(rf"(?i:is|in)(?:[ _.-]|(?=[A-Z][a-z]))(?i:{'|'.join(SPLIT_WORDS)})")

@@ -22,10 +22,10 @@ from fedcache.tables.foreign_files import conversion
 from fedcache.tables.words import Words, as_words, ending_of, named_twice, objects_of, stem_of
 
 TEXT_BLOCK = 8 << 20
-"""Bytes of a CSV that are parsed at a time; no row may be longer."""
+"""Bytes of a CSV file that are parsed at a time, and limit for one row."""
 
 EMPTY_CELLS = ["", "NA", "N/A", "n/a", "nan", "NaN", "NAN", "null", "NULL", "None", "<NA>", "?"]
-"""Cells of a CSV that are NaN where numbers are expected."""
+"""Cells of a CSV file that mean NaN in columns of numbers."""
 
 
 class Batches(Protocol):
@@ -396,17 +396,17 @@ TABLES: dict[str, Callable[[Path], Table]] = {
 
 
 PIECE = 64 << 10
-"""Bytes that are decoded at a time."""
+"""Bytes of a text file that are decoded at a time."""
 
 DIALECT_BYTES = 8 << 20
-"""Bytes of a file that are decoded to find its dialect; its first line must not be longer."""
+"""Bytes of a file that are decoded to find its dialect, and limit for its first line."""
 
 SEPARATORS = (",", ";", "\t")
 MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-"""First bytes of a file in UTF-16, as Excel writes it."""
+"""First bytes of a file in UTF-16. Excel writes such files."""
 
 _CODECS = {"utf8": "utf-8-sig", "utf-16": "utf-16"}
-"""Python's names of the encodings of a CSV."""
+"""Encoding of a CSV file -> Python's name of it."""
 
 _NAMED = re.compile(r"sep=(.)\s*", re.IGNORECASE)
 _QUOTED = re.compile(r'"[^"]*"')

@@ -50,28 +50,28 @@ from fedcache.tables.words import (
 )
 
 LONGEST = 4096
-"""Most characters of a word. A longer value is a text or a thumbnail, which cannot be a class or a group."""
+"""Maximum number of characters in a word. A longer value is a text or a thumbnail, and cannot be a class or a group."""
 
 FLOAT_DIGITS = 15
-"""Most digits of an integer that a float always holds without rounding."""
+"""Maximum number of digits with which a float holds every integer without rounding."""
 
 BATCH = 1 << 16
-"""Rows in one batch of a single column of words or numbers."""
+"""Number of rows in one batch, for a single column of words or numbers."""
 
 MANY_NUMBERS = 16
-"""A table with at least this many columns of numbers most likely holds features, even if no name says so."""
+"""Number of columns of numbers from which a table probably contains features, even if no name says so."""
 
 COLUMNS = 4096
-"""Columns of words and numbers that are read in one pass over a table."""
+"""Maximum number of columns of words and numbers that are read in one pass over a table."""
 
 CELLS = 16 * BATCH
-"""Most cells in one batch."""
+"""Maximum number of cells in one batch."""
 
 FIRST_ROWS = 64
-"""Rows that show whether a column holds long texts or pictures."""
+"""Number of first rows that show whether a column contains long texts or pictures."""
 
 NOT_FEATURES = ("y", "label", "labels", "target", "class", "category", "id", "index", "fold")
-"""Names that numbered dimensions of features never have: label0, label1 are labels."""
+"""Beginnings of names that numbered columns of features never have; label0 and label1, for example, are labels."""
 
 
 def read_table(path: Path, features: Sequence[str]) -> dict[str, Any]:

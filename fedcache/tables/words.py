@@ -35,11 +35,11 @@ FEATURES = (
     "vector",
     "vectors",
 )
-"""Columns that are features by default, in small letters; and ``features/NAME``."""
+"""Columns that are features by default, in lower case; so are columns called ``features/NAME``."""
 
 
 DATA = "data"
-"""Name of a column that is features if the file has none of ``FEATURES``."""
+"""Column that is features if the file has no column of ``FEATURES``."""
 
 
 def last_level(name: str) -> str:
@@ -106,7 +106,7 @@ def some_names(names: Iterable[str], most: int = 20) -> str:
 
 
 Parts = Callable[[int], Iterator[NDArray[Any]]]
-"""Reads the rows of a column in order, in pieces with about the given number of rows."""
+"""Function that reads a column in order, in pieces of about the given number of rows."""
 
 
 def refuse_empty(path: Path) -> None:
@@ -203,7 +203,7 @@ class FileRows:
 
 
 Rows = NDArray[Any] | FileRows
-"""Rows of numbers, in memory or in a file."""
+"""Rows of numbers, either in memory or in a file."""
 
 
 def joined_rows(path: Path, name: str, parts: Sequence[Rows]) -> FileRows:
@@ -229,17 +229,17 @@ def joined_rows(path: Path, name: str, parts: Sequence[Rows]) -> FileRows:
 
 
 NO_NUMBER = frozenset({"", "na", "n/a", "nan", "null", "none", "nat", "<na>", "?"})
-"""Words, in small letters, that mean a missing value in a column of a text file whose other words are all numbers.
+"""Words, in lower case, for a missing value in a text file's column whose other words are all numbers.
 
-In a column of words they are ordinary words: a class may be called none, and a country NA.
+In a column of words, they are ordinary words: a class may be called none, and a country NA.
 """
 
 _INTEGER = re.compile(r"0|-?[1-9]\d*")
 _SHORT = 18
-"""Most digits of an integer that always fits into 64 bits."""
+"""Maximum number of digits with which an integer always fits into 64 bits."""
 
 FLOAT_INTEGERS = 1 << 53
-"""A float holds every integer below this size without rounding."""
+"""Size below which a float holds every integer without rounding."""
 
 _DIGITS = re.compile(r"-?\d+")
 _FLOAT = re.compile(r"[+-]?((\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?|inf)")

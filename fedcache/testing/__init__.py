@@ -74,7 +74,7 @@ __all__ = [
 T = TypeVar("T")
 
 Exceptions = Mapping[str, str]
-"""Name of a law that does not hold -> the reason why it need not hold."""
+"""Name of a law -> the reason why it need not hold."""
 
 
 def method_laws(

@@ -91,4 +91,4 @@ AGGREGATOR_LAWS = by_name(
     uploads_are_left_as_they_are,
     the_result_is_repeated,
 )
-"""Every law by its name."""
+"""All laws of aggregators by name."""

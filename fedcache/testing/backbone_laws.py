@@ -23,7 +23,7 @@ from fedcache.testing.law import by_name, require
 
 ITEMS = 6
 CLOSE = 1e-4
-"""Largest difference, relative to the norm, between features of an item alone and in a batch with others."""
+"""Largest difference, relative to the norm, between features of an item alone and in a batch."""
 
 WORDS = (
     "a",
@@ -160,4 +160,4 @@ BACKBONE_LAWS = by_name(
     items_are_distinguished,
     the_items_are_left_as_they_are,
 )
-"""Every law by its name."""
+"""All laws of backbones by name."""

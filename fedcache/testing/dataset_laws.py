@@ -21,7 +21,7 @@ from fedcache.tables.splits import TRAIN
 from fedcache.testing.law import by_name, require
 
 ROWS = 64
-"""Approximate number of rows of a dataset that are read, evenly spaced."""
+"""Approximate number of evenly spaced rows of a dataset that the laws read."""
 
 THREADS = 4
 
@@ -148,4 +148,4 @@ DATASET_LAWS = by_name(
     a_part_has_the_rows_of_the_whole,
     the_key_is_plain_and_stays,
 )
-"""Name -> law."""
+"""All laws of datasets by name."""

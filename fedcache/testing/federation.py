@@ -21,7 +21,7 @@ from fedcache.federate.engine.outcome import TrainingOutput
 from fedcache.testing.towers import SIDES, TinyTowers, as_images
 
 TINY = (6, 11, 1, 7)
-"""Training rows of the clients."""
+"""Number of training rows of each client."""
 
 
 @dataclass(frozen=True)

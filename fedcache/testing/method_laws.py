@@ -38,10 +38,10 @@ from fedcache.testing.trial import Trial, has_sgd, spread
 ALL = ("sequential", "batched", "gram")
 STACKED = ("batched", "gram")
 LIVE = frozenset({"pixels", "text tower", "image tower"})
-"""Inputs that methods may read instead of features."""
+"""Inputs that a method may read instead of stored features."""
 
 PRIME_ROWS = (97, 89)
-"""Numbers of training rows that are equal to no other size of the tiny federation."""
+"""Numbers of training rows. They differ from every other size in the tiny federation."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class MethodLaw:
 
 
 METHOD_LAWS: dict[str, MethodLaw] = {}
-"""Every law by its name."""
+"""All laws of methods by name."""
 
 
 def law(

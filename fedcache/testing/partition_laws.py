@@ -142,7 +142,7 @@ PARTITION_LAWS = by_name(
     other_seeds_deal_other_rows,
     illegal_values_are_refused,
 )
-"""Every law by its name."""
+"""All laws of partition schemes by name."""
 
 
 def _trained(partition: Partition) -> np.ndarray:

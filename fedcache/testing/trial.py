@@ -31,7 +31,7 @@ SMALL: Mapping[str, Value] = {
     "probe_batch": 16,
     "n_ctx": 2,
 }
-"""Values that the laws use for switches of these names, if a method declares them and the values are legal."""
+"""Switch -> the value that the laws use, if the method has the switch and allows the value."""
 
 
 @dataclass(frozen=True)

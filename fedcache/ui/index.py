@@ -48,19 +48,19 @@ from fedcache.store.files import LONGEST_HEADER, SEAL, at_once, parse_signed, re
 from fedcache.store.lock import still_runs
 
 Facts = dict[str, Any]
-"""Facts by name: of a run, a round, a grid, a point or a configuration."""
+"""Facts by name, about a run, a round, a grid or a configuration."""
 
 LAST = 20
-"""Number of last rounds whose mean duration gives the remaining time."""
+"""Number of latest rounds whose mean duration gives the remaining time."""
 
 SEARCHED = ("name", "state", "method", "dataset", "backbones", "partition", "hold_out", "tags")
-"""Facts of a run that a search looks at, together with its settings."""
+"""Facts of a run that a search looks through, in addition to its settings."""
 
 STOPPED = "stopped"
-"""State of a run without a result whose process has ended."""
+"""State of a run that has no result and whose process has ended."""
 
 WRONG = (OSError, ValueError, KeyError, TypeError, AttributeError)
-"""Errors of reading a file that fedcache did not write."""
+"""Errors that reading a file can raise if fedcache did not write the file."""
 
 
 def read_run(path: Path) -> Facts | None:
@@ -300,11 +300,11 @@ def _changed(path: Path) -> float:
 
 
 BUDGET = 0.2
-"""Most seconds that a look spends on reading after its first run; the next look continues."""
+"""Seconds that a look may spend on reading runs; the next look continues."""
 SHARE = 30
-"""Number of looks after which the modification time of every finished run was checked once."""
+"""Number of looks in which the modification time of every finished run is checked once."""
 RECENT = 2_000_000_000
-"""Nanoseconds within which files may change without a new modification time: clocks of file systems are coarse."""
+"""Nanoseconds in which a file may change without a new modification time, because clocks of file systems are coarse."""
 
 
 class RunIndex:
@@ -429,7 +429,7 @@ LIVE = (
     "total",
     "left",
 )
-"""Facts of its run that a point shows."""
+"""Facts of a run that its configuration in a grid also shows."""
 
 
 NOTHING: Facts = {"command": "", "runs": "", "points": [], "ends": {}, "ended": 0}

@@ -52,11 +52,11 @@ from fedcache.ui.index import Facts, GridIndex, RunIndex, differing, matches, re
 from fedcache.ui.stores import PAGE, StoreIndex
 
 HOSTS = ("127.0.0.1", "localhost", "[::1]")
-"""Host names of the server for a browser on this machine, or at the end of an ssh tunnel to it; any port."""
+"""Host names, with any port, that a browser may use on this machine or at the end of an ssh tunnel."""
 MOST_ANSWERED = 200
-"""Number of newest runs whose results the overview shows."""
+"""Maximum number of runs whose results the overview shows; these are the newest."""
 OFTEN = 0.3
-"""Fewest seconds between two looks at the home, for any number of open windows."""
+"""Minimum number of seconds between two looks at the home, however many windows are open."""
 
 OWN_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
@@ -66,9 +66,9 @@ REPORT_POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; font-src data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'self'; sandbox allow-scripts allow-downloads"
 )
-"""A report is one file with its script inside, and its own policy names the script by digest.
+"""Policy for a report. It allows inline scripts, because the report's own policy names its only script by digest.
 
-A report may send no requests to this server.
+A report cannot send requests to this server.
 """
 HEADERS = {
     "content-security-policy": OWN_POLICY,
@@ -78,7 +78,7 @@ HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cache-control": "no-store",
 }
-"""Headers of every response that does not set its own."""
+"""Headers of responses that set no others."""
 
 PAGES = (
     "overview",
@@ -92,7 +92,7 @@ PAGES = (
     "compare",
     "report",
 )
-"""Pages and their templates of the same name; the first page is at the root."""
+"""Pages, each with a template of the same name; the first is the start page."""
 
 
 class Guard:

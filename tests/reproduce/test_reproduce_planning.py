@@ -60,7 +60,7 @@ def test_all_that_a_proxy_changes_is_said_in_order():
     options = Options(on="digits", limit=50, **changed)
     assert options.proxy
     one = planned(CELL, options)
-    kinds = " ".join(said.partition(":")[0] for said in one.departures)
+    kinds = " ".join(said.split()[0] for said in one.departures)
     assert kinds == "data data backbone backbones images images rounds seeds"
     assert one.cell == replace(CELL, dataset="digits", **changed)
     assert planned(CELL, Options(rounds=100, seeds="0-2")) == PlannedCell(CELL, CELL, ())
@@ -68,12 +68,12 @@ def test_all_that_a_proxy_changes_is_said_in_order():
     one = planned(CELL, Options(on="digits", recipe={"vit-tiny:views": "2"}), "vit-small")
     assert one.cell.backbones == ("vit-tiny",)
     assert one.cell.recipe == {"vit-tiny:size": "64", "vit-tiny:views": "2"}
-    assert "backbones: none instead of vit-small" in one.departures
+    assert "no backbone instead of `vit-small`" in one.departures
     # A closed form has no rounds to choose, and a method has rounds of its own.
     assert planned(replace(CELL, method="fed3r"), Options(rounds=5)).cell.rounds is None
     own = planned(replace(CELL, rounds=None), Options(rounds=5))
     assert own.cell.rounds == 5
-    assert "rounds: 5 instead of 100" in own.departures
+    assert "rounds 5 instead of 100" in own.departures
 
 
 def test_roles_are_filled_in_order_or_by_what_is_here():
@@ -175,10 +175,10 @@ def test_a_proxy_deals_to_fewer_clients_and_says_how_many_domains_there_are():
     fewer = dealt(500, proxy=True)
     # of 24 rows 18 are for training
     assert len(fewer.partition.clients) == fewer.args["clients"] == 18
-    assert fewer.departures == ("partition: clients 18 instead of 500",)
+    assert fewer.departures == ("clients 18 instead of 500 in the partition",)
     shifted = replace(CELL, scheme="feature-shift", args={"shots": 1, "tests": 1}, dataset="digits")
     said = partition_cell(shifted, COLUMNS, 0, proxy=True).departures
-    assert said == ("clients: 2, the domains of digits",)
+    assert said == ("2 clients, the domains of `digits`",)
     of_the_domain = [row for row in range(12, ROWS) if row % 4 != 3]
     clients = dealt(2, domain=("MNIST_M",)).partition.clients
     assert sorted(int(r) for c in clients for r in c.train) == of_the_domain
@@ -192,7 +192,7 @@ def test_the_domains_of_a_paper_must_be_there_unless_it_is_a_proxy():
         "fedcache datasets info digits",
     )
     found, said = with_known_domains(cell, COLUMNS, proxy=True)
-    assert (found.domain, said) == (("MNIST_M", "ink"), ["domain: ink instead of sketch"])
+    assert (found.domain, said) == (("MNIST_M", "ink"), ["domain `ink` instead of `sketch`"])
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_the_domains_of_a_paper_must_be_there_unless_it_is_a_proxy():
         (
             {"options": {"domain_of": "Ink"}, "domain": ("sketch",)},
             [1.0, 1.0, 8.0, "8", 8.0],
-            ["domain: ink instead of sketch"],
+            ["domain `ink` instead of `sketch`"],
         ),
         ({"options": {"domain_of": "oil"}}, [0.0, None, None, "", 0.0], []),
     ],

@@ -30,7 +30,7 @@ ROWS = [
         "B",
         40.0,
         Measurement(41.0, None, 1),
-        departures=["rounds: 1 instead of 2"],
+        departures=["rounds 1 instead of 2"],
         fidelity="cached_views",
     ),
     row("C", 30.0, None, why_not="missing method m"),
@@ -83,7 +83,7 @@ def test_the_page_of_a_paper_has_every_difference_and_its_errors_and_that_of_a_p
         lines = markdown(report).splitlines()
         assert lines[0] == f"# {title(report)}"
         assert [line for line in wanted if line not in lines] == []
-        assert any("rounds: 1 instead of 2" in line for line in lines)
+        assert any("rounds 1 instead of 2" in line for line in lines)
 
 
 @pytest.mark.parametrize("here", [PAPER, proxy()], ids=["paper", "proxy"])
@@ -107,7 +107,7 @@ def test_the_data_of_a_reproduction_are_those_of_its_page(here):
     assert mean["unit"] == "%"
     assert ("difference" in mean) == (not here.proxy)
     assert ("orders" in found) == here.proxy
-    assert two["departures"] == [*here.departures, "rounds: 1 instead of 2"]
+    assert two["departures"] == [*here.departures, "rounds 1 instead of 2"]
     assert two.get("same_as") == (["x", "A"] if here.proxy else None)
     assert (three["run"], three["why_not"], three["departures"]) == (False, "missing method m", [])
     minus_b, minus_c = found["differences"]

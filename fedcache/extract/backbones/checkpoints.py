@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 IMPORTED = {"kind": "weights"}
-"""Kind of a file that ``import`` wrote, for its seal."""
+"""Seal of every file that ``fedcache backbones import`` writes: its kind."""
 USUAL = ("state_dict", "model_state_dict", "model")
-"""Keys under which training scripts keep the weights. A copy of them (EMA) may be under another key."""
+"""Keys under which training scripts store the weights; a moving average (EMA) of them may have another key."""
 NPZ_LIMIT = 16 << 30
-"""Bytes an npz may claim to unpack to; the largest published ViT is below 8 GB."""
+"""Limit in bytes for the unpacked arrays of an npz file; the largest published ViT is below 8 GB."""
 
 
 def read_state(path: Path, *, hub: str | None = None, key: str | None = None) -> dict[str, Tensor]:

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 OUTPUTS = ("image_projection", "cls", "pooler_output", "last_hidden_state")
 PROCESSORS = {"tokenizer": "AutoTokenizer", "feature extractor": "AutoFeatureExtractor"}
-"""What makes a model's input from a text or a sound -> the class of transformers that reads it."""
+"""Part that prepares a model's texts or sounds -> the class of transformers that loads the part."""
 
 
 def folder_of(name: str, choice: Choice) -> Path:

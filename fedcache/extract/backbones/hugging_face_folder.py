@@ -31,14 +31,14 @@ PATTERNS = (
     "sentence_bert_config.json",
     "1_Pooling/config.json",
 )
-"""Files that are fetched, read and digested; other files of the folder are not part of the model."""
+"""Files of a model's folder that are downloaded, read and digested. The model consists of these files only."""
 
 PROMPTS = "config_sentence_transformers.json"
-"""Prompts by name. It is fetched but not digested, because a recipe contains the text of its prompt."""
+"""File of named prompts. It is downloaded but not digested, because a recipe contains the text of its prompt."""
 
 PREPROCESSING = ("preprocessor_config.json", "processor_config.json")
 LONGEST = 10_000_000
-"""Bytes of a configuration."""
+"""Limit in bytes for a configuration file."""
 FILTERS = {2: "bilinear", 3: "bicubic"}
 
 

@@ -32,10 +32,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 OWN_ROW = {"kind": "own backbone"}
-"""Identity of the file of a remembered row, for its seal."""
+"""Seal of the file of a remembered row: its kind."""
 CHANCE_CLOSE = 1e-5
+"""Largest distance, relative to the norm, between features of the same items from two calls."""
 BATCH_CLOSE = 1e-3
-"""Largest distances as a share of the norm: of features computed twice, and of an item alone and in a batch."""
+"""Largest distance, relative to the norm, between features of an item alone and in a batch."""
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ PLAIN = (type(None), bool, int, float, str)
 HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 
 SILENT = ("torch.device", "torch.fx.graph.Graph", "builtins.object")
-"""Types that do not affect features, or whose content is also in another attribute (the code of a graph)."""
+"""Types that a module's digest skips: they do not affect features, or another attribute has the same content."""
 
 
 def digest_of_parts(

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SIZE = 224
-"""Pixels of the side for a file that takes any size."""
+"""Default side of the input in pixels, for a file that takes images of any size."""
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ class FileEncoder:
 
 
 Opened = Callable[[str, Path, str, str | None, Recipe, int], FileEncoder]
-"""(name, path, sha256 or "", output or None, recipe, threads) -> the encoder of a file; None for its only output."""
+"""(name, path, sha256 or "", output, recipe, threads) -> encoder of the file. Output None: the file has only one."""
 
 
 def derive_file(

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 SIZE = 224
-"""Pixels of the side of a module without the attribute ``size``."""
+"""Default side of the input in pixels, for a module without the attribute ``size``."""
 
 Triple = tuple[float, float, float]
 
@@ -58,7 +58,7 @@ class OwnModule:
 
 _IN_MEMORY: dict[str, OwnModule] = {}
 _BUILT: dict[str, tuple[Any, OwnModule]] = {}
-"""Spec -> factory and its module. A factory is called once, and again if its name later means another function."""
+"""Spec -> factory and the module it made. A factory is called again only if its name later means another function."""
 
 
 def register(

@@ -34,7 +34,7 @@ EXPANDED = {
     "_project_conv": "conv_pwl",
     "_bn2": "bn3",
 }
-"""Layer names of a block, by whether it widens its input first."""
+"""Layer names of a block that does not widen its input first (``PLAIN``), and of a block that does (``EXPANDED``)."""
 
 
 def to_timm(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:

@@ -13,7 +13,7 @@ from fedcache.extract.recipe import NORMS, Recipe
 OPEN_CLIP_FILES = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
 TIMM_FILES = ("model.safetensors", "pytorch_model.bin")
 PENULTIMATE = "penultimate"
-"""Word for the input of the classifier: the output of the layer before the last one with weights."""
+"""Value of a recipe's output: the input of the classifier, which the layer before it computes."""
 DOMAINS = {"quickdraw": "Quick Draw", "aircraft": "FGVC-Aircraft", "birds": "CUB-200 Birds"}
 FOLDERS = {
     "quickdraw": ("quickdraw-net",),

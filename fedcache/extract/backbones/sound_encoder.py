@@ -51,11 +51,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SECONDS = 30.0
-"""Seconds of a sound that are read by default."""
+"""Default number of seconds that are read of a sound."""
 
 MOST_SECONDS = 60.0
 AT_ONCE = {"cpu": 4, "cuda": 32}
-"""Sounds of one forward, by device."""
+"""Number of sounds in one forward pass, by device."""
 
 EXTRACTOR = "feature extractor"
 POOLINGS = ("mean", "max")

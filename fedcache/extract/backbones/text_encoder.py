@@ -53,10 +53,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MOST_TOKENS = 8_192
-"""Default limit of the tokens of a text; ``max_tokens`` may be more, and language models allow 32,768 or 131,072."""
+"""Default limit of a text's tokens. ``max_tokens`` can raise it, for language models to 32,768 or 131,072."""
 
 TOKENS_AT_ONCE = {"cpu": 1_024, "cuda": 16_384}
-"""Tokens of a group, with padding, by device; a longer text is a group by itself."""
+"""Tokens of texts that are computed together, with padding, by device. A longer text is computed alone."""
 
 POOLINGS = ("mean", "last", "cls", "max")
 LAYER = "layer:"
@@ -69,7 +69,7 @@ POOLINGS_OF_FILES = {
     "pooling_mode_max_tokens": "max",
 }
 MODULES = ("Transformer", "Pooling", "Normalize")
-"""Known steps of a sentence encoder; a folder with another step (Dense) is refused, as fedcache cannot run it."""
+"""Steps of a sentence encoder that fedcache can run. It refuses a folder with any other step, such as Dense."""
 
 TOKENIZERS = (
     "tokenizer.json",
@@ -432,7 +432,7 @@ def pool(states: Tensor, mask: Tensor, lengths: Tensor, pooling: str) -> Tensor:
 
 
 _OPEN: WeakValueDictionary[tuple[str, ...], TextModel] = WeakValueDictionary()
-"""Models in use by an encoder of this process, by folder, stamp of its files, device and compute dtype."""
+"""Models that encoders of this process use, by folder, stamp of its files, device and compute dtype."""
 
 
 def open_texts_model(

@@ -41,11 +41,11 @@ GENERAL = (
     "open_clip_model.safetensors",
     "open_clip_pytorch_model.bin",
 )
-"""Names of weights files in Hugging Face repositories of all models."""
+"""Names of weights files that Hugging Face repositories of many models share."""
 FOLDERS = ("hugging_face", "text_encoder", "sound_encoder")
-"""Providers whose weights are a folder."""
+"""Providers that load weights from a folder."""
 FILES = ("onnx_file", "tflite_file")
-"""Providers whose file is the whole model, so that nothing is converted."""
+"""Providers that load the whole model from one file, so nothing is converted."""
 CHECKPOINTS = (
     "open_clip",
     "packaged",
@@ -56,7 +56,7 @@ CHECKPOINTS = (
     "cnn",
     "word_clip",
 )
-"""Providers that read their tensors from a checkpoint, which may also hold others."""
+"""Providers that load their tensors from a checkpoint. The checkpoint may contain other tensors too."""
 
 
 def locate(

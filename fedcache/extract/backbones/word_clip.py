@@ -51,12 +51,12 @@ if TYPE_CHECKING:
 MIX = 0.8
 LAM = 3.0
 SCALE = 33.5
-"""Factor of the cosines, fitted to the probabilities of ImageNet classes that were left out."""
+"""Factor on the cosines. It was fitted to the probabilities of ImageNet classes that the regression left out."""
 
 CLASSES = 1000
 WORD = 256
 ROWS = math.ceil(CLASSES / WORD)
-"""Number of rows of token width for the tf-idf kernel of a prompt, which context vectors do not change."""
+"""Rows, each as wide as a token, that hold the tf-idf kernel of a prompt. Context vectors do not change them."""
 CONTEXT = 77
 
 TEXTS = {
@@ -64,12 +64,12 @@ TEXTS = {
     "imagenet_synset_to_definition.txt": "191e227d48fc8c7b",
     "imagenet_synsets.txt": "70002b0ff5de60a3",
 }
-"""Files of timm, and the beginnings of their sha256, because other texts would give other features."""
+"""Files of timm with class texts, and the first digits of their sha256: other texts would give other features."""
 WORDS = {
     "weights/l2_supercat_256.safetensors": "64b47a2dc493cb8e",
     "tokenizers/l2_supercat_tokenizer_config.json": "93248f2a9ec36c7b",
 }
-"""Files of the package wordllama, which is not imported, because its loader uses the network."""
+"""Files of the package wordllama. fedcache reads them without importing it, because its loader uses the network."""
 
 _STOP = (
     "a an and any are as at be by especially for from has having in into is it its large not of on one or other some "

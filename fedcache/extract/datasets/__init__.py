@@ -37,9 +37,9 @@ __all__ = [
 ]
 
 ARCHIVES = (".zip", ".tar")
-"""Endings of files that hold a folder of images."""
+"""Endings of archives of images."""
 HELD = "python"
-"""Kind of datasets that a program holds in memory; a user cannot write it in a spec."""
+"""Kind of datasets that a Python program passes in memory; no spec can name one."""
 offer("datasets", [*kinds.KINDS, INGESTED])
 _NAMED = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*=")
 

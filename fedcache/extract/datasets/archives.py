@@ -35,7 +35,7 @@ from fedcache.extract.image_files import BadImage, check_file_size
 MAX_ENTRIES = 5_000_000
 MAX_NAME = 1_000
 MAX_EXPANSION = 100
-"""Unpacked images may be this many times larger than their archive, if they pass ``FREE_BYTES`` in all."""
+"""Maximum ratio of unpacked to packed size, for archives that unpack to more than ``FREE_BYTES`` in total."""
 FREE_BYTES = 256 << 20
 
 _COMPRESSED = re.compile(r"\.(tgz|tbz2?|txz|tzst|tar\.(gz|bz2|xz|zst|lzma|Z))$", re.IGNORECASE)

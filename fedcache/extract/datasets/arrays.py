@@ -54,7 +54,7 @@ from fedcache.tables.words import Column, Unread, as_column, explain_damage, ref
 
 SUFFIXES = (".npz", ".npy", ".h5", ".hdf5")
 MOST_COLUMN = 1 << 30
-"""Largest column that is read whole, in bytes: labels, splits and groups."""
+"""Limit in bytes for a column of labels, splits or groups, which is read as a whole."""
 
 _STORED = 0
 

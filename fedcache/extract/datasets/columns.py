@@ -37,11 +37,11 @@ from fedcache.tables.splits import SPLIT_NAMES, TRAIN
 from fedcache.tables.words import Column, Unread, joined_columns, objects_of, some_names, stem_of
 
 READING = 5
-"""Version of the interpretation of columns. Raising it makes fedcache read the columns again; unlike
-``dataset.READING``, it keeps the remembered digests of images."""
+"""Version of the interpretation of columns. If it is raised, fedcache reads all columns again. Remembered digests of
+images stay valid, which they do not if ``dataset.READING`` is raised."""
 
 IMAGE_NAMES = ("images", "image", "imgs", "img", "pixels", "data", "x")
-"""Usual names of the column of images, compared without case; the first that is there is taken."""
+"""Usual names of the column of images, compared without case; the first name that the file has is used."""
 
 LABEL = ".label"
 """Name of the labels that belong to no column, such as the labels of pairs (image, label)."""
@@ -54,7 +54,7 @@ OPTIONS = {
     "no-label": "--no-label",
     "unlabelled": "--unlabelled",
 }
-"""Word of a spec -> option that writes it; for every kind of dataset."""
+"""Word of a spec -> the option that writes the word, for every kind of dataset."""
 
 
 @dataclass(frozen=True)

@@ -32,8 +32,8 @@ from fedcache.tables.splits import SPLIT_NAMES, TEST, TRAIN
 from fedcache.tables.words import Coded, some_names
 
 READING = 1
-"""Version of the readers. Raised when the same files give other names, labels, splits or pixels; remembered facts of
-another version are not used."""
+"""Version of the readers. It is raised when the same files give other names, labels, splits or pixels. Remembered facts
+of another version are not used."""
 
 Progress = Callable[[int, int], None]
 

@@ -50,7 +50,7 @@ from fedcache.tables.splits import SPLIT_WORDS, TRAIN
 
 
 MISSPELT = 0.75
-"""Likeness from which on a word is taken for a role that was misspelt."""
+"""Minimum similarity at which a word in ``--layout`` counts as a misspelt role."""
 
 _ROLES = ("split", "domain", "class", "*")
 

@@ -45,7 +45,7 @@ _IMAGES = re.compile(
 _DTYPES = {8: "u1", 9: "i1", 11: "i2", 12: "i4", 13: "f4", 14: "f8"}
 """Code in a header -> type of the numbers, which are stored big-endian."""
 _WRITER = 2
-"""Column of QMNIST's labels that numbers the writer (github.com/facebookresearch/qmnist, README)."""
+"""Column of QMNIST's labels that gives the number of the writer (github.com/facebookresearch/qmnist, README)."""
 
 
 def key(rest: str, context: Context) -> list[Any]:

@@ -30,7 +30,7 @@ from fedcache.tables.table_files import decoded
 from fedcache.tables.words import Column, Words, joined_columns, named_twice, objects_of, some_names
 
 ENDINGS = (".csv", ".tsv", ".jsonl")
-"""Lists that are read."""
+"""Endings of files that can list images."""
 
 PATHS = (
     "path",
@@ -50,7 +50,7 @@ PATHS = (
     "img_id",
     "id",
 )
-"""Usual names of the column of paths, compared without case. The first whose files are there is taken."""
+"""Usual names of the column of paths, compared without case. The first column whose files exist is used."""
 
 FIRST_LINE = "Its first line should be: path,label,domain,split"
 
@@ -273,10 +273,10 @@ def _typed(where: str, values: Sequence[Any]) -> Column:
 # splits: one table in each of train/ and test/, or one at the top with paths such as ``train/0001.png``.
 
 TABLES = ("metadata.csv", "metadata.jsonl")
-"""Names of tables among images, compared without case."""
+"""Names of tables of labels in a folder of images, compared without case."""
 
 FOLDER_CLASS = "folder"
-"""Column that holds the folder of an image, where the tables have no labels."""
+"""Column with the folder of each image, which gives the classes if the tables have no labels."""
 
 
 @dataclass(frozen=True)

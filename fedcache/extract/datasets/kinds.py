@@ -63,7 +63,7 @@ KINDS = {
         "idx",
         OwnFiles(
             "idx:FOLDER",
-            "pairs of IDX files (images and labels), as of MNIST, also compressed (.gz)",
+            "pairs of IDX files (images and labels) such as MNIST's, also compressed (.gz)",
             "files named train are the training set, files named t10k or test the test set",
             "idx:mnist/raw",
             "idx:mnist/raw",
@@ -135,7 +135,7 @@ KINDS = {
 """Word before the colon of a spec -> its kind."""
 
 FILES = {kind.files.spec: kind.files for kind in KINDS.values() if kind.files is not None}
-"""Spec -> files of a user."""
+"""First word of a spec -> description of the files that the user provides."""
 
 CONTENT = {name: kind.content for name, kind in KINDS.items() if kind.content}
-"""Kinds of datasets whose columns can be named, and the word for the column of images, texts, rows or paths."""
+"""Kinds of datasets whose columns can be chosen -> the word for their main column: images, texts, rows or paths."""

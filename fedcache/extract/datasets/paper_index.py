@@ -477,8 +477,8 @@ READERS: dict[str, Callable[[FoundLayout, list[str]], Iterable[ImageEntry]]] = {
     "flowers": _read_flowers,
     "cars": _read_cars,
 }
-"""Readers by ``format`` in ``papers/*.toml``, in addition to ``arrays``. Each appends notes for the user to its second
-argument."""
+"""Readers by ``format`` in ``papers/*.toml``, in addition to ``arrays``. Each reader adds its notes for the user to the
+list that is its second argument."""
 
 
 # Pickles of plain data. What one may hold, and why nothing in it is run, is in ``tables/plain_pickle.py``.

@@ -29,16 +29,16 @@ from fedcache.extract.datasets.archives import Reopened, open_as_listed
 from fedcache.extract.image_files import BadImage
 
 BLOCK = 4 << 20
-"""Bytes that are unpacked at a time."""
+"""Bytes of a compressed file that are unpacked at a time."""
 
 WARM = 8
-"""Files of a dataset that a process holds open."""
+"""Number of a dataset's files that a process keeps open."""
 
 KEPT = 4
-"""Blocks that a process keeps: threads may be a batch apart."""
+"""Number of unpacked blocks that a process keeps, because its threads may read batches in different blocks."""
 
 DAMAGED = (zlib.error, zipfile.BadZipFile, EOFError, OSError)
-"""Errors of reading a damaged compressed file; the error of gzip is an OSError."""
+"""Errors of reading a damaged compressed file. gzip raises an OSError."""
 
 
 @dataclass(frozen=True)

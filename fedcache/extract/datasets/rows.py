@@ -20,7 +20,7 @@ from fedcache.extract.recipe import ROWS
 
 HOLDS = ROWS
 USUAL = ("rows", "waves", "waveforms", "audio", "signals", "samples", "data", "x")
-"""Usual names of the column, compared without case; the first that is there is taken."""
+"""Usual names of the column of rows, compared without case; the first name that the file has is used."""
 
 
 def key(rest: str, context: Context) -> list[Any]:
@@ -38,4 +38,4 @@ def _fits(array: FileArray) -> bool:
 
 
 NUMBERS = arrays.Reading("rows", ROWS, USUAL, _fits, numbers_of)
-"""Rows of numbers: an array without a usual name is taken if it alone has two axes or more."""
+"""Rows of numbers. An array without a usual name is used if no other array has two or more axes."""

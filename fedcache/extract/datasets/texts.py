@@ -39,7 +39,7 @@ from fedcache.tables.words import ending_of, explain_damage
 
 HOLDS = TEXTS
 MOST = 4 << 30
-"""Bytes of all texts of a file together, which each process holds."""
+"""Limit in bytes for all texts of a file together, because each process holds them in memory."""
 
 
 def key(rest: str, context: Context) -> list[Any]:

@@ -64,7 +64,7 @@ def _table() -> dict[str, TorchvisionEntry]:
 
 
 TABLE = _table()
-"""Every dataset that can be named, from ``torchvision.toml``; EMNIST once per split."""
+"""All datasets of ``torchvision.toml`` by name. EMNIST has one name for each of its splits."""
 
 
 def entry_of(name: str) -> TorchvisionEntry:

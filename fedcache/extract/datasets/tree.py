@@ -32,7 +32,7 @@ from fedcache.extract.image_files import (
 from fedcache.store.files import at_once, digest_of
 
 LINK_OUT = "link to a file outside the folder (to read it: --follow-links)"
-"""Why a link is left out."""
+"""Reason for which a link is left out."""
 NO_IMAGE = "not an image"
 OTHER_FILE = "other file"
 HIDDEN = "hidden"

@@ -42,11 +42,11 @@ from fedcache.tables.roles import LABELS, ColumnChoice
 from fedcache.tables.words import Unread, Words, last_level, refuse_empty
 
 MOST_TEXT = 1 << 20
-"""Largest .cls, .txt or .json that is read, in bytes."""
+"""Limit in bytes for a .cls, .txt or .json file of a sample."""
 
 MOST_SHARDS = 100_000
 FEW = 20
-"""Number of samples up to which all texts may differ and still be classes."""
+"""Number of samples up to which texts count as classes even if all of them differ."""
 
 LABEL_PARTS = ("cls", "json", "txt")
 _RANGE = re.compile(r"\{(?:(\d+)\.\.(\d+)|([^{}]*,[^{}]*))\}")

@@ -17,7 +17,7 @@ from fedcache.extract.planning.plan import PlannedArray
 from fedcache.extract.workers.batch_workers import InProcess, worker_count
 
 MOST_TIMED = 3
-"""Most batches that are timed; the median of their times is taken."""
+"""Maximum number of batches that are timed to estimate the speed; the median of their times is used."""
 
 
 @dataclass(frozen=True)

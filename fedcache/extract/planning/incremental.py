@@ -42,7 +42,7 @@ from fedcache.store.samples import Samples
 from fedcache.store.store import ArrayWriter, Store
 
 OTHERS = 8
-"""Stores of other names that are looked at: the names and digests of all their rows are read."""
+"""Maximum number of stores of other names that are compared. The names and digests of all their rows are read."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

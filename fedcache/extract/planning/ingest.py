@@ -307,7 +307,7 @@ _HOLDERS = (
     "patient device sensor camera node owner store branch bank school farm"
 )
 HOLDERS = tuple(_HOLDERS.split())
-"""Parts of names of columns that say who holds a row."""
+"""Parts of column names that suggest clients, such as ``hospital``."""
 
 
 def column_of_clients(store: Store) -> str | None:

@@ -19,7 +19,7 @@ from fedcache.store.manifest import PLACE, StorePart
 from fedcache.store.store import Store
 
 SLURM = "SLURM_ARRAY_TASK_ID"
-"""The variable with the number of a task in a Slurm array. MIN, MAX, STEP and COUNT in place of ID give all numbers."""
+"""Variable with a task's number in a Slurm array. MIN, MAX, STEP and COUNT instead of ID describe all its numbers."""
 
 EXAMPLE = "fedcache extract --part 1/4"
 

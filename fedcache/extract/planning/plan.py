@@ -145,7 +145,7 @@ ENCODERS = {
     SOUNDS: "hf:FOLDER   of an audio encoder, such as Wav2Vec2 or Whisper",
     ROWS: "module:PACKAGE.MODULE:FACTORY   (with a module that has reads = 'rows')",
 }
-"""Values of ``--backbones`` for a hint, by the kind of items of a dataset."""
+"""Kind of a dataset's items -> values of ``--backbones`` that a hint suggests."""
 
 
 def check_reads(planned: Sequence[PlannedArray], spec: str, holds: str) -> None:
@@ -269,7 +269,7 @@ def recipe_of(backbone: Backbone, weights: Weights, config: ExtractConfig) -> Re
             changes[option] = value
         elif name not in config.backbones:
             raise UsageError(
-                f"--recipe {key}={value} names {name!r}, which is not among --backbones.",
+                f"--recipe {key}={value} is for {name!r}, which is not among --backbones.",
                 f"Backbones of this run: {', '.join(config.backbones)}",
             )
     if backbone.recipe.dtype == "uint8":

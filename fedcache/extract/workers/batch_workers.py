@@ -28,7 +28,7 @@ from fedcache.process import Stop, keep_freed_memory
 
 IN_PROCESS_BATCHES = 12
 IN_PROCESS_ROWS = 384
-"""Jobs of fewer batches and rows run in this process: starting workers costs about as much."""
+"""Jobs with fewer batches and at most this many rows run in the main process; starting workers would take as long."""
 
 
 def worker_count(
@@ -52,7 +52,7 @@ def worker_count(
 
 
 AHEAD_BYTES = 1 << 30
-"""Memory for batches that wait for a worker, or for the writer that takes its results."""
+"""Limit in bytes for batches that wait for a worker, or for the writer that takes its results."""
 
 
 def depth_of(workers: int, batch_bytes: int) -> int:
@@ -189,7 +189,7 @@ class CpuWorkers(BatchWorkers):
 # Functions that run inside a worker process.
 
 _runner: BatchRunner | FedcacheError | None = None
-"""The runner of this worker, or the error that prevents it."""
+"""The runner of this worker process, or the error that prevented it."""
 
 
 def init_cpu_worker(*arguments: Any) -> None:

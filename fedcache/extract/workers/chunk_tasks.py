@@ -37,8 +37,8 @@ from fedcache.progress import Observer
 from fedcache.store.writer import ArrayWriter, UncommittedChunk, WorkerArray
 
 PROBES = 8
-"""Number of first rows among which the driver looks for a readable image. Workers compare it with what they read: a
-worker without access to the images must not report all of them as unreadable."""
+"""Number of first rows among which the driver looks for a readable image. Each worker compares this image with what it
+reads itself. A worker without access to the images must not report all images as unreadable."""
 
 
 @dataclass(frozen=True)

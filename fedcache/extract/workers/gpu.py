@@ -274,7 +274,7 @@ def input_bytes(jobs: Sequence[FeatureJob], batch: int) -> int:
 # Functions that run inside a decoding process.
 
 _slots: OpenSlots | None = None
-"""The shared memory into which this process decodes."""
+"""The shared memory into which this process writes decoded images."""
 
 
 def init_decoder(path: str, size: int, slot_bytes: int) -> None:

@@ -107,7 +107,7 @@ class ChunkCollector:
         return math.ceil(self.rows_in(key, chunk) / self.batch)
 
     def limit(self, key: str) -> int:
-        """Most batches of ``key`` under way, which a kill costs: being computed, in a chunk that fills, or written.
+        """Maximum number of unfinished batches of ``key``, which a kill loses: in computation, a chunk, or writing.
 
         There is room for a chunk that fills and one that is written, so that no worker waits at the end of a chunk.
         """
@@ -115,7 +115,7 @@ class ChunkCollector:
 
     @property
     def most_under_way(self) -> int:
-        """Most rows that a kill costs."""
+        """Maximum number of rows that a kill loses."""
         batches = max(map(self.limit, self.writers))
         return min(self.rows, self.batch * batches)
 
@@ -244,7 +244,7 @@ def open_workers(
 
 
 BatchTask = tuple[int, tuple[str, ...]]
-"""An absolute batch and the keys of the arrays that want it."""
+"""Number of a batch within the dataset, and keys of the arrays that need the batch."""
 
 
 def run_batches(

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 ALIGNMENT = 64
-"""Bytes. Arrays begin at a multiple of it, for vector instructions and copies to a device."""
+"""Alignment of arrays in bytes, for vector instructions and copies to a device."""
 
 Inputs = dict[Any, Any]
 """Inputs of ``decode_batch`` by input key: uint8 [B, V, H, W, 3], or texts or rows."""

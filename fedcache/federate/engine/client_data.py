@@ -33,7 +33,7 @@ from fedcache.store.reader import Reader, map_rows, mapped_bytes
 FEAT_POSTS = ("none", "l2", "l2_concat", "sign", "center", "standardize")
 
 SHARED_SUMS = {"center": 1, "standardize": 2}
-"""``feat_post`` -> sums of rows that each client sends before the first round, and means that it receives."""
+"""``feat_post`` -> number of sums of rows that each client sends before round 1, and of means that it receives."""
 
 
 def longest_row(feat_post: str, widths: Sequence[int]) -> float | None:
@@ -48,7 +48,7 @@ def longest_row(feat_post: str, widths: Sequence[int]) -> float | None:
 
 
 STEP = 4096
-"""Rows that are processed at once, so that temporary arrays stay small."""
+"""Number of rows that are processed at once, so that temporary arrays stay small."""
 
 
 def in_steps(rows: np.ndarray) -> Iterator[np.ndarray]:
@@ -213,7 +213,7 @@ def _sign(rows: np.ndarray) -> None:
 
 
 ROW_POSTS = {"none": None, "l2": _unit, "l2_concat": _unit, "sign": _sign}
-"""``feat_post`` -> its in-place function on float32 rows [.., D] of one backbone; None for no function."""
+"""``feat_post`` -> its in-place function on float32 rows [.., D] of one backbone; None if it changes nothing here."""
 
 
 # Features that stay in their files, in the stored dtype; rows are cast when they are gathered.
@@ -223,13 +223,13 @@ ROW_POSTS = {"none": None, "l2": _unit, "l2_concat": _unit, "sign": _sign}
 
 
 RESIDENT = 768 << 20
-"""Bytes of mapped pages above which all are released. Released pages are read again from the page cache."""
+"""Bytes of mapped pages above which all pages are released. If they are needed again, the page cache has them."""
 
 IN_MEMORY = 256 << 20
-"""Bytes of float32 features up to which they are read into memory, because a cast at every gather takes longer."""
+"""Bytes of float32 features up to which they are read into memory. Otherwise each gather converts them, more slowly."""
 
 AROUND = 2 << 20
-"""Most bytes that the system maps around a byte that is read: 64 KB on most systems, and up to a huge page."""
+"""Limit in bytes of what the system maps around a byte that is read: 64 KB on most systems, at most a huge page."""
 
 
 @dataclass
@@ -391,7 +391,7 @@ def take_rows(x: Features, index: Tensor) -> Tensor:
 
 
 ALIGNED = 64
-"""Alignment of each client's rows in bytes, with which kernels give the same bits for rows cut alone or together."""
+"""Alignment of each client's rows in bytes. With it, kernels give the same bits if a client's rows are copied alone."""
 
 
 class TextTower(Protocol):

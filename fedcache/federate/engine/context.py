@@ -33,10 +33,10 @@ from fedcache.heads.linear import Tree
 T = TypeVar("T")
 
 MEMO_BYTES = 64 << 20
-"""Bytes that one ``LruCache`` keeps by default; the least recently used values are removed first."""
+"""Default size of an ``LruCache`` in bytes; the least recently used values are removed first."""
 
 POOLED = 4
-"""Number of pooled uploads that are kept, the most recently used: a Gram matrix of 4,096 features is 64 MB."""
+"""Number of pooled uploads that are kept, the latest ones: a Gram matrix of 4,096 features takes 64 MB."""
 
 
 class SameObject:
@@ -83,15 +83,15 @@ class LruCache:
 Words = npt.NDArray[np.uint32]
 
 WORDS = 4
-"""32-bit words of a key's hash, and of numpy's entropy pool."""
+"""Number of 32-bit words in the hash of a key, and in numpy's entropy pool."""
 
 MANY = 8
-"""Number of keys from which hashing them together is faster."""
+"""Number of keys from which it is faster to hash them together."""
 
 _MASK = 0xFFFFFFFF
 
 SERVER = "/server"
-"""The name under which the server draws; no client may have it, because names hold no slash."""
+"""Name from which the server's random draws are derived. No client can have it, because names contain no slash."""
 
 
 def _powers(first: int, factor: int, count: int) -> list[tuple[np.uint32, np.uint32]]:

@@ -65,16 +65,16 @@ def _labelled_rows(table: ClientTable, data: Data) -> np.ndarray:
 
 
 BLOCK = 4096
-"""Rows scored at once, summed over the models that are scored together. It limits the memory of logits."""
+"""Maximum number of rows that are scored at once, over all models of the call. It limits the memory of logits."""
 
 TOGETHER = 4096
-"""Scores of one row that are computed at once: classes times models that are scored together."""
+"""Maximum number of scores of one row that are computed at once: classes times models."""
 
 CLIENTS = 256
-"""Most clients in a block. The models of a block are compared with each other, so that equal ones are scored once."""
+"""Maximum number of clients in a block. Equal models of a block are found by comparison and scored once."""
 
 KEPT = 1 << 24
-"""Most predictions of personal models that an evaluation keeps, over all clients (256 MB with their rows)."""
+"""Maximum number of personal models' predictions that an evaluation keeps, over all clients (256 MB with rows)."""
 
 Scores = Callable[[Tensor], Tensor]
 """Numbers of R rows -> scores [R, C], or scores [M, R, C] of several models."""

@@ -266,14 +266,14 @@ def _adam(
 
 
 GATHER_BYTES = 2 << 20
-"""Bytes of an epoch's rows up to which one call gathers them all; rows of larger epochs are gathered step by step."""
+"""Bytes of an epoch's rows up to which one call gathers all rows. In larger epochs, each step gathers its rows."""
 
 
 Batch = Tree
 """x [.., B, D], y [.., B] (absent without labels), i [.., B] positions, w [.., B] 1/b on real rows and 0 on padding."""
 
 Batches = Iterator[tuple[int, Batch]]
-"""Batches of an epoch, each with the number of clients that still have rows; these clients are the first ones."""
+"""Batches of an epoch, each with the number of clients that still have rows. These clients come first on their axis."""
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from fedcache.heads.linear import Tree
 from fedcache.heads.projection import TRAINED
 
 ON_ROWS = ("sequential", "batched", "gram")
-"""Executions of a method that trains maps on features with only the client's own rows, and combines them linearly."""
+"""Executions for methods that train maps on features from only the client's own rows, and combine them linearly."""
 
 
 StatisticKind = Literal[
@@ -206,7 +206,7 @@ def count_of(*names: str) -> Callable[[Tree, Tree], int]:
 
 
 head_weights = count_of(*TRAINED)
-"""Scalars of a head's trained tensors."""
+"""Counts the scalars of a head's trained tensors."""
 
 
 def average(hp: Hp) -> Mapping[str, Pooling]:

@@ -74,7 +74,7 @@ class _MissingRows:
 
 
 MOST_CONFUSED = 100
-"""Classes up to which a result holds its confusion matrix: 10,000 numbers."""
+"""Number of classes up to which a result contains the confusion matrix; for 100 classes it has 10,000 numbers."""
 
 
 def fairness(accuracy: np.ndarray) -> dict[str, float]:
@@ -155,7 +155,7 @@ def classes_owned(label: np.ndarray) -> int:
 
 
 ROWS_AT_ONCE = 1 << 18
-"""Approximate number of rows whose classes are counted together."""
+"""Approximate number of rows whose classes are counted in one call."""
 
 
 def classes_of_clients(label: np.ndarray, clients: Sequence[ClientRows]) -> np.ndarray:
@@ -178,7 +178,7 @@ def classes_of_clients(label: np.ndarray, clients: Sequence[ClientRows]) -> np.n
 
 
 TOGETHER = 64
-"""Clients whose soft labels are processed together; one by one, most of the time would be torch's call overhead."""
+"""Number of clients whose soft labels are processed in one call; single calls would mostly be torch's overhead."""
 
 
 def self_training(

@@ -133,7 +133,7 @@ def choose(
 OnRound = Callable[[int, int, dict[str, Any], dict[str, Any], Callable[[], Snapshot]], None]
 """(point of the grid, round, metrics, traffic of the round, snapshot); points count from 0, rounds from 1.
 
-The snapshot is a function: the state is copied only when it is called.
+The snapshot is a function, and the state is copied only when the function is called.
 """
 
 

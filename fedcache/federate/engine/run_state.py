@@ -166,7 +166,7 @@ def _too_few(method: Method, hp: Hp, rows: np.ndarray) -> list[int]:
 
 
 SUM_BYTES = 8
-"""Bytes of a float64, the type of the numbers that are sent each way before the first round."""
+"""Bytes of a float64, the type of all numbers that clients and server exchange before the first round."""
 
 
 def mean_length(x: Features, rows: np.ndarray) -> float:
@@ -192,13 +192,13 @@ def mean_training_length(x: Features, clients: Sequence[ClientRows], known: LruC
 
 
 NUMERICAL = (ArithmeticError, ValueError, torch.linalg.LinAlgError)  # type: ignore[attr-defined]  # not in its __all__
-"""Errors of a method's server step that come from the numbers in the uploads."""
+"""Errors of a method's server step that are caused by the numbers in uploads."""
 
 MOST_SUSPECTS = 32
-"""Most uploads that are left out one by one, to find the one that the server cannot aggregate."""
+"""Maximum number of uploads that the server leaves out one by one, to find the upload that it cannot aggregate."""
 
 CHUNK_ROWS_BYTES = 8 << 20
-"""Bytes of row numbers of chunks of clients that are kept for the next round."""
+"""Limit in bytes for row numbers of chunks of clients that are kept for the next round."""
 
 
 class RunState:
@@ -613,7 +613,7 @@ class RunState:
         if not suspects:
             raise failure
         named = ", ".join(repr(self.client_names[c]) for c in suspects[:5])
-        tried = f"Leaving out any single upload of {len(suspects)} does not help. Farthest from the others: {named}."
+        tried = f"Leaving out any one of {len(suspects)} uploads does not help. The uploads of {named} differ most."
         raise FederatedRunError(f"{failure.message} {tried}", failure.hint) from failure
 
     def _too_large(self, made: Tree) -> dict[str, float]:

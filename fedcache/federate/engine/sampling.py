@@ -269,7 +269,7 @@ def _cluster(words: Sequence[str]) -> str:
 
 
 MANY = 1 << 16
-"""Number of clients from which the clients of a round are drawn one by one."""
+"""Number of clients from which a round's clients are drawn one by one, without a permutation of all clients."""
 
 Participation = int | float | None
 """Clients per round: None for all, an int for a number, a float for a share."""

@@ -37,12 +37,12 @@ from fedcache.heads.linear import Tree
 HALF_NORMAL = "half-normal"
 EQUAL = "equal"
 DURATIONS = (HALF_NORMAL, EQUAL, "rows")
-"""Rules of durations: |N(0, 1)| each time a client begins, as in the paper's experiments; 1; proportional to rows."""
+"""Rules of durations: |N(0, 1)|, drawn each time a client begins, as in the paper; always 1; proportional to rows."""
 
 COLUMNS = ("client", "duration")
 
 Durations = Callable[[Sequence[int], int], list[float]]
-"""(clients, round from 0 in which they begin) -> duration of each client's training, above 0."""
+"""(clients, round in which they begin, from 0) -> duration of each client's training, above 0."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -274,7 +274,7 @@ STATISTICS = (".mean", ".var")
 """Endings of the names of BatchNorm's running statistics."""
 
 NOT_YET = RoundTraffic(0, 0, 0, 0, 0, 0, 0)
-"""Traffic of a group of clients before the step with their updates, in which it is counted."""
+"""Traffic of a group of clients until the server's step with their updates; the step's traffic includes theirs."""
 
 
 @dataclass

@@ -23,7 +23,7 @@ from fedcache.heads.linear import Tree
 STATE_VERSION = 1
 
 NAMES = 1 << 12
-"""Number of clients' names that are hashed at once."""
+"""Number of client names that are hashed at once."""
 
 
 def _meta(job: RunState) -> dict[str, Any]:

@@ -40,14 +40,14 @@ from fedcache.federate.trust.pipeline import UploadPipeline
 from fedcache.heads.linear import Tree
 
 SPECTRUM_POINTS = 4
-"""Number of points from which a server prepares a shared upload: eigenvalues cost as much as some Cholesky solves."""
+"""Number of configurations from which a server decomposes a shared upload, at the cost of some Cholesky solves."""
 
 
 TOGETHER_FROM = 32
-"""Clients of a round from which uploads that are only sums are computed from the rows of several clients at once."""
+"""Number of clients in a round from which uploads that are only sums are computed for several clients at once."""
 
 TOGETHER_ROWS = 2 << 20
-"""Rows of clients that are summed together. The number is large so that rows are close together in their file."""
+"""Maximum number of rows that are summed together. It is large, so that rows are close together in their file."""
 
 
 class Executor(ABC):
@@ -59,7 +59,7 @@ class Executor(ABC):
     """
 
     name: ClassVar[str]
-    """The word of ``--execution``."""
+    """Value of ``--execution`` that selects this mode."""
 
     joins_points: ClassVar[bool] = False
     """Whether several points of a grid are one computation."""
@@ -272,11 +272,11 @@ def timed_round(executor: Executor) -> tuple[tuple[int, ...], list[RoundTraffic 
 # all uploads on a GPU, are summed by one product over a chunk.
 
 SMALL_HEAD = 64 << 10
-"""Bytes of heads and uploads up to which most time is call overhead, which clients of a chunk and points share."""
+"""Bytes of heads and uploads below which call overhead takes most of the time, so that clients should share calls."""
 
 FEWEST = 4
 FEW = 8
-"""Clients of a chunk with larger heads: the least for which shared overhead saves time, and the best number."""
+"""Number of clients in a chunk with larger heads: the minimum for which a chunk saves time, and the best number."""
 
 
 class Batched(Executor):

@@ -47,13 +47,13 @@ from fedcache.heads.linear import Tree
 from fedcache.process import return_freed_memory
 
 GRAM_SHARE = 0.25
-"""Largest share of the free memory at the start of a run that Gram matrices and packed rows may take."""
+"""Limit for Gram matrices and packed rows, as a share of the memory that is free at the start of a run."""
 
 TAKE_PART = 4
 """At least one client in 4 must take part in some round; otherwise computing the matrices of all costs too much."""
 
 GRAM_BYTES = 1 << 30
-"""Most bytes of Gram matrices and packed rows, for every size of the memory: they grow with the clients."""
+"""Limit in bytes for Gram matrices and packed rows on any machine, because they grow with the number of clients."""
 
 
 @dataclass(frozen=True)

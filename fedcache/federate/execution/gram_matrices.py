@@ -21,16 +21,16 @@ from fedcache.heads.gram import WIDE, GramBasis, points_first
 from fedcache.heads.linear import by_onednn, each_times_transposed, times_transposed
 
 CACHE_BYTES = 256 << 20
-"""Most bytes of stacked Gram matrices that are kept for the next round, which may have the same clients."""
+"""Limit in bytes for stacked Gram matrices that are kept for the next round, which may have the same clients."""
 
 THIN = 64
-"""Columns up to which X B' is faster as (B X')', where the result has long rows (measured with MKL on one core)."""
+"""Number of columns up to which X B' is faster as (B X')', if result rows are long (measured with MKL on one core)."""
 
 BLOCK = 250
-"""Rows that a product with few columns takes at once, so that they are still in the cache when they are packed."""
+"""Number of rows of a block in a product with few columns. A block stays in the cache until it is packed."""
 
 COMPILED = 50
-"""Products of one shape from which oneDNN is faster, although it compiles a kernel first (clients with 50 rows)."""
+"""Number of products of one shape from which oneDNN is faster although it first compiles a kernel (for 50 rows)."""
 
 
 def thin(columns: int) -> bool:

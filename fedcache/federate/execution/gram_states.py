@@ -27,10 +27,10 @@ from fedcache.heads.linear import Tree
 BLOCK_BYTES = 16 << 20
 
 LARGE_BYTES = 1 << 20
-"""Bytes of a tensor above which it is allocated separately, because the allocator can return such memory as a whole."""
+"""Bytes above which a tensor is allocated separately, so that the allocator can return its memory as a whole."""
 
 ALIGNED = 64
-"""Bytes of a cache line; every tensor in a block begins at a multiple."""
+"""Bytes of a cache line. Every tensor in a block begins at a multiple of this number."""
 
 
 class TensorBlocks:
@@ -70,7 +70,7 @@ def _outline(tree: Tree) -> dict[str, tuple[torch.Size, torch.dtype]]:
 
 
 FIRST = ("W", "P.W")
-"""Names of the tensors that multiply features. A prefix with a slash marks copies (``near/P.W``, ``opt/m/W``)."""
+"""Names of tensors that multiply features. Copies of them have a prefix with a slash (``near/P.W``, ``opt/m/W``)."""
 
 
 def is_first(name: str) -> bool:

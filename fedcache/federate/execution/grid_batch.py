@@ -31,7 +31,7 @@ from fedcache.federate.trust.update_validation import all_bounded, is_bounded
 from fedcache.heads.linear import Tree
 
 Sent = list[tuple[int, int]]
-"""(scalars, bytes of one scalar) that each client sent."""
+"""(number of scalars, bytes of one scalar) of each client's upload."""
 
 
 class GridCache:

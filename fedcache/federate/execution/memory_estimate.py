@@ -29,34 +29,34 @@ from fedcache.heads.linear import Tree
 from fedcache.store.files import disk_free
 
 WORKING_SET = 8 << 20
-"""Limit of four copies of a chunk's parameters (weights, gradient, momentum, output), so that they fit the cache."""
+"""Limit in bytes for four copies of a chunk's parameters (weights, gradient, momentum, output): they fit the cache."""
 
 LARGE_SET = 32 << 20
-"""The limit for few clients with large heads, which may use the cache that cores share."""
+"""This limit for few clients with large heads, which may use the cache that the cores share."""
 
 GPU_SET = 512 << 20
-"""The limit on a GPU, where more clients and points share the time of a kernel launch."""
+"""This limit on a GPU, where more clients and configurations share the time of a kernel launch."""
 
 GRID_SET = 128 << 20
-"""The limit for the points of a grid, where sharing rows saves more time than the cache."""
+"""This limit for the configurations of a grid, where sharing rows saves more time than the cache."""
 
 SKINNY = 15
-"""Number of outputs for which an epoch of ``batched`` takes as long as the two thin products of a round in ``gram``.
+"""Number of outputs at which an epoch in ``batched`` takes as long as the two thin products of a round in ``gram``.
 
 Measured on one core with 10 to 100 classes, 1 to 5 epochs and 50 to 500 rows of 1,024 features.
 """
 
 STATES = 256 << 20
-"""Most bytes of client states in memory; larger states are in a file of the run's directory."""
+"""Limit in bytes for client states in memory. Larger states are in a file of the run, except in ``gram``."""
 
 SLACK = 16 << 20
-"""Overhead of allocators, measured with 1,000 and 10,000 clients."""
+"""Bytes that allocators need in addition, measured with 1,000 and 10,000 clients."""
 
 COPIES = 5
-"""Copies of a server's tensors per client: old, new, broadcast, and two if clients compare with them."""
+"""Copies of a server's tensors for each client: old, new and sent ones, and two for methods that compare with them."""
 
 SCORES = 4096
-"""Rows scored at once in evaluation, as in ``evaluate.BLOCK``."""
+"""Number of rows that are scored at once, as ``evaluate.BLOCK``."""
 
 
 @dataclass(frozen=True)

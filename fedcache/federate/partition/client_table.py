@@ -14,13 +14,13 @@ import numpy as np
 T = TypeVar("T", covariant=True)
 
 LARGEST_KEY = 2**62
-"""Limit of the numbers that combine client and row for sorting."""
+"""Upper limit of the numbers that combine client and row for sorting."""
 
 DENSE = 16
-"""``is_among`` uses a table if the range of the numbers is at most this many times their count."""
+"""``is_among`` uses a table if the range of its numbers is at most this factor times their count."""
 
 BLOCK = 1 << 16
-"""Numbers that are written in decimal at once, so that their digits stay in the processor's cache."""
+"""How many numbers are written in decimal at once, so that their digits stay in the processor's cache."""
 
 
 class LazySequence(Sequence[T]):
@@ -624,4 +624,4 @@ class MatchedLists(LazySequence[np.ndarray]):
 
 
 TestLists = RowLists | MatchedLists
-"""The clients' own test rows, as lists or as a rule."""
+"""Own test rows of all clients, as lists or as a rule."""

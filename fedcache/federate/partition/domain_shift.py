@@ -110,27 +110,27 @@ def lowered(sizes: np.ndarray, missing: int, least: int) -> np.ndarray:
 
 
 DRAWS = 1_000_000
-"""Most draws of a search."""
+"""Maximum number of draws of a search."""
 SHARES = 250_000_000
-"""Most numbers of a search: 250,000 draws of 100 clients and 10 classes, 12 to 20 CPU seconds."""
+"""Maximum of numbers that a search draws: 250,000 draws of 100 clients and 10 classes take 12 to 20 CPU seconds."""
 LEAST_DRAWS = 8
-"""Draws that are made even if they exceed ``SHARES``."""
+"""Number of draws that a search makes even if their numbers exceed ``SHARES``."""
 BLOCK = 1 << 20
-"""Numbers that are drawn at once, 8 MiB."""
+"""How many numbers are drawn at once (8 MiB)."""
 TRIAL_DRAWS = 5_000
-"""Most draws for each candidate of arguments that may work."""
+"""Maximum number of draws of a trial, which tests other arguments that may work."""
 TRIAL_SHARES = 5_000_000
-"""Most numbers for each of these candidates."""
+"""Maximum of numbers that a trial draws."""
 LARGEST_ALPHA = 1_000.0
-"""Largest alpha among these candidates."""
+"""Largest alpha that is tried."""
 NAMED = 8
-"""Most classes that a note names."""
+"""Maximum number of classes that a note lists."""
 HOPELESS = 1.0
-"""Expected accepted draws within the cap, below which the search stops."""
+"""Expected number of accepted draws within the limits, below which a search stops."""
 SEEN = 20_000
-"""Clients that must be drawn before the share of short ones is used."""
+"""Number of clients that must be drawn before a search estimates the share of clients with too few rows."""
 STICKS = 0.05
-"""Alpha below which numpy's stick breaking is used, because gamma draws can underflow to 0 / 0."""
+"""Alpha below which shares come from numpy's stick breaking, because gamma draws can underflow to 0 / 0."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,7 +178,7 @@ class Rule:
 
 
 RuleOf = Callable[[Values], Rule]
-"""Makes the rule of some arguments."""
+"""Function from arguments to their rule."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -646,7 +646,7 @@ def _with_ratio(args: Values) -> Values:
     return {**args, "ratio": ratio}
 
 
-_PER_CLASS = "training rows of each class a client has on average"
+_PER_CLASS = "training rows of each class that a client has on average"
 FEATURE_SHIFT = Scheme(
     "feature-shift",
     "each domain is a client, with the same number of rows of every class",
@@ -657,7 +657,7 @@ FEATURE_SHIFT = Scheme(
             "order",
             "choice",
             "stored",
-            "the first rows as stored (equal for every seed) or random ones",
+            "`stored`: the first rows as stored, equal for every seed; `random`: random rows",
             choices=("stored", "random"),
             tag="o",
         ),
@@ -678,8 +678,8 @@ LABEL_SHIFT = Scheme(
             "ratio",
             "float",
             None,
-            "rows drawn for each training row; the others are for testing (default 11 for up to 10 clients, 5.5 up to "
-            "20, 3 up to 40, then 1.5)",
+            "rows drawn for each training row; the rows that are not trained on are test rows (default 11 for up to 10 "
+            "clients, 5.5 up to 20, 3 up to 40, then 1.5)",
             low=1.0,
             high=1e6,
             above=True,
@@ -696,7 +696,7 @@ LABEL_SHIFT = Scheme(
         FILL,
         test_protocol_argument(
             "matched",
-            "matched: the held-out part of the client's own draw; balanced: the same class-balanced test rows for all",
+            "`matched`: the held-out part of the client's own draw; `balanced`: the same class-balanced rows for all",
         ),
         tests_argument(100),
         DOMAIN,
@@ -713,8 +713,8 @@ FEATURE_LABEL_SHIFT = Scheme(
         shots_argument(10, _PER_CLASS),
         test_protocol_argument(
             "balanced",
-            "balanced: class-balanced test rows of the client's domain; matched: test rows of its domain in the class "
-            "shares of its training rows",
+            "`balanced`: class-balanced test rows of the client's domain; `matched`: test rows of this domain in the "
+            "class shares of the client's training rows",
         ),
         tests_argument(100),
         DOMAIN,

@@ -33,7 +33,7 @@ NAME = "given"
 PARTS = ("train", "test", "validation")
 NONE = np.empty(0, np.int64)
 COLUMN = "client"
-"""Name of the column in messages and in the partition's name."""
+"""Name that stands for a column in messages and in the partition's name."""
 
 
 def of_ids(columns: Columns, ids: Any, *, seed: int = 0, **arguments: object) -> Partition:

@@ -70,7 +70,7 @@ def read_json(raw: memoryview, origin: str) -> object:
 
 
 Content = dict[str, Any]
-"""Head of a partition file: all fields without rows."""
+"""The head of a partition file: all of its fields except the arrays of rows."""
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -382,9 +382,9 @@ def _lists(arrays: Arrays, name: str, count: int, origin: str) -> RowLists:
 
 
 PART = 1 << 14
-"""Most clients, or rows of one list, that are written at once."""
+"""Maximum number of clients, or of rows of one list, that are written at once."""
 ROWS = 1 << 20
-"""Most rows of several clients that are written at once."""
+"""Maximum number of rows of several clients that are written at once."""
 
 
 def canonical_parts(words: Mapping[str, Any], table: ClientTable) -> Iterator[bytes]:

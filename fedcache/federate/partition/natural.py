@@ -36,10 +36,10 @@ from fedcache.tables.words import some_names
 
 NAME = "natural"
 NAMED = 10
-"""Most clients that a note names."""
+"""Maximum number of clients that a note lists."""
 
 OF_INSIDE = ("clients", "alpha", "shards", "shots")
-"""Arguments of the scheme in ``inside``."""
+"""Arguments that go to the scheme of ``inside``."""
 
 
 def two_test_sets(tests: Value) -> UsageError:
@@ -342,16 +342,16 @@ NATURAL = Scheme(
             "hold_out",
             "names",
             None,
-            "values of the column whose rows are all test rows",
+            "values of the column; all rows with these values are test rows",
             tag="without-",
         ),
         Argument(
             "tests",
             "choice",
             "within",
-            "within: each client is tested on its own rows of the test split, or on a held-out fifth if "
-            "it has none; held-out-clients: all rows of a share of the clients are the test set; global: "
-            "the whole test split",
+            "`within`: each client is tested on its own rows of the test split, or on a fifth of its rows if "
+            "it has none there; `held-out-clients`: all rows of a share of the clients are the test set; "
+            "`global`: the whole test split",
             choices=("within", "held-out-clients", "global"),
             tag="t",
         ),
@@ -359,7 +359,7 @@ NATURAL = Scheme(
             "held_out_share",
             "float",
             0.2,
-            "share of the clients that held-out-clients tests on",
+            "share of the clients whose rows are the test set with `held-out-clients`",
             low=0.0,
             high=1.0,
             above=True,
@@ -369,8 +369,8 @@ NATURAL = Scheme(
             "rows",
             "choice",
             "auto",
-            "training rows of clients: train (the training split), all (the test split too) or auto (all "
-            "with hold_out)",
+            "training rows of clients: `train` (the training split), `all` (the test split too) or `auto` "
+            "(`all` with hold_out, else `train`)",
             choices=("auto", "train", "all"),
             tag="r",
         ),
@@ -378,7 +378,7 @@ NATURAL = Scheme(
             "unlabelled",
             "choice",
             "keep",
-            "rows without a label: keep, for methods that read none; drop, for the others",
+            "`keep` rows without a label, for methods that read no labels, or `drop` them, for other methods",
             choices=("keep", "drop"),
             tag="u",
         ),
@@ -386,7 +386,7 @@ NATURAL = Scheme(
             "min_rows",
             "int",
             1,
-            "leave out clients with fewer rows (training and own test rows together)",
+            "leave out clients with fewer rows than this (training and own test rows together)",
             low=1,
             high=10**12,
             tag="min",

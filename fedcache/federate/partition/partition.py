@@ -64,16 +64,16 @@ SCHEMES: Mapping[str, Scheme] = PluginTable(
 """All partition schemes by name, also those of plug-ins, which are not listed."""
 
 MOST_TRIED = 20
-"""Most partitions that are made to find arguments that work."""
+"""Maximum number of trial partitions in the search for arguments that work."""
 
 NOT_ONE = "Not a partition: "
-"""Beginning of the message about rows that no partition can have."""
+"""Beginning of the error about rows that are not allowed in a partition."""
 
 MOST_TESTED = 10**10
-"""Most test rows of all clients together; their digest takes minutes."""
+"""Limit for test rows of all clients together. The digest of so many rows takes minutes."""
 
 SHOWN = 1000
-"""Most clients in the table of a notebook."""
+"""Maximum number of clients in the table that a notebook shows."""
 
 __all__ = [
     "SCHEMES",

@@ -241,13 +241,13 @@ VALIDATION_ARGUMENT = Argument(
     "validation",
     "share",
     None,
-    "validation rows: this share of the training rows of every client, class by class, or the dataset's "
-    "own split",
+    "validation rows: a share of every client's training rows, taken from each class, or `split` for the "
+    "dataset's own split",
     choices=("split",),
     tag="val",
     later=True,
 )
-"""An argument of every scheme."""
+"""The argument of every scheme for validation rows."""
 
 _FLAGS = {
     name: "--" + name.replace("_", "-")
@@ -265,7 +265,7 @@ _FLAGS = {
         "max_clients",
     )
 }
-"""Argument -> its own option on the command line; others are set by ``--option``."""
+"""Argument -> its separate option on the command line. Other arguments are set by ``--option``."""
 
 
 def option_names(arguments: Iterable[str]) -> list[str]:
@@ -385,7 +385,7 @@ def tests_argument(default: int) -> Argument:
         "tests",
         "int",
         default,
-        "balanced tests: first rows of each class and domain (fewer where fewer exist)",
+        "balanced tests: number of first rows of each class and domain (all rows if there are fewer)",
         low=1,
         high=LARGEST_COUNT,
         tag="v",
@@ -401,7 +401,7 @@ def test_protocol_argument(default: str, meaning: str) -> Argument:
 
 SHARED_TESTS = test_protocol_argument(
     "balanced",
-    "balanced: every client has the same test rows; matched: each client has the largest set of test "
+    "`balanced`: every client has the same test rows; `matched`: each client has the largest set of test "
     "rows with the class shares of its own training rows",
 )
 DOMAIN = Argument("domain", "names", None, "use rows of these domains only, in this order", tag="d")
@@ -508,7 +508,7 @@ class RowPool:
 
 
 FEWER = "fewer than"
-"""Marks the notes about clients that got fewer rows than were requested; no other note contains it."""
+"""Beginning of notes about clients that got fewer rows than requested. No other note contains this text."""
 
 
 @dataclass(frozen=True, eq=False)

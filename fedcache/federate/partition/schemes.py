@@ -372,22 +372,22 @@ FEW_SHOT = Scheme(
             "skew",
             "choice",
             "disjoint",
-            "disjoint: every class belongs to one client; iid: every client has every class; dirichlet: classes in "
-            "Dirichlet shares",
+            "`disjoint`: every class belongs to one client; `iid`: every client has every class; `dirichlet`: classes "
+            "in Dirichlet shares",
             choices=("disjoint", "iid", "dirichlet"),
             tag="k",
         ),
         replace(
             alpha_argument(0.5),
-            help="concentration of the Dirichlet draws of skew dirichlet",
+            help="concentration of the Dirichlet draws, with skew `dirichlet`",
             named=False,
         ),
         Argument(
             "sharing",
             "bool",
             False,
-            "with skew iid each client draws its images from all of them, as PromptFL's code does, so that clients may "
-            "share some",
+            "with skew `iid`, each client draws from all images, as PromptFL's code does, so that clients may share "
+            "images",
             tag="w",
         ),
         SHARED_TESTS,

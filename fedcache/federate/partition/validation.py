@@ -23,10 +23,10 @@ from fedcache.federate.partition.scheme import VALIDATION, Columns
 from fedcache.tables.groups import Group
 
 OWN_SPLIT = "split"
-"""Value for the dataset's own split instead of a share."""
+"""Value of ``validation`` that selects the dataset's own split."""
 
 ROUNDING = 1e-9
-"""Added before rounding down, because a product such as 0.29 x 100 can be slightly below a whole number in float64."""
+"""Number that is added before rounding down: in float64, 0.29 x 100 is slightly below 29, for example."""
 
 
 def with_validation(

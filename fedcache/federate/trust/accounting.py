@@ -19,9 +19,9 @@ from typing import Any
 from fedcache.errors import MachineError
 
 FEW_ROUNDS = 1000
-"""Rounds up to which losses are discretised coarsely."""
+"""Number of rounds up to which privacy losses are discretised coarsely."""
 MEANINGLESS = 50.0
-"""Epsilon above which there is no protection: probabilities may differ by a factor of 10^21."""
+"""Epsilon above which there is no protection: it allows probabilities to differ by a factor of 10^21."""
 
 
 @dataclass(frozen=True, order=True)

@@ -32,7 +32,7 @@ DEFAULTS: dict[str, float | None] = {
     "label-flip": None,
     "nan": None,
 }
-"""Default scale of each attack; None for attacks without a scale."""
+"""Attack -> its default scale; None for an attack without a scale."""
 
 SHARE = 0.2
 

@@ -38,15 +38,15 @@ from fedcache.heads.linear import Tree
 from fedcache.heads.ridge import gram, nearest_gram
 
 BYZANTINE = 0.2
-"""Default share of attackers that robust rules expect."""
+"""Default share of malicious clients that robust rules assume."""
 
 NO_ATTACK = "none"
-"""Value of a sweep of ``attack`` for a point without one."""
+"""Value of a sweep of ``attack`` for configurations without an attack."""
 
 ON_BAD = ("fail", "reject")
 
 WITHOUT_COUNTS = {"bias": "false", "class_weight": "none"}
-"""Hyperparameter -> the value with which a method sends no counts."""
+"""Hyperparameter -> the value that stops a method from sending counts of rows."""
 
 
 SIMULATE = "--dp-seed 0"
@@ -574,20 +574,20 @@ class UploadPipeline:
 
 
 FAR_OUT = 10
-"""Factor on the median number of rows above which a number is far out.
+"""A number of rows is far out if it exceeds the median by this factor.
 
-Numbers of rows of honest clients spread over about one order of magnitude. Of a log-normal distribution with sigma 1,
-which is as wide as those of federated benchmarks, 1 % of the clients are above.
+The numbers of rows of honest clients differ by about one order of magnitude. In a log-normal distribution with sigma
+1, which is as wide as those of federated benchmarks, 1 % of the clients exceed the median by this factor.
 """
 
 ROUNDING = 1e-12
 """Relative rounding error of a share."""
 
 NAMED = 3
-"""Most clients that get a warning of their own, the largest first."""
+"""Maximum number of clients that get separate warnings, the clients with most rows first."""
 
 FEWEST = 3
-"""Least clients with a meaningful median: of two numbers, either one may be wrong."""
+"""Minimum number of clients for a median. If there are two, a wrong number may be either of them."""
 
 
 def far_out_limit(rows: Sequence[float] | np.ndarray) -> float | None:
@@ -693,16 +693,17 @@ SECOND_MOMENTS: frozenset[StatisticKind] = frozenset(
 """Kinds of statistics that are bounded by the sums of the same rows."""
 
 FAR_FROM_OTHERS = 1e3
-"""Factor on the median change of the other uploads above which an upload may be rejected.
+"""An upload may be rejected if its change exceeds the median change of the other uploads by this factor.
 
-Clients that differ in rows, steps and learning rates change a model by amounts within about two orders of magnitude.
+Honest clients with different rows, steps and learning rates change a model by amounts that differ by about two orders
+of magnitude.
 """
 
 COMPARABLE = 3
-"""Least uploads of a round that are compared, because two uploads have no majority."""
+"""Minimum number of uploads for this comparison. Of two uploads, neither has a majority."""
 
 NAMED_REJECTIONS = 5
-"""Rejected uploads that the warnings of a run name; the records count all of them."""
+"""Maximum number of rejected uploads that the warnings of a run list. Its records count all of them."""
 
 
 class UploadLayout:

@@ -37,13 +37,13 @@ from fedcache.federate.trust.robust_rules import clip
 
 
 Noise = Callable[[int], Tensor]
-"""n -> float64 [n] independent draws of N(0, 1)."""
+"""Function from n to n independent draws of N(0, 1), float64 [n]."""
 
 TERMS = 4
-"""Normal numbers in the sum of one draw, against attacks on the low bits of floating-point noise."""
+"""Number of normal draws that are summed to one, against attacks on the low bits of floating-point noise."""
 
 BLOCK = 1 << 20
-"""Numbers that are drawn at once, so that memory stays small."""
+"""How many numbers are drawn at once, so that memory use stays small."""
 
 
 def system_normals(n: int) -> Tensor:
@@ -89,13 +89,13 @@ def simulated_normals(*key: int | str) -> Noise:
 
 DELTA = 1e-5
 MOST = 1e6
-"""Largest bound and multiplier; larger noise can overflow a sum."""
+"""Largest clipping norm and noise multiplier. With larger noise, a sum can overflow."""
 
 LEAST_DELTA = 1e-12
-"""Smallest delta; below it the rounding errors of the accountants dominate."""
+"""Smallest delta. Below it, rounding errors of the accounting dominate."""
 
 LEAST_NOISE = 1e-3
-"""Smallest multiplier other than 0. Its epsilon is 500,000 already; for smaller ones it cannot be computed."""
+"""Smallest noise multiplier other than 0. Its epsilon is 500,000; smaller ones have no computable epsilon."""
 
 UNCOVERED = {
     "evaluation": "every result that is measured on clients' own rows: accuracy, F1, confusion, diagnostics, classes "
@@ -106,7 +106,7 @@ UNCOVERED = {
     "(feat_post=standardize), or the "
     "mean length of these rows (rff_sigma=auto)",
 }
-"""Word of ``--dp-allow`` -> the facts that a run then reveals although epsilon does not cover them."""
+"""Value of ``--dp-allow`` -> facts that the run then publishes although epsilon does not cover them."""
 
 
 @dataclass(frozen=True)

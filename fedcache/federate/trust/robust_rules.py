@@ -24,7 +24,7 @@ from fedcache.errors import UsageError, unknown
 from fedcache.plugins import KINDS, Plugin, find, offer, plugins
 
 STEPS = 200
-"""Most steps of Weiszfeld's iteration, which stops when the point moves by less than 1e-10 of the spread."""
+"""Maximum number of Weiszfeld's iterations; they stop when the point moves by less than 1e-10 of the spread."""
 
 RULES: tuple[str, ...] = ("mean", "median", "trimmed", "geomedian", "krum", "multikrum")
 BEFORE = ("nnm", "clip")
@@ -225,7 +225,7 @@ def _of_plugin(own: Plugin, V: Tensor, f: int, number: float | None) -> Tensor:
 
 
 MEAN = RobustRule("mean", (), "mean")
-"""The method's own pooling."""
+"""The rule that uses the method's own pooling."""
 
 
 def parse_rule(text: str) -> RobustRule:

@@ -28,10 +28,10 @@ from fedcache.heads.linear import Tree
 from fedcache.heads.ridge import unpack
 
 LENGTH_SLACK = 1e-2
-"""Tolerated relative excess over the longest row, for features that were rounded to 16 bits."""
+"""Relative tolerance for the length of a row, because features may have been rounded to 16 bits."""
 
 ROUNDINGS = 8.0
-"""Tolerated rounding errors of a sum, for each of its rows and columns."""
+"""Tolerated number of rounding errors of a sum, for each of its rows and columns."""
 
 
 @dataclass(frozen=True)
@@ -396,4 +396,4 @@ CHECKS: Mapping[StatisticKind, Check] = {
     "mixture factors": _mixture_factors,
     "mixture weights": _mixture_weights,
 }
-"""Kind of statistic -> its check."""
+"""Kind of statistic -> function that checks it."""

@@ -26,10 +26,10 @@ from fedcache.federate.engine.method import Method, Uploads, UploadTensor
 from fedcache.federate.trust.statistic_checks import statistic_problem
 
 PROBE = "/probe"
-"""Name of the client with rows of noise; no real client has it, because names contain no slash."""
+"""Name of the substitute client with rows of noise. No real client has it, because names contain no slash."""
 
 SLACK = 1e-4
-"""Relative rounding of counts that were added in float32."""
+"""Relative tolerance for counts that were added in float32."""
 
 
 def probe_uploads(method: Method, data: Data, ctx: Ctx, *, labelled: bool) -> Uploads:

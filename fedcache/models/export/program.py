@@ -51,14 +51,14 @@ from fedcache.store.lock import write_output
 WEIGHTS = (InputKind.PARAMETER, InputKind.BUFFER)
 
 BATCH = 8
-"""Rows on which a program is compared with its module."""
+"""Number of rows on which a program is compared with its module."""
 
 LIBRARIES = 1e-5
-"""Relative perturbation of a feature that simulates the rounding of another library. Measured on 1,000 images with
-efficientnet-lite0: features of torch and onnxruntime differ by 3e-6 of their mean, and each from float64 by 2e-6."""
+"""Relative change of a feature that simulates the rounding of another library. On 1,000 images and efficientnet-lite0,
+features of torch and onnxruntime differ by 3e-6 of their mean, and those of either from float64 by 2e-6."""
 
 DRAWS = 32
-"""Number of random perturbations of the features of ``BATCH`` rows."""
+"""Number of random changes of the features of ``BATCH`` rows."""
 
 
 @dataclass(frozen=True)
@@ -396,19 +396,19 @@ FORMATS = {
     "safetensors": ".safetensors",
     "sklearn": ".joblib",
 }
-"""Name of a format -> ending of its file."""
+"""Name of a format -> ending of its files."""
 
 PROGRAMS = ("folder", "onnx", "torch")
-"""Formats that hold the backbones too."""
+"""Formats that include the backbones."""
 
 MOST_ONNX = 2_000_000_000
-"""Largest size of the weights in one .onnx file, in bytes; its encoding (protobuf) ends at 2 GiB."""
+"""Limit in bytes for the weights in one .onnx file; its encoding (protobuf) ends at 2 GiB."""
 
 OPSET = 18
 
 AGREE = 1e-4
-"""Tolerance for the scores of a graph, relative to the largest score (at least 1), and for its probabilities. The
-effect of rounding features in another library is added to it (``moved_by_libraries``)."""
+"""Tolerance for a graph's scores, relative to the largest score (at least 1), and for its probabilities. The effect of
+rounding features in another library is added to the tolerance (``moved_by_libraries``)."""
 
 FLOAT32 = 1e-6
 """Relative difference of scores between two libraries that compute in float32."""
@@ -703,10 +703,10 @@ def size_of(out: Path) -> int:
 
 
 LINEAR_TO = 1e-6
-"""Largest relative difference between the scores of a linear head and the fitted linear function."""
+"""Largest relative difference between a linear head's scores and the linear function that was fitted to them."""
 
 LENGTHS = (0.01, 1.0, 30.0)
-"""Standard deviations of the drawn rows, to find heads that are nonlinear near 0 or far from it."""
+"""Standard deviations of the drawn rows. They reveal heads that are nonlinear near 0 or far from 0."""
 
 UNIT_VECTORS = 1024
 """Number of unit vectors that are scored at once."""

@@ -24,7 +24,7 @@ from fedcache.store.store import Store
 
 PATH = Path(__file__).with_name("catalogue.json")
 COUNTS = ("up", "up_bytes", "paper_up", "down", "down_bytes", "paper_down", "first_down")
-"""Counts of one client in one round: sent and received, in scalars, in bytes, and as the paper counts."""
+"""Counts of one client in one round, sent and received: in scalars, in bytes, and as the paper counts."""
 
 SOURCES = (
     "federate/methods",
@@ -33,7 +33,7 @@ SOURCES = (
     "heads",
     "report/methods/facts.py",
 )
-"""Files and folders below the package that the facts depend on."""
+"""Files and folders of the package on which the facts depend."""
 
 Term = Sequence[int]
 """(numerator, denominator, power of W, power of C) of one term of a polynomial."""

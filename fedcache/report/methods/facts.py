@@ -38,7 +38,7 @@ CLIENTS = 3
 MOST_CLIENTS = 10
 PER_CLASS = 2
 IDLE = ("epochs", "personal_epochs", "esd_epochs", "e_h", "e_b", "K", "probe_epochs")
-"""Numbers of passes over the rows; traffic does not depend on them."""
+"""Hyperparameters for the number of passes over rows. They do not affect traffic."""
 
 
 def traffic_of(method: Method, sizes: Sizes) -> dict[str, Any]:
@@ -209,7 +209,7 @@ def fidelities(method: Method) -> str:
 
 
 SHOWN = 4
-"""Most names of one kind that are listed; of more names the number is shown."""
+"""Maximum number of tensors of one kind whose names are listed. For more tensors, their number is shown."""
 
 _ROW = "the row itself, if a class has only one"
 _WEIGHTS = (
@@ -330,7 +330,7 @@ class Part:
 
 
 UNKNOWN = ("a tensor without a description", "unknown; it depends on the method")
-"""Kind of a tensor of a user's own method."""
+"""Facts of a tensor that a user's own method does not describe."""
 
 
 def kind_of(method: Method, name: str) -> tuple[str, str]:

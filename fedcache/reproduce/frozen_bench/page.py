@@ -19,7 +19,7 @@ from fedcache.reproduce.render import markdown_row
 
 SCHEMA = "fedcache.frozen-bench/1"
 SHARED = ("rounds", "participation", "seeds", "search_seeds", "validation", "limit")
-"""Fields of a study that apply to all its runs."""
+"""Fields that apply to all runs of a study."""
 
 
 def study_data(
@@ -122,12 +122,13 @@ def sentences(ranked: Mapping[str, Any]) -> list[str]:
     blocks = counted(len(ranked["blocks"]), "block")
     lines = [f"{count} treatments, {blocks} of data, backbone and partition."]
     if ranked["cd"] is not None:
-        cd = f"{ranked['cd']:.1f} (Nemenyi, {100 * LEVEL:.0f} %)"
+        cd = f"{ranked['cd']:.1f} apart (Nemenyi, {100 * LEVEL:.0f} %)"
         alike = len(ranked["alike"])
         p = ranked["p"]
         lines.append(
-            f"Friedman's chi-squared {ranked['statistic']:.1f}, p {p:.2g}. Mean ranks closer than {cd} do "
-            f"not differ significantly: {alike} of {count} are that close to the first."
+            f"Friedman's chi-squared {ranked['statistic']:.1f}, p {p:.2g}. Two mean ranks differ significantly "
+            f"only if they are more than {cd}. By this test, {alike} of the {count} treatments, including the "
+            "first, do not differ from the first."
         )
     return lines
 
@@ -154,11 +155,11 @@ def markdown(data: Mapping[str, Any]) -> str:
         "same name next to this page lists their digests.",
         "",
         f"Rows: {images} images of each data set. Rounds: {p['rounds']}, participation {participation}. "
-        f"Settings: every combination of a treatment's search is trained without {validation} of each "
-        f"client's training rows (seed {search_seed}) and scored on these rows; the best is trained on "
-        f"all training rows with seeds {p['seeds']}, each with its own partition, which all treatments "
-        "share. Test rows are never used for selection. Accuracy is the mean over clients, each scored "
-        "on test rows with the classes of its own training rows.",
+        f"Settings: every combination of a treatment's search is trained without a share of {validation} of each "
+        f"client's training rows (seed {search_seed}) and scored on these rows. The best combination is trained on "
+        f"all training rows with seeds {p['seeds']}. Each seed has its own partition, which all treatments share. "
+        "Test rows are never used for selection. Accuracy is the mean over clients, each scored on test rows with "
+        "the classes of its own training rows.",
         "",
         f"Data: {datasets}. Backbones: {backbones}.",
     ]
@@ -170,7 +171,7 @@ def markdown(data: Mapping[str, Any]) -> str:
         "",
         "## Block by block",
         "",
-        "Accuracy in %, standard deviation over seeds (none where all give the same), and the chosen settings.",
+        "Accuracy in %, standard deviation over seeds (none if all seeds agree), and the chosen settings.",
         "",
     ]
     lines += [*_blocks(scores), ""]
@@ -233,7 +234,7 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 LEVEL = 0.95
-"""Level of intervals and of the critical difference."""
+"""Confidence level of intervals and of the critical difference."""
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ from fedcache.federate.partition.partition import SCHEMES
 
 NAME = "frozen-bench"
 AXES = ("data", "backbone", "partition", "treatment")
-"""Labels that ``--only`` accepts."""
+"""Labels that ``--only`` selects by."""
 TEXTS = frozenset({"text", "text tower"})
-"""Inputs of a method that only backbones with a text tower provide."""
+"""Inputs of methods that only backbones with a text tower provide."""
 
 
 @dataclass(frozen=True)

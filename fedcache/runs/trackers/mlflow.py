@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 KEY = "fedcache.key"
 GROUP = "fedcache.group"
-"""Tags by which the runs of seeds and of groups are found again."""
+"""Tags by which the tracker finds its MLflow runs of seeds and of groups."""
 
 FLUSH_SECONDS = 1.0
 FLUSH_METRICS = 500
 MOST_PARAMETERS = 100
-"""Gathered metrics are written after this time or number. One call writes at most ``MOST_PARAMETERS`` parameters."""
+"""Gathered metrics are written after so many seconds, or so many metrics. A call writes at most 100 parameters."""
 
 
 class MLflow(SeedTracker):

@@ -18,17 +18,17 @@ from fedcache.progress import Round
 from fedcache.runs.directory import PLACES, measured_of
 
 OPEN = 32
-"""Most seeds that are written at the same time, because each needs a file and a thread. Rounds of other seeds wait
-until one of them has ended."""
+"""Maximum number of seeds that are written at the same time, because each needs a file and a thread. Rounds of other
+seeds wait until one of these seeds has ended."""
 
 PROJECT = "fedcache"
-"""Project or experiment of tracked runs, if the environment variables of the library name none."""
+"""Default project or experiment of tracked runs; the library's environment variables take precedence."""
 
 Seed = tuple[Path, int]
 """Directory of a run, and one of its seeds."""
 
 Figures = Mapping[str, float]
-"""Final figures by name."""
+"""Name -> final value."""
 
 
 class SeedLog(Protocol):
@@ -48,8 +48,8 @@ class SeedTracker(ABC):
     already. A tracked run of the same seed is replaced. So no round is repeated, and none is missing.
 
     Args:
-        most_open: most seeds that are written at the same time, by default ``OPEN``; the rounds of others wait in
-            memory.
+        most_open: maximum number of seeds that are written at the same time, by default ``OPEN``; rounds of other seeds
+            wait in memory.
     """
 
     def __init__(self, most_open: int | None = None) -> None:

@@ -17,8 +17,8 @@ QUIET = {
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
 }
-"""Environment that stops Flower's network look-ups; with its defaults a run of three messages made 20 of them. Flower
-reads it when flwr is imported, so every process sets it before."""
+"""Environment that stops Flower's requests to the network; otherwise a run of three messages makes 20 of them. Flower
+reads it when flwr is imported, so every process sets it before the import."""
 
 os.environ.update(QUIET)
 
@@ -40,4 +40,4 @@ TRAIN = (
     "max_share",
     "max_row_norm",
 )
-"""Fields of ``TrainConfig`` that apply where each client is a site. An app has them all."""
+"""Fields of ``TrainConfig`` that a federation over sites supports. An app contains all of them."""

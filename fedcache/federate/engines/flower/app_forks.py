@@ -25,7 +25,7 @@ IMPORTED = (
     "fedcache.federate.methods.fedavg",
     "fedcache.runs.loop",
 )
-"""Modules that the process has imported before a message arrives."""
+"""Modules that the process imports before a message arrives."""
 
 
 def run_app(spec: ExecutionSpec) -> None:

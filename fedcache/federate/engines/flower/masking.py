@@ -26,13 +26,13 @@ from fedcache.federate.trust.pipeline import TrustPolicy, UploadPool
 from fedcache.heads.linear import Tree
 
 LEAST_SITES = 3
-"""Least sites of a sum: with two, each site could compute the upload of the other."""
+"""Minimum number of sites in a sum. With two sites, each could compute the other's upload from the sum."""
 
 BOUND = 8.0
-"""Default of C, as in Flower."""
+"""Default of ``--secure-bound``, as in Flower."""
 
 MODULUS = 1 << 32
-"""Masked numbers are integers below this, and so must the sum of a round's quantised numbers be."""
+"""Masked numbers are integers below this value. The sum of a round's quantised numbers must also be below it."""
 
 
 def levels_for(sites: int) -> int:

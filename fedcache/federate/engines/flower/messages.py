@@ -28,15 +28,15 @@ DTYPES = ("float32", "float64", "float16", "int64", "int32", "int16", "int8", "u
 """Legal types of a tensor in a message."""
 
 MOST_BYTES = (1 << 31) - 1
-"""Limit of the tensors of a message, with all copies and zero rows: the largest message of Flower."""
+"""Limit in bytes for the tensors of a message, including copies and zero rows; Flower allows no larger message."""
 
 
 SITE_EXITS = (Exit.USAGE, Exit.STORE, Exit.CORRUPT, Exit.ENVIRONMENT, Exit.FEDERATED)
-"""Exit codes of a site's refusal. Others would claim a success, or a bug of the server."""
+"""Exit codes that a site may send with a refusal. Other codes mean a success, or a bug of the server."""
 
 
 FOLDERS = re.compile(r"(?<![\w.:/])/(?:[^/\s]+/)+")
-"""The folders of an absolute path in a sentence."""
+"""The folders in an absolute path, which are removed from sentences."""
 
 
 class MalformedError(ValueError):

@@ -36,16 +36,16 @@ from fedcache.parsing import host_and_port
 from fedcache.store.files import make_private
 
 MARK = "fedcache> "
-"""Start of the log lines for ``fedcache flower run``, followed by JSON; ``server_app`` writes them."""
+"""Beginning of log lines for ``fedcache flower run``, which JSON follows; ``server_app`` writes these lines."""
 
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
-"""Colours in Flower's logs."""
+"""Codes of colours in Flower's logs."""
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 EVERYWHERE = "0.0.0.0"  # nosec B104
-"""Every address of this machine; only a server with TLS and keys listens there."""
+"""Address that stands for all addresses of this machine. Only a server with TLS and keys listens there."""
 
 
 @dataclass(frozen=True)
@@ -186,8 +186,8 @@ sys.path[:] = filter(None, sys.path)
 from fedcache.federate.engines.flower.app_forks import main
 main()' "$@"
 """
-"""Program that a SuperNode starts as its SuperExec. It imports nothing from the working directory, which may hold any
-file."""
+"""Program that a SuperNode starts as its SuperExec. It imports nothing from the working directory, because that may
+contain any file."""
 
 
 def with_forks(folder: Path) -> dict[str, str]:
@@ -228,7 +228,7 @@ for key in sys.argv[1:]:
     except Exception as error:
         print("FAILED", key, getattr(error, "message", error), flush=True)
 """
-"""Script that runs Flower's own command for every key, because importing Flower takes longer than all of them."""
+"""Script that runs Flower's command for every key in one process, because importing Flower takes most of the time."""
 
 
 def register(address: Address, publics: Sequence[Path]) -> None:

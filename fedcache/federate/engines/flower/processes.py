@@ -33,10 +33,10 @@ HIGH = (1, 42)
 INSTALL = "pip install 'fedcache[flower]'"
 
 START_WITHIN = 60.0
-"""Seconds for a program to open its port."""
+"""Seconds that a program has to open its port."""
 
 GRACE = 8.0
-"""Seconds between the request to stop a process and its end by force."""
+"""Seconds between the request to stop a process and killing it."""
 
 
 def need_flower() -> str:
@@ -152,9 +152,9 @@ ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 if os.getppid() == int(sys.argv[1]):
     os.execvp(sys.argv[2], sys.argv[2:])
 """
-"""Script that runs a program which Linux kills when its parent ends, also by a kill (1 is PR_SET_PDEATHSIG). Otherwise
-a SuperLink could outlive a killed command and keep its port, so that the same command fails. Python's ``preexec_fn``
-would need no second process, but can hang with threads."""
+"""Script that runs a program which Linux kills when its parent ends, even if the parent is killed (1 is
+PR_SET_PDEATHSIG). Otherwise a SuperLink could outlive a killed command and keep its port, and the same command would
+then fail. Python's ``preexec_fn`` would need no second process, but it can hang with threads."""
 
 
 def ends_with_us(command: Sequence[str]) -> list[str]:
@@ -293,10 +293,10 @@ with suppress(ImportError):  # a dependency of Flower; ``need_flower`` reports i
     )
 
 DAYS = 825
-"""Validity of a certificate in days: the most that TLS clients accept from a private authority."""
+"""Days for which a certificate is valid. TLS clients accept no longer time from a private authority."""
 
 ALWAYS = ("127.0.0.1", "localhost")
-"""Hosts that every certificate of a server includes."""
+"""Host names that every certificate of a server includes."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 

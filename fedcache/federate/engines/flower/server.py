@@ -362,7 +362,7 @@ class Server:
             client = min(reasons)
             name = self.sites.members[client].facts.name
             why = reasons[client].removeprefix(NO_ANSWER).rstrip(".")
-            needed += f". Site {name!r} is out, because {why}"
+            needed += f". Site {name!r} is missing, because {why}"
         count = f"{len(ids)} of {len(sample)} sites"
         raise FederatedRunError(
             f"Round {number}: {count} sent a valid upload, but {needed}.",
@@ -490,7 +490,7 @@ class Server:
 
 
 NO_ANSWER = "no answer: "
-"""Start of a reason for a missing upload; other reasons are those of a rejected upload."""
+"""Beginning of the reason for a missing upload. A reason without it belongs to a rejected upload."""
 
 
 def _check_model_was_usable(
@@ -605,7 +605,7 @@ CLAIMED = (
     "dataset.rows",
     "dataset.ok",
 )
-"""Figures of a result that sites report about themselves; the server measured all others."""
+"""Values of a result that sites report about themselves; the server measured all other values."""
 
 
 def federate(

@@ -16,13 +16,13 @@ from fedcache.federate.engine.run_state import RunState
 from fedcache.heads.linear import Tree
 
 OnRound = Callable[[int, dict[str, Any], dict[str, Any], Callable[[], Snapshot]], None]
-"""(round, metrics, traffic of the round, snapshot) after each round of one point and seed; rounds count from 1."""
+"""(round, metrics, traffic of the round, snapshot) after a round of one configuration and seed; rounds begin at 1."""
 
 
 MOST_TENSORS = 10_000
-"""Most tensors of a client's state that a site may report."""
+"""Maximum number of tensors in a client's state that a site may report."""
 MOST_NUMBERS = 2**40
-"""Longest axis of one of these tensors."""
+"""Maximum length of an axis of such a tensor."""
 
 
 def _is_shape(value: Any) -> bool:

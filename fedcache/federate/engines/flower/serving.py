@@ -42,11 +42,11 @@ from fedcache.store.store import Store
 
 Say = Callable[[str], None]
 LOOK_EVERY = 0.5
-"""Seconds between looks at a process."""
+"""Seconds between two checks whether a process still runs."""
 
 KEY_UNKNOWN = "failed to activate supernode"
-"""Text in the log of a SuperNode whose key a server refuses: the server does not know the key, or it has not noticed
-yet that the site with this key was killed."""
+"""Text in the log of a SuperNode whose key the server refuses. Either the server does not know the key, or it has not
+noticed yet that an earlier site with this key was killed."""
 
 WITH_KEYS = "fedcache flower keys --out KEYS --sites NAME, then start the server again: it registers every key of KEYS."
 

@@ -58,7 +58,7 @@ from fedcache.store.files import (
 from fedcache.store.store import Store
 
 OTHER = Client("", np.empty(0, np.int64), np.empty(0, np.int64))
-"""Stands for every other client, because a site knows nothing about them."""
+"""Substitute for every other client, because a site knows nothing about other clients."""
 
 
 @dataclass(frozen=True)
@@ -258,7 +258,7 @@ class StoredClientMemory:
             ) from error
         if found is None:
             raise FederatedRunError(
-                f"Site {self.client!r} has lost its state after round {round_}.", hint
+                f"Site {self.client!r} no longer has its state of round {round_}.", hint
             )
         return found.tensors
 

@@ -17,13 +17,13 @@ from fedcache.store.files import read_sealed, write_sealed
 from fedcache.store.lock import hold_lock
 
 VARIABLE = "FEDCACHE_SITE_NAMES"
-"""Environment variable with the path of the table, for the app of a server; "" or unset without keys."""
+"""Environment variable with the path of the table, for the server's app. It is "" or unset without keys."""
 
 TABLE = "names.json"
-"""The table in a server's folder."""
+"""File of the table in a server's folder."""
 
 WHAT = {"kind": "names of a server's sites"}
-"""The seal of the table holds these facts."""
+"""Seal of the table."""
 
 
 class SiteNames:

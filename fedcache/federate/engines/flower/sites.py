@@ -58,7 +58,7 @@ COUNTS = {
     "rows": (0, 2**53),
     "ok": (0, 2**53),
 }
-"""Fact -> its smallest and largest value; float64 holds every whole number up to 2^53."""
+"""Fact -> its minimum and maximum; float64 represents every whole number up to 2^53."""
 
 TEXTS = {
     "name": 200,
@@ -71,7 +71,7 @@ TEXTS = {
     "code": 200,
     "version": 100,
 }
-"""Fact -> most characters."""
+"""Fact -> maximum number of characters."""
 
 LISTS = {
     "classes": (100_000, 1000),
@@ -82,12 +82,12 @@ LISTS = {
     "made_from": (100, 20_000),
     "templates": (1000, 10_000),
 }
-"""Fact -> most texts in it, and most characters of each."""
+"""Fact -> maximum number of texts, and maximum number of characters of each text."""
 
 WIDTHS = 100
-"""Most arrays of a site."""
+"""Maximum number of feature sets of a site."""
 WIDEST = 1_000_000
-"""Most features of an array."""
+"""Maximum number of features of a feature set."""
 
 
 @dataclass(frozen=True)
@@ -200,15 +200,15 @@ def client_of(facts: SiteFacts) -> Client:
 
 
 SAME = {
-    "classes": "its classes are {}, but the classes of the others are {}",
-    "recipes": "its features come from recipe {}, but those of the others come from {}",
-    "widths": "its features are {} wide, but those of the others are {} wide",
-    "views": "it stores {} views of an image, but the others store {}",
-    "text": "its class text features have digest {}, but those of the others have {}",
-    "feat_post": "it uses feat_post {}, but the others use {}",
-    "code": "its version of the method has code {}, but the others have {}",
+    "classes": "its classes are {}, but those of the other sites are {}",
+    "recipes": "its features come from recipe {}, but those of the other sites come from {}",
+    "widths": "its features are {} wide, but those of the other sites are {} wide",
+    "views": "it stores {} views of an image, but the other sites store {}",
+    "text": "its class text features have digest {}, but those of the other sites have {}",
+    "feat_post": "it uses feat_post {}, but the other sites use {}",
+    "code": "its version of the method has code {}, but the other sites have {}",
 }
-"""Facts that must be equal at all sites -> how a difference is reported; the first one that differs is reported."""
+"""Facts that must be equal at all sites -> sentence about a difference. Only the first difference is reported."""
 
 HINTS = {
     "classes": "Make all shards from one store, or extract with the same class names.",
@@ -222,7 +222,7 @@ HINTS = {
 
 
 Problem = tuple[str, str]
-"""Why a site cannot take part, in words, and a hint."""
+"""The reason why a site cannot take part, and a hint."""
 
 
 def difference(mine: SiteFacts, theirs: SiteFacts) -> Problem | None:
@@ -249,8 +249,8 @@ def _short(value: Any) -> str:
 
 
 MOST_ROWS = 10_000_000
-"""Default limit of a site's training rows and of its test rows. The server allocates memory for each row; up to this
-number it fits."""
+"""Default limit of a site's training rows, and of its test rows. The server allocates memory for each row, and has
+enough for this number."""
 
 
 @dataclass(frozen=True)
@@ -269,7 +269,7 @@ class Member:
 
 
 Refusal = tuple[Member, str, str]
-"""A site that does not take part, the reason in words, and a hint."""
+"""A site that cannot take part, the reason, and a hint."""
 
 
 def compatible_sites(
@@ -364,18 +364,18 @@ BOUND_HINT = (
 )
 
 GONE = "its node disconnected"
-"""Reason for a missing answer of a node that ended before it answered."""
+"""Reason why there is no answer from a node that ended before it answered."""
 
 ANSWER = 60.0
-"""Least seconds for a node to report its facts, also after ``wait`` is over, because its app must start first."""
+"""Minimum number of seconds that a node has to report its facts, even after ``--wait``: its app must start first."""
 
 REQUESTS = 3
-"""Requests for the facts of a node before it counts as silent."""
+"""Number of unanswered requests for facts after which a node counts as silent."""
 
 LOOK_EVERY = 1.0
-"""Seconds between looks for new nodes."""
+"""Seconds between two checks for new nodes."""
 
-SITE_THAT_IS_RIGHT = "Choose the site that the others must match: --like NAME"
+SITE_THAT_IS_RIGHT = "Choose the site that all other sites must match: --like NAME"
 
 START = "Start the sites: fedcache flower site --shard PATH --superlink HOST:PORT"
 
@@ -391,10 +391,10 @@ class SecureSum:
 
 
 Requests = Mapping[int, SiteMessage]
-"""Node -> the message to it."""
+"""Node -> the message that it gets."""
 
 Answers = dict[int, SiteMessage | str]
-"""Node -> its answer, or in words why there is none."""
+"""Node -> its answer, or the reason why there is none."""
 
 
 class Transport(Protocol):
@@ -639,9 +639,7 @@ class Sites:
                 return FedcacheError(problem.code, f"{state} {problem.message}", problem.hint)
             return FederatedRunError(f"{state} A node sent no description: {problem}.", START)
         if not kept and terms.like:
-            state += (
-                f" The site {terms.like!r}, which the others must match (--like), is not connected."
-            )
+            state += f" The site {terms.like!r}, which all other sites must match (--like), is not connected."
         return FederatedRunError(state, START)
 
     def text(self, digest: str, classes: int) -> Tensor:
@@ -668,7 +666,8 @@ class Sites:
                 f"site {member.facts.name!r} could not send the class text features: {why}."
             )
         raise FederatedRunError(
-            f"No site of {len(self.members)} sent the class text features; the last because {why}.",
+            f"No site sent the text features of the classes (sites asked: {len(self.members)}). "
+            f"The last site failed: {why}.",
             "Run again; finished work is kept.",
         )
 

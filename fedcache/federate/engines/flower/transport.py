@@ -20,7 +20,7 @@ from fedcache.federate.engines.flower.sites import GONE, Answers, Requests, Secu
 from fedcache.store.files import sha256_hex
 
 STYPE = "fedcache.raw"
-"""Format of the bytes of an array: raw, little endian."""
+"""Format of an array's bytes in a message: raw, little endian."""
 
 KINDS = {
     "facts": "query.facts",
@@ -31,7 +31,7 @@ KINDS = {
 """Kind of a request -> Flower's message type."""
 
 PULL_EVERY = 0.5
-"""Seconds between looks for answers; the grid's own ``send_and_receive`` looks every three."""
+"""Seconds between two checks for answers; with the grid's ``send_and_receive`` there would be three."""
 
 WHY = {
     1: "its app could not be loaded: check that the same version of fedcache is installed there",
@@ -39,7 +39,7 @@ WHY = {
     5: GONE,
     8: "its app was killed",
 }
-"""Flower's error codes, in words."""
+"""Flower's error codes -> the reason in a message."""
 
 
 def to_record(packed: PackedMessage) -> RecordDict:

@@ -32,10 +32,10 @@ from fedcache.runs.row_sources import Preparation
 from fedcache.runs.run_models import training_run
 
 AHEAD = 2
-"""Submitted slices for each worker: one that it computes, and one that waits."""
+"""Number of submitted slices per worker: the worker computes one while the other waits."""
 
 SLICE_CLIENTS = 64
-"""Most clients of a slice. Uploads of a slice stay in memory until those of all earlier slices are pooled."""
+"""Maximum number of clients in a slice. A slice's uploads stay in memory until all earlier slices are pooled."""
 
 Group = Sequence[int]
 

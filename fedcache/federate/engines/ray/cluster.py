@@ -32,13 +32,13 @@ from fedcache.parsing import counted, host_and_port
 from fedcache.store.lock import try_lock
 
 RETRIES = 3
-"""Repetitions of a call after its worker or node died."""
+"""Number of repetitions of a call whose worker or node ended."""
 
 ANSWER_WITHIN = 3.0
-"""Seconds for the address of a cluster to answer; Ray itself tries for two and a half minutes."""
+"""Seconds in which a cluster's address must answer. Ray itself would try for two and a half minutes."""
 
 OBJECTS = 128 << 20
-"""Bytes of a local cluster's object store, which holds descriptions of the work, never features."""
+"""Bytes of a local cluster's object store, which holds descriptions of tasks but no features."""
 
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -49,15 +49,15 @@ QUIET = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",
     "RAY_task_oom_retries": str(RETRIES),
 }
-"""Environment that is set before Ray is imported."""
+"""Environment variables that are set before Ray is imported."""
 
 ALONE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "token"}
-"""Environment of a local cluster: it listens on 127.0.0.1 only, and its clients need its token."""
+"""Environment variables of a local cluster. It listens only on 127.0.0.1, and its clients need its token."""
 
 PREFIX = "fedcache-ray-"
-"""Start of the name of a local cluster's temporary folder."""
+"""Beginning of the name of a local cluster's temporary folder."""
 HELD = "held.lock"
-"""File in that folder; the driver holds its lock while the cluster runs."""
+"""Lock file in the temporary folder; the driver holds the lock while the cluster runs."""
 
 
 def need_ray() -> None:

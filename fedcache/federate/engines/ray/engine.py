@@ -45,13 +45,13 @@ from fedcache.runs.loop import train
 from fedcache.runs.run import Run
 
 GRACE = 30.0
-"""Seconds for workers to save their last round when the grid is stopped."""
+"""Seconds that workers have to save their last round when the grid is stopped."""
 
 Slice = tuple[tuple[int, ...], ...]
-"""Groups of points that one worker trains."""
+"""Groups of configurations that one worker trains."""
 
 LoneRun = tuple[TrainConfig, PartitionConfig]
-"""A run that is not part of a grid: its configuration and its partition."""
+"""Configuration and partition of a run that is not part of a grid."""
 
 
 @contextmanager

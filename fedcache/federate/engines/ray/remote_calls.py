@@ -207,7 +207,7 @@ def worker_environment(home: str | None) -> WorkerEnvironment:
 
 
 _sessions: dict[str, Any] = {}
-"""In a worker: session -> value of ``make``; at most one."""
+"""Session -> value of ``make``, in a worker. It has at most one entry."""
 
 
 def call(
