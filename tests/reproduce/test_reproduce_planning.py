@@ -61,7 +61,7 @@ def test_all_that_a_proxy_changes_is_said_in_order():
     assert options.proxy
     one = planned(CELL, options)
     kinds = " ".join(said.split()[0] for said in one.departures)
-    assert kinds == "data data backbone backbones images images rounds seeds"
+    assert kinds == "data data backbone no images images rounds seeds"
     assert one.cell == replace(CELL, dataset="digits", **changed)
     assert planned(CELL, Options(rounds=100, seeds="0-2")) == PlannedCell(CELL, CELL, ())
     # A recipe stays with the backbones that stay.

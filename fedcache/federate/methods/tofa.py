@@ -290,12 +290,12 @@ METHOD = replace(
         """,
         terms=r"""
             $z$: the feature of an image; $w_c$, $S$, $\pi_c$, $n$: class mean, scatter, class frequency and number of
-            rows, from the client's rows and, with a weight, from the rows of all clients; $t_c^m$: text $m$ of class
+            rows, from the client's rows and, with a weight, those of all clients; $t_c^m$: text $m$ of class
             $c$; $u^k$: how well a text fits the rows of client $k$ of $K$; $s$: the scale of the logits.
         """,
         when="""
-            Use it if only one round is possible, and each client needs a model that combines its own rows with those of
-            all clients. It needs class texts.
+            Use it if only one round is possible, and each client needs a model of its own and all clients' rows. It
+            needs class texts.
         """,
         cite=("zhang2026tofa",),
     ),
