@@ -111,8 +111,8 @@ def made_mistakes(place):
     """A report with the images of what a run got wrong, of classes whose names are long."""
     images = folder(place / "shapes", train=4, test=8, classes=6)
     for split in ("train", "test"):
-        for place in sorted((images / split).iterdir()):
-            place.rename(f"{place}-with_a_name_that_has_no_room_in_a_narrow_column")
+        for of_class in sorted((images / split).iterdir()):
+            of_class.rename(f"{of_class}-with_a_name_that_has_no_room_in_a_narrow_column")
     ok(f"extract --dataset folder:{images} --backbones random-projection --size 8")
     ok("train --method fed3r --preset paper --scheme iid --clients 4")
     return report(place, "--with-images")
