@@ -1,4 +1,4 @@
-"""The process of a long call: how signals stop it, and how the C library handles freed memory.
+"""The process of a long call: how signals stop it, how its workers start, and how the C library handles freed memory.
 
 glibc returns large blocks of memory to the kernel when they are freed. The kernel then provides the next blocks page by
 page, filled with zeros. This makes efficientnet-lite0 at 128 px on one core slower, 98 images/s instead of 166, and
@@ -14,9 +14,12 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    from multiprocessing.context import BaseContext
 
 GRACE = 2.0
 """Seconds that a process has to clean up when it is stopped at once."""
@@ -32,6 +35,15 @@ M_MMAP_THRESHOLD = -3
 
 MOST = (1 << 31) - 1
 """Largest value of a parameter of ``mallopt``."""
+
+SAFE_PATH = "PYTHONSAFEPATH"
+"""Variable of Python: with it, a process imports nothing from the working directory."""
+
+LIBRARIES = ("torch", "torchvision", "timm", "open_clip", "transformers", "PIL.Image")
+"""What takes long to import, and what workers import if their caller has."""
+
+_fork_servers: set[int] = set()
+"""Process ids of the fork servers that were started."""
 
 _open_until_the_end: list[socket.socket] = []
 """Sockets to which the system writes signals. If they were closed, other files could get their numbers."""
@@ -156,7 +168,58 @@ def end_at_once() -> None:
 
     for child in multiprocessing.active_children():
         child.kill()
+    for server in _fork_servers:
+        with suppress(ProcessLookupError):
+            os.kill(server, signal.SIGKILL)
     os._exit(INTERRUPTED)
+
+
+def worker_context(*modules: str) -> BaseContext:
+    """The context in which worker processes start: on Linux as forks of a process that has imported what they need.
+
+    A process that starts on its own imports torch first, two processor seconds each. A fork of the caller itself would
+    copy torch's threads and locks in an undefined state. So one process, the fork server, imports ``modules`` and those
+    of LIBRARIES that the caller has imported, and does nothing else. It begins now, while the caller prepares the work,
+    and serves all later workers. They start with the environment that it had: see ``take_environment``.
+    """
+    import multiprocessing
+    from multiprocessing import forkserver
+
+    if sys.platform != "linux":
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    imported = [name for name in LIBRARIES if name in sys.modules]
+    context.set_forkserver_preload([*imported, *modules])
+    before = os.environ.get(SAFE_PATH)
+    # Else it would import modules from the working directory.
+    os.environ[SAFE_PATH] = "1"
+    try:
+        # Blocked, because Ctrl-C reaches the server too, and would end it with a traceback while it imports.
+        with blocked(signal.SIGINT):
+            forkserver.ensure_running()
+    finally:
+        if before is None:
+            del os.environ[SAFE_PATH]
+        else:
+            os.environ[SAFE_PATH] = before
+    _fork_servers.add(forkserver._forkserver._forkserver_pid)  # type: ignore[attr-defined]
+    return context
+
+
+def take_environment(environment: Mapping[str, str]) -> None:
+    """Give a worker the environment of its caller."""
+    os.environ.clear()
+    os.environ.update(environment)
+
+
+@contextmanager
+def blocked(number: signal.Signals) -> Iterator[None]:
+    """Block a signal while the block runs; processes that start meanwhile begin with it blocked."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager

@@ -51,7 +51,6 @@ LAYERS = (
         "option_info",
         "progress",
         "errors",
-        "forks",
         "notebooks",
         "optional",
         "parsing",

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from fedcache.commands.help import COMMON, names_of, show
+from fedcache.commands.help import COMMON, show
 from fedcache.commands.output import CommandResult, TerminalObserver, run_command
 from fedcache.config import (
     ADDRESSES,
@@ -492,8 +492,11 @@ def _switch(name: str, annotation: Any) -> inspect.Parameter:
 
 def _spelled(given: inspect.Parameter) -> str:
     """A parameter as a user types it: ``--store``, or ``PATH`` for an argument."""
-    long_names = [name for name in names_of(given) if name.startswith("--")]
-    return next(iter(long_names), given.name.upper())
+    info = given.annotation.__metadata__[0]
+    for name in map(str, (info.default, *(info.param_decls or ()))):
+        if name.startswith("--"):
+            return name
+    return given.name.upper()
 
 
 LONGEST_WORDS = 16

@@ -506,7 +506,8 @@ def spec_of(config: ExtractConfig, home: Home, observer: Observer) -> tuple[str,
         options[option] = getattr(config, name)
     if config.unlabelled:
         options["--unlabelled"] = "yes"
-    spec = with_keys(spec, options)
+    if any(options.values()):
+        spec = with_keys(spec, options)
     unnamed: dict[str, Any] = dict.fromkeys(COLUMNS)
     return spec, replace(config, **unnamed, unlabelled=False)
 

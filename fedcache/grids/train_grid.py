@@ -21,7 +21,6 @@ from fedcache.errors import Exit, FedcacheError, StoppedError, UsageError
 from fedcache.federate.engine.run import find_executor
 from fedcache.federate.execution.grid_batch import GridCache
 from fedcache.federate.execution.memory_estimate import shares_uploads
-from fedcache.forks import take_environment, worker_context
 from fedcache.grids.points import point_groups
 from fedcache.grids.record import GridRecord
 from fedcache.grids.request import GridRequest
@@ -29,7 +28,7 @@ from fedcache.grids.request import (
     request_grid as request_grid,
 )  # exported: the first call of a grid
 from fedcache.grids.result import Grid, LostPoint, Point, Spending, point_words
-from fedcache.process import Stop
+from fedcache.process import Stop, take_environment, worker_context
 from fedcache.progress import Detail, EachOnce, Observer, Silent, piece_of_work
 from fedcache.runs.directory import DamagedRunError, ends_one_run
 from fedcache.runs.events import GridPosition, OnRound, replay_stored, with_hooks

@@ -215,8 +215,10 @@ def test_a_process_that_ends_at_once_ends_its_workers(monkeypatch):
     child = SimpleNamespace(kill=lambda: killed.append(1))
     monkeypatch.setattr("multiprocessing.active_children", lambda: [child, child])
     monkeypatch.setattr(process.os, "_exit", ended.append)
+    monkeypatch.setattr(process.os, "kill", lambda *given: killed.append(given))
+    monkeypatch.setattr(process, "_fork_servers", {7})
     process.end_at_once()
-    assert (killed, ended) == ([1, 1], [130])
+    assert (killed, ended) == ([1, 1, (7, signal.SIGKILL)], [130])
 
 
 def test_memory_is_kept_only_where_the_c_library_can(monkeypatch):

@@ -26,7 +26,7 @@ def trained(case, **kwargs):
     return found.model, data, clients
 
 
-def shard(data, client, name="new"):
+def shard(data, client, name="newcomer"):
     """A client's rows alone, as a store of its own has them: training rows first."""
     rows = np.concatenate([client.train, client.test])
     x = data.x[rows]
@@ -80,9 +80,9 @@ def test_a_new_client_gets_a_model_that_can_be_saved(case, tmp_path):
     made = personalise(model, shard(data, clients[1]), encoders=data.towers)
     made.save(tmp_path / "m.safetensors")
     found = SavedModel.load(tmp_path / "m.safetensors")
-    assert found.clients == ["new"]
+    assert found.clients == ["newcomer"]
     rows = clients[1].test
-    assert torch.equal(scores(found, data, None, rows), scores(made, data, "new", rows))
+    assert torch.equal(scores(found, data, None, rows), scores(made, data, "newcomer", rows))
     again = personalise(model, shard(data, clients[1]), encoders=data.towers)
     assert all(torch.equal(t, again.tensors[k]) for k, t in made.tensors.items())
 
@@ -104,7 +104,7 @@ def test_a_new_client_learns_its_rows(case):
     rows = clients[1].train
     right, had = (
         (scores(one, data, name, rows).argmax(-1) == data.y[rows]).double().mean()
-        for one, name in ((made, "new"), (model, clients[1].name))
+        for one, name in ((made, "newcomer"), (model, clients[1].name))
     )
     assert right >= had - short
 
@@ -119,7 +119,7 @@ def test_adaptation_to_test_rows_is_refused():
     model, data, clients = trained(LEAKS[0])
     refused(lambda: personalise(model, shard(data, clients[1])), "test rows")
     made = personalise(model, shard(data, clients[1]), settings={"adapt_on": "train"})
-    assert made.clients == ["new"]
+    assert made.clients == ["newcomer"]
 
 
 def test_settings_replace_the_runs_and_are_saved():
@@ -136,7 +136,7 @@ def test_settings_replace_the_runs_and_are_saved():
 def test_what_does_not_fit_is_told():
     model, data, clients = trained(("fedrep", {}))
     new = shard(data, clients[1])
-    with pytest.raises(StoreError, match="new"):
+    with pytest.raises(StoreError, match="newcomer"):
         personalise(model, replace(new, train=np.empty(0, np.int64)))
-    with pytest.raises(FederatedRunError, match="new diverged"):
+    with pytest.raises(FederatedRunError, match="newcomer diverged"):
         personalise(model, replace(new, x=new.x * float("inf")))

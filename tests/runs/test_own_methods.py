@@ -93,7 +93,7 @@ def test_the_digest_changes_with_everything_that_is_bound(write, monkeypatch):
         own_digest(module.bound_to_itself(2)),
         own_digest(replace(module.METHOD, one_shot=True)),
         own_digest(replace(module.METHOD, hparams=module.METHOD.hparams[:-1])),
-        own_digest(replace(module.METHOD, predict=METHODS["fedrep"].predict)),
+        own_digest(replace(module.METHOD, predict=METHODS["fedncm"].predict)),
         own_digest(replace(module.METHOD, aggregate=module.partial(module.aggregate, ctx=1))),
     ]
     assert len({plain, *others}) == 1 + len(others)

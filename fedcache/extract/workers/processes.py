@@ -22,8 +22,7 @@ from multiprocessing.synchronize import Lock
 from typing import Any
 
 from fedcache.errors import FedcacheError, MachineError, StoppedError
-from fedcache.forks import blocked, take_environment, worker_context
-from fedcache.process import Stop
+from fedcache.process import Stop, blocked, take_environment, worker_context
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResult, Subpr
 from flwr.supercore.tls import validate_and_resolve_root_certificates
 from flwr.supernode.runtime.run_clientapp import run_clientapp
 
-from fedcache.forks import worker_context
+from fedcache.process import worker_context
 
 FORKS = multiprocessing.get_context("forkserver")
 IMPORTED = (
