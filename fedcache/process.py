@@ -14,7 +14,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, cast
 
@@ -195,7 +195,7 @@ def worker_context(*modules: str) -> BaseContext:
     os.environ[SAFE_PATH] = "1"
     try:
         # Blocked, because Ctrl-C reaches the server too, and would end it with a traceback while it imports.
-        with blocked(signal.SIGINT):
+        with blocked({signal.SIGINT}):
             forkserver.ensure_running()
     finally:
         if before is None:
@@ -213,9 +213,9 @@ def take_environment(environment: Mapping[str, str]) -> None:
 
 
 @contextmanager
-def blocked(number: signal.Signals) -> Iterator[None]:
-    """Block a signal while the block runs; processes that start meanwhile begin with it blocked."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
+def blocked(numbers: Set[signal.Signals]) -> Iterator[None]:
+    """Block signals while the block runs; processes that start meanwhile begin with them blocked."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
         yield
     finally:

@@ -33,6 +33,8 @@ CONTEXT.set_forkserver_preload(
 
 def _run(program, words, folder, surroundings, sinks, begun):
     os.setsid()
+    # An extraction in this process may have started the server, with SIGINT blocked.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(surroundings)

@@ -58,6 +58,11 @@ class WorkerProcesses:
     ) -> None:
         self.stop = stop
         context = worker_context(initializer.__module__)
+        # A worker that Ctrl-C reaches before it can ignore it would print a traceback. Forks begin with Ctrl-C blocked.
+        # A process of its own begins as its caller, which must not be blocked while it waits for the fork server.
+        self._blocked_at_start: set[signal.Signals] = set()
+        if context.get_start_method() == "spawn":
+            self._blocked_at_start = {signal.SIGINT}
         self._arguments, sender = context.Pipe(duplex=False)
         self.pool = ProcessPoolExecutor(
             count,
@@ -71,8 +76,7 @@ class WorkerProcesses:
     def submit(self, call: Callable[..., Any], *args: Any) -> Future[Any]:
         """Start a call in a worker; raises what ``ended`` gives when a worker has died."""
         try:
-            # Blocked while they start: a worker that Ctrl-C reaches before it can ignore it would print a traceback.
-            with without_main(), blocked(signal.SIGINT):
+            with without_main(), blocked(self._blocked_at_start):
                 return self.pool.submit(call, *args)
         except (BrokenProcessPool, ConnectionError, EOFError) as error:
             raise self.ended(str(error)) from error
