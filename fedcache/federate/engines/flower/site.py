@@ -258,7 +258,7 @@ class StoredClientMemory:
             ) from error
         if found is None:
             raise FederatedRunError(
-                f"Site {self.client!r} no longer has its state of round {round_}.", hint
+                f"Site {self.client!r} no longer has its state after round {round_}.", hint
             )
         return found.tensors
 
