@@ -36,6 +36,7 @@ PULL_EVERY = 0.5
 WHY = {
     1: "its app could not be loaded: check that the same version of fedcache is installed there",
     2: "its app ended with an exception, which is in its log",
+    3: "its node disconnected before it had sent its whole answer",
     5: GONE,
     8: "its app was killed",
 }
