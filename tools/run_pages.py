@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -208,9 +208,9 @@ def apart(path: Path, home: Path, *words: str) -> str:
     return done.stdout.strip()
 
 
-def every(pages: Sequence[Path], home: Path, *words: str) -> Iterator[str]:
-    """Run the first page, then the others two at a time; a line of each."""
-    first, *others = pages
+def every(home: Path, *words: str) -> Iterator[str]:
+    """Run README.md, then the tutorials two at a time; a line of each."""
+    first, *others = PAGES
     yield apart(first, home / first.stem, *words)
     for path in others:
         # Only digits: the photos of a page would be taken for a later version of the README's.
@@ -237,8 +237,11 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as home, warm_commands.program(Path(home), ROOT) as fedcache:
         chosen = ["--fedcache", str(fedcache), *["--write"] * given.write]
-        for line in every(given.page or PAGES, Path(home), *chosen):
-            print(line, flush=True)
+        if not given.page:
+            for line in every(Path(home), *chosen):
+                print(line, flush=True)
+        for path in given.page:
+            print(apart(path, Path(home) / path.stem, *chosen), flush=True)
 
 
 if __name__ == "__main__":

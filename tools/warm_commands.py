@@ -50,8 +50,11 @@ def program(folder: Path, root: Path) -> Iterator[Path]:
         path = folder / "fedcache"
         path.write_text(PROGRAM.format(address=str(address)))
         path.chmod(0o755)
-        yield path
-        server.terminate()
+        try:
+            yield path
+        finally:
+            # Popen waits for the server when the context ends, also when it ends with an error.
+            server.terminate()
 
 
 def serve(address: str) -> None:
