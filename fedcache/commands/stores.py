@@ -20,6 +20,7 @@ from fedcache.extract.planning.plan import quoted
 from fedcache.extract.recipe import IMAGES, held_by, part_read
 from fedcache.parsing import counted, visible
 from fedcache.report.find_runs import gather
+from fedcache.report.store_card import rows_of_splits
 from fedcache.runs.garbage import DEFAULT, KINDS, find_garbage, remove
 from fedcache.runs.partitions import check_partitions
 from fedcache.runs.privacy_ledger import (
@@ -31,7 +32,6 @@ from fedcache.runs.privacy_ledger import (
 )
 from fedcache.store.join import rows_of_part
 from fedcache.store.manifest import QUARANTINE, VANISHED, join_command, part_of
-from fedcache.store.samples import SPLITS
 from fedcache.store.store import Store, finished_arrays
 from fedcache.store.verify import VerifyReport
 from fedcache.store.verify import repair as repair_store
@@ -241,10 +241,7 @@ def inspect(
     infos = finished_arrays(opened)
     samples = opened.samples
     # Readable rows of each split.
-    splits = {}
-    for code, name in enumerate(SPLITS):
-        readable = (samples.split == code) & (samples.ok == 1)
-        splits[name] = int(readable.sum())
+    splits = dict(rows_of_splits(samples))
     # Rows that vanished from the dataset keep their number, but are not counted.
     listed = opened.quarantined()
     if part is not None:

@@ -38,11 +38,11 @@ MOST_PROTOTYPES = 12
 
 MOST_AVERAGED = 1 << 17
 """Maximum number of training rows that are all read for class means. If there are more, evenly spread blocks with this
-many rows are read. Test rows above this number are also sampled in blocks."""
+many rows are read. More test rows than this are also sampled in blocks."""
 
 ROWS_AT_ONCE = 1 << 12
 BLOCKS = 96
-"""Maximum number of blocks in a sample. A block has neighbouring rows, because a chunk of the store has neighbours."""
+"""Maximum number of blocks in a sample. Each block holds neighbours, because neighbours share chunks of the store."""
 READ_BYTES = 1 << 29
 """Limit in bytes for one sample of an array. Whole chunks are read and verified, so large chunks allow fewer blocks."""
 MOST_CLIENTS = 60

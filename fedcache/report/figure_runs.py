@@ -735,7 +735,7 @@ def _places(
 
 MOST_ROWS = 20
 MOST_NAMED = 4
-"""Maximum number of seeds that the caption lists for a run."""
+"""Maximum number of runs whose seeds the caption lists."""
 LEAST_BLOCKS = 5
 """Minimum number of blocks for which ranks are drawn."""
 
