@@ -389,9 +389,8 @@ RESERVED = ("store", "scheme", "seed", "name", "save", "replace")
 PRESETS = ("default", "paper", "official", "tuned")
 """Presets of hyperparameters.
 
-``paper`` has the values of the paper. ``default`` has the same values, except those that are known to fail.
-``official`` has the values of the released code. ``tuned`` has the values of the paper with learning rates that were
-tuned for fedcache.
+``paper`` has the paper's values. ``default`` has them too, except where they are known to fail. ``official`` has the
+values of the released code. ``tuned`` has the paper's values and some tuned numbers, which are mostly learning rates.
 """
 
 

@@ -6,9 +6,9 @@ the mean feature of each class. A row gets the class whose mean is nearest.
 Legate et al., "Guiding the last layer in federated learning with pre-trained models", NeurIPS 2023. Over all clients,
 S_c is the sum of the features of class c, N_c the number of its rows, and mu_c = S_c / N_c.
 ``metric=cos``: W_c = mu_c / |mu_c|, b = 0.
-``metric=euclid`` is the nearest mean: W_c = mu_c - mu, b_c = -|mu_c - mu|^2 / 2 - mu' W_c with the mean mu of all rows.
+``metric=euclid`` is the nearest mean. With mu, the mean of all rows: W_c = mu_c - mu, b_c = -|W_c|^2 / 2 - mu' W_c.
 
-Without mu, the scores of all classes would differ by the same number, which changes no prediction, and by rounding.
+Without mu, all scores of a row would change by the same number, which changes no prediction except by rounding.
 With mu, a constant that is added to all features changes nothing.
 
 Sums are float64, so every partition of the same rows gives the classifier of all rows in one place (T-K1).

@@ -70,7 +70,7 @@ def init_block(uniform: Uniform, E: int, D: int, name: str) -> Tree:
 
     The attention has queries [m, E] and keys [c, D].
     """
-    # Only the dtype and the device of this draw are used. Without it, all later draws would be others.
+    # Only the dtype and the device of this draw are used. Without it, all later draws would change.
     ones = uniform((1,)).new_ones
     made: Tree = {}
     for part, width in (("query", E), ("key", D), ("wide", E)):

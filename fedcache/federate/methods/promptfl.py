@@ -9,9 +9,9 @@ Image features are the cached ones: only the text tower needs a gradient, so thi
 
 Interpretations: eq 2 of ATPFL indexes its denominator by c_i instead of c_j (D-60). a_i = n_i / N; the released code
 averages uniformly, and by a slip keeps the last client's vectors (D-64, D-65; only the first is offered). Optimiser,
-rate and schedule are those of ATPFL's comparison, whose "epoch=20" is read as 20 local epochs of a round, with a cosine
-over as many rounds (D-81; ``epochs=1`` is the other interpretation); the released code has SGD, five local epochs and a
-warm-up (D-66).
+rate and schedule are those of ATPFL's comparison. Its "epoch=20" is read as 20 local epochs in each of 20 rounds, over
+which the rate follows a cosine (D-81). The other interpretation is one local epoch (``epochs=1``). The released code
+has SGD, five local epochs and a warm-up (D-66).
 
 Limits: context vectors that are the embedded words of a template, and no step, are clip-zs with that template; one
 client with every row is CoOp. ``local_prompt`` and ``tpfl`` add prompts on images.

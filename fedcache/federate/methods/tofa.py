@@ -25,12 +25,13 @@ In the paper a language model writes the texts on the clients. That cannot be ha
 
 Fusion, for each row:  f = eta f_V + (1 - eta) f_T,  eta = sigmoid(log(max softmax f_V / max softmax f_T)).
 
-Interpretations, where the note is silent: power, M, tau and s are ours (D-101). u^k(t_c^m) is the mean probability of
-the class on its own rows, averaged with that of its complement on the others, where t_c^m stands among the t^0 of other
-classes (D-102). P regularises as ``gda``, without its factor (D-103). pi follows n_c + power N_c, where ``gda`` has it
-equal (D-104). A class without rows is never predicted (D-105). ``tuned`` has the power and the scale that
-``fedcache grid --ready tuned-tofa`` chose on validation rows of digits, Dirichlet 0.1: own rows count most there, and
-glyph-clip's texts are too sure of themselves at 100.
+Interpretations of what the note leaves open: power, M, tau and s are ours (D-101). u^k(t_c^m) is the mean of two
+values: the mean probability of class c on its rows, and the mean of 1 minus this probability on the other rows. In this
+probability, t_c^m competes with the t^0 of the other classes (D-102). P has the ridge of ``gda``, but not its factor
+D (D-103). pi_c is proportional to n_c + power N_c; in ``gda`` all classes have the same prior (D-104). A class without
+rows is never predicted (D-105). ``tuned`` has the power and the scale that ``fedcache grid --ready tuned-tofa`` chose
+on validation rows of digits, Dirichlet 0.1: own rows count most there, and glyph-clip's texts are too sure of
+themselves at 100.
 
 Limits: without own rows f_V is that of all clients' rows; power = 0 is a discriminant of the own rows alone;
 ``fusion=text`` with ``texts=1`` is ``clip-zs``.
@@ -290,12 +291,12 @@ METHOD = replace(
         """,
         terms=r"""
             $z$: the feature of an image; $w_c$, $S$, $\pi_c$, $n$: class mean, scatter, class frequency and number of
-            rows, from the client's rows and, with a weight, those of all clients; $t_c^m$: text $m$ of class
-            $c$; $u^k$: how well a text fits the rows of client $k$ of $K$; $s$: the scale of the logits.
+            rows, from the client's rows and, with a weight, those of all clients; $t_c^m$: text $m$ of class $c$;
+            $u^k$: how well a text fits the rows of client $k$ of $K$; $s$: the scale of the logits.
         """,
         when="""
-            Use it if only one round is possible, and each client needs a model of its own and all clients' rows. It
-            needs class texts.
+            Use it if only one round is possible, and each client needs a model that combines its own rows with those of
+            all clients. It needs class texts.
         """,
         cite=("zhang2026tofa",),
     ),

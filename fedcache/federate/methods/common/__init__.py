@@ -1,4 +1,4 @@
-"""Shared code of the methods. A method file can import everything that several methods use from this package.
+"""Shared code of the methods. A method file can import most of what several methods use from this package.
 
 These are types and functions of the engine, linear maps on features, and hyperparameters that several methods declare.
 """

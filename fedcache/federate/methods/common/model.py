@@ -219,7 +219,7 @@ def without(group: Iterable[HParam], *names: str) -> tuple[HParam, ...]:
 
 
 def with_official(group: Iterable[HParam], **values: Value) -> tuple[HParam, ...]:
-    """A group of declarations; those that are named have these values in preset ``official``."""
+    """A group of declarations, with these values in preset ``official``; the other declarations stay as they are."""
     return tuple(replace(param, official=values.get(param.name, param.official)) for param in group)
 
 
@@ -305,7 +305,7 @@ def predict(down: Tree, own: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> Te
 
 
 def embed(down: Tree, own: Tree, x: Tensor, ctx: Ctx) -> Tensor:
-    """Projections [.., N, dim] of features by P of that model; the features themselves if its head is linear."""
+    """Projections [.., N, dim] of features by P of ``predict``'s model; the features themselves for a linear head."""
     head = head_of(ctx.hp)
     if head.kind == "linear":
         return x

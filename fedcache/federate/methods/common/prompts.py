@@ -150,7 +150,7 @@ def scheduled(ctx: Ctx) -> Ctx:
         return ctx.with_hp(lr=ctx.number("warm_lr"))
     if ctx.hp["sched_unit"] == "none":
         return ctx
-    # A run sets its own number of rounds before it starts (``runs.spec``).
+    # Never None in a run: ``runs.spec`` replaces None by the number of rounds.
     if ctx.hp["sched_rounds"] is None:
         rounds = PAPER_ROUNDS
     else:
