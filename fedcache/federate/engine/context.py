@@ -36,7 +36,7 @@ MEMO_BYTES = 64 << 20
 """Default size of an ``LruCache`` in bytes; the least recently used values are removed first."""
 
 POOLED = 4
-"""Number of pooled uploads that are kept, the latest ones: a Gram matrix of 4,096 features takes 64 MB."""
+"""Number of pooled uploads that are kept, the last used: a Gram matrix of 4,096 features takes 64 MB."""
 
 
 class SameObject:

@@ -112,7 +112,7 @@ def lowered(sizes: np.ndarray, missing: int, least: int) -> np.ndarray:
 DRAWS = 1_000_000
 """Maximum number of draws of a search."""
 SHARES = 250_000_000
-"""Maximum of numbers that a search draws: 250,000 draws of 100 clients and 10 classes take 12 to 20 CPU seconds."""
+"""Maximum number of shares of a search: 250,000 draws of 100 clients and 10 classes take 12 to 20 CPU seconds."""
 LEAST_DRAWS = 8
 """Number of draws that a search makes even if their numbers exceed ``SHARES``."""
 BLOCK = 1 << 20
@@ -120,7 +120,7 @@ BLOCK = 1 << 20
 TRIAL_DRAWS = 5_000
 """Maximum number of draws of a trial, which tests other arguments that may work."""
 TRIAL_SHARES = 5_000_000
-"""Maximum of numbers that a trial draws."""
+"""Maximum number of shares of a trial."""
 LARGEST_ALPHA = 1_000.0
 """Largest alpha that is tried."""
 NAMED = 8

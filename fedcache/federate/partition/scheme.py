@@ -508,7 +508,7 @@ class RowPool:
 
 
 FEWER = "fewer than"
-"""Beginning of notes about clients that got fewer rows than requested. No other note contains this text."""
+"""Text in notes about clients that got fewer rows than requested. No other note contains it."""
 
 
 @dataclass(frozen=True, eq=False)

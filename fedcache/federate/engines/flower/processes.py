@@ -293,10 +293,10 @@ with suppress(ImportError):  # a dependency of Flower; ``need_flower`` reports i
     )
 
 DAYS = 825
-"""Days for which a certificate is valid. TLS clients accept no longer time from a private authority."""
+"""Days for which a certificate is valid, the most that TLS clients accept from a private authority."""
 
 ALWAYS = ("127.0.0.1", "localhost")
-"""Host names that every certificate of a server includes."""
+"""Hosts that every certificate of a server includes."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 

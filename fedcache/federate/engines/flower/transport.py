@@ -31,7 +31,7 @@ KINDS = {
 """Kind of a request -> Flower's message type."""
 
 PULL_EVERY = 0.5
-"""Seconds between two checks for answers; with the grid's ``send_and_receive`` there would be three."""
+"""Seconds between two checks for answers; the grid's ``send_and_receive`` waits three."""
 
 WHY = {
     1: "its app could not be loaded: check that the same version of fedcache is installed there",
