@@ -61,7 +61,7 @@ def test_a_worker_that_dies_before_it_reads_what_it_needs_is_noticed(stillborn):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="workers are forks of a server on Linux")
-def test_workers_start_again_after_their_server_was_ended(tmp_path, monkeypatch):
+def test_workers_start_again_after_their_server_was_ended(monkeypatch):
     """A signal to the whole group ends the server too, before or after it has started workers."""
     for name in ("first", "second"):
         monkeypatch.setenv("HERE", name)
@@ -71,7 +71,7 @@ def test_workers_start_again_after_their_server_was_ended(tmp_path, monkeypatch)
         ended = forkserver._forkserver._forkserver_pid
         os.kill(ended, signal.SIGKILL)
         while forkserver._forkserver._forkserver_pid == ended:
-            forkserver.ensure_running()
+            process.worker_context()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="workers are forks of a server on Linux")

@@ -6,6 +6,5 @@ from private_starts import ingested
 
 shapes = made_once(extracted)
 
-
 rows = made_once(ingested)
 """A store of 200 rows of five classes that can be told apart, every fourth a test row."""

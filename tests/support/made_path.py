@@ -15,7 +15,7 @@ def place_of(*words):
 
 
 def extracted(place, **counts):
-    """A store of images with features of one backbone: of 36 training and 12 test images of three classes."""
+    """A store of images with features of one backbone; by default 36 training and 12 test images of three classes."""
     images = folder(place / "shapes", **counts)
     return place_of(f"extract --dataset folder:{images} --backbones random-projection --workers 0")
 

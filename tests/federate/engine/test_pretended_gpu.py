@@ -44,11 +44,7 @@ def test_no_operation_mixes_devices(case, execution):
     assert here.traffic == there.traffic
 
 
-FEW = [
-    (name, hp)
-    for name, hp in DRAWN
-    if name in ("fedavg", "fedpcl", "ditto", "fed3r", "fst-cbdg") and hp.get("train_view") != "aug"
-]
+FEW = [case for case in DRAWN if case[0] in ("fedavg", "fedpcl", "ditto", "fed3r", "fst-cbdg")]
 
 
 @pytest.mark.slow
@@ -59,7 +55,7 @@ FEW = [
 )
 def test_a_run_goes_on_from_what_was_kept_of_either_device(case, execution):
     trial = trial_of_case(case, execution)
-    data, clients = trial.federation()
+    data, clients = trial.with_views()
     whole = trial.run((data, clients), rounds=3)
     with pretended_gpu():
         for first, second in (("cpu", "cuda"), ("cuda", "cpu"), ("cuda", "cuda")):

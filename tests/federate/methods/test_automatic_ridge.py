@@ -47,7 +47,7 @@ def by_hand(rows, targets, *, centred=False):
 
 
 def takes(key, expected, name, chosen, *pair):
-    """A run takes this number of itself; that run, and the one that is given the number."""
+    """Check the number that a run chooses; returns this run and one that is given the number."""
     out = go_all(name, chosen, *pair)
     assert float(out.server[key]) == pytest.approx(expected, rel=1e-9)
     assert out.records[-1].diagnostics[key] == float(out.server[key])
