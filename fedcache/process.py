@@ -42,9 +42,6 @@ SAFE_PATH = "PYTHONSAFEPATH"
 LIBRARIES = ("torch", "torchvision", "timm", "open_clip", "transformers", "PIL.Image")
 """What takes long to import, and what workers import if their caller has."""
 
-_fork_servers: set[int] = set()
-"""Process ids of the fork servers that were started."""
-
 _open_until_the_end: list[socket.socket] = []
 """Sockets to which the system writes signals. If they were closed, other files could get their numbers."""
 
@@ -164,13 +161,15 @@ def _end_in_any_case() -> None:
 
 def end_at_once() -> None:
     """Kill the worker processes of this process and end it without any cleanup: as safe as a power cut."""
-    import multiprocessing  # imported here, because most commands start no process
+    # Imported here, because most commands start no process.
+    import multiprocessing
+    from multiprocessing import forkserver
 
     for child in multiprocessing.active_children():
         child.kill()
-    for server in _fork_servers:
-        with suppress(ProcessLookupError):
-            os.kill(server, signal.SIGKILL)
+    server = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+    if server is not None:
+        os.kill(server, signal.SIGKILL)
     os._exit(INTERRUPTED)
 
 
@@ -202,7 +201,6 @@ def worker_context(*modules: str) -> BaseContext:
             del os.environ[SAFE_PATH]
         else:
             os.environ[SAFE_PATH] = before
-    _fork_servers.add(forkserver._forkserver._forkserver_pid)  # type: ignore[attr-defined]
     return context
 
 
