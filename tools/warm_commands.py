@@ -45,13 +45,15 @@ def program(folder: Path, root: Path) -> Iterator[Path]:
     words = [sys.executable, __file__, str(address)]
     environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(words, env=environment, stdout=subprocess.PIPE) as server:
-        assert server.stdout is not None
-        server.stdout.readline()
-        path = folder / "fedcache"
-        path.write_text(PROGRAM.format(address=str(address)))
-        path.chmod(0o755)
-        yield path
-        server.terminate()
+        try:
+            assert server.stdout is not None
+            server.stdout.readline()
+            path = folder / "fedcache"
+            path.write_text(PROGRAM.format(address=str(address)))
+            path.chmod(0o755)
+            yield path
+        finally:
+            server.terminate()
 
 
 def serve(address: str) -> None:

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any, cast
 from xml.etree import ElementTree
 
-from fedcache.errors import UsageError, closest, shell_word
+from fedcache.errors import UsageError, closest
 from fedcache.optional import needed_library
 from fedcache.parsing import visible
-from fedcache.store.lock import write_output
+from fedcache.store.lock import need_folder, write_output
 
 SVG = "http://www.w3.org/2000/svg"
 XLINK = "http://www.w3.org/1999/xlink"
@@ -374,16 +374,8 @@ def check_file(path: Path, option: str = "--plot") -> None:
             f"Cannot draw {path.name!r}: its ending is {ending!r}, expected .png, .svg or .pdf.",
             f"{option} {other}",
         )
-    need_directory(path)
+    need_folder(path)
     need_matplotlib()
-
-
-def need_directory(path: Path) -> None:
-    """Raise UsageError where the directory of a file does not exist, before any work."""
-    folder = path.parent
-    if not folder.is_dir():
-        hint = f"mkdir -p {shell_word(folder)}"
-        raise UsageError(f"The directory {folder} does not exist.", hint)
 
 
 def need_matplotlib() -> None:

@@ -25,7 +25,6 @@ from fedcache.report.drawing import (
     Rows,
     bars,
     legend_below,
-    need_directory,
     need_matplotlib,
     short,
 )
@@ -39,7 +38,7 @@ from fedcache.report.render import (
     number_cell,
     render_page,
 )
-from fedcache.store.lock import write_output
+from fedcache.store.lock import need_folder, write_output
 
 ENDINGS = (".html", ".csv", ".json")
 MOST_DRAWN = 6
@@ -85,7 +84,7 @@ def check_out(path: Path) -> None:
     """Refuse a file that cannot be written. Raises UsageError, MachineError."""
     if path.suffix.lower() not in ENDINGS:
         raise unknown("file ending", path.suffix, ENDINGS)
-    need_directory(path)
+    need_folder(path)
     if path.suffix.lower() == ".html":
         need_matplotlib()
 

@@ -29,7 +29,7 @@ from fedcache.report.comparison import (
     within,
 )
 from fedcache.report.comparison_output import caption, differences, sentences
-from fedcache.report.drawing import Plot, need_directory, need_matplotlib, short
+from fedcache.report.drawing import Plot, need_matplotlib, short
 from fedcache.report.find_runs import (
     CLAIMED,
     Gathered,
@@ -88,7 +88,7 @@ from fedcache.runs.score import (
     score_of,
     validation_value,
 )
-from fedcache.store.lock import write_output
+from fedcache.store.lock import need_folder, write_output
 from fedcache.tables.words import some_names
 
 
@@ -152,7 +152,7 @@ def write_report(
             MachineError without matplotlib. An earlier file is then unchanged.
     """
     observer = observer or Silent()
-    need_directory(out)
+    need_folder(out)
     # The target of a link is replaced, not the link.
     if out.is_symlink():
         out = out.resolve()

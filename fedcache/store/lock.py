@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 from filelock import FileLock, Timeout
 
 from fedcache.config import Home
-from fedcache.errors import CorruptionError, MachineError, StoreError, UsageError
+from fedcache.errors import CorruptionError, MachineError, StoreError, UsageError, shell_word
 from fedcache.parsing import parse_json
 from fedcache.store.files import (
     Buffer,
@@ -256,8 +256,10 @@ NOTE_KIND = {"kind": "file that is being written"}
 
 def need_folder(path: Path) -> None:
     """Check that the directory of a file to write exists. Raises UsageError."""
-    if not path.parent.is_dir():
-        raise UsageError(f"The directory {path.parent} does not exist.", f"mkdir -p {path.parent}")
+    folder = path.parent
+    if not folder.is_dir():
+        hint = f"mkdir -p {shell_word(folder)}"
+        raise UsageError(f"The directory {folder} does not exist.", hint)
 
 
 @contextmanager
