@@ -17,7 +17,7 @@ from fedcache.errors import StoreError, UsageError, unknown
 from fedcache.optional import need_arrow, need_h5py
 from fedcache.store.chunks import are_empty
 from fedcache.store.files import digest_of, explain_disk_errors, make_private
-from fedcache.store.lock import output_file
+from fedcache.store.lock import need_folder, output_file
 from fedcache.store.manifest import backbone_of, read_text, text_of_array
 from fedcache.store.store import Store, copy_texts, put_groups
 from fedcache.tables.groups import Group
@@ -292,8 +292,7 @@ def export(store: Store, out: Path, keys: Sequence[str]) -> int:
     """
     if out.suffix not in WRITERS:
         raise unknown("file ending", out.suffix, WRITERS)
-    if not out.parent.is_dir():
-        raise UsageError(f"The folder {out.parent} does not exist.", f"mkdir -p {out.parent}")
+    need_folder(out)
     if out.suffix in (".h5", ".hdf5"):
         need_h5py(str(out))
     if out.suffix == ".parquet":
