@@ -175,7 +175,7 @@ class BatchRunner:
         self.uid = uid
         self.rows = rows
         self.settings = settings
-        # Of several GPUs each has a runner of its own, whose settings name it alone.
+        # Workers give each GPU a runner whose settings name it alone. Without workers, the first GPU runs all batches.
         name = settings.device
         if settings.gpus:
             name = f"{name}:{settings.gpus[0]}"

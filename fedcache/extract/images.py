@@ -154,7 +154,7 @@ MAX_PIXELS = 64_000_000
 """Limit of an image in pixels (192 MB as RGB). It is checked in the header, before the image is decoded."""
 
 MAX_ASPECT = 100
-"""Maximum ratio of an image's sides. A short side of 1 x 20000 pixels, resized to 224, would give a billion pixels."""
+"""Maximum ratio of an image's sides. 1 x 20000 pixels, resized to a short side of 224, would be a billion pixels."""
 
 # An explicit list: Pillow would also start Ghostscript for EPS and try thirty formats no image dataset uses.
 _FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM")

@@ -64,7 +64,7 @@ class OwnItemEncoder:
         self.kind = kind_of(name, module)
         self.example = example_of(name, module)
         self.rank = 2
-        self.module = copied(name, module, self.device)
+        self.module = copied(name, module).to(self.device)
 
     def items(self, items: Items) -> tuple[Tensor, NDArray[np.bool_]]:
         """See ``ItemEncoder.items``; texts that the module cuts are not marked. Raises UsageError if it fails."""
@@ -131,10 +131,10 @@ class OwnItemEncoder:
         return int(features.shape[1])
 
 
-def copied(name: str, module: nn.Module, device: str | torch.device) -> nn.Module:
-    """A copy of a module in evaluation mode, on a device. Raises UsageError for a module that cannot be copied."""
+def copied(name: str, module: nn.Module) -> nn.Module:
+    """A copy of a module in evaluation mode. Raises UsageError for a module that cannot be copied."""
     try:
-        return copy.deepcopy(module).eval().requires_grad_(False).to(device)
+        return copy.deepcopy(module).eval().requires_grad_(False)
     # Tensors that are results of computations cannot be copied, and the user's code may raise any error.
     except (Exception, SystemExit) as error:
         raise UsageError(

@@ -330,7 +330,7 @@ def _encoder(
     ranks: list[int] | None = None,
 ) -> FrozenEncoder:
     """The encoder over a copy of the module; each output appends its number of axes to ``ranks``."""
-    module = own_inputs.copied(name, own.module, device)
+    module = own_inputs.copied(name, own.module)
 
     def image(x: Tensor) -> Tensor:
         features = own_inputs.checked_output(name, module(x), x.shape[0], IMAGES)

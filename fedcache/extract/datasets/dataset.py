@@ -221,9 +221,9 @@ def read_uids(
     fact_key = ["uids", READING, *key]
     fact = context.memory.recall(fact_key)
     if isinstance(fact, dict):
-        uid = np.frombuffer(base64.b64decode(fact["uid"]), dtype=np.uint8)
-        if uid.size == 16 * len(names):
-            return uid.reshape(-1, 16).copy(), int(fact["unreadable"])
+        raw = base64.b64decode(fact["uid"])
+        if len(raw) == 16 * len(names):
+            return uid_rows(raw), int(fact["unreadable"])
     uid, unreadable = contents(source, names, context)
     encoded = base64.b64encode(uid.tobytes()).decode()
     context.memory.remember(fact_key, {"uid": encoded, "unreadable": unreadable})

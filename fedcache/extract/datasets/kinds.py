@@ -135,7 +135,7 @@ KINDS = {
 """Word before the colon of a spec -> its kind."""
 
 FILES = {kind.files.spec: kind.files for kind in KINDS.values() if kind.files is not None}
-"""First word of a spec -> description of the files that the user provides."""
+"""Form of a spec, such as folder:PATH -> description of the files that the user provides."""
 
 CONTENT = {name: kind.content for name, kind in KINDS.items() if kind.content}
 """Kinds of datasets whose columns can be chosen -> the word for their main column: images, texts, rows or paths."""
