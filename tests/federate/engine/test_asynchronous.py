@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from draws import examples, one_of_each
-from federation import VARIANTS, cases, difference, gap, go_tiny, ids, tiny, wide
+from federation import VARIANTS, cases, difference, gap, go_tiny, ids, tiny, trial_of_case, wide
 from float64 import doubles
 from hypothesis import given
 from hypothesis import strategies as st
