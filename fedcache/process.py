@@ -42,9 +42,6 @@ SAFE_PATH = "PYTHONSAFEPATH"
 LIBRARIES = ("torch", "torchvision", "timm", "open_clip", "transformers", "PIL.Image")
 """What takes long to import, and what workers import if their caller has."""
 
-_fork_servers: set[int] = set()
-"""Process ids of the fork servers that were started."""
-
 _open_until_the_end: list[socket.socket] = []
 """Sockets to which the system writes signals. If they were closed, other files could get their numbers."""
 
@@ -132,10 +129,10 @@ def stop_on_signals(request: Callable[[], None], note: Callable[[str], None]) ->
 
 
 @contextmanager
-def stopped_by_signals(say: Callable[[str], None]) -> Iterator[Stop]:
-    """A request to stop that the first SIGINT or SIGTERM sets. ``say`` and the second signal: ``stop_on_signals``."""
+def stopped_by_signals(note: Callable[[str], None]) -> Iterator[Stop]:
+    """A request to stop, set by the first SIGINT or SIGTERM; ``note`` and the second signal as ``stop_on_signals``."""
     stop = Stop()
-    with stop_on_signals(stop.ask, say):
+    with stop_on_signals(stop.ask, note):
         yield stop
 
 
@@ -168,9 +165,10 @@ def end_at_once() -> None:
 
     for child in multiprocessing.active_children():
         child.kill()
-    for server in _fork_servers:
+    forks = sys.modules.get("multiprocessing.forkserver")
+    if forks and forks._forkserver._forkserver_pid:
         with suppress(ProcessLookupError):
-            os.kill(server, signal.SIGKILL)
+            os.kill(forks._forkserver._forkserver_pid, signal.SIGKILL)
     os._exit(INTERRUPTED)
 
 
@@ -180,10 +178,10 @@ def worker_context(*modules: str) -> BaseContext:
     A process that starts on its own imports torch first, two processor seconds each. A fork of the caller itself would
     copy torch's threads and locks in an undefined state. So one process, the fork server, imports ``modules`` and those
     of LIBRARIES that the caller has imported, and does nothing else. It begins now, while the caller prepares the work,
-    and serves all later workers. They start with the environment that it had: see ``take_environment``.
+    and serves all later workers. They start with Ctrl-C blocked and its environment: see ``take_environment``.
     """
     import multiprocessing
-    from multiprocessing import forkserver
+    from multiprocessing import forkserver, resource_tracker
 
     if sys.platform != "linux":
         return multiprocessing.get_context("spawn")
@@ -194,6 +192,8 @@ def worker_context(*modules: str) -> BaseContext:
     # Else it would import modules from the working directory.
     os.environ[SAFE_PATH] = "1"
     try:
+        # The resource tracker first, because Python unblocks Ctrl-C when it starts the tracker.
+        resource_tracker.ensure_running()
         # Blocked, because Ctrl-C reaches the server too, and would end it with a traceback while it imports.
         with blocked({signal.SIGINT}):
             forkserver.ensure_running()
@@ -202,7 +202,6 @@ def worker_context(*modules: str) -> BaseContext:
             del os.environ[SAFE_PATH]
         else:
             os.environ[SAFE_PATH] = before
-    _fork_servers.add(forkserver._forkserver._forkserver_pid)  # type: ignore[attr-defined]
     return context
 
 

@@ -216,7 +216,7 @@ def test_a_process_that_ends_at_once_ends_its_workers(monkeypatch):
     monkeypatch.setattr("multiprocessing.active_children", lambda: [child, child])
     monkeypatch.setattr(process.os, "_exit", ended.append)
     monkeypatch.setattr(process.os, "kill", lambda *given: killed.append(given))
-    monkeypatch.setattr(process, "_fork_servers", {7})
+    monkeypatch.setattr(forkserver._forkserver, "_forkserver_pid", 7)
     process.end_at_once()
     assert (killed, ended) == ([1, 1, (7, signal.SIGKILL)], [130])
 
