@@ -36,8 +36,8 @@ M_MMAP_THRESHOLD = -3
 MOST = (1 << 31) - 1
 """Largest value of a parameter of ``mallopt``."""
 
-SAFE_PATH = "PYTHONSAFEPATH"
-"""Variable of Python: with it, a process imports nothing from the working directory."""
+_starting = threading.Lock()
+"""Held while a fork server starts with an environment of its own."""
 
 LIBRARIES = ("torch", "torchvision", "timm", "open_clip", "transformers", "PIL.Image")
 """What takes long to import, and what workers import if their caller has."""
@@ -129,10 +129,10 @@ def stop_on_signals(request: Callable[[], None], note: Callable[[str], None]) ->
 
 
 @contextmanager
-def stopped_by_signals(say: Callable[[str], None]) -> Iterator[Stop]:
-    """A request to stop that the first SIGINT or SIGTERM sets. ``say`` and the second signal: ``stop_on_signals``."""
+def stopped_by_signals(note: Callable[[str], None]) -> Iterator[Stop]:
+    """A request to stop, set by the first SIGINT or SIGTERM; ``note`` and the second signal as ``stop_on_signals``."""
     stop = Stop()
-    with stop_on_signals(stop.ask, say):
+    with stop_on_signals(stop.ask, note):
         yield stop
 
 
@@ -169,7 +169,8 @@ def end_at_once() -> None:
         child.kill()
     server = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
     if server is not None:
-        os.kill(server, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.kill(server, signal.SIGKILL)
     os._exit(INTERRUPTED)
 
 
@@ -179,28 +180,33 @@ def worker_context(*modules: str) -> BaseContext:
     A process that starts on its own imports torch first, two processor seconds each. A fork of the caller itself would
     copy torch's threads and locks in an undefined state. So one process, the fork server, imports ``modules`` and those
     of LIBRARIES that the caller has imported, and does nothing else. It begins now, while the caller prepares the work,
-    and serves all later workers. They start with the environment that it had: see ``take_environment``.
+    and serves all later workers. They start with Ctrl-C blocked and its environment: see ``take_environment``.
     """
     import multiprocessing
-    from multiprocessing import forkserver
+    from multiprocessing import forkserver, resource_tracker
 
     if sys.platform != "linux":
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
     imported = [name for name in LIBRARIES if name in sys.modules]
     context.set_forkserver_preload([*imported, *modules])
-    before = os.environ.get(SAFE_PATH)
-    # Else it would import modules from the working directory.
-    os.environ[SAFE_PATH] = "1"
-    try:
-        # Blocked, because Ctrl-C reaches the server too, and would end it with a traceback while it imports.
-        with blocked({signal.SIGINT}):
-            forkserver.ensure_running()
-    finally:
-        if before is None:
-            del os.environ[SAFE_PATH]
-        else:
-            os.environ[SAFE_PATH] = before
+    # The server imports from where this process does. Python itself would add the working directory.
+    path = [place or os.curdir for place in sys.path]
+    ours = {"PYTHONPATH": os.pathsep.join(path), "PYTHONSAFEPATH": "1"}
+    with _starting:
+        before = {name: os.environ.get(name) for name in ours}
+        os.environ.update(ours)
+        try:
+            # The resource tracker first, because Python unblocks Ctrl-C when it starts the tracker.
+            resource_tracker.ensure_running()
+            # Blocked, because Ctrl-C reaches the server too, and would end it with a traceback while it imports.
+            with blocked({signal.SIGINT}):
+                forkserver.ensure_running()
+        finally:
+            for name, value in before.items():
+                os.environ.pop(name)
+                if value is not None:
+                    os.environ[name] = value
     return context
 
 

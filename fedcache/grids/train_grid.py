@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
 
 from fedcache.config import SaveModels, TrainConfig
-from fedcache.errors import Exit, FedcacheError, StoppedError, UsageError
+from fedcache.errors import Exit, FedcacheError, MachineError, StoppedError, UsageError
 from fedcache.federate.engine.run import find_executor
 from fedcache.federate.execution.grid_batch import GridCache
 from fedcache.federate.execution.memory_estimate import shares_uploads
@@ -421,26 +423,25 @@ def train_in_processes(grid: GridRun, jobs: int) -> None:
     # The first point is trained alone, so that features are extracted once and a wrong option gives one message.
     grid.train(numbers[:1])
     threads = max(1, torch.get_num_threads() // jobs)
-    context = worker_context("fedcache.grids.train_grid")
+    context = worker_context(__name__)
     pool = ProcessPoolExecutor(
         jobs,
         mp_context=context,
         initializer=_set_up_process,
         initargs=(threads, dict(os.environ)),
     )
-    with piece_of_work(grid.observer, "training", len(numbers) - 1, "configurations"), pool:
+    with (
+        piece_of_work(grid.observer, "training", len(numbers) - 1, "configurations"),
+        pool,
+        lost_workers(grid),
+    ):
         futures = {pool.submit(_train_point, grid.request, n): n for n in numbers[1:]}
         waiting = set(futures)
         while waiting:
             done, waiting = wait(waiting, timeout=0.5, return_when=FIRST_COMPLETED)
             if grid.stop.requested:
                 pool.shutdown(wait=False, cancel_futures=True)
-                ended = len(grid.ended)
-                raise StoppedError(
-                    f"Stopped on request after {ended} of {len(numbers)} configurations; finished "
-                    "ones are kept.",
-                    "Run the same command again to resume.",
-                )
+                raise stopped(grid)
             for future in done:
                 number = futures[future]
                 out = future.result()
@@ -452,6 +453,30 @@ def train_in_processes(grid: GridRun, jobs: int) -> None:
                     replay_stored(grid.observer, out.path, out.result, position)
                 grid.end_point(number, out)
                 grid.observer.advance(1)
+
+
+def stopped(grid: GridRun) -> StoppedError:
+    """The error for a requested stop."""
+    return StoppedError(
+        f"Stopped on request after {len(grid.ended)} of {len(grid.request.points)} configurations; "
+        "finished ones are kept.",
+        "Run the same command again to resume.",
+    )
+
+
+@contextmanager
+def lost_workers(grid: GridRun) -> Iterator[None]:
+    """Raise StoppedError or MachineError when workers, or the process that forks them, are ended from outside."""
+    try:
+        yield
+    except (BrokenProcessPool, ConnectionError, EOFError) as error:
+        # A signal to the whole process group also ends the workers.
+        if grid.stop.requested:
+            raise stopped(grid) from error
+        raise MachineError(
+            "A process that trains configurations was ended from outside; finished configurations are kept.",
+            "If memory ran out, run the same command again with a smaller --jobs.",
+        ) from error
 
 
 def _set_up_process(threads: int, environment: dict[str, str]) -> None:

@@ -10,6 +10,7 @@ from multiprocessing import forkserver
 from types import SimpleNamespace
 
 import pytest
+from command import python
 
 from fedcache import process
 from fedcache.errors import MachineError, StoppedError
@@ -72,6 +73,31 @@ def test_workers_start_again_after_their_server_was_ended(monkeypatch):
         os.kill(ended, signal.SIGKILL)
         while forkserver._forkserver._forkserver_pid == ended:
             process.worker_context()
+
+
+STARTED = """
+import os, sys, time
+from multiprocessing import forkserver
+from fedcache.process import worker_context
+sys.path.insert(0, "/first/of/all")
+before = dict(os.environ)
+worker_context()
+assert dict(os.environ) == before
+server = f"/proc/{forkserver._forkserver._forkserver_pid}"
+while "forkserver" not in open(f"{server}/cmdline").read():
+    time.sleep(0.01)  # it is still a copy of this process
+(blocked,) = [line.split()[1] for line in open(f"{server}/status") if line.startswith("SigBlk")]
+variables = open(f"{server}/environ").read().split(chr(0))
+print(int(blocked, 16), *[word for word in variables if word.startswith("PYTHON")])
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="workers are forks of a server on Linux")
+def test_the_first_server_of_a_process_ignores_ctrl_c_and_imports_from_where_its_caller_does():
+    blocked, *variables = python(STARTED).split()
+    assert int(blocked) >> (signal.SIGINT - 1) & 1
+    assert "PYTHONSAFEPATH=1" in variables
+    assert any(word.startswith("PYTHONPATH=/first/of/all:") for word in variables)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="workers are forks of a server on Linux")

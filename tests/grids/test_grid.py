@@ -1,6 +1,8 @@
 """Grids as one program: every point is the run alone, a killed grid goes on, and a point that fails ends alone."""
 
 import json
+import multiprocessing
+from concurrent.futures import wait
 from functools import partial
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from stops import StopsAfter
 
 from fedcache.config import Home, PartitionConfig, TrainConfig
 from fedcache.errors import Exit
+from fedcache.grids import train_grid
 from fedcache.grids.points import combinations, sampled
 from fedcache.grids.request import request_grid
 from fedcache.grids.train_grid import grid
@@ -128,6 +131,22 @@ def test_processes_give_what_one_gives(store, tmp_path):
     # A method of one round has one run for all numbers of rounds; several processes make it at the same time.
     done = ok(f"grid fed3r {IID} --sweep rounds=1,2,3,4,5,6,7 --jobs 2 --seeds 0-4").data
     assert len({p["digest"] for p in done["points"]}) == 1
+
+
+@pytest.mark.slow
+def test_processes_that_are_killed_end_a_grid_with_one_sentence(store, monkeypatch):
+    def killed(waiting, **how):
+        for child in multiprocessing.active_children():
+            child.kill()
+        return wait(waiting, **how)
+
+    words = f"grid fedavg --set batch=8 {IID} --rounds 2 --sweep lr=0.01,0.02,0.03 --jobs 2"
+    with monkeypatch.context() as patch:
+        patch.setattr(train_grid, "wait", killed)
+        done = fedcache(words)
+    assert done.code == Exit.ENVIRONMENT
+    assert "ended from outside" in done.err
+    assert len(ok(words).data["points"]) == 3
 
 
 @pytest.mark.parametrize("rates", ["0.1,1e38", "1e38,0.1"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import sys
 
 from flwr.supercore.cli import flower_superexec
@@ -30,6 +31,8 @@ IMPORTED = (
 
 def run_app(spec: ExecutionSpec) -> None:
     """Answer one message, in a fork. It ends with the process that made the fork, which ends with the SuperExec."""
+    # Forks start with SIGINT blocked. Flower ends an app with it, for example when its parent has ended.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     parent = os.getppid()
     sys.argv = ["flwr-clientapp", "--parent-pid", str(parent)]  # as ``end_with_parent`` reads it
     certificates = validate_and_resolve_root_certificates(
