@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
@@ -40,7 +40,7 @@ from fedcache.extract.backbones.hugging_face_folder import (
     model_files,
     read_config,
 )
-from fedcache.extract.backbones.own import Choice, content_sha256, facts_of
+from fedcache.extract.backbones.own import Choice, facts_of
 from fedcache.extract.backbones.own_inputs import TEMPLATE, TRIAL_TEXTS
 from fedcache.extract.digests import stat_key
 from fedcache.extract.inputs import Items
@@ -452,7 +452,6 @@ class TextEncoder:
 
     Args:
         name: ``hf:FOLDER`` or ``hf:ORG/NAME``, from local files.
-        home: where the place of a folder is remembered.
         folder: of the model; None to find it by name.
         device: where to run.
         dtype: ``float32`` | ``bfloat16`` | ``float16``; the last two run under autocast, weights stay float32.
@@ -460,7 +459,6 @@ class TextEncoder:
 
     Attributes:
         name: without folders.
-        weights: sha256 over the files of the model.
         model: may be shared with other encoders.
         output: the states that are pooled, and the pooling.
         length: number of tokens that it reads of a text.
@@ -473,7 +471,6 @@ class TextEncoder:
     def __init__(
         self,
         name: str,
-        home: Path | None = None,
         *,
         folder: Path | None = None,
         device: str | torch.device = "cpu",
@@ -482,7 +479,7 @@ class TextEncoder:
     ) -> None:
         import torch
 
-        self.folder = folder or folder_of(name, Choice(home))
+        self.folder = folder or folder_of(name, Choice())
         self.name = bare_name(name)
         self.output = TextOutput(pooling_of_folder(self.folder, self.name))
         stamp = str([stat_key(path) for path in model_files(self.folder)])
@@ -504,11 +501,6 @@ class TextEncoder:
             prompt = recipe.prompt
         self.model.outputs.add(self.output)
         self.prepare = partial(tokenised, self.name, self.folder, stamp, self.length, prompt)
-
-    @cached_property
-    def weights(self) -> str:
-        """sha256 over the files of the model."""
-        return content_sha256(self.folder)
 
     @property
     def width(self) -> int:
