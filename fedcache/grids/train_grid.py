@@ -423,10 +423,9 @@ def train_in_processes(grid: GridRun, jobs: int) -> None:
     # The first point is trained alone, so that features are extracted once and a wrong option gives one message.
     grid.train(numbers[:1])
     threads = max(1, torch.get_num_threads() // jobs)
-    context = worker_context(__name__)
     pool = ProcessPoolExecutor(
         jobs,
-        mp_context=context,
+        mp_context=worker_context(__name__),
         initializer=_set_up_process,
         initargs=(threads, dict(os.environ)),
     )

@@ -20,9 +20,9 @@ from fedcache.models.client_prior import NEVER, ClientPrior, add_offset, grid_mi
 from fedcache.models.predictor import Predictor
 from fedcache.models.sources import FileFeatures, features_of_file, rows_of_split
 from fedcache.notebooks import html_facts, percent
-from fedcache.store.samples import SPLITS
 from fedcache.store.store import Store
 from fedcache.tables.embeddings import open_embeddings
+from fedcache.tables.splits import SPLIT_NAMES
 from fedcache.tables.words import some_names
 
 # Accuracy and calibration of a model on labelled rows.
@@ -529,10 +529,10 @@ def rows_of_file(path: Path, split: str | None, predictor: Predictor) -> Labelle
     features = features_of_file(predictor.members[0], held.features, path)
     rows = np.arange(len(held.names))
     if split is not None:
-        if split not in SPLITS:
-            raise unknown("split", split, SPLITS)
+        if split not in SPLIT_NAMES:
+            raise unknown("split", split, SPLIT_NAMES)
         if held.splits is not None:
-            rows = np.flatnonzero(held.splits == SPLITS.index(split))
+            rows = np.flatnonzero(held.splits == SPLIT_NAMES.index(split))
         if held.splits is None or not len(rows):
             raise StoreError(f"{path} has no rows of the split {split}.", "Leave --split out.")
     # A row has features if all of its arrays are finite.

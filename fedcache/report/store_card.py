@@ -13,8 +13,9 @@ from fedcache.errors import FedcacheError
 from fedcache.extract.backbones import lookup_recorded
 from fedcache.extract.recipe import IMAGES, Recipe, held_by, reads_of
 from fedcache.store.manifest import VANISHED
-from fedcache.store.samples import SPLITS, Samples
+from fedcache.store.samples import Samples
 from fedcache.store.store import Store
+from fedcache.tables.splits import SPLIT_NAMES
 from fedcache.tables.words import some_names
 
 SHOWN = 20
@@ -69,7 +70,7 @@ def section_lines(parts: Mapping[str, Sequence[str]]) -> list[str]:
 def rows_of_splits(samples: Samples) -> list[tuple[str, int]]:
     """Each split with its number of readable rows."""
     codes = samples.split[samples.ok == 1]
-    return [(split, int((codes == code).sum())) for code, split in enumerate(SPLITS)]
+    return [(split, int((codes == code).sum())) for code, split in enumerate(SPLIT_NAMES)]
 
 
 def rows_of_classes(samples: Samples) -> list[tuple[str, int]]:

@@ -51,8 +51,8 @@ from fedcache.runs.result_files import is_private
 from fedcache.runs.store_choice import open_clients
 from fedcache.store.catalog import place_of_content, recall_last, remember_last
 from fedcache.store.content import row_digests
-from fedcache.store.samples import SPLITS
 from fedcache.store.store import Store
+from fedcache.tables.splits import TEST, TRAIN
 
 
 def evaluate_runs(
@@ -378,8 +378,6 @@ def store_with_features(
 
 BLOCK = 4096
 """Number of rows of stored features that are compared at once."""
-TRAIN = SPLITS.index("train")
-TEST = SPLITS.index("test")
 
 
 def warning_of_trained_rows(

@@ -48,9 +48,9 @@ from fedcache.runs.evaluate_prior import with_client_prior
 from fedcache.runs.identity import code_digest
 from fedcache.runs.result_files import client_columns, is_private
 from fedcache.runs.run_models import load_seed, seeds_of
-from fedcache.store.samples import SPLITS
 from fedcache.store.store import Store
 from fedcache.tables.embeddings import open_embeddings
+from fedcache.tables.splits import SPLIT_NAMES
 from fedcache.tables.words import some_names
 
 
@@ -503,7 +503,7 @@ def client_of_store(
         )
         x = x.to(getattr(torch, facts.dtype))
     label = model_labels(np.asarray(s.label, np.int64), s.classes, facts.classes)
-    train = (s.split == SPLITS.index("train")) & (s.ok == 1)
+    train = (s.split == SPLIT_NAMES.index("train")) & (s.ok == 1)
     if "labels" in reads:
         train &= label >= 0
     if not train.any():

@@ -34,8 +34,6 @@ INGESTED = "ingested"
 HELD_OUT = "the fifth of each class with the smallest uids"
 """Words for messages: the rows that ``held_out`` chooses."""
 
-SPLITS = SPLIT_NAMES
-
 
 @dataclass(frozen=True)
 class Samples:
@@ -221,11 +219,11 @@ def _verified(store: Path, manifest: Manifest, key: str, place: Path, size: int 
 
 def select_rows(samples: Samples, split: str | None) -> NDArray[np.int64]:
     """Numbers of the readable rows of a split; of all splits for None. Raises UsageError for an unknown split."""
-    if split is not None and split not in SPLITS:
-        raise unknown("split", split, SPLITS)
+    if split is not None and split not in SPLIT_NAMES:
+        raise unknown("split", split, SPLIT_NAMES)
     wanted = samples.ok == 1
     if split is not None:
-        wanted &= samples.split == SPLITS.index(split)
+        wanted &= samples.split == SPLIT_NAMES.index(split)
     return np.flatnonzero(wanted)
 
 
@@ -241,7 +239,7 @@ def samples_frame(s: Samples, groups: Mapping[str, Group]) -> Any:
         "label": s.label,
         "class": [classes[i] for i in s.label],
         "domain": [s.domains[i] for i in s.domain],
-        "split": [SPLITS[i] for i in s.split],
+        "split": [SPLIT_NAMES[i] for i in s.split],
         "ok": s.ok == 1,
     }
     for name, group in groups.items():

@@ -46,7 +46,7 @@ from fedcache.report.page import answer_of_runs, overview_of, write_report
 from fedcache.report.render import Section, html_environment
 from fedcache.store.files import digest_of
 from fedcache.store.manifest import VANISHED
-from fedcache.store.samples import SPLITS
+from fedcache.tables.splits import SPLIT_NAMES
 from fedcache.tables.words import some_names
 from fedcache.ui.index import Facts, GridIndex, RunIndex, differing, matches, read_details
 from fedcache.ui.stores import PAGE, StoreIndex
@@ -189,7 +189,7 @@ class Pages:
             "sheets": sheets,
             "sentences": sentences,
             "VANISHED": VANISHED,
-            "SPLITS": SPLITS,
+            "SPLITS": SPLIT_NAMES,
             "PAGE": PAGE,
         }
 
