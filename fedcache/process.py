@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import ExitStack, contextmanager, suppress
+from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
@@ -161,17 +162,33 @@ def _end_in_any_case() -> None:
 
 def end_at_once() -> None:
     """Kill the worker processes of this process and end it without any cleanup: as safe as a power cut."""
-    # Imported here, because most commands start no process.
-    import multiprocessing
-    from multiprocessing import forkserver
+    import multiprocessing  # imported here, because most commands start no process
 
     for child in multiprocessing.active_children():
         child.kill()
+    _kill_fork_server()
+    os._exit(INTERRUPTED)
+
+
+def _kill_fork_server() -> None:
+    """Kill the fork server of this process, if there is one."""
+    from multiprocessing import forkserver
+
     server = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
     if server is not None:
         with suppress(ProcessLookupError):
             os.kill(server, signal.SIGKILL)
-    os._exit(INTERRUPTED)
+
+
+@cache
+def _kill_fork_server_at_exit() -> None:
+    """Let this process kill its fork server when it ends, because a server that still imports does not notice the end.
+
+    Imports of torch can take ten seconds. The negative priority means: after all worker processes have ended.
+    """
+    from multiprocessing.util import Finalize
+
+    Finalize(None, _kill_fork_server, exitpriority=-100)
 
 
 def worker_context(*modules: str) -> BaseContext:
@@ -202,6 +219,7 @@ def worker_context(*modules: str) -> BaseContext:
             # Blocked, because Ctrl-C reaches the server too, and would end it with a traceback while it imports.
             with blocked({signal.SIGINT}):
                 forkserver.ensure_running()
+            _kill_fork_server_at_exit()
         finally:
             for name, value in before.items():
                 os.environ.pop(name)

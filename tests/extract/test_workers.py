@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from multiprocessing import forkserver
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -98,6 +99,40 @@ def test_the_first_server_of_a_process_ignores_ctrl_c_and_imports_from_where_its
     assert int(blocked) >> (signal.SIGINT - 1) & 1
     assert "PYTHONSAFEPATH=1" in variables
     assert any(word.startswith("PYTHONPATH=/first/of/all:") for word in variables)
+
+
+INTERRUPTED_EARLY = """
+import sys
+from multiprocessing import forkserver
+from fedcache.process import worker_context
+sys.path.insert(0, sys.argv[1])
+worker_context("slow")
+print(forkserver._forkserver._forkserver_pid, flush=True)
+raise KeyboardInterrupt
+"""
+
+
+def running(pid):
+    """Whether a process exists and has not ended; an ended one remains until its parent asks for its state."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="workers are forks of a server on Linux")
+def test_a_server_that_still_imports_ends_with_its_process(tmp_path):
+    """After Ctrl-C, the server imported for as long as torch takes, which can be longer than five seconds."""
+    (tmp_path / "slow.py").write_text("import time\ntime.sleep(60)\n")
+    words = [sys.executable, "-c", INTERRUPTED_EARLY, str(tmp_path)]
+    run = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    with run.stdout:
+        server = int(run.stdout.readline())
+    run.wait(60)
+    deadline = time.monotonic() + 10
+    while running(server) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not running(server)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="workers are forks of a server on Linux")
