@@ -604,7 +604,6 @@ def main() -> int:
     parser.add_argument(
         "--cache", type=Path, help="folder for what tests execute; default: the user's cache"
     )
-    parser.add_argument("--only-measure", action="store_true", help="fill the cache and stop")
     o = parser.parse_args()
     root = o.root.resolve()
     seed = random.SystemRandom().randrange(10**6) if o.seed is None else o.seed
@@ -629,8 +628,6 @@ def main() -> int:
         if not mutants:
             parser.error("There is nothing to change in these modules.")
         known = measure(copies, o.package, o.cache or at_home, o.jobs)
-        if o.only_measure:
-            return 0
         readers = Readers(sources, sources_in(tree, "tests"))
         print(f"{len(mutants)} mutants of {len(inside)} modules, seed {seed}", flush=True)
 

@@ -1,11 +1,12 @@
-"""Every suite in full, one after another, resumable: what has passed for this commit is not run again.
+"""Every suite in full, resumable: what has passed for this commit is not run again.
 
-    python tools/nightly.py [--fresh] [--list]
+    python tools/nightly.py [--list]
 
 The steps run all cases, new examples of property tests, every law broken, random changes of the code and of the files
-of a home. Each step's output is kept in .nightly/COMMIT/STEP.log, its result and time in .nightly/COMMIT/steps.json,
-and a table of all in .nightly/COMMIT/report.md. A step that fails does not stop the others. A
-checkout with changes begins again each time, as it may have changed since. Exits 1 if a step failed.
+of a home. They run one after another, and ``BESIDE`` at the same time. Each step's output is kept in
+.nightly/COMMIT/STEP.log, its result and time in .nightly/COMMIT/steps.json, and a table of all in
+.nightly/COMMIT/report.md. A step that fails does not stop the others. A checkout with changes begins again each time,
+as it may have changed since. Exits 1 if a step failed.
 """
 
 from __future__ import annotations
@@ -17,14 +18,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 QUICK = ("lint", "types", "docs", "audit", "unit")
-TARGETS = (
-    *QUICK,
+LONG = (
     "slow",
     "numeric",
     "browser",
@@ -34,29 +36,25 @@ TARGETS = (
     "smoke-wheel",
     "trust",
 )
-"""Targets of the Makefile. ``trust`` runs the durability tests. The tools run after the quick ones."""
+"""More targets of the Makefile. ``trust`` runs the durability tests. The tools run after the quick ones."""
 
+BESIDE = "trust"
+"""The step that waits for processes more than it computes."""
 
 CHANGED = "-changed"
 
 
 def steps() -> dict[str, list[str]]:
     """Name -> command."""
-    python = sys.executable
-    own = {
-        "break-laws": [python, "tools/break_laws.py"],
-        "mutate": [python, "tools/mutate.py", "--count", "60"],
-        "attack-home": [
-            python,
-            "tools/attack_home.py",
-            "--count",
-            "2000",
-            "--seed",
-            date.today().strftime("%j"),
-        ],
+    seed = date.today().strftime("%j")
+    lines = {
+        "break-laws": "tools/break_laws.py",
+        "mutate": "tools/mutate.py --count 60",
+        "attack-home": f"tools/attack_home.py --count 2000 --seed {seed}",
     }
-    made = {target: ["make", target] for target in TARGETS}
-    return {target: made[target] for target in QUICK} | own | made
+    own = {step: [sys.executable, *line.split()] for step, line in lines.items()}
+    quick = {target: ["make", target] for target in QUICK}
+    return quick | own | {target: ["make", target] for target in LONG}
 
 
 def commit() -> str:
@@ -91,23 +89,18 @@ def report(name: str, done: Mapping[str, Mapping[str, Any]]) -> str:
 def run(step: str, words: Sequence[str], folder: Path) -> dict[str, Any]:
     """Run a step; its result and seconds."""
     began = time.monotonic()
-    before = processor_seconds()
     environment = {**os.environ, "FEDCACHE_CASES": "full", "OMP_NUM_THREADS": "1"}
     with (folder / f"{step}.log").open("wb") as log:
-        done = subprocess.run(
-            words, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT, check=False
+        process = subprocess.Popen(
+            words, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT
         )
+        _, status, used = os.wait4(process.pid, 0)
     return {
-        "result": "passed" if done.returncode == 0 else "failed",
+        "result": "failed" if status else "passed",
         "seconds": round(time.monotonic() - began),
-        "processor": round(processor_seconds() - before),
+        # those of all commands that it started and that have ended; other work on the machine does not change them
+        "processor": round(used.ru_utime + used.ru_stime),
     }
-
-
-def processor_seconds() -> float:
-    """Seconds of the processors that finished commands have used, which other work on the machine does not change."""
-    used = os.times()
-    return used.children_user + used.children_system
 
 
 def main() -> int:
@@ -115,28 +108,38 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=(__doc__ or "").splitlines()[0], allow_abbrev=False
     )
-    parser.add_argument("--fresh", action="store_true", help="run again what has passed")
     parser.add_argument("--list", action="store_true", help="say what would run, and run nothing")
     options = parser.parse_args()
     name = commit()
     folder = ROOT / ".nightly" / name
     kept = folder / "steps.json"
-    goes_on = kept.is_file() and not options.fresh and not name.endswith(CHANGED)
+    goes_on = kept.is_file() and not name.endswith(CHANGED)
     done: dict[str, dict[str, Any]] = json.loads(kept.read_text()) if goes_on else {}
-    for step, words in steps().items():
+    commands = steps()
+    rows: tuple[list[str], list[str]] = ([], [])
+    for step in commands:
         if done.get(step, {}).get("result") == "passed":
             print(f"{step}: passed before", flush=True)
-            continue
-        if options.list:
-            print(f"{step}: {' '.join(words)}")
-            continue
-        folder.mkdir(parents=True, exist_ok=True)
-        done[step] = run(step, words, folder)
-        print(f"{step}: {done[step]['result']} in {done[step]['seconds']:,} s", flush=True)
-        kept.write_text(json.dumps(done, indent=1) + "\n")
-        (folder / "report.md").write_text(report(name, done), encoding="utf-8")
-    if not options.list:
-        print(f"Logs and report: {folder.relative_to(ROOT)}")
+        else:
+            rows[step == BESIDE].append(step)
+    if options.list:
+        print("runs:", *rows[0], *rows[1])
+        return 0
+    folder.mkdir(parents=True, exist_ok=True)
+    one_at_a_time = Lock()
+
+    def run_row(row: Sequence[str]) -> None:
+        for step in row:
+            result = run(step, commands[step], folder)
+            print(f"{step}: {result['result']} in {result['seconds']:,} s", flush=True)
+            with one_at_a_time:
+                done[step] = result
+                kept.write_text(json.dumps(done, indent=1) + "\n")
+                (folder / "report.md").write_text(report(name, done), encoding="utf-8")
+
+    with ThreadPoolExecutor(len(rows)) as pool:
+        list(pool.map(run_row, rows))
+    print(f"Logs and report: {folder.relative_to(ROOT)}")
     return int(any(found["result"] != "passed" for found in done.values()))
 
 

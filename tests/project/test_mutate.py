@@ -191,7 +191,6 @@ def test_the_tested_is_noticed_and_the_untested_survives(toy):
         assert f"noticed   toypack/{noticed}" in said
     text = report.read_text()
     assert "**nothing**" in text.split("toypack/untested.py:2")[1].splitlines()[0]
-    assert mutate(toy, "--only-measure") == (0, "")  # kept from the first call
 
 
 def test_a_change_that_a_person_accepted_is_not_drawn_again():
