@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import ExitStack, contextmanager, suppress
-from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
@@ -180,17 +179,6 @@ def _kill_fork_server() -> None:
             os.kill(server, signal.SIGKILL)
 
 
-@cache
-def _kill_fork_server_at_exit() -> None:
-    """Let this process kill its fork server when it ends, because a server that still imports does not notice the end.
-
-    Imports of torch can take ten seconds. The negative priority means: after all worker processes have ended.
-    """
-    from multiprocessing.util import Finalize
-
-    Finalize(None, _kill_fork_server, exitpriority=-100)
-
-
 def worker_context(*modules: str) -> BaseContext:
     """The context in which worker processes start: on Linux as forks of a process that has imported what they need.
 
@@ -201,6 +189,7 @@ def worker_context(*modules: str) -> BaseContext:
     """
     import multiprocessing
     from multiprocessing import forkserver, resource_tracker
+    from multiprocessing.util import Finalize
 
     if sys.platform != "linux":
         return multiprocessing.get_context("spawn")
@@ -210,22 +199,35 @@ def worker_context(*modules: str) -> BaseContext:
     # The server imports from where this process does. Python itself would add the working directory.
     path = [place or os.curdir for place in sys.path]
     ours = {"PYTHONPATH": os.pathsep.join(path), "PYTHONSAFEPATH": "1"}
-    with _starting:
-        before = {name: os.environ.get(name) for name in ours}
-        os.environ.update(ours)
-        try:
-            # The resource tracker first, because Python unblocks Ctrl-C when it starts the tracker.
-            resource_tracker.ensure_running()
-            # Blocked, because Ctrl-C reaches the server too, and would end it with a traceback while it imports.
-            with blocked({signal.SIGINT}):
-                forkserver.ensure_running()
-            _kill_fork_server_at_exit()
-        finally:
-            for name, value in before.items():
-                os.environ.pop(name)
-                if value is not None:
-                    os.environ[name] = value
+    with _starting, environment_with(ours):
+        # The resource tracker first, because Python unblocks Ctrl-C when it starts the tracker.
+        resource_tracker.ensure_running()
+        # Blocked, because Ctrl-C reaches the server too, and would end it with a traceback while it imports.
+        with blocked({signal.SIGINT}):
+            forkserver.ensure_running()
+    # A server that still imports does not notice that this process ends, and importing torch may take ten seconds. So
+    # it is killed, after all workers have ended, which the negative priority means.
+    Finalize(None, _kill_fork_server, exitpriority=-100)
     return context
+
+
+@contextmanager
+def environment_with(variables: Mapping[str, str | None]) -> Iterator[None]:
+    """Set environment variables while the block runs; None removes a variable."""
+    before = {name: os.environ.get(name) for name in variables}
+    _set_environment(variables)
+    try:
+        yield
+    finally:
+        _set_environment(before)
+
+
+def _set_environment(variables: Mapping[str, str | None]) -> None:
+    for name, value in variables.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 def take_environment(environment: Mapping[str, str]) -> None:
@@ -281,9 +283,9 @@ def keep_freed_memory() -> bool:
         Whether the allocator accepted the setting, which only glibc does.
     """
     mallopt = _of_glibc("mallopt")
-    if mallopt is None or not mallopt(M_MMAP_THRESHOLD, MOST):
+    if mallopt is None:
         return False
-    return bool(mallopt(M_TRIM_THRESHOLD, MOST))
+    return bool(mallopt(M_MMAP_THRESHOLD, MOST) and mallopt(M_TRIM_THRESHOLD, MOST))
 
 
 def return_freed_memory() -> None:

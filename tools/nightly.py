@@ -4,7 +4,7 @@
 
 The steps run all cases, new examples of property tests, every law broken, random changes of the code and of the files
 of a home. They run one after another, and ``BESIDE`` at the same time. Each step's output is kept in
-.nightly/COMMIT/STEP.log, its result and time in .nightly/COMMIT/steps.json, and a table of all in
+.nightly/COMMIT/STEP.log, its result and time in .nightly/COMMIT/STEP.json, and a table of all in
 .nightly/COMMIT/report.md. A step that fails does not stop the others. A checkout with changes begins again each time,
 as it may have changed since. Exits 1 if a step failed.
 """
@@ -21,7 +21,6 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -112,13 +111,11 @@ def main() -> int:
     options = parser.parse_args()
     name = commit()
     folder = ROOT / ".nightly" / name
-    kept = folder / "steps.json"
-    goes_on = kept.is_file() and not name.endswith(CHANGED)
-    done: dict[str, dict[str, Any]] = json.loads(kept.read_text()) if goes_on else {}
     commands = steps()
     rows: tuple[list[str], list[str]] = ([], [])
     for step in commands:
-        if done.get(step, {}).get("result") == "passed":
+        kept = folder / f"{step}.json"
+        if kept.is_file() and not name.endswith(CHANGED) and "passed" in kept.read_text():
             print(f"{step}: passed before", flush=True)
         else:
             rows[step == BESIDE].append(step)
@@ -126,19 +123,17 @@ def main() -> int:
         print("runs:", *rows[0], *rows[1])
         return 0
     folder.mkdir(parents=True, exist_ok=True)
-    one_at_a_time = Lock()
 
     def run_row(row: Sequence[str]) -> None:
         for step in row:
             result = run(step, commands[step], folder)
             print(f"{step}: {result['result']} in {result['seconds']:,} s", flush=True)
-            with one_at_a_time:
-                done[step] = result
-                kept.write_text(json.dumps(done, indent=1) + "\n")
-                (folder / "report.md").write_text(report(name, done), encoding="utf-8")
+            (folder / f"{step}.json").write_text(json.dumps(result) + "\n")
 
     with ThreadPoolExecutor(len(rows)) as pool:
         list(pool.map(run_row, rows))
+    done = {step: json.loads((folder / f"{step}.json").read_text()) for step in commands}
+    (folder / "report.md").write_text(report(name, done), encoding="utf-8")
     print(f"Logs and report: {folder.relative_to(ROOT)}")
     return int(any(found["result"] != "passed" for found in done.values()))
 

@@ -29,6 +29,7 @@ from filelock import FileLock
 
 from fedcache.errors import MachineError, UsageError
 from fedcache.parsing import counted, host_and_port
+from fedcache.process import environment_with
 from fedcache.store.lock import try_lock
 
 RETRIES = 3
@@ -244,25 +245,16 @@ def _local_environment(address: str | None) -> Iterator[Path | None]:
         return
     _remove_dead_clusters()
     folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=_short()))
-    lock = FileLock(folder / HELD)
-    lock.acquire()
-    (folder / "ray_bootstrap_config.yaml").write_text("{}\n")
-    ours = {**ALONE, "HOME": str(folder), "RAY_AUTH_TOKEN": _token()}
+    # With an address in the environment, Ray would join the cluster there.
+    ours = {**ALONE, "RAY_ADDRESS": None, "HOME": str(folder), "RAY_AUTH_TOKEN": _token()}
     # Packages of the user are found below HOME, which changes here, so their folder is named.
     if "PYTHONUSERBASE" not in os.environ and site.ENABLE_USER_SITE:
         ours["PYTHONUSERBASE"] = site.getuserbase()
-    before = {key: os.environ.get(key) for key in (*ours, "RAY_ADDRESS")}
-    os.environ.update(ours)
-    os.environ.pop("RAY_ADDRESS", None)  # otherwise Ray joins the cluster at that address
     try:
-        yield folder
+        with FileLock(folder / HELD), environment_with(ours):
+            (folder / "ray_bootstrap_config.yaml").write_text("{}\n")
+            yield folder
     finally:
-        for key, value in before.items():
-            if value is None:
-                os.environ.pop(key, None)
-            else:
-                os.environ[key] = value
-        lock.release()
         _remove_folder(folder)
 
 
