@@ -20,7 +20,7 @@ from fedcache.extract.recipe import IMAGES, held_by
 from fedcache.federate.engine.client_data import SHARED_SUMS, StoredRows
 from fedcache.federate.engine.hyperparameters import Value
 from fedcache.federate.engine.method import ClientOverrides, Method
-from fedcache.federate.execution.memory_estimate import free_memory
+from fedcache.federate.execution.memory_estimate import free_memory_on
 from fedcache.federate.partition.client_table import (
     ClientTable,
     RowLists,
@@ -491,7 +491,7 @@ def on_device(inputs: RunInputs, device: str) -> RunInputs:
     if isinstance(x, StoredRows):
         x = x.stored
     needed = x.nbytes
-    free = free_memory(device)
+    free = free_memory_on(device)
     if needed > free:
         needed_mib = needed / 2**20
         free_mib = free / 2**20

@@ -38,7 +38,7 @@ from fedcache.federate.execution.memory_estimate import (
     Forecast,
     Load,
     forecast,
-    free_memory,
+    free_memory_on,
     refuse_too_little_room,
     refuse_too_much,
 )
@@ -65,7 +65,14 @@ from fedcache.runs.identity import Identity
 from fedcache.runs.result_files import is_private
 from fedcache.runs.score import DIGITS, Order, choice_value, order_of_run, values_held_out
 from fedcache.runs.spec import ResolvedRun
-from fedcache.store.files import digest_of, file_sha256, make_private, read_sealed, write_sealed
+from fedcache.store.files import (
+    digest_of,
+    file_sha256,
+    free_memory,
+    make_private,
+    read_sealed,
+    write_sealed,
+)
 
 KEPT = ("all", "best", "none")
 COPIES = 4
@@ -450,7 +457,7 @@ def forecast_run(
         stacked="stack" in inputs.method.pool(inputs.settings).values(),
         closed=not inputs.method.gradient,
     )
-    refuse_too_much(found, load, execution, free_memory(load.device), loaded=True)
+    refuse_too_much(found, load, execution, free_memory_on(load.device), loaded=True)
     personal = inputs.method.protocol(inputs.settings) != "global" and not spec.trust.protects
     if kept is not None and personal:
         kept.check_room(inputs.method, load, found, names_of(inputs.clients), free_memory())

@@ -455,16 +455,22 @@ def disk_free(place: Path) -> int:
 def memory_limit() -> int:
     """Bytes one set of features may take: ``FEDCACHE_MEMORY`` (``8G``, ``500M``, bytes), else half of the free memory.
 
-    Free memory is that of the system or of the process's control group, whichever is less. Raises UsageError for a
-    ``FEDCACHE_MEMORY`` that is not a size.
+    Raises UsageError for a ``FEDCACHE_MEMORY`` that is not a size.
     """
     value = size_in_environment("FEDCACHE_MEMORY")
     if value is not None:
         return value
+    return int(SHARE * free_memory())
+
+
+def free_memory() -> int:
+    """Bytes of memory that this process can use without swapping.
+
+    It is the free memory of the system or of the process's control group, whichever is less, and half of all memory if
+    the system does not tell what is free.
+    """
     free = [size for size in (_free_of_system(), _free_of_group()) if size is not None]
-    if free:
-        return int(SHARE * min(free))
-    return UNKNOWN
+    return min(free, default=UNKNOWN)
 
 
 def size_in_environment(name: str) -> int | None:
@@ -494,7 +500,7 @@ def _free_of_system() -> int | None:
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) << 10
     with suppress(OSError, ValueError):
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
     return None
 
 

@@ -55,7 +55,8 @@ def test_models_that_do_not_fit_into_memory_are_refused_before_anything_is_train
     for command in (f"grid {words} --sweep beta=0.1,0.2", f"train {words}"):
         planned = ok(f"{command} --dry-run").data["programs"][0]["memory"]["total"]
         # as much as training needs
-        monkeypatch.setattr(run_models, "free_memory", lambda *_, needed=planned: needed)
+        for name in ("free_memory", "free_memory_on"):
+            monkeypatch.setattr(run_models, name, lambda *_, needed=planned: needed)
         done = fedcache(f"{command} --save-clients all")
         assert done.code == Exit.ENVIRONMENT, done.err
         assert not list(Home.from_environment().runs.glob("*/rounds.jsonl"))

@@ -45,7 +45,6 @@ from fedcache.federate.execution.grid_batch import GridBatch, GridCache
 from fedcache.federate.execution.memory_estimate import (
     ExecutionPlan,
     Load,
-    free_memory,
     measure_load,
     refuse_large_server,
     states_in_file,
@@ -55,6 +54,7 @@ from fedcache.federate.partition.client_table import ClientRows, NumberedNames, 
 from fedcache.federate.trust.pipeline import TrustPolicy
 from fedcache.plugins import find, offer, plugins
 from fedcache.process import usual_torch_state
+from fedcache.store.files import free_memory
 
 BUILT_IN: tuple[type[Executor], ...] = (Sequential, Batched, Gram)
 

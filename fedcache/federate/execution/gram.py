@@ -39,7 +39,7 @@ from fedcache.federate.execution.memory_estimate import (
     WORKING_SET,
     ExecutionPlan,
     Load,
-    free_memory,
+    free_memory_on,
 )
 from fedcache.federate.trust.pipeline import UploadPipeline
 from fedcache.heads.gram import GramBasis, GramBatch, inner, outer, zeros
@@ -205,7 +205,7 @@ class Gram(Batched):
         if not pays or not many_take_part:
             return 4.0
         # Coordinates must fit into memory; other executions can keep states in a file.
-        free = free_memory(load.device)
+        free = free_memory_on(load.device)
         grams_fit = load.gram_bytes() <= min(GRAM_BYTES, GRAM_SHARE * free)
         if grams_fit and load.kept_bytes() <= free:
             return 0.25

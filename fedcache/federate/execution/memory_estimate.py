@@ -7,7 +7,6 @@ as the model; no method sends more than the model and its counts.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,7 +25,7 @@ from fedcache.federate.execution.gram_matrices import CACHE_BYTES
 from fedcache.federate.execution.gram_states import is_first
 from fedcache.federate.partition.client_table import train_sizes
 from fedcache.heads.linear import Tree
-from fedcache.store.files import disk_free
+from fedcache.store.files import disk_free, free_memory
 
 WORKING_SET = 8 << 20
 """Limit in bytes for four copies of a chunk's parameters (weights, gradient, momentum, output): they fit the cache."""
@@ -127,23 +126,14 @@ def states_in_file(load: Load, plan: ExecutionPlan) -> bool:
     return plan.name != "gram" and load.kept_bytes() > STATES
 
 
-def free_memory(device: str = "cpu") -> int:
-    """Bytes of memory available without swapping, as the system reports it; for a GPU as torch reports it."""
-    if device == "cuda":
-        # Memory that torch keeps after its tensors were freed.
-        held = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
-        free, _total = torch.cuda.mem_get_info()
-        return int(free) + held
-    try:
-        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) << 10
-    except OSError:
-        pass
-    try:
-        return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2)
-    except (AttributeError, ValueError, OSError):
-        return 2 << 30
+def free_memory_on(device: str) -> int:
+    """Bytes of memory available on a device, for a GPU as torch reports it."""
+    if device != "cuda":
+        return free_memory()
+    # Memory that torch keeps after its tensors were freed.
+    held = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+    free, _total = torch.cuda.mem_get_info()
+    return int(free) + held
 
 
 def shares_uploads(method: Method) -> bool:

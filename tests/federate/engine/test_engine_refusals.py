@@ -1,7 +1,6 @@
 """What the engine and its parts refuse and fall back to."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +12,6 @@ from fedcache.errors import FederatedRunError, InternalError, UsageError
 from fedcache.federate.engine.client_data import stack_clients
 from fedcache.federate.engine.outcome import no_training_rows
 from fedcache.federate.engine.run_state import RunState
-from fedcache.federate.execution import memory_estimate
 from fedcache.federate.methods import METHODS
 from fedcache.federate.partition.client_table import ClientTable
 from fedcache.federate.partition.json_file import beyond
@@ -72,18 +70,6 @@ def test_a_state_of_an_earlier_release_names_its_clients_one_by_one():
     assert np.array_equal(again.client_accuracy, whole.client_accuracy, equal_nan=True)
     other = snapshot._replace(meta={**snapshot.meta, "clients": names[::-1]})
     refused(lambda: go_tiny("solo", state=other), "clients", code=7)
-
-
-def test_free_memory_is_what_the_system_says_or_half_of_what_there_is(monkeypatch):
-    monkeypatch.setattr(
-        Path, "read_text", lambda *_, **__: "MemTotal: 9 kB\nMemAvailable:   7 kB\n"
-    )
-    assert memory_estimate.free_memory() == 7 * 1024
-
-    monkeypatch.setattr(Path, "read_text", lambda *_, **__: "")
-    sizes = {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 11}
-    monkeypatch.setattr(memory_estimate.os, "sysconf", sizes.__getitem__)
-    assert memory_estimate.free_memory() == 4096 * 11 // 2
 
 
 @pytest.mark.parametrize(("row", "said"), [(4, None), (9, "client 'b' holds 9")])

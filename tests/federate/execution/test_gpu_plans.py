@@ -37,7 +37,7 @@ def test_a_run_alone_is_batched_whole_on_a_gpu():
 
 
 def test_points_of_a_grid_are_columns_of_the_same_products_on_a_gpu_too(monkeypatch):
-    monkeypatch.setattr(gram, "free_memory", lambda device: 8 << 30 if device == "cuda" else 0)
+    monkeypatch.setattr(gram, "free_memory_on", lambda device: 8 << 30 if device == "cuda" else 0)
     found = plan(replace(GPU, points=240))
     assert (found.name, found.points) == ("gram", 240)
 
@@ -70,7 +70,7 @@ def test_features_that_a_gpu_has_no_room_for_are_refused_with_both_numbers(monke
     x = torch.zeros(3 << 18, 1, 4)  # 12 MiB, or 6 in float16
     data = Data(StoredRows(x.half()) if stored else x, torch.zeros(3 << 18, dtype=torch.int64), 2)
     monkeypatch.setattr(
-        row_sources, "free_memory", lambda device: 5 << 20 if device == "cuda" else 1 << 60
+        row_sources, "free_memory_on", lambda device: 5 << 20 if device == "cuda" else 1 << 60
     )
 
     inputs = Inputs(data)
@@ -85,7 +85,7 @@ def test_features_that_a_gpu_has_no_room_for_are_refused_with_both_numbers(monke
 
 def test_features_that_fit_are_moved_to_the_gpu(monkeypatch):
     monkeypatch.setattr(
-        row_sources, "free_memory", lambda device: 1 << 30 if device == "cuda" else 0
+        row_sources, "free_memory_on", lambda device: 1 << 30 if device == "cuda" else 0
     )
     data, _ = make_federation()
 

@@ -110,7 +110,7 @@ def test_coordinates_that_do_not_fit_into_memory_are_not_chosen(monkeypatch):
     method = METHODS["ditto"]
     hp = method.resolve("paper", {"opt": "sgd"})
     load = Load(1 << 20, 1000, 100, np.full(1000, 4), 1000, 64, state_bytes=1 << 20)
-    monkeypatch.setattr(gram, "free_memory", lambda *_: 1001 << 20)
+    monkeypatch.setattr(gram, "free_memory_on", lambda *_: 1001 << 20)
     assert choose(method, hp, load).name == "gram"
-    monkeypatch.setattr(gram, "free_memory", lambda *_: 999 << 20)
+    monkeypatch.setattr(gram, "free_memory_on", lambda *_: 999 << 20)
     assert choose(method, hp, load).name != "gram"
