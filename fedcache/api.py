@@ -51,6 +51,7 @@ def extract(
     batch: int | None = None,
     workers: int | None = None,
     threads: int | None = None,
+    torch_compile: bool | None = None,
     chunk_rows: int | None = None,
     max_bad: str | None = None,
     weights: Mapping[str, str] | None = None,
@@ -84,7 +85,8 @@ def extract(
         limit: number of rows to use, evenly spaced over the dataset; None for all.
         layout: meaning of the folder levels, as for ``--layout``.
         device: ``auto``, ``cpu`` or ``cuda``; ``cuda`` never falls back to the CPU.
-        dtype, batch, workers, threads, chunk_rows: how features are computed; see ``fedcache extract --help``.
+        dtype, batch, workers, threads, torch_compile, chunk_rows: how features are computed; see ``fedcache
+            extract --help``.
         max_bad: largest share (``"1%"``) or number of unreadable images.
         weights: backbone -> file of its weights.
         data: name of a dataset -> its folder.

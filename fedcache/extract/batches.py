@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from fedcache.errors import UsageError, shell_word
 from fedcache.extract import backbones as registry
-from fedcache.extract.backbones.backbone import text_features
+from fedcache.extract.backbones.backbone import ModuleEncoder, text_features
 from fedcache.extract.datasets import Source
 from fedcache.extract.image_files import BadImage
 from fedcache.extract.images import decode, view
@@ -53,6 +53,7 @@ class ComputeSettings:
     threads: int  # threads of the process that runs the model
     # numbers of the GPUs that share the batches; empty for torch's current GPU, and on a CPU
     gpus: tuple[int, ...] = ()
+    compile: bool = False  # models of images, with torch.compile
 
 
 @dataclass
@@ -186,6 +187,11 @@ class BatchRunner:
             )
             for job in jobs
         }
+        if settings.compile:
+            for job in jobs:
+                encoder = self.encoders[job.key]
+                if isinstance(encoder, ModuleEncoder):
+                    encoder.compile(settings.batch, job.recipe.size)
 
     def compute(self, batch: int, keys: Sequence[str]) -> ComputedBatch:
         """Decode absolute batch ``batch`` and run the backbones ``keys`` on it."""

@@ -73,6 +73,8 @@ def how_record(device: Device, settings: ComputeSettings, provider: str) -> dict
         "threads": settings.threads,
         "code": features_code_digest(provider),
     }
+    if settings.compile:
+        record["compiled"] = 1
     if device.kind == "cuda":
         record["gpu"] = device.name
     libraries = {
@@ -111,7 +113,9 @@ def resolve_compute(
     if config.batch is None and any(backbone.provider in SORTING for backbone in backbones):
         batch = SORTED_BATCH[device.kind]
     dtype = resolve_dtype(config.dtype, device.kind)
-    return device, ComputeSettings(device.kind, dtype, batch, config.threads, device.gpus)
+    return device, ComputeSettings(
+        device.kind, dtype, batch, config.threads, device.gpus, config.torch_compile
+    )
 
 
 def resolve_compute_as(

@@ -303,7 +303,8 @@ class ArrayWriter:
         before = self.journal.header or {}
         changes = []
         for name, old, new in header_differences(before, header):
-            changes.append(f"{name} was {old!r}, now {new!r}")
+            values = ["not set" if value is None else repr(value) for value in (old, new)]
+            changes.append(f"{name} was {values[0]}, now {values[1]}")
         listed = "; ".join(changes)
         return StoreError(
             f"The extraction of {self.key} was started with other settings: {listed}. Mixed rows would "

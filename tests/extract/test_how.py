@@ -1,15 +1,20 @@
 """An unfinished array is gone on with by the code that began it, and by no other."""
 
+import os
 import shutil
 from dataclasses import replace
 
+import numpy as np
 import pytest
-from command import fedcache
+from command import apart, fedcache, ok
 from failing_command import must_fail
+from refusal import refused
+from torch._inductor import config as inductor
 
 from fedcache.config import ExtractConfig
 from fedcache.errors import Exit
 from fedcache.extract import how
+from fedcache.extract.backbones import Weights, load, lookup
 from fedcache.extract.batches import ComputeSettings
 from fedcache.extract.device import Device
 from fedcache.extract.how import COMPUTES_FEATURES, FOLDER, features_code_digest
@@ -94,6 +99,8 @@ def test_what_values_depend_on_is_the_device_the_batch_the_code_and_the_librarie
         gpu = how.how_record(Device("cuda", "its name", ""), settings, provider)
         assert cpu == {"device": "cpu", **always}
         assert gpu == {"device": "cuda", "gpu": "its name", **always}
+        compiled = replace(settings, compile=True)
+        assert how.how_record(Device("cpu", "", ""), compiled, provider) == {**cpu, "compiled": 1}
 
 
 def test_features_are_computed_as_others_were_where_this_device_can():
@@ -107,3 +114,31 @@ def test_features_are_computed_as_others_were_where_this_device_can():
         replace(asked, dtype="float32", batch=5), {**gpu, "device": "cpu"}
     )
     assert (found.dtype, found.batch) == ("float32", 5), "what is asked for goes first"
+
+
+@pytest.mark.slow
+def test_compiled_models_give_the_same_features_and_are_recorded(images, tmp_path):
+    """In a worker too, which leaves nothing behind: Python would warn of locks that belong to the system."""
+    words = (
+        f"extract --dataset folder:{images} --backbones random-projection:4 --batch 8 --workers 1"
+    )
+    plain = tmp_path / "plain.zarr"
+    ok(words, "--store", plain)
+    compiled = tmp_path / "compiled.zarr"
+    done = apart(words, "--torch-compile", "--store", compiled, home=os.environ["FEDCACHE_HOME"])
+    assert (done.code, "Warning" in done.err) == (0, False), done.err
+    before = Store.open(plain)
+    after = Store.open(compiled)
+    (key,) = before.arrays
+    stored = [np.asarray(store.reader(key).all()) for store in (before, after)]
+    assert np.allclose(*stored, atol=1e-3)
+    assert after.arrays[key].how["compiled"] == 1
+    assert "compiled" not in before.arrays[key].how
+
+
+@pytest.mark.slow
+def test_a_model_that_cannot_be_compiled_is_refused_by_name():
+    row = lookup("cnn2")
+    encoder = load(row, Weights(None, "seed:0", ""), row.recipe)
+    with inductor.patch({"cpp.cxx": ("no-compiler",)}):
+        refused(lambda: encoder.compile(2, 64), "cnn2", code=Exit.ENVIRONMENT)

@@ -5,6 +5,7 @@ No module-level import here needs torch, because a finished extraction is recogn
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -334,6 +335,28 @@ class ModuleEncoder:
         self._scale = self._scale.to(self.device)
         self._shift = self._shift.to(self.device)
         return self
+
+    def compile(self, batch: int, size: int) -> None:
+        """Compile the model for batches of this many images of ``size`` pixels.
+
+        Raises MachineError if the model cannot be compiled, for example without a C++ compiler.
+        """
+        import torch
+        from torch._inductor import config as inductor
+
+        # It warns of every torch that was built for CUDA if the machine has no GPU.
+        logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
+        # More processes of the compiler would outlive this one if it is killed.
+        inductor.compile_threads = 1
+        self._image = torch.compile(self._image, dynamic=False)
+        try:
+            self.image(torch.zeros(batch, size, size, 3, dtype=torch.uint8))
+        except Exception as error:  # the compiler raises many kinds
+            reason = str(error).strip().splitlines()[0]
+            raise MachineError(
+                f"{self.name} cannot be compiled: {reason}",
+                "Leave out --torch-compile, or install a C++ compiler.",
+            ) from error
 
     def normalise(self, x: Tensor) -> Tensor:
         """uint8 [B, H, W, 3] -> [B, 3, H, W]: (x / 255 - mean) / std, as one multiplication and one addition."""

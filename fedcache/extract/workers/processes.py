@@ -167,6 +167,10 @@ def start_worker(initializer: Callable[..., None], arguments: Connection, turn: 
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     die_with_parent()
+    # The lock of progress bars belongs to the system, and Python warns of it when the worker is killed.
+    bars = sys.modules.get("tqdm")
+    if bars is not None:
+        bars.tqdm.set_lock(threading.RLock())
     with turn:
         environment, initargs = arguments.recv()
     take_environment(environment)

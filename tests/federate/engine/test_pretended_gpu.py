@@ -97,7 +97,7 @@ def test_ways_to_pool_and_wait_are_those_of_the_cpu(way):
 @served(FEW, ["sequential", "batched", "gram"], in_turn=True)
 def test_stored_rows_are_those_of_the_cpu(case, execution):
     trial = trial_of_case(case, execution)
-    data, clients = trial.federation()
+    data, clients = trial.with_views()
     text = None if data.text is None else data.text.float()
     stored = replace(data, x=StoredRows(data.x.half()), text=text)
     here = trial.run((stored, clients), dtype=torch.float32)
