@@ -16,7 +16,7 @@ from fedcache.extract.backbones import lookup
 from fedcache.process import keep_freed_memory, stopped_by_signals
 from fedcache.reproduce.frozen_bench.study import NAME, Study, read_study
 from fedcache.reproduce.planning import Options, RequirementCheck
-from fedcache.store.lock import need_folder, write_output
+from fedcache.store.lock import write_output
 
 COMMAND = f"fedcache reproduce {NAME}"
 
@@ -113,8 +113,6 @@ def run_bench(
     """Run the study and show its rankings. Raises FedcacheError, as ``run_study``."""
     from fedcache.reproduce.frozen_bench import measure, page
 
-    if out is not None:
-        need_folder(out)
     began = time.monotonic()
     # There are thousands of small runs, and each can use the freed memory of the last one.
     keep_freed_memory()

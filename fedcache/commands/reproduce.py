@@ -149,6 +149,14 @@ def reproduce(
         raise UsageError(
             f"Two names were given: {what} and {name}.", f"fedcache reproduce {shell_word(what)}"
         )
+    if out is not None:
+        need_folder(out)
+        if out.suffix == ".json":
+            page = shell_word(out.with_suffix(".md"))
+            raise UsageError(
+                f"--out {out} is a JSON file, but the report is Markdown.",
+                f"For example --out {page}",
+            )
     flags = {**flags_of(DepartureOptions, given), **flags_of(ExtractConfig, given)}
     # --on and --only take another form below: arguments of the study, or fields of the ``Options`` of a table.
     on = flags.pop("on", ())
@@ -312,8 +320,6 @@ def run_entry(
     """Run an entry and show it."""
     from fedcache.reproduce import render, runner
 
-    if out is not None:
-        need_folder(out)
     keep_freed_memory()
     with stopped_by_signals(observer.note) as stop:
         report = runner.reproduce(

@@ -223,8 +223,8 @@ class FedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         N = len(codes)
         count = self.clients
         if count is None:
-            count = min(CLIENTS, N // LEAST_ROWS)
-        values = how.resolve({"clients": max(1, min(count, N)), **(self.scheme_options or {})})
+            count = max(1, min(CLIENTS, N // LEAST_ROWS))
+        values = how.resolve({"clients": min(count, N), **(self.scheme_options or {})})
         # All rows are readable training rows of one domain; only the labels differ.
         zeros = np.zeros(N, np.int64)
         readable = np.ones(N, np.uint8)
