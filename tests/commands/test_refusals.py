@@ -183,6 +183,7 @@ def test_a_store_of_a_stopped_extraction_is_named_with_the_command_to_resume(ima
         ("train --client-set wd=1 --client-set wd=2", "--client-set wd"),
         ("ingest x.npz --name ''", "''"),
         ("reproduce nope", "'nope'"),
+        ("reproduce frozen-bench --out page.json", "page.json"),
         ("reproduce fst-table4 fst-table5", "fst-table4 and fst-table5"),
         ("train --method tip-local --set tau=0.1 --set tau=0.2", "--set tau"),
         ("train --method fedavg,fedprox", "'fedavg,fedprox'"),

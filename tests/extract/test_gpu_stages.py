@@ -6,6 +6,7 @@ import time
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
+from multiprocessing import active_children
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 from command import fedcache
 from fake_device import SleepingDevice
 from pictures import folder
+from refusal import refused
 from test_batches import SETTINGS, data, job
 from toy_store import content
 
@@ -199,6 +201,17 @@ def test_a_store_has_the_same_bytes_whichever_way_its_batches_took(tmp_path, mon
     assert "the fake device records no graphs" in done.err
     assert content(tmp_path / "piped.zarr") == content(tmp_path / "alone.zarr")
     assert open_memory() == before
+
+
+def test_a_device_that_cannot_be_opened_leaves_no_decoder_and_no_memory():
+    def lost(_):
+        raise MachineError("The device is lost.", "Try again.")
+
+    before = open_memory()
+    workers = set(active_children())
+    refused(lambda: GpuFeeder([job(size=8)], data(), SETTINGS, 2, Stop(), lost), "lost", code=6)
+    assert open_memory() == before
+    assert set(active_children()) == workers
 
 
 @pytest.mark.slow

@@ -91,6 +91,11 @@ def test_a_method_that_reads_more_than_features_is_refused_by_name(name):
     refused(lambda: FedClassifier(name).fit(np.eye(4), [0, 1, 0, 1]), f"{name} also reads")
 
 
+@pytest.mark.parametrize("clients", [0, -1])
+def test_a_number_of_clients_below_one_is_refused(clients):
+    refused(lambda: FedClassifier(clients=clients).fit(np.eye(4), [0, 1, 0, 1]), f"is {clients}")
+
+
 def test_a_temperature_of_zero_is_refused():
     refused(lambda: FedClassifier(temperature=0.0).fit(np.eye(4), [0, 1, 0, 1]), "temperature")
 

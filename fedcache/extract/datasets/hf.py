@@ -144,6 +144,8 @@ def pull(name: str, root: Path, say: Callable[[str], None]) -> None:
                 allow_patterns=["*.parquet"],
             )
             return
+        except huggingface_hub.errors.RevisionNotFoundError:
+            continue  # Hugging Face has not converted it
         except Exception as error:
             # Of any class: the library also raises the errors of the packages that it uses for the network.
             message = str(error).strip() or type(error).__name__

@@ -223,9 +223,14 @@ class GpuFeeder(BatchWorkers):
         self.pool = WorkerProcesses(workers, init_decoder, self.slots.address, stop)
         self.decoded: SimpleQueue[BatchUnderWay | None] = SimpleQueue()
         self.lines: list[DeviceLine] = []
-        for runner in runners:
-            stages = make_stages(runner)
-            self.lines.append(DeviceLine(runner, stages, self.decoded, self.pool, self.slots))
+        try:
+            for runner in runners:
+                stages = make_stages(runner)
+                line = DeviceLine(runner, stages, self.decoded, self.pool, self.slots)
+                self.lines.append(line)
+        except BaseException:
+            self.close()
+            raise
 
     def warm(self) -> dict[str, float]:
         """Seconds per image and backbone on the first device; all of them warm up."""

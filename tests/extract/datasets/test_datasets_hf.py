@@ -253,6 +253,19 @@ def test_nothing_is_fetched_unless_pull_is_asked_and_no_network_is_said(
     refused(lambda: pull("hf:../x", data=tmp_path), "not the name of a dataset")
 
 
+def test_a_repository_without_parquet_files_is_not_blamed_on_the_network(tmp_path, monkeypatch):
+    import huggingface_hub
+
+    def dataset_info(api, name, revision, files_metadata):
+        if revision == "main":
+            return SimpleNamespace(sha="abc", siblings=[SimpleNamespace(rfilename="data.csv")])
+        answer = SimpleNamespace(headers={}, request=None)
+        raise huggingface_hub.errors.RevisionNotFoundError("404", response=answer)
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", dataset_info)
+    refused(lambda: pull("hf:me/mine", data=tmp_path), "no parquet files", code=Exit.ENVIRONMENT)
+
+
 def test_pull_takes_the_parquet_files_that_the_library_finds(tmp_path, monkeypatch):
     import huggingface_hub
 
