@@ -45,11 +45,10 @@ CHANGED = "-changed"
 
 def steps() -> dict[str, list[str]]:
     """Name -> command."""
-    seed = date.today().strftime("%j")
     lines = {
         "break-laws": "tools/break_laws.py",
         "mutate": "tools/mutate.py --count 60",
-        "attack-home": f"tools/attack_home.py --count 2000 --seed {seed}",
+        "attack-home": f"tools/attack_home.py --count 2000 --seed {date.today():%j}",
     }
     own = {step: [sys.executable, *line.split()] for step, line in lines.items()}
     quick = {target: ["make", target] for target in QUICK}
