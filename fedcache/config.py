@@ -625,7 +625,7 @@ class TrainConfig:
     )
     max_row_norm: float | None = option(
         None,
-        "Treat an uploaded statistic as invalid if only feature rows with a norm above this can "
+        "Largest norm of a feature row. An uploaded statistic is invalid if rows within this norm cannot "
         "produce it.",
         TRUST,
         default_text="no limit; for unit features their norm",

@@ -932,11 +932,12 @@ A mean weighted by rows depends on the numbers that clients report:
 
 - fedcache warns of a client with more than half of all rows or 10 times the median. `--max-share` limits a client's share of a
   round's weight. `--max-rows-per-client` excludes clients that report more rows.
-- Over sites, a limit is always on: 10 times the median of three sites or more (10,000,000 for fewer). A site above it, with
-  impossible facts or with the name of another site is refused by name, and no other site is.
+- Over sites, a limit is always on: 10 times the median over the sites, or 10,000,000 rows if there are fewer than three sites.
+  A site above the limit, with impossible facts or with the name of another site is refused, and its name is printed. Other
+  sites are not affected.
 - A site is also refused if its classes, recipes, views or code differ from those of more than half of the sites. Without such a
-  majority nothing starts until `--like NAME` says which site is right. Sites that are present but cannot take part are not
-  waited for after `--wait`.
+  majority nothing starts until `--like NAME` says which site is right. The server
+  waits for a connected site that cannot take part only until `--wait` is over.
 - A name belongs to the first key that takes part under it, also in later runs of the same server (`fedcache flower names`). A
   server without keys binds a name for one run, and says so.
 - Within the limits a claim is not checked. It can weigh 10 times an honest one in a mean.
