@@ -67,7 +67,7 @@ class DepartureOptions:
     )
     rounds: int | None = option(
         None,
-        "Train every row for this many rounds (a deviation from the paper).",
+        "Train every row of the table for this many rounds (a deviation from the paper).",
         PROTOCOL,
         short="-r",
         minimum=1,
@@ -75,7 +75,7 @@ class DepartureOptions:
     )
     seeds: str | None = option(
         None,
-        "Seeds of every row, e.g. 0,1,2 or 0-4 (a deviation from the paper).",
+        "Seeds for every row of the table, e.g. 0,1,2 or 0-4 (a deviation from the paper).",
         PROTOCOL,
         default_text="as many seeds as in the paper",
     )

@@ -453,7 +453,7 @@ class Columns:
             found = getattr(self, name).shape
             if found != shape:
                 raise CorruptionError(
-                    f"Column {name} has shape {found}, column label has {rows} rows: expected {shape}.",
+                    f"Column {name} has shape {found}, expected {shape}, as there are {rows} labels.",
                     "Check the store: fedcache verify",
                 )
         for name, column, low, names in (
