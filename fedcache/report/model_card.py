@@ -64,6 +64,7 @@ def model_card(
     parts = {
         "Trained on": [
             *_data(saved, result),
+            # A model file without recipes gets no lines on backbones.
             *backbone_lines(zip(facts.keys, facts.recipes, strict=False), home),
             f"Features: feat_post {facts.feat_post}, computed in {facts.dtype}.",
             _temperature(predictor),
@@ -211,6 +212,7 @@ def test_rows(result: Result) -> int | None:
     confusion = result.get("confusion")
     if result["protocol"] != "global" or confusion is None:
         return None
+    # The confusion matrix sums over seeds.
     total: int = sum(sum(row) for row in confusion)
     seeds = len(result["seeds"])
     if total and total % seeds == 0:
@@ -235,7 +237,8 @@ def left_lines(saved: SavedModel, result: Result | None) -> list[str]:
     if method is None:
         lines.append(f"{facts.method} is a custom method; its code shows what it sends.")
         return lines
-    # The shapes of uploads depend on the widths of the model.
+    # Uploads are counted at the widths of the model. The width of a model that reads images is a number of bytes, so
+    # its uploads are counted at the default sizes.
     sizes = None
     if facts.image is None:
         sizes = Sizes(facts.width, facts.width, len(facts.classes))
@@ -255,10 +258,11 @@ def _privacy(result: Result) -> list[str]:
 
 
 def run_result(place: Path) -> Path | None:
-    """The result next to a model; None for a file without its run."""
+    """The result of the run of a model; None for a file without its run."""
     if place.is_dir():
         found = place / "result.json"
     else:
+        # A model file is in a folder of the run's directory.
         found = place.parent.parent / "result.json"
     if found.is_file():
         return found

@@ -175,7 +175,8 @@ def write_report(
     merged = merge_seeds(found)
     groups = held_out_groups(merged.entries)
     in_groups = {e.digest for group in groups for e in group.entries}
-    # A section of a group summarises its runs, so the sections of these runs come last and are folded.
+    # The runs of a held-out group are already in the section of the group. The sections of their settings therefore
+    # come last and are folded.
     settings = by_setting(merged.entries)
     settings.sort(key=lambda runs: (runs[0].digest in in_groups, order_of_setting(runs[0])))
     titles = setting_names(settings)
@@ -211,8 +212,8 @@ def write_report(
     write_output(out, raw)
     for sentence in dict.fromkeys(request.missing):
         observer.warn(sentence)
-    there = sum(s.images for s in sections)
-    return Report(out, len(found.entries), len(found.left_out), len(raw), there, request.mistakes)
+    shown = sum(s.images for s in sections)
+    return Report(out, len(found.entries), len(found.left_out), len(raw), shown, request.mistakes)
 
 
 def recipes_of(source: RunStore | str) -> dict[str, str]:
@@ -232,6 +233,7 @@ def recipes_of(source: RunStore | str) -> dict[str, str]:
 def _page(found: Gathered, sections: list[Section], recipes: Mapping[str, str], title: str) -> str:
     left_out = []
     for e in found.left_out:
+        # A reason may begin with the path of a damaged file, as in "/result.json is ...".
         why = short(e.why.lstrip("/"), 300)
         left_out.append((e.path.name, why, e.hint))
     torch_versions = {str(e.measured["torch"]) for e in found.entries if "torch" in e.measured}
@@ -280,7 +282,8 @@ def overview_of(sections: Sequence[Section]) -> Section | None:
             _sent(answer.best),
         ]
         if len(methods) > 1:
-            # The first run of a method in a section is the one that was selected.
+            # The first run of a method in a section is the one that was selected. The points are reversed, because
+            # ``dict`` keeps the last value of a key.
             first = dict(reversed(section.points))
             for method in methods:
                 best = method == answer.best.method
@@ -295,6 +298,7 @@ def overview_of(sections: Sequence[Section]) -> Section | None:
     )
     counts = ", ".join(f"{name} in {count}" for name, count in winners.most_common())
     title = f"Best in {len(rows)} settings: {counts}"
+    # In the overview, each row is a section and not a run: its key and its link are the ident of the section.
     idents = [(section.ident, section.title, section.ident) for section, _ in shown]
     return Section("overview", title, description, columns, rows, runs=idents)
 
@@ -304,8 +308,9 @@ MOST_GALLERIES = 4
 MOST_SETTINGS = 12
 """Maximum number of settings with figures; for the others only the table is shown."""
 MOST_PLANES = 3
+"""Maximum number of feature arrays that are drawn in two dimensions."""
 MOST_COMPARED = 20
-"""Maximum number of runs that are tested. A page can show so many tests, and Holm's correction covers all of them."""
+"""Maximum number of runs that are tested. A page has room for their tests, and Holm's correction covers them all."""
 MOST_NAMED = 4
 """Maximum number of runs that a note lists; for more runs it gives their number."""
 MOST_VALUES = 24
@@ -433,8 +438,9 @@ def answer_of_runs(paths: Sequence[Path]) -> Section | None:
     entries = merge_seeds(gather(list(paths), Path())).entries
     if not entries:
         return None
-    for group in held_out_groups(entries):
-        return held_out_section(ident, group, None)
+    groups = held_out_groups(entries)
+    if groups:
+        return held_out_section(ident, groups[0], None)
     return answer_of(ident, setting_name(entries[0]), *ranked_runs(entries, None))
 
 
@@ -631,6 +637,7 @@ def caution_notes(named: Named) -> list[str]:
     notes = []
     for each in kinds.values():
         if len(each) > MOST_NAMED:
+            # Runs are ranked from the best, so the last one ranks lowest.
             lowest = each[-1]
             each = [f"{len(each)} runs; the lowest is {lowest}"]
         notes += each
@@ -748,6 +755,7 @@ def table_of(
     # The following columns are hidden at first.
     if any("zero_shot" in r["accuracy"] for r in results):
         put("zero-shot %", [_number(r["accuracy"].get("zero_shot")) for r in results], shown=False)
+    # A deviation of 0 is shown as a dash.
     stds = [score_of(r, score).std or None for r in results]
     if any(stds):
         put("± seeds", [_number(s) for s in stds], shown=False)

@@ -27,7 +27,7 @@ from fedcache.store.store import Store
 if TYPE_CHECKING:
     import jinja2
 
-    from fedcache.models.evaluate import Mistake, Mistakes  # torch: thumbnails of a store need none
+    from fedcache.models.evaluate import Mistake, Mistakes  # imports torch, which pages do not need
 
 VERSIONS = ("torch", "numpy", "timm", "open_clip_torch", "zarr", "scikit-learn")
 SIDE = 64
@@ -209,6 +209,7 @@ def _versions() -> list[tuple[str, str]]:
 
 def _shown(value: Any) -> Any:
     """Text of a template made ``visible``; drawings and code are already markup and stay unchanged."""
+    # Markup is a subclass of str, so ``isinstance`` would include it.
     if type(value) is str:
         return visible(value, lines=True)
     return value

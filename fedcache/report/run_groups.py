@@ -82,6 +82,7 @@ class MergedRun(StoredRun):
         validation = None
         if len(validations) == len(columns):
             validation = _mean_array(validations, weights)
+        # Only means are merged, so there are no accuracies by seed.
         no_seeds = np.empty((0, len(names)))
         return ClientColumns(names, accuracy, classes_owned, no_seeds, validation)
 
@@ -118,6 +119,7 @@ def settings_key(run: StoredRun) -> str:
     never merged, because its epsilon is that of its own seeds.
     """
     result = run.result
+    # The number of rejected uploads is an outcome and no setting.
     facts = without(run.facts, ("preset", "trust.rejected"))
     settings = without(train_table(run.path), NO_SETTING)
     timing = without(result.get("timing") or {}, OUTCOMES)
@@ -377,6 +379,7 @@ def group_key(entry: StoredRun) -> str:
     dataset = entry.result["dataset"]["digest"]
     part = entry.result["partition"]
     args = without(part["args"], ("hold_out",))
+    # If every seed redraws the partition, the seed of the first partition does not separate groups.
     seed = "redrawn"
     if len(set(part["digests"])) == 1:
         seed = part["seed"]

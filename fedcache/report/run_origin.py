@@ -32,7 +32,7 @@ class RunStore:
         columns: labels, domains and names.
         partition: of the run's first seed.
         keys: the feature arrays that any of the runs read, if they still exist.
-        fused: the arrays that one run reads together: those of the run that reads most arrays, if they still exist.
+        fused: the arrays of the run that reads most arrays, if they still exist.
     """
 
     store: Store
@@ -129,7 +129,7 @@ def command_of(entry: StoredRun, store: str) -> str:
             words += ["--dataset", str(table.get("dataset") or entry.result["dataset"]["slug"])]
         words += _partition(entry, str(table.get("partition") or ""))
     rounds = entry.result["rounds"]
-    # A one-shot method has one round if the run did not ask for more, so it needs no option.
+    # One round is the default of a one-shot method, so the option is left out unless the run was given one.
     if rounds != 1 or "rounds" in table:
         words += ["--rounds", str(rounds)]
     words += ["--seeds", ",".join(map(str, entry.seeds))]

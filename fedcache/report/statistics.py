@@ -57,6 +57,7 @@ def interval(values: Floats, level: float) -> Interval | None:
         (np.sort(values),),
         np.mean,
         n_resamples=RESAMPLES,
+        # At most 2 million resampled values are in memory at once.
         batch=max(1, 2_000_000 // count),
         confidence_level=level,
         method="percentile",
@@ -201,6 +202,7 @@ class Ranking:
     @property
     def too_few(self) -> bool:
         """Whether the blocks are too few for any two mean ranks to differ by the critical difference."""
+        # Mean ranks of k treatments are between 1 and k, so they differ by at most k - 1.
         return self.cd >= len(self.ranks) - 1
 
 

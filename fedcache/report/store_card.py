@@ -136,7 +136,9 @@ def backbone_lines(recipes: Iterable[tuple[str, Mapping[str, Any]]], home: Home)
         # Embeddings that fedcache did not compute have no recipe.
         if "size" not in facts:
             name = facts.get("backbone", key)
-            lines.append(f"Embeddings {name}, made elsewhere; licence of the weights: not known.")
+            lines.append(
+                f"Embeddings {name}, not computed by fedcache; licence of the weights: not known."
+            )
             continue
         recipe = Recipe.from_dict(facts)
         licence = ""
@@ -144,15 +146,15 @@ def backbone_lines(recipes: Iterable[tuple[str, Mapping[str, Any]]], home: Home)
         with suppress(FedcacheError):
             licence = lookup_recorded(recipe, home=home.root).licence
         kind = reads_of(recipe)
-        side = f"{kind} as they are"
+        inputs = f"{kind} as they are"
         if recipe.size and kind == IMAGES:
-            side = f"{recipe.size} px {recipe.resize}, {recipe.interpolation}"
+            inputs = f"{recipe.size} px {recipe.resize}, {recipe.interpolation}"
         elif recipe.size:
-            side = f"{recipe.size} tokens of a text"
+            inputs = f"{recipe.size} tokens of a text"
         weights = recipe.weights or "not known"
         licence = licence or "not known"
         lines.append(
-            f"Backbone {recipe.backbone}, weights {weights}, {side}, recipe {recipe.digest[:16]}; licence of "
+            f"Backbone {recipe.backbone}, weights {weights}, {inputs}, recipe {recipe.digest[:16]}; licence of "
             f"the weights: {licence}."
         )
     return lines

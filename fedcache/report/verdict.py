@@ -49,6 +49,7 @@ from fedcache.tables.words import some_names
 
 MOST_NAMED = 4
 MOST_LETTERS = 90
+"""Maximum number of runs that a sentence names, and of letters that their names take."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ def _each_client(entry: StoredRun, direction: str) -> float:
 
 
 def ranked(entries: Sequence[StoredRun], score: str) -> list[StoredRun]:
-    """Runs by falling validation accuracy, or test accuracy without validation rows; equal runs as in a grid."""
+    """Runs by falling validation accuracy, or test accuracy without validation rows; equal runs in a grid's order."""
     by_validation = has_validation(e.result for e in entries)
 
     def place(entry: StoredRun) -> tuple[object, ...]:
@@ -134,15 +135,18 @@ def uncertainty(entry: StoredRun, score: str) -> Estimate | None:
     if found.mean is None:
         return None
     known = np.array([v for v in found.per_seed if v is not None])
-    if len(known) == len(found.per_seed) >= LEAST_BLOCKS and not constant(known):
+    complete = len(known) == len(found.per_seed)
+    if complete and len(known) >= LEAST_BLOCKS and not constant(known):
         return _student(known, LEVEL, "seeds")
-    # If all clients are tested on the same rows, the mean over clients is the accuracy on these rows.
+    # The interval over test rows is that of the run's own accuracy. It holds for this score only if both are equal, as
+    # they are if all clients are tested on the same rows.
     rows = None
     own_accuracy = entry.result["accuracy"]["mean"]
     if math.isclose(found.mean, own_accuracy, abs_tol=10.0**-DIGITS):
         rows = rows_interval(entry.result)
     if rows is None:
         rows = rows_of_run(entry, METRIC_OF_SCORE[score], LEVEL)
+        # An interval without the score is that of another accuracy.
         if rows is not None and not rows[1] <= found.mean <= rows[2]:
             rows = None
     if rows is not None:
@@ -177,7 +181,8 @@ def lead(one: StoredRun, other: StoredRun, score: str, level: float = LEVEL) -> 
 
     - three or more seeds, paired, if the difference varies over them
     - test rows, paired
-    - test rows as two independent samples, for results of one model that do not hold their rows; this is cautious
+    - test rows as two independent samples, for results of one global model without a record of each test row; such an
+      interval is wider than a paired one
     - clients, paired
 
     None where none is possible.
@@ -186,7 +191,7 @@ def lead(one: StoredRun, other: StoredRun, score: str, level: float = LEVEL) -> 
     theirs = other.accuracy(score)
     if ours is None or theirs is None:
         return None
-    # First choice: seeds that both runs have. They differ only where training draws random numbers.
+    # First choice: seeds that both runs have. Differences vary over seeds only if training draws random numbers.
     paired = differences_of_seeds(one, other, score)
     if _vary(paired):
         return _student(paired, level, "seeds")
@@ -383,6 +388,7 @@ def _sure(
         why = f"On the test rows, the second run is significantly better over {gap.over}."
     else:
         word = "Not sure"
+        # The interval of ``gap`` does not use the variances of other rivals, so ``undecided`` may be empty here.
         why = _chance([label[e.digest] for e in undecided or rivals[:1]], len(rivals), gap)
     partitions = set(best.result["partition"]["digests"])
     if gap is not None and gap.over.endswith("seeds") and len(partitions) == 1:
@@ -421,9 +427,9 @@ def _undecided(best: StoredRun, rivals: Sequence[StoredRun], score: str) -> list
     typical = 0.0
     if over_seeds:
         # The median of chi-squared over its freedom is near (1 - 2 / (9 freedom))^3.
-        each = freedom / len(over_seeds)
+        mean_freedom = freedom / len(over_seeds)
         median = float(np.median([gaps.var(ddof=1) for gaps in over_seeds.values()]))
-        typical = median / (1.0 - 2.0 / (9.0 * each)) ** 3
+        typical = median / (1.0 - 2.0 / (9.0 * mean_freedom)) ** 3
     found = []
     for entry in rivals:
         if entry.digest in over_seeds:
@@ -539,6 +545,7 @@ def few_validation_classes(results: Iterable[Result]) -> str | None:
         part = result.get("partition", {})
         args = part.get("args", {})
         validation = result.get("validation")
+        # With these partitions, a client is tested on rows like its own, and not on all classes equally.
         own_tests = "by" in args or args.get("test_protocol", "balanced") != "balanced"
         if result.get("protocol") != "personalised" or validation is None or own_tests:
             continue
@@ -591,7 +598,8 @@ def next_step(result: Result) -> str:
     else the data.
     """
     exact = result.get("traffic", {}).get("exact", {})
-    # A method may send nothing by design. But if the server sent something, it expected uploads.
+    # A method may send nothing by design. But if the server sent something, it expected uploads. A result that does not
+    # hold the bytes counts as one with uploads.
     expects_uploads = exact.get("down_bytes") or result.get("participants")
     if result.get("protocol") == "global" and expects_uploads and not exact.get("up_bytes", 1):
         return (
@@ -615,7 +623,9 @@ def next_step(result: Result) -> str:
     if result["rounds"] > 1:
         rates = f"fedcache methods info {shell_word(method)}"
         return f"the same command with --rounds {4 * result['rounds']}, or other rates ({rates})"
-    return "`fedcache inspect`, whether the features tell the classes apart; or other --backbones"
+    return (
+        "see in `fedcache inspect` whether features separate the classes, or try other --backbones"
+    )
 
 
 def _tuned_values(method: str) -> dict[str, Any]:

@@ -107,6 +107,7 @@ def compare(printed: Printed | None, printed_seeds: int, measured: Measurement) 
         return AgainstPrinted(difference)
     spread = "both"
     if len(parts) == 1:
+        # The name of the only std that is known.
         (spread,) = parts
     return AgainstPrinted(difference, difference / error, spread)
 
@@ -135,8 +136,9 @@ def measure(metric: str, run: Run) -> Value | None:
 
 
 def unit(metric: str) -> str:
-    """``%`` | ``points`` | ``s`` | ``bits`` | "" of a metric's numbers."""
+    """The unit of a metric's numbers: ``%`` | ``points`` | ``s`` | ``bits`` | "" for none."""
     name, _, rest = metric.partition(":")
+    # ``curve:loss`` is a curve of a number without a unit; only ``curve`` is one of accuracies.
     if name == "curve" and rest:
         return ""
     return UNITS.get(name, "")
@@ -285,7 +287,7 @@ def show_metric(metric: str) -> str:
 
 
 def show_number(value: float, metric: str) -> str:
-    """A number as text: 3 decimals for bits, 2 for other units; without a unit none for whole numbers, 5 for bounds."""
+    """A number as text: 3 decimals for bits, 0 for whole numbers without unit, 5 for other bounds, 2 for all others."""
     if unit(metric) == "bits":
         return f"{value:.3f}"
     if unit(metric):

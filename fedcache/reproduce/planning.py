@@ -214,6 +214,7 @@ def plan(entry: PaperTable, options: Options, check: RequirementCheck) -> list[P
     """
     mapping = roles(entry, options, check)
     for key in options.recipe:
+        # A key is ``BACKBONE:KEY``, or ``KEY`` for all backbones.
         named = key.rpartition(":")[0]
         if named and named not in mapping.values():
             used = ", ".join(mapping.values()) or "no backbone"
@@ -326,12 +327,14 @@ def _planned(paper: PaperCell, options: Options, mapping: Mapping[str, str]) -> 
             else:
                 others.append(backbone)
         cell = replace(cell, recipe=kept)
-        readers = ", ".join(others)
-        usual_recipe = settings_text(paper.recipe)
-        departures.append(f"images as {readers} reads them, not with {usual_recipe}")
+        if others:
+            readers = ", ".join(others)
+            usual_recipe = settings_text(paper.recipe)
+            departures.append(f"images as {readers} reads them, not with {usual_recipe}")
     cell = replace(cell, backbones=left)
     recipe = {}
     for key, value in options.recipe.items():
+        # A key without a backbone applies to all of them.
         backbone = key.rpartition(":")[0]
         if left and backbone in ("", *left):
             recipe[key] = value

@@ -41,7 +41,7 @@ class WarningsOnly(EachOnce):
 
 @dataclass(frozen=True)
 class Features:
-    """A store and the names under which training finds a cell's arrays in it."""
+    """A store, the keys of a cell's arrays in it, and the names by which training finds these arrays."""
 
     path: Path
     keys: tuple[str, ...]
@@ -207,7 +207,7 @@ def partition_cell(cell: PaperCell, columns: Columns, seed: int, *, proxy: bool)
     domain = {}
     if cell.domain:
         domain = {"domain": cell.domain}
-    # Each attempt takes the values that the scheme proposes; some schemes need several.
+    # Each attempt takes the values that the scheme proposes; some schemes need several attempts.
     for _ in range(4):
         try:
             made = make(cell.scheme, columns, seed=seed, **args, **domain)

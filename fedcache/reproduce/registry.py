@@ -225,9 +225,9 @@ def parse(text: str, where: str) -> PaperTable:
         raise _wrong(where, f"kind {data['kind']!r} is none of {kinds}")
     for axis in axes:
         if axis not in data["labels"]:
-            # The same labels would make two cells one row of the table.
             raise _wrong(where, f"[axes.{axis}] is no label")
     cells = tuple(_cell(c, data, protocol, axes, where) for c in data["cells"])
+    # Cells with the same labels would be one row of the table.
     if len({c.at for c in cells}) < len(cells):
         raise _wrong(where, "two cells have the same labels")
     differences = tuple(_difference(d, cells, where) for d in data.get("differences", ()))
@@ -282,7 +282,7 @@ def _printed(value: Any, where: str) -> Printed | None:
         case str():
             return Printed(text=value)
         case bool():
-            pass
+            pass  # a bool is an int for Python, but no printed value
         case int() | float():
             return Printed(float(value))
         case [int() | float() as mean, int() | float() as std]:

@@ -82,6 +82,7 @@ def rows(report: Reproduction) -> list[tuple[str, ...]]:
         minus = ", ".join(difference.minus)
         what = f"{of} minus {minus}"
         first = PLAIN
+        # Papers print differences without a std, so no number of seeds is needed.
         compared = compare(difference.printed, 0, measured)
         last = show_compared(compared, difference.metric)
         if report.proxy:
@@ -145,7 +146,7 @@ def sentences(report: Reproduction) -> list[str]:
 
 
 def repeated(report: Reproduction) -> list[list[tuple[str, ...]]]:
-    """Groups of rows that are the same measurement in a proxy, which replaces their differences; labels of each row."""
+    """Labels of rows that are one measurement in a proxy, because it replaces what they differ in; a list per group."""
     groups = []
     for first in report.lines:
         if first.same_as:

@@ -212,6 +212,7 @@ def _nothing_can_run(
         missing = next(p.refused or "" for p, _ in todo)
     commands: list[str] = []
     for need in needs:
+        # The list of backbones that are ready is left out.
         command = need.command.split(" Ready now:")[0]
         if need.command and command not in commands:
             commands.append(command)
@@ -330,8 +331,8 @@ def _train(line: ReproducedCell, workbench: Workbench) -> None:
             observer=workbench.quiet,
             stop=workbench.halt,
         )
-        # Runs that this command made for another cell are not "there already".
         line.runs.append(done.path)
+        # Runs that a cluster made ahead for this command do not count as reused.
         line.reused += done.reused and done.path not in workbench.made
         line.fidelity = str(done.result["fidelity"])
         departures += _feat_post(line.cell, done.result)

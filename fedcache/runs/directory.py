@@ -212,7 +212,7 @@ class RunDirectory:
         self, seed: int, tensors: Mapping[str, Any], state: Mapping[str, Any]
     ) -> None:
         """Replace a seed's checkpoint, completely or not at all."""
-        # The state is a string of JSON within the sealed JSON: its figures may be NaN, which the latter rejects.
+        # The state is stored as a string, because its figures may be NaN, which the JSON of sealed files rejects.
         content = json.dumps(dict(state))
         path = self._checkpoint(seed)
         size = sum(tensor.nbytes for tensor in tensors.values())
@@ -277,23 +277,23 @@ class RunDirectory:
             the result with ``files``: the digests of the other files, from ``begin`` and from this call.
         """
         lines = b"".join(canonical_json(record) + b"\n" for record in rounds)
-        # ``written``: every file of this call that the result lists. ``promised``: the same without the config, which
-        # ``_write_config`` writes.
-        promised = {"rounds.jsonl": lines, **files}
+        # ``listed``: every file of this call that the result lists. ``without_config``: the same without the config,
+        # which ``_write_config`` writes.
+        without_config = {"rounds.jsonl": lines, **files}
         text = self._config_text(config)
-        written = {**promised, "config.toml": text}
+        listed = {**without_config, "config.toml": text}
         path = self.path / "result.json"
-        if any(_holds_other_bytes(self.path / name, raw) for name, raw in written.items()):
+        if any(_holds_other_bytes(self.path / name, raw) for name, raw in listed.items()):
             # The run gets more seeds, or a private run is trained again. The old result no longer fits the files. If
             # the process is killed from here on, the run has no result, and the next command makes it from the seeds.
             path.unlink(missing_ok=True)
         seeds = result.get("seeds", ())
         files_of_seeds = map(self.partition_file, seeds)
         partitions = self._write_config(text, filter(Path.is_file, files_of_seeds))
-        for name, raw in promised.items():
+        for name, raw in without_config.items():
             write_atomic(self.path / name, raw)
         write_sealed(self.path / MEASURED, _what_measured(self.identity.digest), dict(measured))
-        digests = {name: file_digest(name, raw) for name, raw in written.items()}
+        digests = {name: file_digest(name, raw) for name, raw in listed.items()}
         whole = {**result, "files": {**partitions, **digests}}
         before(whole)
         write_result(path, whole)
@@ -490,7 +490,7 @@ def check_config(path: Path | None) -> None:
             raise CorruptionError(
                 f"{folder / name} is missing or was changed.",
                 "Train with the options of the run instead of --config. To change a configuration, copy "
-                "config.toml elsewhere and edit the copy.",
+                "config.toml to another folder and edit the copy.",
             )
 
 

@@ -71,6 +71,7 @@ def with_client_prior(
         raise UsageError(
             "--client-prior needs the client whose class prior is added.", "--client NAME"
         )
+    # None: the rows are those of the run's own store.
     tests = PriorTests.of(place, predictor, None, kind, home, [name], observer)
     number = tests.partition.table.names.index(name)
     place_of_client = int(np.searchsorted(tests.numbers, number))
@@ -218,6 +219,7 @@ class PriorTests:
         numbers = np.arange(0, len(table), step)
         own_models = None
         if clients is not None:
+            # The first client is always scored, because it may be the only one that was requested.
             if clients[0] not in table.names:
                 raise unknown("client", clients[0], table.names)
             numbers = np.union1d(numbers, table.names.index(clients[0]))
@@ -289,6 +291,7 @@ class PriorTests:
             shares = counts / max(1, counts.sum())
         classes = len(shares)
         step = max(1, -(-len(test) * classes // MOST_ESTIMATED))
+        # Without test rows, only the empty array is concatenated.
         probabilities = [np.empty((0, classes))]
         for _, scores in predictor.over_store(self.store, test[::step]):
             probabilities.append(predictor.mean_probability(scores))

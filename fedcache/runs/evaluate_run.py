@@ -139,6 +139,7 @@ def evaluate_run(
             f"The run has no saved personal models ({facts.clients:,} clients).",
             "Train again with --fresh --save-clients all, or use --global.",
         )
+    # The only personal model is measured like that of a named client.
     if each_client and len(names) == 1:
         options = replace(options, client=names[0])
         each_client = False
@@ -342,6 +343,7 @@ def store_with_features(
             array_keys(model, store)
             return store
         except StoreError:
+            # An ingested dataset has no images from which missing features could be extracted.
             if ingested_path(home, spec) is not None:
                 raise
     one_view = [recipe.plain() for recipe in read_recipes(model)]
@@ -511,6 +513,7 @@ def _same_features(
         for first, *_ in rows.source.of_rows(rows.rows):
             digests.append(row_digests(first.astype(reader.info.dtype)))
     known = []
+    # At least one block is read, so that there is an array to concatenate.
     for start in range(0, max(1, len(trained)), BLOCK):
         features = reader.rows(trained[start : start + BLOCK])
         known.append(row_digests(features[:, 0]))

@@ -186,6 +186,7 @@ class HookedObserver(Silent):
         self._observer = observer or Silent()
         self._has_observer = observer is not None
         self._hooks = list(hooks)
+        # These events are passed to the observer only.
         for method in ("note", "warn", "start", "advance", "stop"):
             setattr(self, method, getattr(self._observer, method))
 

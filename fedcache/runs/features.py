@@ -70,6 +70,7 @@ def read_store(
     """
     arrays = [store.reader(key) for key in keys]
     for key, array in zip(keys, arrays, strict=True):
+        # Features have the shape (rows, views, width); images have more axes.
         if len(array.shape) != 3:
             raise UsageError(
                 f"{key} contains images, but {method.name} needs features.",
@@ -352,6 +353,7 @@ class RunInputs:
     def with_settings_of(self, config: TrainConfig) -> RunInputs:
         """The same rows with the hyperparameters of another configuration of the same method."""
         settings = hyperparameters(self.method, config)
+        # The features stay as they are, so the transform that was applied to them stays too.
         if "feat_post" in settings:
             settings["feat_post"] = self.settings["feat_post"]
         return replace(self, settings=settings)

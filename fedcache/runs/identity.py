@@ -142,6 +142,7 @@ def own_digest(method: Method) -> str:
         folders = _place_of(plugin)
     code = ReachedCode(f"the method {method.name!r}", folders)
     description = code.describe(method)
+    # If the user's functions reach no method of fedcache, "" stands for the code that all methods share.
     base = sorted(code_digest(name) for name in code.methods or {""})
     parts = [base, sorted(code.sources.values()), description]
     if plugin is not None and plugin.package:
@@ -150,7 +151,10 @@ def own_digest(method: Method) -> str:
 
 
 def _place_of(plugin: Plugin) -> tuple[Path, ...]:
-    """The folder or single file of a plug-in's package; () for a plug-in that was registered in this process."""
+    """The folder or single file of a plug-in's package.
+
+    () for a plug-in that was registered in this process, for a package without a file, and for fedcache itself.
+    """
     top = ""
     if plugin.entry is not None:
         top = plugin.entry.module.partition(".")[0]

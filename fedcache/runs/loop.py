@@ -218,6 +218,7 @@ def _return_stored(run: OpenRun, stored: Run) -> Run:
         )
     kept = run.options.kept
     note = kept.note_on_stored(stored.path)
+    # In a grid, every point would repeat the note, so it is shown only if the user requested all models.
     if note is not None and (position is ALONE or kept.which == "all"):
         observer.note(note)
     replay_stored(observer, stored.path, stored.result, position)
@@ -501,13 +502,17 @@ class OpenRun:
 
     @property
     def _made_here(self) -> bool:
-        """Whether the partitions were made for this run. They are then stored in its directory."""
+        """Whether the partitions were made for this run. They are then stored in its directory.
+
+        A run over sites (``engine``) stores none: the rows of sites stay there.
+        """
         return self.inputs.partition_name is None and not self.spec.engine
 
     def _config_of(self, spec: ResolvedRun) -> dict[str, Any]:
         """The ``[train]`` section that runs these seeds again, on the same partition."""
         table = {**spec.to_config(), **self.inputs.choices}
         digests = {partition.digest for partition in self.inputs.partitions.values()}
+        # Seeds with different partitions draw them again from the scheme.
         if len(digests) > 1:
             return table
         if self._made_here and "clients_from" not in table:
@@ -726,7 +731,7 @@ class OpenRun:
             seeds = self._all_seeds()
             numbers = tuple(s.seed for s in seeds)
             spec = replace(self.spec, seeds=numbers)
-            promised = {**summarise(self.inputs, spec, self.identity, seeds), **(result or {})}
+            summary = {**summarise(self.inputs, spec, self.identity, seeds), **(result or {})}
             train_seconds = sum(s.seconds for s in seeds)
             # Times and versions are no part of the result, because they differ between equal runs.
             figures = {
@@ -740,7 +745,7 @@ class OpenRun:
             # Models are sealed with the digest of this result, before the result itself is written.
             kept = self.options.kept
             whole = self.directory.finish(
-                promised,
+                summary,
                 list(chain.from_iterable(s.rounds for s in seeds)),
                 figures,
                 before=lambda result: seal(
@@ -1080,6 +1085,7 @@ def train_together(
     # Other processes may have finished some of the points while this one waited for the directories.
     with _owning_runs(list(opened.values())):
         for number, run in list(opened.items()):
+            # Every point is trained again, so no stored result is looked for.
             if options.fresh:
                 break
             try:

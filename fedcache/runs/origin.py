@@ -42,7 +42,7 @@ def check_text(store: Store, key: str) -> None:
     """
     recipe = store.arrays[key].recipe
     name = str(recipe.get("backbone"))
-    current = find_text(store.manifest, name, None, None)
+    current = find_text(store.manifest, name)
     if current is None or current is text_of_array(store.manifest, key):
         return
     of_text = str(current["meta"].get("weights"))[:12]

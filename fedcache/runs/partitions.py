@@ -65,6 +65,7 @@ def command_of(store: Store, name: str) -> str:
             if words["seed"]:
                 command += f" --partition-seed {words['seed']}"
     named = f"{command} --name {shell_word(name)}"
+    # The user chooses the scheme, so the new partition may have other rows than the damaged one.
     if "SCHEME" in command:
         return f"{named} --replace"
     return named
@@ -494,6 +495,7 @@ def given_partition(
         if named is not None:
             clients = named
         made = of_ids(columns, clients, seed=seed, **typed)
+        # If the names of rows are numbers, their order is clear, and no note is needed.
         numbered = all(word.rpartition("/")[2].isdigit() for word in store.samples.name)
         if named is None and not numbered:
             first = store.samples.name[0]
@@ -642,6 +644,7 @@ def read_clients(path: Path, store: Store) -> tuple[Group, np.ndarray | None]:
 
 
 _PARTITION_COMMAND = re.compile(r"fedcache partition(?= --(?!help))")
+"""``fedcache partition`` before an option other than ``--help``."""
 
 
 @contextmanager

@@ -324,7 +324,7 @@ class Personalised:
 
     def model(self) -> Model:
         """The model, ready to classify images or features. Raises as ``fedcache.load_model``."""
-        return load_model(self.path, None, None, None)
+        return load_model(self.path, client=None, seed=None, method=None)
 
     @property
     def accuracy(self) -> float | None:
@@ -510,6 +510,6 @@ def client_of_store(
         known = some_names(facts.classes, 5)
         raise StoreError(
             f"{store.path.name} has no training rows of classes that the model knows.",
-            f"Its classes are {known}.",
+            f"The model knows {known}.",
         )
     return NewClient(name, x, torch.from_numpy(label), np.flatnonzero(train))

@@ -249,6 +249,7 @@ def _read_count(ledger: Path) -> int:
 
 def _check_count(ledger: Path, lines: int, count: int) -> None:
     """Refuse a ledger that has lost lines at its end, or the file with their number."""
+    # A kill after a line was written, and before its count was, leaves the count one too low.
     if lines not in (count, count + 1):
         why = f"is damaged: it has {lines} complete lines, but {COUNT} records {count}"
         raise _damaged(ledger, ValueError(why))
@@ -285,7 +286,7 @@ def describe_privacy(cost: Mapping[str, Any]) -> str:
     delta = cost["delta"]
     figures += f" (by Renyi divergence {renyi}), delta {delta:g}; {cost['rounds']} rounds, "
     figures += f"each client in a round with probability {cost['share']:g}."
-    # Noise that can be reproduced gives no protection. The cost is that of the same noise if it could not.
+    # Noise that can be reproduced gives no protection. The cost is that of the same noise from the operating system.
     if cost["simulation"]:
         secret = ""
         if known:

@@ -54,7 +54,8 @@ class SeedResult:
     by_domain: dict[str, float]  # accuracy per domain name
     fairness: dict[str, float | None]  # spread over clients
     traffic: dict[str, int]  # totals of the run in scalars and bytes
-    # scalars that one participating client sends and receives in a round, exact (mean) and paper
+    # scalars and bytes that one client sends and receives in a round, means over clients and rounds; scalars also as
+    # the paper counts
     per_round: dict[str, float]
     rounds: list[dict[str, Any]]  # records without times
     protocol: str  # global | personalised
@@ -143,8 +144,8 @@ def seed_result(
 ) -> SeedResult:
     """The result of one seed.
 
-    ``secret`` leaves out which clients took part in each round, and the time of each round, which depends on their
-    number.
+    ``secret`` leaves out which clients took part in each round, and the time of each round, because it depends on the
+    number of these clients.
     """
     rounds = [
         {
@@ -251,7 +252,7 @@ def _means(of_seeds: Sequence[Mapping[str, float | None]]) -> dict[str, float | 
 def summarise(
     inputs: RunInputs, spec: ResolvedRun, identity: Identity, seeds: Sequence[SeedResult]
 ) -> dict[str, Any]:
-    """``result.json`` of a run: promised values only."""
+    """``result.json`` of a run: only values that are equal if the run is repeated, so no times and no paths."""
     first = seeds[0]
     clients = columns_of_seeds(seeds)
     # The values of many clients are in a file next to the result, and not in the result.
@@ -264,7 +265,9 @@ def summarise(
         names = None
         owned = {"least": float(classes_owned.min()), "most": float(classes_owned.max())}
     owned["mean"] = float(classes_owned.mean())
-    fixed = None  # known for the named backbones
+    fixed = (
+        None  # parameters of the backbones; only those of the backbones in ``PARAMETERS`` are known
+    )
     if all(name in PARAMETERS for name in inputs.backbones):
         fixed = sum(PARAMETERS[name] for name in inputs.backbones)
     last = [seed.rounds[-1].get("diagnostics", {}) for seed in seeds]
@@ -369,6 +372,7 @@ def partition_section(name: str | None, facts: Sequence[Mapping[str, Any]]) -> d
     """The partition of a run from the facts of its seeds; every seed has the scheme of the first."""
     digests = [of_seed["digest"] for of_seed in facts]
     section: dict[str, Any] = {"name": name, **facts[0], "digests": digests}
+    # The number of validation rows is ``rows`` in the section ``validation`` of a result.
     section.pop("validation_rows", None)
     return section
 
@@ -376,6 +380,7 @@ def partition_section(name: str | None, facts: Sequence[Mapping[str, Any]]) -> d
 def columns_of_seeds(seeds: Sequence[SeedResult]) -> ClientColumns:
     """Columns of all clients, means over seeds."""
     per_seed = np.stack([seed.per_client for seed in seeds])
+    # The values of each client are contiguous, so that they are summed in the order of a mean of this client alone.
     accuracy = np.ascontiguousarray(per_seed.T).mean(1)
     owned = np.array([seed.classes_owned for seed in seeds], np.float64).mean(0)
     held = [seed.validation_per_client for seed in seeds if seed.validation_per_client is not None]
@@ -462,7 +467,8 @@ def _drawn_clients(seed: SeedResult) -> dict[str, float | int | None]:
     """Number of scored clients, how many of them took part in some round, and the standard error of their mean.
 
     The error is s / sqrt(n) sqrt(1 - n / M), because clients are drawn without replacement. It is None for fewer than
-    two clients, and if none of them took part.
+    two clients, and if none of them took part, because their models are then untrained. How many took part is None if
+    the participants are secret.
     """
     scored = ~np.isnan(seed.per_client)
     participants = [record["clients"] for record in seed.rounds]
@@ -555,7 +561,10 @@ def _trust(spec: ResolvedRun, seeds: Sequence[SeedResult]) -> dict[str, Any]:
 # How often each test row was classified correctly, from the predictions of an evaluation.
 
 MOST_ROWS = 100_000
-"""Maximum number of distinct test rows for a result to have their file. With more, an interval is below 0.4 points."""
+"""Maximum number of distinct test rows for a result to have their file.
+
+With more rows, a 95 % interval over test rows extends less than 0.4 points to each side, so it is not needed.
+"""
 MOST_SCORED = 1 << 21
 """Maximum number of (client, test row) pairs for a result to have their file."""
 
@@ -570,13 +579,12 @@ def count_test_rows(
         clients: rows of each client; their test rows were evaluated.
         labels: int64 [N] of all rows of the store; a row with -1 has no label and is not scored.
     """
+    # ``sizes`` is None for one global model. Its rows are distinct; those of personal models may repeat.
     too_many = found.sizes is None and len(found.rows) > MOST_ROWS
     if not len(found.rows) or not found.whole or too_many:
         return None
-    if not isinstance(clients, ClientTable):
-        clients = ClientTable.of(clients, np.empty(0, np.int64))
     if found.sizes is None:
-        lists = _one_model(found, clients)
+        lists = _one_model(found, ClientTable.tests_only(clients))
     else:
         lists = (found.rows, found.predictions, found.sizes)
     if lists is None:
@@ -585,6 +593,7 @@ def count_test_rows(
     if len(rows) > MOST_SCORED:
         return None
     truth = labels.cpu().numpy()[rows]
+    # Rows without a label, or without a prediction (-1), are not scored.
     known = (truth >= 0) & (guesses >= 0)
     owner = np.repeat(np.arange(len(sizes)), sizes)[known]
     right = (truth == guesses)[known]
@@ -608,9 +617,10 @@ def count_test_rows(
 def _one_model(
     found: Evaluation, table: ClientTable
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
-    """Rows and predictions of one model, client by client, and the number of rows of each client.
+    """The test rows of all clients, the predictions of one model for them, and the number of rows of each entry.
 
-    None above ``MOST_SCORED`` rows.
+    An entry is one client. A client that shares the common test rows has two: an empty one at its place, and one with
+    the common rows at the end. None above ``MOST_SCORED`` rows.
     """
     if int(table.test_sizes.sum()) > MOST_SCORED:
         return None
@@ -618,7 +628,7 @@ def _one_model(
         every = table.tests.together(0, len(table))
         rows = every.rows
         sizes = every.sizes
-    else:  # the lists of clients that share the common rows are empty
+    else:
         shared = int(table.shares.sum())
         rows = np.concatenate([table.tests.rows, np.tile(table.common, shared)])
         sizes = np.concatenate([table.tests.sizes, np.full(shared, len(table.common))])

@@ -230,7 +230,7 @@ class StoreRows(OneStore):
         found, name = p.cache.partitions[key]
         if p.whole:
             found = without_validation(found)
-            name = None
+            name = None  # the saved partition has other training rows
         first = next(iter(found.values()))
         rows = all_train_rows(first.clients)
         self._trained_rows = rows
@@ -399,6 +399,7 @@ class ShardRows(OneStore):
             s = store.samples
             name = str(store.dataset["shard"]["client"])
             good = s.ok == 1
+            # Splits: 0 training, 1 test, 2 validation.
             train = good & (s.split == 0)
             test = good & (s.split == 1)
             self._clients.append(Client(name, places[train], places[test]))

@@ -117,6 +117,7 @@ class KeptModels:
         if self.which == "none" or self.clients in (None, "none"):
             return
         numbers = chosen_clients(names, self.clients)
+        # A state may also hold tensors that only training reads and that are not saved; then the model is smaller.
         each = min(load.state_bytes, load.head_bytes)
         # A probe that is trained for the model, or a model that is adapted.
         if method.deploy is not keep_down:
@@ -256,6 +257,7 @@ def save_seed(
     try:
         collected = collect(out, facts, data, features.scaling, clients)
     except UsageError as error:
+        # A client that the user named must be saved; otherwise, a note is enough.
         if kept.clients not in (None, "all", "none"):
             raise
         return False, [f"No model is saved: {error.message} {error.hint}"]

@@ -38,7 +38,7 @@ class Score:
     def std(self) -> float | None:
         """Standard deviation over seeds (ddof 1); None for one seed, or if a seed has no value."""
         known = [value for value in self.per_seed if value is not None]
-        if len(known) == len(self.per_seed) > 1:
+        if len(known) > 1 and len(known) == len(self.per_seed):
             return float(np.std(known, ddof=1))
         return None
 
@@ -140,10 +140,10 @@ def wilson(
 def rows_interval(
     result: Mapping[str, Any], level: float = LEVEL
 ) -> tuple[int, float, float] | None:
-    """Number of test rows of a result, and the Wilson interval of its accuracy, if this is equal for all seeds.
+    """Number of test rows of a result, and the Wilson interval of its accuracy.
 
-    None for personal models, and if seeds have different partitions or accuracies: otherwise only the test rows are a
-    random sample.
+    The interval is over test rows only. So it is None for personal models, and if seeds have different partitions or
+    accuracies.
     """
     per_seed: Sequence[float | None] = result["accuracy"].get("per_seed", ())
     partition = result.get("partition", {})
@@ -185,14 +185,15 @@ class Chance:
     level: float
     least: float  # a result above this accuracy is better than a guess
     classes: int
-    rows: int  # most distinct test rows of a seed
+    rows: int  # distinct test rows of a seed, or an upper limit of their number
 
 
 def at_chance(result: Mapping[str, Any]) -> Chance | None:
     """The accuracy of a guess, if a ``result.json`` is no better; None if it is better, or has no accuracy.
 
-    A better result is above max(1/C, share of the largest class) by ``ERRORS`` standard errors, and by ``SHARE`` of it
-    or ``POINTS``. The share of the largest class is not known for a result without a confusion matrix.
+    The accuracy of a guess is max(1/C, share of the largest class). A better result is above it by ``ERRORS`` standard
+    errors, and also by ``SHARE`` of this accuracy or by ``POINTS``, whichever is less. The share of the largest class
+    is not known for a result without a confusion matrix.
     """
     accuracy = result["accuracy"]["mean"]
     classes = int(result.get("classes") or 0)  # earlier releases had no number
@@ -319,6 +320,7 @@ def _order_of_value(value: object) -> tuple[int, float, str]:
         except ValueError:
             number = math.nan
         if not math.isnan(number):
+            # The last part is "%" or "", so that 10 and 10% have a fixed order.
             return 0, number, str(value).rpartition("%")[1]
     if isinstance(value, list | tuple):
         return 1, 0.0, ",".join(map(str, value))

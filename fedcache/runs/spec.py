@@ -70,7 +70,7 @@ def client_overrides(
     widths: Sequence[int],
     clients: int,
 ) -> dict[int, ClientOverrides]:
-    """Differences of each client: entry i of a list belongs to clients i, i + n, i + 2n, ..
+    """Differences of each client: entry i of a list of n entries belongs to clients i, i + n, i + 2n, ...
 
     Raises UsageError for a backbone that the run does not read, or a difference that the method does not allow.
 
@@ -264,6 +264,7 @@ class ResolvedRun:
     @property
     def plugins(self) -> list[Plugin]:
         """Plug-ins that the run uses: the method, the executor, the rule of aggregation."""
+        # ``rule.last`` is the step of ``--aggregate`` that combines uploads; the steps before it are not plug-ins.
         return used(
             {
                 "methods": self.method,
@@ -328,6 +329,7 @@ class ResolvedRun:
 
     def to_config(self) -> dict[str, Any]:
         """The ``[train]`` section that runs the same again."""
+        # Paths of files become absolute, so that the section works in every folder.
         config = replace(
             self.requested,
             rounds=self.rounds,
@@ -354,7 +356,8 @@ def resolve_run(
     the method's uploads do not allow.
     """
     if config.preset == PRESETS[0] and not method.usual:
-        # The default preset equals the paper's. Results then have the name "paper", as in earlier versions.
+        # For a method without ``usual`` values, preset ``default`` equals ``paper``. Results then have the name
+        # "paper", as in earlier versions.
         config = replace(config, preset="paper")
     text = participation_text(config, method, clients)
     participation = parse_participation(text)
@@ -581,10 +584,10 @@ def check_participation(config: TrainConfig, clients: int) -> None:
             )
     if (config.asynchronous or 0) > clients:
         why = "the buffer of the server never contains two updates of one client"
-        most = max(1, clients // 2)
+        example = max(1, clients // 2)
         raise UsageError(
             f"--asynchronous is {config.asynchronous}, but there are only {clients} clients, and {why}.",
-            f"For example --asynchronous {most}",
+            f"For example --asynchronous {example}",
         )
 
 
@@ -604,7 +607,7 @@ def check_config(config: TrainConfig, partition: PartitionConfig) -> None:
     saved = config.partition is not None
     shards = config.clients_from is not None
     two_datasets = config.store is not None and config.dataset is not None
-    elsewhere = bool(config.store or config.dataset or config.partition)
+    other_source = bool(config.store or config.dataset or config.partition)
     contradictions = (
         (two_datasets, "--store and --dataset", "A store belongs to one dataset."),
         (
@@ -618,7 +621,7 @@ def check_config(config: TrainConfig, partition: PartitionConfig) -> None:
             "Client stores have fixed rows.",
         ),
         (
-            shards and elsewhere,
+            shards and other_source,
             "--clients-from and another store, dataset or partition",
             "Client stores replace a store, a dataset and a partition.",
         ),
@@ -670,7 +673,8 @@ def policy_from_config(config: TrainConfig, method: Method | None = None) -> Tru
         config.max_row_norm,
     )
     if method is not None:
-        # --set is left out, because it may name hyperparameters of other methods.
+        # --set is left out, because it may name hyperparameters of other methods. The policy is checked again with all
+        # hyperparameters before the run is trained (``RunState``).
         trust.check(method, hyperparameters(method, replace(config, set={})))
     return trust
 

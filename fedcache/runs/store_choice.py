@@ -143,7 +143,7 @@ def array_name(store: Store, key: str) -> str:
     _, backbone, sized = names_of(key, array)
     if sized.endswith("@0"):  # an ingested array, whose image size is not known
         sized = backbone
-    # Such an array has no views that fedcache drew.
+    # fedcache drew no views for an array with one view, for images, and for ingested arrays, which have no decoder.
     plain = array.shape[1] == 1 or array.dtype == "uint8" or "decoder" not in array.recipe
     if plain and _matching(store.arrays, sized) == [key]:
         return sized
@@ -310,7 +310,7 @@ def train_example(store: Store) -> str:
 
 
 def without_images(method: Method, names: Sequence[str]) -> tuple[str, ...]:
-    """Names of ``--backbones``; for a method with an image encoder without the images, which the user may name."""
+    """The names of ``--backbones``. For a method with an image encoder, ``pixels`` (its images) is left out."""
     if "image tower" not in method.needs:
         return tuple(names)
     return tuple(name for name in names if name.partition("@")[0] != "pixels")
@@ -420,6 +420,7 @@ def refuse_partial_store(home: Home, dataset: str, names: Sequence[str]) -> None
         size = path.name.removeprefix(f"{slug}-").partition("-")[0]
         fact = None
         if size.isdecimal():
+            # The slug and the digest of the part.
             fact = memory.recall(["limited", digest, int(size)])
         if isinstance(fact, list) and path == home.store(*fact):
             parts.append(Store.open(path))
@@ -484,6 +485,7 @@ def find_or_extract(
             names = {name.partition("@")[0], bare_name(name).partition("@")[0]}
             if names.isdisjoint(have):
                 lacking.append(name)
+        # Without --dataset, no other store is looked for: ``chosen_arrays`` refuses names that the store lacks.
         if store.arrays and (train.dataset is None or not lacking):
             return store, spent
         if is_ingested(store):

@@ -24,7 +24,10 @@ from fedcache.store.store import Store
 
 PATH = Path(__file__).with_name("catalogue.json")
 COUNTS = ("up", "up_bytes", "paper_up", "down", "down_bytes", "paper_down", "first_down")
-"""Counts of one client in one round, sent and received: in scalars, in bytes, and as the paper counts."""
+"""Counts of one client in one round, sent and received: in scalars, in bytes, and as the paper counts.
+
+``first_down`` is what a client receives in the first round, in scalars.
+"""
 
 SOURCES = (
     "federate/methods",
@@ -70,6 +73,7 @@ def current_sizes(home: Home) -> Sizes:
         return Sizes()
     widths = {}
     for array in store.arrays.values():
+        # Arrays of uint8 hold pixels, not features. Features have the shape (rows, views, width).
         if array.dtype != "uint8":
             widths[str(array.recipe.get("backbone"))] = array.shape[2]
     if not widths:

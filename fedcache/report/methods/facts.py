@@ -35,8 +35,11 @@ from fedcache.report.methods import Sizes
 from fedcache.runs.spec import with_schedule_rounds
 
 CLIENTS = 3
+"""Number of clients in a trial, if the counts do not depend on it."""
 MOST_CLIENTS = 10
+"""Maximum number of clients in a trial, if the counts depend on it."""
 PER_CLASS = 2
+"""Rows of each class for each client of a trial."""
 IDLE = ("epochs", "personal_epochs", "esd_epochs", "e_h", "e_b", "K", "probe_epochs")
 """Hyperparameters for the number of passes over rows. They do not affect traffic."""
 
@@ -64,7 +67,7 @@ def _trial(method: Method, sizes: Sizes) -> tuple[dict[str, Any], Tree]:
         return state, sent
 
     hp = method.resolve()
-    # The server sends the uploads of all clients to each client.
+    # If the server sends the uploads of all clients to each client, the counts depend on the number of clients.
     stacked = not method.one_shot and "stack" in method.pool(hp).values()
     count = CLIENTS
     if stacked:
@@ -76,9 +79,11 @@ def _trial(method: Method, sizes: Sizes) -> tuple[dict[str, Any], Tree]:
     settings: dict[str, Any] = {**hp, **_fewest_passes(method)}
     if "anchors" in hp:
         settings["anchors"] = "all"
+    # The second round is counted, because clients receive text features only in the first.
     rounds = 2
     if method.one_shot:
         rounds = 1
+    # A central method has no uploads to record.
     watched = method
     if not method.central:
         watched = replace(method, fit=fit)
@@ -92,6 +97,7 @@ def _trial(method: Method, sizes: Sizes) -> tuple[dict[str, Any], Tree]:
             raise executor.batch.failed[0]
     first = job.traffic.rounds[0]
     done = job.traffic.rounds[-1]
+    # The traffic of all clients is divided by their number.
     served = max(1, done.clients)
     keys = ("up", "down", "up_bytes", "down_bytes", "paper_up", "paper_down")
     sends = {key: getattr(done, key) // served for key in keys}
@@ -274,6 +280,7 @@ def rows_in_models(method: Method, settings: Mapping[str, Any] | None = None) ->
     """
     sizes = Sizes(8, 8, 3)
     hp: dict[str, Any] = {**method.resolve(), **(settings or {}), **_fewest_passes(method)}
+    # The clients need 2 + 3 + 4 = 9 rows of every class; the data of CLIENTS + 2 clients have 10.
     data = _rows(method, sizes, CLIENTS + 2)
     # Some settings read several views of each row.
     data = replace(data, x=data.x[:].expand(-1, 4, -1))
@@ -281,7 +288,7 @@ def rows_in_models(method: Method, settings: Mapping[str, Any] | None = None) ->
     edges = np.cumsum([0, *row_counts])
     rows = np.arange(edges[-1])
     clients = [Client(f"c{i}", rows[a:b], rows[:0]) for i, (a, b) in enumerate(pairwise(edges))]
-    job = TrainingRun(method, data, clients, 1, None, 0, torch.float32)
+    job = TrainingRun(method, data, clients)
     out = run(job, with_schedule_rounds(hp, 1))
     if out.protocol == "global":
         return ()

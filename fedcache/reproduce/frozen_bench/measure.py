@@ -102,6 +102,7 @@ class BenchRun:
                 continue
             if self.options.backbones:
                 raise MachineError(lacks.why, lacks.command)
+            # The note leaves out the list of places that were searched.
             why = lacks.why.split(" Looked at:")[0]
             self.observer.note(f"{name} is left out: {why}")
         if not here:
@@ -155,6 +156,7 @@ class BenchRun:
             for seed in parse_seeds(self.study.seeds):
                 runs.append(self._train(block, store, treatment, settings, seed))
         except FedcacheError as error:
+            # Only errors of training and of the partition belong to the treatment.
             if error.code is not Exit.FEDERATED and not isinstance(error, InfeasibleError):
                 raise
             return BenchScore(block, label, points=treatment.points, why_not=error.message)

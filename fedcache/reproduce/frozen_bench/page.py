@@ -328,6 +328,7 @@ def _ranked(study: Study, title: str, scores: Sequence[BenchScore]) -> BenchRank
     if ranked is not None:
         ranks = ranked.ranks
     else:
+        # With fewer than three treatments or two blocks, the ranks are those in the first block.
         ranks = tuple(float(1 + (values[:, 0] > v[0]).sum()) for v in values)
     order = sorted(range(len(labels)), key=lambda i: (ranks[i], labels[i]))
     first = values[order[0]]
