@@ -24,7 +24,7 @@ from fedcache.store.files import Buffer, at_once, explain_disk_errors, size_of, 
 T = TypeVar("T")
 
 WAITS = (0.1, 0.3, 1.0, 2.0, 4.0)
-"""Maximum seconds of the wait before each further attempt; a random share of it, at least half, is waited."""
+"""Maximum seconds to wait before each further attempt. The actual wait is a random share of it, at least half."""
 
 TIMEOUTS = {"connect_timeout": "10s", "read_timeout": "30s", "timeout": "10m"}
 """Time limits to connect, to get the next bytes of a body, and to get one object or range."""
@@ -104,7 +104,7 @@ class FolderSource:
         path = self.folder / name
         try:
             with open(path, "rb", buffering=0, opener=at_once) as file:
-                return read(file) or b""
+                return read(file) or b""  # None for a pipe without data
         except NotADirectoryError as error:
             raise FileNotFoundError(str(path)) from error
         except FileNotFoundError:
@@ -170,7 +170,7 @@ class RemoteSource:
         stores = needed_library("obstore.store", self.place, "remote")
         scheme = self.place.partition("://")[0]
         settings: dict[str, Any] = {
-            # Attempts are counted and explained here.
+            # ``_tried`` repeats requests, and explains their errors.
             "retry_config": {"max_retries": 0},
             "client_options": {**TIMEOUTS, "allow_http": _allows_http(scheme)},
         }
@@ -202,7 +202,10 @@ class RemoteSource:
         return self._tried(name, lambda: bytes(self._store.get(name).bytes()))
 
     def get_range(self, name: str, start: int, length: int) -> bytes:
-        """See ``ByteSource``. A server without ranges sends the whole object, which is kept for the next range."""
+        """See ``ByteSource``; here, fewer bytes than ``length`` are a MachineError.
+
+        A server without ranges sends the whole object, which is kept for the next range.
+        """
 
         def read() -> bytes | None:
             try:
@@ -314,6 +317,7 @@ def _is_refusal(error: Exception) -> bool:
 def _may_pass(error: Exception) -> bool:
     """Whether the same request may succeed a moment later."""
     status = _status(error)
+    # A status of 400 to 499 means that the request itself is wrong, except for these three.
     return not 400 <= status < 500 or status in (408, 425, 429)
 
 

@@ -82,7 +82,8 @@ def last_store(home: Home) -> tuple[Path, str] | None:
 def extracted_later(path: Path) -> Path | None:
     """The store next to this one, of a dataset of the same name, that was extracted last; None if this one was.
 
-    If an older copy of ``last.json`` was put back, its seal is valid. The histories of the stores show it.
+    The seal of ``last.json`` is also valid if an older copy of the file was put back. So the times are those in the
+    histories of the stores.
     """
     for store in _opened([path]):  # none if it is damaged
         slug = store.dataset["slug"]
@@ -122,7 +123,7 @@ def _opened(places: Iterable[Path], *, part: bool = False) -> Iterator[Store]:
 
 
 def ingest_command(store: Store) -> str:
-    """The command that replaces an ingested dataset by a file that holds more."""
+    """The command that replaces an ingested dataset by the content of another file."""
     name = str(store.dataset["slug"])
     return shlex.join(
         ["fedcache", "ingest", "FILE", "--name", name, "--replace", *store_option(store)]
@@ -219,7 +220,7 @@ def folders_in(root: Path) -> list[Path]:
 def is_being_written(path: Path) -> bool:
     """Whether the process named in a temporary name still runs.
 
-    That of another host cannot be checked, so True during a day after the last change of the file.
+    A ``.partial`` file that names no process counts as being written for a day after its last change.
     """
     pid = writer_of(path)
     if pid:
@@ -261,7 +262,7 @@ def holds_content(store: Store, content: Content) -> bool:
 
 
 def holds_part_of(store: Store, content: Content) -> bool:
-    """Whether a store holds only arrays of some content, all or, after an interrupted ingest, some of them."""
+    """Whether all arrays of a store belong to ``content``; an interrupted ingest leaves a store that lacks others."""
     if store.dataset["digest"] != content.dataset["digest"]:
         return False
     return _values_of(store) <= content.values

@@ -87,7 +87,7 @@ class ContentArray:
                 raise FedcacheError(error.code, error.message, NOT_FINITE_HINT) from error
 
     def _without_lost(self, rows: NDArray[Any]) -> tuple[NDArray[Any], list[int]]:
-        """Rows in which those that cannot be stored are all NaN, and the places of these; all rows unless ``drop``."""
+        """The rows, all NaN where a row cannot be stored, and the places of these rows; unchanged unless ``drop``."""
         if not self.drop:
             return rows, []
         with np.errstate(over="ignore"):
@@ -138,6 +138,7 @@ class ContentArray:
 
 def lost_rows(rows: NDArray[Any]) -> NDArray[np.int64]:
     """The places of stored rows [n, V, D] that were left out: these are all NaN, and no other value is NaN."""
+    # So the first value of a row decides.
     return np.flatnonzero(np.isnan(rows[:, 0, 0]))
 
 
@@ -289,6 +290,7 @@ def _read_once(
     """
     dtypes = {key: _stored_dtype(values.dtype) for key, values in features.items()}
     (count,) = {len(values) for values in features.values()}
+    # All arrays get the same rows per chunk, because their blocks are read together.
     widest = max(array_bytes(values.shape[1:], dtypes[key]) for key, values in features.items())
     size = chunk_rows_for(count, widest)
     arrays = {}
@@ -349,9 +351,8 @@ def _digests(rows: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """The first half of the sha256 of every row: [n, bytes] -> [n, 16]."""
     width = rows.shape[1]
     raw = rows.reshape(-1).data
-    sha256 = hashlib.sha256
     starts = range(0, rows.size, width)
-    digests = b"".join([sha256(raw[at : at + width]).digest() for at in starts])
+    digests = b"".join([hashlib.sha256(raw[at : at + width]).digest() for at in starts])
     return np.frombuffer(digests, np.uint8).reshape(-1, 32)[:, :16]
 
 
@@ -379,7 +380,7 @@ def _check_feature_name(name: str) -> None:
 
 
 def _stored_dtype(dtype: np.dtype[Any]) -> str:
-    """float16 stays, other floats become float32."""
+    """The dtype in which floats are stored: float16 stays, others become float32."""
     if dtype == np.float16:
         return "float16"
     return "float32"

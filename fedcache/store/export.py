@@ -24,7 +24,7 @@ from fedcache.tables.groups import Group
 from fedcache.tables.roles import GROUP, has_a_meaning
 from fedcache.tables.splits import SPLIT_NAMES, TEST, TRAIN, VALIDATION
 
-# Writing files of embeddings: npz, h5, parquet and safetensors, as ``embedding_files`` reads them.
+# Writing files of embeddings: npz, h5, parquet and safetensors, as ``tables.read`` reads them.
 #
 # Each format's library is imported by the function that needs it.
 
@@ -48,7 +48,7 @@ class Exported:
 
     @property
     def group_columns(self) -> dict[str, Group]:
-        """Groups by the names of their columns, which begin with ``group/`` where they would mean something else."""
+        """Groups by the names of their columns. A name that has another role in a file gets the prefix ``group/``."""
         columns = {}
         for name, group in self.groups.items():
             if has_a_meaning(name):
@@ -187,7 +187,7 @@ def _write_shard(
     """
     rows = np.unique(np.concatenate(parts))
     split = np.empty(len(rows), np.uint8)
-    # A row of several parts belongs to the first of them.
+    # A row of several parts is a training row, or else a test row, because the last assignment counts.
     for code in (VALIDATION, TEST, TRAIN):
         split[np.isin(rows, parts[code])] = code
     s = store.samples
@@ -254,7 +254,7 @@ def write_shards(
     """One store per client under ``out``, named by number and client; shards that exist already are kept.
 
     ``clients`` are names with training rows and test rows, and ``validation`` the validation rows of each client.
-    Raises StoreError for a folder that contains stores of other clients, because these could not be trained with them.
+    Raises StoreError if ``out`` contains other stores, because training reads all stores of a folder.
     """
     last = max(0, len(clients) - 1)
     width = len(str(last))
@@ -288,7 +288,7 @@ def export(store: Store, out: Path, keys: Sequence[str]) -> int:
     The ending of the file chooses the format. The file also holds labels, domains, splits, names and groups of the
     rows, and the text features of the arrays.
 
-    Raises UsageError for an unknown ending or a folder that is not there, MachineError without the ending's library.
+    Raises UsageError for an unknown ending or a missing folder, MachineError without the library of the format.
     """
     if out.suffix not in WRITERS:
         raise unknown("file ending", out.suffix, WRITERS)

@@ -175,8 +175,8 @@ def _filled(
 ) -> Iterator[BinaryIO]:
     """A file to write. When the block ends, its content is written to the disk, and then ``put`` moves it to its place.
 
-    An error of the system names ``path``; FullDiskError for a full disk. Raises UsageError for a path that was an
-    address: ``s3://bucket/x`` would make a folder named ``s3:``.
+    An error of the system names ``path``; FullDiskError for a full disk. Raises UsageError for an address instead
+    of a path: ``s3://bucket/x`` would make a folder named ``s3:``.
     """
     refuse_remote(path, str(path))
     written = 0
@@ -229,7 +229,7 @@ def _give_name(file: BinaryIO, path: Path) -> None:
 def _link_opened(file: BinaryIO, path: Path) -> None:
     """Give an open file a name that no file has. Raises FileExistsError if a file has it."""
     fd = file.fileno()
-    # Python follows the link in /proc only with ``src_dir_fd``. It does not use that folder, as the path is absolute.
+    # Python follows the link in /proc only if ``src_dir_fd`` is given. The value is not used for an absolute path.
     os.link(f"{OPENED}/{fd}", path, src_dir_fd=fd, follow_symlinks=True)
 
 
@@ -347,6 +347,7 @@ def _parts(node: ast.AST) -> Iterator[str]:
     """A syntax tree as words. Empty fields are left out, so that a field that a later Python adds changes nothing."""
     yield f"({type(node).__name__}"
     for name, value in ast.iter_fields(node):
+        # These three fields hold the prefix u of a string, and comments that give types.
         if value is None or value == [] or name in ("kind", "type_comment", "type_ignores"):
             continue
         is_imported_module = isinstance(node, ast.ImportFrom) and name == "module"
@@ -438,7 +439,7 @@ def _free_words(place: Path | None) -> str:
         free = disk_free(place or Path())
     except OSError:
         return ""
-    # These may be more than the file needs, because its folder grows too and disks are filled by whole blocks.
+    # The free bytes may be more than the file needs, because its folder grows too and disks are filled by whole blocks.
     if free:
         return f" and {free:,} bytes are free"
     return " and none is free"
@@ -592,6 +593,7 @@ def read_sealed(path: Path, what: Mapping[str, Any]) -> Sealed | None:
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
         why = "cannot be read"
+        # The text of such an error continues the sentence, as in ``parse_signed``.
         if type(error) is ValueError and error.args:
             why = error.args[0]
         raise CorruptionError(

@@ -77,6 +77,7 @@ def rows_of_part(store: Store) -> tuple[int, list[dict[str, Any]]]:
         if own:
             starts.append(own.start * info.chunk_rows)
             stops.append(min(own.stop * info.chunk_rows, store.rows))
+        # A row keeps the reason of the first array that could not read it.
         bad = {**read_journal(journal_path(store.path, key)).bad, **bad}
     rows = max(0, max(stops) - min(starts))
     return rows, entries_of(bad)

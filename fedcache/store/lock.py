@@ -30,13 +30,13 @@ from fedcache.store.files import (
 )
 
 POLL = 0.1
-"""Seconds between two attempts to take a lock that is held elsewhere."""
+"""Seconds between two attempts to take a lock that another holder has."""
 
 
 def _started(pid: int) -> int:
     """Start time of a process in clock ticks since boot; 0 if unknown.
 
-    With it, a later process that got the same pid is not taken for this one.
+    The start time distinguishes the process from a later one with the same pid.
     """
     try:
         # The name in brackets, field 2, may contain any text. The start is field 22: number 19 of those after it.
@@ -52,7 +52,7 @@ def this_process() -> dict[str, Any]:
 
 
 def still_runs(process: Mapping[str, Any]) -> bool | None:
-    """Whether the process in which ``this_process`` returned this still runs.
+    """Whether a process still runs; ``process`` is the result of ``this_process`` in it.
 
     None for a process of another machine, or if no process is named.
     """
@@ -122,7 +122,7 @@ def is_held(path: Path) -> bool:
     try:
         with FileLock(path, timeout=0):
             return False
-    except OSError as error:  # Timeout is one
+    except OSError as error:  # also Timeout, which is an OSError
         if error.errno == errno.EROFS:
             return _is_held_elsewhere(path)
         return True
@@ -206,6 +206,7 @@ def hold_lock(path: Path, what: str, *, wait: bool) -> Iterator[None]:
     except (OSError, NotImplementedError) as error:
         raise _cannot_lock(path, error) from error
     try:
+        # Partial notes of killed holders.
         for left in path.parent.glob(f".{path.stem}.json.*.partial"):
             left.unlink(missing_ok=True)
         with explain_disk_errors(path):

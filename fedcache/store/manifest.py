@@ -92,7 +92,7 @@ class StorePart:
 
     @property
     def command(self) -> str:
-        """The command that computes it, without the options that all parts have."""
+        """The command that computes this part, without the options that all parts have."""
         return f"fedcache extract --part {self.option}"
 
     def chunks(self, count: int) -> range:
@@ -418,6 +418,7 @@ def chunk_files(path: Path, listed: Manifest) -> Iterator[tuple[Path, int, int |
     """
     for key, dtype in COLUMNS.items():
         if key != "ok":
+            # No chunk is empty, so a column of a store without rows has one row.
             size = array_bytes(column_shape(key, max(1, listed.rows)), dtype)
             yield column_file(path, key), listed.samples[key], size, f"samples/{key}"
     yield column_file(path, "name"), listed.samples["name"], None, "samples/name"
@@ -453,12 +454,14 @@ def select_arrays(
 ) -> list[str]:
     """Keys of the arrays of features with the names ``backbones``, as of ``names_of``; of all arrays for None.
 
-    Raises StoreError for a name that the store does not have, also of images; UsageError for a name of several arrays.
+    Raises StoreError for a name without features in the store, also if it has pixels of that name; UsageError for a
+    name of several arrays.
     """
     if isinstance(backbones, str):
         names = [backbones]
     else:
         names = list(backbones or [])
+    # Arrays of uint8 are pixels.
     features = {key: info for key, info in arrays.items() if info.dtype != "uint8"}
     if not names:
         if not features:
@@ -538,7 +541,7 @@ def _ok(manifest: Manifest, rows: BadRows) -> NDArray[np.uint8]:
 
 
 def read_quarantine(store: Path, manifest: Manifest) -> BadRows:
-    """(name, reason) per bad row. Raises CorruptionError if the file has neither the digest of manifest nor journal."""
+    """(name, reason) per bad row. Raises CorruptionError if no manifest or journal has the file's digest."""
     path = store / QUARANTINE
     expected = manifest.files.get(QUARANTINE)
     try:
@@ -709,7 +712,10 @@ def find_text(
     templates: Sequence[str] | None = None,
     weights: str | None = None,
 ) -> dict[str, Any] | None:
-    """The entry written or chosen last of a backbone or its array, of these templates and weights if given."""
+    """The current text features of a backbone or of its array; with these templates and weights, if they are given.
+
+    If several entries fit, it is the one that was written or chosen last.
+    """
     slug = slug_of(backbone_of(manifest, backbone))
     entry: dict[str, Any]
     for entry in reversed(manifest.texts.get(slug, [])):
@@ -748,6 +754,7 @@ def read_text(store: Path, backbone: str, entry: dict[str, Any]) -> NDArray[np.f
     place, size = text_file(store, slug_of(backbone), entry)
     raw = read_checked(place, entry["crc"], f"text features of {backbone}", size=size)
     rows, width = entry["shape"]
+    # A chunk has at least one row, also for a store without classes.
     return np.frombuffer(raw, "<f4")[: rows * width].reshape(rows, width)
 
 

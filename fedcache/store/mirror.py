@@ -53,13 +53,16 @@ FETCHERS = 8
 """Number of requests that are sent at once."""
 
 KEPT = 16
-"""Number of most recently read chunk files that are always kept, more than the requests that are sent at once."""
+"""Number of most recently read chunk files that are never removed, however little room there is.
+
+It is larger than ``FETCHERS``, so that the files of current requests stay.
+"""
 
 
 def mirrored(published: Path | str) -> Path:
     """The folder of the home in which a published store can be read.
 
-    The manifest is read again, and all files that are missing except chunks of features.
+    The manifest is always read from the source. If it is new, all other files except chunks of features are read too.
 
     Raises:
         StoreError for a place without a published store, or without access to it; CorruptionError for a damaged store;

@@ -65,7 +65,7 @@ class ReachedCode:
         """A value as JSON; different values have different JSON. Files of its functions are added to ``sources``."""
         import torch
 
-        # Values that fit no case, such as sparse tensors, are described after it.
+        # Values that fit no case, such as sparse tensors, are described after the ``match``.
         match value:
             case None | str() | bool() | int() | float() | torch.dtype() | np.dtype():
                 return repr(value)
@@ -186,7 +186,7 @@ class ReachedCode:
     def _note_module(self, name: str) -> None:
         """Add a module to ``methods`` if it is one of fedcache's, or to ``sources`` if it is a file of the user."""
         file = getattr(sys.modules.get(name), "__file__", None)
-        # No module that was imported from a file, such as the name of a function.
+        # The name is not that of a module from a file: for example, it is the name of a function.
         if file is None:
             return
         path = Path(file)

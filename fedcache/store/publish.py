@@ -107,7 +107,7 @@ def publish(
 
     Raises:
         StoreError for a store without features, a place where something else is, or refused credentials; UsageError for
-        an address that cannot be written; CorruptionError for a damaged store; MachineError without the extra
+        an address to which nothing can be written; CorruptionError for a damaged store; MachineError without the extra
         ``remote``, or where writing fails.
     """
     place = check_target(target)
@@ -188,6 +188,7 @@ def _publication(
     files |= _metadata(store, shards, zarr)
     digests = {name: sha256_hex(raw) for name, raw in files.items() if name not in payloads}
     manifest = replace(held, samples=samples, files=digests, shards=shards)
+    # The manifest does not list the card, so it is added after the digests.
     files[CARD] = card.encode()
     return manifest, files
 
@@ -266,6 +267,7 @@ def _shards(manifest: Manifest) -> Iterator[tuple[str, range, int]]:
     """(key, numbers of its chunks, bytes) of every shard file: the chunks, and an index with a checksum."""
     for key, info in manifest.arrays.items():
         per_shard = manifest.shards[key]
+        # The index has 8 bytes for the offset of each chunk, and 8 for its length.
         index_bytes = 16 * per_shard + CRC_BYTES
         count = len(info.chunks)
         for start in range(0, count, per_shard):
@@ -325,7 +327,7 @@ def _claim(source: ByteSource, store: Store, raw: bytes, *, anonymous_names: boo
         "kind": "publication of a fedcache store",
         "dataset": store.dataset["digest"],
         "manifest": sha256_hex(raw),
-        "replaces": False,
+        "replaces": False,  # whether files of earlier content may still be in this place
         "anonymous_names": anonymous_names,
     }
     _need_own_place(source)
@@ -344,7 +346,7 @@ def _claim(source: ByteSource, store: Store, raw: bytes, *, anonymous_names: boo
         )
     if there.get("manifest") == mine["manifest"]:
         return not there["replaces"]
-    # Files of the earlier content have the same names. With this mark, no later call takes them for its own.
+    # Files of the earlier content have the same names. The mark tells later calls that a file may be one of them.
     source.put(MARK, to_signed({**mine, "replaces": True}))
     return False
 

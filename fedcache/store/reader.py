@@ -234,7 +234,7 @@ class Reader:
         def read(place: Path) -> None:
             rest = read_file(place, part, self.info.chunk_bytes, what)
             if number not in self._verified:
-                # ``rest`` was just read, so it is in the processor's cache.
+                # The bytes were just read, so they are in the processor's cache.
                 verify_payload(part, rest, self.info.chunks[number], place, what)
                 self._verified.add(number)
 
@@ -319,6 +319,7 @@ def map_rows(reader: Reader) -> MappedRows | None:
     if address in (None, _FAILED):
         return None
     memory = (ctypes.c_ubyte * nbytes).from_address(address)
+    # The map ends with the last array that uses the memory.
     weakref.finalize(memory, LIBC.munmap, address, nbytes)
     for number in range(count):
         map_chunk = partial(_map_chunk, LIBC, reader, number, address + number * size)
@@ -357,6 +358,7 @@ def _map_chunk(libc: ctypes.CDLL, reader: Reader, number: int, address: int, pla
         rows = np.ctypeslib.as_array((ctypes.c_ubyte * size).from_address(address))
         tail = os.pread(fd, CRC_BYTES, size)
         verify_payload(rows, tail, reader.info.chunks[number], place, what)
+        # The check read all pages; this releases their memory, as ``MappedRows.release``.
         libc.madvise(address, size, mmap.MADV_DONTNEED)
     finally:
         os.close(fd)

@@ -296,7 +296,7 @@ def read_group(path: Path, manifest: Manifest, name: str) -> Group:
             f"{path.name} has the groups and columns {', '.join(columns)}. Columns of an ingested file or "
             "of a CSV file of images become groups; so does a folder level with --layout client/class."
         )
-        raise UsageError(unknown("column", name, columns).message, hint)
+        raise unknown("column", name, columns, hint=hint)
     raw = read_sidecar(path, manifest, place_of(name), f"group {name}")
     try:
         content, arrays = unpack(raw)

@@ -160,7 +160,7 @@ class Store:
     ) -> Store:
         """Embeddings that are in memory already, as a store: ``Store.from_arrays({"mine": X}, labels=y)``.
 
-        The same arrays again give the same store. Rows are kept sorted by name, so without names in their order.
+        The same arrays again give the same store. Rows are sorted by name; without names, they keep their order.
 
         Args:
             features: floats [N, D] or [N, V, D] (V views) per backbone; float16 stays, others become float32.
@@ -172,7 +172,7 @@ class Store:
             classes: names of the integers in ``labels``, or the order of its words.
             text: floats [C, D] per backbone, features of the class names.
             groups: by name N words or whole numbers that group the rows, ``{"hospital": [...]}``. If a store with this
-                content and name exists already, they replace its groups of the same names, also while it is open.
+                content and name exists already, these groups replace its groups of the same names, even if it is open.
             drop_nan: store rows with NaN or infinite features as rows that cannot be read, instead of raising an error.
             name: of the dataset, for ``--dataset``; the backbones' names when None.
             path: of the store; under FEDCACHE_HOME when None.

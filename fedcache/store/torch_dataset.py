@@ -1,4 +1,4 @@
-"""A store as a ``torch.utils.data.Dataset``; the only file of the store that imports torch, when it is requested."""
+"""A store as a ``torch.utils.data.Dataset``. This file imports torch, so it is imported only when it is needed."""
 
 from __future__ import annotations
 

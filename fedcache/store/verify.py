@@ -99,13 +99,13 @@ class VerifyReport:
 
     def check(self, place: Path, read: Callable[[], object]) -> None:
         """Count a file, and note a problem if ``read`` raises a FedcacheError."""
-        self.read(place)
+        self.count(place)
         try:
             read()
         except FedcacheError as error:
             self.add(place, error.message)
 
-    def read(self, place: Path) -> None:
+    def count(self, place: Path) -> None:
         """Count a file."""
         self.checked += 1
         if place.is_file():
@@ -123,13 +123,13 @@ def verify(path: Path) -> VerifyReport:
     report = VerifyReport(str(path))
     for place, crc, size, what in chunk_files(store.path, store.manifest):
         report.check(place, partial(read_checked, place, crc, what, size=size))
-    report.read(path / NAME)
+    report.count(path / NAME)
     for relative, digest in sorted(store.manifest.files.items()):
         # The list of unreadable images is checked with its column.
         if relative == QUARANTINE:
             continue
         place = path / relative
-        report.read(place)
+        report.count(place)
         try:
             if file_sha256(place) != digest:
                 report.add(place, "does not have the sha256 of the manifest")
@@ -138,7 +138,7 @@ def verify(path: Path) -> VerifyReport:
     # A commit may be replacing these two files at this moment.
     report.check(column_file(path, "ok"), store.readable)
     report.check(path / QUARANTINE, store.quarantined)
-    report.read(path / HISTORY)
+    report.count(path / HISTORY)
     _, damaged = read_history(path)
     for number in damaged:
         report.add(
@@ -196,7 +196,7 @@ def leftover_files(store: Store) -> list[Path]:
 def _check_journals(store: Store, report: VerifyReport) -> None:
     part = part_of(store.dataset)
     for journal in journals(store.path):
-        report.read(journal.path)
+        report.count(journal.path)
         if journal.key in store.arrays:
             continue  # complete; only the removal of its journal is outstanding
         if journal.header is None or journal.torn:
@@ -252,6 +252,7 @@ def repair(path: Path) -> list[str]:
     damaged_arrays = set()
     for relative in problems:
         folder, *inside = relative.split("/")
+        # A file of an array is deeper than ``features/zarr.json``.
         if folder == "features" and len(inside) > 1:
             damaged_arrays.add(inside[0])
     for key in sorted(damaged_arrays):

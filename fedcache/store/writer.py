@@ -1,8 +1,8 @@
 """Writing one array: chunk files, one journal line each, the manifest last.
 
-The order of the writes makes an array safe to interrupt. A chunk file is whole on disk before its journal line, the
-lines of all chunks before the sidecars (``samples/ok``, ``quarantine.jsonl``, ``zarr.json``), these before the
-manifest, and the manifest before the journal is removed. If the writer is killed between two of these steps, the array
+The order of the writes makes an array safe to interrupt. A chunk file is whole on disk before its journal line is
+written. After the lines of all chunks come the sidecars (``samples/ok``, ``quarantine.jsonl``, ``zarr.json``), and then
+the manifest. The journal is removed last. If the writer is killed between two of these steps, the array
 is either complete or unfinished, and then it continues from its journal. Workers hold no lock and write chunk files
 that nothing refers to; the one writer commits them.
 """
@@ -357,7 +357,7 @@ class ArrayWriter:
         array = self.for_workers()
         place = array.chunk_file(made.chunk)
         size = array.chunk_bytes + CRC_BYTES
-        found = -1
+        found = -1  # bytes of the file; -1 if it is missing
         # A network file system may show a new file of another host late.
         for seconds in (0.0, 0.2, 0.8, 2.0):
             time.sleep(seconds)
@@ -427,6 +427,7 @@ class ArrayWriter:
             raise InternalError(
                 f"{self.key} lacks chunks {missing[:5]} of {self.count}.", "Write them first."
             )
+        # ``samples/ok`` has a byte for each row.
         with lock_manifest(self.store.path, self.store.rows):
             # Read again, because other writers may have completed arrays since the store was opened.
             manifest = read_manifest(self.store.path)
@@ -500,6 +501,7 @@ def create_store(
             "Choose another place, or remove the existing files.",
         )
     samples = samples.checked()
+    # About 64 bytes a row with its name, for the message of a full disk.
     with explain_disk_errors(path, 64 * len(samples.name)):
         temporary = _building_place(path)
         try:

@@ -21,7 +21,6 @@ from fedcache.tables.foreign_files import REFUSED, refused_file
 from fedcache.tables.read import ENDINGS, read_columns
 from fedcache.tables.roles import (
     CLASS_NAMES,
-    DOMAINS,
     ColumnChoice,
     Roles,
     features_of,
@@ -117,6 +116,7 @@ def assemble(path: Path, raw: dict[str, Any], choice: ColumnChoice) -> Embedding
             )
     notes = [*wide_sentence(features), *roles.notes, *unused_sentence(roles.unused)]
     held = {**vars(roles), "domains": roles.domains.astype(np.int16), "notes": notes}
+    # A file with text features can be used without labels, so the user need not name a column of labels.
     if texts:
         held["may_be_labels"] = {}
     return Embeddings(**held, features=features, texts=texts)
@@ -156,7 +156,7 @@ def _joined_splits(
     for _, held in of_splits:
         keys = features_of(path, held, choice.features)[1]
         lengths.append(len(held[min(keys)]))
-    # in the order of the file
+    # Names of the columns of all splits, in the order of the file.
     names: dict[str, None] = {}
     for _, held in of_splits:
         names |= dict.fromkeys(held)
@@ -170,7 +170,7 @@ def _joined_splits(
             joined[name] = joined_columns(parts, lengths)
     unused: dict[str, Unread] = {}
     for name, values in others.items():
-        lists_names = last_level(name) in (*CLASS_NAMES, *DOMAINS[1:])
+        lists_names = last_level(name) in (*CLASS_NAMES, "domains")
         if lists_names or name == "text" or name.startswith("text/"):
             joined[name] = values
         else:

@@ -183,7 +183,7 @@ def refuse_client_images(path: Path, columns: Sequence[str]) -> None:
 
 
 def joined_clients(path: Path, columns: Mapping[str, Any]) -> dict[str, Any]:
-    """The joined columns of all clients, with a column that names the client; other files' columns as they are."""
+    """The joined columns of all clients, with a column that names the client; columns of another file as they are."""
     clients = clients_of([*columns])
     if not clients:
         return dict(columns)
@@ -218,4 +218,4 @@ def end_to_end(path: Path, name: str, parts: Sequence[Any]) -> Any:
 def _rows_of(column: Any) -> int:
     if column.shape:
         return int(column.shape[0])
-    return 0
+    return 0  # a single value belongs to no row

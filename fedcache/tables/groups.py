@@ -57,7 +57,9 @@ class Group(Coded):
             if not whole.all():
                 raise UsageError("Numbers with decimals cannot be a group.", hint)
             if not (np.abs(values) < FLOAT_INTEGERS).all():
-                raise UsageError("Rounded numbers above 2^53 cannot be a group.", hint)
+                raise UsageError(
+                    "Floats that may be rounded (2^53 or more) cannot be a group.", hint
+                )
             # Whole floats become integers. A missing value may be any integer, because it is not used.
             column = np.where(known, column, 0).astype(np.int64)
         elif column.dtype.kind in "iub":

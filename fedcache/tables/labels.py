@@ -49,6 +49,7 @@ def with_names(column: Column, names: Sequence[str], where: str) -> Words:
         elif is_integer(word):
             index = int(word)
         else:
+            # Truth values are the indices 0 and 1.
             index = {"False": 0, "True": 1}.get(word, index)
         if not -1 <= index < len(names):
             shown = some_names(names, 4) or "none"

@@ -98,7 +98,7 @@ class ColumnChoice:
 
     features: tuple[str, ...] = option(
         (),
-        "Columns of the features, or the common beginning of their names in a table with one column per number.",
+        "Columns of the features. If each dimension has a column: the common beginning of the columns' names.",
         DATA,
         name="--features-key",
         default_text="detected by name, e.g. features, embeddings or X",
@@ -163,7 +163,7 @@ class ColumnChoice:
             words.append(option_name(item))
             if isinstance(value, tuple):
                 value = in_a_list(value)
-            if value is not True:
+            if value is not True:  # a flag has no value
                 words.append(value)
         return words
 
@@ -237,7 +237,7 @@ def read_roles(
     called_domain = {
         key: values
         for key, values in columns.items()
-        if values.shape == (count,) and last_level(key) == DOMAINS[0]
+        if values.shape == (count,) and last_level(key) == "domain"
     }
     places = (_of_rows(columns, count), called_domain)
     domain_key = _choose(where, columns, choice.domain, DOMAINS, places, "--domain-key")
@@ -378,7 +378,7 @@ def need_labels(
     also = ""
     if spec:
         also = f", in a spec {shell_word(spec)}"
-    *usual, last = LABELS[:8]
+    *usual, last = LABELS[:8]  # enough names for a sentence
     names = ", ".join(usual)
     candidates = candidates_sentence(may_be_labels)
     return UsageError(
@@ -494,7 +494,10 @@ def _class_names_column(
 
 
 def _fits_as_names(names: Any, labels: Any) -> bool:
-    """Whether a column with a word for each row lists class names: its words are distinct, and labels index them."""
+    """Whether a column with a word for each row lists class names: its words are distinct, and labels index them.
+
+    Without labels that are numbers, it lists class names only if the table has a single row.
+    """
     words = words_in(names)
     if len(set(words)) < len(words):
         return False
@@ -649,6 +652,7 @@ def _feature_keys(path: Path, raw: Mapping[str, Any], chosen: Sequence[str]) -> 
         keys = []
         wide = [k for k, values in raw.items() if isinstance(values, FileRows) and values.columns]
         for key in chosen:
+            # The common beginning of the names of a wide table's columns.
             if key not in raw and wide:
                 key = wide[0]
             find_column(path, raw, key, (), "--features-key")

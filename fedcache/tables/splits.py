@@ -52,7 +52,11 @@ NO_SPLIT = "no split in its name"
 """Reason why a column belongs to no rows, if the names of other columns contain a split."""
 
 UNKNOWN = -1
+"""Code of a row whose value gives no split and no truth value."""
+
 _FLAG = re.compile(rf"(?i:is|in)(?:[ _.-]|(?=[A-Z][a-z]))(?i:{'|'.join(SPLIT_WORDS)})")
+"""Pattern of names of columns of truth values for one split, such as is_test and inTrain."""
+
 _BETWEEN_WORDS = re.compile(r"[^0-9A-Za-z]+|(?<=[a-z])(?=[A-Z])")
 
 Held = TypeVar("Held")

@@ -154,7 +154,7 @@ def _feather(path: Path) -> Table:
 
     with pa.OSFile(str(path)) as raw, pa.ipc.open_file(raw) as file:
         table = _table(path, file.schema, batches, None)
-    names = list(table.types)
+    names = list(table.types)  # of all columns in order, for ``batches``
     return table
 
 

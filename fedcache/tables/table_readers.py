@@ -127,7 +127,7 @@ def _is_matrix(table: Table, name: str, features: Sequence[str]) -> bool:
         return False
     if not is_feature(name) and name not in features:
         return False
-    return table.count != 0 and _first_is_list(table, name)
+    return _first_is_list(table, name)
 
 
 def _first_is_list(table: Table, name: str) -> bool:
@@ -207,7 +207,7 @@ def _refuse_almost_features(table: Table, requested: Sequence[str]) -> None:
     if not requested and any(name.lower() in TEXTS for name in types):
         return  # a table of texts, which has no features
     if all(map(arrow().types.is_null, types.values())):
-        return  # a first line and no rows, which is refused elsewhere
+        return  # a first line and no rows, which ``read_table`` refuses
     prefixes = {word.rstrip("_.- ") for word in requested}
     for prefix, by_number in _numbered(types).items():
         if requested:
@@ -482,7 +482,7 @@ class GatheredColumn:
             times = column.cast(pa.timestamp("us"))
             self.parts.append(times.to_numpy(zero_copy_only=False))
         elif _are_single(column):
-            self.rows -= len(column)
+            self.rows -= len(column)  # the next call counts these rows again
             self.add(column.flatten())
         elif not types.is_null(kind):
             self.why = self.kind
@@ -561,6 +561,7 @@ def _are_single(column: Any) -> bool:
 
 def read_others(table: Table, names: Sequence[str]) -> tuple[dict[str, Any], int]:
     """Columns by name, and the number of rows. A CSV is read once, other tables once for every ``COLUMNS`` columns."""
+    # Measurements are of no use here. If all columns are measurements, one is read for the number of rows.
     needed = [name for name in names if name not in table.measured] or list(names)[:1]
     columns = {name: GatheredColumn() for name in needed}
     # Every pass opens the table and reads the description of all its columns; a pass over a CSV reads the whole file.

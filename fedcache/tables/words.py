@@ -43,7 +43,10 @@ DATA = "data"
 
 
 def last_level(name: str) -> str:
-    """The last level of a column's name, in small letters: ``labels`` for ``train/Labels`` in an HDF5 file."""
+    """The last level of a column's name, in small letters: ``labels`` for ``train/Labels`` in an HDF5 file.
+
+    A name that begins with ``features/``, ``text/`` or ``group/`` stays whole.
+    """
     name = name.strip().lower()
     if name.startswith(("features/", "text/", "group/")):
         return name
@@ -381,8 +384,10 @@ def _are_floats(words: set[str]) -> bool:
     # Measurements are floats however they are written. Whole numbers are floats only if one format writes all of them.
     values = {word: float(word) for word in words}
     finite = [value for value in values.values() if math.isfinite(value)]
-    if not finite or any(value != round(value) for value in finite):
-        return bool(finite)
+    if not finite:
+        return False
+    if any(value != round(value) for value in finite):
+        return True
     if len(set(values.values())) < len(words):
         return False
     # Any word shows the number of decimals, if one format writes all of them.
@@ -455,6 +460,7 @@ def objects_of(values: Sequence[Any]) -> Column:
     number = int | float | np.integer | np.floating
     are_numbers = bool not in kinds and all(issubclass(kind, number) for kind in kinds)
     if kinds and are_numbers:
+        # Integers that a float would round become words below.
         whole = all(issubclass(kind, int | np.integer) for kind in kinds)
         if not whole or all(abs(int(value)) < FLOAT_INTEGERS for value in known):
             return np.array([math.nan if is_missing(value) else float(value) for value in values])
@@ -622,7 +628,8 @@ class EqualStrings(Sequence[str]):
             if place == slice(len(self)):
                 return self
             return tuple(self._at(number) for number in range(*place.indices(len(self))))
-        return self._at(range(len(self))[place])  # IndexError, and places from the end
+        # ``range`` handles places from the end, and raises IndexError.
+        return self._at(range(len(self))[place])
 
     def _at(self, number: int) -> str:
         return self.text[number * self.length : (number + 1) * self.length]

@@ -71,7 +71,7 @@ class BackboneTrial:
         kind = reads_of(self.row.recipe)
         g = np.random.default_rng(1)
         if kind == IMAGES:
-            side = self.row.recipe.size or 32
+            side = self.row.recipe.size or 32  # size 0: images keep their size
             pixels = g.integers(0, 256, (ITEMS, side, side, 3), dtype=np.uint8)
             return torch.from_numpy(pixels)
         if kind == TEXTS:

@@ -194,6 +194,7 @@ def executions_may_change_between_rounds(trial: Trial) -> None:
     for first, then in changes:
         saved: list[Snapshot] = []
 
+        # The default value binds the list of this pass of the loop.
         def keep(_round: int, _metrics: Any, _traffic: Any, snap: Any, to: Any = saved) -> None:
             to.append(snap())
 
@@ -206,7 +207,7 @@ def executions_may_change_between_rounds(trial: Trial) -> None:
 def the_order_of_clients_does_not_matter(trial: Trial) -> None:
     """Clients in another order change no client's model or accuracy: names identify clients, positions do not."""
     data, clients = trial.federation()
-    order = [0, 2, 3, 1]  # the first client may be a public set
+    order = [0, 2, 3, 1]  # the first client keeps its place, because it may be a public set
     a = trial.run((data, clients))
     b = trial.run((data, [clients[i] for i in order]))
     expected = a.client_accuracy[order]
@@ -224,7 +225,7 @@ def the_order_of_clients_does_not_matter(trial: Trial) -> None:
 def who_is_not_sampled_sends_nothing_and_keeps_its_state(trial: Trial) -> None:
     """A client that takes no part in a round sends and receives nothing in it, and its state does not change."""
     before: list[dict[str, Tensor]] = []
-    # Two of six clients per round: a stack has two, and two are always absent.
+    # Two of six clients take part in each of two rounds, so at least two clients never do.
     data, clients = trial.federation(sizes=(*TINY, 9, 5))
     out = trial.run(
         (data, clients),
@@ -239,7 +240,7 @@ def who_is_not_sampled_sends_nothing_and_keeps_its_state(trial: Trial) -> None:
                 require(same, f"{key} changed in a round of the clients {record.clients}")
     absent = set(range(len(clients))).difference(*(record.clients for record in out.records))
     require(bool(absent), "every client was sampled, so this law cannot be tried")
-    # ``feat_post=center`` needs a sum and the number of rows of every client before the first round.
+    # With sums, such as for ``feat_post=center``, every client also sends its number of rows, before the first round.
     sums = SHARED_SUMS.get(str(trial.hp.get("feat_post")), 0) * data.x.shape[-1]
     before_rounds = (sums + bool(sums), sums)
     for c in absent:
@@ -305,11 +306,11 @@ def a_missing_row_is_never_read(trial: Trial) -> None:
 def no_row_leaves_a_client(trial: Trial) -> None:
     """Shapes of uploads do not depend on the number of a client's rows, and no upload holds one of its rows."""
     shapes = {}
-    # All clients have the same number of rows, so that every upload could be pooled.
+    # All private clients have the same number of rows, so one comparison finds a shape that has it.
     for rows in PRIME_ROWS:
         first = rows
         if "public" in trial.method.needs:
-            first = 5
+            first = 5  # of the public set; uploads may have an entry for each of its rows
         data, clients = make_federation(sizes=(first, rows, rows))
         sent = _uploads(trial, (data, clients))
         shapes[rows] = [tuple(t.shape) for t in sent]

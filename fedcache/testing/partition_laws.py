@@ -40,8 +40,8 @@ def small_columns() -> Columns:
         uid,
         tuple(f"class {i}" for i in range(CLASSES)),
         tuple(f"domain {i}" for i in range(DOMAINS)),
-        "0" * 64,
-        lambda name: {"site": site}[name],
+        digest="0" * 64,
+        groups=lambda name: {"site": site}[name],
     )
 
 

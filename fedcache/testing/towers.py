@@ -14,10 +14,17 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 SIDES = (4, 3)
+"""Height and width of an image with three colours: 36 numbers."""
+
 E = 8
+"""Width of the embedding of a token."""
+
 L = 24
+"""Number of tokens of a prompt, with padding."""
+
 START = 0
 END = 27
+"""Tokens at the two ends of a prompt; those of letters are 1 to 26. Padding is ``START``, too."""
 
 
 def as_images(x: Tensor) -> Tensor:

@@ -109,7 +109,8 @@ def small_settings(method: Method) -> dict[str, Value]:
                 found[h.name] = h.parse(SMALL[h.name])
             except FedcacheError:  # a switch of that name means something else here
                 continue
-    if "image tower" in method.needs and "epochs" in found:  # a step runs an encoder
+    # Every step runs an encoder, which takes time.
+    if "image tower" in method.needs and "epochs" in found:
         found["epochs"] = 1
     return found
 

@@ -287,6 +287,7 @@ def _seeds(table: Facts) -> list[int]:
     seeds: dict[int, None] = {}
     for part in str(table.get("seeds", "0")).split(","):
         first, _, last = part.partition("-")
+        # The limit keeps a damaged file from filling the memory.
         end = min(int(last or first), int(first) + 10_000)
         seeds.update(dict.fromkeys(range(int(first), end + 1)))
     return list(seeds)
@@ -326,9 +327,9 @@ class RunIndex:
         self.stats = 0
         # Name of a directory -> the facts of its run, None if it holds none (yet), and its modification time then.
         self._known: dict[str, tuple[Facts | None, int]] = {}
-        self._waiting: dict[str, None] = {}
-        self._listed: int | None = None
-        self._turn = 0
+        self._waiting: dict[str, None] = {}  # names of directories to read, in order
+        self._listed: int | None = None  # modification time of the folder when it was listed last
+        self._turn = 0  # number of looks so far
         self._lock = threading.Lock()
 
     @property
@@ -383,7 +384,7 @@ class RunIndex:
         gone = [name for name in (*self._known, *self._waiting) if name not in times]
         for name in gone:
             self._waiting.pop(name, None)
-            self._put(name, None)
+            self._put(name, None)  # counts the change
             self._known.pop(name, None)
         # The newest runs are read first.
         for name in sorted(times, key=lambda n: -times[n]):
@@ -447,7 +448,9 @@ class GridIndex:
     def __init__(self, folder: Path, runs: RunIndex) -> None:
         self.folder = folder
         self.runs = runs
+        # File -> its stamp when it was read, and its record.
         self._records: dict[Path, tuple[object, Facts]] = {}
+        # File -> everything on which its line depends, and the line.
         self._lines: dict[Path, tuple[object, Facts]] = {}
 
     def lines(self) -> list[Facts]:

@@ -167,8 +167,8 @@ class Pages:
         self.reports = ReportShelf(home.runs, folder)
         self.version = 0
         self.ended: Callable[[], bool] = lambda: False
-        self._state: object = None
-        self._looked = 0.0
+        self._state: object = None  # of the home at the last look; another one is a new version
+        self._looked = 0.0  # time of the last look
         self._looking = threading.Lock()
         self._details: tuple[object, Facts] = (None, {})  # of the run that was shown last
         self._answers: dict[str, tuple[object, Section | None]] = {}  # group -> its runs and answer
@@ -331,7 +331,7 @@ class Pages:
         names = words.split(",")
         lost = [name for name in names if self.runs.facts(name) is None]
         if lost:
-            names_of_lost = some_names(lost, 5) or "Nothing"
+            names_of_lost = some_names(lost, 5) or "This choice"
             problem = f"{names_of_lost} is no longer a run of this fedcache home."
             raise UsageError(problem, "Choose again.")
         return [self.runs.root / name for name in names]
@@ -415,7 +415,7 @@ def serve(home: Home, port: int, *, show: bool, say: Callable[[str], None]) -> s
         say(address)
         if show:
             open_in_browser(address, Path(folder))
-        with suppress(KeyboardInterrupt):  # uvicorn gives the signal back once it has ended
+        with suppress(KeyboardInterrupt):  # uvicorn raises the signal again when it has ended
             server.run(sockets=[sock])
     return address
 

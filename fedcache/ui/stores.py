@@ -31,6 +31,7 @@ class StoreIndex:
 
     def __init__(self, home: Home) -> None:
         self.home = home
+        # Name of a store -> its stamp when it was opened, and its line.
         self._lines: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {}
         self._places = ImagePlaces(home)
 

@@ -811,7 +811,12 @@ def test_errors_name_what_is_wrong(tmp_path):
     unreadable("", tmp_path / "e.npz", "'lion'", "ant, bee")
     large = {"label": column(2.0**60, 2.0**61)}
     doors = ("ingest npz", "arrays npz", "rows npz", "hf", "texts parquet")
-    no_door(tmp_path, large, "label holds rounded numbers above 2^53, expected", doors=doors)
+    no_door(
+        tmp_path,
+        large,
+        "label holds floats that may be rounded (2^53 or more), expected",
+        doors=doors,
+    )
     parts = {"label": TWO, "part": column(0.5, 0.25)}
     said = "part cannot be a group: numbers with decimals."
     no_door(tmp_path, parts, said, choice=ColumnChoice(groups=("part",)))

@@ -28,8 +28,9 @@ class TrackerKind:
 
     packages: tuple[str, ...]  # names for import
     make: Callable[[Path], Tracker]  # makes a tracker that writes into a folder
-    variable: str = ""  # environment variable with a place
-    default: str = ""  # folder below the directory of results, if no place is given
+    variable: str = ""  # environment variable with a place; "" if the library has none
+    # folder below the directory of results, if no place is given; "" is that directory itself
+    default: str = ""
     # makes a tracker for the address of a server or a database, if it can write there
     url: Callable[[str], Tracker] | None = None
     look: str = ""  # command that shows the results in ``{place}``, a path quoted for the shell
@@ -46,16 +47,23 @@ TRACKERS = MappingProxyType(
         "mlflow": TrackerKind(
             ("mlflow", "sqlalchemy", "alembic"),
             MLflow,
-            "MLFLOW_TRACKING_URI",
-            "mlflow",
-            MLflow,
-            "mlflow ui --backend-store-uri sqlite:///{place}/mlflow.db",
+            variable="MLFLOW_TRACKING_URI",
+            default="mlflow",
+            url=MLflow,
+            look="mlflow ui --backend-store-uri sqlite:///{place}/mlflow.db",
         ),
         "wandb": TrackerKind(
-            ("wandb",), WandB, "WANDB_DIR", look="wandb sync {place}/wandb/offline-run-*"
+            ("wandb",),
+            WandB,
+            variable="WANDB_DIR",
+            look="wandb sync {place}/wandb/offline-run-*",
         ),
         "trackio": TrackerKind(
-            ("trackio",), Trackio, "TRACKIO_DIR", "trackio", look="TRACKIO_DIR={place} trackio show"
+            ("trackio",),
+            Trackio,
+            variable="TRACKIO_DIR",
+            default="trackio",
+            look="TRACKIO_DIR={place} trackio show",
         ),
     }
 )
@@ -101,6 +109,7 @@ def tracker(spec: str, runs: Path) -> Tracker:
 def _folder(kind: TrackerKind, place: str, runs: Path) -> Path | None:
     """The folder of a tracker; None for the address of a server or a database."""
     place = place or os.environ.get(kind.variable, "")
+    # MLflow also takes the address ``databricks``, which has no scheme.
     if kind.url is not None and ("://" in place or place == "databricks"):
         return None
     refuse_remote(place, "--track")
@@ -124,8 +133,10 @@ def look_at(spec: str, runs: Path) -> str | None:
 def _tracker_of(own: Plugin, place: Path) -> Tracker:
     """The tracker that a plug-in makes for a folder. Raises UsageError if it cannot be loaded or is no tracker."""
     made = own.load()
+    # The plug-in must be a function that makes the tracker. Another object is refused below.
     if callable(made):
         made = made(place)
+    # A tracker is called with each round, and closed at the end.
     if not callable(made) or not callable(getattr(made, "close", None)):
         kind = type(made).__name__
         raise UsageError(
@@ -176,4 +187,5 @@ def _close(spec: str, made: Tracker, runs: Path, observer: Observer | None) -> N
         if observer is not None:
             observer.warn(text)
         else:
+            # Frame 6 has the ``with tracking(...)`` block; frames 2 to 5 are those of the context managers.
             warnings.warn(text, RuntimeWarning, stacklevel=6)

@@ -15,7 +15,7 @@ from fedcache.progress import Round
 
 
 class Tracker(Protocol):
-    """A hook for rounds that must be closed; it may also have a method ``ended(path, result)``."""
+    """A hook that receives rounds and must be closed. It may also have a method ``ended(path, result)``."""
 
     def __call__(self, round_: Round) -> None:
         """Write one round."""

@@ -33,7 +33,10 @@ GROUP = "fedcache.group"
 FLUSH_SECONDS = 1.0
 FLUSH_METRICS = 500
 MOST_PARAMETERS = 100
-"""Gathered metrics are written after so many seconds, or so many metrics. A call writes at most 100 parameters."""
+"""Gathered metrics are written after ``FLUSH_SECONDS``, or as soon as there are ``FLUSH_METRICS``.
+
+A call writes at most ``MOST_PARAMETERS`` parameters, the limit of MLflow.
+"""
 
 
 class MLflow(SeedTracker):
@@ -53,7 +56,7 @@ class MLflow(SeedTracker):
         if isinstance(place, Path):
             self._folder = place
             self.uri = f"sqlite:///{place.absolute() / 'mlflow.db'}"
-        self._groups: dict[str, str] = {}
+        self._groups: dict[str, str] = {}  # name of a group -> id of its run
 
     def begin(self, round_: Round) -> MLflowRun:
         """The existing run of a seed, or a new one."""
@@ -65,6 +68,7 @@ class MLflow(SeedTracker):
                 found = None
             if found is None:
                 return MLflowRun(self._client, self._new(round_, name), set())
+            # Every round that was written has this figure.
             logged = {metric.step for metric in self._client.get_metric_history(found, "bytes/up")}
             return MLflowRun(self._client, found, logged)
 

@@ -147,11 +147,12 @@ def parameters_of(round_: Round) -> dict[str, bool | int | float | str]:
     file: Mapping[str, Any] = {}
     with suppress(OSError, ValueError, KeyError):
         file = parse_toml((round_.path / "config.toml").read_text(encoding="utf-8"))["train"]
+    # ``PLACES`` may differ between equal runs; the round itself has the settings and its seed.
     left_out = (*PLACES, "set", "seeds")
     from_file = {name: value for name, value in file.items() if name not in left_out}
     versions = {"version.python": platform.python_version()}
     for name in ("fedcache", "torch", "numpy"):
-        with suppress(metadata.PackageNotFoundError):  # run from a folder
+        with suppress(metadata.PackageNotFoundError):  # not installed, but run from a folder
             versions[f"version.{name}"] = metadata.version(name)
     given = {
         **from_file,

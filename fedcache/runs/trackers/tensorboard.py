@@ -65,6 +65,7 @@ class EventFile:
                 name: value if isinstance(value, bool | int | float) else str(value)
                 for name, value in given.items()
             }
+            # Without ``run_name``, they would be another run, in a folder with the time as its name.
             self._writer.add_hparams(plain, {"hparam/accuracy": round_.accuracy}, run_name=".")
 
     def end(self, figures: Figures | None) -> None:

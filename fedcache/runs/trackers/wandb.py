@@ -74,7 +74,7 @@ class WandBRun:
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._logged = run.step
+        self._logged = run.step  # rounds below this one were sent before
 
     def write(self, round_: Round) -> None:
         """Write the figures of a round, with its number as their step."""
@@ -84,7 +84,7 @@ class WandBRun:
     def end(self, figures: Figures | None) -> None:
         """Write the final figures into the summary, and close the run."""
         if figures is None:
-            self._run.finish(exit_code=1)
+            self._run.finish(exit_code=1)  # the run was stopped
             return
         self._run.summary.update(dict(figures))
         self._run.finish(exit_code=0)
