@@ -61,7 +61,7 @@ LEAST: dict[str, int | float] = {
     "shots": 1,
     "min_rows": 1,
     "max_clients": 1,
-    "alpha": 1e-300,
+    "alpha": 1e-300,  # any number above 0
 }
 """Keys of the run and of the partition with numbers as values -> the minimum, as an int for whole numbers."""
 
@@ -166,6 +166,7 @@ def _has_hyperparameter(method: Method, name: str) -> bool:
 def _number(key: str, value: str) -> int | float:
     """A swept number of ``LEAST``. Raises UsageError for a smaller number and for other words."""
     least = LEAST[key]
+    # For words that are no number it stays NaN, and every comparison with NaN is false.
     made = math.nan
     with suppress(ValueError):
         made = type(least)(value)
@@ -266,6 +267,7 @@ def point_groups(todo: Sequence[tuple[str, dict[str, str]]]) -> list[list[int]]:
         floats = {("set", h.name) for h in find_method(name).hparams if h.kind == "float"}
         others = []
         for key, value in sweep.items():
+            # ``auto`` is not a number, so its point cannot train together with those that have one.
             if value == "auto" or split_key(key) not in floats:
                 others.append((key, value))
         groups.setdefault((name, *sorted(others)), []).append(number)

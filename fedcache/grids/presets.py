@@ -60,7 +60,7 @@ class GridPreset:
 
     @property
     def schemes(self) -> tuple[str, ...]:
-        """The partition schemes that it names or sweeps; () if each method takes the scheme of its paper."""
+        """The partition schemes that this grid names or sweeps; () if each method takes the scheme of its paper."""
         if "scheme" in self.sweep:
             return tuple(self.sweep["scheme"])
         return of_file({"partition": self.partition})

@@ -52,7 +52,7 @@ class GridRecord:
         command = command_of_grid(request)
         identity = [points, command, elsewhere]
         if search:
-            # More trials change the command, but not the record.
+            # More trials change the command, but not the record. So the name of the search replaces points and command.
             identity = [search, search, elsewhere]
         name = digest_of(identity)[:16]
         self._file = request.home.root / FOLDER / f"{name}.jsonl"
@@ -120,7 +120,8 @@ def read_record(path: Path) -> dict[str, Any] | None:
     start = lines[0]
     points = [(str(method), dict(sweep)) for method, sweep in start["points"]]
     ends: dict[int, dict[str, Any]] = {}
-    # Later lines replace earlier ones, because a search may forget its last trials and draw their numbers again.
+    # Later lines replace earlier ones, because a search may forget its last trials and draw their numbers again. It
+    # forgets them before it records an end with their numbers.
     end: dict[str, Any] = {}
     for line in lines[1:]:
         if "drawn" in line:

@@ -13,9 +13,9 @@ half prior, half data. Limits: lam -> infinity is ``clip-zs``; lam -> 0 is least
 By default ``lam=auto``: the lam with the lowest generalised cross-validation, as in ``fed3r``. W - W0 is the ridge
 regression of kappa Y - Z W0, so the criterion is that of these targets: Z'(kappa Y - Z W0) = kappa B - A W0, and the
 sum of their squares is kappa^2 n - 2 kappa tr(W0'B) + tr(W0'A W0). Unit rows add 1 each to tr(A), so n is tr(A), and
-nothing else travels. Where ``feat_post`` does not make unit rows, n is unknown and lam is the 1 of ``preset=paper``.
-The criterion measures squared errors, not accuracy: on the packaged digits (glyph-clip, 20 draws) it has 1.0 points
-less than lam = 1 with 100 rows, 0.4 more with 200 and 2.8 more with 3,000, where the texts no longer count.
+nothing else travels. Where ``feat_post`` does not make unit rows, n is unknown and lam is 1, as in ``preset=paper``.
+The criterion measures squared errors, not accuracy: on the packaged digits (glyph-clip, 20 draws) ``auto`` has 1.0
+points less than lam = 1 with 100 rows, 0.4 more with 200 and 2.8 more with 3,000, where the texts no longer count.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
     known = {**up, "target": kappa * up["target"] - pull}
     kept: Tree = {}
     if ctx.hp["lam"] is None:
-        # Noise may make the number of rows negative.
+        # The noise of a private run may make the number of rows negative.
         rows = max(float(up["values"].sum()), 1.0)
         crossed = float((rotated * (pull - 2.0 * kappa * up["target"])).sum())
         choice = best_ridge(known, kappa**2 * rows + crossed, rows)

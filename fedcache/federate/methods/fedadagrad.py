@@ -1,4 +1,4 @@
-"""FedAdagrad: FedAvg whose server divides by all it has moved so far.
+"""FedAdagrad: FedAvg whose server takes Adagrad's steps, which shorten as changes add up.
 
 Clients train as in FedAvg. The server does not take their average directly: it divides the change of each weight by the
 square root of all its squared changes so far. The steps therefore become shorter with every round.

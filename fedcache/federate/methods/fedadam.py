@@ -11,7 +11,7 @@ Delta = w' - w,
     v <- beta2 v + (1 - beta2) Delta^2                      (FedAdam)
     w <- w + lr_g m / (sqrt(v) + tau)
 from m = 0 and v = tau^2, without bias correction, as printed. beta1 = 0.9, beta2 = 0.99 and tau = 1e-3 are the paper's
-choices, and beta1 = 0 for FedAdagrad; it tunes lr_g for each task, and 0.03 (FedAdagrad: 0.01) is ours. BatchNorm's
+choices, and beta1 = 0 for FedAdagrad. The paper tunes lr_g for each task; 0.03 (FedAdagrad: 0.01) is ours. BatchNorm's
 running statistics are averaged. Algorithm 2 prints the uniform mean of clients (``agg=uniform``).
 
 Released FedPCL code has none of them; preset ``official`` is its setting of FedAvg (D-09, D-13, D-14).

@@ -3,10 +3,10 @@
 In each round, clients receive the global model and train it on their own rows for some epochs. The server averages the
 trained models, weighted by the number of rows.
 
-McMahan et al., "Communication-efficient learning of deep networks from decentralized data", AISTATS 2017; A eq 1:
-w <- sum_i a_i w_i with a_i = n_i / N over the round's clients.
+McMahan et al., "Communication-efficient learning of deep networks from decentralized data", AISTATS 2017;
+FedPCL's eq 1: w <- sum_i a_i w_i with a_i = n_i / N over the round's clients.
 
-The model has the layers that FedPCL prints for all its methods (A table 7): FC, ReLU, BatchNorm, FC. A batch of one row
+The model has the layers that FedPCL prints for all its methods (table 7): FC, ReLU, BatchNorm, FC. A batch of one row
 has no variance, so it joins the batch before it, and a client with one row does not train. The server averages running
 means and variances like weights.
 
@@ -15,7 +15,7 @@ clients a round when there are more than 20 (D-14); the last short batch is left
 logits (D-13).
 
 Limits: lr = 0 keeps w; one client is ``solo``. With ``bn_mode=local`` BatchNorm's running statistics stay with the
-client, which is scored with its own.
+client, which is scored with its own statistics.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ without a frozen backbone.
 w <- sum_i a_i w_i over trunk, classifier and BatchNorm's statistics; the local loss is the cross-entropy of Q(trunk(x))
 on the images. The paper says "ResNet-18" and 11M parameters: this is the ResNet-18 of CIFAR papers (3 x 3 stem, no max
 pool), which has 11,168,832 without its classifier; the released one may have the stem of ImageNet, so a result is
-``approx``. No augmentation unless ``augment`` asks for one. Limit: lr = 0 keeps w but for BatchNorm's statistics.
+``approx``. No augmentation unless ``augment`` asks for one. Limit: lr = 0 keeps w except BatchNorm's statistics.
 """
 
 from __future__ import annotations
@@ -71,6 +71,7 @@ def loss(p: Tree, batch: Batch, _down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
 
 def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """Local epochs; a batch of one row, which has no variance, joins another (``batch_sizes``)."""
+    # The trunk always has BatchNorm, and ``batch_sizes`` reads this from ``bn``.
     ctx = ctx.with_hp(bn=True)
     batches = simclr.live(data, ctx, views=("x",))
     p = select({**down, **state}, names(ctx.hp))

@@ -4,8 +4,8 @@ Clients train an image encoder without labels: SimCLR pulls two augmentations of
 different images apart. The server averages the encoders. A linear probe on labelled rows measures the result.
 
 Shi et al., "Towards communication-efficient and privacy-preserving federated representation learning" (FLESD), eq 3 for
-the local loss; the released code averages uniformly (D-36), contrasts in one direction (D-30) and normalises training
-and inference differently (D-37; here once). Labels are read by the probe alone.
+the local loss; the released code averages uniformly (D-36), contrasts in one direction (D-30) and normalises images
+differently in training and inference (D-37; here, both are the same). Labels are read by the probe alone.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ by rounding, which grows with |mu|^2.
 ``cov=total``, the released code (D-75): Sigma = (G - N mu mu') / (N - 1). Sigma gets ``gamma_shrink`` I (code: none).
 
 Statistics are float64 and add up, so the partition does not matter. With gamma_shrink = 0 neither does an invertible
-affine map of the features (T-K8). C counts the classes that a client has; the others are never predicted.
+affine map of the features (T-K8). C counts the classes that any client has; others are never predicted.
 
 A feature that is constant over all rows is left out (ours): its variance is rounding, which grows with its square and
 would decide the shrinkage.
@@ -128,7 +128,7 @@ def covariance(up: Tree, cov: str) -> torch.Tensor:
 
 
 def moments(up: Tree) -> torch.Tensor:
-    """Mean squares of the features, [D]; without the squared means they would be the diagonal of ``cov=total``."""
+    """Mean squares of the features, [D]: their variances before the squared means are subtracted."""
     squares = unpack(up["gram"], up["class_sum"].shape[-1]).diagonal()
     return squares / up["count"].sum()
 
@@ -165,6 +165,7 @@ def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
     center, deviation = around_mean(up["class_sum"], n)
     deviation = deviation * varies
     if known:
+        # After ``prepare``, only the dtype and the device of ``sigma`` are used.
         sigma = up["values"].diag()
     else:
         sigma = without_constants(covariance(up, str(ctx.hp["cov"])), varies)

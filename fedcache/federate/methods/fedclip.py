@@ -14,10 +14,10 @@ so that rows of one class in a batch are each other's negatives. ``objective=ce`
 The gate, the loss, Adam at 5e-5 and rounds of one epoch are those of the released code (microsoft/PersonalizedFL,
 ``fedclip/methods/fed_at_clip.py``). Preset ``official`` also has its equal weights of clients and its Adam with beta
 0.9 and 0.98, epsilon 1e-6 and weight decay 0.2, fresh in every round. Without the preset, Adam has torch's constants
-and no decay. The commands on its page run 200 rounds, the default here; the program's own default is 300 (``--rounds
-300``). Its code reports the round that is best on validation rows, reads features before they are brought to unit
-length (``feat_post=none``), writes class texts as "a picture of a X", and leaves out a batch of one row, whose loss is
-0.
+and no decay. The commands in the repository run 200 rounds, the default here; the program's own default is 300
+(``--rounds 300``). The code reports the round that is best on validation rows, reads features before they are brought
+to unit length (``feat_post=none``), writes class texts as "a picture of a X", and leaves out a batch of one row, whose
+loss is 0.
 
 Limits: A = B = 0 weighs all numbers alike and is ``clip-zs``, which the first model nearly is.
 """

@@ -11,8 +11,8 @@ clients with class c
 is unbiased (before gamma) when a class's rows are assigned to clients at random (T-K9); K_c = 1 leaves gamma I. Then
     G = sum_c (N_c - 1) Sig_c + N mu mu',    W_c = G^-1 S_c / |G^-1 S_c|,    b = 0:
 ridge regression whose Gram matrix is estimated, without the scatter between classes. Few clients per class make a weak
-estimate: ``owners_min`` and ``owners_mean``, over classes, are K_c in the log of the round. With one row per client
-Sig_c is the sample covariance itself.
+estimate, so the log of the round has the smallest and the mean K_c (``owners_min``, ``owners_mean``). With one row per
+client Sig_c is the sample covariance itself.
 
 The paper takes gamma from 0.1 to 1 for unnormalised features. On features of unit length that is tens of times their
 variance, and the method becomes FedNCM. So ``gamma=auto`` follows the variance of the features. With

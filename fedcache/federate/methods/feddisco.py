@@ -94,7 +94,7 @@ def over_clients(gap: Tensor, metric: str) -> Tensor:
 
 
 def raw_weights(up: Tree, ctx: Ctx) -> tuple[Tensor, Tensor]:
-    """The clients' shares of the round's rows, and n_k - a d_k + b with them; [S, .., 1] each."""
+    """The clients' shares n_k of the round's rows, and the raw weights n_k - a d_k + b; [S, .., 1] each."""
     share = up[ROWS] / up[ROWS].sum(0, keepdim=True)
     gap = over_clients(up[GAP], str(ctx.hp["metric"]))
     return share, share - ctx.number("a") * gap + ctx.number("b")

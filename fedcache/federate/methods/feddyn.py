@@ -5,17 +5,16 @@ the global model. These terms make the clients' minima agree with the global min
 the accumulated changes.
 
 Acar et al., "Federated learning based on dynamic regularization", ICLR 2021, algorithm 1. Client i holds g_i, its last
-gradient, the server h, both 0 at first. From the received w a client minimises
+gradient, and the server holds h; both are 0 at first. From the received w a client minimises
     F_i(u) - <g_i, u> + (alpha/2) |u - w|^2    by local epochs,    then    g_i <- g_i - alpha (u_i - w);
 with S of M clients in the round the server sets
     h <- h - (alpha / M) sum_i (u_i - w),    w <- mean_i u_i - h / alpha.
 The mean is uniform, as printed. h is the mean of all g_i, so a run that has come to rest has h = 0 and every client's
 own gradient at w is g_i. Only models travel: a client makes g_i itself.
 
-The paper trains by SGD with rate 0.1. ``preset=official``, which has the released layers, keeps it; our default, for
-layers with BatchNorm, is 0.01. The paper takes alpha
-from {0.1, 0.01, 0.001}; h / alpha is a step that grows as alpha falls, so small values want long local training.
-BatchNorm's running statistics are averaged.
+The paper trains by SGD with rate 0.1. ``preset=official``, which has the released layers, keeps this rate; our default,
+for layers with BatchNorm, is 0.01. The paper takes alpha from {0.1, 0.01, 0.001}; h / alpha is a step that grows as
+alpha falls, so small values want long local training. BatchNorm's running statistics are averaged.
 
 Interpretation: the released code (alpemreacar/FedDyn, ``utils_methods.py``) departs from the printed algorithm. A
 client of n_i of N rows takes alpha / (n_i M / N) in place of alpha in its loss and in g_i, so that large clients are
@@ -123,7 +122,7 @@ def clipped_gradients(p: Tree, batch: Tree, down: Tree, ctx: Ctx) -> list[Tensor
 
 
 def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
-    """Local epochs of that loss, then g_i by how far they went."""
+    """Local epochs of ``loss``, then the update of g_i by the change of the weights."""
     trained = model.trained(ctx.hp)
     linear_terms = [f"g/{name}" for name in trained]
     p = select({**down, **state}, (*model.names(ctx.hp), *linear_terms))
@@ -197,7 +196,7 @@ METHOD = replace(
             official=10.0,
         ),
     ),
-    executions=("sequential", "batched"),  # g_i leaves the rows of the client
+    executions=("sequential", "batched"),  # not gram: g_i is no combination of a client's rows
     init=init,
     enter=enter,
     fit=fit,

@@ -8,9 +8,9 @@ class c at the client, its loss is the cross-entropy of
     u_c - tau n_c^(-1/4)
 in place of the logits u_c, so that rare classes must win by a larger margin. The formula does not cover classes without
 any row at the client. They count as ``absent`` rows. Public code has 1e-8: the margin of 100 tau takes such a class out
-of the sum, so no row pushes it down. On frozen features and clients of few classes the result is far below FedAvg, so
-the default is 1. The global model is used with its own logits. All else is FedAvg; counts stay with the client. The
-paper tunes tau; 1 is ours.
+of the sum, so no row pushes its logit down. On frozen features and clients of few classes the result is far below
+FedAvg, so the default is 1. The global model is used with its own logits. All else is FedAvg; counts stay with the
+client. The paper tunes tau; 1 is ours.
 
 Interpretation: the paper prints the sum of the loss over all classes but the row's own, c != y. That loss has no
 minimum, because it falls without end as u_y grows; an implementer reports that training collapses
@@ -19,8 +19,8 @@ minimum, because it falls without end as u_y grows; an implementer reports that 
 
 Released FedPCL code has no FedLC; preset ``official`` is its setting of FedAvg (D-09, D-14) with plain logits, because
 a margin on logits between 0 and 1 is not the paper's.
-Limits: with all classes in the sum tau = 0 is ``fedavg`` bit for bit; so is, but for rounding, a client with equally
-many rows of every class.
+Limits, with all classes in the sum: tau = 0 is ``fedavg`` bit for bit; a client with equally many rows of every class
+trains as in ``fedavg``, except for rounding.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def calibration(count: Tensor, absent: float | Tensor) -> Tensor:
 
 
 def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
-    """Local epochs of that loss."""
+    """Local epochs of ``loss``."""
     p = {**select(down, model.names(ctx.hp)), **state}
     margin = calibration(class_rows(data, ctx), ctx.number("absent"))
     p["margin"] = margin.to(ctx.env.dtype)

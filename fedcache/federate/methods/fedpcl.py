@@ -22,8 +22,9 @@ Stale sets of clients that were not sampled are kept. With one available class t
 Images: the released DomainNet code draws two views of every row by flips and rotations, and its prototype pass reads
 them too (D-08): extract with ``--views 9 --augment domainnet``, train with ``train_view=aug proto_view=aug``. On the
 other data sets its two views are equal. A stored view is drawn for every row in every epoch; tests are plain.
-For the local losses of A's table 5 see ``supcon``. A selects hyperparameters on a fifth of the training rows and then
-trains again on all of them (A.1.4): ``fedcache grid --method fedpcl --sweep tau=0.05,0.1 --validation 0.2 --retrain``.
+For the local losses of table 5 see ``supcon``. The paper selects hyperparameters on a fifth of the training rows and
+then trains again on all of them (A.1.4): ``fedcache grid --method fedpcl --sweep tau=0.05,0.1 --validation 0.2
+--retrain``.
 
 Noise (section 5) on what leaves a client or on what it trains on: xt = (1 - p) x + e, elementwise; s = .05 for
 prototypes, .2 for images. The same s is not the same power: Laplace noise of scale s has variance 2 s^2, Gaussian noise

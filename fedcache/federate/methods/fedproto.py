@@ -3,15 +3,16 @@
 Each client trains a model of its own. A penalty pulls the projection of each row towards the global prototype (mean
 projected feature) of its class. Only prototypes travel, so the clients' networks may differ.
 
-Tan et al., "FedProto: federated prototype learning across heterogeneous clients", AAAI 2022 (A table 5, "CE +
-ProtoDist", prints this method's row of table 11, D-19):  L = CE(Q(P(x)), y) + lambda * dist(P(x), Cbar^(y)).
+Tan et al., "FedProto: federated prototype learning across heterogeneous clients", AAAI 2022:
+    L = CE(Q(P(x)), y) + lambda * dist(P(x), Cbar^(y)).
+The row "CE + ProtoDist" of FedPCL's table 5 has the numbers of this method in FedPCL's table 11 (D-19).
 After training, C_i^(j) is the mean of z over the client's rows of class j; the server merges them (D-06: weighted by
 n_ij / N_j; the released code's plain mean; or eq 6 of FedPCL as printed). A class that no client sent this round keeps
 its prototype. Inference: argmin_j |z - Cbar^(j)|.
 
 The paper has a squared L2 distance; released code (``preset=official``) takes its mean over dimensions, dim times
 smaller (D-73: ``protodist``), which is next to nothing compared with the cross-entropy on unit projections of frozen
-features. The layers are those of FedPCL's table 7, as in every baseline in addition to it: BatchNorm, and no unit
+features. The layers are those of FedPCL's table 7, as in all its baselines: BatchNorm, and no unit
 length in the paper's preset (D-02). Released code collects prototypes in training mode during the last epoch; here
 they come from one pass afterwards.
 Limits: lambda_proto = 0 trains exactly as ``solo``; rows whose class has no global prototype add nothing.
@@ -128,7 +129,7 @@ def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
 
 
 def predict(down: Tree, state: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:
-    """Scores [.., N, C]: minus half the squared distance to a prototype (up to |z|^2 / 2), or the logits."""
+    """Scores [.., N, C]: |z|^2 / 2 minus half the squared distance to a prototype, or the logits."""
     z = model.embed({}, state, x, ctx)
     rule = ctx.hp["proto_infer"]
     if rule == "head":

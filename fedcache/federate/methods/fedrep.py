@@ -10,11 +10,11 @@ and, in each round,
 the server averages P_i alone. Client i deploys the new global P under its own Q_i.
 
 FedPCL compares with FedRep in a setting it does not print (D-18), and says that all baselines use one architecture
-(A 5.1). So either preset has the layers of its neighbours and one epoch of each part (``official``: released FedPCL
-layers, with the ReLU and L2 on the logits that its other baselines have, D-13). Released FedRep code takes e_h = 10
-(D-72: ``--set e_h=10``) and SGD (``--set opt=sgd --set lr=0.01 --set momentum=0.5``), and trains every client's Q once
-more after the last round, which is not done here. Ten epochs on logits behind a ReLU leave classes whose logit is 0 for
-every row and never learn again: with ``e_h=10`` take ``logit_head=plain``.
+(section 5.1). So both presets have the layers of the other baselines, and one epoch of each part (``official``:
+released FedPCL layers, with the ReLU and L2 on the logits that its other baselines have, D-13). Released FedRep code
+takes e_h = 10 (D-72: ``--set e_h=10``) and SGD (``--set opt=sgd --set lr=0.01 --set momentum=0.5``), and trains every
+client's Q once more after the last round, which is not done here. Ten epochs on logits behind a ReLU leave classes
+whose logit is 0 for every row and never learn again: with ``e_h=10`` take ``logit_head=plain``.
 Both phases start with a fresh optimiser and have their own order of rows. A frozen P with BatchNorm uses its running
 statistics, as it does in inference. Limits: e_h = 0 never changes a Q, e_b = 0 never changes P.
 """

@@ -10,7 +10,7 @@ after which come ``depth`` blocks of self-attention, x = v + MHA(LN(v)), v = x +
 every class's prompt, [START, v_1 .. v_m, name, END], and the classifier is that of PromptFL. The network travels.
 
 Clients know the names of their own classes only (``names=own``): T, and the classes that cross-entropy tells apart, are
-those. Scored is with all names. ``names=all`` (ours) trains with all of them too.
+those. Scoring uses all names. ``names=all`` (ours) trains with all of them too.
 
 Checked against the released code (boschresearch/FedTPG, ``model/prompt_net.py``, ``federated``): m = 4 queries of
 N(0, 0.02^2), 4 heads, a hidden layer of 4 E, no blocks, no residual around the first attention, torch's first weights;
@@ -19,10 +19,10 @@ momentum that a client keeps, and clients averaged with equal weights. It comput
 D numbers and tokens E of them, the attention maps the one to the other (D-106).
 
 It begins with the prompts of a random network. On digits (glyph-clip, 10 clients, Dirichlet 0.1), where zero-shot has
-85 %, 20 rounds have 73 % at 0.003 and 79 % at 0.03; the 500 rounds of the default have 56 %: choose the rounds.
+85 %, 20 rounds have 73 % at 0.003 and 79 % at 0.03; the 500 rounds of the default have 56 %: set ``--rounds``.
 
-Limits: v depends neither on the order of the names nor on how often all of them are repeated. A network whose B, b and
-output map of the attention are 0 makes of its bias v the prompt of PromptFL.
+Limits: v depends neither on the order of the names nor on how often all of them are repeated. If B, b and
+the weights of the attention's output map are 0, v is the bias of this map for all names, like a prompt of PromptFL.
 """
 
 from __future__ import annotations

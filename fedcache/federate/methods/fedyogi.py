@@ -6,7 +6,7 @@ Yogi resembles Adam, but its second moment falls slowly.
 Reddi et al., "Adaptive federated optimization", ICLR 2021, algorithm 2: as ``fedadam`` with
     v <- v - (1 - beta2) Delta^2 sign(v - Delta^2).
 So v moves by at most (1 - beta2) Delta^2 a round, whichever way; where Delta^2 is larger than v it grows as Adam's does
-from 0. Limits: those of ``fedadam``; the same v where v = 0.
+from 0. Limits: those of ``fedadam``; from v = 0, Adam and Yogi give the same v.
 """
 
 from __future__ import annotations

@@ -10,12 +10,12 @@ holds the public rows, does not train, and everybody can read them. A round:
     M_k = R_k R_k' (eq 4), M = mean_k exp(M_k / tau_T) (eqs 5, 6)
     student from w: min mean_i KL(q_i || p_i), p_ij = softmax_j(z_i . k_j / tau_S), q_ij = M_ij / sum_j M_ij (eqs 7-9)
     key encoder: th_k <- zeta th_k + (1 - zeta) th (eq 10); w <- student.
-What goes up is R_k, Np x d numbers, or the matrix (``send=matrix``); values the paper's text has lost are the released
-README's. Released code: augmentation by data set (D-91), one-directional contrast (D-30) with BatchNorm on each view by
-itself (D-92), 128-d projections compared (D-32; ``sim_at=trunk`` for 512-d), a queue whose first batches of every epoch
-take no step (D-34: ``queue_warm``) and own keys among the anchors (D-35); short batches left out (D-93), keys by
-BatchNorm of their batch (D-94) and after the average has moved (D-95), a row's own similarity in addition to its n %
-(D-96), float16 with a scaled loss, for which ``amp`` has bfloat16 without (D-97).
+What goes up is R_k, Np x d numbers, or the matrix (``send=matrix``); values that are missing in the paper's text are
+those of the released README. Released code: augmentation by data set (D-91), one-directional contrast (D-30) with
+BatchNorm on each view by itself (D-92), 128-d projections compared (D-32; ``sim_at=trunk`` for 512-d), a queue whose
+first batches of every epoch take no step (D-34: ``queue_warm``) and own keys among the anchors (D-35); short batches
+left out (D-93), keys by BatchNorm of their batch (D-94) and after the average has moved (D-95), a row's own similarity
+in addition to its n % (D-96), float16 with a scaled loss, for which ``amp`` has bfloat16 without (D-97).
 Up to 4,096 public rows ``anchors=auto`` takes them all instead of a queue: eqs 7 to 9 exactly.
 Clients of other backbones or trunks keep their own encoder, since only similarities meet.
 """
@@ -51,7 +51,8 @@ def init(ctx: Ctx) -> Tree:
 def enter(down: Tree, data: ClientData, ctx: Ctx) -> Tree:
     """The client's losses, and an encoder of its own if its trunk does not fit the student's."""
     losses = simclr.enter(down, data, ctx)
-    # A smaller or larger trunk cannot start at the student's weights, so it is kept by the client.
+    # A smaller or larger trunk cannot start at the student's weights, so it is kept by the client. A ResNet has no
+    # ``t.W``, and is the same on all clients.
     if "t.W" not in down or down["t.W"].shape[-2:] == (ctx.count("hidden"), ctx.env.width):
         return losses
     return {**simclr.init(ctx), **losses}

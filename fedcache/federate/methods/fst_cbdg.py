@@ -159,6 +159,7 @@ def gradients(p: Tree, batch: Batch, _down: Tree, ctx: Ctx) -> list[Tensor]:
         error = f.scatter_add(-1, own, f.new_full((), -1.0).expand(own.shape))
         du = weighted(error, batch["kw"], synthetic_share, ctx)
         parts.append(affine_gradients(batch["z"], du))
+    # ``tsamp_only`` with lambda = 0 has no term.
     if not parts:
         return [torch.zeros_like(p[n]) for n in NAMES]
     # Each part has the gradients of W and of b; those of both terms are added.
@@ -198,7 +199,7 @@ def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
     """The uniform mean; ``tsamp_central`` instead trains the server's head on ``central_rows`` rows per class."""
     if ctx.hp["ablation"] != "tsamp_central":
         return {**server, **up}
-    # The server knows no votes, so it draws equally many rows of each class.
+    # The server does not know the m_k, so it draws equally many rows of each class.
     classes = np.repeat(np.arange(ctx.env.classes), ctx.count("central_rows"))
     ctx.rng.generator("deal", 0, 0).shuffle(classes)
     size = ctx.count("batch")
@@ -214,6 +215,7 @@ def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
             return value / batch["kw"].sum(-1)
         return value
 
+    # ``train`` reads only ``batches``, whose number of clients is 1: the server. ``none`` fills the place of the data.
     none = ClientData(ctx.text, None, torch.zeros(0, dtype=torch.int64), (0,))
     done = train(head, NAMES, ctx.count("epochs"), tsamp, {}, none, ctx, batches=batches)
     return {**server, **select(done, NAMES)}

@@ -15,13 +15,13 @@ with one of three covariances (``head``):
          row. Upload: a triangle for each class, C D (D + 1) / 2, which is 13 million numbers at C = 100, D = 512.
 The covariances of lda and qda are shrunk, (1 - a) Sigma + a tr(Sigma) / D I + 1e-6 I with a = ``shrink``.
 
-By default ``shrink=auto`` (ours) is for lda a = g / (g + tr(Sigma) / D), which adds g = ``gamma_shrink`` of ``fedcgs``
-to Sigma, up to a factor: generalised cross-validation holds there. It does not for qda, whose covariance for each class
-belongs to no regression, so qda keeps the released 0.05 (``preset=paper``). The estimate of least squared error of a
-covariance (OAS), which follows from the same sums, was tried for qda: 5.9 points more on scikit-learn's digits with 100
-rows, 4.7 less on the packaged digits with 500 (glyph-clip).
+By default (``shrink=auto``, ours) lda has a = g / (g + tr(Sigma) / D). Up to a factor, this adds g = ``gamma_shrink``
+of ``fedcgs`` to Sigma. Generalised cross-validation can choose g for lda, but not for qda, whose covariance for each
+class belongs to no regression. So qda keeps the released 0.05 (``preset=paper``). The estimate of least squared error
+of a covariance (OAS), which follows from the same sums, was tried for qda: 5.9 points more on scikit-learn's digits
+with 100 rows, 4.7 less on the packaged digits with 500 (glyph-clip).
 
-All statistics add up, so the partition does not matter. C counts the classes that a client has; others are never
+All statistics add up, so the partition does not matter. C counts the classes that any client has; others are never
 predicted. A feature that is constant over all rows is left out (ours): its variance is rounding. A client sends what
 the head needs, and no more. ``lda`` is ``fedcgs`` with nearly the same ridge. The paper's heads that are trained on
 samples drawn in a Fisher subspace (FisherMix, Proto-Hyper) and its random projections are not here.
@@ -244,7 +244,7 @@ def notice(up: Tree, ctx: Ctx) -> str:
 
 
 def shrinkage(sigma: Tensor, up: Tree, ctx: Ctx) -> tuple[float, Tree]:
-    """``shrink`` for lda, and for an automatic one its numbers, with the mean eigenvalue of a covariance."""
+    """``shrink`` for lda, and for an automatic one the numbers that the server keeps (``RidgeChoice.numbers``)."""
     if ctx.hp["shrink"] is not None:
         return ctx.scalar("shrink"), {}
     free = fedcgs.freedom(up, "within")

@@ -4,7 +4,8 @@ Every client learns a text prompt and a visual prompt on its own rows, as in ``t
 each client are scored on the test rows of all clients.
 
 The computation of ``tpfl`` without the server; each client's prompts are scored on the test rows of all clients, and
-the report is the mean over clients. D's text speaks of gains up to 18.5 points over it, its tables show 54.6 (D-63).
+the report is the mean over clients. TPFL's text has gains up to 18.5 points over local prompts, TPFL's tables 54.6
+(D-63).
 """
 
 from __future__ import annotations

@@ -13,15 +13,16 @@ the gradient, and the first values from the rows,
     alpha:  step N / (4 max_k sum_i (f_i.t_k)^2) in every ``alpha_every``-th,
             first alpha = ``alpha_init`` times the mean over classes of the mean of f.t_k over the rows of class k.
 
-The paper has no clients. Here (ours) each takes these from its own rows, begins with its own first values in the first
-round and with the average afterwards, and makes ``epochs`` such iterations a round; uploads are averaged by n_i / N.
-One client and one round are the paper's method. A class without rows at the client begins with w_k = 0.
+The paper has no clients. Here (ours) each client computes steps and first values from its own rows, begins with its own
+first values in the first round and with the average afterwards, and makes ``epochs`` such iterations a round; uploads
+are averaged by n_i / N. One client and one round are the paper's method. A class without rows at the client begins with
+w_k = 0.
 
 Released code, where it differs (``official``): momentum 0.9 on w; a bias, which begins with random numbers there and
 with 0 here; and alpha moves by the sum of all its gradients so far, since nothing sets them to zero
 (``alpha_grad=sum``). Checked against it (FereshteShakeri/FewShot-CLIP-Strong-Baseline, ``methods/linear_probe_p2.py``
 and ``utils.py``), which takes the iterate that is best on validation rows, and half precision. Its step of alpha is a
-sixteenth of 4 N / max_k sum_i (f_i.t_k)^2, the constant that w has.
+sixteenth of 4 N / max_k sum_i (f_i.t_k)^2, the step that would correspond to that of w.
 """
 
 from __future__ import annotations

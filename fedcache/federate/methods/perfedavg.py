@@ -15,10 +15,10 @@ epoch passes twice over them. Released code adapts twice on batches of the TEST 
 ``preset=official``): the engine warns that such an accuracy is no test accuracy, and the tables of ``reproduce`` adapt
 on training rows, with the leak in a row of its own.
 
-Rates: FedPCL, which compares with Per-FedAvg, prints Adam with 0.001 for all methods and none of this one (A 5.1,
-D-79). The defaults are those of released code; beta = 0.001 of plain SGD hardly moves a model in a few rounds of a few
-steps. ``preset=tuned`` has the rates that were chosen once on rows of ``digits`` that are used neither for training
-nor for testing: ``fedcache grid --ready tuned-perfedavg``, which kept alpha.
+Rates: FedPCL, which compares with Per-FedAvg, prints Adam with 0.001 for all methods, and no rates of this one
+(section 5.1, D-79). The defaults are those of released code; beta = 0.001 of plain SGD hardly moves a model in a few
+rounds of a few steps. ``preset=tuned`` has the rates that were chosen once on rows of ``digits`` that are used neither
+for training nor for testing: ``fedcache grid --ready tuned-perfedavg``, which kept alpha.
 Limits: alpha = 0 trains as ``fedavg`` by SGD with lr = beta, bit for bit; adapt_steps = 0 deploys theta as it is.
 """
 
@@ -55,7 +55,7 @@ from fedcache.federate.methods.common import (
 
 
 def as_sgd(ctx: Ctx, rate: str) -> Ctx:
-    """The context of plain SGD whose learning rate is that hyperparameter."""
+    """The context of plain SGD whose learning rate is the hyperparameter of name ``rate``."""
     return ctx.with_hp(opt="sgd", lr=ctx.hp[rate], wd=0.0, momentum=0.0)
 
 
@@ -103,6 +103,7 @@ def adapt(down: Tree, data: ClientData, ctx: Ctx) -> Tree:
     trained = model.trained(ctx.hp)
     steps = ctx.count("adapt_steps")
 
+    # Each "epoch" is one step, on the plain view (0) of the first batch in a fresh order.
     def batches(_now: Tree, epoch: int) -> Batches:
         return islice(minibatches(data, sgd, epoch, "adapt", (0,)), 1)
 

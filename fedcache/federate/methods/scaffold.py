@@ -136,7 +136,7 @@ def paper_count(width: int, classes: int, _clients: int, hp: Hp) -> tuple[int, i
 
 METHOD = replace(
     fedavg.METHOD,
-    executions=("sequential", "batched"),  # c - c_i leaves the rows of the client
+    executions=("sequential", "batched"),  # not gram: c is no combination of a client's rows
     name="scaffold",
     paper="Karimireddy et al., ICML 2020",
     summary="FedAvg with control variates against client drift; twice the traffic.",

@@ -9,8 +9,8 @@ Khosla et al., "Supervised contrastive learning", NeurIPS 2020. Over the B embed
 where rows without a positive are skipped. P alone is trained, nothing travels, and a client classifies by its own
 prototypes as ``fedpcl`` does. A client that never trained has the prototypes of its initial P.
 
-The local losses of FedPCL's table 5, with the same switches under either preset, but for the unit length of projections
-that are contrasted, which the others have in the released code alone (D-02):
+The methods below have the local losses of FedPCL's table 5. In both presets their switches are the same, except one:
+projections that are contrasted always have unit length, and the others only in the released code (D-02).
     cross-entropy   ``solo``, or ``fedavg``       CE + ProtoDist   ``fedproto`` (``--set proto_infer=local``)
     SupCon          ``supcon``                    FedPCL           ``fedpcl``
 The printed first two rows are not local: 32.98 and 43.94 are the FedAvg and FedProto rows of table 11, where Solo, the

@@ -5,8 +5,8 @@ texts describe each class, and the clients' rows decide how much each text count
 by row, and the more certain one counts more.
 
 Zhang et al., "TOFA: training-free one-shot federated adaptation for vision-language models", AAAI 2026
-(arXiv:2511.16423). Followed are its abstract and a published note that prints its formulas; neither the whole paper nor
-code was available. One round without training, on unit image features z and class texts t.
+(arXiv:2511.16423). The sources are its abstract and a published note that prints its formulas; neither the whole paper
+nor code was available. One round without training, on unit image features z and class texts t.
 
 Prototypes. Classes are Gaussians N(w_c, Sigma) under an uninformative prior. In client k's posterior the rows D of all
 clients count by a power,
@@ -21,7 +21,7 @@ server averages the scores over the K clients and weighs the texts by them,
     r(t_c^m) = 1/K sum_k u^k(t_c^0) log( u^k(t_c^m) / u^k(t_c^0) ),
     T_c = sum_m softmax_m(r / tau) t_c^m, made unit,    f_T = s z T'.
 In the paper a language model writes the texts on the clients. That cannot be had offline: here they are fixed templates
-(``TEMPLATES``), which the server encodes and sends; a store keeps one text of each class, so they need the tower.
+(``TEMPLATES``), which the server encodes and sends. A store keeps one text of each class, so the tower is needed.
 
 Fusion, for each row:  f = eta f_V + (1 - eta) f_T,  eta = sigmoid(log(max softmax f_V / max softmax f_T)).
 
@@ -30,8 +30,8 @@ values: the mean probability of class c on its rows, and the mean of 1 minus thi
 probability, t_c^m competes with the t^0 of the other classes (D-102). P has the ridge of ``gda``, but not its factor
 D (D-103). pi_c is proportional to n_c + power N_c; in ``gda`` all classes have the same prior (D-104). A class without
 rows is never predicted (D-105). ``tuned`` has the power and the scale that ``fedcache grid --ready tuned-tofa`` chose
-on validation rows of digits, Dirichlet 0.1: own rows count most there, and glyph-clip's texts are too sure of
-themselves at 100.
+on validation rows of digits, Dirichlet 0.1: own rows count most there, and with a scale of 100 glyph-clip's
+texts are overconfident.
 
 Limits: without own rows f_V is that of all clients' rows; power = 0 is a discriminant of the own rows alone;
 ``fusion=text`` with ``texts=1`` is ``clip-zs``.
@@ -120,6 +120,7 @@ def fit(down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tre
     made = fedncm.add_up(data, ctx, ctx.env.width * len(texts), beliefs)
     n = sums["count"]
     rest = n.sum() - n
+    # u is the mean of the values on rows of the class and on other rows, or the only one of them that exists.
     parts = (n > 0).double() + (rest > 0).double()
     u = made["own"] / n.clamp(min=1.0) + made["other"] / rest.clamp(min=1.0)
     tiny = torch.finfo(torch.float64).tiny

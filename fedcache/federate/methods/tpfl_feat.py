@@ -8,7 +8,7 @@ Not of the paper. ``tpfl`` needs images and a gradient through both towers; here
     t'_c = norm(t_c + a rho_c)        a residual on the class text features (TaskRes, Yu et al., CVPR 2023),
     p(c | x) = softmax_c(100 cos(z_v, t'_c)),
 with u and rho averaged by n_i / N as the prompts are; rho is one vector for all classes, or with ``csc`` one for each.
-A client sends 2 D numbers (D + C D), which says nothing about what ``tpfl`` sends.
+A client sends 2 D numbers (D + C D with ``csc``), which says nothing about what ``tpfl`` sends.
 
 Limits: u = rho = 0 is clip-zs.
 """

@@ -120,7 +120,7 @@ class RowLists(LazySequence[np.ndarray]):
         return RowLists(self.rows[: ends[-1]], ends)
 
     def joined(self, each: int) -> RowLists:
-        """The lists joined in groups of ``each`` neighbours."""
+        """The lists joined in groups of ``each`` neighbours; ``each`` divides the number of lists."""
         return RowLists(self.rows, self.ends[::each])
 
     def words(self, start: int, stop: int) -> list[str]:
@@ -128,7 +128,7 @@ class RowLists(LazySequence[np.ndarray]):
         ends = self.ends[start : stop + 1]
         text, cuts = in_decimal(self.rows[ends[0] : ends[-1]])
         borders = cuts[ends - ends[0]].tolist()
-        # Every row has a comma after it, which is cut off after the last one.
+        # Every row has a comma after it, which is cut off after the last one. An empty list has no comma.
         return [text[begin : max(begin, end - 1)] for begin, end in pairwise(borders)]
 
     @property
@@ -211,7 +211,7 @@ def blocks_within(
 ) -> Iterator[tuple[int, int]]:
     """Begin and end of blocks of neighbours whose ``sizes`` sum to at most ``most``; a larger one is a block alone.
 
-    A block has at most ``longest`` neighbours.
+    A block has at most ``longest`` neighbours; the default is no limit in practice.
 
     >>> list(blocks_within(np.array([2, 2, 9, 1]), 4))
     [(0, 2), (2, 3), (3, 4)]
@@ -260,7 +260,7 @@ def is_among(values: np.ndarray, others: np.ndarray) -> np.ndarray:
 
 
 class NumberedNames(LazySequence[str]):
-    """``client-000`` to ``client-999``, each made on access."""
+    """Names such as ``client-000`` to ``client-999``, each made on access."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -317,7 +317,7 @@ class Validation:
     """Validation rows: no client trains on them or is tested on them."""
 
     rows: np.ndarray  # int64, ascending: all of them
-    # of each of the M clients, some of them empty; None if all clients share all of them
+    # validation rows of each of the M clients, some lists empty; None if all clients share ``rows``
     own: RowLists | None
 
     @classmethod
@@ -334,8 +334,8 @@ class ClientTable(LazySequence[Client]):
         names: of the M clients; ``NumberedNames`` for numbered ones.
         train: M lists of training rows.
         common: int64 [T]: the global test rows.
-        shares: bool [M]: whether a client is tested on exactly these.
-        tests: M lists of test rows; lists of clients that share the global rows are not read.
+        shares: bool [M]: whether a client is tested on exactly the global test rows.
+        tests: M lists of test rows; the list of a client that is tested on the global rows is not read.
         validation: validation rows; None without any.
     """
 

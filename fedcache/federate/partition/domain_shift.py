@@ -58,7 +58,9 @@ FILL = Argument(
 
 
 def fill_up(dealt: RowLists, least: int, rng: np.random.Generator) -> RowLists:
-    """Move as few rows as possible so that every list has ``least`` rows. Each row comes from the longest list then.
+    """Move as few rows as possible so that every list has ``least`` rows.
+
+    Each moved row comes from the list that is the longest at this time.
 
     Example: sizes 7, 5, 1, 0 with a least of 2 lack three rows. The longest list gives two rows, until it is as long as
     the next one. Then the first of these two gives one row, which leaves 4, 5, 2, 2. The moved rows are drawn at random
@@ -191,7 +193,7 @@ class Counts:
 
 
 def gated(share: np.ndarray, is_open: np.ndarray) -> np.ndarray:
-    """Shares [B, M] of the open clients, renormalised; equal among them when all their mass was lost."""
+    """Shares [B, M] of the open clients, renormalised; equal shares if the shares of all open clients are 0."""
     kept = share * is_open
     total = kept.sum(axis=-1, keepdims=True)
     lost = total[:, 0] <= 0.0
@@ -358,6 +360,7 @@ def _with_derived(scheme: Scheme, args: Values, instead: dict[str, Value]) -> di
     complete = dict(instead)
     for argument in scheme.arguments:
         name = argument.name
+        # A ``names`` argument without a default, such as ``domain``, is not derived.
         is_derived = argument.default is None and argument.kind != "names"
         if is_derived and name in derived and args[name] != derived[name]:
             complete[name] = args[name]
@@ -583,7 +586,7 @@ def _enough_shots(args: Values, least: int) -> int:
 
 
 def _domains(scheme: Scheme, pool: RowPool) -> tuple[int, ...]:
-    """The chosen domains. Raises InfeasibleError for less than two, and for one without training or test rows."""
+    """The chosen domains. Raises InfeasibleError for fewer than two, and for a domain without training or test rows."""
     names = _domain_names(pool)
     if len(names) < 2:
         found = ", ".join(names) or "none"
@@ -635,7 +638,7 @@ def _first_names(names: Sequence[str]) -> str:
 
 
 def _with_ratio(args: Values) -> Values:
-    """The ratios of drawn rows to training rows of the released code. They fall with the number of clients."""
+    """The ratios of drawn rows to training rows of the released code. More clients have a smaller ratio."""
     if args["ratio"] is not None:
         return args
     clients = count_of(args, "clients")

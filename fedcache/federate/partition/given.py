@@ -31,7 +31,7 @@ from fedcache.tables.groups import Group
 
 NAME = "given"
 PARTS = ("train", "test", "validation")
-NONE = np.empty(0, np.int64)
+NO_ROWS = np.empty(0, np.int64)
 COLUMN = "client"
 """Name that stands for a column in messages and in the partition's name."""
 
@@ -122,14 +122,15 @@ def of_rows(columns: Columns, clients: Mapping[str, Any], validation: object = N
     ok = columns.ok.astype(bool)
     for key, given in clients.items():
         name = str(key)
-        own, tested, choosing = _parts(name, given)
+        own, tested, validated = _parts(name, given)
         train[name] = _rows(name, own, rows)
         tests[name] = None
         if tested is not None:
             tests[name] = _rows(name, tested, rows)
-        found = NONE
-        if choosing is not None and len(choosing):
-            found = _rows(name, choosing, rows)
+        found = NO_ROWS
+        # An empty list of validation rows is allowed; ``_rows`` refuses empty lists.
+        if validated is not None and len(validated):
+            found = _rows(name, validated, rows)
         validating.append(found[ok[found]])
     if validation is not None and any(map(len, validating)):
         raise UsageError(
@@ -161,6 +162,7 @@ def of_rows(columns: Columns, clients: Mapping[str, Any], validation: object = N
     test_split = np.flatnonzero(ok & (columns.split == TEST))
     used = np.concatenate([trained, *validating])
     common = test_split[~is_among(test_split, used)]
+    # If every client has its own test rows, the global test rows are all of these.
     chosen = [t for t in tests.values() if t is not None]
     if len(chosen) == len(tests):
         common = sorted_once(np.concatenate(chosen))
@@ -185,6 +187,7 @@ def of_rows(columns: Columns, clients: Mapping[str, Any], validation: object = N
         assert isinstance(how, float | str)
         args["validation"] = how
         domains = range(len(columns.domains))
+        # No column makes these clients, so ``by`` is None.
         table = with_validation(table, how, columns, domains, None, own=False)
     return Partition(
         scheme=NAME,

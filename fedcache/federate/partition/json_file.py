@@ -40,7 +40,7 @@ SCHEMA = "fedcache.partition/1"
 WITH_VALIDATION = "fedcache.partition/2"
 SCHEMAS = SCHEMA, WITH_VALIDATION
 LARGEST_FILE = 1 << 28  # bytes; ten million rows take a third of it
-LARGEST_ROW = 2**48
+LARGEST_ROW = 2**48  # every row number is smaller
 
 Fields = dict[str, tuple[Callable[[object], bool], str]]
 """Name of a field -> the check of its value, and the expected value in words."""
@@ -78,6 +78,7 @@ Arrays = Mapping[str, np.ndarray]
 def read_payload(payload: object, origin: str) -> tuple[Content, Arrays]:
     """Head and arrays of a JSON value, as a file of arrays would hold them. Raises CorruptionError with the field."""
     lists: Fields = {"clients": _LIST, "test": _LIST}
+    # Validation rows that all clients share are one list of the file.
     per_client = isinstance(payload, dict) and "validation" not in payload
     if not per_client:
         lists["validation"] = _LIST
@@ -227,13 +228,13 @@ _LIST = (lambda value: isinstance(value, list), "a list")
 #     train, train_sizes [M]    training rows of all clients, one client after another
 #     test                      global test rows
 #
-# With test rows of single clients, one of
+# If clients have test rows of their own, the file has one of these two groups:
 #
 #     own, own_sizes [M]        these rows; shares [M] is 1 for a client tested on the global ones
 #     order, starts, taken      the rule that chooses them (``MatchedLists``), with classes and
 #                               classes_sizes [M]
 #
-# and with validation rows ``validation``, and ``validation_sizes`` [M] if they belong to clients.
+# If there are validation rows, it has ``validation``, and ``validation_sizes`` [M] if they belong to clients.
 
 
 _ALL_SHARE = {"train", "train_sizes", "test"}

@@ -117,7 +117,9 @@ def deal_natural(pool: RowPool, args: Values, streams: Streams) -> Dealt:
     members, more_notes = _keep_large(members, args, streams, within=within)
     notes += more_notes
     if args["inside"] is not None:
-        return _assign_inside(members, pool, args, streams, notes, common, within=within)
+        return _assign_inside(
+            members, pool, args, streams, notes=notes, common=common, within=within
+        )
     own_tests = None
     if within:
         own_tests = members.test
@@ -164,7 +166,7 @@ def _selected(members: Members, which: np.ndarray) -> Members:
 def _hold_out_clients(
     members: Members, all_rows: np.ndarray, group: Group, args: Values, streams: Streams
 ) -> tuple[Members, np.ndarray, str]:
-    """The members without a drawn share of them, all rows of that share as the test set, and a note."""
+    """Draw the test clients: returns the other members, all rows of the test clients as test set, and a note."""
     count = len(members.words)
     share = number_of(args, "held_out_share")
     taken = min(count - 1, max(1, round(share * count)))
@@ -264,12 +266,15 @@ def _assign_inside(
     pool: RowPool,
     args: Values,
     streams: Streams,
+    *,
     notes: list[str],
     common: np.ndarray | None,
-    *,
     within: bool,
 ) -> Dealt:
-    """The rows of every member, assigned to clients inside it by another scheme."""
+    """The rows of every member, assigned to clients inside it by another scheme.
+
+    ``common`` are the global test rows. With ``within``, each client is tested on rows of its member instead.
+    """
     scheme = SCHEMES[str(args["inside"])]
     given = {key: args[key] for key in OF_INSIDE if args[key] is not None}
     names: list[str] = []

@@ -405,6 +405,7 @@ def _with_working_advice(
         except FedcacheError as other:
             return other
         else:
+            # Without --partition-seed a command has the seed 0.
             is_complete = not seed or SEED in error.hint
             if instead == error.instead and is_complete:
                 return error
@@ -599,6 +600,7 @@ def _tests_of_clients(
 ) -> Sequence[np.ndarray] | None:
     """The clients' test rows: those of the scheme, or chosen by ``test_protocol``; None for the global ones."""
     if dealt.test:
+        # Clients that all hold one and the same array are stored as a rule, because a million copies need much memory.
         first = dealt.test[0]
         if any(rows is not first for rows in dealt.test):
             return RowLists.of(dealt.test).ascending()
@@ -686,13 +688,14 @@ def _checked(
         problem = error.message.removeprefix(NOT_ONE).removesuffix(".")
         raise json_file.corrupt(origin, problem) from error
     if vouched:
+        # The value of the cached property, which is then not computed.
         partition.__dict__["digest"] = digest
     elif partition.digest != digest:
         raise json_file.corrupt(origin, f"it does not have the digest it claims, {digest}")
     if dataset is not None and partition.dataset != dataset:
-        digest = partition.dataset[:12]
+        short = partition.dataset[:12]
         raise StoreError(
-            f"{origin} was made for the dataset with digest {digest}, but the store has another dataset.",
+            f"{origin} was made for the dataset with digest {short}, but the store has another dataset.",
             "Make it again for this store: fedcache partition --help",
         )
     # After the dataset: a partition of a larger dataset has rows beyond this store, and is not corrupt.

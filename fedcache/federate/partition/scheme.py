@@ -161,7 +161,7 @@ class Scheme:
     name: str  # as on the command line
     summary: str  # one sentence for lists and help
     paper: str  # source of the scheme
-    # its own arguments, and those of every partition; an argument it does not declare is an error
+    # declared arguments; ``validation``, which every scheme has, is added. An undeclared argument is an error
     arguments: tuple[Argument, ...]
     # the rows of every client, from a pool and resolved arguments
     deal: Callable[[RowPool, Values, Streams], Dealt]
@@ -428,9 +428,8 @@ class Columns:
     classes: tuple[str, ...]  # class names, C of them
     domains: tuple[str, ...]  # domain names
     digest: str  # of the dataset's content
-    groups: Callable[[str], Group] | None = (
-        None  # columns that came with the data, by name; raises for an unknown one
-    )
+    # columns that came with the data, by name; raises for an unknown one
+    groups: Callable[[str], Group] | None = None
 
     def sorted_by(self, name: str) -> Group:
         """A column as codes and words: a group, or ``domain`` or ``class``. Raises UsageError for an unknown one."""
@@ -520,12 +519,10 @@ class Dealt:
     test: Sequence[np.ndarray] | None = None
     names: Sequence[str] | None = None  # names of the clients; None numbers them
     notes: Sequence[str] = ()  # what a reader of the partition should know
-    common: np.ndarray | None = (
-        None  # int64, ascending: the global test rows; None for the test split
-    )
-    pool: np.ndarray | None = (
-        None  # int64: the rows that could have been assigned; None for those of the pool
-    )
+    # int64, ascending: the global test rows; None for the test split
+    common: np.ndarray | None = None
+    # int64: the rows that could have been assigned; None for ``RowPool.dealt``
+    pool: np.ndarray | None = None
     # the most ``shots`` for which all classes have enough rows, 0 for none; None where no class has too few
     enough_shots: int | None = None
 

@@ -173,7 +173,7 @@ def deal_shards(pool: RowPool, args: Values, streams: Streams) -> Dealt:
     sizes = np.array([len(rows) for rows in classes])
     clients = count_of(args, "clients")
     each = count_of(args, "shards")
-    # With fewer shards a class would be left out; with more, a shard of the smallest class would be empty.
+    # The fewest shards are one for each class. With more than ``most``, a shard of the smallest class would be empty.
     fewest = len(sizes)
     smallest = sizes.min()
     most = int(len(sizes) * smallest + (sizes > smallest).sum())

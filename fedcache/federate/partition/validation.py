@@ -64,6 +64,7 @@ def with_validation(
         # Only values that clients train on: without held-out values and clients that were left out.
         trained = by.codes[table.train.rows]
         rows = rows[is_among(by.codes[rows], trained)]
+    # Rows without a label cannot be scored, and are left out unless no row has a label.
     known = columns.label[rows] >= 0
     if known.any():
         rows = rows[known]
@@ -100,7 +101,7 @@ def hold_out(
         uid: uint8 [N, 16].
         share: above 0 and below 1.
     """
-    # One number for each class of each client; label -1 becomes class 0.
+    # One number for each class of each client, as int64, because int32 may overflow. Label -1 becomes class 0.
     of_class = label[train.rows] + 1
     classes = int(of_class.max(initial=0)) + 1
     group = train.owner * np.int64(classes) + of_class

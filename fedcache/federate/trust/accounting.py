@@ -29,7 +29,7 @@ class Spent:
     """Rounds of the Gaussian mechanism."""
 
     noise: float  # multiplier z
-    # of clients that take part in a round, independently; 1.0 if participants are known
+    # share of clients that take part in a round, independently; 1.0 if participants are known
     share: float
     rounds: int
 
@@ -76,6 +76,7 @@ def epsilons(spent: Iterable[Spent], delta: float) -> dict[str, float | None]:
     for one in spent:
         rounds[one.noise, one.share] += one.rounds
     found: dict[str, float | None] = {"epsilon_pld": None, "epsilon_rdp": None}
+    # A round without noise has no bound.
     if not all(noise for noise, _ in rounds):
         return found
     require_accounting()

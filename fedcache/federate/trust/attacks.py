@@ -55,6 +55,7 @@ class Attack:
 
     def attackers(self, names: Sequence[str], seed: int) -> frozenset[int]:
         """Numbers of the attackers. They are drawn by name, so that the order of clients does not matter."""
+        # In float64 a product may be slightly below a whole number: 0.29 x 100, for example.
         count = int(self.share * len(names) + 1e-9)
         by_name = sorted_by_name(names, np.arange(len(names)))
         order = generator(seed, "attackers").permutation(len(names))
@@ -75,6 +76,7 @@ class Attack:
         # The attackers of label-flip train honestly on wrong labels.
         if self.name == "label-flip" or not is_attacker.any():
             return V
+        # If all clients are attackers, their own rows serve as the honest ones.
         honest = V
         if not is_attacker.all():
             honest = V[~is_attacker]
@@ -147,7 +149,7 @@ def parse_attack(text: str) -> Attack:
     try:
         values = [float(n) for n in numbers]
     except ValueError:
-        values = [math.nan]
+        values = [math.nan]  # in no range, so it is refused below
     share = SHARE
     scale = DEFAULTS[name]
     example = Attack(name, SHARE, scale).text

@@ -73,9 +73,8 @@ class TrustPolicy:
     privacy: Privacy | None = None  # clipping and noise
     max_rows: int | None = None  # largest accepted number of a client's rows, None for no bound
     max_share: float | None = None  # cap on a client's share of a round's weight, None for no cap
-    max_row_norm: float | None = (
-        None  # norm of a row that statistics must respect, None for no bound
-    )
+    # norm of a row that statistics must respect, None for no bound
+    max_row_norm: float | None = None
 
     @property
     def plain(self) -> bool:
@@ -195,6 +194,7 @@ class TrustPolicy:
 
     def liars_of(self, clients: int) -> int:
         """f: number of attackers among so many clients that the rule expects."""
+        # In float64 a product may be slightly below a whole number: 0.29 x 100, for example.
         return int(self.byzantine * clients + 1e-9)
 
     @property
@@ -232,7 +232,7 @@ def parse_policy(
     max_row_norm: float | None = None,
 ) -> TrustPolicy:
     """The settings that the options of the command line give. Raises UsageError."""
-    # In one process an invalid upload is a bug, or part of a simulated attack.
+    # In one process an invalid upload is a bug, or part of a simulated attack, so by default it ends the run.
     on_bad_update = on_bad_update or ON_BAD[0]
     if on_bad_update not in ON_BAD:
         raise unknown("--on-bad-update", on_bad_update, ON_BAD)
@@ -241,7 +241,7 @@ def parse_policy(
             f"--byzantine {byzantine:g}: expected a share from 0 to below 0.5.", "For example 0.2"
         )
     for name, norm in (("--max-update-norm", max_update_norm), ("--max-row-norm", max_row_norm)):
-        if norm is not None and not norm > 0:
+        if norm is not None and not norm > 0:  # also refuses NaN
             raise UsageError(f"{name} {norm:g} is not above 0.", "For example 100")
     if max_rows_per_client is not None and max_rows_per_client < 1:
         raise UsageError(
@@ -439,6 +439,7 @@ class UploadPipeline:
         return self.round.weights.get(client, self.round.rows[client])
 
     def _scale(self, client: int, weight: float) -> float:
+        """The factor of a client's summed tensors: 1, or less under ``--max-share``."""
         rows = self.round.rows[client]
         if weight != rows:
             return weight / rows
@@ -520,6 +521,7 @@ class UploadPipeline:
         client.
         """
         rows = sum(self.round.rows[c] for c in clients)
+        # A client of reduced weight has a factor of its own, so its upload is needed alone.
         if self.round.weights or not self.validation.is_sound(up, rows):
             return False
         for name, t in up.items():
@@ -1074,7 +1076,8 @@ class BufferedUploads(UploadPipeline):
             m = len(owners)
             if m:
                 f = self.policy.liars_of(m)
-                self.unprotected_classes += self.policy.byzantine > 0 and f == 0
+                if self.policy.byzantine > 0 and f == 0:
+                    self.unprotected_classes += 1
                 self._check_rule(self.policy.rule, m, f, f", class {c}")
                 means[c] = self.policy.rule(P[owners, c], f)
         return means, N.sum(0)

@@ -88,6 +88,8 @@ def simulated_normals(*key: int | str) -> Noise:
 
 
 DELTA = 1e-5
+"""Delta of the reported epsilon, unless ``--dp-delta`` is given."""
+
 MOST = 1e6
 """Largest clipping norm and noise multiplier. With larger noise, a sum can overflow."""
 

@@ -144,6 +144,7 @@ class RobustRule:
         """Values that ``trimmed`` leaves out on each side of m values."""
         if self.last != "trimmed":
             return 0
+        # In float64 a product may be slightly below a whole number: 0.29 x 100, for example.
         return int(float(self.number or 0.0) * m + 1e-9)
 
     def by_coordinate(self, m: int) -> bool:

@@ -218,6 +218,7 @@ def _gram(checked: _Checked) -> str | None:
     full = unpack(checked.values, width)
     full.diagonal().sub_(checked.ridge)
     why = _second_moments(checked, full, _moments(checked, width), checked.counted)
+    # The lengths of class sums add up to at most the sum of all row lengths, whose square is at most n trace(G).
     if why is None and checked.count is None and "class sums" in checked.others:
         together = float(checked.others["class sums"].norm(dim=-1).sum())
         most = checked.rows * float(full.trace()) * (1.0 + checked.tolerance(width))

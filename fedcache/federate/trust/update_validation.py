@@ -44,6 +44,7 @@ def probe_uploads(method: Method, data: Data, ctx: Ctx, *, labelled: bool) -> Up
         labelled: whether clients read labels.
     """
     n = max(8, data.classes)
+    # Training by gradients needs rows for at least one batch.
     while method.gradient and "batch" in ctx.hp and not batch_sizes(n, ctx.hp):
         n *= 2
     draw = np.random.default_rng(0)
