@@ -281,7 +281,10 @@ def root(
 
 
 def refused(error: Any, arguments: list[str]) -> Exit:
-    """Answer a command line that the parser refuses; the exit code. Without a command, the help is already printed."""
+    """Answer a command line that the parser refuses; the exit code.
+
+    Without a command, the error has no message, because the help is already printed.
+    """
     if not error.format_message():
         return Exit.OK
     guesses = import_module("fedcache.commands.guesses")

@@ -89,8 +89,8 @@ CLIENT_PRIORS = ("none", "classes", "counts", "fitted", "em")
 """Priors that can be added to the scores of a client's test rows.
 
 ``none`` changes nothing. ``classes`` masks classes without training rows of the client. ``counts`` adds the log of its
-class counts, which masks the same classes. ``fitted`` adds the log of its smoothed class shares. ``em`` adds
-``models.client_prior.estimate_log_prior``.
+class counts, which masks the same classes. ``fitted`` adds the log of its smoothed class shares. ``em`` adds the
+result of ``models.client_prior.estimate_log_prior``.
 """
 
 
@@ -402,7 +402,7 @@ values of the released code. ``tuned`` has the paper's values and some tuned num
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """``[train]`` of fedcache.toml, and the ``config.toml`` every run writes to re-run itself."""
+    """``[train]`` of fedcache.toml, and of the ``config.toml`` in the directory of a run, which repeats the run."""
 
     method: str | None = option(
         None,
@@ -843,7 +843,7 @@ def resolve(
         kind: the dataclass of the configuration.
         section: section of a file, or keywords of the Python API. Keys are names of fields or of options; the value
             None means that a key was not given.
-        given: name of a field -> value of its option. None and empty values were not given.
+        given: name of a field -> value of its option. None or an empty value means that the option was not given.
         where: the place of the section, for messages.
 
     Raises:
@@ -890,7 +890,7 @@ def field_names(kind: type) -> dict[str, str]:
 
 
 def _typed(item: Field[Any], name: str, value: Any, hint: Any, where: str) -> Any:
-    """``value`` as the field's type. Raises UsageError, with both, for a value of another type."""
+    """``value`` as the field's type. Raises UsageError for a value of another type; the message has value and type."""
     if isinstance(hint, types.UnionType):
         choices = typing.get_args(hint)
     else:

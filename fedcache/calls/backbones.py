@@ -29,16 +29,16 @@ def backbone(
 
     Args:
         module: maps [B, 3, size, size] to [B, D]; outputs [B, T, D] and [B, D, H, W] are averaged. fedcache runs a copy
-            in evaluation mode. Or the text ``module:PACKAGE.MODULE:FACTORY``, which permits models and stores that name
-            this factory to call it in this process.
+            in evaluation mode. Or the text ``module:PACKAGE.MODULE:FACTORY``. Models and stores that name this factory
+            may then call the factory in this process.
         name: name of the backbone; None for the name of its class.
         transform: maps a Pillow image (RGB, already size x size) to the module's input without the batch dimension.
             None scales to [0, 1] and normalises by ``mean`` and ``std``.
         size, mean, std: side in pixels and normalisation of the input; None for the module's attributes of these names,
             else 224 and the values of ImageNet.
-        version: a version that stands for the module's code, its transform and all its objects besides tensors; change
-            it when they change. Needed for code that is in no file, as in a notebook. With None, fedcache digests the
-            source files and the objects.
+        version: a version that stands for the module's code, its transform and all its objects besides tensors. Change
+            the version when any of these changes. Needed for code that is in no file, as in a notebook. With None,
+            fedcache digests the source files and the objects.
 
     Returns:
         The name ``module:NAME``, which all functions accept in this process.
@@ -72,6 +72,7 @@ def backbone_names(backbones: Any) -> tuple[str, ...]:
         else:
             names = [own_module.register(one)]
         for name in names:
+            # Two texts may repeat a name. A module needs a name of its own.
             earlier = made.get(name, one)
             both_are_names = isinstance(one, str) and isinstance(earlier, str)
             if earlier is not one and not both_are_names:

@@ -27,7 +27,7 @@ OF_PARTITIONS = {
 P = ParamSpec("P")
 R = TypeVar("R")
 
-
+# An option, and its value if the next word does not begin with a hyphen. The value may be quoted.
 _OPTION = re.compile(
     r"(?<![\w-])--([a-z][a-z-]*[a-z])(?: (?!-)((?:'[^']*'|\"[^\"]*\"|[^\s'\"])+))?"
 )
@@ -80,8 +80,13 @@ def _unknown_keyword(
         return unknown("option", name, known, hint=listed)
     named = {name: given[name]}
     setting = f"settings={named!r}"
+    # The method is the first parameter of ``train``.
     method = given.get("method", next(iter(args), None))
-    if method in METHODS and name in [h.name for h in METHODS[method].hparams]:
+    if (
+        isinstance(method, str)
+        and method in METHODS
+        and name in [h.name for h in METHODS[method].hparams]
+    ):
         return UsageError(
             f"{name!r} is not a keyword argument here: it is a hyperparameter of {method}.", setting
         )

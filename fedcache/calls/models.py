@@ -39,6 +39,7 @@ def place_of(source: object) -> Path:
         elif isinstance(source, Model):
             hint = 'model.save("m.safetensors") writes a file that can be given here.'
         raise UsageError(f"A model is loaded from a run, but a {kind} was given.", hint)
+    # The first letters of a digest have no suffix.
     place = Path(source)
     if place.exists() or place.suffix:
         return place

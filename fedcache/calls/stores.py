@@ -148,7 +148,7 @@ def keep_partition(home: Home, parts: Partition) -> Path:
 
 
 def shard(store: Store | str | Path | None, parts: Partition, out: str | Path | None) -> Path:
-    """Write one store per client; their directory. Raises UsageError for the name of a partition instead of it."""
+    """Write one store per client; the directory of the stores. Raises UsageError if ``parts`` is only a name."""
     if isinstance(parts, str):
         raise UsageError(
             f"parts is {parts!r}, expected a partition.",

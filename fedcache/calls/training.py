@@ -65,7 +65,7 @@ def train_config(given: Mapping[str, Any], fields: Mapping[str, Any]) -> TrainCo
     if isinstance(parts, str):
         flags["partition"] = parts
     elif parts is not None:
-        # A partition in memory is saved under its name and digest, unless the store has it under its name.
+        # A partition in memory is saved under its name and digest, unless the store has it under the name alone.
         held = opened(store)
         name = parts.default_name()
         if name not in held.partitions or held.partition(name).get("digest") != parts.digest:
@@ -87,7 +87,7 @@ def train(given: Mapping[str, Any]) -> Run:
             f"method is {method!r}, expected the name of a method or a Method.",
             "fedcache methods list",
         )
-    # A method of fedcache is used by its name; an object of the caller replaces the method of its name.
+    # A method of fedcache is used by its name. The caller's own object replaces a method of fedcache of the same name.
     own = None
     name = method
     if not isinstance(method, str):
@@ -124,8 +124,8 @@ def with_own_hook(hooks: Sequence[OnRound], on_round: OnRound | None) -> list[On
 def named(method: str | Method, jobs: int) -> str:
     """The name of a method; the caller's own method is registered under its name.
 
-    Raises UsageError for an object that is no method, for an own method with the name of one of fedcache, and for an
-    own method with ``jobs`` above 1.
+    Raises UsageError for an object that is no method, for an own method that has the name of a method of fedcache, and
+    for an own method with ``jobs`` above 1.
     """
     if isinstance(method, str):
         return method

@@ -90,6 +90,7 @@ def backbones_info(name: ListedName) -> CommandResult:
     ]
     if backbone.licence:
         lines.append(f"licence       {backbone.licence}")
+    # The lines above already name the backbone and its weights.
     for key, value in recipe.items():
         if key not in ("backbone", "weights"):
             lines.append(f"{key:<14}{value}")

@@ -46,8 +46,8 @@ class CompareOptions:
     score: str = option(
         "accuracy",
         "Metric: accuracy | client-mean | pooled | macro_f1. `accuracy` is the primary metric of the "
-        "methods, or client-mean if these differ; `pooled` is the accuracy over all test rows. With "
-        "--over settings also worst10 | worst20 | worst40 | best10.",
+        "methods if all share it, else client-mean; `pooled` is the accuracy over all test rows. With "
+        "`--over settings` also worst10 | worst20 | worst40 | best10.",
         "",
     )
     test: str | None = option(
@@ -119,7 +119,7 @@ def compare(
     }
     try:
         check(**how)
-    except UsageError as error:  # its hint has the names of Python
+    except UsageError as error:  # the hint has names of Python, such as client_mean
         raise UsageError(error.message, error.hint.replace("_", "-")) from None
     written = written_format(form, out, observer.as_json)
     if plot is not None:
@@ -213,11 +213,12 @@ def tables_of(c: Comparison) -> list[Any]:
     shown = [TextTable(c.setting, (*main.columns, ""), rows, right=main.columns[1:])]
     if of_pairs is not None:
         title = "pairs"
+        # If all pairs have the same reference, the first column names only the other run of each pair.
         if of_pairs.columns[0] == "run":
             title = f"minus {c.reference}"
         columns = of_pairs.columns
         shown.append(TextTable(title, columns, of_pairs.rows, right=columns[1:]))
-    # In a document the caption explains the bold row; here it is replaced by the name of that row.
+    # In a document the caption explains the bold row. Here the name of that row replaces the explanation.
     bold = f" Bold: {c.chosen_by}."
     capital = c.chosen_by[:1].upper() + c.chosen_by[1:]
     text = caption(c).removeprefix(f"{c.setting}: ")

@@ -105,7 +105,7 @@ def _value_lines(key: str, value: Any) -> list[str]:
 
 
 def _flat(value: Any) -> str:
-    """A value of JSON in one line."""
+    """A value of JSON in one line, without the empty values of a table."""
     if isinstance(value, dict):
         return ", ".join(f"{key} {_flat(held)}" for key, held in value.items() if held)
     if isinstance(value, list):

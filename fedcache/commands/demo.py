@@ -30,7 +30,7 @@ SIZE = "96"
 
 PARTITIONS: tuple[tuple[str, PartitionConfig], ...] = (
     ("feature-shift", PartitionConfig("feature-shift", options={"shots": 10})),
-    # Personal models are scored on the classes that their clients have, as their papers score them.
+    # Personal models are scored on the classes that their clients have, as in the papers of these methods.
     (
         "dirichlet",
         PartitionConfig("dirichlet", 20, options={"alpha": 0.1, "test_protocol": "matched"}),
@@ -137,7 +137,8 @@ def print_command(observer: TerminalObserver, *words: str) -> None:
 def extract_features(home: Home, observer: TerminalObserver, stop: Stop) -> str:
     """Extract the features of both backbones, each image decoded once; the path of the store.
 
-    The default templates of the digits become the current ones, so the table does not depend on earlier extractions.
+    The default prompt templates become the current templates of the digits, so the table does not depend on earlier
+    extractions.
     """
     recipe = {f"{BACKBONES[0]}:size": SIZE}
     config = ExtractConfig(dataset="digits", backbones=BACKBONES, recipe=recipe)

@@ -155,7 +155,7 @@ def _cells(e: RunEvaluation) -> list[Any]:
 
 
 def details(e: RunEvaluation) -> list[TextTable]:
-    """Tables of the domains, and of the classes with the lowest accuracy."""
+    """Tables of the domains, and of the classes with the lowest accuracy, which is the recall of a class."""
     made = []
     if len(e.measures.by_domain) > 1:
         domains = []

@@ -254,6 +254,7 @@ def describe_line(done: Extraction) -> str:
     """A sentence on the computed features, or on the plan of a dry run."""
     holds = done.holds
     quarantined = ""
+    # In a plan that computes features, ``ok`` is 0, because no image was read yet.
     if done.images > done.ok and done.ok:
         quarantined = f", {done.images - done.ok} quarantined"
     if done.decoded:

@@ -46,7 +46,7 @@ def figure(
 ) -> CommandResult:
     """Draw one figure of runs for a paper, with embedded fonts.
 
-    The figure shows the same data as in the report. All runs must share a dataset and a partition, except for the
+    The figure shows the same data as the report. All runs must share a dataset and a partition, except for the
     figure `settings`. One column is 3.4 inches wide, two columns are 7.0 inches; letters have 8 points. The first run
     is the best by validation accuracy, else by test accuracy. The figure has no title, because the caption has it.
 

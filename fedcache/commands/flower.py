@@ -333,7 +333,8 @@ def up(
     need_flower()
     from fedcache.federate.engines.flower.serving import up as start
 
-    # A site for each client store. `up` refuses an empty folder, with the command that makes the stores.
+    # A site for each client store. For an empty folder, the number is so large that the plan passes its checks. Then
+    # `up` refuses the folder, with the command that makes the stores.
     stores = list(shards.glob("*.zarr"))
     plan = plan_of(given, sweep, sites=len(stores) or 100_000, start_with=1)
     home = Home.from_environment()

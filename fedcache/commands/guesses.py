@@ -64,6 +64,7 @@ def answer(error: Any, arguments: Sequence[str]) -> UsageError:
         return unknown_option(option, message, context, arguments)
     commands = getattr(context.command, "commands", None)
     words = [word for word in arguments if not word.startswith("-")]
+    # The words after the path of the command. The path begins with fedcache, which is no argument.
     rest = words[len(context.command_path.split()) - 1 :]
     if commands and rest and rest[0] not in commands:
         words = list(arguments[arguments.index(rest[0]) :])
@@ -170,6 +171,7 @@ def _of_groups(verb: str, commands: Mapping[str, Any]) -> str:
     found = [f"for stores `fedcache {OF_STORES[verb]}`"]
     for group in GROUPS:
         below = commands[group].load().commands
+        # Some groups call their command `info` instead of `show`.
         for name in (verb, "info"):
             if name in below and (name == verb or verb == "show"):
                 found.append(f"for {group} `fedcache {group} {name}`")

@@ -130,6 +130,7 @@ def help_lines(
     if len(shown) < len(rows):
         last = f"{command} --help-all shows all {options} options. {last}"
     titles = {row.panel for row in shown}
+    # The 3 lines are a blank line above and below the options, and the last line.
     room = PAGE - len(lines) - len(titles) - 3
     if everything:
         blocks = [row.lines(width, None) for row in shown]
@@ -138,6 +139,7 @@ def help_lines(
     panel = None
     for row, block in zip(shown, blocks, strict=True):
         if row.panel != panel:
+            # The short help has no blank lines between panels.
             if everything or not panel:
                 lines.append("")
             panel = row.panel
@@ -204,6 +206,7 @@ def _value_word(parameter: inspect.Parameter, names: Sequence[str]) -> str:
     """The placeholder for the value of an option."""
     info = parameter.annotation.__metadata__[0]
     if info.metavar:
+        # ``options.parameter`` writes <word> in place of a long list of words.
         return str(info.metavar).replace("<word>", "WORD")
     kind = typing.get_args(parameter.annotation)[0]
     if isinstance(kind, types.UnionType):

@@ -128,12 +128,9 @@ def methods_info(name: ListedName) -> CommandResult:
     counted_at = sizes.source
     if sends["clients"]:
         counted_at += f", {sends['clients']} clients"
-    sent = f"{sends['up']:,} scalars ({sends['up_bytes']:,} bytes"
-    paper = f"{sends['paper_up']:,}"
-    lines += [
-        f"A client sends {sent}; the paper counts {paper}) and receives {received}, at {counted_at}.",
-        "",
-    ]
+    paper = f"the paper counts {sends['paper_up']:,}"
+    sent = f"{sends['up']:,} scalars ({sends['up_bytes']:,} bytes; {paper})"
+    lines += [f"A client sends {sent} and receives {received}, at {counted_at}.", ""]
     if when:
         lines += [f"When to use it: {when}", ""]
     lines.append(without_codes(facts.objective(m.name)))

@@ -32,7 +32,7 @@ LONGEST = 60
 """Maximum number of characters of a package's name."""
 
 PLACES = {"method": "method:METHOD", "backbone": "encoder:build", "dataset": "reader"}
-"""Kind -> module of the package with its object, as the entry point names them."""
+"""Kind -> MODULE:OBJECT or MODULE of the package, as the entry point names it."""
 
 DESCRIPTIONS = {
     "method": "A federated method for fedcache: FedAvg whose server moves only part of the way to the average.",
@@ -158,7 +158,7 @@ def write_package(kind: str, name: str, out: Path | None, taken: Mapping[str, ob
 
 
 def package_of(kind: str, name: str, taken: Mapping[str, object]) -> str:
-    """The Python package of a name. Raises UsageError for a name that is invalid or taken, with one that works."""
+    """The Python package of a name. Raises UsageError for an invalid or taken name; the hint proposes another name."""
     package = name.replace("-", "_")
     if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", name) or len(name) > LONGEST:
         # Propose the nearest valid name.

@@ -130,7 +130,7 @@ OF_FIELDS: dict[str, Names] = {
 
 
 def complete_words(words: Iterable[str]) -> Names:
-    """A completer of a fixed list of words."""
+    """A completer of a fixed list of words, also for the last word of a comma-separated list."""
     return _completer(lambda _home: words, several=True)
 
 
@@ -325,7 +325,7 @@ def worded(items: Sequence[Field[Any]], name: str | None, **words: Any) -> list[
     Args:
         items: fields of a configuration.
         name: name of the only field to change; None to change all fields.
-        words: new values of ``meaning``, ``default``, ``panel`` or ``common`` of its ``OptionInfo``.
+        words: new values of ``meaning``, ``default``, ``panel`` or ``common`` in the ``OptionInfo`` of the fields.
     """
     made = []
     for item in items:
@@ -420,8 +420,8 @@ def command(
     """Make a command of a function that returns its answer.
 
     The command has the parameters of the function, ``--json``, and an option for every field of the groups. The
-    function may have the parameters ``observer``, which receives notes and progress, ``given``, the values of the
-    fields by their names, and ``as_json``.
+    function may also have the parameters ``observer`` (receives notes and progress), ``given`` (the values of the
+    fields by name) and ``as_json``.
 
     Args:
         name: name of the command for the envelope, or a function that returns it for the values of the parameters.
@@ -519,9 +519,9 @@ def parameter(item: Field[Any]) -> inspect.Parameter:
         words = "<word>"
         # A meaning that explains each word needs no list of them.
         if not all(choice in meaning for choice in info.choices):
-            listed = " | ".join(info.choices)
+            choices = " | ".join(info.choices)
             sentence = meaning[:1].lower() + meaning[1:]
-            meaning = f"{listed}: {sentence}"
+            meaning = f"{choices}: {sentence}"
     completion = OF_FIELDS.get(item.name)
     if info.choices:
         completion = complete_words(info.choices)
@@ -652,7 +652,6 @@ def pairs(
         if not key or not rest:
             example = EXAMPLES.get(name, "key=value")
             raise UsageError(f"{name} {value!r} is not key=value.", f"For example {name} {example}")
-        # A repeated key is refused if the command needs both values.
         if once and key in out:
             hint = f"Give all values in one option: {name} {key}={out[key]},{rest}"
             if name == "--set":

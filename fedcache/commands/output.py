@@ -173,6 +173,7 @@ class TextTable:
         width, but none below its longest word.
         """
         words, lines = self.needs()
+        # Of n columns, n - 1 have a gap after them. Each edge of the table takes one more character.
         room = most + 1 - BETWEEN * len(words)
         widest = max(lines)
         if sum(words) > room:
@@ -281,6 +282,7 @@ def run_command(
     try:
         show(command, as_json, result, observer.warnings)
     except OSError as error:
+        # OK is 0, so after a closed pipe the exit code is that of the result.
         raise typer.Exit(int(unwritable(error) or result.code)) from None
     raise typer.Exit(int(result.code))
 
@@ -339,7 +341,7 @@ def show(command: str, as_json: bool, result: CommandResult, warnings: Sequence[
 
             class StrictConsole(Console):
                 def on_broken_pipe(self) -> None:
-                    raise BrokenPipeError  # and not exit 1, as rich does
+                    raise BrokenPipeError  # rich would exit with 1
 
             # A piped table is wide enough for its words; on a terminal rich takes the window's width.
             width = None
@@ -364,7 +366,7 @@ def unwritable(error: OSError) -> Exit:
         OK for a pipe that its reader has closed, which is no error. Else ENVIRONMENT, such as for a full device; the
         error is then printed to stderr.
     """
-    # The interpreter flushes stdout once more when it ends.
+    # The interpreter flushes stdout once more when it ends. This goes to devnull, because it would fail again.
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, sys.stdout.fileno())
     if isinstance(error, BrokenPipeError):
@@ -417,7 +419,7 @@ def _plain(value: Any) -> Any:
 
 # The live view: the progress of a piece of work, as a bar on a terminal and in words everywhere.
 #
-# If a command prints nothing for two seconds, a line on the terminal says that it is working.
+# If a command prints nothing for ``SILENCE`` seconds, a line on the terminal says that it is working.
 
 WINDOW = 30.0
 """Seconds of the latest progress from which the rate and the remaining time are computed."""
@@ -495,7 +497,7 @@ class WorkProgress:
     def _pace(self, now: float) -> list[str]:
         """The rate and the remaining time in words; [] while they are unknown."""
         last = self._last
-        # Points that are trained together end a round at once, so a part of them gives no rate.
+        # Configurations that are trained together end a round at the same time, so a part of them gives no rate.
         if last is not None and not last.points_done and self.done < last.points:
             return []
         then, before = self._window[0]
@@ -534,7 +536,7 @@ class SignOfLife:
             threading.Thread(target=self._watch, name="heartbeat", daemon=True).start()
 
     def clear(self, *, held: bool) -> None:
-        """Remove the line before other output; with ``held`` it stays away until this is called again."""
+        """Remove the line before other output; with ``held`` the line stays away until the next call of this method."""
         with self._lock:
             if self._shown:
                 sys.stderr.write("\r\x1b[K")

@@ -236,6 +236,7 @@ def shard(
     target = write_shards(opened, loaded, out, observer)
     made = sorted(str(p) for p in target.glob("*.zarr"))
     following = f"fedcache train --clients-from {shell_word(target)} --method fed3r"
+    # Arrays of uint8 are pixels, not features.
     if all(a.dtype == "uint8" for a in opened.arrays.values()):
         more = more_features(opened, "efficientnet-lite0")
         following = (

@@ -96,7 +96,8 @@ def predict(
         found = answer.counting(predictions)
         if out is not None:
             write_predictions(out, found, rows.top)
-        deque(found, maxlen=0)  # compute the rows, which only a file has requested so far
+        # The generator computes and counts rows as they are read, and without -o nothing has read them yet.
+        deque(found, maxlen=0)
     return predictions_answer(answer, rows.top, out, calibrated=predictor.calibrated)
 
 
@@ -108,7 +109,7 @@ class Answer:
     rows: int = 0
     lost: int = 0  # rows that could not be read
     first_lost: Prediction | None = None
-    # the first ``SHOWN`` rows; with ``keep_all`` all
+    # the first ``SHOWN`` rows; with ``keep_all`` all rows
     shown: list[Prediction] = field(default_factory=list)
 
     def counting(self, rows: Iterable[Prediction]) -> Iterator[Prediction]:
@@ -157,7 +158,8 @@ def check_apart(
 ) -> None:
     """Refuse to overwrite inputs of a command, and files of any run or store. Raises UsageError.
 
-    A new file in the directory of a run or store is allowed, and so is a file that such a command wrote there before.
+    A new file in the directory of a run or store is allowed. So is a file in the directory of a run that is not one of
+    the run's own files, such as an earlier result of -o.
 
     Args:
         out: the file of the result; None if nothing is written.

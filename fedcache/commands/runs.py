@@ -157,7 +157,7 @@ def _table_of_runs(entries: Sequence[dict[str, Any]]) -> TextTable:
     """One row for each run. On a terminal, columns in which all runs have the usual value are left out."""
     cells = [_run_cells(entry) for entry in entries]
     columns = list(cells[0])
-    # A script always gets the same columns.
+    # A script always gets the same columns. The usual value of a column that is not named below is None, an empty cell.
     if sys.stdout.isatty():
         usual = {"state": "finished", "differs in": "", "metric": "measured", "tags": ""}
         columns = [name for name in columns if {row[name] for row in cells} != {usual.get(name)}]
@@ -440,11 +440,11 @@ def runs_tag(
         if remove:
             tags.remove(tag)
         write_tags(path, tags)
-    listed = ", ".join(path.name for path in paths)
+    changed = ", ".join(path.name for path in paths)
     if remove:
-        lines = [f"Tag {tag} removed from: {listed}"]
+        lines = [f"Tag {tag} removed from: {changed}"]
     else:
-        lines = [f"Tag {tag} added to: {listed}", f"fedcache compare tag:{shell_word(tag)}"]
+        lines = [f"Tag {tag} added to: {changed}", f"fedcache compare tag:{shell_word(tag)}"]
     return CommandResult({"tag": tag, "removed": remove, "runs": [str(p) for p in paths]}, lines)
 
 

@@ -359,7 +359,7 @@ def table_of_arrays(arrays: Sequence[Mapping[str, Any]]) -> Any:
 def preprocessing_of(recipe: Mapping[str, Any]) -> str:
     """The preprocessing of a recipe in words; its steps differ for images, texts, sounds and rows."""
     side = recipe.get("size")
-    if side is None:  # embeddings, which were prepared elsewhere
+    if side is None:  # ingested embeddings: fedcache did no preprocessing
         return "as given"
     kind = held_by([recipe])
     if kind == IMAGES:
@@ -368,6 +368,7 @@ def preprocessing_of(recipe: Mapping[str, Any]) -> str:
         activation = recipe.get("activation")
         return f"{resize} {side}, {interpolation}, {activation}" + views_of(recipe)
     words = f"{kind} as they are"
+    # The size is 0 for a user's module of texts or rows, which reads whole items.
     if side:
         pooling = recipe.get("pooling")
         words = f"{kind}, {part_read(recipe)}, {pooling}"
@@ -420,7 +421,7 @@ def verify(
     """
     path = _path_of(store, named, dataset, observer)
     report = verify_store(path)
-    if report.ok:  # the report already names a damaged file
+    if report.ok:  # else the report already names the damaged file
         partitions = check_partitions(Store.open(path, part=True))
         for file, problem in partitions.items():
             report.add(file, problem)

@@ -126,10 +126,10 @@ def answer_lines(done: Run, *, verbose: bool = False) -> list[str]:
         notes.append(f"{drawn[0]}.")
     prior = result["accuracy"].get("client_prior")
     if prior is not None:
-        figures = {name: percent(value) for name, value in prior.items()}
-        own = "own test rows {own_rows} % without and {own_rows_with_prior} % with the prior"
-        whole = "all test rows {all_rows} % without and {all_rows_with_prior} % with the prior"
-        notes.append(f"Client prior: {own}; {whole}.".format(**figures))
+        shown = {name: percent(value) for name, value in prior.items()}
+        own = f"{shown['own_rows']} % without and {shown['own_rows_with_prior']} % with the prior"
+        whole = f"{shown['all_rows']} % without and {shown['all_rows_with_prior']} % with the prior"
+        notes.append(f"Client prior: own test rows {own}; all test rows {whole}.")
     notes += describe_trust(result.get("trust", {}))
     notes.append(cost_words(run))
     lines += [f"  {note}" for note in notes]
@@ -173,6 +173,7 @@ def detail_lines(result: Mapping[str, Any], measured: Mapping[str, Any]) -> list
         lines.append(f"standard deviation over seeds {percent(deviation)} points")
     lines += score_lines(result)
     owned = result["classes_owned"]
+    # A result of many clients has only the least and the most.
     per_client = owned.get("per_client") or [owned["least"], owned["most"]]
     least = min(per_client)
     most = max(per_client)
@@ -436,7 +437,7 @@ def grid_answer(done: Grid, sweeps: Sequence[str], *, verbose: bool = False) -> 
         return held_out_answer(done, held_out, verbose=verbose)
     best = done.best()
     trained_again = _retrained(done)
-    # The column is left out if it only repeats the accuracy.
+    # The column of the worst 10 % is left out if it only repeats the accuracy.
     with_worst = any(map(_differing_tail, done.points))
     by = ""
     if done.scored_by != "own":
@@ -468,7 +469,7 @@ def grid_answer(done: Grid, sweeps: Sequence[str], *, verbose: bool = False) -> 
             trained = point.run.measured["seconds"]["train"]
             seconds = f"{trained:.2f}"
         rows.append([*row, f"{sends:,.0f}", seconds])
-    # Points that failed are listed too, without figures.
+    # Points that failed are listed too, with the word "failed" in place of the first figure.
     blank = [""] * (len(columns) - len(sweeps) - 2)
     for lost in done.failed:
         settings = [lost.sweep.get(key) for key in sweeps]
@@ -672,7 +673,7 @@ def grid(
     home = Home.from_environment()
     if partition.options.get("hold_out") == EACH:
         sweeps, partition = hold_out_each(sweeps, partition, resolved, home, observer)
-    # Methods of the command line come before those of a ready grid, and these before that of fedcache.toml.
+    # Methods of the command line override those of a ready grid, which override the method of fedcache.toml.
     methods = split_list([*(names or ()), *(method or ())], "--method")
     if not methods and preset is not None:
         methods = preset.methods

@@ -49,7 +49,7 @@ def use(
     file = Path(FILE_NAME)
     text = ""
     if file.exists():
-        read_file(file)
+        read_file(file)  # refuses a file that fedcache cannot read
         text = file.read_text(encoding="utf-8")
     changed = with_pin(text, key, name)
     try:
@@ -71,7 +71,11 @@ def use(
 
 
 def pin_of(store: Store, home: Home) -> tuple[str, str]:
-    """The key and value of fedcache.toml for a store: the name of its dataset if it finds the store, else its path."""
+    """The key and value of fedcache.toml for a store.
+
+    This is the name of the dataset if the name finds the store. Else it is the file name of a store in the home, or the
+    path of another store.
+    """
     slug = str(store.dataset["slug"])
     with suppress(FedcacheError):
         found = locate_store(home, dataset=slug)

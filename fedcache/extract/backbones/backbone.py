@@ -106,6 +106,7 @@ class Backbone:
         """The options of ``--recipe`` that give an extraction this recipe, except for the weights."""
         options = recipe.departures(self.recipe)
         if self.provider == "text_encoder":
+            # The pooling is written POOLING or POOLING(OUTPUT).
             pooling, _, output = recipe.pooling.removesuffix(")").partition("(")
             options["max_tokens"] = str(recipe.size)
             text_options = {"pooling": pooling, "output": output, "prompt": recipe.prompt}
@@ -197,7 +198,7 @@ class FrozenEncoder(Protocol):
         """Features of decoded and resized images.
 
         Args:
-            x: uint8 [B, H, W, 3], on any device; it is normalised on the encoder's.
+            x: uint8 [B, H, W, 3], on any device; it is normalised on the encoder's device.
 
         Returns:
             [B, D] float32 on the encoder's device (``pixels``: ``x`` itself).
@@ -234,7 +235,7 @@ def hub_folder(repository: str) -> Path:
 
 
 def hub_snapshots(repository: str) -> Iterator[Path]:
-    """Folders of its files: of the branch ``main`` if it was fetched, else of every fetched revision."""
+    """Folders of a repository's files in the cache: of the branch ``main`` if it was fetched, else of all revisions."""
     folder = hub_folder(repository)
     snapshots = folder / "snapshots"
     try:
@@ -312,7 +313,7 @@ class ModuleEncoder:
         self.device = torch.device(device)
         self.compute: torch.dtype = getattr(torch, dtype)
         # Decoded images have channels last, and convolutions in this layout are up to 1.45 times faster on a CPU core.
-        # It changes only weights with four axes.
+        # The layout changes only weights with four axes.
         frozen = module.eval().requires_grad_(False).to(self.device)
         self.module = frozen.to(memory_format=torch.channels_last)
         if self.compute is not torch.float32:
@@ -344,9 +345,9 @@ class ModuleEncoder:
         import torch
         from torch._inductor import config as inductor
 
-        # It warns of every torch that was built for CUDA if the machine has no GPU.
+        # This logger warns if torch was built for CUDA and the machine has no GPU.
         logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
-        # More processes of the compiler would outlive this one if it is killed.
+        # With more threads, the compiler starts processes, which would outlive this process if it is killed.
         inductor.compile_threads = 1
         self._image = torch.compile(self._image, dynamic=False)
         try:

@@ -118,7 +118,7 @@ def kind_of(path: Path) -> str:
     if head.startswith(b"PK"):
         return _kind_of_zip(path, again)
     if head.startswith(b"\x80"):
-        return "torch"
+        return "torch"  # a pickle without a zip archive, from an old version of torch
     if head.startswith(b"version https://git-lfs"):
         raise _refuse(
             path, "it is a Git LFS pointer, not the weights", "Fetch the file itself:  git lfs pull"
@@ -126,7 +126,7 @@ def kind_of(path: Path) -> str:
     if head.lstrip()[:1] == b"<":
         raise _refuse(path, "it is an HTML or XML page, not weights", again)
     if path.suffix == ".safetensors":
-        return "safetensors"
+        return "safetensors"  # damaged, which its reader reports
     raise _refuse(
         path,
         f"it is neither safetensors, npz nor a torch checkpoint (it starts with {head[:8]!r})",
@@ -345,6 +345,7 @@ def load_strict(
         if not name.startswith(ignore):
             wanted[name] = tensor
     below = after(found.prefix, state)
+    # Other copies of the weights may have longer prefixes. Their tensors are not unexpected.
     copies = [
         other.removeprefix(found.prefix) for other in found.also if other.startswith(found.prefix)
     ]

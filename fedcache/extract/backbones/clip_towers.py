@@ -70,7 +70,7 @@ class ClipTextTower:
         assert self._encoder.tokenize is not None
         tokens = self._encoder.tokenize(list(prompts)).to(self._encoder.device)
         if self._pool == "argmax":
-            end = tokens.argmax(-1)
+            end = tokens.argmax(-1)  # the end token has the largest number
         else:
             end = torch.eq(tokens, self._eos or 0).int().argmax(-1)
         embeddings: Tensor = self._tower.token_embedding(tokens)

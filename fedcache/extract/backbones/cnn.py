@@ -44,7 +44,7 @@ def load(
     """The network with weights from a file, or drawn from the seed."""
     module = build()
     if weights.path is not None:
-        weights.load_into(module, backbone.name, ignore=("fc2.",))
+        weights.load_into(module, backbone.name, ignore=("fc2.",))  # the classifier
     else:
         _draw(module, seed_of(backbone, weights))
     return ModuleEncoder(backbone.name, module, recipe, device=device, dtype=dtype)

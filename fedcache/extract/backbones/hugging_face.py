@@ -56,6 +56,7 @@ PROCESSORS = {"tokenizer": "AutoTokenizer", "feature extractor": "AutoFeatureExt
 def folder_of(name: str, choice: Choice) -> Path:
     """The folder of a name. Raises MachineError for a missing folder, with the command that downloads it."""
     bare = bare_name(name)
+    # ORG/NAME is looked up in the Hugging Face cache first.
     if choice.file is None and bare == name and "/" in name:
         for folder in hub_snapshots(name.removeprefix(HUGGING_FACE)):
             if (folder / "config.json").is_file():
@@ -71,7 +72,10 @@ def folder_of(name: str, choice: Choice) -> Path:
 
 
 def derive(name: str, folder: Path, choice: Choice) -> Backbone:
-    """The row of a folder of images; MachineError for an unreadable one, UsageError for one without an encoder."""
+    """The row of an image model in a folder.
+
+    Raises MachineError for an unreadable folder, UsageError for a folder without an encoder.
+    """
     recipe = read_preprocessing(folder, name)
     if choice.size:
         recipe = replace(recipe, size=choice.size)
@@ -121,6 +125,7 @@ def _encoder(
     chosen = requested or usual
     if chosen not in known:
         raise unknown(f"output of {name}", chosen, known)
+    # The features depend on the pooler only if its output is chosen.
     refuse_missing(
         name, folder, [key for key in missing if "pooler" not in key or chosen == "pooler_output"]
     )

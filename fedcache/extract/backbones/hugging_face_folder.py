@@ -198,7 +198,7 @@ def _sides(config: Mapping[str, Any]) -> tuple[int, str, float]:
     if is_cropped:
         side = _square(config.get("crop_size", short_edge))
         return side, "crop", side / int(short_edge)
-    # ConvNeXT crops images up to a size and squashes larger ones.
+    # ConvNeXT crops images of less than 384 pixels and squashes larger ones.
     if "crop_pct" in config:
         if int(short_edge) < 384:
             return int(short_edge), "crop", float(config["crop_pct"])

@@ -117,7 +117,7 @@ def _session(name: str, path: Path, raw: bytes, *, threads: int) -> Any:
             return ort.InferenceSession(raw, options, providers=["CPUExecutionProvider"])
         except Exception as error:
             # The parser reads untrusted bytes, so any error means that the file cannot be loaded.
-            if "xternal data" in str(error):
+            if "xternal data" in str(error):  # with a capital or a small letter
                 raise MachineError(
                     f"{path} is not loaded, because its weights are in separate files, which its sha256 "
                     "does not cover.",

@@ -59,6 +59,7 @@ def find_place(name: str, prefix: str, choice: Choice, *, folder: bool = False) 
     """
     text = name.removeprefix(prefix)
     bare = bare_name(name)
+    # The prefix of a file is its usual ending, such as onnx.
     kind = "file"
     example = f"{prefix}models/encoder.{prefix.rstrip(':')}"
     is_there = Path.is_file
@@ -76,6 +77,7 @@ def find_place(name: str, prefix: str, choice: Choice, *, folder: bool = False) 
     if choice.file is not None:
         places = [choice.file.expanduser()]
     elif choice.home is not None:
+        # Only a name without a path means the file that was used last.
         remembered = read_row(_note_of(bare, choice.home), OWN_ROW)
         if remembered is not None and name == bare:
             places.append(Path(remembered.place))

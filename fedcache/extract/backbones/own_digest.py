@@ -29,6 +29,7 @@ PLAIN = (type(None), bool, int, float, str)
 """Types of attributes whose value itself is part of a module's identity."""
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+"""Attributes of every torch module that hold functions of the user. The digest covers these functions."""
 
 SILENT = ("torch.device", "torch.fx.graph.Graph", "builtins.object")
 """Types that a module's digest skips: they do not affect features, or another attribute has the same content."""
@@ -125,7 +126,7 @@ class ReachedObjects(ReachedCode):
         """A digest of an object's classes and of its pickled state; NoDigestError if it cannot be pickled."""
         if _is_silent(value):
             return _type_name(value)
-        # An object that contains itself.
+        # An object that contains itself is described by the number of steps from it to itself.
         if id(value) in self._within:
             return ["again", len(self._within) - self._within.index(id(value))]
         if id(value) in self._objects:
@@ -184,6 +185,7 @@ class ReachedObjects(ReachedCode):
             return []
         found = []
         for key, value in sorted(vars(kind).items()):
+            # The function of a property, a static method or a class method; else the value itself.
             inner = getattr(value, "fget", getattr(value, "__func__", value))
             # Functions with closures and defaults, and values of the class.
             if isinstance(inner, FunctionType) or not key.startswith("__"):
@@ -255,6 +257,7 @@ def _attributes(module: nn.Module, code: ReachedObjects) -> list[Any]:
     described = []
     for key, value in sorted(vars(module).items()):
         if key not in of_torch:
+            # The keys of hooks come from a counter of the process, so they are left out.
             if key in HOOKS and isinstance(value, Mapping):
                 value = list(value.values())
             described.append([key, code.attribute(module, value)])

@@ -117,7 +117,7 @@ class OwnItemEncoder:
         return torch.nn.functional.normalize(features, dim=-1)
 
     def trial_width(self) -> int:
-        """The width of the features of two items. Raises UsageError if it fails, or they are not usable features."""
+        """The width of the features of two items. Raises UsageError if the module fails or gives unusable features."""
         import torch
 
         two: Items = TRIAL_TEXTS

@@ -280,6 +280,7 @@ def _checked(
                 )
         encoder = own_inputs.OwnItemEncoder(name, module, device="cpu", dtype="float32")
         width = encoder.trial_width()
+        # Size 0 and the norm UNIT, because these items have no pixels.
         return OwnModule(module, None, 0, *UNIT, encoder.rank, width, encoder.kind)
     side = size
     if side is None:

@@ -34,7 +34,8 @@ EXPANDED = {
     "_project_conv": "conv_pwl",
     "_bn2": "bn3",
 }
-"""Layer names of a block that does not widen its input first (``PLAIN``), and of a block that does (``EXPANDED``)."""
+"""Name of a layer in the port -> its name in timm: outside of the blocks (``OUTSIDE``), in a block that does not widen
+its input first (``PLAIN``), and in a block that does (``EXPANDED``)."""
 
 
 def to_timm(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:

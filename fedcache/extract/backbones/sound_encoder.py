@@ -79,7 +79,10 @@ def _rate_of(folder: Path) -> int | None:
 
 
 def derive(name: str, folder: Path, choice: Choice) -> Backbone:
-    """The row of a folder of sounds; MachineError for an unreadable one, UsageError for one of other models."""
+    """The row of a sound model in a folder.
+
+    Raises MachineError for an unreadable folder, UsageError for a model that is no encoder of sounds.
+    """
     rate = _rate_of(folder) or 0
     if not 1_000 <= rate <= 384_000:
         raise UsageError(
@@ -88,7 +91,7 @@ def derive(name: str, folder: Path, choice: Choice) -> Backbone:
         )
 
     def read() -> list[Any]:
-        recipe = Recipe(name, "", size=rate, rate=rate, pooling="mean")
+        recipe = Recipe(name, "", size=rate, rate=rate, pooling="mean")  # one second
         encoder = SoundEncoder(name, folder, recipe)
         width = encoder.trial_width()
         return [width, encoder.pools]
@@ -121,7 +124,7 @@ def _samples_of(name: str, given: str | None, rate: int) -> int:
     try:
         seconds = float(given or SECONDS)
     except ValueError:
-        seconds = 0.0
+        seconds = 0.0  # below the limit, so it is refused
     if not 0.1 <= seconds <= MOST_SECONDS:
         raise UsageError(
             f"{name} reads 0.1 to {MOST_SECONDS:g} seconds, but the recipe has seconds={given}.",
@@ -275,7 +278,7 @@ class SoundEncoder:
                 group = places[first : first + most]
                 x = np.stack([items.inputs[place] for place in group])
                 features = self._features(x, items.samples[group])
-                rows |= zip(group, features, strict=True)
+                rows.update(zip(group, features, strict=True))
         width = max((len(row) for row in rows.values()), default=0)
         missing = torch.full((width,), torch.nan, device=self.device)
         all_rows = [rows.get(place, missing) for place in range(len(items))]
@@ -312,7 +315,7 @@ class SoundEncoder:
             return torch.stack(pooled_rows)
 
     def trial_width(self) -> int:
-        """The width of the features of two sounds. Raises UsageError if the model fails, or they are not finite."""
+        """The width of the features of two sounds. Raises UsageError if the model fails or a feature is not finite."""
         import torch
 
         rate = self.recipe.rate

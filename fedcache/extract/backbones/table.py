@@ -220,7 +220,7 @@ def load(
         weights: from ``locate``.
         recipe: the native one, or an override of it.
         device: where to run, already resolved.
-        dtype: compute dtype, ``float32`` | ``bfloat16`` | ``float16``; weights and features stay float32.
+        dtype: compute dtype, ``float32`` | ``bfloat16`` | ``float16``; features are float32 for each of them.
 
     Raises:
         UsageError, when the backbone cannot follow the recipe; MachineError, when the weights are refused

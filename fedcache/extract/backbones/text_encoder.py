@@ -121,15 +121,17 @@ class TextOutput:
 
 
 def derive(name: str, folder: Path, choice: Choice) -> Backbone:
-    """The row of a folder of texts; MachineError for an unreadable one, UsageError for one of other models."""
+    """The row of a text model in a folder.
+
+    Raises MachineError for an unreadable folder, UsageError for a model that is no encoder of texts.
+    """
 
     def read() -> list[Any]:
         encoder = TextEncoder(name, folder=folder)
         model = encoder.model
         return [encoder.output.pooling, model.width, encoder.length, model.most, model.layers]
 
-    facts = facts_of(folder, ("texts and layers",), choice, read)
-    pooling, width, length, most, layers = facts
+    pooling, width, length, most, layers = facts_of(folder, ("texts and layers",), choice, read)
     settings = dict(choice.options)
     output_name = choice.output
     if choice.recorded is not None:

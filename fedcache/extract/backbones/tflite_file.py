@@ -59,7 +59,8 @@ class Graph:
         for layer in self.layers:
             for output in layer.outputs:
                 layer_of[output] = layer
-        # Walk back from the first output, through the first input of each layer that is not a constant.
+        # Walk back from the first output, through the first input of each layer that is not a constant. The number of
+        # layers limits the steps, because a damaged file may have a cycle.
         tensor = self.outputs[0]
         for _ in self.layers:
             if tensor not in layer_of:
@@ -102,7 +103,9 @@ def _graph(schema: Any, raw: bytes) -> Graph:
     most = len(raw) // 4  # every entry of every list takes four bytes at least
     tensor_count = main.TensorsLength()
     operator_count = main.OperatorsLength()
-    counts = (tensor_count, operator_count, main.InputsLength(), main.OutputsLength())
+    given_count = main.InputsLength()
+    result_count = main.OutputsLength()
+    counts = (tensor_count, operator_count, given_count, result_count)
     if max(counts) > most or min(counts) < 1:
         raise ValueError(f"lists of {counts} entries in {len(raw)} bytes")
     names = []
@@ -127,8 +130,8 @@ def _graph(schema: Any, raw: bytes) -> Graph:
         inputs = tuple(_below(tensor, tensor_count) for tensor in read if tensor != -1)
         outputs = tuple(_below(tensor, tensor_count) for tensor in made if tensor != -1)
         layers.append(Layer(inputs, outputs))
-    inputs = tuple(_below(main.Inputs(place), tensor_count) for place in range(counts[2]))
-    outputs = tuple(_below(main.Outputs(place), tensor_count) for place in range(counts[3]))
+    inputs = tuple(_below(main.Inputs(place), tensor_count) for place in range(given_count))
+    outputs = tuple(_below(main.Outputs(place), tensor_count) for place in range(result_count))
     return Graph(
         tuple(names), frozenset(weights), frozenset(constants), tuple(layers), inputs, outputs
     )
@@ -171,7 +174,7 @@ def with_output(raw: bytes, tensor: int, name: str) -> bytes:
     schema = needed_library("ai_edge_litert.schema_py_generated", name, "tflite")
     changed = bytearray(raw)
     outputs = schema.Model.GetRootAs(changed, 0).Subgraphs(0).OutputsAsNumpy()
-    outputs[0] = tensor  # a view of the bytes
+    outputs[0] = tensor  # ``outputs`` is a view of ``changed``
     return bytes(changed)
 
 

