@@ -1,4 +1,6 @@
-"""One batch of rows: decode each image once, make every recipe's input, run every backbone. Texts and rows are read.
+"""One batch of rows: decode each image once, make every recipe's input, run every backbone.
+
+Texts and rows of numbers are read instead of decoded.
 
 The unit of work is an absolute batch: rows [kB, (k+1)B) of the dataset. The last batch is filled up by repeating its
 last row, because features change in the last bits with the batch size. So a batch has the same features on every
@@ -53,7 +55,7 @@ class ComputeSettings:
     threads: int  # threads of the process that runs the model
     # numbers of the GPUs that share the batches; empty for torch's current GPU, and on a CPU
     gpus: tuple[int, ...] = ()
-    compile: bool = False  # models of images, with torch.compile
+    compile: bool = False  # whether torch.compile compiles the models of images
 
 
 @dataclass
@@ -119,6 +121,7 @@ def decode_batch(
                 made[key] = np.stack(views)
         except BadImage as error:
             bad[row] = str(error)
+            # If one view fails, the row is bad for every recipe.
             made = {}
         for key in distinct:
             collected[key].append(made.get(key))
@@ -128,6 +131,7 @@ def decode_batch(
 
 def _stacked(images: list[NDArray[np.uint8] | None], recipe: Recipe) -> NDArray[np.uint8]:
     """The views of B images as uint8 [B, V, H, W, 3], zeros for None. Raises UsageError if sizes differ."""
+    # A recipe of size 0 keeps the size of the images. Without a good image this size is unknown, and 1 x 1 is used.
     side = max(recipe.size, 1)
     shape: tuple[int, ...] = (recipe.views, side, side, 3)
     present = [image for image in images if image is not None]
@@ -212,7 +216,8 @@ class BatchRunner:
         uid = self.uid[rows.start : rows.stop]
         jobs = [self.jobs[key] for key in keys]
         recipes = [job.recipe for job in jobs]
-        # Texts are prepared in the process that reads them, not in the one that feeds the GPU.
+        # Texts are prepared in the process that reads them, not in the one that feeds the GPU. All jobs have one
+        # ``mirror``, because it is that of their dataset.
         prepare = {}
         for job in jobs:
             encoder: Any = self.encoders[job.key]
@@ -301,6 +306,7 @@ class BatchRunner:
                 few_uids = uid[: len(rows)]
                 inputs, bad, _ = decode_batch(source, rows, few_uids, recipes, mirror, prepare)
                 items = inputs[input_key(job.recipe)]
+                # No item can be read, so nothing can be measured.
                 if len(bad) == len(items):
                     rates[key] = 0.0
                     continue

@@ -266,8 +266,8 @@ class _Run:
             if holds == IMAGES:
                 rate += " before decoding"
         note(
-            f"{names} on {settings.device}, {settings.dtype}, batch {settings.batch}, {processes} of "
-            f"{settings.threads} thread: {rate}. If the command is killed, at most {under_way:,} {holds} are "
+            f"{names} on {settings.device}, {settings.dtype}, batch {settings.batch}, {processes} "
+            f"(threads each: {settings.threads}): {rate}. If the command is killed, at most {under_way:,} {holds} are "
             "computed again."
         )
         for key, writer in self.writers.items():

@@ -19,7 +19,7 @@ class Device:
     kind: str  # ``cpu`` | ``cuda``
     name: str  # the GPU's name, or ``N cores``
     why: str  # one clause for the first line printed
-    # numbers of the GPUs, all of that name; empty if torch sees a single GPU
+    # numbers of the GPUs, all of that name; empty for the GPU that torch uses by default
     gpus: tuple[int, ...] = ()
 
 

@@ -49,7 +49,7 @@ SCRATCH = "scratch"
 """Folder of a home for temporary stores. A killed process may leave a store there, which ``fedcache gc`` removes."""
 
 FEW = 3
-"""Maximum number of skipped files that a message names; it gives the number of the others."""
+"""Maximum number of skipped files that a message names; "..." stands for the others."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +86,7 @@ def find_images(
             if archives.is_compressed_tar(path):
                 raise archives.refuse_compressed(path)
             names.append(str(path))
+            # The user named this file, so it may be a link to any place.
             one_file = tree.FilesSource(path.parent.absolute(), [path.name], None)
             parts.append((one_file, 1))
             continue
@@ -156,6 +157,7 @@ def texts_in_memory(given: str | Sequence[str]) -> NamedImages:
             "The model reads texts, but the input is not text.",
             "Give a text, or a list of at least one text.",
         )
+    # A text with a lone surrogate becomes bytes that are not UTF-8, and is reported when it is read.
     encoded = tuple(text.encode("utf-8", "surrogatepass") for text in several)
     names = tuple(map(str, range(len(encoded))))
     return NamedImages(names, _InMemory(encoded), holds=TEXTS)

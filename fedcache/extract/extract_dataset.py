@@ -281,8 +281,10 @@ def estimate(
             out.text.append(
                 {"backbone": item.backbone.name, "templates": list(wanted[key]), "state": state}
             )
+    # A backbone without weights files can always be timed; another one only if its weights are on this machine.
     ready = all(item.weights.path is not None or not item.backbone.files for item in todo)
     if ready and images:
+        # ``images`` is a sum over arrays.
         rows = math.ceil(images / len(todo))
         out.seconds = expected_seconds(data, todo, config, rows)
         if out.seconds:
@@ -537,8 +539,8 @@ def named_place(home: Home, name: str, digest: str) -> Path:
     place = place_of_content(home, slug, digest)
     if place != home.store(slug, digest):
         raise UsageError(
-            f"{place.name} holds the same content under its earlier name.",
-            f"fedcache inspect {shell_word(place.name)}   shows this store. Leave out --name to add features to it.",
+            f"This dataset is already stored, under the name {place.name}.",
+            f"To add features to that store, leave out --name. To see it: fedcache inspect {shell_word(place.name)}",
         )
     return place
 
@@ -574,7 +576,7 @@ def place_of_data(home: Home, data: Dataset, observer: Observer) -> Path:
     path = place_of_content(home, data.slug, data.digest)
     if path != home.store(data.slug, data.digest):
         observer.note(
-            f"{path.name} contains the same {data.holds} under their earlier name. fedcache uses this store."
+            f"These {data.holds} are already stored, under the name {path.name}. fedcache uses that store."
         )
     return path
 
@@ -786,7 +788,7 @@ def compute(
     try:
         stats = extract_arrays(store, data, jobs, settings, options, earlier=earlier, text=text)
     except UsageError:
-        # The images themselves were refused, so a store that was created for them and holds nothing is removed.
+        # The images themselves were refused. If this call created the store and it holds nothing, it is removed.
         if is_new and _holds_nothing(path):
             shutil.rmtree(path)
         raise
@@ -848,6 +850,7 @@ def open_or_create(
     samples = samples_of(data, ok)
     # The manifest describes the content of the dataset, never its location.
     meta: dict[str, Any] = {"slug": data.slug, "digest": data.digest, "template": data.template}
+    # For rows in the order of an earlier store: the digest in the dataset's own order, and the earlier store's digest.
     if earlier is not None:
         meta["content"] = earlier.data.content
         meta["grown"] = None

@@ -131,6 +131,7 @@ def resolve_compute_as(
     dtype = config.dtype
     if dtype == "auto":
         dtype = str(computed["dtype"])
+    # The backbones only matter for the default batch, and here the batch is known.
     batch = config.batch or int(computed["batch"])
     return resolve_compute(replace(config, batch=batch, dtype=dtype))
 

@@ -62,7 +62,9 @@ PLUGINS = {
 }
 """Format -> module with which Pillow can open it, and the line of Python that registers this module."""
 
+# Formats that Pillow can convert, some of them with a module of ``PLUGINS``.
 _BY_PILLOW = ("AVIF", "HEIC", "JPEG 2000", "JPEG XL", "PSD", "TGA")
+# Other formats -> advice.
 _OTHER_TOOLS = {
     "camera raw": "export as JPEG or PNG",
     "DICOM": "convert to PNG with pydicom, which also scales the values",

@@ -1,8 +1,8 @@
 """Encoded bytes to RGB pixels, pixels to the square a backbone reads, and seeded views of it.
 
-Every image that cannot be used raises ``BadImage`` with a reason in fixed words: the reason goes into
-``quarantine.jsonl``, which is byte-identical however often and wherever the extraction runs, so it quotes neither
-Pillow's text (it holds memory addresses and changes with the version) nor a path.
+Every image that cannot be used raises ``BadImage`` with a reason in fixed words. The reason goes into
+``quarantine.jsonl``, which is byte-identical however often and wherever the extraction runs. So a reason quotes no
+path, and no text of Pillow, which may hold memory addresses and changes with the version.
 
 How an image is decoded:
 
@@ -114,6 +114,7 @@ def apply_step(
 def _jittered(
     image: Image.Image, values: tuple[float, ...], draw: np.random.Generator, *, chosen: bool
 ) -> Image.Image:
+    # Probability, brightness, contrast, saturation, hue.
     _, *strengths, hue = values
     factors = [draw.uniform(1 - s, 1 + s) for s in strengths]
     turn = 0.0
@@ -130,7 +131,10 @@ def _jittered(
 
 
 def _turned(image: Image.Image, turn: float) -> Image.Image:
-    """The image with its hue turned by a share of the circle, in Pillow's HSV whose circle has 255 steps."""
+    """The image with its hue turned by a share of the circle.
+
+    Pillow's hue is a byte. A whole turn adds 255, and sums wrap at 256.
+    """
     h, s, v = image.convert("HSV").split()
     hue = (np.asarray(h).astype(np.int64) + round(turn * 255)) % 256
     turned = Image.fromarray(hue.astype(np.uint8))
@@ -238,7 +242,7 @@ def _from_bytes(raw: bytes) -> Image.Image:
         # Pillow's own limit is above ours, so the size itself is not known here.
         raise BadImage(f"the image has more than {MAX_PIXELS:,} pixels") from None
     except MemoryError:
-        raise
+        raise  # the machine's fault, not the image's
     except Exception:
         # The reason does not quote the file: it may contain anything, and the list of bad images may be shared.
         raise BadImage("it has no image format fedcache reads") from None
@@ -247,7 +251,7 @@ def _from_bytes(raw: bytes) -> Image.Image:
     try:
         image.load()
     except MemoryError:
-        raise  # the machine's fault, not the image's
+        raise  # as above
     except Exception:
         # Pillow raises anything from OSError and SyntaxError to struct.error and IndexError on broken data.
         raise BadImage(f"the {kind} data is truncated or corrupt") from None
@@ -287,7 +291,7 @@ def _upright(image: Image.Image) -> Image.Image:
     except MemoryError:
         raise
     except Exception:
-        return image
+        return image  # a broken EXIF block is ignored
     if turn is None:
         return image
     return image.transpose(turn)

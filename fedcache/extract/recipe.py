@@ -29,6 +29,7 @@ OPTIONAL = ("augment", "prompt", "rate")
 """Fields of a recipe that its digest omits if they are empty."""
 
 UNIT = ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+"""Mean and std with which inputs keep their range from 0 to 1."""
 BYTES = ((0.0, 0.0, 0.0), (1 / 255, 1 / 255, 1 / 255))
 """Mean and std with which inputs keep their range from 0 to 255."""
 NORMS: dict[str, tuple[tuple[float, float, float], tuple[float, float, float]]] = {
@@ -316,7 +317,7 @@ def _number(name: str, text: str) -> int | float:
         else:
             value = int(text)
     except ValueError:
-        value = low - 1
+        value = low - 1  # out of range, for the error below
     if not low <= value <= high:
         raise UsageError(
             f"recipe {name}={text} is not a number from {low} to {high}.",

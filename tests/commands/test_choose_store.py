@@ -99,7 +99,7 @@ def test_a_dataset_is_named_when_it_is_extracted(images):
 def test_content_that_is_there_keeps_its_name(images, tmp_path):
     ok(EXTRACT, images)
     error = fedcache(f"{EXTRACT} --name other --json", images).envelope["error"]
-    assert "under its earlier name" in error["message"]
+    assert "already stored, under the name" in error["message"]
     x = np.random.default_rng(0).normal(size=(12, 3)).astype("f4")
     fc.Store.from_arrays({"mine": x}, labels=np.arange(12) % 2, name="taken")
     more = folder(tmp_path / "more", train=5, test=2)

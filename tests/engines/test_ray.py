@@ -178,7 +178,7 @@ def test_a_killed_worker_changes_no_byte(words, whole, tmp_path, quiet):
     out, err = quiet.end(run)
     assert content(store) == content(whole)
     assert [a["forward_batches"] for a in json.loads(out)["data"]["arrays"]] == [96, 96]
-    assert re.search(r"2 processes of 1 thread: expect about [\d,]+ images/s", err)
+    assert re.search(r"2 processes \(threads each: 1\): expect about [\d,]+ images/s", err)
     assert not left(everybody)
     assert not folders(everybody)
     assert not (tmp_path / "user" / ".ray").exists(), "a token of ours is no file of the user's"

@@ -27,7 +27,7 @@ def test_a_renamed_folder_has_the_store_it_had_and_nothing_is_computed(images):
     words = f"extract --dataset folder:{moved} {WORDS}"
     again = ok(words)
     assert again.data["arrays"][0]["state"] == "complete"
-    assert "contains the same images under their earlier name" in again.err
+    assert "These images are already stored, under the name before-" in again.err
     # The third time from what is remembered now.
     assert again.data["path"] == ok(words).data["path"] == first["path"]
     run = "train --method fed3r --scheme iid --clients 2"

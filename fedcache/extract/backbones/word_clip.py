@@ -55,9 +55,11 @@ SCALE = 33.5
 
 CLASSES = 1000
 WORD = 256
+"""Numbers in a row of a prompt, as many as a token vector of WordLlama has."""
 ROWS = math.ceil(CLASSES / WORD)
-"""Rows, each as wide as a token, that hold the tf-idf kernel of a prompt. Context vectors do not change them."""
+"""Rows that hold the tf-idf kernel of a prompt. Context vectors do not change them."""
 CONTEXT = 77
+"""Rows of a prompt, as many as CLIP's text tower has tokens."""
 
 TEXTS = {
     "imagenet_synset_to_lemma.txt": "1b8babda187421a4",
@@ -252,6 +254,7 @@ class TextKernel:
         import torch
 
         rows = torch.zeros(len(bags), len(self.column))
+        # A word of no synset counts like a word of one synset.
         unseen = math.log(len(self.net.lemmas))
         for row, bag in zip(rows, bags, strict=True):
             weights = {word: count * self.net.idf.get(word, unseen) for word, count in bag.items()}
@@ -316,7 +319,8 @@ class WordTextTower:
         self._classifier = classifier
         self._device = device
 
-    # Tensors that are made in inference mode cannot be used in a later backward pass, so both leave this mode.
+    # Tensors that are made in inference mode cannot be used in a later backward pass, so both properties leave this
+    # mode.
 
     @cached_property
     def _kernel(self) -> TextKernel:
@@ -348,6 +352,7 @@ class WordTextTower:
         import torch
 
         tokens = self.tokenize(prompts).to(self._device())
+        # Rows 0 and 1 are START and END, which are zero.
         rows = tokens.new_zeros(len(prompts), CONTEXT, WORD)
         rows[:, 2 : 2 + tokens.shape[1]] = tokens
         return rows, torch.ones(len(prompts), dtype=torch.int64, device=rows.device)

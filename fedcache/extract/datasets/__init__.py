@@ -164,6 +164,7 @@ def peek(spec: str, context: Context) -> tuple[str, str] | None:
     Raises those errors of ``open_dataset`` that need no image.
     """
     memory = context.memory
+    # A single spec has the name "".
     found: dict[str, tuple[str, str]] = {}
     parts = parts_of(spec)
     for name, one in (parts or {"": spec}).items():
@@ -204,6 +205,7 @@ def _open_one(spec: str, context: Context) -> Dataset:
 
 def _key(spec: str, context: Context) -> list[Any]:
     kind, rest = kind_of(spec)
+    # Only the kinds whose main column holds paths read folders.
     if context.layout is not None and kinds.CONTENT.get(kind) != "path":
         raise UsageError(
             f"--layout {context.layout} was given, but it applies only to folder:PATH and sound:PATH, not "

@@ -1,13 +1,13 @@
 """Zip and tar archives, listed once and read by position, never extracted.
 
-The standard library finds the entries; their bytes are then fetched with ``pread``, which needs no shared file
-position (so threads do not wait for each other), opens in microseconds in a worker process where ``ZipFile`` takes
-0.4 s for 60,000 entries, and gives full control over how much is ever unpacked.
+The standard library finds the entries, and ``pread`` then reads their bytes. ``pread`` needs no shared file position,
+so threads do not wait for each other. A worker process opens an archive in microseconds, where ``ZipFile`` takes 0.4 s
+for 60,000 entries. fedcache also decides how many bytes are unpacked.
 
 An archive is untrusted. It is refused as a whole if it has a name that would leave its folder, a link, a device, two
-names that differ only in case, overlapping entries or an absurd expansion. A single damaged or oversized image is a bad
-image. A compressed tar is refused with the command that unpacks it: its n-th image can only be reached by unpacking
-everything before it, and images do not compress.
+names that differ only in case, overlapping entries or an expansion above ``MAX_EXPANSION``. A single damaged or
+oversized image is a bad image. A compressed tar is refused with the command that unpacks it: its n-th image can only be
+reached by unpacking everything before it, and images do not compress.
 """
 
 from __future__ import annotations
@@ -39,13 +39,14 @@ MAX_EXPANSION = 100
 FREE_BYTES = 256 << 20
 
 _COMPRESSED = re.compile(r"\.(tgz|tbz2?|txz|tzst|tar\.(gz|bz2|xz|zst|lzma|Z))$", re.IGNORECASE)
+# First two bytes of a compressed file -> the tool that unpacks it.
 _MAGIC = {b"\x1f\x8b": "gunzip", b"BZ": "bunzip2", b"\xfd7": "unxz", b"(\xb5": "unzstd"}
-# For both spellings of an ending, such as .tar.gz and .tgz.
+# Part of the ending of a file -> the tool. Both spellings of an ending contain the part: .tar.gz and .tgz contain gz.
 _TOOLS = {"gz": "gunzip", "bz": "bunzip2", "xz": "unxz", "zst": "unzstd"}
 # The two methods of zip that are read.
 _STORED = 0
 _DEFLATED = 8
-# No zip has these.
+# Values of ``Entries.method`` that are no method of zip: for an entry with a password, and for an entry of a tar.
 _PASSWORD = 254
 _TAR = 255
 
@@ -60,7 +61,7 @@ class Entries:
     at: NDArray[np.int64]  # int64 [n] position of the local header (zip) or of the data (tar)
     packed: NDArray[np.int64]  # int64 [n] bytes in the archive
     size: NDArray[np.int64]  # int64 [n] bytes of the entry
-    method: NDArray[np.uint8]  # uint8 [n] zip compression method; 255 in a tar
+    method: NDArray[np.uint8]  # uint8 [n] zip compression method, ``_PASSWORD`` or ``_TAR``
     crc: NDArray[np.uint32]  # uint32 [n] checksum of the entry; 0 in a tar, which has none
 
     def take(self, rows: NDArray[np.int64]) -> Entries:
@@ -107,6 +108,7 @@ def list_zip(path: Path, *, capitals: bool = False) -> Entries:
     files: list[zipfile.ZipInfo] = []
     methods: list[int] = []
     for info in infos:
+        # Only a zip from Unix (3) says the type of a file.
         kind = 0
         if info.create_system == 3:
             kind = stat.S_IFMT(info.external_attr >> 16)
@@ -129,7 +131,7 @@ def list_zip(path: Path, *, capitals: bool = False) -> Entries:
         names=tuple(info.filename for info in files),
         at=np.array([info.header_offset for info in files], dtype=np.int64),
         packed=np.array([info.compress_size for info in files], dtype=np.int64),
-        # Only compared with limits: a zip64 record can claim more than an int64 holds.
+        # Capped, because a zip64 record can claim more than an int64 holds. Sizes are only compared with lower limits.
         size=np.array([min(info.file_size, 2**62) for info in files], dtype=np.int64),
         method=np.array(methods, dtype=np.uint8),
         crc=np.array([info.CRC for info in files], dtype=np.uint32),
@@ -190,7 +192,8 @@ def list_tar(path: Path) -> Entries:
 def _members(path: Path) -> Iterator[tarfile.TarInfo]:
     with tarfile.open(path, "r:") as archive:
         while (member := archive.next()) is not None:
-            archive.members = []  # type: ignore[attr-defined]  # it would keep every one: 100 MB for 100,000 entries
+            # Otherwise tarfile keeps every member: 100 MB for 100,000 entries.
+            archive.members = []  # type: ignore[attr-defined]
             yield member
         # For tarfile, a broken header in the middle is the end of the archive, and so is a cut at a header. Images
         # would be missing without an error. So the end is checked: a whole tar ends in zero blocks.
@@ -232,6 +235,7 @@ def check_images(entries: Entries) -> None:
             "Unpack the archive and use the directory, or pack the images again: zip -r0 images.zip FOLDER",
         )
     # A small archive may expand a lot; a large one may not.
+    # Summed as whole numbers of Python, because claimed sizes can exceed an int64 together.
     total = sum(entries.size.tolist())
     packed = entries.stamp[0]
     if total > FREE_BYTES and total > MAX_EXPANSION * packed:
@@ -243,7 +247,10 @@ def check_images(entries: Entries) -> None:
 
 
 class Reopened:
-    """A reader that another process opens again. A pickle holds its constructor arguments, which are its attributes."""
+    """A reader that another process opens again.
+
+    Each argument of the constructor is an attribute of the same name. A pickle holds only these attributes.
+    """
 
     def __reduce__(self) -> tuple[Any, ...]:
         arguments = inspect.signature(type(self)).parameters
@@ -362,4 +369,4 @@ def _hostile(path: Path, name: str, what: str) -> FedcacheError:
 
 
 def _damaged(path: Path, what: str, hint: str) -> FedcacheError:
-    return CorruptionError(f"{path} is not a complete archive: {what}.", hint)
+    return CorruptionError(f"{path} cannot be used as an archive: {what}.", hint)

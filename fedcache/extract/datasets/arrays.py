@@ -56,6 +56,7 @@ SUFFIXES = (".npz", ".npy", ".h5", ".hdf5")
 MOST_COLUMN = 1 << 30
 """Limit in bytes for a column of labels, splits or groups, which is read as a whole."""
 
+# Compression method of zip for members that are stored as they are.
 _STORED = 0
 
 
@@ -166,10 +167,12 @@ def _whole(file: IO[bytes], shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDA
     with file:
         if not dtype.hasobject:
             return np.asarray(np.lib.format.read_array(file, allow_pickle=False))
-        _header(file, 0)  # reads up to the pickle
+        # Reads up to the pickle. For objects, the size of the file is not compared.
+        _header(file, 0)
         held = load_plain(file)
         if not isinstance(held, np.ndarray) or held.shape != shape:
             raise ValueError("a pickle that does not match its header")
+        # ``load_plain`` returns a subclass of an array; this is a plain one.
         return np.array(held.tolist(), dtype=object)
 
 
@@ -182,6 +185,7 @@ def _npz(path: Path, context: Context) -> dict[str, FileArray]:
     for i, name in enumerate(entries.names):
         if name.endswith(".npy"):
             found[name.removesuffix(".npy")] = _member(path.absolute(), entries, i)
+    # One pickled object, such as a dictionary of arrays, has the shape ().
     pickled = [name for name, array in found.items() if not array.shape and array.dtype.hasobject]
     has_rows = any(len(array.shape) > 1 for array in found.values())
     if pickled and not has_rows:
@@ -259,6 +263,7 @@ def _h5(path: Path) -> dict[str, FileArray]:
             if item.shape is None:
                 # An empty dataset of HDF5 has a type and no values.
                 continue
+            # h5py describes words as objects, but nothing is unpickled to read them. Their length does not matter here.
             dtype = item.dtype
             if h5py.check_string_dtype(dtype) is not None:
                 dtype = np.dtype("U1")
@@ -361,7 +366,8 @@ def load_arrays(reading: Reading, rest: str, context: Context) -> Dataset:
     class_names = None
     left_out: dict[str, Unread] = {}
     if len(tables) > 1:
-        # Where names of columns hold splits, the columns without one belong to no rows. Only class names are read.
+        # Where names of columns hold splits, the last table has the columns without a split, which belong to no rows.
+        # Only class names among them are read.
         _, others = tables.pop()
         listed = find_column(path, others, None, CLASS_NAMES, "")
         if listed is not None:
@@ -440,6 +446,7 @@ def _part(
 
 def _column(array: FileArray, count: int, where: str) -> Column:
     """An array next to the images, as a column; one of another shape is not read."""
+    # A column has the shape [N] or [N, 1].
     if len(array.shape) != 1 and array.shape[1:] != (1,):
         what = "one value"
         if array.dtype.hasobject:

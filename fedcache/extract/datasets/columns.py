@@ -37,8 +37,8 @@ from fedcache.tables.splits import SPLIT_NAMES, TRAIN
 from fedcache.tables.words import Column, Unread, joined_columns, objects_of, some_names, stem_of
 
 READING = 5
-"""Version of the interpretation of columns. If it is raised, fedcache reads all columns again. Remembered digests of
-images stay valid, which they do not if ``dataset.READING`` is raised."""
+"""Version of the interpretation of columns. If this version is raised, fedcache reads all columns again, but remembered
+digests of images stay valid. If ``dataset.READING`` is raised, these digests become invalid too."""
 
 IMAGE_NAMES = ("images", "image", "imgs", "img", "pixels", "data", "x")
 """Usual names of the column of images, compared without case; the first name that the file has is used."""
@@ -272,6 +272,7 @@ def from_rows(
     rows = TableRows(names, source, read)
     choice = ColumnChoice(label=label, groups=groups)
     request = DatasetRequest(str(place), choice=choice)
+    # Without a key nothing is remembered, so every row is read here.
     uid = None
     if key is None:
         uid, _ = dataset.contents(source, names, context)

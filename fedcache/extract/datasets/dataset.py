@@ -1,4 +1,4 @@
-"""Datasets: one, a part of one, several as the domains of one, with the digests and uids that every reader needs.
+"""Dataset, part of a dataset, and join of datasets as domains, with the digests and uids that every reader needs.
 
 Rows are numbered before anything is decoded, in the order of their sorted names, and an image that cannot be read
 keeps its row. The digest covers the content (names, uids, labels, domains, splits). So the same tree as a directory, a
@@ -92,7 +92,7 @@ class Dataset:
     may_be_labels: Mapping[str, int] = field(default_factory=dict)
     links_left_out: int = 0  # links that lead out of the dataset's folder, which were not followed
     holds: str = IMAGES  # images, texts or rows (``inputs``)
-    # sha256 over names, uids, labels, domains, splits and their names
+    # sha256 over names, uids, labels, domains and splits, and over the names of the classes and domains
     digest: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -151,6 +151,7 @@ def _loses_a_value(codes: np.ndarray, rows: np.ndarray) -> bool:
     """Whether ``rows`` hold no row of a value that is frequent enough to have one."""
     values, places, counts = np.unique(codes, return_inverse=True, return_counts=True)
     taken = np.bincount(places[rows], minlength=len(values))
+    # A value should have a row if its share of ``rows`` is at least one.
     should_have_one = counts * len(rows) >= len(codes)
     return bool(((taken == 0) & should_have_one).any())
 
@@ -332,6 +333,7 @@ def join(spec: str, members: Mapping[str, Dataset]) -> Dataset:
     names; their order is that of the first member. Rows are in the order of the prefixed names. Raises UsageError with
     the differences, when the class names do not agree.
     """
+    # ``which`` below has one byte for the number of a member.
     if len(members) > 255:
         raise UsageError(
             f"{len(members)} datasets are given as domains, but at most 255 are supported.",

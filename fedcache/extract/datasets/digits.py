@@ -169,8 +169,8 @@ def _version(package: str) -> str:
 
 def _missing(what: str) -> FedcacheError:
     return MachineError(
-        f"The digits dataset needs {what}, but not all of them are installed.",
-        'Install them: pip install "fedcache[demo]"',
+        f"The digits dataset needs {what}, and not everything is installed.",
+        'Install it: pip install "fedcache[demo]"',
     )
 
 
@@ -221,6 +221,7 @@ def _mnistm_rows(gray: NDArray[np.uint8]) -> Iterator[DigitRow]:
             top = int(draw.integers(height - 27))
             left = int(draw.integers(width - 27))
             patch = photograph[top : top + 28, left : left + 28]
+            # The first 350 images of a class are rows of mnist.
             ink = gray[digit, 350 + i].astype(np.int16)
             mixed = np.abs(patch - ink[:, :, None]).astype(np.uint8)
             yield DigitRow(f"mnistm/{digit}/{i:04d}", digit, _split(i >= 100), mixed)

@@ -217,6 +217,7 @@ def _install(archive: Path, file: PaperFile, root: Path) -> None:
         if not (place / inner).is_file():
             raise _odd(archive, f"it does not contain {inner}")
         unpack(place / inner, place)
+        # The folder of the inner archive is not needed any more.
         shutil.rmtree(place / inner.split("/")[0])
     if not (place / file.gives).exists():
         raise _odd(archive, f"it does not contain {file.gives}")

@@ -183,6 +183,8 @@ def _refuse_splits_as_classes(names: set[str], where: str, tables: Sequence[str]
 
     All names are words for splits, or one is a word for training and another one a word for another split.
     """
+    # None stands for a name that is no word for a split. Folders with such names are classes, unless two splits are
+    # among them.
     codes = {SPLIT_WORDS.get(name.lower()) for name in names}
     if None in codes and not (TRAIN in codes and len(codes) > 2):
         return
@@ -437,8 +439,9 @@ def _from_tables(
     if len(tables) > 1:
         how = f"images from {len(tables)} tables such as {table_names[0]}"
     ignored = found.ignored + listed.ignored
+    # The scan counted these tables as ignored files.
     ignored[tree.TABLE] -= len(tables)
-    # The plus leaves out reasons without a file.
+    # A unary plus removes reasons with a count of 0.
     return _ImageRows(source, roles, how, +ignored)
 
 
@@ -466,6 +469,7 @@ def _from_list(path: Path, request: columns.DatasetRequest, context: Context) ->
     folder = path.parent
     source = tree.FilesSource(folder.absolute(), paths, context.within(folder))
     left_out = len(listed.paths) - len(paths)
+    # A unary plus removes a count of 0.
     ignored = +Counter({tree.LINK_OUT: left_out})
     return _ImageRows(source, roles, f"images from {listed.column}", ignored)
 

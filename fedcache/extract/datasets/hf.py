@@ -83,8 +83,8 @@ def load(rest: str, context: Context) -> Dataset:
     files, left_out = _files(path, context, by_name=request.choice.split is None)
     columns.refuse_without_training(path, [file.split for file in files], left_out)
     images = [_image_column(file, request) for file in files]
-    # For files without class names: for each column, those of the first file that has some. Going backwards, an earlier
-    # file overwrites a later one.
+    # Class names for files that have none: for each column, the names of the first file that has some. In reversed
+    # order, an earlier file overwrites a later one.
     names_of_first: dict[str, list[str]] = {}
     for file in reversed(files):
         names_of_first |= class_names_of(file.features)

@@ -121,6 +121,7 @@ def _locate(rest: str, context: Context) -> list[Path]:
         )
     if len(found) > 1:
         stems = ", ".join(stem or "without a name" for stem in sorted(found))
+        # The largest, because the smallest may be "": files whose names begin with the split.
         example = shell_word(folder / max(found))
         raise UsageError(
             f"{folder} holds {len(found)} datasets: {stems}.",
@@ -144,6 +145,7 @@ def _labels_beside(images: Path, context: Context) -> Path | None:
     real = tree.real_folder(context.within(folder))
     for ending in ("idx1-ubyte", "idx2-int"):
         plain = re.sub(r"images([-.])idx\d-ubyte", rf"labels\1{ending}", name, flags=re.IGNORECASE)
+        # A file of images without a usual name has no file of labels.
         if plain == name:
             continue
         for file in (folder / plain, folder / f"{plain}.gz"):
@@ -162,6 +164,7 @@ def _part(images: Path, *, alone: bool, context: Context) -> tuple[TableRows, st
     layout = layout_of(shape, dtype, str(images))
     stamp = stamp_of(images)
     size, _ = stamp
+    # ``layout_of`` accepts only uint8, which is one byte for each number.
     expected = start + math.prod(shape)
     source: Source
     if images.suffix.lower() == ".gz":

@@ -184,6 +184,7 @@ def _spelt(path: str, exists: Callable[[str], bool], stems: Stems) -> str:
         return path
     if "\\" in path and not _DRIVE.match(path):
         path = path.replace("\\", "/").removeprefix("./")
+    # Without a dot, this compares the last character, which is no ending.
     has_ending = path[path.rfind(".") :].lower() in EXTENSIONS
     if exists(path) or not path or has_ending:
         return path
@@ -201,6 +202,7 @@ def _check(where: str, paths: Sequence[str]) -> None:
                 f"has the path {image!r}; expected a plain path below {Path(where).parent}",
                 "Put the CSV file into the folder of the images and use relative paths",
             )
+        # Paths are the names of the rows, so they are compared as names.
         first = seen.setdefault(name_of(image), number)
         if first != number:
             raise _wrong(
@@ -317,7 +319,7 @@ def listed_images(
     found: list[int] = []
     ignored: Counter[str] = Counter()
     for table, raw in tables.items():
-        # Paths of a table are relative to its own folder.
+        # Paths of a table are relative to its own folder, which is "" or ends with a slash.
         folder = table[: table.rfind("/") + 1]
 
         def exists(path: str, folder: str = folder) -> bool:
@@ -360,6 +362,7 @@ def listed_images(
         if len(set(classes)) > 1 and FOLDER_CLASS not in columns:
             columns[FOLDER_CLASS] = Words.of(classes)
             label = FOLDER_CLASS
+    # A unary plus removes reasons with a count of 0.
     return ListedImages(found, columns, splits, +ignored, label)
 
 

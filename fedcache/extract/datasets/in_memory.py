@@ -62,7 +62,7 @@ def load(source: Any, context: Context) -> Dataset:
         part, uid = _read(items, split, context)
         parts.append(part)
         uids.append(uid)
-        how = f"images of a {type(items).__name__}"
+        how = f"images of a {type(items).__name__}"  # the last split stands for all
     _, first = splits[0]
     class_names = None
     classes = getattr(first, "classes", None)
@@ -120,7 +120,7 @@ def _checked(items: Any) -> Any:
     is_plain = isinstance(items, str | bytes | numbers.Number)
     is_sequence = hasattr(items, "__len__") and hasattr(items, "__getitem__")
     if is_plain or not is_sequence:
-        if hasattr(items, "dataset"):
+        if hasattr(items, "dataset"):  # such as a DataLoader
             hint = "Give the attribute .dataset of this object."
         else:
             hint = f"Expected a spec such as folder:PATH, or {_EXPECTED}"

@@ -37,8 +37,8 @@ def pull(
         spec: ``torchvision:NAME``, ``hf:NAME`` or ``paper:NAME``.
         data: ``$FEDCACHE_HOME/data``.
         roots: ``--data NAME=PATH``.
-        say: receives the size and source of each file (torchvision says nothing of it).
-        mirror: another address below which files of the same names are (``paper:NAME``).
+        say: receives the size and source of each file; not called for ``torchvision:NAME``.
+        mirror: another address below which files of the same names are; only for ``paper:NAME``.
 
     Raises UsageError for a spec that has no download, MachineError when it cannot be downloaded.
     """
@@ -131,9 +131,9 @@ def info(
         files = KINDS[kind].files
     if files is not None:
         return {**entries[files.spec], "note": files.note}
-    theirs = entries.get(f"{kind}:REST")
-    if theirs is not None:
-        return {**theirs, "note": "the reader defines REST"}
+    of_plugin = entries.get(f"{kind}:REST")
+    if of_plugin is not None:
+        return {**of_plugin, "note": "the reader defines REST"}
     if kind == "paper":
         details = papers.info(rest, context)  # which refuses an unknown name
         return {**entries[name], **details}

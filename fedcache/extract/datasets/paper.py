@@ -72,10 +72,10 @@ class Paper:
     """A dataset of the papers."""
 
     name: str  # as in ``paper:NAME``
-    title: str
-    about: str
-    paper: str
-    licence: str
+    title: str  # name for messages
+    about: str  # one line
+    paper: str  # where the dataset was published
+    licence: str  # terms of use
     protocol: str  # the papers and partitions that use it
     classes: tuple[str, ...]  # class names; their order is that of the labels
     steps: tuple[str, ...]  # how to get it
@@ -87,7 +87,7 @@ class Paper:
     template: str | None = None  # CoOp's prompt, or None
     # the papers' preprocessing as a value of ``--recipe``; empty if it is the backbone's own
     recipe: str = ""
-    mirror: bool = True
+    mirror: bool = True  # whether a mirrored image keeps its class
 
     @cached_property
     def number_of(self) -> dict[str, int]:

@@ -95,7 +95,7 @@ def files_of(place: FoundLayout) -> list[Path]:
     for _, top, _, folder in _class_folders(place):
         folders.append(folder)
         tops.add(top)
-    # Lists alone: their images are in class folders below each domain.
+    # A layout of lists alone has its images in class folders below each domain.
     if lists and not folders and "images" not in place.layout.options:
         for domain in place.paper.domains:
             folders += [place.base / domain / name for name in place.paper.folders]
@@ -195,6 +195,7 @@ def _read_files(place: FoundLayout, notes: list[str]) -> Iterator[ImageEntry]:
         for image, folder_name in listed:
             label = place.paper.number_of.get(folder_name)
             if label is None:
+                # With ``others``, the list also names classes that the dataset leaves out.
                 if options.get("others"):
                     continue
                 shown = folder_name[:60]

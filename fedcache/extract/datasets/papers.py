@@ -88,6 +88,7 @@ def load(rest: str, context: Context) -> Dataset:
         command = shlex.join(["fedcache", "datasets", "check", rest, str(place.root)])
         notes.append(f"{more} more such differences: {command}")
     if not np.any(split == TEST):
+        # Any row may become a test row; the mask is true for all of them.
         split[held_out(label, domain, uid, split != TEST)] = TEST
         notes.append(f"no split given: {HELD_OUT} is the test set")
     if unreadable:

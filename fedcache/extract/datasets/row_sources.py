@@ -76,7 +76,7 @@ class RowLayout(Protocol):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Bytes of a row in the file."""
+        """Shape of a row in the file, in bytes."""
 
     def image(self, row: NDArray[Any]) -> NDArray[Any]:
         """The image, or the row as it is; raises ``BadImage``."""
@@ -108,7 +108,7 @@ class NumbersLayout:
 
 
 def numbers_of(shape: Sequence[int], dtype: np.dtype[Any], where: str) -> NumbersLayout:
-    """Layout of the rows of an array [N, ...] of numbers, for a module.
+    """Layout of the rows of an array [N, ...] of numbers, for a ``module:`` encoder.
 
     Raises UsageError for one number a row, empty rows, and types that torch does not have.
     """
@@ -154,7 +154,7 @@ def layout_of(shape: Sequence[int], dtype: np.dtype[Any], where: str) -> Layout:
         for order, (axis, channels) in orders.items():
             if row[axis] == channels:
                 return Layout(row, order)
-    hint = "images.reshape(-1, 28, 28)"
+    hint = "images.reshape(-1, 28, 28)   gives each row a height and a width, for example 28 and 28"
     if row[-1:] == (4,):
         hint = "images[..., :3]   removes the fourth channel"
     whole = list(map(int, shape))

@@ -72,7 +72,8 @@ def open_texts(path: Path) -> tuple[list[str], TextSource]:
             "Give a table with a column of texts: .csv, .tsv, .parquet or .feather.",
         )
     raw, _, source = _read(path, None)
-    return list(find_names(path, raw, None, len(source))[1]), source
+    _, names, _ = find_names(path, raw, None, len(source))
+    return list(names), source
 
 
 def _read(path: Path, request: str | None) -> tuple[dict[str, Any], str, TextSource]:

@@ -94,7 +94,7 @@ def load(rest: str, context: Context) -> Dataset:
     entry = entry_of(rest)
     root = _require(rest, context)
     facts = key(rest, context)
-    splits = _here(rest, root)
+    splits = _splits_with_files(rest, root)
     source = TorchvisionSource(rest, root, context.within(root), splits)
     lengths = [len(part) for part in source.parts]
     width = max(5, len(str(max(lengths))))
@@ -159,9 +159,8 @@ class TorchvisionSource(Reopened):
 
     name: str  # key of ``TABLE``
     root: Path  # see ``root_of``
-    within: (
-        Path | None
-    )  # folder that encoded files must be in, after resolving links; None for anywhere
+    # folder that encoded files must be in, after resolving links; None for anywhere
+    within: Path | None
     # keyword arguments and split code of each part, in their order
     splits: tuple[tuple[dict[str, Any], int], ...]
 
@@ -204,7 +203,7 @@ def _in_order(entry: TorchvisionEntry) -> list[tuple[dict[str, Any], int]]:
     return sorted(entry.splits, key=lambda split: SPLIT_NAMES[split[1]])
 
 
-def _here(name: str, root: Path) -> tuple[tuple[dict[str, Any], int], ...]:
+def _splits_with_files(name: str, root: Path) -> tuple[tuple[dict[str, Any], int], ...]:
     """The splits that have files, in the order of the rows; all splits if that is unknown, or if none has files."""
     splits = _in_order(TABLE[name])
     found = [(options, code) for options, code in splits if _any_file(name, root, options)]
@@ -265,7 +264,7 @@ def _own_part(cls: Any) -> Any:
         check = "_check_exists"
     elif issubclass(cls, CIFAR10):
         check = "_check_integrity"
-    # torchvision looks in a folder that has the name of the class.
+    # The new class has the same name, because torchvision looks in a folder with the name of the class.
     if check:
         return type(cls.__name__, (cls,), {check: whole})
     return cls
@@ -306,7 +305,7 @@ def _construct(
     if entry.cls == "EMNIST" or name == "QMNIST":
         accepted |= {"download"}  # passed on by **kwargs
     if name == "ImageNet":
-        accepted |= {"loader"}
+        accepted |= {"loader"}  # passed on by **kwargs
     if "download" in accepted:
         given["download"] = download
     if "loader" in accepted:
@@ -320,6 +319,7 @@ def _construct(
         with quiet, open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):  # noqa: PTH123
             return make(str(root), **given)
     except (RuntimeError, OSError, ValueError, KeyError, EOFError, ImportError) as error:
+        # The first line of the message, or the type of an error without a message.
         lines = [*str(error).strip().splitlines(), type(error).__name__]
         reason = lines[0]
         word = shell_word(name)
@@ -358,6 +358,7 @@ def _labels(
         if names.count(name) > 1:
             name = f"{name} #{number}"
         classes.append(name)
+    # Rows without a label (-1) get any number here, and -1 again below.
     new_labels = np.searchsorted(used, np.maximum(raw, 0))
     label = np.where(raw >= 0, new_labels, -1).astype(np.int32)
     return label, tuple(classes)

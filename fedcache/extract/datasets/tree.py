@@ -107,6 +107,7 @@ class Tree:
 
     def read_other(self, root: Path, name: str) -> bytes:
         """The bytes of a file that is no image. Raises UsageError for one that cannot be read."""
+        # None: ``scan`` has left out links that lead out.
         source: FilesSource | archives.ArchiveSource = FilesSource(root, [name], None)
         if self.other_entries is not None:
             row = np.array([self.others.index(name)], dtype=np.int64)
@@ -196,6 +197,7 @@ def _why_ignored(relative: str, endings: frozenset[str]) -> str | None:
         return None
     if ending in TABLES:
         return TABLE
+    # Image formats that fedcache does not read are named only in a search for images.
     if endings is not EXTENSIONS:
         return OTHER_FILE
     return OTHER_FORMATS.get(ending, NO_IMAGE)

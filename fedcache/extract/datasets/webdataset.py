@@ -57,7 +57,7 @@ class _Shard:
     """The samples of a tar, without their images."""
 
     name: str  # path below the folder of all shards
-    split: int | None
+    split: int | None  # code; None where no name gives a split
     entries: archives.Entries  # of the images
     keys: tuple[str, ...]  # [n] names of the samples
     fields: list[Mapping[str, Any]]  # [n] fields of .json
@@ -80,7 +80,7 @@ def load(rest: str, context: Context) -> Dataset:
     request = columns.parse_rest(rest, "webdataset")
     facts = key(rest, context)
     top, paths = _shards(request.place, context)
-    left: Counter[str] = Counter()
+    left: Counter[str] = Counter()  # ending -> number of files that are not used
     shards = [_read_shard(top, path, request, left) for path in paths]
     known = [shard for shard in shards if shard.split is not None]
     left_out: list[str] = []
@@ -201,9 +201,7 @@ def _read_shard(top: Path, path: Path, request: DatasetRequest, left: Counter[st
     endings_of_images = {ending.removeprefix(".") for ending in EXTENSIONS}
     if request.content:
         endings_of_images = {request.content.lower().lstrip(".")}
-    relative = path.name
-    if path != top:
-        relative = os.path.relpath(path, top)
+    relative = os.path.relpath(path, top)
     images: dict[str, int] = {}  # sample -> number of its image in the tar
     parts_of: dict[str, dict[str, int]] = {}  # sample -> ending -> number in the tar
     for i, name in enumerate(entries.names):
@@ -275,7 +273,7 @@ def _fields(reader: archives.ArchiveSource, parts: Mapping[str, int], path: Path
     found: dict[str, Any] = {}
     for name, value in held.items():
         if isinstance(value, dict) or (isinstance(value, list) and len(value) > 1):
-            value = type(value)()
+            value = type(value)()  # {} or []
         found[name] = value
     return found
 

@@ -1,8 +1,8 @@
 """The images behind rows of a store, read again from the dataset that they were extracted from.
 
 A store contains neither images nor their paths; the fedcache home remembers where an extraction found its dataset. Rows
-and images are matched by content alone. So the right images are found in a dataset that was moved or has grown, and
-only unchanged images in one that was changed.
+and images are matched by content alone. So all images are found in a dataset that was moved or has grown. In a dataset
+with changed images, only the unchanged ones are found.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def open_images(store: Store, places: ImagePlaces) -> Dataset:
             "fedcache extract --dataset DATASET   makes a store of images.",
         )
     home = places.home
-    known = dataset_of_store(store, places.home)
+    known = dataset_of_store(store, home)
     slug = str(store.dataset["slug"])
     name = _without_limit(slug, known)
     given = places.data.get(slug) or places.data.get(name)
@@ -92,6 +92,7 @@ def open_images(store: Store, places: ImagePlaces) -> Dataset:
         known = ExtractConfig(dataset="digits")
     if known is None:
         raise _unavailable(store, "their folder is unknown")
+    # Without the limit, because rows are matched by content.
     config = replace(known, data={**known.data, **places.data}, limit=None)
     try:
         found = open_dataset(str(config.dataset), context_of(config, home))

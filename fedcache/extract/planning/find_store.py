@@ -222,6 +222,7 @@ def store_of_dataset(home: Home, name: str) -> Path | None:
 
     Raises UsageError where stores of several contents have the name.
     """
+    # ``digits`` is a spec itself.
     if name == "digits" or not re.fullmatch(r"[\w.+-]+", name):
         return None
     found = [path for path in home.stores_of(name) if (path / "manifest.json").exists()]
@@ -411,6 +412,7 @@ def dataset_of_store(store: Store, home: Home) -> ExtractConfig | None:
     limit = None
     if size.isdecimal():
         limit = int(size)
+    # (slug, content digest), or None.
     known = datasets.peek("digits", Context(memory_of(home), limit=limit))
     if name == "digits" and known is not None and known[1] == store.content:
         return ExtractConfig(dataset="digits", limit=limit)
@@ -549,6 +551,7 @@ def keep_groups(store: Store, groups: Mapping[str, Group], spec: str, observer: 
     has_arrays = bool(store.arrays)
     changed, gone = replace_groups(store, groups)
     if has_arrays and changed:
+        # New groups are a note. Groups whose values were replaced are a warning.
         report = observer.note
         if before & set(changed):
             report = observer.warn

@@ -4,9 +4,9 @@ A store never changes its content, because results, partitions and shards name i
 new store, at the path that a fresh one would have, and the work for the earlier store, the parent, is reused.
 
 - **Parent.** Candidates are the stores next to the new one and in the home that have other content and are neither
-  ingested nor a shard. At least half of the readable rows of the parent must be in the dataset with the same bytes,
-  under any name. Stores with the dataset's name are tried; if there are none, the latest others that have one of the
-  requested arrays. The candidate with the most such rows is taken, if a whole chunk can be reused or nothing is new.
+  ingested nor a shard. At least half of the rows of the parent must be in the dataset with the same bytes, under any
+  name. Stores with the dataset's name are tried; if there are none, the latest others that have one of the requested
+  arrays. Of the candidates with a chunk that can be reused, the one with the most such rows is taken.
 - **Rows.** The rows of the parent come in their order, then the new rows in the order of their names. A row whose image
   is gone or has other bytes is kept with ``ok`` 0 and never used; an image that comes back is a new row. Labels,
   domains and splits are those of the dataset now.
@@ -266,6 +266,7 @@ def plan_incremental(
     keys = {job.key for job in jobs}
     with suppress(FedcacheError):
         store = Store.open(path)
+        # Only a store that was planned here has ``grown``.
         if store.content != data.digest or "grown" not in store.dataset:
             return None
         before = store.samples

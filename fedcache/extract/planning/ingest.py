@@ -59,6 +59,7 @@ def read_torch(path: Path) -> dict[str, Any]:
     except FedcacheError as error:
         raise refused_file(path, ".pt") from error
     found = _columns(held, "")
+    # A value that is no column has the shape ().
     if not any(column.shape for column in found.values()):
         raise refused_file(path, ".pt")
     return found
@@ -85,6 +86,7 @@ def _columns(held: Any, prefix: str) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for name, value in held.items():
             found |= _columns(value, f"{prefix}{name}/")
+        # Only values that are columns have a shape. A dict below the top without columns is one value.
         if any(column.shape for column in found.values()) or not prefix:
             return found
     if prefix and isinstance(held, Sequence) and not isinstance(held, str | bytes):
@@ -151,20 +153,21 @@ def ingest_file(
             observer.note(line)
         content = arrange(found, name, drop_nan=drop_nan, observer=observer)
     except FedcacheError as error:
-        # The same command does not help if the hint is another command or an option.
+        # Another command, lines of Python (``BEGIN``) or an option say already how to continue.
         other_command = error.hint.startswith(("fedcache extract", BEGIN))
         other_option = "--" in error.message + error.hint
         hint = error.hint
         if error.hint == NOT_FINITE_HINT:
             hint = f"Fix these rows of the file, or leave them out:  {again} --drop-nan"
         elif file.is_file() and not other_command and not other_option:
+            # Any other hint says how to change the file; then the same command works.
             hint = f"{error.hint}\nThen:  {again}"
         raise FedcacheError(error.code, error.message, hint) from error
     with _ingest_lock(home, slug, path, replace=replace):
         target, old = _place(home, path, slug, content)
         notes = list(found.notes)
         if old is None or not is_ingested(old):
-            # Raises for a store that holds no embeddings.
+            # If ``old`` is a store of images, this raises an error.
             made = Store.from_content(content, target, observer)
         elif holds_content(old, content):
             changes = _changed_groups(old, content)
@@ -175,6 +178,7 @@ def ingest_file(
                 observer.note(f"{name} exists already, with the same content. Nothing to do.")
             made = old
         elif holds_part_of(old, content):
+            # An interrupted ingest left the store incomplete; the missing arrays are added.
             made = Store.from_content(content, old.path, observer)
         elif replace:
             observer.note(f"Replacing {old.path} ({old.rows:,} rows). Its partitions are deleted.")
@@ -282,7 +286,7 @@ def describe_ingested(store: Store, home: Home, name: str) -> tuple[list[str], s
     method = "clip-zs"
     if has_label.any():
         method = "fedavg"
-    # NAME alone may mean something else.
+    # The prefix is needed if NAME alone is another dataset.
     spec = name
     if ingested_path(home, name) is None:
         spec = f"{INGESTED}:{name}"
@@ -294,6 +298,7 @@ def describe_ingested(store: Store, home: Home, name: str) -> tuple[list[str], s
         if some_labelled:
             partition += ["--option", "unlabelled=drop"]
     else:
+        # iid would assign rows without a label too; dirichlet leaves them out.
         scheme = "iid"
         if some_labelled:
             scheme = "dirichlet"

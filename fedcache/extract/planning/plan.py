@@ -272,6 +272,7 @@ def recipe_of(backbone: Backbone, weights: Weights, config: ExtractConfig) -> Re
                 f"--recipe {key}={value} is for {name!r}, which is not among --backbones.",
                 f"Backbones of this run: {', '.join(config.backbones)}",
             )
+    # Pixels are always stored as uint8, so the option does not apply to them.
     if backbone.recipe.dtype == "uint8":
         changes.pop("dtype", None)
     for option in backbone.row_options:  # these are in the row already

@@ -42,7 +42,7 @@ def worker_count(
     """Worker processes for ``tasks`` batches, 0 for none in addition to this one; ``workers`` None chooses."""
     small = tasks < IN_PROCESS_BATCHES and tasks * settings.batch <= IN_PROCESS_ROWS
     few = small and workers is None and settings.device == "cpu"
-    # A module in this process's memory can be loaded by no other.
+    # No other process can load a module that is only in the memory of this one.
     here_only = settings.device == "cpu" and any(job.backbone.here_only for job in jobs)
     if workers == 0 or few or here_only:
         return 0

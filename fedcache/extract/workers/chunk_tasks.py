@@ -61,7 +61,7 @@ class TaskSpec:
     settings: ComputeSettings  # device, dtype, batch, threads
     arrays: Mapping[str, WorkerArray]  # per key, writes its chunks
     probe: tuple[int, bytes] | None  # (row, uid of its image), which workers compare
-    decoders: int = 0  # threads that decode while the model runs; 0 for none, which decodes in turn
+    decoders: int = 0  # threads that decode while the model runs; 0 to decode and compute in turn
 
 
 @dataclass
@@ -208,7 +208,7 @@ class ChunkWorker:
 
 
 def _check_machine(spec: TaskSpec) -> None:
-    """Raise MachineError if the store, the images or the weights are not accessible here, or other versions are."""
+    """Raise MachineError if the store, the images or the weights are not accessible here, or if versions differ."""
     host = socket.gethostname()
     for array in spec.arrays.values():
         array.check()
@@ -228,6 +228,7 @@ def _check_machine(spec: TaskSpec) -> None:
                 "Weights must be at the same path on all nodes, e.g. in $FEDCACHE_HOME/weights on a "
                 "shared disk.",
             )
+        # Finished arrays are not in ``arrays``; nothing is added to them.
         if job.key not in spec.arrays:
             continue
         mine = how_record(device, settings, job.backbone.provider)

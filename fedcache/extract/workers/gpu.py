@@ -76,7 +76,8 @@ class BatchUnderWay:
     decode_seconds: float = 0.0
     started: dict[str, Any] = field(default_factory=dict)  # per key the return value of ``run``
     features: dict[str, NDArray[Any]] = field(default_factory=dict)
-    seconds: dict[str, float] = field(default_factory=dict)  # per key of its model
+    seconds: dict[str, float] = field(default_factory=dict)  # per key, time of its model
+    # per key, texts that the model reads only in part
     cut: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -104,7 +105,7 @@ class DeviceLine:
         self.decoded = decoded
         self.pool = pool
         self.slots = slots
-        self.closed = False
+        self.closed = False  # true after ``close``: batches pass without any work
         self.room = threading.Semaphore(HELD)
         to_run: SimpleQueue[BatchUnderWay | None] = SimpleQueue()
         to_fetch: SimpleQueue[BatchUnderWay | None] = SimpleQueue()
@@ -177,7 +178,7 @@ class DeviceLine:
             start = time.perf_counter()
             work.features[key], work.cut[key] = self.runner.encode_items(key, given, work.blank)
             work.seconds[key] = time.perf_counter() - start
-        work.inputs = {}
+        work.inputs = {}  # frees their memory
 
     def _fetch(self, work: BatchUnderWay) -> None:
         """Wait for the features, and answer."""
@@ -189,7 +190,12 @@ class DeviceLine:
         seconds = {key: work.seconds.get(key, 0.0) for key in work.keys}
         in_order = {key: work.features[key] for key in work.keys}
         computed = ComputedBatch(
-            in_order, work.bad, len(work.rows), work.decode_seconds, seconds, work.cut
+            in_order,
+            work.bad,
+            decoded=len(work.rows),
+            decode_seconds=work.decode_seconds,
+            forward_seconds=seconds,
+            cut=work.cut,
         )
         work.answer.set_result(computed)
 
@@ -214,6 +220,7 @@ class GpuFeeder(BatchWorkers):
         self.workers = workers
         batch_bytes = input_bytes(jobs, settings.batch)
         self.depth = depth_of(workers, batch_bytes)
+        # Without numbers of GPUs, there is one runner, on torch's current GPU.
         settings_of_devices = [replace(settings, gpus=(gpu,)) for gpu in settings.gpus]
         runners = []
         for of_device in settings_of_devices or [settings]:
@@ -235,6 +242,7 @@ class GpuFeeder(BatchWorkers):
     def warm(self) -> dict[str, float]:
         """Seconds per image and backbone on the first device; all of them warm up."""
         rates = self.runner.warm()
+        # Reversed, so that the rates of the first device are written last.
         for line in reversed(self.lines):
             rates |= line.device.warm()
         self.notes = self.lines[0].device.notes
@@ -253,6 +261,7 @@ class GpuFeeder(BatchWorkers):
         for line in self.lines:
             line.closed = True
         self.pool.close()
+        # Each None ends the threads of one device.
         for _ in self.lines:
             self.decoded.put(None)
         for line in self.lines:

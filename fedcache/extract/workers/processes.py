@@ -58,8 +58,9 @@ class WorkerProcesses:
     ) -> None:
         self.stop = stop
         context = worker_context(initializer.__module__)
-        # A worker that Ctrl-C reaches before it can ignore it would print a traceback. Forks begin with Ctrl-C blocked.
-        # A process of its own begins as its caller, which must not be blocked while it waits for the fork server.
+        # A worker that Ctrl-C reaches before ``start_worker`` ignores it would print a traceback. Forks of the fork
+        # server begin with Ctrl-C blocked. A spawned process begins with the blocked signals of its caller, so the
+        # caller blocks Ctrl-C while it spawns. A caller that waits for the fork server must not block it.
         self._blocked_at_start: set[signal.Signals] = set()
         if context.get_start_method() == "spawn":
             self._blocked_at_start = {signal.SIGINT}

@@ -52,6 +52,7 @@ class OpenSlots:
             place = Placed(used, images.shape)
             self._array(slot, place)[...] = images
             placed[key] = place
+            # Rounded up to a multiple of the alignment.
             used += -(-images.nbytes // ALIGNMENT) * ALIGNMENT
         return placed
 
@@ -73,7 +74,7 @@ class Slots(OpenSlots):
     """The slots of the process that made them, and which are free."""
 
     def __init__(self, count: int, slot_bytes: int) -> None:
-        # A mapping has at least a page; slots of texts hold nothing.
+        # Rounded up to whole pages. A mapping has at least one page, although slots of texts hold nothing.
         page = mmap.PAGESIZE
         slot_bytes = -(-slot_bytes // page) * page
         self.size = max(page, count * slot_bytes)

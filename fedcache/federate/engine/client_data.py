@@ -506,7 +506,10 @@ class ClientData:
     cut: bool = False  # whether ``x`` holds only the rows of one client, in their order
 
     def take(self, i: Tensor, view: int | Tensor = 0) -> Tensor:
-        """Features [*lead, B, D] at positions ``i`` [*lead, B] of each client; ``view`` for all rows, or for each."""
+        """Features [*lead, B, D] at positions ``i`` [*lead, B] of each client.
+
+        ``view`` is the view of all rows, or of each row.
+        """
         # Row n V + v of the matrix [N V, D] is view v of stored row n, so one gather serves all clients.
         rows = self.rows.gather(-1, i)
         V, D = self.x.shape[1:]
@@ -514,7 +517,7 @@ class ClientData:
         return take_rows(self.x, index).view(*i.shape, D)
 
     def labels(self, i: Tensor | None = None) -> Tensor:
-        """Class indices [*lead, B] at positions ``i``; without them, those of all rows [*lead, R] as ``full``."""
+        """Class indices [*lead, B] at positions ``i``; if ``i`` is None, those of the rows of ``full``, [*lead, R]."""
         if i is None:
             i = self.positions()
         if self.y is None:
@@ -540,7 +543,7 @@ class ClientData:
             if not self.cut:
                 yield replace(self, rows=self.rows[..., part], n=n)
                 continue
-            # Cut rows belong to one client, and a block of them is cut again.
+            # Cut rows belong to one client. A block of them is cut again, so its rows have the numbers from 0 on.
             y = self.y
             if y is not None:
                 y = y[part]
@@ -589,12 +592,13 @@ class FeatureColumns:
 
     def __init__(self, x: Features) -> None:
         self._x = x
+        # No ranges stand for all columns.
         self._cuts: dict[tuple[tuple[int, int], ...], Features] = {(): x}
 
     def cut(self, ranges: tuple[tuple[int, int], ...]) -> Features:
         """[N, V, D] -> [N, V, d] with the columns of ``ranges``, contiguous."""
         if ranges not in self._cuts:
-            # Contiguous, so that a gather reads each row in one piece.
+            # Contiguous, so that a gather reads each row in one piece. ``[:]`` makes a tensor of ``StoredRows``.
             parts = [self._x[:][..., first:end] for first, end in ranges]
             self._cuts[ranges] = torch.cat(parts, -1)
         return self._cuts[ranges]

@@ -104,7 +104,8 @@ def _powers(first: int, factor: int, count: int) -> list[tuple[np.uint32, np.uin
     return out
 
 
-# The constants of numpy's SeedSequence, which guarantees its streams.
+# The constants of numpy's SeedSequence, whose streams numpy never changes. The pool takes a step for each word, and one
+# for each ordered pair of words.
 _FILL = _powers(0x43B0D7E5, 0x931E8875, WORDS + WORDS * (WORDS - 1))
 _DRAW = _powers(0x8B51F9DD, 0x58F38DED, 2 * WORDS)
 _LEFT = np.uint32(0xCA01F9DD)
@@ -503,13 +504,14 @@ def drawn_views(
 ) -> tuple[int | Tensor, ...]:
     """Number of the stored augmentation (views 1 .. V-1; view 0 is the plain image) of each row in this epoch.
 
-    ``count`` is 1, or 2 for a pair of different views if three or more are stored. Each is [*lead, R], drawn per row,
-    or 0 if only the plain image is stored. ``purpose`` names the stream of draws.
+    ``count`` is 1, or 2 for a pair. With three or more stored views, each is [*lead, R], drawn per row, and the two of
+    a pair differ. With fewer, each is one number for all rows. ``purpose`` names the stream of draws.
     """
     V = data.x.shape[1]
     if V == 1:
         return (0,) * count
     if V == 2:
+        # The only augmentation, and for a pair also the plain image.
         return (1, 0)[:count]
     first = ctx.rng.each(purpose, lambda g, i: g.integers(1, V, data.n[i]), epoch)
     if count == 1:

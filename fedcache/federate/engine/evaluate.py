@@ -91,7 +91,7 @@ def predict_rows(
     if models:
         lead = (models,)
     out = np.empty((*lead, len(rows)), np.int64)
-    blind = np.ones(lead, bool)
+    blind = np.ones(lead, bool)  # models that had only NaN scores so far
     # So many rows at once that the scores of all models fit into one block.
     size = max(1, BLOCK // max(1, models))
     with torch.no_grad():
@@ -322,14 +322,14 @@ class Tally:
             by_domain[int(d)] = float(self._hits[d] / self._known[d])
         return Evaluation(
             self._accuracy,
-            None,
+            None,  # the accuracy of a global model
             known_mean(self._f1),
             by_domain,
             rows.rows,
             predicted.rows,
             headline,
             self._confusion,
-            self._kept is not None,
+            self._kept is not None,  # whether all predictions were kept
             sizes=rows.sizes,
         )
 
