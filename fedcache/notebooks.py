@@ -24,6 +24,7 @@ def html_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]
     more = len(every) - MOST_ROWS
     if more > 0:
         lines.append(f'<tr><td colspan="{len(columns)}">and {more:,} more</td></tr>')
+    # ``html_facts`` has no names of columns.
     top = ""
     if any(columns):
         top = f"<thead><tr>{head}</tr></thead>"

@@ -27,6 +27,7 @@ from fedcache.errors import UsageError
 _COMMANDS = "\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
 _HIDDEN = re.compile(f"[{_COMMANDS}]")
 _HIDDEN_IN_LINE = re.compile(f"[\t\n{_COMMANDS}]")
+# Characters with which a spreadsheet begins a formula.
 _FORMULA = tuple("=+-@\t\r＝＋－＠")
 
 
@@ -240,6 +241,7 @@ def without_codes(text: str) -> str:
     >>> without_codes("BatchNorm (D-02; table 7 of the paper), means (D-06)")
     'BatchNorm (table 7 of the paper), means'
     """
+    # Codes next to other words in brackets: after a comma or semicolon, or at the beginning. Then codes alone.
     inside = re.sub(rf"[,;]\s+{CODE}(?=[,;:)])|(?<=\()(?:{CODE}[,;:]\s+)+", "", text)
     return re.sub(rf"\s?\({CODE}\)", "", inside)
 

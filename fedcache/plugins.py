@@ -101,6 +101,7 @@ class Plugin:
 
 _registered: dict[str, dict[str, Plugin]] = {kind: {} for kind in KINDS}
 _own: dict[str, frozenset[str]] = {}
+"""Kind of plug-ins -> fedcache's own names of that kind."""
 
 
 def offer(kind: str, names: Iterable[str]) -> None:
@@ -183,7 +184,7 @@ def register(kind: str, thing: Any, name: str | None = None) -> str:
     # A name of fedcache's own always means fedcache's own object.
     if name in _own.get(plural, frozenset()):
         raise UsageError(f"{name!r} is one of fedcache's own {plural}.", "Give it another name.")
-    _registered[plural][name] = Plugin(plural, name, "", "", None, thing)
+    _registered[plural][name] = Plugin(plural, name, package="", version="", thing=thing)
     return name
 
 

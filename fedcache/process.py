@@ -40,7 +40,7 @@ _starting = threading.Lock()
 """Held while a fork server starts with an environment of its own."""
 
 LIBRARIES = ("torch", "torchvision", "timm", "open_clip", "transformers", "PIL.Image")
-"""What takes long to import, and what workers import if their caller has."""
+"""Modules that take long to import. The fork server imports those that its caller has imported."""
 
 _open_until_the_end: list[socket.socket] = []
 """Sockets to which the system writes signals. If they were closed, other files could get their numbers."""

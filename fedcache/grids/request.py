@@ -42,7 +42,7 @@ class GridRequest:
         sweeps: key -> values, as the user wrote them.
         sampling: how points are drawn.
         points: method and swept values of every point.
-        config: of all points.
+        config: options of all points, without the swept values.
         partition: of all points, without its swept arguments.
         home: with the stores.
         runs: directory of results.
@@ -53,7 +53,7 @@ class GridRequest:
         save: points whose models are kept.
         retrain: whether to train the points chosen by validation again, on all training rows.
         search: how points are drawn one after another; ``points`` are then corners of its space. None for a grid.
-        score: client-mean | pooled, by which points are ranked; None as ``runs.score.score_for``.
+        score: client-mean | pooled, by which points are ranked; None for the default of ``runs.score.score_for``.
         notes: sentences to show before anything is trained.
     """
 
@@ -80,6 +80,7 @@ class GridRequest:
         name, sweep = self.points[number]
         words = values_of_place(sweep, "run")
         values: dict[str, Any] = {**words, **typed_sweep_values(words)}
+        # These options are tuples of names; a swept value joins several names with +.
         for key in ("backbones", "domain"):
             if key in values:
                 values[key] = tuple(values[key].split("+"))
@@ -97,16 +98,17 @@ class GridRequest:
         return point_words(*self.points[number])
 
     def compared_by(self) -> str:
-        """The one score of all points: the requested one, else as ``runs.score.score_for`` of their results."""
+        """The one score of all points: the requested one, else the one that ``runs.score.score_for`` will choose."""
         if self.score is not None:
             return self.score
         protocols = set()
         for number, (name, _) in enumerate(self.points):
-            # An error is reported when that point is trained.
+            # An error of a point is reported when the point is trained.
             with suppress(FedcacheError):
                 method = find_method(name)
                 hp = hyperparameters(method, self.config_of(number))
                 protocols.add(method.protocol(hp))
+        # Methods of one protocol have the same primary metric (``own``).
         if len(protocols) < 2:
             return "own"
         return "client-mean"
@@ -156,7 +158,7 @@ def request_grid(
         points = sampled(sampling.sampler, every)
     else:
         points = search.corners()
-        # With fewer corners, they contain every value of each list. A key that no corner reads is then never read.
+        # Fewer corners than this contain every value of each list. ``drop_unread`` refuses a key that no point reads.
         if len(points) < MOST_CHECKED:
             drop_unread(points, config)
     request = GridRequest(

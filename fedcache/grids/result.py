@@ -98,7 +98,7 @@ class HeldOut:
 
 @dataclass
 class LostPoint:
-    """A point without a result, because its stored run is damaged or its training failed; with that error."""
+    """A point without a result, because its stored run is damaged or its training failed; with the error."""
 
     method: str
     sweep: dict[str, str]
@@ -181,7 +181,7 @@ class Grid:
             held-out value.
         pruned: trials of a search that were stopped early.
         search: sampler, seed, pruner, counts of trials, and the path of the study of a search; None for a grid.
-        score: client-mean | pooled, by which points are ranked and shown; None as ``scored_by``.
+        score: client-mean | pooled, by which points are ranked and shown; None for the default of ``score_for``.
         without_result: privacy cost of points that were pruned, failed or are damaged.
     """
 
@@ -224,7 +224,7 @@ class Grid:
 
     @property
     def scored_by(self) -> str:
-        """The one score of all points: the requested one, else as ``runs.score.score_for``."""
+        """The one score of all points: the requested one, else the default of ``runs.score.score_for``."""
         return self.score or score_for(p.run.result for p in self.points)
 
     def score_of(self, point: Point) -> Score:
@@ -358,6 +358,7 @@ class Grid:
 
         def order(row: HeldOut) -> tuple[float, str, Order]:
             figure = self._held_out_figure(row)
+            # A row without a figure is the last one.
             if figure is None:
                 figure = -1.0
             return -round(figure, DIGITS), row.method, order_of_settings(row.sweep)

@@ -59,13 +59,16 @@ if TYPE_CHECKING:
 
 
 NAME = "fedcache"
+"""Name of the Optuna study in the journal."""
 METHOD = "method"
+"""Name of the Optuna parameter that draws the method of a point."""
 TRIALS = "trials.jsonl"
 """File of a search with one sealed line for every trial that has ended. A resumed search reads it."""
 JOURNAL = "study.journal"
 """File of a search that Optuna's own tools can read, with the same trials. fedcache writes it and never reads it."""
 ATTEMPTS = 20
-"""Number of draws for a trial. A draw of an earlier configuration is discarded; then untried ones are listed."""
+"""Maximum number of draws for a trial. A draw of an earlier configuration is discarded and repeated. After the last
+draw, a small space is listed and one of its untried configurations is taken."""
 
 REDUCTION = 3
 """With ASHA, one trial of this many continues after each rung."""
@@ -124,7 +127,7 @@ class Trials:
                     return trial
             seed = self._seed(number, ATTEMPTS)
             study = self._new_study(optuna.samplers.RandomSampler(seed=seed))
-            # Few untried points are left, so one of them is chosen.
+            # Few untried points are left. In a space that can be listed, one of them is chosen.
             if self.search.size <= MOST_LISTED:
                 untried = [point for point in self.search.every_point() if point not in tried]
                 method, values = untried[seed % len(untried)]
@@ -190,6 +193,7 @@ class Trials:
     def point_of(self, params: dict[str, Any]) -> PointKey:
         """The point of a trial, in the order of the space."""
         values = tuple((key, self._word(key, params[key])) for key in self.search.space)
+        # A search of one method has no parameter for it.
         method = str(params.get(METHOD, self.search.methods[0]))
         return method, values
 
@@ -366,6 +370,7 @@ class SearchRun(GridRun):
         trials = Trials(
             self.search, self.folder, self.request.config.eval_every, fresh=self.request.fresh
         )
+        # The points of the request were corners of the space. From here on they are the trials.
         self.request = replace(self.request, points=())
         stored = min(len(trials.ended), self.search.trials)
         if stored == 1:
@@ -391,6 +396,7 @@ class SearchRun(GridRun):
                 break
             self._make(trial, trials)
         done = self.done
+        # More trials may be stored than this command asks for.
         ended = trials.ended[: self.search.trials]
         done.search = {
             "sampler": self.search.sampler,

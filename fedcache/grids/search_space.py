@@ -174,10 +174,14 @@ def search_of(
     # A method that is named twice is searched once.
     distinct = tuple(dict.fromkeys(methods))
     dimensions = {key: _dimension(distinct, key, tuple(values)) for key, values in sweeps.items()}
-    algorithm = match[1] or "tpe"
-    seed = int(match[2] or 0)
-    trials = sampling.trials or TRIALS
-    search = SearchPlan(distinct, dimensions, algorithm, seed, sampling.pruner, trials)
+    search = SearchPlan(
+        distinct,
+        dimensions,
+        sampler=match[1] or "tpe",
+        seed=int(match[2] or 0),
+        pruner=sampling.pruner,
+        trials=sampling.trials or TRIALS,
+    )
     check_sweeps(distinct, search.listed)
     if not sweeps and len(distinct) == 1:
         raise UsageError(
@@ -209,12 +213,15 @@ def _dimension(
             "Give one range, or a list of values.",
         )
     log, low, high = ends
+    # The types of the key's values: hyperparameters have a type for each method, and options one type. Options that are
+    # not listed here have words as values.
     kinds = {"choice"}
     if place == "set":
         kinds = {find_method(method).hparam(name).kind for method in methods}
     elif name == "participation":
         kinds = {"float"}
     elif name in LEAST:
+        # The minimum of an option has the type of its values.
         kinds = {type(LEAST[name]).__name__}
     if not kinds <= {"float", "int"}:
         raise UsageError(
@@ -224,6 +231,7 @@ def _dimension(
     whole_ends = low.is_integer() and high.is_integer()
     # Participation is a number of clients (whole) or a share of them.
     whole = "int" in kinds or (name == "participation" and whole_ends)
+    # ``not low < high`` is true for NaN too.
     if not low < high or (log and low <= 0) or (whole and not whole_ends):
         what = "numbers"
         example = "log:1e-4..1"

@@ -79,6 +79,7 @@ def retrain(grid: GridRun, done: Grid) -> list[Point]:
     """
     request = grid.request
     made = []
+    # Every run that is trained here belongs to a best point, so ``best`` keeps all models.
     save = SaveModels("all", request.save.clients)
     if request.save.which == "none":
         save = request.save
@@ -171,6 +172,7 @@ def grid_plan(request: GridRequest, observer: Observer | None = None) -> dict[st
         inputs = run.prepare(group[0])
         spec = inputs.resolve(request.config_of(group[0]))
         execution, found = forecast_run(inputs, spec, together)
+        # ``sequential`` computes one point after another, also where several points are planned together.
         points_at_once = execution.points
         if execution.name == "sequential":
             points_at_once = 1
@@ -206,9 +208,11 @@ class GridRun:
         self.ended: dict[int, Run | FedcacheError] = {}
         self._inputs = InputCache()
         self._shared = GridCache()
+        # The highest accuracy so far, at first below every accuracy.
         self._best = -1.0
         self.score = request.compared_by()
         self.total = len(request.points)
+        # ``KeptModels`` takes None for the primary metric.
         score: str | None = self.score
         if score == "own":
             score = None
@@ -260,10 +264,10 @@ class GridRun:
             request.home,
             self.observer,
             self.stop,
-            request.extract,
-            request.repartition,
-            self._inputs,
-            whole,
+            extract=request.extract,
+            repartition=request.repartition,
+            cache=self._inputs,
+            whole=whole,
         )
         source = row_source(config, partition, preparation)
         return prepare_run(config, source, ledger=request.home.root / LEDGER)
@@ -359,7 +363,8 @@ class GridRun:
         self.recorded(number, run=out.path.name)
         self._kept.ended(out.path, out.result)
         _, sweep = self.request.points[number]
-        # Accuracies on different held-out values are not comparable, because their test rows differ.
+        # One point needs no comparison. Accuracies on different held-out values are not comparable, because their test
+        # rows differ.
         if self.total < 2 or "hold_out" in sweep:
             return
         mean = choice_value(out.result, self.score)

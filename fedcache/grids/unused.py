@@ -1,4 +1,4 @@
-"""Swept values without effect: hyperparameters that a method lacks, and those that another one switches off."""
+"""Swept values without effect: of hyperparameters that a method lacks, or that another hyperparameter switches off."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def settings_for(
 def points_that_differ(
     methods: Sequence[str], sweeps: Mapping[str, Sequence[str]], config: TrainConfig
 ) -> tuple[list[GridPoint], tuple[str, ...]]:
-    """The points of some sweeps without the values that they do not read, each once, and notes about these values.
+    """The distinct points of some sweeps, without the values that they do not read, and notes about these values.
 
     Raises UsageError for illegal sweeps, and for a swept key that no point reads.
     """

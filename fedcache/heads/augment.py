@@ -24,6 +24,7 @@ TRIES = 10
 """Number of windows that a resized crop tries before it takes the largest centred one."""
 
 ASPECT = (3 / 4, 4 / 3)
+"""Smallest and largest ratio of width to height of a resized crop's window."""
 JITTERED = 0.8
 """Share of the views whose colours are jittered."""
 
@@ -31,11 +32,13 @@ MARGIN = 4
 """Width of the black border from which a padded crop may take pixels."""
 
 GREY = (0.299, 0.587, 0.114)
+"""Weights of red, green and blue in a grey value."""
 SIGMA = (0.1, 2.0)
+"""Smallest and largest standard deviation of a blur, in pixels."""
 RADIUS = 6
 """Pixels that a blur reads on each side: three times its largest sigma."""
 
-# Places of the draws of one view.
+# Places of the draws of one view. The draw at ``_GATE`` decides whether the colours are jittered.
 _AREA = slice(0, TRIES)
 _SHAPE = slice(TRIES, 2 * TRIES)
 _X, _Y, _FLIP, _GATE = range(2 * TRIES, 2 * TRIES + 4)
@@ -52,10 +55,10 @@ class Policy:
     """How views are drawn.
 
     Attributes:
-        crop: none; resized: a window of a drawn area and shape, as large as the image again; padded: a window of the
+        crop: none; resized: a window of a drawn area and shape, enlarged to the image's size; padded: a window of the
             image's size, moved by up to ``MARGIN`` pixels over a black margin.
         area: smallest share of the image that a resized crop shows.
-        flip: whether half of the views are mirrored; letters and digits must not be.
+        flip: whether half of the views are mirrored; letters and digits must not be mirrored.
         jitter: strength of brightness, contrast and saturation: factors from max(0, 1 - s) to 1 + s.
         hue: largest turn of the hue either way, in circles.
         grey: share of views without colour.

@@ -9,7 +9,7 @@ from torch import Tensor
 def votes(q: Tensor, weight: Tensor) -> Tensor:
     """m_k = #{j : argmax q_j = k}.
 
-    Ties go to the first tied class at or after class (row mod C), so that labels without an opinion spread evenly.
+    Ties go to the first tied class at or after class (row mod C), so that labels with equal entries spread evenly.
 
     Args:
         q: [.., R, C] soft labels.

@@ -20,6 +20,7 @@ from fedcache.heads.linear import Tree, Uniform, affine, init_linear
 from fedcache.heads.projection import BN_EPS, BN_MOMENTUM, init_batchnorm
 
 PROJECTION = ("p1.W", "p1.b", "p2.W", "p2.b")
+"""Names of the projection's tensors."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +118,7 @@ def _blocks(encoder: Encoder) -> list[tuple[str, int, int, int]]:
     before = encoder.channels
     kind = RESNETS[encoder.kind]
     for stage, count in enumerate(kind.stages):
+        # Each stage has twice the channels of the one before.
         wide = encoder.channels << stage
         for block in range(count):
             # Every stage but the first halves the image in its first block.
@@ -163,6 +165,7 @@ def _init_conv(uniform: Uniform, encoder: Encoder) -> Tree:
         a = math.sqrt(6.0 / (out * kernel * kernel))
         W = a * uniform((out, inside, kernel, kernel))
         p[f"{name}.W"] = W
+        # BatchNorm has one number for each output channel.
         p |= init_batchnorm(W[..., 0, 0, 0], f"{name}.")
     return p
 

@@ -117,7 +117,7 @@ def anchor_contrast(sim: Tensor, y: Tensor, real: Tensor, *, skip: bool = False)
     positive = (pair & same_class).to(sim.dtype)
     log_p = sim - torch.logsumexp(mask_logits(sim, pair), -1, keepdim=True)
     hits = positive.sum(-1)
-    # The mean over an anchor's positives; masked entries are zeroed first, as 0 times a huge number is not 0 in a sum.
+    # The mean over an anchor's positives; masked entries are zeroed first, because 0 times an infinite entry is NaN.
     of_pairs = torch.where(pair, log_p, torch.zeros_like(sim))
     value = -(positive * of_pairs).sum(-1) / hits.clamp(min=1.0)
     if skip:

@@ -20,6 +20,7 @@ TRAINED = ("W", "b", "P.W", "P.b", "P.gain", "P.shift", "Q.W", "Q.b")
 
 BN_MOMENTUM = 0.1
 BN_EPS = 1e-5
+"""Momentum and epsilon of BatchNorm, torch's defaults."""
 
 
 def init_batchnorm(like: Tensor, prefix: str) -> Tree:

@@ -121,9 +121,11 @@ def _by_columns(each: Tensor) -> Iterator[Tensor]:
         total = rows.new_zeros(D, D, dtype=torch.float64)
         for block in rows.split(SINGLE_ROWS):
             if onednn_works():
+                # Rows up to a multiple of ``HALVED``, so that few numbers of rows occur.
                 missing = -len(block) % HALVED
                 if missing:
                     block = pad(block, (0, 0, 0, missing))
+                # In memory by columns, so that column blocks have no gaps.
                 block = block.mT.contiguous().mT
             columns = block.mT
             # Column blocks a to b against all columns from a on: about half of the square is skipped.
@@ -370,7 +372,7 @@ eigenvalue. The ridge fits it exactly, which looks like a perfect prediction. Wi
 failed in this way, and no trial with 0.8 did."""
 
 RIDGES = 10.0 ** (np.arange(-48, 33) / 8.0)
-"""Ridges that are tried, as multiples of the mean eigenvalue.
+"""Ridges that are tried, from 1e-6 to 1e4, eight per factor of ten, as multiples of the mean eigenvalue.
 
 This mean omits the largest eigenvalue, because it belongs to the mean of the rows."""
 
@@ -408,7 +410,7 @@ def chosen_numbers(server: Tree, switch: str) -> dict[str, float]:
 
 
 def mean_eigenvalue(values: Tensor) -> float:
-    """Mean of the eigenvalues [D] without the largest, more than zero."""
+    """The sum of all eigenvalues [D] but the largest, divided by D; a tiny number above 0 if the sum is 0."""
     values = values.clamp(min=0.0)
     mean = float(values.sum() - values.max()) / len(values)
     return max(mean, torch.finfo(values.dtype).tiny)

@@ -57,6 +57,7 @@ def temperature_of(spec: TrainingRun, out: TrainingOutput) -> float | None:
         return None
     try:
         train, rows = _without_a_share(spec)
+        # The second training has no test rows: all clients share an empty list.
         without = ClientTable.dealt(names_of(spec.clients), train, np.empty(0, np.int64), None)
         second = run(replace(spec, clients=without, eval_every=0), out.hp)
         return _fitted(spec, second, rows)
@@ -71,7 +72,8 @@ def _without_a_share(spec: TrainingRun) -> tuple[RowLists, NDArray[np.int64]]:
     """
     train = RowLists.of([client.train for client in spec.clients])
     label = spec.data.y.cpu().numpy()
-    # The share is drawn, because neighbouring rows of a store may be similar. It is equal for all seeds.
+    # ``hold_out`` takes the rows with the smallest of these 16 bytes. They are drawn, because neighbouring rows of a
+    # store may be similar, and they are equal for all seeds.
     drawn = np.random.default_rng(0).bytes(16 * len(label))
     order = np.frombuffer(drawn, np.uint8).reshape(-1, 16)
     kept, taken = hold_out(train, label, order, SHARE)

@@ -42,7 +42,7 @@ class RightRows:
     """Number of rows with a right prediction, and Wilson's interval; None if several models predict the rows."""
 
     rows: int  # that have a label and a prediction
-    right: int
+    right: int  # rows whose prediction is their label
     interval: tuple[float, float] | None = None
 
     @property
@@ -64,7 +64,7 @@ class ClassMeasures:
     name: str
     rows: int  # with this label
     predicted: int  # rows with this prediction
-    right: int
+    right: int  # rows with this label and this prediction
 
     @property
     def recall(self) -> float | None:
@@ -507,11 +507,15 @@ def rows_of_store(store: Store, split: str | None, classes: Sequence[str]) -> La
     """
     s = store.samples
     rows = rows_of_split(store, split)
-    readable = s.ok[rows] == 1
-    codes = (s.label, s.domain)
-    names = (s.classes, s.domains)
-    words = _rows_words(store.path, split)
-    return matched(words, rows, codes, readable, names, classes, store)
+    return matched(
+        name=_rows_words(store.path, split),
+        rows=rows,
+        codes=(s.label, s.domain),
+        readable=s.ok[rows] == 1,
+        names=(s.classes, s.domains),
+        classes=classes,
+        source=store,
+    )
 
 
 def _rows_words(path: Path, split: str | None) -> str:
@@ -540,11 +544,15 @@ def rows_of_file(path: Path, split: str | None, predictor: Predictor) -> Labelle
     for arrays in features.blocks():
         of_each = [np.isfinite(array).all(-1) for array in arrays]
         finite.append(np.logical_and.reduce(of_each))
-    readable = np.concatenate(finite)[rows]
-    codes = (held.labels, held.domains)
-    names = (held.classes, held.domain_names)
-    words = _rows_words(path, split)
-    return matched(words, rows, codes, readable, names, predictor.classes, features)
+    return matched(
+        name=_rows_words(path, split),
+        rows=rows,
+        codes=(held.labels, held.domains),
+        readable=np.concatenate(finite)[rows],
+        names=(held.classes, held.domain_names),
+        classes=predictor.classes,
+        source=features,
+    )
 
 
 def matched(
@@ -856,6 +864,7 @@ def find_mistakes(store: Store, models: Iterable[ScoredRows]) -> Mistakes:
         rows = rows[label[rows] >= 0]
         for part, scores in predictor.over_store(store, rows):
             predicted = predictor.predicted(scores)
+            # A row without a prediction (-1) gets an arbitrary confidence here; ``scored`` leaves it out.
             confidence = predictor.mean_probability(scores)[np.arange(len(part)), predicted]
             scored = predicted >= 0
             wrong = np.flatnonzero(scored & (predicted != label[part]))

@@ -153,6 +153,7 @@ class FedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             clients = _grouped(groups, X)
         self.clients_ = [client.name for client in clients]
         feat_post = str(hp.get("feat_post", "none"))
+        # One backbone with one view of each row; all rows are training rows.
         x, scaling = prepare_features([X.astype(np.float32)[:, None]], feat_post, np.arange(len(X)))
         y = torch.from_numpy(codes.astype(np.int64))
         data = Data(x, y, len(self.classes_), widths=(X.shape[1],))
@@ -227,10 +228,16 @@ class FedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         values = how.resolve({"clients": min(count, N), **(self.scheme_options or {})})
         # All rows are readable training rows of one domain; only the labels differ.
         zeros = np.zeros(N, np.int64)
-        readable = np.ones(N, np.uint8)
-        digests = np.zeros((N, 16), np.uint8)
-        classes = tuple(map(str, range(len(self.classes_))))
-        columns = Columns(codes, zeros, zeros, readable, digests, classes, ("all",), "")
+        columns = Columns(
+            label=codes,
+            domain=zeros,
+            split=zeros,
+            ok=np.ones(N, np.uint8),
+            uid=np.zeros((N, 16), np.uint8),
+            classes=tuple(map(str, range(len(self.classes_)))),
+            domains=("all",),
+            digest="",
+        )
         pool = make_pool(columns, None, split=0, needs_labels=how.needs_labels, scheme=self.scheme)
         assigned = how.deal(pool, values, Streams(seed, self.scheme))
         names = assigned.names or [f"client-{i}" for i in range(len(assigned.train))]

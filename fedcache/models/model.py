@@ -182,6 +182,7 @@ class Model:
         first = parts[0]
         if len(parts) == 1 and first.ndim == 2 and first.shape[1] == facts.width:
             parts = np.split(first, np.cumsum(facts.widths)[:-1], axis=1)
+        # Features are floats, integers or truth values.
         fits = all(p.ndim == 2 and p.dtype.kind in "fiub" for p in parts)
         if not fits or tuple(p.shape[-1] for p in parts) != facts.widths:
             hint = f"store.Xy({list(facts.backbones)!r}) gives such features of a store."

@@ -42,8 +42,8 @@ class NewClient:
 def settled(model: SavedModel, method: Method, settings: Mapping[str, Any]) -> dict[str, Any]:
     """The hyperparameters of the new client: those of the run, replaced by ``settings`` (words or typed values).
 
-    Raises UsageError for a method that has no personal part under them, or learns from test rows; and as
-    ``Method.hparam``.
+    Raises UsageError for a method that has no personal part under these hyperparameters, or learns from test rows; and
+    as ``Method.hparam``.
     """
     facts = model.facts
     hp = dict(facts.hp)
@@ -107,10 +107,12 @@ def personalise(
         )
     if trains(used) and used.gradient and "batch" in hp:
         batch = int(hp["batch"])
+        # Two batches of rows give a batch if any number of rows does.
         if not batch_sizes(min(n, 2 * batch), hp):
             raise StoreError(
                 f"{client.name} has {n} rows, too few for one batch of {batch}.", "--set batch=1"
             )
+    # A new client has the number after the last one. Columns and settings of single clients of the run do not apply.
     number = facts.saved.get(client.name, facts.clients)
     alone = replace(model, facts=replace(facts, hp=hp, overrides={}))
     ctx = alone.context((client.name, number), encoders=encoders, device=device)
@@ -121,6 +123,7 @@ def personalise(
     if "labels" in used.reads(hp):
         label = client.label.to(device)
     x = client.x.to(device)
+    # ``data`` holds copies of the training rows; ``seen`` refers to the same rows in ``x``, as in the scores of a run.
     (data,) = cut_out(x, label, [client.train])
     seen = stack_clients(x, label, [client.train], 0)
     if rounds is None:

@@ -149,6 +149,7 @@ class Predictor:
                 # A method may turn NaN into a number, so rows with a missing feature are marked here.
                 if x.is_floating_point():
                     lost = torch.isnan(x).any(-1).cpu().numpy()
+                # A row with all features has finite scores unless the model has numbers that are not finite.
                 if not np.isfinite(scores[~lost].max(-1)).all():
                     check_finite(member.tensors)
                 scores[lost] = np.nan
@@ -308,5 +309,6 @@ def encoders_of(
             item.backbone, item.weights, item.recipe, str(model.facts.template)
         )
     except UsageError as error:
-        name = item.backbone.name
-        raise refused(f"its live encoders are {name}, which has none ({error.message})") from error
+        raise refused(
+            f"its live encoders are {item.backbone.name}, which has none ({error.message})"
+        ) from error

@@ -315,8 +315,8 @@ def check_tensors(facts: Any, tensors: Mapping[str, Tensor], *, stacked: bool) -
         tensors: by name.
         stacked: whether the file lists the number of every saved client, as format 2 does.
     """
-    # Centred and standardised features need the mean and the scale of the training rows.
     expected = {"features/text"}
+    # Centred and standardised features need the mean and the scale of the training rows.
     if facts.feat_post in SHARED_SUMS:
         scaling = ("features/mean", "features/scale")
         expected |= {*scaling}
@@ -398,6 +398,7 @@ def _shown(value: Any) -> str:
 FORMAT = 2
 """Files of format 1 are read too; their tensors have other names (``client_stacks.of_format_1``)."""
 KIND = {"kind": "model"}
+"""Identity of a model file, which its reader expects."""
 COMPUTED = ("device", "dtype", "batch")
 """Facts about the computation of features that a model file contains, because they affect the last bits of features."""
 AS_BYTES = 'Images must be uint8. To convert values from 0 to 1:  model.predict((255 * images).astype("uint8"))'
@@ -543,10 +544,11 @@ class SavedModel:
 
         Raises UsageError, as ``check_place``; MachineError for a path that cannot be written.
         """
-        check_place(Path(path))
+        file = Path(path)
+        check_place(file)
         raw = sealed_bytes(KIND, self.facts.to_dict(), self.tensors)
-        with explain_disk_errors(Path(path), len(raw)):
-            write_output(Path(path), raw)
+        with explain_disk_errors(file, len(raw)):
+            write_output(file, raw)
 
     @classmethod
     def load(cls, path: Path) -> SavedModel:
@@ -741,8 +743,10 @@ class SavedModel:
             image=facts.image,
             towers=encoders,
         )
-        rng = ClientRng(facts.seed, facts.rounds, (name,), 0, dtype, torch.device(device))
-        return Ctx((), {**facts.hp, **own.hp}, env, rng, ids, facts.rounds)
+        rng = ClientRng(facts.seed, facts.rounds, (name,), axes=0, dtype=dtype, device=env.device)
+        return Ctx(
+            lead=(), hp={**facts.hp, **own.hp}, env=env, rng=rng, ids=ids, round=facts.rounds
+        )
 
     def overrides(self, number: int | None = None) -> ClientOverrides:
         """Columns and settings of a client; None for a row without a client, whose settings have the number -1."""
@@ -862,6 +866,7 @@ def _check_scores(model: DeployedModel, *, needs_client: bool) -> None:
         row = torch.zeros(1, 3 * height * width, dtype=torch.uint8)
     try:
         with torch.no_grad():
+            # The tensors with which a run begins: stored ones have the same dtypes and shapes.
             begun = model.method.broadcast(model.method.init(model.ctx), model.ctx)
             scores = model.scores(row.to(env.device))
     except (FedcacheError, torch.OutOfMemoryError):
@@ -964,6 +969,7 @@ def collect(
 
 def client_tensors(model: DeployedModel, shared: Tree) -> Tree:
     """A client's tensors: ``down/NAME`` replaces a shared tensor, ``own/NAME`` is added to the shared ones."""
+    # A tensor that was not replaced is the shared object itself.
     own = {f"down/{k}": t for k, t in model.down.items() if t is not shared.get(k)}
     return own | {f"own/{k}": t for k, t in model.personal.items()}
 
@@ -1077,7 +1083,7 @@ class ModelOptions:
     )
     backbone: tuple[str, ...] = option(
         (),
-        "A backbone module:MODULE:FACTORY that the model reads, if you trust its code.",
+        "Allow this backbone of the model, module:MODULE:FACTORY. Its Python code is run: name only trusted code.",
         MODEL,
         default_text="none",
     )

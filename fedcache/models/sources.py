@@ -184,10 +184,15 @@ def named_predictions(
     reasons: Mapping[int, str] | None = None,
 ) -> Iterator[Prediction]:
     """Predictions for N rows with these names and scores [E, N, C], as ``best_of``."""
-    predicted = predictor.predicted(scores)
-    p = predictor.mean_probability(scores)
-    ranking = predictor.ranking(scores)
-    return best_of(names, predictor.classes, predicted, p, ranking, top, reasons or {})
+    return best_of(
+        names,
+        predictor.classes,
+        predicted=predictor.predicted(scores),
+        probability=predictor.mean_probability(scores),
+        ranking=predictor.ranking(scores),
+        top=top,
+        reasons=reasons or {},
+    )
 
 
 BLOCK = 1 << 14

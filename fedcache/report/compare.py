@@ -41,10 +41,12 @@ from fedcache.report.statistics import TESTS
 from fedcache.runs.run import Run
 
 PAIRS = ("best", "all")
+"""Pairs that are tested: every other run with the reference, or all pairs."""
 ENOUGH = 6
 """Minimum number of blocks with which Wilcoxon's test can reach p < 0.05: its lowest p is 2^(1 - blocks)."""
 LOWEST = 0.5
 HIGHEST = 0.999
+"""Lowest and highest level of intervals."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,7 @@ def compare_entries(
     pairs: str = "best",
     level: float = 0.95,
 ) -> Comparisons:
-    """``compare`` for runs that were already found; None as ``over`` takes ``what_varies``."""
+    """``compare`` for runs that were already found. If ``over`` is None, ``what_varies`` chooses it."""
     check(over=over, metric=metric, test=test, against=against, pairs=pairs, level=level)
     chosen = over is None
     if over is None:
@@ -176,6 +178,7 @@ def compare_entries(
             blocks = over_held_out(leave_one_out, score)
         except UsageError:
             sentences += alone_lines(leave_one_out)
+            # A group of one treatment has a mean and nothing to compare. Several ones are compared setting by setting.
             if len(leave_one_out.rows()) == 1:
                 grouped |= digests
             continue
@@ -185,9 +188,8 @@ def compare_entries(
     for where, group in zip(setting_names(groups), groups, strict=True):
         if len(group) < 2:
             only = group[0]
-            digest = only.digest[:8]
             sentences.append(
-                f"{where}: there is only one run, {only.method} ({digest}), so nothing can be compared."
+                f"{where}: there is only one run, {only.method} ({only.digest[:8]}), so nothing can be compared."
             )
             continue
         try:
@@ -250,8 +252,7 @@ def alone_lines(group: HeldOutGroup) -> list[str]:
         mean = mean_over_values(accuracy)
         of = "no mean"
         if mean is not None:
-            count = len(accuracy)
-            of = f"mean {percent(mean)} % over {count} held-out values"
+            of = f"mean {percent(mean)} % over {len(accuracy)} held-out values"
         lines.append(f"{group.title}: {name}, {of} ({each}).")
     return lines
 

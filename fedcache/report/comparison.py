@@ -297,7 +297,7 @@ def compared(
     else:
         pairs_to_test = [(i, place) for i in range(len(names)) if i != place]
     paired = [(i, j) for i, j in pairs_to_test if (known[i] & known[j]).any()]
-    made = _pairs_of(found.blocks, names, values, paired, test, over, level)
+    made = _pairs_of(found.blocks, names, values, paired, test=test, over=over, level=level)
     if over == "seeds":
         made = _with_rows(made, found, metric, level)
     ranked = None
@@ -354,7 +354,7 @@ def _pairs_of(
         ends = interval(differences, level)
         p = _p(test, one, other, over)
         names_of_blocks = tuple(itertools.compress(blocks, shared))
-        made.append(Pair(names[i], names[j], mean, ends, p, None, blocks=names_of_blocks))
+        made.append(Pair(names[i], names[j], mean, ends, p, holm=None, blocks=names_of_blocks))
     # Holm's correction is for all pairs together.
     corrected = holm([pair.p for pair in made])
     return tuple(replace(pair, holm=p) for pair, p in zip(made, corrected, strict=True))
@@ -402,8 +402,8 @@ def _test_rows(found: PairedBlocks, metric: str, level: float) -> dict[str, Rows
             continue
         run = found.runs[name][0]
         rows = rows_interval(run.result, level)
+        # ``rows_interval`` is of the accuracy of one model. Other values may be those of clients' models.
         if rows is None or not constant(np.append(values, run.result["accuracy"]["mean"])):
-            # The interval of one model is of another accuracy than these values.
             rows = rows_of_run(run, metric, level, list(map(int, found.blocks)))
         if rows is not None:
             made[name] = rows
@@ -425,14 +425,12 @@ def _treatment(name: str, row: Floats, level: float, runs: Sequence[StoredRun]) 
     for block in np.flatnonzero(np.isnan(row)):
         each[block] = None
     ends = interval(values, level)
-    return Treatment(name, tuple(each), mean, std, ends, None, client_prior=prior)
+    return Treatment(name, tuple(each), mean, std, ends, rank=None, client_prior=prior)
 
 
 def _p(test: str, one: Floats, other: Floats, over: str) -> float | None:
     """p of a pair; None for one block, and for two treatments that do not vary over seeds or clients."""
-    if len(one) < 2:
-        return None
-    if _repeated(np.stack([one, other]), over):
+    if len(one) < 2 or _repeated(np.stack([one, other]), over):
         return None
     return p_value(test, one - other)
 
@@ -495,9 +493,8 @@ def too_few_words(c: Comparison) -> str:
     if c.tested > 1:
         times = f" ({c.lowest:.3g} after Holm's correction for {c.tested} tests)"
     least = c.lowest / c.tested
-    count = len(c.blocks)
     return (
-        f"{count} {c.over} are too few for this test to reach significance: its smallest possible p is "
+        f"{len(c.blocks)} {c.over} are too few for this test to reach significance: its smallest possible p is "
         f"{least:.3g}{times}, and significance needs less than {c.alpha:.2g}."
     )
 
@@ -585,6 +582,7 @@ def _spreadless(c: Comparison) -> list[str]:
 
 
 MOST_NAMED = 6
+"""Maximum number of names in a note."""
 
 Cells = Mapping[str, Mapping[str, float | None]]
 """Treatment -> block -> value."""
@@ -598,12 +596,14 @@ _PROTOCOL = {
     "personalised": "personal models on each client's own test rows",
     "everywhere": "personal models on all test rows",
 }
+"""Protocol of a result -> the models that are scored, in words."""
 _PER_SEED: dict[str, Callable[[Any], Any]] = {
     "accuracy": lambda r: r["accuracy"]["per_seed"],
     "client_mean": lambda r: score_of(r, "client-mean").per_seed,
     "pooled": lambda r: score_of(r, "pooled").per_seed,
     "macro_f1": lambda r: r["macro_f1"]["per_seed"],
 }
+"""Metric -> function that reads the values of all seeds from a result."""
 _PER_RUN: dict[str, Callable[[Any], Any]] = {
     "accuracy": lambda r: r["accuracy"]["mean"],
     "macro_f1": lambda r: r["macro_f1"]["mean"],
@@ -614,6 +614,7 @@ _PER_RUN: dict[str, Callable[[Any], Any]] = {
     "worst40": lambda r: r["fairness"]["worst40"],
     "best10": lambda r: r["fairness"]["best10"],
 }
+"""Metric -> function that reads the mean over seeds from a result."""
 METRICS = {"seeds": tuple(_PER_SEED), "clients": ("accuracy",), "settings": tuple(_PER_RUN)}
 """Unit of the tests -> metrics that a stored result has for each seed, client or setting."""
 
@@ -859,8 +860,7 @@ def across(entries: Sequence[StoredRun], metric: str) -> PairedBlocks:
                 both = []
                 for one in (before, entry):
                     seeds = ",".join(map(str, one.seeds))
-                    digest = one.digest[:8]
-                    both.append(f"{digest} (seeds {seeds})")
+                    both.append(f"{one.digest[:8]} (seeds {seeds})")
                 twins = " and ".join(both)
                 raise UsageError(
                     f"{label} has two runs on {where}: {twins}.",
@@ -979,9 +979,15 @@ def _one_value_each(
     """Runs [T][B] with the mean of each over its seeds."""
     take = _PER_RUN[metric]
     values = [[take(run.result) for run in row] for row in runs.values()]
-    validation = _validation(runs, metric, "settings")
-    table = np.array(values, np.float64)
-    return PairedBlocks(where, tuple(runs), tuple(blocks), table, tuple(notes), runs, validation)
+    return PairedBlocks(
+        setting=where,
+        names=tuple(runs),
+        blocks=tuple(blocks),
+        values=np.array(values, np.float64),
+        notes=tuple(notes),
+        runs=runs,
+        validation=_validation(runs, metric, "settings"),
+    )
 
 
 def _distinct(names: Sequence[str]) -> list[str]:
@@ -1068,7 +1074,9 @@ def _some(names: Sequence[str], between: str = ", ") -> str:
 
 
 ROW_TESTS = {"mcnemar": "McNemar's exact test", "z": "z-test of the paired rows"}
+"""Test over test rows -> its name."""
 PERSONAL = ("personalised", "everywhere")
+"""Protocols of results with a model for each client."""
 MOST_EXACT = 2000
 """Maximum number of differing rows for which the binomial is summed in whole numbers, which takes 1 ms. For more rows,
 scipy is imported, which takes a quarter of a second the first time."""
@@ -1112,12 +1120,13 @@ def row_difference(
     Args:
         one: a run.
         other: a run of the same dataset and partition.
-        metric: accuracy (the headline of both), client_mean or pooled.
+        metric: accuracy (the primary metric of both), client_mean or pooled.
         level: of the interval.
 
     Raises:
         DamagedRunError for test rows that were changed.
     """
+    # The primary metric of personal models is the mean over clients. For global models each test row counts once.
     personal = [run.result.get("protocol") in PERSONAL for run in (one, other)]
     if metric == "accuracy" and all(personal):
         metric = "client_mean"
@@ -1164,6 +1173,7 @@ def _of_seed(ours: TestRows, theirs: TestRows, metric: str) -> Rows | None:
 
 def _joined(seeds: list[Rows]) -> tuple[Floats, Floats]:
     """Contribution and weight of each test image, averaged over seeds; an image that several seeds test counts once."""
+    # The numbers of the rows are needed only to join several seeds.
     if len(seeds) == 1:
         return seeds[0][1:]
     numbers, adds, weights = (np.concatenate(column) for column in zip(*seeds, strict=True))

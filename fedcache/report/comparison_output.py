@@ -26,6 +26,7 @@ from fedcache.report.statistics import Interval, Ranking, constant, interval_wor
 TEST_NAMES = {"wilcoxon": "Wilcoxon's signed-rank test", "ttest": "t-test"}
 DAGGER = "†"
 MOST_BLOCKS = 10
+"""Maximum number of seeds that a caption lists, and of held-out values that have a column each."""
 
 _LATEX = {
     **{c: f"\\{c}" for c in "&%$#_{}"},
@@ -210,8 +211,7 @@ def caption(c: Comparison) -> str:
     over = f"over the {c.over} that each run has"
     shared = f", over the {c.over} that both have"
     if same_blocks(c):
-        count = len(c.blocks)
-        over = f"over {count} {c.over}"
+        over = f"over {len(c.blocks)} {c.over}"
         shared = ""
         if c.over == "seeds" and len(c.blocks) <= MOST_BLOCKS:
             seeds = ", ".join(c.blocks)
@@ -266,10 +266,9 @@ def ranking_words(c: Comparison) -> str | None:
         result = f"no significant difference within: {listed}"
     else:
         result = "all methods differ significantly"
-    p = show_p(c.ranking.p)
     return (
-        f"Friedman's test: chi-squared {c.ranking.statistic:.2f}, p {p}. Nemenyi: critical difference of mean ranks "
-        f"{c.ranking.cd:.2f} at {c.alpha:.2g}; {result}."
+        f"Friedman's test: chi-squared {c.ranking.statistic:.2f}, p {show_p(c.ranking.p)}. Nemenyi: critical "
+        f"difference of mean ranks {c.ranking.cd:.2f} at {c.alpha:.2g}; {result}."
     )
 
 
@@ -403,6 +402,7 @@ def _latex_number(text: str) -> str:
 LINE = 0.26
 """Inches from one label to the next. This distance is the unit of y, and y grows downwards."""
 LONGEST = 40
+"""Maximum number of letters of a name in the diagram."""
 MOST_BARS = 24
 """Maximum number of treatments with which a page shows the diagram."""
 LETTER = 0.062
@@ -440,8 +440,7 @@ def draw_ranks(c: Comparison, path: Path) -> None:
     longest = max(map(len, _rank_labels(c, LONGEST)))
     width = 3.2 + 2 * LETTER * longest + 0.12 * count
     height = LINE * (lines + 3.2) + 0.5
-    p = show_p(c.ranking.p)
-    description = f"{c.metric} over {c.ranking.blocks} {c.over}; Friedman p {p}"
+    description = f"{c.metric} over {c.ranking.blocks} {c.over}; Friedman p {show_p(c.ranking.p)}"
     if c.ranking.p >= c.alpha:
         description += f": no difference at {c.alpha:.2g}"
     title = short(c.setting, 80)

@@ -15,6 +15,7 @@ MOST_ROWS = 15
 """Maximum number of rows of a short table. Then the output has fewer than forty lines, even if names wrap."""
 MOST_NOTES = 3
 MOST_NAMED = 3
+"""Maximum number of notes, and of names in a sentence."""
 
 
 def summary(made: Comparisons) -> tuple[str, Sheet, list[str]]:
@@ -27,9 +28,10 @@ def summary(made: Comparisons) -> tuple[str, Sheet, list[str]]:
         title = only.setting
         sheet = _runs(only)
         best = only.first
-        mean = percent(best.mean)
         sure = certainty(only)[1]
-        lines = [f"{best.name}, with {mean} % on the test rows, is {only.chosen_by}. {sure}"]
+        lines = [
+            f"{best.name}, with {percent(best.mean)} % on the test rows, is {only.chosen_by}. {sure}"
+        ]
         # The answer already contains the note on a test that cannot reach significance.
         notes = [note for note in (*only.notes, *notes) if note not in lines[0]]
     else:

@@ -137,6 +137,7 @@ def entry_of(one: StoredRun | LeftOut) -> dict[str, Any]:
         config = train_table(one.path)
         backbones = list(config.get("backbones", ()))
         dataset = config.get("dataset", "")
+        # The directory of a store has the name of the dataset, a hyphen and a digest.
         if config.get("store"):
             dataset = Path(str(config["store"])).name.rpartition("-")[0]
         return {
@@ -244,6 +245,7 @@ def settings_of(entry: StoredRun) -> dict[str, str]:
     r = entry.result
     config = train_table(entry.path)
     dataset = r["dataset"]
+    # The name of a setting is the dataset, a comma and the partition.
     partition = setting_name(entry).partition(", ")[2]
     slug = dataset["slug"]
     # Two datasets or partitions may have the same name; their digests differ.

@@ -50,13 +50,16 @@ NAMES = {
     PAPER: "var(--paper, #ffffff)",
     **{colour: f"var(--s{i}, {_LIGHT[i]})" for i, colour in enumerate(SERIES)},
 }
+"""Placeholder colour -> CSS variable with its fallback, the colour of the light theme."""
 WIDTH = 4.8
 HEIGHT = 3.4
 """Inches of a drawing, with 72 units each. A phone of 390 px shows it 350 px wide, so a unit is at least 1 px."""
 LETTERS = 12.6
 """Size of the smallest letters in units, which gives at least twelve pixels on every screen."""
 LONGEST = 34
+"""Maximum number of letters of a label."""
 MOST_TICKS = 24
+"""Maximum number of names on an axis."""
 
 Cell = str | int | float | None
 Rows = list[list[Cell]]
@@ -209,8 +212,8 @@ def _themed(raw: bytes, marked: Marked, plot: Plot) -> str:
                 element.set(key, _style(value, ident))
             elif key in ("d", "x", "y", "points", "transform"):
                 # Two decimals are enough, and the file is a third as large.
-                rounded = re.sub(r"(\d\.\d\d)\d+", r"\1", value)
-                element.set(key, rounded.replace("\n", " "))
+                cut = re.sub(r"(\d\.\d\d)\d+", r"\1", value)
+                element.set(key, cut.replace("\n", " "))
     text = ElementTree.tostring(root, encoding="unicode")
     return visible(re.sub(r">\s+<", "><", text), lines=True)
 
@@ -218,6 +221,7 @@ def _themed(raw: bytes, marked: Marked, plot: Plot) -> str:
 def _style(value: str, ident: str) -> str:
     value = value.replace("url(#", f"url(#{ident}-")
     value = re.sub(r"#0f00[01]\d", lambda m: NAMES.get(m[0], m[0]), value)
+    # Only the size of a font is kept: the page chooses the font.
     return re.sub(r"font: (\S+) [^;]*", r"font-size: \1", value)
 
 
@@ -340,6 +344,7 @@ def legend_below(
         "columnspacing": 1.0,
         **style,
     }
+    # ``settings_of`` returns "" for no title.
     style["title"] = style.get("title") or None
     legend = axes.figure.legend(handles, names, loc="outside lower left", alignment="left", **style)
     # On a page, a name in the legend highlights the marks of its run.
@@ -392,7 +397,7 @@ def write_drawing(
         path: its ending chooses the format.
         size: width and height in inches.
         fill: draws on the axes.
-        style: settings of matplotlib.
+        style: settings of matplotlib for a paper, which also needs a higher resolution; None for other files.
 
     Raises:
         FedcacheError: as ``check_file``.

@@ -61,6 +61,7 @@ COLUMNS = (
     "nll",
     "best_temperature",
 )
+"""Columns of a .csv file."""
 
 
 def check_request(out: Path | None, *, with_images: bool) -> None:
@@ -230,9 +231,15 @@ def evaluation_page(
                     observer.warn(sentence)
         columns, cells = _cells(mine)
         drawn = [p for p in plots if p is not None]
-        title = f"On {rows}"
         section = Section(
-            ident, title, description, columns, cells, drawn, notes, galleries=galleries
+            ident,
+            f"On {rows}",
+            description,
+            columns,
+            cells,
+            plots=drawn,
+            notes=notes,
+            galleries=galleries,
         )
         sections.append(section)
     return render_page("Evaluation of models", sections, len(found))
@@ -305,6 +312,7 @@ def reliability(ident: str, found: Sequence[RunEvaluation]) -> Plot:
 
 
 MOST_BARS = 24
+"""Maximum number of classes that have a bar."""
 
 
 def accuracy_of_classes(ident: str, e: RunEvaluation) -> Plot:

@@ -33,6 +33,7 @@ RowNumbers = NDArray[np.int64]
 
 EMBEDDINGS = ("pca", "tsne", "umap", "none")
 MOST_POINTS = 600
+"""Maximum number of sampled test rows, and of a client's training rows from which the agreement is computed."""
 MOST_PROTOTYPES = 12
 """Maximum number of clients whose prototypes are drawn."""
 
@@ -41,17 +42,20 @@ MOST_AVERAGED = 1 << 17
 many rows are read. More test rows than this are also sampled in blocks."""
 
 ROWS_AT_ONCE = 1 << 12
+"""Number of rows whose features are in memory at once for class means."""
 BLOCKS = 96
 """Maximum number of blocks in a sample. Each block holds neighbours, because neighbours share chunks of the store."""
 READ_BYTES = 1 << 29
 """Limit in bytes for one sample of an array. Whole chunks are read and verified, so large chunks allow fewer blocks."""
 MOST_CLIENTS = 60
 MOST_CLASSES = 60
+"""Maximum number of clients and of classes that are drawn."""
 MOST_LEGEND = 20
 """Maximum number of classes for which a legend explains colours and shapes."""
 MOST_LISTED = 500
 """Maximum number of clients in the data file of a figure."""
 MARKERS = ("o", "s", "D", "P", "X", "v")
+"""Shapes of the classes: the first ten classes have the first shape, each with its own colour."""
 
 
 def check_embedding(name: str) -> None:
@@ -350,7 +354,7 @@ def linear_cka(x: Floats, y: Floats) -> float:
 
 
 def _entropy_bits(x: Floats, text: Floats, scale: float) -> Floats:
-    """Entropy of softmax(scale x.T') of [N, D] and [C, D] (E figure 2): [N] bits, at most log2 C."""
+    """Entropy of softmax(scale x.T') of [N, D] and [C, D] (FST-CBDG figure 2): [N] bits, at most log2 C."""
     scores = scale * (x @ text.T)
     scores -= scores.max(1, keepdims=True)
     p = np.exp(scores)
@@ -410,7 +414,6 @@ def agreement(ident: str, source: RunStore) -> Plot | None:
 
 def label_entropy(ident: str, source: RunStore) -> Plot | None:
     """Entropy of the zero-shot soft labels of the test rows, for the first backbone with text features."""
-    # The first backbone that has text features.
     for key in source.keys:
         entry = text_of_array(source.store.manifest, key)
         if entry is not None:

@@ -175,6 +175,7 @@ KINDS = {
     ),
 }
 ACROSS = "settings"
+"""The kind of figure that shows several settings."""
 LISTED = (*KINDS, ACROSS)
 
 
@@ -256,6 +257,7 @@ def _across(
     points = []
     for title, entries in zip(titles, settings, strict=True):
         used = score or score_for(e.result for e in entries)
+        # The label "" is not shown.
         firsts = first_of_each([("", e) for e in ranked(list(entries), used)])
         points += [(e.method, title, e.accuracy(used)) for _, e in firsts]
     return figure_grids.matrix("figure", points, titles)

@@ -1,4 +1,4 @@
-"""Grids: what two swept values did to the accuracy, the rest at its highest, and the highest point."""
+"""Figures of grids: accuracy over one or two swept hyperparameters, effect of each hyperparameter, and all points."""
 
 from __future__ import annotations
 
@@ -20,11 +20,13 @@ from fedcache.runs.score import (
 )
 
 MOST_SIDE = 24
+"""Maximum number of columns of a heatmap."""
 Cells = dict[tuple[str, ...], tuple[float, StoredRun]]
+"""Values of the drawn settings -> the highest score with these values, and its run."""
 
 
 def sweeps(ident: str, entries: Sequence[StoredRun], score: str = "own") -> list[Plot]:
-    """A heatmap for each method with two swept values or more, a line for one; none for a method that stands alone."""
+    """A heatmap for each method with two or more settings that differ, a line for one setting, and nothing for none."""
     made = []
     for i, (name, found) in enumerate(by_method(entries).items()):
         plot = _method(f"{ident}-{i}", name, found, score)
@@ -83,7 +85,8 @@ def _line(name: str, values: Sequence[str], best: Cells, what: str) -> Draw:
     accuracy = np.array([100 * best[(v,)][0] for v in values])
 
     def fill(axes: Any, marks: Marks) -> None:
-        joined = ""  # nothing is between two words
+        # Words have no order, so only numbers are joined by a line.
+        joined = ""
         if all(order_of_value(v)[0] == 0 for v in values):
             joined = "-"
         places = range(len(values))
@@ -102,8 +105,8 @@ def _line(name: str, values: Sequence[str], best: Cells, what: str) -> Draw:
 
 
 def _heat(names: Sequence[str], across: Sequence[str], down: Sequence[str], best: Cells) -> Draw:
-    # Not every combination was run: the others stay empty.
     top = max(best, key=lambda at: best[at][0])
+    # Not every combination was run: the others stay empty.
     places = []
     for x, y in itertools.product(range(len(across)), range(len(down))):
         at = (across[x], down[y])
@@ -274,7 +277,9 @@ LEAST_POINTS = 8
 MOST_LEVELS = 8
 """Maximum number of values of a setting that are separate levels; more numbers are grouped into quarters."""
 GROUPS = 4
+"""Number of groups of equal size, the quarters."""
 MOST_AXES = 7
+"""Maximum number of settings that have an axis."""
 TO_THE_RIGHT: dict[str, Any] = {
     "xytext": (4, 0),
     "textcoords": "offset points",

@@ -42,7 +42,9 @@ from fedcache.runs.score import BY_VALIDATION, NOT_A_CHOICE, has_validation
 from fedcache.tables.words import some_names
 
 MOST_CURVES = 8
+"""Maximum number of runs that are drawn as curves."""
 MOST_STRIPS = 16
+"""Maximum number of runs whose clients are drawn in strips."""
 LEGEND = 34
 STRIP = 20
 """Maximum number of characters of a run's name in a legend and next to a horizontal line."""
@@ -121,7 +123,7 @@ def spread(ident: str, runs: Named) -> Plot | None:
     """The accuracies of a run's clients in one strip for each run, with their mean and the mean of the worst tenth.
 
     Every client is a dot. If a run has more than ``MOST_DOTS`` clients, the quantiles of all runs are drawn instead.
-    None if no client was scored, or if the clients of each run are scored on the same rows.
+    None if no client was scored, or if all clients of each run have the same accuracy, as on common test rows.
     """
     known = [(label, e, e.clients) for label, e in runs if len(e.clients.scored)]
     if all(len(columns.scored) > 1 and not np.ptp(columns.scored) for *_, columns in known):
@@ -171,7 +173,8 @@ def spread(ident: str, runs: Named) -> Plot | None:
                 words = ", ".join(f"{a:.2f}" for a in quantiles)
                 marks(box, [f"{label}: quantiles {words} %"], e.key)
             else:
-                # A fixed vertical jitter, so that clients with equal accuracies do not cover each other.
+                # A fixed vertical jitter, so that clients with equal accuracies do not cover each other. Steps of the
+                # golden angle (2.399) spread the dots evenly.
                 jitter = 0.22 * np.sin(np.arange(len(values)) * 2.399)
                 dots = axes.scatter(
                     values, y + jitter, s=16, color=SERIES[0], alpha=0.45, linewidths=0
@@ -189,8 +192,7 @@ def spread(ident: str, runs: Named) -> Plot | None:
             if worst is not None:
                 (tail,) = axes.plot([100 * worst], [y], marker="^", markersize=6, color=SERIES[1])
                 marks(tail, [f"{label}: worst tenth {percent(worst)} %"], e.key)
-        labels = [label for label, *_ in shown]
-        _name_lines(axes, labels)
+        _name_lines(axes, [label for label, *_ in shown])
         axes.set_xlabel("accuracy % of a client")
 
     title = "Accuracy of each client"
@@ -227,6 +229,7 @@ UNITS = {
     "entropy_bits": ("Entropy of pseudo-labels", "bits"),
     "pseudo_accuracy": ("Accuracy of pseudo-labels", "fraction of the true class"),
 }
+"""Diagnostic -> title and unit of its figure."""
 
 
 def confusion(ident: str, label: str, entry: StoredRun) -> Plot | None:
@@ -372,6 +375,7 @@ def _diagnostic(ident: str, name: str, rows: Rows, keys: dict[str, str]) -> Plot
 
 
 MOST_PAIRS = 15
+"""Maximum number of bars for pairs of classes."""
 
 
 def confusion_difference(ident: str, one: Labelled, other: Labelled) -> Plot | None:
@@ -453,16 +457,28 @@ def against_bytes(ident: str, runs: Named, score: str = "own") -> Plot | None:
         total = float(exact["up_bytes"] + exact["down_bytes"])
         return total / max(1, len(entry.seeds))
 
-    title = "Accuracy against bytes sent"
-    axis = "bytes up and down, one seed"
-    return _pareto(ident, title, axis, runs, cost, lambda v: f"{size(v)}B", score)
+    return _pareto(
+        ident,
+        "Accuracy against bytes sent",
+        axis="bytes up and down, one seed",
+        runs=runs,
+        cost=cost,
+        word=lambda v: f"{size(v)}B",
+        score=score,
+    )
 
 
 def against_seconds(ident: str, runs: Named, score: str) -> Plot | None:
     """Accuracy against the seconds of one seed's training, and the Pareto front."""
-    title = "Accuracy against seconds"
-    axis = "seconds of training, one seed"
-    return _pareto(ident, title, axis, runs, seconds_of, lambda v: f"{v:.3g} s", score)
+    return _pareto(
+        ident,
+        "Accuracy against seconds",
+        axis="seconds of training, one seed",
+        runs=runs,
+        cost=seconds_of,
+        word=lambda v: f"{v:.3g} s",
+        score=score,
+    )
 
 
 class Priced(NamedTuple):
@@ -536,6 +552,7 @@ def _pareto(
     # Of many points only the front and the first run of each method are named.
     named = points
     if len(points) > MOST_NAMES:
+        # Reversed, because the last entry of a key is kept.
         firsts = {p.entry.method: p.key for p in reversed(points)}
         kept = front.union(firsts.values())
         named = [p for p in points if p.key in kept]
@@ -636,7 +653,7 @@ def _levels(axes: Any, marks: Marks, levels: Sequence[Priced]) -> None:
         if entry.pooled_rows:
             what = "all rows in one place"
         marks(line, [f"{label}: {height:.2f} %, {what}"], entry.key)
-        # A name is about three points high.
+        # A name is about as high as three percentage points.
         if all(abs(height - other) > 3 for other in written):
             written.append(height)
             text = axes.annotate(
@@ -658,7 +675,7 @@ SIDES = ((0, 1), (0, -1), (1, 0), (-1, 0), (1, 1), (-1, 1), (1, -1), (-1, -1))
 """Sides of a point for its name: horizontal (1 is right, -1 left), and vertical (1 is above, -1 below)."""
 HORIZONTAL = {-1: "right", 0: "center", 1: "left"}
 VERTICAL = {-1: "top", 0: "center", 1: "bottom"}
-"""Vertical side -> alignment of the name there."""
+"""Horizontal side and vertical side -> alignment of the name there."""
 
 
 class _Box(NamedTuple):
@@ -722,6 +739,7 @@ def _places(
             x = point.x + x_side * (half + 0.03)
             y = point.y + y_side * 0.09
             box = _Box(x, y, half, LINE / 2)
+            # About within the margins of the axes.
             inside = abs(x - 0.5) + half < 0.68 and abs(y - 0.5) < 0.66
             if inside and not any(map(box.overlaps, taken)):
                 found[p.key] = (name, x_side, y_side)
@@ -734,6 +752,7 @@ def _places(
 
 
 MOST_ROWS = 20
+"""Maximum number of differences that are drawn."""
 MOST_NAMED = 4
 """Maximum number of runs whose seeds the caption lists."""
 LEAST_BLOCKS = 5

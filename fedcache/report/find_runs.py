@@ -73,6 +73,7 @@ MOST_LISTED = 8
 """Maximum number of runs that an error lists."""
 
 _IDENTITY = ("preset", "rounds", "participation", "dtype", "execution")
+"""Fields of a result that are facts of a run."""
 
 _WHO = (
     "client_sampling",
@@ -162,6 +163,7 @@ class StoredRun:
         """Whether it is not a federation: one model for all clients, and nothing was sent."""
         if self.result.get("protocol") != "global":
             return False
+        # A result without traffic counts as a federation.
         exact = self.result.get("traffic", {}).get("exact", {"up_bytes": 1, "down_bytes": 0})
         return not exact["up_bytes"] + exact["down_bytes"]
 
@@ -673,6 +675,7 @@ def selector(query: str) -> Callable[[Result], bool] | None:
 
 
 _ALWAYS = ("method", "backbones")
+"""Facts that come first in a label, as values without names."""
 
 
 def by_setting(entries: Sequence[StoredRun]) -> list[list[StoredRun]]:

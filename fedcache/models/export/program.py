@@ -49,6 +49,7 @@ from fedcache.optional import reason
 from fedcache.store.lock import write_output
 
 WEIGHTS = (InputKind.PARAMETER, InputKind.BUFFER)
+"""Kinds of the inputs of an exported graph that are weights."""
 
 BATCH = 8
 """Number of rows on which a program is compared with its module."""
@@ -310,7 +311,15 @@ def image_inputs(recipes: Sequence[Recipe]) -> tuple[tuple[ModelInput, ...], tup
     found: dict[tuple[Any, ...], ModelInput] = {}
     keys = []
     for r in recipes:
-        one = ModelInput("images", "images", r.size, r.size, r.resize, r.interpolation, r.crop_pct)
+        one = ModelInput(
+            "images",
+            "images",
+            r.size,
+            r.size,
+            resize=r.resize,
+            interpolation=r.interpolation,
+            crop_pct=r.crop_pct,
+        )
         same = found.get(one.how, one)
         found[one.how] = replace(same, backbones=(*same.backbones, r.backbone))
         keys.append(one.how)
@@ -327,10 +336,11 @@ def _images_of_data(model: SavedModel) -> tuple[ModelInput, ...]:
     recipe = None
     if has_known_backbones(model):
         recipe = read_recipes(model)[-1]
+    # A recipe of size 0 does not resize.
     if recipe is None or not recipe.size:
         return (ModelInput("images", "images", H, W, backbones=model.facts.backbones),)
     how = (recipe.resize, recipe.interpolation, recipe.crop_pct)
-    return (ModelInput("images", "images", H, W, *how, model.facts.backbones),)
+    return (ModelInput("images", "images", H, W, *how, backbones=model.facts.backbones),)
 
 
 def export(module: ImageModel, inputs: Sequence[ModelInput]) -> torch.export.ExportedProgram:
@@ -405,6 +415,7 @@ MOST_ONNX = 2_000_000_000
 """Limit in bytes for the weights in one .onnx file; its encoding (protobuf) ends at 2 GiB."""
 
 OPSET = 18
+"""Version of the ONNX operators of a graph."""
 
 AGREE = 1e-4
 """Tolerance for a graph's scores, relative to the largest score (at least 1), and for its probabilities. The effect of
@@ -493,7 +504,7 @@ def check_place(out: Path, kind: str, force: bool) -> None:
     Raises StoreError for files that would be overwritten, UsageError for a folder in place of a file or a file in place
     of a folder, MachineError without the packages of ONNX.
     """
-    # The nearest existing folder: the others are made when the export is written.
+    # The nearest existing path above the export. Folders below it are made when the export is written.
     above = next(p for p in out.absolute().parents if p.exists())
     if not above.is_dir():
         raise UsageError(
@@ -779,7 +790,8 @@ def _fitted(model: DeployedModel, centred: bool) -> LinearHead | None:
         expected = scores(x)
         gap = (x @ W + b - expected).abs()
         size = expected[:, live].abs().max()
-        # NaN must not count as linear, so the check is whether the gaps are small.
+        # NaN must not count as linear, so the check is whether the gaps are small. The summand 1e-3 keeps the tolerance
+        # above 0 for scores of 0.
         linear = gap <= LINEAR_TO * (1e-3 + size)
         if not bool(linear.all()):
             return None
