@@ -48,7 +48,7 @@ def run_app(spec: ExecutionSpec) -> None:
     )
 
 
-class ForkExecutor(SubprocessExecutor):  # type: ignore[misc]  # as in secure_aggregation
+class ForkExecutor(SubprocessExecutor):  # type: ignore[misc]  # linters do not have Flower
     """Starts the app of every message as a fork."""
 
     def launch(self, spec: ExecutionSpec) -> LaunchResult:
@@ -59,6 +59,6 @@ class ForkExecutor(SubprocessExecutor):  # type: ignore[misc]  # as in secure_ag
 
 def main() -> None:
     """Run Flower's own command line ``flower-superexec`` with forks."""
-    worker_context(*IMPORTED)
+    worker_context(*IMPORTED)  # starts the process that ``FORKS`` forks
     run_superexec.get_executor = lambda *_, **__: ForkExecutor()
     flower_superexec()

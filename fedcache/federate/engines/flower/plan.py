@@ -190,6 +190,7 @@ class Plan:
         check_sweeps([self.train.method], self.sweep)
         for key in self.sweep:
             place, name = split_key(key)
+            # A message has one ``feat_post`` for all points, so a sweep cannot change it.
             if place != "set" or name == "feat_post":
                 raise UsageError(
                     f"--sweep {key}: a federation can sweep only hyperparameters of the training.",

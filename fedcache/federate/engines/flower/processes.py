@@ -185,6 +185,7 @@ def start(
 
 def stop_all(processes: Sequence[Process]) -> None:
     """Stop processes, the last started first."""
+    # All are told to end first, so that they end at the same time.
     for process in reversed(processes):
         process.popen.terminate()
     for process in reversed(processes):
@@ -198,7 +199,7 @@ def descendants(pid: int) -> dict[int, str]:
         child = int(entry.name)
         fields = _stat(child)
         if fields:
-            parent = int(fields[1])
+            parent = int(fields[1])  # field 4
             children.setdefault(parent, []).append(child)
     found = []
     waiting = [pid]
@@ -211,7 +212,7 @@ def descendants(pid: int) -> dict[int, str]:
 
 
 def _stat(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat after the name of the process; [] if it has ended."""
+    """The fields of /proc/PID/stat from field 3 on, which follows the name of the process; [] if it has ended."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -224,7 +225,7 @@ def _start_time(pid: int) -> str:
     """The start time of a process, in ticks since boot; "" if it has ended."""
     fields = _stat(pid)
     if len(fields) > 19:
-        return fields[19]
+        return fields[19]  # field 22
     return ""
 
 
