@@ -264,6 +264,7 @@ class GridBatch:
         if accepted:
             self.check_finite(up, order)
         else:
+            # Uploads are rejected only in a batch of one point (``run_points``), so each client has one size.
             scalars, size = self.points[0].upload_size(up)
             for c in order:
                 sent[c] = [(scalars // len(order), size)]

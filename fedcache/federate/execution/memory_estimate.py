@@ -261,7 +261,7 @@ def forecast(
     if plan.name == "sequential":
         points = 1
     longest = int(load.rows.max(initial=0))
-    # Weights, gradient, the optimiser's moments, and one temporary of an update.
+    # Weights, gradient, one temporary of an update, and one moment of the optimiser; adam has a second moment.
     copies = 4 + (opt == "adam")
     at_once = plan.chunk * points
     row = load.width * load.itemsize
@@ -275,7 +275,8 @@ def forecast(
         stacked_grams = min(CACHE_BYTES, plan.chunk * few * few * load.itemsize)
         grams = load.gram_bytes() + stacked_grams
     else:
-        # The rows of a chunk that are gathered at once, and a batch of each client with its scores.
+        # The rows of a chunk that are gathered at once; and of each client a batch, taken as at most 64 rows with 64
+        # bytes of scores for each row.
         gathered = min(GATHER_BYTES, plan.chunk * longest * row)
         batches = at_once * min(longest, 64) * (row + 64)
         working = copies * at_once * load.head_bytes + gathered + batches

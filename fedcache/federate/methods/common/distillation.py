@@ -257,6 +257,7 @@ def distil(w: Tree, target: Ensemble, ctx: Ctx) -> Tree:
             updates = take_step(p, batch, now)
         if ema == "after" and not filling:
             follow(p)
+        # The key encoder takes the student's running statistics.
         key_updates = {f"key/{name}": t.clone() for name, t in updates.items()}
         return {**updates, **key_updates}
 

@@ -150,6 +150,7 @@ def policy_of(hp: Hp, image: tuple[int, int]) -> Policy:
         name = "imagenet"
         if small:
             name = "cifar"
+    # ``supervised`` has a policy of its own for larger images.
     policy = LARGE_SUPERVISED
     if small or name != "supervised":
         policy = POLICIES[name]

@@ -229,6 +229,7 @@ def init_context(ctx: Ctx) -> Tensor:
     tower = ctx.towers.text
     if ctx.hp["ctx_init"] == "words":
         tokens, end = tower.embed([ctx.towers.template.partition("{}")[0]])
+        # Without START, which is token 0, and END.
         words = tokens[0, 1 : int(end)].to(ctx.env.dtype)
         if ctx.hp["csc"]:
             return words.expand(ctx.env.classes, *words.shape).clone()
@@ -311,6 +312,7 @@ def check(hp: Hp, ctx: Ctx) -> None:
             "Use --set ctx_init=normal, or extract text features with another --text.",
         )
     class_names(ctx, n)
+    # 0 for no visual prompt; some methods have no visual prompt and no ``vp_size``.
     if hp.get("vp_size", 0) == 0:
         return
     height, width = ctx.image
