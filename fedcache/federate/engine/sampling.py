@@ -612,7 +612,8 @@ def weighted_without_replacement(
 
     The ``count`` smallest of exponential times with these rates have this distribution (Efraimidis and Spirakis, 2006).
     """
-    # Client i has the smallest of the Exponential(w_i) times with probability w_i / sum w; the rest follows likewise.
+    # Client i has the smallest of the Exponential(w_i) times with probability w_i / sum w. The next smallest time is a
+    # draw among the remaining clients in the same way.
     times = rng.standard_exponential(len(weights)) / weights
     if count >= len(weights):  # ``argpartition`` needs a place below the length
         return np.arange(len(weights))

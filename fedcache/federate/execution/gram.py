@@ -316,7 +316,7 @@ class Gram(Batched):
     ) -> tuple[Tree, Tree]:
         """States and broadcast with their maps in coordinates, if the server sends the map.
 
-        Every one of these maps is a basis of this round, so its own coordinates are a unit vector.
+        Each of these maps is a basis of this round, so the coordinates of a map are a unit vector.
         """
         batch = self.batch
         state = batch.states(order, down)

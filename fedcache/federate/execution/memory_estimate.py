@@ -191,7 +191,8 @@ def _versions(job: RunState, clients: int, rounds: int) -> int:
 def _upload_bytes(job: RunState, kept: Tree) -> int:
     """Bytes of one client's upload, estimated by the server's tensors of the same names.
 
-    A server that stacks uploads holds those of all clients under these names, so the client's own tensors count then.
+    A server that stacks uploads holds the tensors of all clients under these names, so the tensors of one client are
+    counted instead.
     """
     total = 0
     for prefix, rule in job.method.pool(job.hp).items():

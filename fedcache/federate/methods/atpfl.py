@@ -1,4 +1,4 @@
-"""ATPFL: TPFL with a loss that pulls features to those of the received prompts and away from those of previous ones.
+"""ATPFL: TPFL with a loss that pulls features towards the received prompts and away from the previous prompts.
 
 Clients learn two prompts, as in ``tpfl``: vectors among the words of the class texts, and a frame or patch on the
 images. An extra loss pulls the features towards those of the received prompts, and away from those of the client's

@@ -502,7 +502,7 @@ def paper_count(width: int, classes: int, _clients: int, hp: Hp) -> tuple[int, i
 
 
 def pool(hp: Hp) -> Mapping[str, Pooling]:
-    """The sums are added up; the server keeps those of each client where it leaves out clients."""
+    """The sums are added up; with ``lam_by=clients`` the server keeps the sums of each client."""
     if hp["lam_by"] == "clients":
         return {"": "stack"}
     return {"": "sum"}
@@ -544,7 +544,7 @@ METHOD = replace(
             "rows",
             "choice",
             "error that lam=auto minimises; rows: generalised cross-validation; clients: error "
-            "on each client in turn, when it is left out",
+            "on each client by the model of all other clients",
             choices=("rows", "clients"),
         ),
         HParam("bias", False, "bool", "append a column of ones (D-74)", official=True),

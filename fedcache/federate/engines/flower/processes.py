@@ -65,7 +65,7 @@ def program(name: str) -> str:
 
 
 def environment(flwr_home: Path) -> dict[str, str]:
-    """The environment of every Flower process: no telemetry, no update check, no installation, a folder of its own."""
+    """The environment of every Flower process: no telemetry, no update check, no installation, a separate FLWR_HOME."""
     return {
         **os.environ,
         **QUIET,

@@ -352,7 +352,7 @@ class SiteRequest:
         return [str(self.store.arrays[key].digest) for key in self.keys]
 
     def text(self) -> np.ndarray | None:
-        """Class text features, for a method that reads them. Raises StoreError for those of other weights."""
+        """Class text features, for a method that reads them. Raises StoreError if other weights made them."""
         text, _ = text_of(self.method, self.hp, self.store, self.keys)
         if text is not None:
             check_text(self.store, self.keys[0])

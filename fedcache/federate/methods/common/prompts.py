@@ -168,7 +168,7 @@ def scale(ctx: Ctx) -> float | Tensor:
 
 
 def pull_temperature(ctx: Ctx) -> float | Tensor:
-    """Gamma of ATPFL's eq 4: that of eq 2, whose cosines are multiplied by ``scale`` = 1/Gamma, unless it is set."""
+    """Gamma of ATPFL's eq 4: ``gamma_aug`` if it is set, else the Gamma of eq 2, which is 1 / ``scale``."""
     if ctx.hp["gamma_aug"] is None:
         return 1.0 / scale(ctx)
     return ctx.number("gamma_aug")
