@@ -197,7 +197,7 @@ class Sequential(Executor):
 
 
 def fit_group(point: RunState, down: Tree, group: Sequence[int]) -> Tree:
-    """The upload of one client; for several clients their sum, the upload of one client with all their rows."""
+    """The upload of one client; for several clients the sum of uploads, fitted as one client with all their rows."""
     if len(group) == 1:
         return point.fit_one(down, group[0])
     point.env.watch()

@@ -350,7 +350,7 @@ def refuse_too_much(
 
 
 def refuse_large_server(job: RunState, free: int) -> None:
-    """Refuse a run if its server's tensors of all clients do not fit into memory, before they are allocated.
+    """Refuse a run if the server's tensors do not fit into memory, before they are allocated for all clients.
 
     Raises MachineError, with the number of clients that would fit into ``free`` bytes.
     """

@@ -31,7 +31,7 @@ IMPORTED = (
 
 def run_app(spec: ExecutionSpec) -> None:
     """Answer one message, in a fork. It ends with the process that made the fork, which ends with the SuperExec."""
-    # Forks start with SIGINT blocked. Flower ends an app with it, for example when its parent has ended.
+    # Forks start with SIGINT blocked. Flower ends an app with SIGINT, for example if the app's parent has ended.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     parent = os.getppid()
     sys.argv = ["flwr-clientapp", "--parent-pid", str(parent)]  # as ``end_with_parent`` reads it

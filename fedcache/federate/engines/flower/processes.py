@@ -33,7 +33,7 @@ HIGH = (1, 42)
 INSTALL = "pip install 'fedcache[flower]'"
 
 START_WITHIN = 60.0
-"""Seconds that a program has to open its port."""
+"""Seconds within which a program must open its port."""
 
 GRACE = 8.0
 """Seconds between the request to stop a process and killing it."""
@@ -82,7 +82,7 @@ def program_path() -> str:
 
 
 def end_with_parent(grace: float = GRACE) -> None:
-    """End this process of Flower ``grace`` seconds after the process that started it.
+    """End this process of Flower ``grace`` seconds after the end of the process that started it.
 
     Flower sends a process SIGINT when the process of ``--parent-pid`` has ended. But the process may then wait forever
     for an answer of the killed server, and work in the same directory as the ServerApp of the next start.

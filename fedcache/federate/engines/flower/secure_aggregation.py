@@ -190,7 +190,7 @@ def secure_sum(
         if stage == workflow.setup_stage:
             for node, content in contents.items():
                 progress.nid_to_fitins[node].update(content)
-    # SecAgg+ writes the mean over the received vectors into the answer of each of their nodes.
+    # SecAgg+ writes the mean over the received vectors into the answer of each node that sent a vector.
     words = {node: _words(answer) for node, answer in round_.answers.items()}
     first = next(iter(round_.answers.values()))
     mean = parameters_to_ndarrays(first.parameters)[0]

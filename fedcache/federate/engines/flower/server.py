@@ -720,7 +720,7 @@ def _begin_points(points: Sequence[OpenRun], observer: Observer, *, fresh: bool)
 
 
 def _start_seed(run: OpenRun, seed: int, server: Server, observer: Observer) -> ServerJob:
-    """Start a seed, from its checkpoint if it has one. Every round writes a checkpoint, because it takes seconds."""
+    """Start a seed, from its checkpoint if it has one. Every round takes seconds, so it writes a checkpoint."""
     state = run.checkpoint(seed)
     if state is not None:
         observer.note(f"Seed {seed}: resuming after round {state.meta['round']}.")

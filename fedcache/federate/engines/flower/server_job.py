@@ -41,7 +41,8 @@ class ServerJob:
     rounds: int  # number of rounds in all
     participation: int | float | None  # as ``RunState.sample`` takes it
     on_round: OnRound  # called after every round
-    leaves_out: bool = False  # whether an invalid upload is left out of its round, or ends the run
+    # True: an invalid upload is left out of its round; False: an invalid upload ends the run.
+    leaves_out: bool = False
     records: list[RoundRecord] = field(default_factory=list)  # of the rounds so far
     # client -> (name, shape) of the tensors of its state, sorted by name. Tensors under ``rows/`` are left out, because
     # they have one row for each training row, so their shapes differ between clients.

@@ -109,7 +109,7 @@ DISTIL = (
         "sim_topk_own",
         False,
         "bool",
-        "round sim_topk_percent of a row down, and keep the row's similarity to itself as well "
+        "round the number of kept similarities down, and keep the row's similarity to itself too "
         "(D-96)",
         official=True,
     ),
@@ -140,7 +140,7 @@ def unit(p: Tree, x: Tensor, ctx: Ctx) -> Tensor:
 
 @dataclass
 class Queue:
-    """Keys [K, d] of the rows ``places`` [K], the oldest overwritten first; ``at`` counts the keys pushed so far."""
+    """Keys [K, d] of the rows ``places`` [K], the oldest overwritten first. ``at``: keys pushed since it was empty."""
 
     keys: Tensor
     places: Tensor

@@ -58,7 +58,7 @@ AUGMENT = (
         "auto",
         "choice",
         "crop of the augmentation; resized: a window of random size; padded: a window as large "
-        "as the image, over a margin of 4 px; auto: that of the policy",
+        "as the image, over a margin of 4 px; auto: the crop of the policy",
         choices=("auto", "resized", "padded", "none"),
     ),
     HParam(

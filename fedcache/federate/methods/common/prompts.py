@@ -139,7 +139,7 @@ AUG = (
         "temperature of the pull towards the global prompts; the paper prints one Gamma for eqs "
         "2 and 4 (D-82)",
         low=1e-6,
-        auto="1/scale, that of eq 2",
+        auto="1/scale, the Gamma of eq 2",
     ),
 )
 
