@@ -43,12 +43,13 @@ class HParam:
     # Value of the ``paper`` preset, and of ``default`` if ``usual`` is None.
     default: Value
     kind: Kind  # ``float`` (may be swept), ``int``, ``bool`` or ``choice``
-    help: str  # one sentence, with the number of the disagreement it decides
+    # One sentence; D-nn is the question about the paper (docs/readings.md) that it decides.
+    help: str
     choices: tuple[str, ...] = ()  # the legal words of a ``choice``
     low: float | None = None  # smallest legal number
     high: float | None = None  # largest legal number
     official: Value = None  # value of the released code if it differs, else None
-    # Value of the preset ``default`` if the paper's value is known to fail.
+    # Value of the preset ``default`` if the paper's value is known to fail, else None.
     usual: Value = None
     # Value of the preset ``tuned``, selected on validation rows; None if that preset takes the paper's value.
     tuned: Value = None

@@ -21,8 +21,8 @@ from fedcache.heads.linear import Tree
 # begin with ``opt/``.
 #
 # The arithmetic is torch.optim's (L2 weight decay added to the gradient, bias-corrected Adam).
-# With plain floats and at most one leading axis torch's fused kernels run. In a grid every point
-# and client has its own numbers.
+# With plain floats and at most one leading axis, torch's fused kernels run. Otherwise the steps of
+# this module run, for example in a grid whose points differ in a float.
 
 Tensors = Sequence[Tensor]
 PerClient = float | Tensor
@@ -83,7 +83,7 @@ def step(p: Tree, names: Sequence[str], grads: Sequence[Tensor], ctx: Ctx) -> No
     wd = ctx.number("wd")
     momentum = ctx.number("momentum")
     # Fused kernels take only plain numbers; a number that is swept over a grid is a tensor. They also need each tensor
-    # in one block of memory, which the first clients of a chunk of a grid are not.
+    # in one block of memory. In a grid [G, M, ..], the first clients of a chunk are not one block.
     plain = [h for h in (lr, wd, momentum) if isinstance(h, float)]
     in_blocks = len(ctx.lead) < 2
     fused = in_blocks and len(plain) == 3 and fused_kernels_work()
@@ -158,7 +158,7 @@ def _fused_adam(
         each([g.contiguous() for g in grads]),
         each(first),
         each(second),
-        [],
+        [],  # maxima of ``second``, which only amsgrad keeps
         each([count] * len(params)),
         lr=lr,
         beta1=beta1,
@@ -191,7 +191,7 @@ def _fused_sgd(
         dampening=0.0,
         nesterov=False,
         maximize=False,
-        is_first_step=False,
+        is_first_step=False,  # the momentum starts at zero, so the first step is like any other
     )
 
 
@@ -351,6 +351,7 @@ def minibatches(
     widths = table.max(0)
     order = ctx.rng.permutations(purpose, data.n, epoch)
     # [M, steps, B]: 1 / b on the b real rows of a batch and 0 on padding, so a weighted sum is the mean of the batch.
+    # Where a client has no batch left, b is 0 and 1 / b is not used.
     batch_rows = table[..., None]
     with np.errstate(divide="ignore"):
         share = np.where(np.arange(widths.max()) < batch_rows, 1.0 / batch_rows, 0.0)
@@ -392,12 +393,14 @@ def minibatches(
 
 
 def _pick(view: int | Tensor, order: Tensor) -> int | Tensor:
+    """The views of the rows in ``order``; a number is the view of all rows."""
     if isinstance(view, Tensor):
         return view.gather(-1, order)
     return view
 
 
 def _cut(ctx: Ctx, count: int, start: int, width: int, t: Tensor, core: int = 0) -> Tensor:
+    """``width`` rows from ``start`` of the first ``count`` clients; ``core`` axes follow the axis of rows."""
     return narrow_clients(t, count, ctx).narrow(-1 - core, start, width)
 
 

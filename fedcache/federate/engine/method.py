@@ -1,5 +1,5 @@
-"""Method: data whose fields are pure functions, the hyperparameters those functions read, and how it declares
-what clients send and in what they may differ.
+"""Method: pure functions, the hyperparameters that the functions read, and declarations of what clients send and of the
+settings in which clients may differ.
 
 A variant of a method is ``dataclasses.replace(method, ...)``. The engine or the command line reads every field. Every
 upload of a run is compared with the declaration before it is aggregated (``federate.trust.update_validation``).
@@ -50,7 +50,7 @@ class Statistic:
     kind: StatisticKind
     # Number that the client adds to the diagonal of the gram matrix, or of each covariance.
     ridge: float = 0.0
-    # Largest length of a row, if the method transforms the features of the run first: infinity without a known limit,
+    # Largest length of a row, if the method transforms the features of the run first: infinity if no limit is known,
     # None for rows that are the features themselves.
     longest: float | None = None
     # Relative error of products that are computed in a narrower type than the tensor's.
@@ -111,8 +111,8 @@ def clients_per_round(participation: int | float | None, clients: int) -> int:
     """
     if participation is None:
         return clients
-    is_number = isinstance(participation, int) and participation >= 1
-    if not is_number and not 0.0 < participation <= 1.0:
+    is_count = isinstance(participation, int) and participation >= 1
+    if not is_count and not 0.0 < participation <= 1.0:
         raise UsageError(
             f"participation is {participation}, expected a number of clients (at least 1) or a share in (0, 1].",
             "For example --participation 10, --participation 0.1 or --participation 100%.",
@@ -172,7 +172,7 @@ def keep_down(down: Tree, _state: Tree, _data: ClientData, _ctx: Ctx) -> Tree:
 
 
 def less_training_state(_down: Tree, state: Tree, _data: ClientData, _ctx: Ctx) -> Tree:
-    """The client's tensors, without those that only training reads: optimiser state, and tensors with one row each."""
+    """The client's tensors, without those that only training reads: optimiser state and tensors under ``rows/``."""
     return {name: t for name, t in state.items() if not name.startswith(("opt/", "rows/"))}
 
 
@@ -298,13 +298,14 @@ class Method:
         hparams: declared hyperparameters.
         defaults: the paper's setting.
         init: (ctx) -> server; no leading axes, called once.
-        fit: (down, state, data, ctx) -> (state, up); ``up`` is everything that a client sends.
+        fit: (down, state, data, ctx) -> (state, up); ``down`` is the broadcast, ``up`` is everything that a client
+            sends.
         uploads: (server, ctx) -> name, shape and type of every tensor of ``up``, with which every upload is compared.
             None derives them from the result of ``fit`` on a few rows of noise.
         personal_part: (down, state, data, ctx) -> all that a client's deployed model holds in addition to ``down``:
             tensors of its state, a model adapted to its rows, or a cache of its rows. Made once per model, and saved
             with it.
-        predict: (down, personal part, data, x, ctx) -> scores [.., N, C]; with an empty part, of the global model. A
+        predict: (down, personal part, data, x, ctx) -> scores [.., N, C]; a global model has an empty personal part. A
             model that reads ``data``, the client's rows, can be evaluated but not saved.
         embed: (down, personal part, x, ctx) -> [.., N, d], the input of the classifier in ``predict``: the output of a
             projection or an encoder, or the features themselves. Scores are a function of it.

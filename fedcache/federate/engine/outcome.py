@@ -383,7 +383,7 @@ class Evaluation:
     macro_f1: float
     # Domain number -> accuracy over its test rows, if domains are known.
     by_domain: dict[int, float]
-    # int64 store rows of ``predictions``: the union of the test rows, or those of each client in turn.
+    # int64 store rows of ``predictions``: the union of the test rows, or the test rows of one client after another.
     rows: np.ndarray
     predictions: np.ndarray  # int64 predicted classes of ``rows``
     headline: str = "mean"  # mean | min: how accuracies of personal models become one number

@@ -161,8 +161,8 @@ class TrainingRun:
     execution: str = "auto"  # auto, or the name of an execution to force
     # Clients that are computed at once, if the execution computes several; None lets the engine choose.
     chunk: int | None = None
-    # Points of the whole grid, for which the execution is chosen; 0 for the points that are trained. A killed grid thus
-    # continues with the execution with which it started.
+    # Number of points of the whole grid, by which the execution is chosen: a resumed grid trains fewer points, but with
+    # the execution with which it started. 0 for the number of points that are trained.
     grid_points: int = 0
     sampling: SamplingRule = UNIFORM  # how the clients of a round are drawn
     # Times that clients take, and whether rounds wait for them; None for a run without simulated time.
@@ -248,7 +248,7 @@ def run_points(
     if method.one_shot:
         spec = replace(spec, rounds=1)
     snapshots = list(states or [None] * len(hps))
-    # A single run has nothing to share, so its draws and pooled uploads are not cached.
+    # A single run has nothing to share, so its draws and pooled uploads are not cached; its cache only casts features.
     shared = cache
     if shared is None and len(hps) > 1:
         shared = GridCache()
@@ -305,7 +305,8 @@ def _place_states(job: RunState, load: Load, chosen: ExecutionPlan, table: Path 
             expected = load.kept_bytes() // load.points
             clients = len(job.training_clients)
             job.states.move(StateTable(table, clients, job.env.device, expected=expected))
-    elif current is not None:  # there was less memory for Gram matrices before
+    # In a file before and in memory now: for example, there was too little memory for Gram matrices before.
+    elif current is not None:
         job.states.move({})
         current.close()
 
@@ -327,11 +328,11 @@ def new_run(
         spec.clients,
         spec.seed,
         spec.dtype,
-        spec.overrides,
-        callbacks.before_step,
-        memo,
-        spec.trust,
-        spec.identity,
+        own=spec.overrides,
+        watch=callbacks.before_step,
+        memo=memo,
+        trust=spec.trust,
+        identity=spec.identity,
     )
     if spec.sampling != UNIFORM:
         job.draw_by(spec.sampling)
@@ -356,7 +357,7 @@ def plan(
 
 
 def structure(method: Method, hp: Mapping[str, Value]) -> tuple[tuple[str, Value], ...]:
-    """The hyperparameters that are equal in all points of one program: all but the floats."""
+    """The hyperparameters that are equal in all points of one program: all but floats with a number (None is auto)."""
     floats = {h.name for h in method.hparams if h.kind == "float"}
     return tuple((k, v) for k, v in sorted(hp.items()) if k not in floats or v is None)
 
@@ -391,7 +392,7 @@ def _run(
             job.round = number
             if traffic is None:
                 continue
-            scored[g] = None
+            scored[g] = None  # scores of an earlier round are outdated
             accuracy = None
             diagnostics: dict[str, float] = {}
             due = spec.eval_every > 0 and number % spec.eval_every == 0
@@ -425,6 +426,7 @@ def _run(
     def ended(g: int, job: RunState) -> TrainingOutput | FedcacheError:
         if g in failed:
             return failed[g]
+        # A run that was resumed after its last round is not scored yet.
         evaluation = scored[g] or score_job(job, chosen)
         out = _outcome(job, executor.batch, records[g], evaluation, owned)
         return replace(out, zero_shot=zero_shot())
@@ -506,6 +508,7 @@ def _outcome(
             return None
         return deployed_model(job, client, broadcast())
 
+    # Names and shapes of the first client's state; {} if no client has a state.
     outline = next(map(job.states.outline, job.states), {})
     return TrainingOutput(
         method=job.method.name,

@@ -162,7 +162,7 @@ def _too_few(method: Method, hp: Hp, rows: np.ndarray) -> list[int]:
 
 
 # The mean length of all clients' training rows. Some methods need it before the first round.
-# Every client sends the sum of its rows' lengths and their number, and receives the mean.
+# Every client sends the sum of the lengths of its rows and the number of these rows, and receives the mean.
 
 
 SUM_BYTES = 8
@@ -306,7 +306,7 @@ class RunState:
         if self.public:
             public = torch.from_numpy(self.train_rows(0)).to(data.x.device)
             self.public_columns = FeatureColumns(self.data.x[public])
-            features = self.public_columns.cut(())
+            features = self.public_columns.cut(())  # () for all columns
             self.env = replace(self.env, public=cast(Tensor, features))
         self.warnings += method.cautions(hp)
         self.noticed = False  # whether the method has warned about a round
@@ -350,6 +350,7 @@ class RunState:
                 )
         check_views(self.hp, self.env.views)
         self.method.check(self.hp, self.server_ctx())
+        # Contiguous for the reason in ``next_server``.
         first = self.method.init(self.server_ctx())
         self.server = {name: t.contiguous() for name, t in first.items()}
         self.trust.check_uploads(self.method, self.expected_uploads)
@@ -362,8 +363,8 @@ class RunState:
         )
         hp = self.hp
         env = self.env
+        # A run with different clients computes them one by one, so ``ids`` is then one client.
         own = self.own.get(ids[0])
-        # A run with different clients computes them one by one.
         if own:
             hp = {**hp, **own.hp}
             env = replace(env, width=self.columns.cut(own.columns).shape[-1])
@@ -661,7 +662,7 @@ class RunState:
         if state is None:
             state = self.method.enter(down, data, ctx)
         state, up = self.method.fit(down, state, data, ctx)
-        # An upload of a plain policy is validated when it is added to the pipeline.
+        # A state is checked here. An upload of a plain policy is validated when it is added to the pipeline.
         unchecked = state or not self.trust.plain
         if unchecked and self.trust.on_bad == "fail":
             for tree in (up, state):
@@ -746,6 +747,7 @@ class RunState:
         up = {}
         for name, t in self.expected_uploads().items():
             up[name] = torch.ones(()).to(t.dtype).expand(t.shape)
+        # 1e-9 less, so that a rounding error of the product does not add a client.
         count = math.ceil(self.expected_clients - 1e-9)
         return list(range(count)), [self.upload_size(up)] * count
 
@@ -824,7 +826,7 @@ class RunState:
         if self.own:  # clients that differ are counted one by one
             ctxs = (self.ctx([client], 0) for client in who.tolist())
             pairs = [count(ctx.env.width, env.classes, env.clients, ctx.hp) for ctx in ctxs]
-        # One pair for all clients, or a pair for each client.
+        # One pair for all clients, or a pair for each client; the shape is given because there may be no client.
         table = np.array(pairs, np.int64).reshape(-1, 2).T
         up, down = np.broadcast_to(table, (2, len(who)))
         return up, down

@@ -178,7 +178,7 @@ class ClusterRule:
         return {"client_clusters": which, "clusters_per_round": self.per_round}
 
     def places(self, names: Sequence[str], by_name: np.ndarray, seed: int) -> RowLists:
-        """The clients of each cluster that can train, ascending; a cluster without such a client is left out.
+        """For each cluster, its clients that can train, ascending; a cluster without such a client is left out.
 
         All clients are assigned in the order of their names, so that the clusters of a partition are equal for every
         method and every order of its clients. Sizes of clusters differ by one at most.
@@ -211,6 +211,7 @@ class ClusterRule:
         lacking = by_name[cluster[by_name] < 0]
         example = "client,cluster  and then  client-0,north"
         refuse_lacking(lacking, names, "--client-clusters", example)
+        # Number the remaining clusters from 0; a cluster may have no client that can train.
         _, of = np.unique(cluster[by_name], return_inverse=True)
         return RowLists.of_sizes(np.argsort(of, kind="stable"), np.bincount(of))
 
@@ -390,6 +391,7 @@ class ClientSampler:
             self._per_round = rule.clusters.per_round
             if self._per_round < len(clusters):
                 self._clusters = clusters
+        # (round, participation) of the last draw, and the drawn clients.
         self._last: tuple[tuple[int, Participation], list[int]] | None = None
 
     @cached_property
@@ -441,7 +443,7 @@ class ClientSampler:
     def begin(
         self, round_: int, draw: int, count: int, busy: Sequence[int]
     ) -> list[tuple[int, bool]]:
-        """At most ``count`` clients that begin to train while others are busy, by name, and whether each drops out.
+        """At most ``count`` clients, by name, that begin to train while others are busy; and whether each drops out.
 
         ``draw`` numbers the draws of one round. Draw 0 without busy clients is the draw of ``sample``.
         """
@@ -450,7 +452,8 @@ class ClientSampler:
             key = (round_, draw)
         available = self._available(round_)
         if busy and self._most_are_free(busy, count):
-            # Most clients are free, so busy ones are drawn rarely and rejected. This needs no array of all clients.
+            # Most clients are free, so busy ones are drawn rarely and rejected. This needs no array of all clients. All
+            # clients are available then, so places in ``by_name`` are places in ``available``.
             places = self._one_by_one(busy, count, *key)
         else:
             if busy:
@@ -609,9 +612,10 @@ def weighted_without_replacement(
 
     The ``count`` smallest of exponential times with these rates have this distribution (Efraimidis and Spirakis, 2006).
     """
-    # Client i has the smallest of the Exponential(w_i) times with probability w_i / sum w; the rest follows likewise.
+    # Client i has the smallest of the Exponential(w_i) times with probability w_i / sum w. The next smallest time is a
+    # draw among the remaining clients in the same way.
     times = rng.standard_exponential(len(weights)) / weights
-    if count >= len(weights):
+    if count >= len(weights):  # ``argpartition`` needs a place below the length
         return np.arange(len(weights))
     return np.argpartition(times, count)[:count]
 

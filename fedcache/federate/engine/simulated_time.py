@@ -274,7 +274,7 @@ STATISTICS = (".mean", ".var")
 """Endings of the names of BatchNorm's running statistics."""
 
 NOT_YET = RoundTraffic(0, 0, 0, 0, 0, 0, 0)
-"""Traffic of a group of clients until the server's step with their updates; the step's traffic includes theirs."""
+"""Traffic of a group of clients before the server's step, whose traffic includes that of all its groups."""
 
 
 @dataclass
@@ -335,7 +335,7 @@ class TimedRun(RunState):
         self.staleness = [self.round - version for version in arrived.values()]
         self.lost = sorted(set(began) - arrived.keys())
         self.early = frozenset(arrived.keys() - set(began))
-        self.join_step(self)
+        self.join_step(self)  # keeps the broadcast of this step, as for every other point
         return dict(sorted(groups.items()))
 
     def join_step(self, first: TimedRun) -> None:
@@ -357,6 +357,7 @@ class TimedRun(RunState):
         """The end of a round; during a step, the group of clients is kept until ``end_step``."""
         if self._groups is None:
             return super().finish(ids, down, pooled, ups)
+        # ``timed_round`` sets ``round`` to the version of the model from which this group started.
         self._groups.append(_Group(self.round, ids, pooled, ups))
         return NOT_YET
 

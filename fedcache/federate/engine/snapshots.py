@@ -91,7 +91,8 @@ def resume_job(job: RunState, state: Snapshot, table: Path | None = None) -> lis
                 f"The saved state has {key} {found!r}, but the run has {expected[key]!r}.",
                 "Resume with the configuration that was saved, or start again without the saved state.",
             )
-    # Tensors are copied to the run's device, so that the snapshot shares no memory with the run.
+    # Tensors are copied to the run's device, so that the snapshot shares no memory with the run. Tensors under other
+    # names are read by ``StateTable``, ``TimedRun.take_up`` and ``gram_states.restore``.
     server: Tree = {}
     states: dict[int, Tree] = {int(c): {} for c in state.meta["entered"]}
     for key, t in state.tensors.items():

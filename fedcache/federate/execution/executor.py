@@ -2,7 +2,7 @@
 
 To add an executor, derive from ``Executor`` in a new file and register the class (``engine.run.registered``). All
 executions give the same results: bit for bit the same draws, and sums that differ only by rounding (1e-10 in float64).
-The laws of ``tests/contract/test_method_laws.py`` state all further promises. ``Sequential``, the simplest executor,
+``tests/contract/test_method_laws.py`` tests all further requirements. ``Sequential``, the simplest executor,
 serves every method, and the results of the others must equal its results.
 """
 
@@ -40,7 +40,7 @@ from fedcache.federate.trust.pipeline import UploadPipeline
 from fedcache.heads.linear import Tree
 
 SPECTRUM_POINTS = 4
-"""Number of configurations from which a server decomposes a shared upload, at the cost of some Cholesky solves."""
+"""Minimum number of configurations to decompose a shared upload, which takes as long as some Cholesky solves."""
 
 
 TOGETHER_FROM = 32
@@ -197,12 +197,13 @@ class Sequential(Executor):
 
 
 def fit_group(point: RunState, down: Tree, group: Sequence[int]) -> Tree:
-    """The upload of one client; for several clients their sum, the upload of one client with all their rows."""
+    """The upload of one client; for several clients the sum of uploads, fitted as one client with all their rows."""
     if len(group) == 1:
         return point.fit_one(down, group[0])
     point.env.watch()
     rows = np.sort(train_rows_of(point.training_clients, group))  # in the order of the file
     data = stack_clients(point.features(None), point.labels, [rows], 0)
+    # A sum does not depend on draws, so the context of any client serves.
     _state, up = point.method.fit(down, {}, data, point.ctx(group[:1], 0))
     return up
 
@@ -233,6 +234,7 @@ def timed_round(executor: Executor) -> tuple[tuple[int, ...], list[RoundTraffic 
     points = cast(Sequence[TimedRun], executor.batch.points)
     first = points[0]
     round_ = first.round
+    # Points of a grid have the same times and clients, so they share one schedule.
     for point in points[1:]:
         point.schedule = first.schedule
     if first.rule.buffer is None:
@@ -323,13 +325,13 @@ class Batched(Executor):
 
     @classmethod
     def fitting(
-        cls, load: Load, budget: int, client: int, chunk: int | None, rest: int = 1
+        cls, load: Load, budget: int, client_bytes: int, chunk: int | None, rest: int = 1
     ) -> ExecutionPlan:
-        """As many clients and points as fit into ``budget`` bytes; the working set of one takes ``client`` bytes."""
+        """As many clients and points as fit into ``budget`` bytes; ``client_bytes`` are for one client of one point."""
         # Points first, because they share the rows that are read. Clients fill the rest of the cache.
-        client = max(1, client)
-        points = max(1, min(load.points, budget // client))
-        clients = max(1, budget // (client * points))
+        client_bytes = max(1, client_bytes)
+        points = max(1, min(load.points, budget // client_bytes))
+        clients = max(1, budget // (client_bytes * points))
         return ExecutionPlan(cls.name, min(load.clients, chunk or clients), points, rest)
 
     def one_round(self, ids: Sequence[int], downs: Sequence[Tree]) -> list[RoundTraffic | None]:
@@ -466,7 +468,10 @@ def fits_cache(load: Load) -> int:
 
 
 def points_together(method: Method, load: Load) -> Load:
-    """The load of the points that can be one batch: one point for closed forms, which read their hyperparameters."""
+    """The load of the points that can be one batch; only methods that train in many rounds are batched over points.
+
+    Closed forms, for example, read each hyperparameter as one number, not as one number per point.
+    """
     trains_in_rounds = method.gradient and not method.one_shot
     if method.central or not trains_in_rounds:
         return replace(load, points=1)

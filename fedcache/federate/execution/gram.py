@@ -163,6 +163,7 @@ class Gram(Batched):
     def __init__(self, batch: GridBatch, snapshots: Sequence[Snapshot | None] = ()) -> None:
         super().__init__(batch, snapshots)
         self.grams = (batch.cache or GridCache()).grams(batch.points[0])
+        # Not strict, because there may be no snapshots.
         for point, snapshot in zip(batch.points, snapshots, strict=False):
             restore(point.states, snapshot, self.grams)
         # Whether memory of the clients' first maps was returned to the system.
@@ -216,8 +217,9 @@ class Gram(Batched):
         """As many clients and points as fit the cache; ``rest`` is the chunk of the clients with many rows."""
         rest = Batched.plan(method, load, chunk).chunk
         load = points_together(method, load)
-        # The working set of one client is four copies (as of weights in other executions) of its coordinates and of a
-        # batch compared with everything that was sent (fedpcl: all clients' prototypes).
+        # The working set of one client has four copies of two tensors, as other executions have four copies of weights:
+        # the coordinates of its rows and of two bases, and the products of a batch with all that was sent (in fedpcl,
+        # the prototypes of all clients).
         longest = int(load.dual_rows().max(initial=1))
         outputs = max(1, load.outputs)
         coordinates = (longest + 2) * outputs * load.itemsize
@@ -314,7 +316,7 @@ class Gram(Batched):
     ) -> tuple[Tree, Tree]:
         """States and broadcast with their maps in coordinates, if the server sends the map.
 
-        Every one of these maps is a basis of this round, so its own coordinates are a unit vector.
+        Each of these maps is a basis of this round, so the coordinates of a map are a unit vector.
         """
         batch = self.batch
         state = batch.states(order, down)
@@ -380,7 +382,8 @@ class Gram(Batched):
                     tree = states[c]
                 maps = tuple(SameObject(t) for n, t in sorted(tree.items()) if is_first(n))
                 before = states.kept.get(order[0])
-                others, kept = _begin(self.grams, c, tree, twins.get(maps), before, states.blocks)
+                twin = twins.get(maps)
+                others, kept = _begin(self.grams, c, tree, twin, before, states.blocks)
                 twins[maps] = kept
                 states.keep(c, others, kept, self.grams)
 

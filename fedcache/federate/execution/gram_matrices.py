@@ -62,8 +62,9 @@ class GramMatrices:
             block = self.packed[first : first + n * len(group)]
             own = block.view(len(group), n, block.shape[-1])
             self.gram |= zip(group, _gram_matrices(own), strict=True)
-        self._kept: dict[tuple[int, ...], Tensor] = {}
+        self._kept: dict[tuple[int, ...], Tensor] = {}  # clients of a chunk -> ``stacked``
         self._kept_bytes = 0
+        # (client, scored rows Z) -> Z X', and Z B' of each basis B.
         self._scored: dict[tuple[int, bytes], tuple[Tensor, dict[SameObject, Tensor]]] = {}
 
     def of(self, client: int) -> Tensor:
@@ -121,6 +122,7 @@ class GramMatrices:
         for base in bases:
             if SameObject(base) not in seen:
                 seen[SameObject(base)] = z() @ base.mT
+        # One client and one point, which are axes of length 1.
         products = torch.stack([seen[SameObject(base)] for base in bases])
         return GramBasis(gram.unsqueeze(0), products[None, ..., None], 0)
 

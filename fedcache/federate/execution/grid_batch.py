@@ -58,7 +58,7 @@ class GridCache:
 
     def grams(self, job: RunState) -> GramMatrices:
         """The Gram matrices of the clients that are computed in coordinates."""
-        # For a client with more rows than half the features, the Gram matrix costs more than it saves.
+        # For a client whose rows are more than half the number of features, the Gram matrix costs more than it saves.
         width = job.data.x.shape[2]
         rows = {}
         for c in job.eligible.tolist():
@@ -264,6 +264,7 @@ class GridBatch:
         if accepted:
             self.check_finite(up, order)
         else:
+            # Uploads are rejected only in a batch of one point (``run_points``), so each client has one size.
             scalars, size = self.points[0].upload_size(up)
             for c in order:
                 sent[c] = [(scalars // len(order), size)]

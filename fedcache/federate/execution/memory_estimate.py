@@ -191,7 +191,8 @@ def _versions(job: RunState, clients: int, rounds: int) -> int:
 def _upload_bytes(job: RunState, kept: Tree) -> int:
     """Bytes of one client's upload, estimated by the server's tensors of the same names.
 
-    A server that stacks uploads holds those of all clients under these names, so the client's own tensors count then.
+    A server that stacks uploads holds the tensors of all clients under these names, so the tensors of one client are
+    counted instead.
     """
     total = 0
     for prefix, rule in job.method.pool(job.hp).items():
@@ -261,7 +262,7 @@ def forecast(
     if plan.name == "sequential":
         points = 1
     longest = int(load.rows.max(initial=0))
-    # Weights, gradient, the optimiser's moments, and one temporary of an update.
+    # Weights, gradient, one temporary of an update, and one moment of the optimiser; adam has a second moment.
     copies = 4 + (opt == "adam")
     at_once = plan.chunk * points
     row = load.width * load.itemsize
@@ -275,7 +276,8 @@ def forecast(
         stacked_grams = min(CACHE_BYTES, plan.chunk * few * few * load.itemsize)
         grams = load.gram_bytes() + stacked_grams
     else:
-        # The rows of a chunk that are gathered at once, and a batch of each client with its scores.
+        # The rows of a chunk that are gathered at once; and of each client a batch, taken as at most 64 rows with 64
+        # bytes of scores for each row.
         gathered = min(GATHER_BYTES, plan.chunk * longest * row)
         batches = at_once * min(longest, 64) * (row + 64)
         working = copies * at_once * load.head_bytes + gathered + batches
@@ -348,7 +350,7 @@ def refuse_too_much(
 
 
 def refuse_large_server(job: RunState, free: int) -> None:
-    """Refuse a run if its server's tensors of all clients do not fit into memory, before they are allocated.
+    """Refuse a run if the server's tensors do not fit into memory, before they are allocated for all clients.
 
     Raises MachineError, with the number of clients that would fit into ``free`` bytes.
     """

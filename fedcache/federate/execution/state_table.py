@@ -33,7 +33,7 @@ Kind = tuple[tuple[str, str, tuple[int, ...]], ...]
 """Names, dtypes and shapes of a client's tensors."""
 
 ROW = np.dtype([("at", "<i8"), ("kind", "<i4"), ("digest", "u1", (16,))])
-"""Entry of a client: its first byte in the file, the number of its kind from 1 (0: no entry yet), and its digest."""
+"""Entry of a client: its first byte in the file, the number of its kind from 1 (0: no entry), and its digest."""
 
 
 class StateTable(MutableMapping[int, Tree]):

@@ -17,9 +17,10 @@ single clients and no merging. What AFL adds is that each client has a model of 
 The removal needs X'X to be regular: more rows than features, and no feature that is a sum of others. Where it is not,
 the ridge K gamma stays, and ``cleaned`` is 0 in the log of the round. ``clean=false`` keeps it in any case.
 
-Checked against the released code (ZHUANGHP/Analytic-federated-learning, ``afl.py``): the same steps, with factors
-instead of inverses; its commands have gamma = 1 and the removal. C_k travels as a triangle; the code holds all of it,
-and its inverse. The server holds all uploads of the round: clients x D (D + 1) / 2 numbers.
+Checked against the released code (ZHUANGHP/Analytic-federated-learning, ``afl.py``): the steps here are the same, with
+factors instead of inverses. The released commands set gamma = 1 and remove the ridge. C_k travels as a triangle; the
+released code keeps all of C_k, and the inverse of C_k. The server holds all uploads of the round:
+clients x D (D + 1) / 2 numbers.
 """
 
 from __future__ import annotations

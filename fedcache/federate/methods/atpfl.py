@@ -1,4 +1,4 @@
-"""ATPFL: TPFL with a loss that pulls features to those of the received prompts and away from those of previous ones.
+"""ATPFL: TPFL with a loss that pulls features towards the received prompts and away from the previous prompts.
 
 Clients learn two prompts, as in ``tpfl``: vectors among the words of the class texts, and a frame or patch on the
 images. An extra loss pulls the features towards those of the received prompts, and away from those of the client's
@@ -7,15 +7,16 @@ previous prompts. The server averages the prompts.
 Zhao et al., UbiComp/ISWC 2023 companion, eqs 4 and 5:
     l_aug(z, z_g, z_prev) = -log( e^(cos(z, z_g)/G) / (e^(cos(z, z_g)/G) + e^(cos(z, z_prev)/G)) ),
     L = l_con + mu ( mean_c l_aug(t_c) + mean_i l_aug(z_v,i) ).
-z_g comes from the prompts received this round, z_prev from the client's own at the end of its last participation (the
-received ones in its first); neither takes a gradient. They are constant during the round, so they are computed once
-per class and image; a random patch moves, so its images are encoded again with each batch, at that batch's place.
+z_g comes from the prompts that the client receives in this round. z_prev comes from the prompts that the client had at
+the end of its last participation; in its first participation it had none, so z_prev is z_g. Neither takes a gradient.
+Both are constant during the round, so they are computed once for each class and image. Only a random patch moves with
+every batch, so the images of a batch are then encoded again, with the patch at the place that it has in this batch.
 
 The paper writes one Gamma in eqs 2 and 4 and prints no value. ``gamma_aug=auto`` is the Gamma of eq 2, 1/scale (0.01
 with CLIP's scale). A number, for example 0.5, is the Gamma of eq 4 alone (D-82). mu is not printed (D-62: 0.5).
 
-Limits: mu = 0 is ``tpfl`` bit for bit; in a client's first round l_aug is log 2 until the first step moves its prompts,
-and its first gradient 0.
+Limits: mu = 0 is ``tpfl`` bit for bit. In a client's first round l_aug is log 2 until the first step moves the client's
+prompts, and the first gradient of l_aug is 0.
 """
 
 from __future__ import annotations

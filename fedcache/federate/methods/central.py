@@ -6,10 +6,10 @@ result is deterministic.
 
 ``probe=lbfgs``, the default (D-88), is the reference that federated linear heads are measured against, and the usual
 linear probe: mean cross-entropy + (l2/2) |W|^2 by L-BFGS from zero weights to convergence, in float64. It is
-deterministic, and ignores ``init`` and the switches of SGD. ``probe=sgd`` is what E table 1 prints as "FC-central", and
-what its registry entries set: SGD 0.01, momentum 0.9, decay 1e-5, 10 epochs (E prints no batch or epochs, D-52: 50 and
-10). With few rows these are too few steps for an upper bound. ``logit_scale`` s makes the logits s (W x + b), for both
-(D-83).
+deterministic, and ignores ``init`` and the switches of SGD. ``probe=sgd`` is "FC-central" of table 1 of FST-CBDG (E):
+SGD with rate 0.01, momentum 0.9, decay 1e-5. E prints no batch and no epochs, so fedcache takes a batch of 50 and 10
+epochs (D-52). With few rows these are too few steps for an upper bound. ``logit_scale`` s makes the logits
+s (W x + b), for both (D-83).
 """
 
 from __future__ import annotations

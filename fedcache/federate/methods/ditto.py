@@ -1,4 +1,4 @@
-"""Ditto: every client trains a model of its own, held near a FedAvg model that knows nothing of it.
+"""Ditto: every client trains a model of its own, held near a FedAvg model that does not depend on it.
 
 Clients train a global model by FedAvg. In addition, every client trains a personal model, which a penalty keeps near
 the global one. Only the global model travels.
@@ -8,8 +8,8 @@ Li et al., "Ditto: fair and robust federated learning through personalization", 
 by local epochs on v_i against the w that was just received. v_i starts at the run's first weights. Only w travels.
 
 As in PFLlib v takes ``personal_epochs`` of the same optimiser with the same learning rate. Both models pass over the
-same batches in the same order, so each is, draw for draw, the method it becomes in the limit. The paper tunes lambda
-per data set; 1 is ours.
+same batches in the same order, so the limits below hold draw for draw. The paper tunes lambda per data set; fedcache
+takes 1.
 
 Released FedPCL code has no Ditto; preset ``official`` is its setting of FedAvg (D-02, D-09, D-13, D-14).
 Limits: w is ``fedavg`` bit for bit for every lambda; lambda = 0 makes v_i ``solo`` bit for bit; lr lambda = 1 keeps

@@ -24,17 +24,17 @@ By default ``lam=auto`` (ours): the server takes the lam with the lowest general
 ``heads.ridge.best_ridge`` computes from the sums. So lam does not depend on the partition. The paper's 0.01
 (``preset=paper``) is below every eigenvalue of A on the features of many deep networks, where it does nothing.
 ``lam_by=clients`` takes the lam whose model without client i has the lowest squared error on the rows of client i,
-summed over the clients. That follows from their sums, with the model W_i of all others,
+summed over the clients. This error follows from the clients' sums, with the model W_i of all clients but i:
     sum_i tr(W_i' A_i W_i) - 2 tr(W_i' B_i) + n_i.
-It is for few clients that differ, such as domains: the server keeps the sums of each client, and decomposes a matrix
+Use it for few clients that differ, such as domains: the server keeps the sums of each client, and decomposes a matrix
 for each.
 
 ``rff_dim`` > 0 works on random Fourier features made from the shared seed. Their bandwidth has to follow the scale of
 the features: ``rff_sigma=auto`` is the mean length of all clients' training rows, 1 for unit features (D-87). It costs
-one exchange more: each client sends the sum of its rows' lengths and their number, and receives the mean.
-The mean is over all clients, even if only some take part in the round. It counts in the traffic of the round: one
-scalar up and one down for every client. The log of the round has it as ``rff_sigma``. Sites of a real federation do not
-have that exchange, so their users set a number.
+one exchange more: each client sends the sum of the lengths of its rows and the number of these rows, and receives the
+mean. The mean is over all clients, even if only some take part in the round. This exchange counts in the traffic of the
+round, as one scalar up and one scalar down for every client. The log of the round has the mean as ``rff_sigma``. Sites
+of a real federation do not have that exchange, so their users set a number.
 
 ``omega`` > 0 (ours) is a personal model: client i solves (A + omega A_i + lam I)^-1 (B + omega B_i) from the sums that
 come back to it, so its own rows count 1 + omega times. omega = 0 is the global model, omega -> infinity its rows alone.
@@ -237,7 +237,10 @@ def system(sums: Tree, ctx: Ctx) -> tuple[Tensor, Tensor]:
 
 
 def prepare(sums: Tree, ctx: Ctx) -> Tree:
-    """The sums with the eigenvalues of A, if every diagonal entry gets the same ridge and there is one model."""
+    """The sums with the eigenvalues of A: for an automatic lam, and for a given lam if they serve the solution.
+
+    They serve it if every diagonal entry gets the same ridge and there is one model.
+    """
     if ctx.hp["lam_by"] == "clients":
         total = {name: t.sum(0) for name, t in sums.items()}
         known = {**total, **eigenvalues(total, ctx)}
@@ -296,6 +299,7 @@ def best_for_clients(up: Tree, known: Tree, ctx: Ctx) -> Tensor:
             W, b = weights(others, ctx, ridge)
             if ctx.hp["bias"]:
                 W = torch.cat([W, b.unsqueeze(-2)], -2)
+            # Without n_i, which does not depend on the ridge.
             errors[k] += (W * (A @ W - 2.0 * B)).sum()
     return ridges[errors.argmin()]
 
@@ -498,7 +502,7 @@ def paper_count(width: int, classes: int, _clients: int, hp: Hp) -> tuple[int, i
 
 
 def pool(hp: Hp) -> Mapping[str, Pooling]:
-    """The sums are added up; the server keeps those of each client where it leaves out clients."""
+    """The sums are added up; with ``lam_by=clients`` the server keeps the sums of each client."""
     if hp["lam_by"] == "clients":
         return {"": "stack"}
     return {"": "sum"}
@@ -540,7 +544,7 @@ METHOD = replace(
             "rows",
             "choice",
             "error that lam=auto minimises; rows: generalised cross-validation; clients: error "
-            "on each client in turn, when it is left out",
+            "on each client by the model of all other clients",
             choices=("rows", "clients"),
         ),
         HParam("bias", False, "bool", "append a column of ones (D-74)", official=True),

@@ -1,11 +1,11 @@
 """Federations through Flower: every client keeps its own shard on its own machine (extra ``flower``).
 
-    server --down of every point--> site: fit on its own rows --up--> gate --> pool --> aggregate
+    server --down of every point--> site: fit on its own rows --up--> validate --> pool --> aggregate
 
 ``messages`` packs trees of tensors as bytes. ``site`` computes for a client. ``sites`` waits for the sites over a
-``Transport`` and checks that they fit together; ``transport`` is the one of Flower. ``server`` makes the rounds and
-stores the runs. Only ``transport``, ``secure_aggregation`` and the two apps import Flower, so the rest is tested
-without it.
+``Transport`` and checks that the sites fit together; ``transport`` is Flower's. ``server`` makes the rounds and stores
+the runs. Only ``transport``, ``secure_aggregation``, ``app_forks`` and the two apps import Flower, so the rest is
+tested without it.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ IMPORTED = (
 
 def run_app(spec: ExecutionSpec) -> None:
     """Answer one message, in a fork. It ends with the process that made the fork, which ends with the SuperExec."""
-    # Forks start with SIGINT blocked. Flower ends an app with it, for example when its parent has ended.
+    # Forks start with SIGINT blocked. Flower ends an app with SIGINT, for example if the app's parent has ended.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     parent = os.getppid()
     sys.argv = ["flwr-clientapp", "--parent-pid", str(parent)]  # as ``end_with_parent`` reads it
@@ -48,7 +48,7 @@ def run_app(spec: ExecutionSpec) -> None:
     )
 
 
-class ForkExecutor(SubprocessExecutor):  # type: ignore[misc]  # as in secure_aggregation
+class ForkExecutor(SubprocessExecutor):  # type: ignore[misc]  # linters do not have Flower
     """Starts the app of every message as a fork."""
 
     def launch(self, spec: ExecutionSpec) -> LaunchResult:
@@ -59,6 +59,6 @@ class ForkExecutor(SubprocessExecutor):  # type: ignore[misc]  # as in secure_ag
 
 def main() -> None:
     """Run Flower's own command line ``flower-superexec`` with forks."""
-    worker_context(*IMPORTED)
+    worker_context(*IMPORTED)  # starts the process that ``FORKS`` forks
     run_superexec.get_executor = lambda *_, **__: ForkExecutor()
     flower_superexec()

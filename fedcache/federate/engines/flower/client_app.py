@@ -77,4 +77,5 @@ def masked(message: Message, context: Context) -> Message:
 for _kind, _type in KINDS.items():
     _category, _, _action = _type.partition(".")
     getattr(app, _category)(_action)(partial(answered, _kind))
+# Messages of SecAgg+ have the type ``train`` without an action.
 app.train(mods=[least_sites, secaggplus_mod])(masked)

@@ -134,6 +134,7 @@ class Masking:
                 "The server expects other tensors than this site's upload has.",
                 "Install the same version of fedcache on the server and on the site.",
             )
+        # ``torch.cat`` needs a tensor, even if an upload has none.
         parts = [torch.zeros(0, dtype=torch.float64)]
         for t in self.tensors:
             value = up[t.name].double()
@@ -178,7 +179,7 @@ class Masking:
         return found
 
     def _factor(self, t: MaskedTensor, rows: float) -> float:
-        """The factor of a tensor in the vector of a site with ``rows`` rows; with one row, that of the pooled sum."""
+        """The factor of a tensor in the vector of a site with ``rows`` rows; ``rows=1`` gives the factor of the sum."""
         if t.rule == "uniform":
             return 1.0
         weight = 1.0

@@ -173,7 +173,7 @@ def _values(raw: RawTensor, rows: RawTensor | None, shape: tuple[int, ...]) -> n
             raise MalformedError(f"a tensor has shape {values.shape}, but its header says {shape}")
         return values
     sent = _array(rows)
-    count = 0
+    count = 0  # ``pack`` sends a tensor with fewer than two axes whole, without numbers of rows
     if len(shape) > 1:
         count = math.prod(shape[:-1])
     sound = sent.ndim == 1 and sent.dtype == np.int32

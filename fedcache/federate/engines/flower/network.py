@@ -54,9 +54,8 @@ class Address:
 
     host: str  # an address or a name
     port: int
-    ca: Path | None = (
-        None  # certificate of the authority that signed the server's; None without TLS
-    )
+    # Certificate of the authority that signed the certificate of the server; None without TLS.
+    ca: Path | None = None
 
     def __str__(self) -> str:
         if ":" in self.host:
@@ -82,7 +81,7 @@ class Address:
             )
 
     def check(self) -> bool:
-        """Whether a server listens there. Raises MachineError for a wrong certificate, and for one without TLS."""
+        """Whether a server listens there. Raises MachineError for a wrong certificate, or a server without TLS."""
         try:
             with socket.create_connection((self.host, self.port), timeout=5.0) as plain:
                 if self.ca is None:
@@ -161,7 +160,7 @@ def start_supernode(
     site's own processes.
     """
     check_port("127.0.0.1", port)
-    settings = [key + "=" + json.dumps(str(value)) for key, value in config.items()]
+    settings = [field + "=" + json.dumps(str(value)) for field, value in config.items()]
     command = [
         program("flower-supernode"),
         "--superlink",
@@ -258,10 +257,10 @@ def register(address: Address, publics: Sequence[Path]) -> None:
 def run_app(
     path: Path, address: Address, on_words: Callable[[dict[str, Any]], None]
 ) -> dict[str, Any]:
-    """Start a run of an app and follow its log until it ends; returns its last words, ``done`` or ``error``.
+    """Start a run of an app and follow its log until the run ends; returns the last message, ``done`` or ``error``.
 
     ``on_words`` is called with every note and warning of the run. Raises MachineError if the run cannot be started or
-    ends without last words.
+    ends without such a message.
     """
     if not address.check():
         raise MachineError(

@@ -134,11 +134,11 @@ class Plan:
     quorum: int = 1  # least valid uploads of a round
     wait: float = 120.0  # seconds for the sites to come
     timeout: float = 600.0  # seconds for an answer
-    runs: str = ""  # directory of results, on the server; "" for the one under its FEDCACHE_HOME
+    runs: str = ""  # directory of results, on the server; "" for runs in the server's home
     fresh: bool = False  # run again although results are stored
-    secure: bool = False  # whether the server gets the sum of a round's uploads only
+    secure: bool = False  # whether the server gets only the sum of a round's uploads
     secure_bound: float = BOUND  # largest absolute value in an upload with ``secure``
-    answer: str = ""  # file for the end of the run, on the server; "" for none
+    answer: str = ""  # not used, but apps contain it
 
     @property
     def terms(self) -> Terms:
@@ -190,6 +190,7 @@ class Plan:
         check_sweeps([self.train.method], self.sweep)
         for key in self.sweep:
             place, name = split_key(key)
+            # A message has one ``feat_post`` for all points, so a sweep cannot change it.
             if place != "set" or name == "feat_post":
                 raise UsageError(
                     f"--sweep {key}: a federation can sweep only hyperparameters of the training.",

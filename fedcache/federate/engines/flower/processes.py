@@ -33,7 +33,7 @@ HIGH = (1, 42)
 INSTALL = "pip install 'fedcache[flower]'"
 
 START_WITHIN = 60.0
-"""Seconds that a program has to open its port."""
+"""Seconds within which a program must open its port."""
 
 GRACE = 8.0
 """Seconds between the request to stop a process and killing it."""
@@ -65,7 +65,7 @@ def program(name: str) -> str:
 
 
 def environment(flwr_home: Path) -> dict[str, str]:
-    """The environment of every Flower process: no telemetry, no update check, no installation, a folder of its own."""
+    """The environment of every Flower process: no telemetry, no update check, no installation, a separate FLWR_HOME."""
     return {
         **os.environ,
         **QUIET,
@@ -82,7 +82,7 @@ def program_path() -> str:
 
 
 def end_with_parent(grace: float = GRACE) -> None:
-    """End this process of Flower ``grace`` seconds after the process that started it.
+    """End this process of Flower ``grace`` seconds after the end of the process that started it.
 
     Flower sends a process SIGINT when the process of ``--parent-pid`` has ended. But the process may then wait forever
     for an answer of the killed server, and work in the same directory as the ServerApp of the next start.
@@ -185,6 +185,7 @@ def start(
 
 def stop_all(processes: Sequence[Process]) -> None:
     """Stop processes, the last started first."""
+    # All are told to end first, so that they end at the same time.
     for process in reversed(processes):
         process.popen.terminate()
     for process in reversed(processes):
@@ -198,7 +199,7 @@ def descendants(pid: int) -> dict[int, str]:
         child = int(entry.name)
         fields = _stat(child)
         if fields:
-            parent = int(fields[1])
+            parent = int(fields[1])  # field 4
             children.setdefault(parent, []).append(child)
     found = []
     waiting = [pid]
@@ -211,7 +212,7 @@ def descendants(pid: int) -> dict[int, str]:
 
 
 def _stat(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat after the name of the process; [] if it has ended."""
+    """The fields of /proc/PID/stat from field 3 on, which follows the name of the process; [] if it has ended."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -224,7 +225,7 @@ def _start_time(pid: int) -> str:
     """The start time of a process, in ticks since boot; "" if it has ended."""
     fields = _stat(pid)
     if len(fields) > 19:
-        return fields[19]
+        return fields[19]  # field 22
     return ""
 
 

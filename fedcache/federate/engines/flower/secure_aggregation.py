@@ -47,7 +47,7 @@ from fedcache.parsing import parse_json
 
 
 def least_that_stay(sites: int) -> int:
-    """The number of sites that must stay to the end of a round: two thirds, and at least ``LEAST_SITES``.
+    """The number of sites that must stay to the end of a round: two thirds, rounded up, at least ``LEAST_SITES``.
 
     It is also the number of shares that reveal the secrets of a site that left.
     """
@@ -55,6 +55,7 @@ def least_that_stay(sites: int) -> int:
 
 
 NUMBER_BYTES = 8
+"""Bytes that count for a number in a message."""
 
 
 class MessageExchange(Protocol):
@@ -157,8 +158,8 @@ def secure_sum(
     polled = _PollingGrid(transport, grid)
     round_ = _RoundStrategy(contents, cast(Grid, polled))
     workflow = SecAggPlusWorkflow(
-        1.0,
-        least_that_stay(len(contents)),
+        1.0,  # each site gives all sites a share of its secrets
+        least_that_stay(len(contents)),  # number of shares that reveal a secret
         max_weight=1.0,
         clipping_range=bound,
         quantization_range=levels_for(len(contents)),
@@ -189,7 +190,7 @@ def secure_sum(
         if stage == workflow.setup_stage:
             for node, content in contents.items():
                 progress.nid_to_fitins[node].update(content)
-    # SecAgg+ writes the mean over the received vectors into the answer of each of their nodes.
+    # SecAgg+ writes the mean over the received vectors into the answer of each node that sent a vector.
     words = {node: _words(answer) for node, answer in round_.answers.items()}
     first = next(iter(round_.answers.values()))
     mean = parameters_to_ndarrays(first.parameters)[0]
@@ -239,5 +240,6 @@ def vector_answer(message: Message, answer: SiteMessage) -> Message:
     vector = torch.cat([tree["vector"] for tree in answer.trees]).numpy()
     parameters = ndarrays_to_parameters([vector])
     words = {"words": json.dumps(answer.words)}
+    # 1 example for every site, because the vector already has the weight of the site's rows.
     result = FitRes(Status(Code.OK, ""), parameters, 1, words)
     return Message(compat.fitres_to_recorddict(result, keep_input=False), reply_to=message)

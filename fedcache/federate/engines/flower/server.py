@@ -100,7 +100,7 @@ def _sums_of_job(
     size = len(total)
     complete = size == masking.size and bool(torch.isfinite(total).all())
     if not failed and not complete:
-        failed = f"only {size} of {masking.size} numbers of the sum are finite"
+        failed = f"the sum does not consist of {masking.size} finite numbers"
     missing = {}
     for node, why in answer.missing.items():
         if node not in answer.words:
@@ -138,6 +138,7 @@ class Server:
         clients = [client_of(m.facts) for m in self.sites.members]
         leaves_out = spec.trust.on_bad == "reject"
         silent = spec.method.uploads is sends_nothing
+        # An upload without tensors cannot make the server's step fail, so uploads are not kept for a later rejection.
         trust = spec.trust
         if silent:
             trust = replace(trust, on_bad="fail")
@@ -447,7 +448,7 @@ class Server:
         entries = []
         for job in jobs:
             run = job.run
-            # Tensors of a setting travel in the trees.
+            # A job is one configuration, so none of its hyperparameters is a tensor; the test is for the type checker.
             hp = {name: value for name, value in run.hp.items() if not isinstance(value, Tensor)}
             since = job.latest.get(client, 0)
             site = SiteJob(job.id, hp, run.seed, run.round + ahead, since)
@@ -529,7 +530,7 @@ def _result_or_reason(answer: SiteMessage | str) -> SiteMessage | str:
 
 
 def checked_counts(answer: SiteMessage, place: int, facts: SiteFacts) -> Tensor | str:
-    """The counts of one job [domains, C, C + 1], or in words why they are wrong."""
+    """The counts of one job [domains, C, C + 1] as in ``site.counts_of``, or in words why they are wrong."""
     C = len(facts.classes)
     try:
         counts = answer.trees[place]["counts"]
@@ -681,8 +682,9 @@ def _open_points(plan: Plan, source: SiteRows, home: Home, observer: Observer) -
     """Every point of a plan as a run."""
     opened = []
     for swept, config in plan.points:
-        # The configuration is that of ``--clients-from``, with which all shards in one directory repeat the run.
+        # The server reads and extracts no features, so it has no seconds for that.
         inputs = replace(prepare_run(config, source), seconds={})
+        # With this configuration, `fedcache train --clients-from DIR` repeats the run on a directory of all shards.
         spec = inputs.resolve(replace(config, clients_from="sites"))
         # The engine is part of the identity, because secure aggregation rounds the sums.
         engine = "flower"
@@ -718,7 +720,7 @@ def _begin_points(points: Sequence[OpenRun], observer: Observer, *, fresh: bool)
 
 
 def _start_seed(run: OpenRun, seed: int, server: Server, observer: Observer) -> ServerJob:
-    """Start a seed, from its checkpoint if it has one. Every round writes a checkpoint, because it takes seconds."""
+    """Start a seed, from its checkpoint if it has one. Every round takes seconds, so it writes a checkpoint."""
     state = run.checkpoint(seed)
     if state is not None:
         observer.note(f"Seed {seed}: resuming after round {state.meta['round']}.")

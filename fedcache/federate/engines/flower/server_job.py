@@ -41,9 +41,11 @@ class ServerJob:
     rounds: int  # number of rounds in all
     participation: int | float | None  # as ``RunState.sample`` takes it
     on_round: OnRound  # called after every round
-    leaves_out: bool = False  # whether an invalid upload is left out of its round, or ends the run
+    # True: an invalid upload is left out of its round; False: an invalid upload ends the run.
+    leaves_out: bool = False
     records: list[RoundRecord] = field(default_factory=list)  # of the rounds so far
-    # client -> (name, shape) of the tensors of its state, sorted by name, without tensors with an axis of rows
+    # client -> (name, shape) of the tensors of its state, sorted by name. Tensors under ``rows/`` are left out, because
+    # they have one row for each training row, so their shapes differ between clients.
     outlines: dict[int, tuple[tuple[str, tuple[int, ...]], ...]] = field(default_factory=dict)
     evaluation: Evaluation | None = None  # of the last round that was scored
     scored_rows: Data | None = None  # labels of the rows that ``evaluation`` scored
@@ -54,7 +56,7 @@ class ServerJob:
     latest: dict[int, int] = field(default_factory=dict)
 
     def answered(self, client: int, words: Any) -> int:
-        """The round that the words of a client answer; the shapes of the client's state are kept.
+        """Check the words of a client's answer, and keep the shapes of its state; returns the round that was answered.
 
         Raises ValueError for words that do not belong to this job.
         """
@@ -66,11 +68,12 @@ class ServerJob:
             raise ValueError(f"it answers job {found} instead of {expected}")
         number = words.get("round")
         outline = words.get("outline")
-        shapes: list[Any] = [None]
-        if isinstance(outline, dict):
-            shapes = list(outline.values())
-        sound = all(map(_is_shape, shapes))
-        if type(number) is not int or not sound or len(shapes) > MOST_TENSORS:
+        sound = (
+            isinstance(outline, dict)
+            and len(outline) <= MOST_TENSORS
+            and all(map(_is_shape, outline.values()))
+        )
+        if type(number) is not int or not sound:
             raise ValueError("its header is malformed")
         if outline:
             held = []

@@ -194,7 +194,7 @@ class Loopback:
         return process
 
     def run(self, plan: Plan, on_words: OnWords) -> dict[str, Any]:
-        """Write the plan's app and run it; returns the last words of the run."""
+        """Write the plan's app and run it; returns the last message of the run."""
         app = write_app(plan, self.folder / f"app-{plan.train.method}")
         return run_app(app, self.address, on_words)
 
@@ -235,7 +235,7 @@ def up(
     port: int | None,
     keep: Path | None,
 ) -> dict[str, Any]:
-    """Run a plan on loopback with one site for each shard of a directory; returns the last words of the run.
+    """Run a plan on loopback with one site for each shard of a directory; returns the last message of the run.
 
     Args:
         plan: the run; its number of sites is set to the number of shards.
@@ -251,7 +251,7 @@ def up(
     """
     stores = client_paths(shards)
     for path in stores:
-        Store.open(path)
+        Store.open(path)  # a store that cannot be opened ends the command before anything starts
     plan = replace(plan, sites=len(stores)).checked()
     if keep is None:
         # In the home, because ``fedcache gc`` lists leftovers of killed and failed runs there.

@@ -124,15 +124,15 @@ class Site:
         for job, down in zip(jobs, message.trees, strict=True):
             run = self._run(job, clients, number, dtype)
             if kind == "score":
-                run.round = job.round
-                run.down = lambda down=down: down  # type: ignore[method-assign, misc]  # the server's tree is not here
+                run.round = job.round  # the round that was fitted last
+                run.down = lambda down=down: down  # type: ignore[method-assign, misc]  # a site has no server
                 domains = len(self.request.store.samples.domains)
                 counts = counts_of(score_job(run), self.data, domains)
                 trees.append({"counts": counts})
                 self._save_model(run, job)
                 answers.append({"id": job.id, "round": job.round})
                 continue
-            run.round = job.round - 1
+            run.round = job.round - 1  # a run counts from 0
             # Points that differ only in settings of the server share one upload if the method allows it.
             key: Any = job.id
             if shares_uploads(method):
@@ -146,7 +146,7 @@ class Site:
             secure = message.words.get("secure")
             if secure is not None:
                 # ``secure_aggregation`` masks the vector before it leaves.
-                masking = Masking.from_words(secure[len(trees)])
+                masking = Masking.from_words(secure[len(trees)])  # of this job
                 up = {"vector": masking.vector(up, down, float(message.words["weight"]))}
             trees.append(up)
             outline = {name: list(t.shape) for name, t in kept.items()}
@@ -352,7 +352,7 @@ class SiteRequest:
         return [str(self.store.arrays[key].digest) for key in self.keys]
 
     def text(self) -> np.ndarray | None:
-        """Class text features, for a method that reads them. Raises StoreError for those of other weights."""
+        """Class text features, for a method that reads them. Raises StoreError if other weights made them."""
         text, _ = text_of(self.method, self.hp, self.store, self.keys)
         if text is not None:
             check_text(self.store, self.keys[0])
@@ -361,7 +361,8 @@ class SiteRequest:
     def client(self, name: str | None) -> Client:
         """The client of this store, with its training and test rows without a defect.
 
-        Raises UsageError for validation rows, which sites do not score, and for a client without a name.
+        Raises UsageError for a shard with validation rows, which sites do not score, and for a client without a name.
+        Validation rows of a store that is no shard are not used.
         """
         shard = self.store.dataset.get("shard")
         s = self.store.samples

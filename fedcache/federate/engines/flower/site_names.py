@@ -88,5 +88,5 @@ def names_of(port: int, home: Home) -> SiteNames:
 
 
 def server_folder(port: int) -> str:
-    """Name of the folder of the server at a port, below ``flower`` of the home."""
+    """Name of the folder of the server at a port. The folder is in ``flower`` of the home."""
     return f"server-{port}"

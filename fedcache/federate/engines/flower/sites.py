@@ -436,7 +436,7 @@ class Terms:
 
 @dataclass
 class MissedSite:
-    """A site that was missing in a round, and why."""
+    """A site that was missing in a round, and why; or a site that joined in a round."""
 
     round: int
     site: str
@@ -485,6 +485,7 @@ class Sites:
         while True:
             arrived += self._request_facts(lacking, max(last - time.monotonic(), ANSWER))
             kept, differing, rejected = self._select_members(arrived)
+            # ``--like`` names the group of sites, or more than half of them are in one group.
             decided = bool(self.terms.like) or len(arrived) > 2 * len(differing)
             late = time.monotonic() >= last
             if (decided and len(kept) >= self.terms.sites) or late:
@@ -725,15 +726,18 @@ class SiteRows:
     def partitions(
         self, method: Method, seeds: Sequence[int]
     ) -> tuple[dict[int, Partition], str | None]:
-        """Every site is a client with one row that stands for all of its rows; the digest of the stores names them."""
-        one = np.zeros(1, np.int64)
-        none = np.ones(1, np.int64)
+        """Every site is a client with one training row and one test row, which stand for all of its rows.
+
+        The digest of the stores identifies the real rows.
+        """
+        train = np.zeros(1, np.int64)
+        test = np.ones(1, np.int64)
         partition = Partition(
             scheme="sites",
             args={"stores": self._stores},
             seed=0,
-            clients=tuple(Client(f.name, one, none) for f in self.facts),
-            test=none,
+            clients=tuple(Client(f.name, train, test) for f in self.facts),
+            test=test,
             dataset=str(self.dataset()["digest"]),
             pool=sum(f.train for f in self.facts),
             dropped=0,
@@ -844,7 +848,7 @@ def score_counts(
     def scores(rows: Tensor) -> Tensor:
         answer = predicted[rows]
         hot = one_hot(answer.clamp(min=0), C).double()
-        hot[answer < 0] = torch.nan
+        hot[answer < 0] = torch.nan  # no prediction
         return hot
 
     def model(_client: int) -> Scores:

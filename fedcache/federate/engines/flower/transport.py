@@ -112,9 +112,9 @@ class FlowerTransport:
         for node, message in messages.items():
             found[node] = "the SuperLink did not take the message"
             # One message at a time, because all of them together can be too large for the SuperLink.
-            for number in self._grid.push_messages([message]):
-                if number:
-                    waiting[number] = node
+            for message_id in self._grid.push_messages([message]):
+                if message_id:
+                    waiting[message_id] = node
                     found[node] = f"it did not answer within {timeout:g} s"
         last = time.monotonic() + timeout
         while waiting and time.monotonic() < last:

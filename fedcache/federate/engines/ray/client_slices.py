@@ -38,6 +38,7 @@ SLICE_CLIENTS = 64
 """Maximum number of clients in a slice. A slice's uploads stay in memory until all earlier slices are pooled."""
 
 Group = Sequence[int]
+"""Clients with one upload: one client, or several clients with summed uploads."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +58,10 @@ class HeldRun:
     def __init__(self, task: ClientsTask) -> None:
         keep_freed_memory()
         torch.set_num_threads(task.threads)
+        # Without extraction, because the driver has extracted the features.
         preparation = Preparation(task.home, Silent(), Stop(), False, task.repartition)
         rows = row_source(task.config, task.partition, preparation)
+        # None, because the configuration names the method.
         inputs = prepare_run(task.config, rows, None, task.home.root / LEDGER)
         self.inputs, self.spec = resolve_inputs(inputs, task.config, Silent())
         self._job: RunState | None = None
@@ -128,6 +131,7 @@ def slices(groups: Sequence[Group], at_least: int) -> list[list[Group]]:
 
 def over_ray(opened: ExitStack, open_pool: Callable[[], RayWorkerPool]) -> None:
     """Train the clients of every run of this block on workers; ``open_pool`` is called when they are first needed."""
+    # An executor is registered as a class, so the pool belongs to a new class.
     pool = staticmethod(cache(open_pool))
     execution = type("OverRay", (OverRay,), {"pool": pool})
     opened.enter_context(registered(execution))

@@ -71,6 +71,7 @@ def open_pool(
     gpus = 0
     if on_gpus:
         gpus = _gpus()
+    # A local cluster has the CPUs of its workers; with GPUs all CPUs, because they decode images.
     cpus = cores()
     if not gpus:
         workers_here = workers or max(1, cores() // threads)
@@ -124,6 +125,7 @@ def slices(request: GridRequest) -> list[Slice]:
         return [((number,),) for number in range(len(request.points))]
     found: dict[Any, list[tuple[int, ...]]] = {}
     for group in point_groups(request.points):
+        # All points of a method that shares uploads are one slice; any other group of points is a slice of its own.
         key: str | int = group[0]
         name, _ = request.points[group[0]]
         if shares_uploads(find_method(name)):
@@ -277,7 +279,7 @@ class RayEngine:
         MachineError for the cluster; StoppedError after a stop. Finished points are kept.
         """
         request = grid.request
-        # Features are extracted once, and a wrong option gives one message.
+        # Before the workers start, so that features are extracted once, and a wrong option gives one message.
         grid.prepare_first()
         methods = {name for name, _ in request.points}
         pieces = slices(request)

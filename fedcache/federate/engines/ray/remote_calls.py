@@ -75,12 +75,14 @@ class RayWorkerPool:
         self.cluster = cluster
         self.cpus = cpus
         self.gpus = gpus
-        self.most = most or 1 << 20
+        self.most = most or 1 << 20  # without a limit, a number that no cluster reaches
         ray = cluster.ray
-        # Sent with every call. The setup may be large, so it is stored once in the cluster, and workers fetch it.
+        # Sent with every call. The setup may be large, so it is stored once in the cluster, and workers fetch it. In a
+        # list it stays a reference; Ray would replace a reference that is itself an argument by the value.
         session = secrets.token_hex(8)
         environment = worker_environment(cluster.home)
         self._head = (make, use, session, environment, [ray.put(setup)])
+        # Reference of a call -> its tag, and the number of its actor (0 for a task).
         self._waiting: dict[Any, Any] = {}
         self._actors: list[Any] = []
         if gpus:

@@ -70,8 +70,8 @@ DISTIL = (
         "key_mode",
         "eval",
         "choice",
-        "BatchNorm statistics for the keys of a queue: running statistics, or with train those of "
-        "the batch (D-94)",
+        "BatchNorm statistics for the keys of a queue; eval: running statistics; train: statistics "
+        "of the batch (D-94)",
         choices=("eval", "train"),
         official="train",
     ),
@@ -109,7 +109,7 @@ DISTIL = (
         "sim_topk_own",
         False,
         "bool",
-        "round sim_topk_percent of a row down, and keep the row's similarity to itself as well "
+        "round the number of kept similarities down, and keep the row's similarity to itself too "
         "(D-96)",
         official=True,
     ),
@@ -140,7 +140,7 @@ def unit(p: Tree, x: Tensor, ctx: Ctx) -> Tensor:
 
 @dataclass
 class Queue:
-    """Keys [K, d] of the rows ``places`` [K], the oldest overwritten first; ``at`` counts the keys pushed so far."""
+    """Keys [K, d] of the rows ``places`` [K], the oldest overwritten first. ``at``: keys pushed since it was empty."""
 
     keys: Tensor
     places: Tensor
@@ -257,6 +257,7 @@ def distil(w: Tree, target: Ensemble, ctx: Ctx) -> Tree:
             updates = take_step(p, batch, now)
         if ema == "after" and not filling:
             follow(p)
+        # The key encoder takes the student's running statistics.
         key_updates = {f"key/{name}": t.clone() for name, t in updates.items()}
         return {**updates, **key_updates}
 

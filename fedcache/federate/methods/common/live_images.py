@@ -58,7 +58,7 @@ AUGMENT = (
         "auto",
         "choice",
         "crop of the augmentation; resized: a window of random size; padded: a window as large "
-        "as the image, over a margin of 4 px; auto: that of the policy",
+        "as the image, over a margin of 4 px; auto: the crop of the policy",
         choices=("auto", "resized", "padded", "none"),
     ),
     HParam(
@@ -150,6 +150,7 @@ def policy_of(hp: Hp, image: tuple[int, int]) -> Policy:
         name = "imagenet"
         if small:
             name = "cifar"
+    # ``supervised`` has a policy of its own for larger images.
     policy = LARGE_SUPERVISED
     if small or name != "supervised":
         policy = POLICIES[name]

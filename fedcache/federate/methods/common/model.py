@@ -201,7 +201,7 @@ CLASSIFIER = ("Q.W", "Q.b")
 
 
 def declare(*groups: HParam | Iterable[HParam], **defaults: Value) -> tuple[HParam, ...]:
-    """Join declarations. Those named in ``defaults`` get that default, which the presets then have too."""
+    """Join declarations. Those named in ``defaults`` get that default, in presets ``official`` and ``tuned`` too."""
     made: list[HParam] = []
     for group in groups:
         if isinstance(group, HParam):

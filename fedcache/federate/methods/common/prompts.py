@@ -139,7 +139,7 @@ AUG = (
         "temperature of the pull towards the global prompts; the paper prints one Gamma for eqs "
         "2 and 4 (D-82)",
         low=1e-6,
-        auto="1/scale, that of eq 2",
+        auto="1/scale, the Gamma of eq 2",
     ),
 )
 
@@ -168,7 +168,7 @@ def scale(ctx: Ctx) -> float | Tensor:
 
 
 def pull_temperature(ctx: Ctx) -> float | Tensor:
-    """Gamma of ATPFL's eq 4: that of eq 2, whose cosines are multiplied by ``scale`` = 1/Gamma, unless it is set."""
+    """Gamma of ATPFL's eq 4: ``gamma_aug`` if it is set, else the Gamma of eq 2, which is 1 / ``scale``."""
     if ctx.hp["gamma_aug"] is None:
         return 1.0 / scale(ctx)
     return ctx.number("gamma_aug")
@@ -229,6 +229,7 @@ def init_context(ctx: Ctx) -> Tensor:
     tower = ctx.towers.text
     if ctx.hp["ctx_init"] == "words":
         tokens, end = tower.embed([ctx.towers.template.partition("{}")[0]])
+        # Without START, which is token 0, and END.
         words = tokens[0, 1 : int(end)].to(ctx.env.dtype)
         if ctx.hp["csc"]:
             return words.expand(ctx.env.classes, *words.shape).clone()
@@ -311,6 +312,7 @@ def check(hp: Hp, ctx: Ctx) -> None:
             "Use --set ctx_init=normal, or extract text features with another --text.",
         )
     class_names(ctx, n)
+    # 0 for no visual prompt; some methods have no visual prompt and no ``vp_size``.
     if hp.get("vp_size", 0) == 0:
         return
     height, width = ctx.image

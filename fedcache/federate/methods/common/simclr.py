@@ -1,9 +1,9 @@
 """Shared code of the self-supervised methods: pairs of views, SimCLR's loss, and the linear probe.
 
 Chen et al., "A simple framework for contrastive learning of visual representations", ICML 2020; FLESD eq 3. On images
-the two views are made live, step by step as torchvision makes them (``heads.augment``), which is exact; on features
-each row shows two of its stored augmentations (four views or more are wanted; ``fidelity`` is cached_views), or, with
-one stored view only, itself under two dropout masks (approx).
+the two views are made live, step by step as torchvision makes them (``heads.augment``), which is exact. On features
+each row shows two of its stored augmentations; ``fidelity`` is then cached_views, and at least four stored views are
+recommended. With only one stored view, each row shows this view under two dropout masks (approx).
 The probe: freeze, drop the projection, train one linear layer on all labelled rows, report test accuracy.
 """
 
@@ -236,7 +236,8 @@ def fit_with(loss: Loss, *, send: bool) -> Fit:
         make_batches = pairs(data, ctx)
         p = select({**down, **state}, names(ctx.hp))
         p["loss"] = torch.zeros_like(state["loss"])
-        # For the steps of an epoch, [2, 4]: the factors of their losses in ``loss``, and what they add to its numbers.
+        # [2, 4], for each step of an epoch. Row 0 has the factors with which the loss of the step is added to ``loss``;
+        # row 1 has the numbers that are added, so that ``loss`` counts the steps.
         counted = state["loss"].new_zeros(2, 4)
 
         def batches(carry: Tree, epoch: int) -> Batches:

@@ -165,7 +165,8 @@ def with_rows(
 ) -> Batches:
     """Batches of an epoch, each with its part of the synthetic rows.
 
-    ``classes`` are those of each client's rows. They are shuffled in place and divided among its steps.
+    ``classes`` has the classes of each client's synthetic rows, which are shuffled in place and divided among the steps
+    of the client.
     """
     M = len(data.n)
     steps = [len(batch_sizes(n, ctx.hp)) for n in data.n]
