@@ -895,7 +895,7 @@ TABLE = (
         "the_classes_are_the_values_that_occur_in_order",
         "words that are equal as numbers are one class",
         "tables/words.py",
-        "if not finite or any(value != round(value) for value in finite):",
+        "if any(value != round(value) for value in finite):",
         "if True:",
     ),
     B(

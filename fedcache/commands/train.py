@@ -127,9 +127,9 @@ def answer_lines(done: Run, *, verbose: bool = False) -> list[str]:
     prior = result["accuracy"].get("client_prior")
     if prior is not None:
         shown = {name: percent(value) for name, value in prior.items()}
-        own = f"{shown['own_rows']} % without and {shown['own_rows_with_prior']} % with the prior"
-        whole = f"{shown['all_rows']} % without and {shown['all_rows_with_prior']} % with the prior"
-        notes.append(f"Client prior: own test rows {own}; all test rows {whole}.")
+        own = "own test rows {own_rows} % without and {own_rows_with_prior} % with the prior"
+        whole = "all test rows {all_rows} % without and {all_rows_with_prior} % with the prior"
+        notes.append(f"Client prior: {own}; {whole}.".format(**shown))
     notes += describe_trust(result.get("trust", {}))
     notes.append(cost_words(run))
     lines += [f"  {note}" for note in notes]

@@ -309,6 +309,5 @@ def encoders_of(
             item.backbone, item.weights, item.recipe, str(model.facts.template)
         )
     except UsageError as error:
-        raise refused(
-            f"its live encoders are {item.backbone.name}, which has none ({error.message})"
-        ) from error
+        name = item.backbone.name
+        raise refused(f"its live encoders are {name}, which has none ({error.message})") from error

@@ -188,8 +188,9 @@ def compare_entries(
     for where, group in zip(setting_names(groups), groups, strict=True):
         if len(group) < 2:
             only = group[0]
+            digest = only.digest[:8]
             sentences.append(
-                f"{where}: there is only one run, {only.method} ({only.digest[:8]}), so nothing can be compared."
+                f"{where}: there is only one run, {only.method} ({digest}), so nothing can be compared."
             )
             continue
         try:
@@ -252,7 +253,8 @@ def alone_lines(group: HeldOutGroup) -> list[str]:
         mean = mean_over_values(accuracy)
         of = "no mean"
         if mean is not None:
-            of = f"mean {percent(mean)} % over {len(accuracy)} held-out values"
+            count = len(accuracy)
+            of = f"mean {percent(mean)} % over {count} held-out values"
         lines.append(f"{group.title}: {name}, {of} ({each}).")
     return lines
 

@@ -860,7 +860,8 @@ def across(entries: Sequence[StoredRun], metric: str) -> PairedBlocks:
                 both = []
                 for one in (before, entry):
                     seeds = ",".join(map(str, one.seeds))
-                    both.append(f"{one.digest[:8]} (seeds {seeds})")
+                    digest = one.digest[:8]
+                    both.append(f"{digest} (seeds {seeds})")
                 twins = " and ".join(both)
                 raise UsageError(
                     f"{label} has two runs on {where}: {twins}.",

@@ -440,7 +440,8 @@ def draw_ranks(c: Comparison, path: Path) -> None:
     longest = max(map(len, _rank_labels(c, LONGEST)))
     width = 3.2 + 2 * LETTER * longest + 0.12 * count
     height = LINE * (lines + 3.2) + 0.5
-    description = f"{c.metric} over {c.ranking.blocks} {c.over}; Friedman p {show_p(c.ranking.p)}"
+    p = show_p(c.ranking.p)
+    description = f"{c.metric} over {c.ranking.blocks} {c.over}; Friedman p {p}"
     if c.ranking.p >= c.alpha:
         description += f": no difference at {c.alpha:.2g}"
     title = short(c.setting, 80)

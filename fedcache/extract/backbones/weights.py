@@ -361,9 +361,9 @@ def pull(backbone: Backbone, *, home: Path, memory: DigestMemory) -> Weights:
             _pull_torchvision(backbone)
     except Exception as error:
         # Each network library has its own errors, and each means that the download failed.
+        why = reason(error)
         raise MachineError(
-            f"The weights of {backbone.name} could not be downloaded from {download.source}: "
-            f"{reason(error)}",
+            f"The weights of {backbone.name} could not be downloaded from {download.source}: {why}",
             _other_ways(backbone),
         ) from error
     return locate(backbone, given={}, home=home, memory=memory, offline=True)
