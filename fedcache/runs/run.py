@@ -35,10 +35,12 @@ class Figures(Mapping[str, Any]):
         return value
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or name not in self._values:
-            what = self.__dict__.get("_what")
+        # ``copy`` and ``pickle`` look for special methods before the values are set.
+        if name.startswith("_"):
+            raise AttributeError(name)
+        if name not in self._values:
             names = ", ".join(dir(self))
-            raise AttributeError(f"{what} has no {name!r}; it has {names}")
+            raise AttributeError(f"{self._what} has no {name!r}; it has {names}")
         return self[name]
 
     def __dir__(self) -> list[str]:

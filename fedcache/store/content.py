@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.config import Home
-from fedcache.errors import CorruptionError, FedcacheError, UsageError, shell_word
+from fedcache.errors import CorruptionError, UsageError, shell_word
 from fedcache.parsing import SAFE, slug_of
 from fedcache.progress import Observer, Silent
 from fedcache.store.chunks import array_bytes, checksum, encode, to_stored_dtype
@@ -83,8 +83,9 @@ class ContentArray:
             try:
                 kept, lost = self._without_lost(rows)
                 yield to_stored_dtype(kept, self.dtype, lost, number * size, self.name)
-            except FedcacheError as error:
-                raise FedcacheError(error.code, error.message, NOT_FINITE_HINT) from error
+            except CorruptionError as error:
+                error.hint = NOT_FINITE_HINT
+                raise
 
     def _without_lost(self, rows: NDArray[Any]) -> tuple[NDArray[Any], list[int]]:
         """The rows, all NaN where a row cannot be stored, and the places of these rows; unchanged unless ``drop``."""

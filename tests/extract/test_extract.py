@@ -72,6 +72,19 @@ def test_a_finished_extraction_runs_no_forward_pass_and_imports_no_torch(images,
     python(code, *words)
 
 
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_batch_without_a_readable_image_has_the_size_of_the_others(images, tmp_path, workers):
+    (images / "train" / "ant" / "000.png").write_bytes(b"no picture")
+    words = f"extract --dataset folder:{images} --backbones pixels --batch 1 --workers {workers}"
+    done = fedcache(words, "--max-bad", 1, "--store", tmp_path / "pixels.zarr")
+    assert done.code == Exit.QUARANTINED, done.err
+    store = Store.open(tmp_path / "pixels.zarr")
+    (key,) = store.arrays
+    bad = np.flatnonzero(store.samples.ok == 0)
+    assert len(bad) == 1
+    assert not store.reader(key).all()[bad].any()
+
+
 def test_a_bad_image_keeps_its_row_and_is_named(images):
     (images / "train" / "ant" / "broken.png").write_bytes(b"not a picture")
     done = extract(images)

@@ -32,6 +32,8 @@ BATCHES = 48
 class Kept:
     """A writer that keeps chunks, each once it may."""
 
+    shape = (0, 1, 1)
+
     def __init__(self, chunk_rows):
         self.chunk_rows = chunk_rows
         self.chunks = {}

@@ -114,6 +114,13 @@ def test_ranks_by_hand():
     assert [r.title for r in parts] == ["partition iid", "partition skewed"]
 
 
+def test_two_treatments_have_their_mean_rank_over_all_blocks():
+    rows = scores(fed3r=(0.9, 0.6, 0.6), ncm=(0.8, 0.7, 0.7))
+    whole, *_ = rankings(parse_study(TINY), rows)
+    assert [(s.treatment, s.rank) for s in whole.standings] == [("ncm", 4 / 3), ("fed3r", 5 / 3)]
+    assert whole.cd is None
+
+
 def test_texts_are_ranked_where_there_are_some_and_nowhere_else():
     rows = scores(fed3r=(0.9, 0.8), ncm=(0.8, 0.7), fedavg=(0.7, 0.6))
     rows += scores(**{"clip-zs": (0.0, 0.95)})[1:]

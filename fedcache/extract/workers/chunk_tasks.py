@@ -250,6 +250,10 @@ class _TaskWriter:
     result: TaskResult
 
     @property
+    def shape(self) -> tuple[int, ...]:
+        return self.array.shape
+
+    @property
     def chunk_rows(self) -> int:
         return self.array.chunk_rows
 

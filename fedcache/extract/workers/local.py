@@ -58,6 +58,10 @@ class ChunkWriter(Protocol):
     """Receiver of the chunks of an array."""
 
     @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the whole array."""
+
+    @property
     def chunk_rows(self) -> int:
         """Rows per chunk."""
 
@@ -126,7 +130,8 @@ class ChunkCollector:
             chunk = self.chunk_of(key, batch)
             pending = self.pending.get((key, chunk))
             if pending is None:
-                shape = (self.rows_in(key, chunk), *values.shape[1:])
+                # Not the shape of these values: without a readable image they do not have its size.
+                shape = (self.rows_in(key, chunk), *writer.shape[1:])
                 rows = np.empty(shape, values.dtype)
                 pending = PendingChunk(rows, self.batches_in(key, chunk))
                 self.pending[key, chunk] = pending

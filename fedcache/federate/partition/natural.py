@@ -100,9 +100,9 @@ def deal_natural(pool: RowPool, args: Values, streams: Streams) -> Dealt:
     if held is not None:
         common = all_rows[np.isin(group.codes[all_rows], held)]
         if not len(common):
-            values = args["hold_out"]
+            names = ", ".join(group.words[code] for code in held)
             raise UsageError(
-                f"Scheme natural: no row of {by} {values} has features.", "fedcache inspect"
+                f"Scheme natural: no row of {by} {names} has features.", "fedcache inspect"
             )
         rows = rows[~np.isin(group.codes[rows], held)]
         tests = tests[~np.isin(group.codes[tests], held)]

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+import scipy
 
 from fedcache.parsing import as_lists, counted
 from fedcache.progress import byte_size
@@ -324,12 +325,13 @@ def _ranked(study: Study, title: str, scores: Sequence[BenchScore]) -> BenchRank
     # Accuracy of each treatment (row) in each block (column).
     values = np.array(means)
     # A treatment that was not trained in a block ranks below all that were.
-    ranked = ranking(np.nan_to_num(values, nan=-1.0), LEVEL)
+    known = np.nan_to_num(values, nan=-1.0)
+    ranked = ranking(known, LEVEL)
     if ranked is not None:
         ranks = ranked.ranks
     else:
-        # With fewer than three treatments or two blocks, the ranks are those in the first block.
-        ranks = tuple(float(1 + (values[:, 0] > v[0]).sum()) for v in values)
+        # With fewer than three treatments or two blocks, there is no test of ranks, but they have a mean.
+        ranks = tuple(scipy.stats.rankdata(-known, axis=0).mean(1).tolist())
     order = sorted(range(len(labels)), key=lambda i: (ranks[i], labels[i]))
     first = values[order[0]]
     # Differences from the first, in the blocks where both were trained.
