@@ -5,7 +5,7 @@ from contextlib import suppress
 from pictures import folder
 
 import fedcache as fc
-from fedcache.progress import Silent, progress_of
+from fedcache.progress import Silent, piece_of_work, progress_of
 
 
 class Told(Silent):
@@ -47,6 +47,15 @@ def test_work_that_fails_or_says_nothing_leaves_no_stretch_open():
     with progress_of(told, "reading", "images"):
         pass
     assert len(told.stretches) == 1
+
+
+def test_a_piece_of_work_ends_with_its_block():
+    told = Told()
+    with piece_of_work(told, "training", 2, "rounds"):
+        assert told.open == 1
+    with suppress(ZeroDivisionError), piece_of_work(told, "training", 2, "rounds"):
+        raise ZeroDivisionError
+    assert told.open == 0
 
 
 def test_images_that_are_read_for_their_digests_are_counted_once(tmp_path):

@@ -63,6 +63,7 @@ def extract_arrays(
     *,
     earlier: IncrementalPlan | None,
     text: Mapping[str, Sequence[str]],
+    when_open: Callable[[], None] | None = None,
 ) -> ExtractionStats:
     """Compute the missing chunks of every job's array, and write the text features requested.
 
@@ -74,12 +75,15 @@ def extract_arrays(
         options: of the extraction.
         earlier: plan to take over chunks of an earlier store; None when there is none.
         text: array key -> templates whose text features are written.
+        when_open: called when the arrays are open for writing, before anything is computed.
 
     Raises:
         StoppedError after a stop; CorruptionError over ``max_bad``; StoreError when locked.
     """
     with ExitStack() as stack:
         writers = _open_writers(stack, store, data, jobs, settings, options, earlier)
+        if when_open is not None:
+            when_open()
         if earlier is not None:
             earlier.adopt(writers)
         tasks = plan_batches(writers, len(data.names), settings.batch)
@@ -194,6 +198,8 @@ class _Run:
             rows = len(self.data.names)
             collector = ChunkCollector(self.writers, rows, self.settings.batch, workers.depth)
             most_under_way = min(collector.most_under_way, self._rows_to_compute)
+            if self.settings.compile:
+                options.observer.note("Compiling the models; this takes up to two minutes.")
             seconds = sum(workers.warm().values())
             self._announce(seconds, workers.workers, parallel, most_under_way)
             for note in workers.notes:

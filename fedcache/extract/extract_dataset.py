@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -772,7 +773,6 @@ def compute(
     check_disk(path, data, planned, part)
     is_new = not path.exists()
     store = open_or_create(path, data, home, earlier, part, observer)
-    remember_orders(home, data, planned, config)
     wanted = wanted_text(store, planned, data.classes, data.template, config, keep=keep_text)
     wanted = text_of_part(part, wanted)
     if not data.classes and any(item.backbone.text_width is not None for item in planned):
@@ -786,7 +786,17 @@ def compute(
         if job.key in store.arrays:
             states[job.key] = "complete"
     try:
-        stats = extract_arrays(store, data, jobs, settings, options, earlier=earlier, text=text)
+        stats = extract_arrays(
+            store,
+            data,
+            jobs,
+            settings,
+            options,
+            earlier=earlier,
+            text=text,
+            # A command that is refused must not replace the options with which an array can be completed.
+            when_open=partial(remember_orders, home, data, planned, config),
+        )
     except UsageError:
         # The images themselves were refused. If this call created the store and it holds nothing, it is removed.
         if is_new and _holds_nothing(path):

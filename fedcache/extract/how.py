@@ -41,6 +41,9 @@ Weights and preprocessing have their own digests, in the recipe.
 SORTING = ("text_encoder",)
 """Providers whose encoders sort the rows of a batch by length."""
 
+NOT_COMPILED = ("pixels", "onnx_file", "tflite_file", "text_encoder", "sound_encoder")
+"""Providers whose backbones ``--torch-compile`` leaves as they are."""
+
 SHARED = {
     "text_encoder": ("backbones/hugging_face.py",),
     "sound_encoder": ("backbones/hugging_face.py", "sounds.py"),
@@ -73,8 +76,8 @@ def how_record(device: Device, settings: ComputeSettings, provider: str) -> dict
         "threads": settings.threads,
         "code": features_code_digest(provider),
     }
-    if settings.compile:
-        record["compiled"] = 1
+    if settings.compile and provider not in NOT_COMPILED:
+        record["torch-compile"] = "on"
     if device.kind == "cuda":
         record["gpu"] = device.name
     libraries = {

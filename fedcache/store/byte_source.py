@@ -281,9 +281,11 @@ class RemoteSource:
             except Exception as error:
                 why = _in_words(error)
                 if _is_refusal(error):
+                    hint = CREDENTIALS
+                    if self.place.startswith("http"):
+                        hint = "Check the address. fedcache sends no password to a web server."
                     raise StoreError(
-                        f"{self.place} does not allow access to {name} ({why}).",
-                        CREDENTIALS,
+                        f"{self.place} does not allow access to {name} ({why}).", hint
                     ) from error
                 if wait is None or not _may_pass(error):
                     raise MachineError(

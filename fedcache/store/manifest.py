@@ -829,8 +829,7 @@ def nothing_is_added(place: Path | str) -> FedcacheError:
     """The error for a change of a published store."""
     return StoreError(
         f"{place} is a published store, which cannot be changed.",
-        "Change the store that it was published from, then publish it again:  fedcache publish STORE "
-        f"{shell_word(place)}",
+        "Change the store that it was published from, then publish it again:  fedcache publish STORE FOLDER",
     )
 
 

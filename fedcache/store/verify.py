@@ -25,6 +25,7 @@ from fedcache.store.manifest import (
     NAME,
     QUARANTINE,
     Manifest,
+    StorePart,
     chunk_files,
     column_file,
     feature_file,
@@ -51,12 +52,15 @@ class VerifyReport:
     checked: int = 0  # files read
     bytes: int = 0  # read
     published: bool = False
+    part: StorePart | None = None  # of an extraction
 
     @property
     def advice(self) -> str:
         """The command to run after problems were found."""
         if self.published:
             return "Publish it again:  fedcache publish STORE FOLDER"
+        if self.part is not None:
+            return f"Run the extract command of {self.part} again; it recomputes only the damaged files."
         return (
             f"fedcache repair {shell_word(self.path)}   removes damaged files; the extract command then "
             "recomputes only those."
@@ -120,7 +124,7 @@ def verify(path: Path) -> VerifyReport:
     store = Store.open(path, part=True)
     if store.address is not None:
         return _verify_published(open_source(store.address))
-    report = VerifyReport(str(path))
+    report = VerifyReport(str(path), part=part_of(store.dataset))
     for place, crc, size, what in chunk_files(store.path, store.manifest):
         report.check(place, partial(read_checked, place, crc, what, size=size))
     report.count(path / NAME)

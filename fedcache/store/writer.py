@@ -268,13 +268,13 @@ class ArrayWriter:
         # An array is continued only if everything on which the values of its rows depend is equal.
         header = self._info().header
         self.journal = read_journal(self.journal.path)
-        if self.journal.header is None:
-            # No journal, or one with a damaged first line: nothing confirms chunk files that may exist.
+        if self.journal.header != header:
+            if self.journal.chunks or self.journal.commits:
+                raise self._differs(header)
+            # No journal, one with a damaged first line, or one without a chunk: nothing confirms files that may exist.
             self._discard()
             self.journal = Journal(self.journal.path)
             self.journal.begin(header)
-        elif self.journal.header != header:
-            raise self._differs(header)
         self.journal.cut()  # remove an incomplete last line before the next line is appended
         self._confirm()
 

@@ -99,8 +99,9 @@ def test_what_values_depend_on_is_the_device_the_batch_the_code_and_the_librarie
         gpu = how.how_record(Device("cuda", "its name", ""), settings, provider)
         assert cpu == {"device": "cpu", **always}
         assert gpu == {"device": "cuda", "gpu": "its name", **always}
-        compiled = replace(settings, compile=True)
-        assert how.how_record(Device("cpu", "", ""), compiled, provider) == {**cpu, "compiled": 1}
+        compiled = {} if provider == "pixels" else {"torch-compile": "on"}
+        settings = replace(settings, compile=True)
+        assert how.how_record(Device("cpu", "", ""), settings, provider) == {**cpu, **compiled}
 
 
 def test_features_are_computed_as_others_were_where_this_device_can():
@@ -132,8 +133,23 @@ def test_compiled_models_give_the_same_features_and_are_recorded(images, tmp_pat
     (key,) = before.arrays
     stored = [np.asarray(store.reader(key).all()) for store in (before, after)]
     assert np.allclose(*stored, atol=1e-3)
-    assert after.arrays[key].how["compiled"] == 1
-    assert "compiled" not in before.arrays[key].how
+    assert after.arrays[key].how["torch-compile"] == "on"
+    assert "torch-compile" not in before.arrays[key].how
+
+
+@pytest.mark.parametrize(("rows", "kept"), [(1000, False), (8, True)])
+def test_settings_may_change_until_the_first_chunk_is_stored(images, tmp_path, rows, kept):
+    """A refused command leaves the options with which ``train`` completes the array: no unreadable image."""
+    (images / "train" / "ant" / "zz.png").write_bytes(b"not a picture")
+    store = tmp_path / "s.zarr"
+    words = f"extract --dataset folder:{images} --backbones random-projection --workers 0"
+    words += f" --chunk-rows {rows}"
+    must_fail("--max-bad", f"{words} --batch 4 --max-bad 0", "--store", store, code=Exit.CORRUPT)
+    assert bool(journals(store)[0].chunks) == kept
+    other = fedcache(f"{words} --batch 8 --max-bad 9", "--store", store)
+    assert other.code == (Exit.STORE if kept else Exit.QUARANTINED)
+    if kept:
+        must_fail("--max-bad", "train fed3r", "--store", store, code=Exit.CORRUPT)
 
 
 @pytest.mark.slow

@@ -449,3 +449,8 @@ def test_one_run_no_common_seed_and_no_accuracy_cannot_be_compared(own_home):
         assert fedcache("compare", *words).code == 2
     write("dd", "fedprox", [0.4, 0.1])
     ok("compare aa cc dd")
+    write("ee", "fedavg", [0.3], dataset="digits")
+    write("ff", "fed3r", [0.3], dataset="digits", seeds=[7])
+    shown = ok("compare aa dd ee ff")
+    assert len(shown.data["comparisons"]) == 1
+    assert "digits" in next(line for line in shown.out.splitlines() if "not compared" in line)

@@ -18,6 +18,7 @@ from made_path import place_of
 from pictures import hostile_folder
 
 import fedcache as fc
+from fedcache.report import page
 from fedcache.report.find_runs import gather
 from fedcache.report.run_origin import command_of
 from fedcache.runs.directory import read_result, write_result
@@ -214,3 +215,9 @@ def test_python_takes_runs_grids_points_and_paths(tmp_path, store):
     done = fc.report([run, grid.best(), grid, run.path], out, title="Mine & yours", embed="tsne")
     assert done.runs == 3
     assert "<h1>Mine &amp; yours</h1>" in out.read_text()
+
+
+def test_settings_are_in_the_order_of_the_numbers_in_their_names(monkeypatch):
+    monkeypatch.setattr(page, "setting_name", str)
+    ordered = ["digits, alpha=0.5", "digits, alpha=2", "digits, alpha=10", "digits, iid"]
+    assert sorted(ordered[::-1], key=page.order_of_setting) == ordered

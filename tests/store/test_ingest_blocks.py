@@ -4,6 +4,7 @@ import hashlib
 import tracemalloc
 from contextlib import suppress
 from itertools import pairwise
+from pathlib import Path
 
 import h5py
 import numpy as np
@@ -75,6 +76,14 @@ def test_blocks_are_the_rows_in_order(tmp_path, ending):
         assert [len(b) for b in blocks] == [min(size, ROWS - at) for at in range(0, ROWS, size)]
         assert np.array_equal(np.concatenate(blocks)[:, 0], x)
     assert np.array_equal(rows.whole()[:, 0], x)
+
+
+def test_parts_of_any_size_become_blocks_of_one_size():
+    x = values(50, 3)
+    rows = FileRows(Path("x.npy"), x.shape, x.dtype, lambda _: iter(np.split(x, [3, 12, 32, 33])))
+    blocks = list(rows.blocks(4))
+    assert [len(block) for block in blocks] == 12 * [4] + [2]
+    assert np.array_equal(np.concatenate(blocks), x)
 
 
 def test_a_large_array_has_few_chunk_files(tmp_path, monkeypatch):

@@ -85,9 +85,12 @@ def test_features_that_depend_on_the_batch_are_refused(tmp_path, output, batch):
 
 
 def test_rows_without_numbers_and_outputs_without_rows_are_refused(tmp_path):
-    for output in ("z", "s"):
+    for output, words in (
+        ("z", "onnx:a.onnx gives empty rows"),
+        ("s", "The output s of onnx:a.onnx"),
+    ):
         path = encoder(tmp_path / "a.onnx", outputs=output)
-        refused(lambda path=path: lookup(f"onnx:{path}"), "onnx:a.onnx")
+        refused(lambda path=path: lookup(f"onnx:{path}"), words)
 
 
 def test_one_of_several_outputs_is_chosen_by_name(tmp_path):
