@@ -304,7 +304,8 @@ class ArrayWriter:
         changes = []
         for name, old, new in header_differences(before, header):
             values = ["not set" if value is None else repr(value) for value in (old, new)]
-            changes.append(f"{name} was {values[0]}, now {values[1]}")
+            change = ", now ".join(values)
+            changes.append(f"{name} was {change}")
         listed = "; ".join(changes)
         return StoreError(
             f"The extraction of {self.key} was started with other settings: {listed}. Mixed rows would "
