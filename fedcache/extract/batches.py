@@ -55,7 +55,7 @@ class ComputeSettings:
     threads: int  # threads of the process that runs the model
     # numbers of the GPUs that share the batches; empty for torch's current GPU, and on a CPU
     gpus: tuple[int, ...] = ()
-    compile: bool = False  # whether torch.compile compiles the models of images
+    compiled: bool = False  # whether torch.compile compiles the models of images
 
 
 @dataclass
@@ -191,11 +191,11 @@ class BatchRunner:
             )
             for job in jobs
         }
-        if settings.compile:
+        if settings.compiled:
             for job in jobs:
                 encoder = self.encoders[job.key]
                 if isinstance(encoder, ModuleEncoder):
-                    encoder.compile(settings.batch, job.recipe.size)
+                    encoder.compile_image_model(settings.batch, job.recipe.size)
 
     def compute(self, batch: int, keys: Sequence[str]) -> ComputedBatch:
         """Decode absolute batch ``batch`` and run the backbones ``keys`` on it."""

@@ -198,7 +198,7 @@ class _Run:
             rows = len(self.data.names)
             collector = ChunkCollector(self.writers, rows, self.settings.batch, workers.depth)
             most_under_way = min(collector.most_under_way, self._rows_to_compute)
-            if self.settings.compile:
+            if self.settings.compiled:
                 options.observer.note("Compiling the models; this takes up to two minutes.")
             seconds = sum(workers.warm().values())
             self._announce(seconds, workers.workers, parallel, most_under_way)

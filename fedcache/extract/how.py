@@ -76,7 +76,7 @@ def how_record(device: Device, settings: ComputeSettings, provider: str) -> dict
         "threads": settings.threads,
         "code": features_code_digest(provider),
     }
-    if settings.compile and provider not in NOT_COMPILED:
+    if settings.compiled and provider not in NOT_COMPILED:
         record["torch-compile"] = "on"
     if device.kind == "cuda":
         record["gpu"] = device.name

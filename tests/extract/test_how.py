@@ -100,7 +100,7 @@ def test_what_values_depend_on_is_the_device_the_batch_the_code_and_the_librarie
         assert cpu == {"device": "cpu", **always}
         assert gpu == {"device": "cuda", "gpu": "its name", **always}
         compiled = {} if provider == "pixels" else {"torch-compile": "on"}
-        settings = replace(settings, compile=True)
+        settings = replace(settings, compiled=True)
         assert how.how_record(Device("cpu", "", ""), settings, provider) == {**cpu, **compiled}
 
 
@@ -157,4 +157,4 @@ def test_a_model_that_cannot_be_compiled_is_refused_by_name():
     row = lookup("cnn2")
     encoder = load(row, Weights(None, "seed:0", ""), row.recipe)
     with inductor.patch({"cpp.cxx": ("no-compiler",)}):
-        refused(lambda: encoder.compile(2, 64), "cnn2", code=Exit.ENVIRONMENT)
+        refused(lambda: encoder.compile_image_model(2, 64), "cnn2", code=Exit.ENVIRONMENT)

@@ -337,7 +337,7 @@ class ModuleEncoder:
         self._shift = self._shift.to(self.device)
         return self
 
-    def compile(self, batch: int, size: int) -> None:
+    def compile_image_model(self, batch: int, size: int) -> None:
         """Compile the model for batches of this many images of ``size`` pixels.
 
         Raises MachineError if the model cannot be compiled, for example without a C++ compiler.

@@ -70,8 +70,8 @@ DISTIL = (
         "key_mode",
         "eval",
         "choice",
-        "BatchNorm statistics for the keys of a queue; eval: running statistics; train: statistics "
-        "of the batch (D-94)",
+        "BatchNorm statistics for the keys of a queue: running statistics for 'eval', statistics of "
+        "the batch for 'train' (D-94)",
         choices=("eval", "train"),
         official="train",
     ),
