@@ -63,7 +63,6 @@ class OptionInfo:
         path: whether the value is a path, for completion.
         remote: whether the value may also be the address of a published store.
         split: whether one use of a ``key=value`` option may hold several pairs, comma-separated.
-        once: whether a repeated key is refused.
         whole: whether each use is one value, including its commas.
         added: whether pairs of the command line are added to those of the file; else they replace them.
         common: whether ``-h`` shows the option; ``--help-all`` shows every option.
@@ -79,7 +78,6 @@ class OptionInfo:
     path: bool = False
     remote: bool = False
     split: bool = False
-    once: bool = False
     whole: bool = False
     added: bool = False
     common: bool = False
@@ -565,7 +563,6 @@ class TrainConfig:
         "key=value: a hyperparameter of the method; `fedcache methods info METHOD` lists them. "
         "Repeatable.",
         METHOD,
-        once=True,
         added=True,
         default_text="the values of --preset",
         common=True,
@@ -580,7 +577,6 @@ class TrainConfig:
         {},
         "key=v1,v2: assign these values of a hyperparameter to clients in turn. Repeatable.",
         CLIENTS,
-        once=True,
         default_text="the same values for every client",
     )
     aggregate: str = option(

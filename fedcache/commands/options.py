@@ -584,7 +584,7 @@ def flags_of(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
         # typer gives options that may be repeated as lists of words.
         if isinstance(value, list) and all(isinstance(word, str) for word in value):
             if str(item.type).startswith("Mapping"):
-                value = pairs(value, option_name(item), split=info.split, once=info.once)
+                value = pairs(value, option_name(item), split=info.split)
             elif not info.whole:
                 value = split_list(value, option_name(item))
         found[item.name] = value
@@ -615,7 +615,7 @@ def split_list(values: Sequence[str] | None, name: str = "--backbones") -> tuple
 def sweep_lists(sweep: Sequence[str] | None) -> dict[str, tuple[str, ...]]:
     """Each key of ``--sweep`` options and its comma-separated values. Raises the errors of ``pairs``."""
     swept = {}
-    for key, text in pairs(sweep, "--sweep", once=True).items():
+    for key, text in pairs(sweep, "--sweep").items():
         values = [value.strip() for value in text.split(",")]
         swept[key] = tuple(value for value in values if value)
     return swept
@@ -629,19 +629,15 @@ def configured(kind: type[C], given: Given, section: Mapping[str, Any] | None = 
 EXAMPLES = {"--sweep": "lr=0.1,0.01", "--set": "lr=0.1"}
 
 
-def pairs(
-    values: Sequence[str] | None, name: str, *, split: bool = False, once: bool = False
-) -> dict[str, str]:
+def pairs(values: Sequence[str] | None, name: str, *, split: bool = False) -> dict[str, str]:
     """``key=value`` options as a dict.
 
     Args:
         values: as given.
         name: name of the option, for the message.
         split: whether one value may hold several pairs, comma-separated.
-        once: whether a repeated key is refused; else its last value counts.
 
-    Raises:
-        UsageError for a pair without ``=``, and for a repeated key under ``once``.
+    Raises UsageError for a pair without ``=``, and for a repeated key.
     """
     out: dict[str, str] = {}
     given: Sequence[str] = values or ()
@@ -652,8 +648,10 @@ def pairs(
         if not key or not rest:
             example = EXAMPLES.get(name, "key=value")
             raise UsageError(f"{name} {value!r} is not key=value.", f"For example {name} {example}")
-        if once and key in out:
-            hint = f"Give all values in one option: {name} {key}={out[key]},{rest}"
+        if key in out:
+            hint = "Give one value."
+            if name == "--sweep":
+                hint = f"Give all values in one option: {name} {key}={out[key]},{rest}"
             if name == "--set":
                 hint = f"Give one value. To train with each value:  fedcache grid --sweep {shell_word(key)}=.."
             raise UsageError(f"{name} {key} is given twice.", hint)

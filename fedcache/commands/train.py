@@ -749,7 +749,7 @@ def list_ready_grids() -> CommandResult:
 
 def requested_schemes(sweep: Sequence[str] | None, given: Given) -> tuple[str, ...]:
     """The partition schemes that the command line names or sweeps."""
-    swept = pairs(sweep, "--sweep", once=True).get("scheme")
+    swept = pairs(sweep, "--sweep").get("scheme")
     if swept:
         return split_list([swept], "--sweep scheme")
     if given["scheme"]:
@@ -805,7 +805,7 @@ def swept_values(
     swept = sweep_lists(sweep)
     # A hyperparameter may be swept as lr or as set.lr.
     names = {key.removeprefix("set.") for key in swept}
-    both = sorted(names & pairs(given["set"], "--set", once=True).keys())
+    both = sorted(names & pairs(given["set"], "--set").keys())
     if both:
         raise UsageError(f"{', '.join(both)} is in --set and in --sweep.", "Leave one of them out.")
     if preset is not None:

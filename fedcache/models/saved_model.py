@@ -1208,7 +1208,6 @@ class PersonaliseOptions:
         {},
         "key=value: a hyperparameter that differs from the run. Repeatable.",
         MODEL,
-        once=True,
         default_text="the values of the run",
     )
     rounds: int | None = option(

@@ -182,6 +182,7 @@ def test_a_store_of_a_stopped_extraction_is_named_with_the_command_to_resume(ima
         ("grid --method fedavg --sweep lr=0.1 --sweep lr=0.01,0.2", "--sweep lr"),
         ("train --client-set wd=1 --client-set wd=2", "--client-set wd"),
         ("ingest x.npz --name ''", "''"),
+        ("extract digits --backbones pixels --recipe size=32,size=64", "--recipe size"),
         ("reproduce nope", "'nope'"),
         ("reproduce frozen-bench --out page.json", "page.json"),
         ("reproduce fst-table4 fst-table5", "fst-table4 and fst-table5"),
