@@ -299,8 +299,8 @@ class ExtractConfig:
     threads: int = option(1, "Threads per worker process.", COMPUTING, minimum=1)
     torch_compile: bool = option(
         False,
-        "Compile models of images with torch.compile, for many images. It takes up to two minutes, needs a C++ "
-        "compiler, and makes some models 1.5 times faster.",
+        "Compile models of images with torch.compile. It needs a C++ compiler and up to a minute for each model. On a "
+        "CPU it saved at most 10 % of the models' time.",
         COMPUTING,
     )
     chunk_rows: int | None = option(

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import ExitStack, contextmanager, suppress
+from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ _starting = threading.Lock()
 """Held while a fork server starts with an environment of its own."""
 
 LIBRARIES = ("torch", "torchvision", "timm", "open_clip", "transformers", "PIL.Image")
-"""Modules that take long to import. The fork server imports those that its caller has imported."""
+"""Modules with long import times. The fork server imports each module of these that its caller has imported."""
 
 _open_until_the_end: list[socket.socket] = []
 """Sockets to which the system writes signals. If they were closed, other files could get their numbers."""
@@ -189,7 +190,6 @@ def worker_context(*modules: str) -> BaseContext:
     """
     import multiprocessing
     from multiprocessing import forkserver, resource_tracker
-    from multiprocessing.util import Finalize
 
     if sys.platform != "linux":
         return multiprocessing.get_context("spawn")
@@ -205,10 +205,20 @@ def worker_context(*modules: str) -> BaseContext:
         # Blocked, because Ctrl-C reaches the server too, and would end it with a traceback while it imports.
         with blocked({signal.SIGINT}):
             forkserver.ensure_running()
-    # A server that still imports does not notice that this process ends, and importing torch may take ten seconds. So
-    # it is killed, after all workers have ended, which the negative priority means.
-    Finalize(None, _kill_fork_server, exitpriority=-100)
+    _end_fork_server_at_exit()
     return context
+
+
+@cache
+def _end_fork_server_at_exit() -> None:
+    """Let this process kill its fork server when it ends. It is registered once, however often workers start.
+
+    A server that still imports does not notice that this process ends, and importing torch may take ten seconds. The
+    negative priority means: after all workers have ended.
+    """
+    from multiprocessing.util import Finalize
+
+    Finalize(None, _kill_fork_server, exitpriority=-100)
 
 
 @contextmanager

@@ -123,6 +123,8 @@ def test_an_error_of_a_function_names_keywords(tmp_path):
         lambda: fc.grid("fedncm", store, fc.partition(store, "iid", clients=2), retrain=True)
     )
     assert caught.hint.endswith("validation=0.2")
+    run = fc.train("fedncm", store, fc.partition(store, "iid", clients=2))
+    refused(lambda: fc.personalise(run, store, lr=0.1), "lr")
 
 
 @pytest.mark.slow

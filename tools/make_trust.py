@@ -932,9 +932,9 @@ A mean weighted by rows depends on the numbers that clients report:
 
 - fedcache warns of a client with more than half of all rows or 10 times the median. `--max-share` limits a client's share of a
   round's weight. `--max-rows-per-client` excludes clients that report more rows.
-- Over sites, a limit is always on: 10 times the median over the sites, or 10,000,000 rows if there are fewer than three sites.
-  A site above the limit, with impossible facts or with the name of another site is refused, and its name is printed. Other
-  sites are not affected.
+- With real sites, the number of rows always has a limit: 10 times the median over all sites, or 10,000,000 rows if there are
+  fewer than three sites. fedcache refuses a site above this limit, with impossible facts or with the name of another site, and
+  prints its name. It refuses no other site.
 - A site is also refused if its classes, recipes, views or code differ from those of more than half of the sites. Without such a
   majority nothing starts until `--like NAME` says which site is right. The server
   waits for a connected site that cannot take part only until `--wait` is over.

@@ -193,8 +193,8 @@ class BatchRunner:
         }
         if settings.compiled:
             for job in jobs:
-                encoder = self.encoders[job.key]
-                if isinstance(encoder, ModuleEncoder):
+                if job.backbone.is_torch_model:
+                    encoder = cast(ModuleEncoder, self.encoders[job.key])
                     encoder.compile_image_model(settings.batch, job.recipe.size)
 
     def compute(self, batch: int, keys: Sequence[str]) -> ComputedBatch:

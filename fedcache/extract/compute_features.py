@@ -198,8 +198,8 @@ class _Run:
             rows = len(self.data.names)
             collector = ChunkCollector(self.writers, rows, self.settings.batch, workers.depth)
             most_under_way = min(collector.most_under_way, self._rows_to_compute)
-            if self.settings.compiled:
-                options.observer.note("Compiling the models; this takes up to two minutes.")
+            if self.settings.compiled and any(job.backbone.is_torch_model for job in self.jobs):
+                options.observer.note("Compiling takes up to a minute for each model.")
             seconds = sum(workers.warm().values())
             self._announce(seconds, workers.workers, parallel, most_under_way)
             for note in workers.notes:

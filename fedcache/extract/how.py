@@ -41,9 +41,6 @@ Weights and preprocessing have their own digests, in the recipe.
 SORTING = ("text_encoder",)
 """Providers whose encoders sort the rows of a batch by length."""
 
-NOT_COMPILED = ("pixels", "onnx_file", "tflite_file", "text_encoder", "sound_encoder")
-"""Providers whose backbones ``--torch-compile`` leaves as they are."""
-
 SHARED = {
     "text_encoder": ("backbones/hugging_face.py",),
     "sound_encoder": ("backbones/hugging_face.py", "sounds.py"),
@@ -64,8 +61,10 @@ def features_code_digest(provider: str, folder: Path = FOLDER) -> str:
     return digest_of_files(folder / name for name in files)[:16]
 
 
-def how_record(device: Device, settings: ComputeSettings, provider: str) -> dict[str, str | int]:
-    """The conditions on which the features of a provider's backbone depend, besides their recipe.
+def how_record(
+    device: Device, settings: ComputeSettings, backbone: Backbone
+) -> dict[str, str | int]:
+    """The conditions on which the features of a backbone depend, besides their recipe.
 
     Other backbones of the same extraction are no part of it, so that an array can be completed without them.
     """
@@ -74,9 +73,9 @@ def how_record(device: Device, settings: ComputeSettings, provider: str) -> dict
         "dtype": settings.dtype,
         "batch": settings.batch,
         "threads": settings.threads,
-        "code": features_code_digest(provider),
+        "code": features_code_digest(backbone.provider),
     }
-    if settings.compiled and provider not in NOT_COMPILED:
+    if settings.compiled and backbone.is_torch_model:
         record["torch-compile"] = "on"
     if device.kind == "cuda":
         record["gpu"] = device.name
@@ -91,7 +90,7 @@ def how_record(device: Device, settings: ComputeSettings, provider: str) -> dict
         "text_encoder": ["transformers", "tokenizers"],
         "sound_encoder": ["transformers", "soundfile", "scipy"],
     }
-    for name in sorted(["torch", "pillow", "numpy", *libraries.get(provider, ())]):
+    for name in sorted(["torch", "pillow", "numpy", *libraries.get(backbone.provider, ())]):
         try:
             record[name] = version(name)
         except PackageNotFoundError:  # an editable or vendored install without metadata
@@ -161,7 +160,7 @@ def jobs_of(
     jobs = []
     for item in planned:
         backbone = item.backbone
-        how = how_record(device, settings, backbone.provider)
+        how = how_record(device, settings, backbone)
         job = FeatureJob(item.recipe.key, backbone, item.weights, item.recipe, data.mirror, how)
         jobs.append(job)
     return jobs

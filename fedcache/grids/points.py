@@ -267,7 +267,7 @@ def point_groups(todo: Sequence[tuple[str, dict[str, str]]]) -> list[list[int]]:
         floats = {("set", h.name) for h in find_method(name).hparams if h.kind == "float"}
         others = []
         for key, value in sweep.items():
-            # ``auto`` is not a number, so its point cannot train together with those that have one.
+            # ``auto`` is not a number. Points that train together have a number for this hyperparameter.
             if value == "auto" or split_key(key) not in floats:
                 others.append((key, value))
         groups.setdefault((name, *sorted(others)), []).append(number)

@@ -1,10 +1,10 @@
 """Writing one array: chunk files, one journal line each, the manifest last.
 
 The order of the writes makes an array safe to interrupt. A chunk file is whole on disk before its journal line is
-written. After the lines of all chunks come the sidecars (``samples/ok``, ``quarantine.jsonl``, ``zarr.json``), and then
-the manifest. The journal is removed last. If the writer is killed between two of these steps, the array
-is either complete or unfinished, and then it continues from its journal. Workers hold no lock and write chunk files
-that nothing refers to; the one writer commits them.
+written. When every chunk has its line, the sidecars (``samples/ok``, ``quarantine.jsonl``, ``zarr.json``) are written,
+and then the manifest. The journal is removed last. If the writer is killed between two of these steps, the array is
+either complete or unfinished, and then it continues from its journal. Workers hold no lock and write chunk files that
+nothing refers to; the one writer commits them.
 """
 
 from __future__ import annotations

@@ -14,9 +14,11 @@ from torch._inductor import config as inductor
 from fedcache.config import ExtractConfig
 from fedcache.errors import Exit
 from fedcache.extract import how
-from fedcache.extract.backbones import Weights, load, lookup
+from fedcache.extract.backbones import Weights, load, locate, lookup
+from fedcache.extract.backbones.backbone import ModuleEncoder
 from fedcache.extract.batches import ComputeSettings
 from fedcache.extract.device import Device
+from fedcache.extract.digests import DigestMemory
 from fedcache.extract.how import COMPUTES_FEATURES, FOLDER, features_code_digest
 from fedcache.store.journal import journals
 from fedcache.store.store import Store
@@ -82,26 +84,35 @@ def test_an_unfinished_array_of_other_code_is_not_resumed(images, tmp_path, monk
 
 def test_what_values_depend_on_is_the_device_the_batch_the_code_and_the_libraries(monkeypatch):
     monkeypatch.setattr(how, "version", lambda name: f"{name} 1")
-    for provider, libraries in (
-        ("timm", {"timm"}),
-        ("glyph_clip", {"open_clip_torch"}),
+    for name, libraries in (
+        ("efficientnet-lite0", {"timm"}),
+        ("glyph-clip", {"open_clip_torch"}),
         ("pixels", set()),
     ):
+        backbone = lookup(name)
         always = {name: f"{name} 1" for name in {"torch", "pillow", "numpy"} | libraries}
         always |= {
             "dtype": "float32",
             "batch": 8,
             "threads": 2,
-            "code": features_code_digest(provider),
+            "code": features_code_digest(backbone.provider),
         }
         settings = ComputeSettings("cpu", "float32", 8, 2)
-        cpu = how.how_record(Device("cpu", "its name", ""), settings, provider)
-        gpu = how.how_record(Device("cuda", "its name", ""), settings, provider)
+        cpu = how.how_record(Device("cpu", "its name", ""), settings, backbone)
+        gpu = how.how_record(Device("cuda", "its name", ""), settings, backbone)
         assert cpu == {"device": "cpu", **always}
         assert gpu == {"device": "cuda", "gpu": "its name", **always}
-        compiled = {} if provider == "pixels" else {"torch-compile": "on"}
+        compiled = {} if name == "pixels" else {"torch-compile": "on"}
         settings = replace(settings, compiled=True)
-        assert how.how_record(Device("cpu", "", ""), settings, provider) == {**cpu, **compiled}
+        assert how.how_record(Device("cpu", "", ""), settings, backbone) == {**cpu, **compiled}
+
+
+@pytest.mark.parametrize("name", ["pixels", "random-projection", "cnn2", "glyph-clip"])
+def test_what_is_recorded_as_compiled_is_what_can_be_compiled(name, tmp_path):
+    row = lookup(name)
+    digests = DigestMemory(tmp_path / "digests")
+    weights = locate(row, given={}, home=tmp_path, memory=digests, offline=True)
+    assert isinstance(load(row, weights, row.recipe), ModuleEncoder) == row.is_torch_model
 
 
 def test_features_are_computed_as_others_were_where_this_device_can():

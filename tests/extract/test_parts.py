@@ -232,6 +232,9 @@ def test_a_damaged_part_is_named_and_its_command_makes_only_that_again(images, t
     refused = joined(made, out)
     assert refused.code == Exit.CORRUPT
     assert f"{made[1]} (part 2 of 2) is damaged" in refused.envelope["error"]["message"]
+    damaged = fedcache("verify", made[1])
+    assert damaged.code == Exit.CORRUPT
+    assert "extract command of part 2 of 2" in damaged.out + damaged.err
     assert Store.open(out).arrays == {}
     again = part(images, tmp_path / "x.zarr", "2/2")
     assert (again.data["decoded"], again.data["arrays"][0]["kept_chunks"]) == (8, 2)

@@ -122,6 +122,7 @@ def test_a_refusal_is_one_sentence(server, status, code, words, asked):
     done = fedcache("inspect", f"{server.address}/toy")
     assert (done.code, len(server.asked)) == (code, asked)
     assert words in done.err
+    assert "AWS" not in done.err  # a web server takes no credentials of a bucket
 
 
 def test_an_address_without_a_server_or_a_store_is_one_sentence(toy, server):

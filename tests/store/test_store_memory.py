@@ -111,7 +111,7 @@ def test_the_budget_can_be_set(monkeypatch):
         # the group leaves less than the system
         ("MemAvailable: 3000 kB\n", (2_000_000, 500_000), 1_500_000),
         ("MemAvailable: 3000 kB\n", (2_000_000, 2_500_000), 0),
-        # a system that does not say what is free: half of what there is
+        # without MemAvailable: half of the machine's memory
         (
             "MemTotal: 9000 kB\n",
             None,

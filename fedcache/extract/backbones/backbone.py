@@ -119,6 +119,11 @@ class Backbone:
         return options
 
     @property
+    def is_torch_model(self) -> bool:
+        """Whether it is a torch model of images, whose encoder is a ``ModuleEncoder``; ``pixels`` has no model."""
+        return self.reads == IMAGES and self.width > 0 and not self.cpu_only
+
+    @property
     def has_weights(self) -> bool:
         """Whether a weights file is needed to load it."""
         return bool(self.files)

@@ -231,7 +231,7 @@ def _check_machine(spec: TaskSpec) -> None:
         # Finished arrays are not in ``arrays``; nothing is added to them.
         if job.key not in spec.arrays:
             continue
-        mine = how_record(device, settings, job.backbone.provider)
+        mine = how_record(device, settings, job.backbone)
         if mine != dict(job.how):
             # Entries that only one of the two records has.
             changed = sorted({*mine.items()} ^ {*job.how.items()}, key=str)

@@ -172,7 +172,7 @@ def keep_down(down: Tree, _state: Tree, _data: ClientData, _ctx: Ctx) -> Tree:
 
 
 def less_training_state(_down: Tree, state: Tree, _data: ClientData, _ctx: Ctx) -> Tree:
-    """The client's tensors, without those that only training reads: optimiser state and tensors under ``rows/``."""
+    """The tensors of a client, except optimiser state and tensors under ``rows/``, which only training reads."""
     return {name: t for name, t in state.items() if not name.startswith(("opt/", "rows/"))}
 
 

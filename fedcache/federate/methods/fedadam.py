@@ -10,9 +10,10 @@ Delta = w' - w,
     v <- v - (1 - beta2) Delta^2 sign(v - Delta^2)          (FedYogi)
     v <- beta2 v + (1 - beta2) Delta^2                      (FedAdam)
     w <- w + lr_g m / (sqrt(v) + tau)
-from m = 0 and v = tau^2, without bias correction, as printed. beta1 = 0.9, beta2 = 0.99 and tau = 1e-3 are the paper's
-choices, and beta1 = 0 for FedAdagrad. The paper tunes lr_g for each task; 0.03 (FedAdagrad: 0.01) is ours. BatchNorm's
-running statistics are averaged. Algorithm 2 prints the uniform mean of clients (``agg=uniform``).
+from m = 0 and v = tau^2, without bias correction, as printed. The paper chooses beta1 = 0.9 (0 for
+FedAdagrad), beta2 = 0.99 and tau = 1e-3. It tunes lr_g for each task. The default of fedcache is 0.03, and 0.01 for
+FedAdagrad. BatchNorm's running statistics are averaged. Algorithm 2 prints the uniform mean of clients
+(``agg=uniform``).
 
 Released FedPCL code has none of them; preset ``official`` is its setting of FedAvg (D-09, D-13, D-14).
 Limits: tau -> infinity with lr_g = tau and beta1 = 0 is ``fedavg``; no first step moves a weight by more than lr_g

@@ -185,7 +185,7 @@ def start(
 
 def stop_all(processes: Sequence[Process]) -> None:
     """Stop processes, the last started first."""
-    # All are told to end first, so that they end at the same time.
+    # Every process gets the signal before the first one is awaited, so that all end at the same time.
     for process in reversed(processes):
         process.popen.terminate()
     for process in reversed(processes):
