@@ -13,7 +13,6 @@ import argparse
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,85 +71,74 @@ class Suite:
         return reason
 
 
-ROWS = (
-    (
-        Suite("long", PACKAGE),
-        Suite("long-data", PACKAGE, TRAINING_SIDE),
-        Suite(
-            "numeric",
-            ("fedcache/heads/", "fedcache/federate/", "fedcache/models/", "tests/heads/"),
+SUITES = (
+    Suite("long", PACKAGE),
+    Suite("test-engines", ("fedcache/", "tests/engines/", "pyproject.toml")),
+    Suite("long-data", PACKAGE, TRAINING_SIDE),
+    Suite("browser", ("fedcache/report/", "fedcache/ui/", "tests/browser/"), CATALOGUE),
+    Suite(
+        "notebooks",
+        (
+            "docs/",
+            "examples/",
+            "README.md",
+            "fedcache/__init__.py",
+            "fedcache/api.py",
+            "fedcache/commands/",
+            "fedcache/report/",
+        ),
+        CATALOGUE,
+    ),
+    Suite(
+        "contributor",
+        (
+            "docs/add-a-backbone.md",
+            "docs/add-a-dataset.md",
+            "docs/add-a-method.md",
+            "examples/",
+            "fedcache/commands/new.py",
+            "fedcache/federate/engine/method.py",
+            "fedcache/plugins.py",
+            "fedcache/testing/",
+            "tests/commands/test_new_dataset.py",
+            "tests/commands/test_new_package.py",
+            "tests/contract/",
+            "tests/project/",
         ),
     ),
-    # Federations and clusters wait for one another more than they compute, so this row runs along with the first.
-    (
-        Suite("test-engines", ("fedcache/", "tests/engines/", "pyproject.toml")),
-        Suite(
-            "notebooks",
-            (
-                "docs/",
-                "examples/",
-                "README.md",
-                "fedcache/__init__.py",
-                "fedcache/api.py",
-                "fedcache/commands/",
-                "fedcache/report/",
-            ),
-            CATALOGUE,
-        ),
-        Suite("docs", ("docs/", "mkdocs.yml", "README.md", "fedcache/")),
-        Suite(
-            "contributor",
-            (
-                "docs/add-a-backbone.md",
-                "docs/add-a-dataset.md",
-                "docs/add-a-method.md",
-                "examples/",
-                "fedcache/commands/new.py",
-                "fedcache/federate/engine/method.py",
-                "fedcache/plugins.py",
-                "fedcache/testing/",
-                "tests/commands/test_new_dataset.py",
-                "tests/commands/test_new_package.py",
-                "tests/contract/",
-                "tests/project/",
-            ),
-        ),
-        Suite("browser", ("fedcache/report/", "fedcache/ui/", "tests/browser/"), CATALOGUE),
-        Suite("lint-files", (".github/", "Dockerfile", "CITATION.cff")),
-        Suite("audit", INSTALLED),
-        Suite("smoke-wheel-quick", (*INSTALLED, "README.md", "fedcache/__init__.py")),
-    ),
+    Suite("numeric", ("fedcache/heads/", "fedcache/federate/", "fedcache/models/", "tests/heads/")),
+    Suite("smoke-wheel-quick", (*INSTALLED, "README.md", "fedcache/__init__.py")),
+    Suite("audit", INSTALLED),
+    Suite("docs", ("docs/", "mkdocs.yml", "README.md", "fedcache/")),
+    Suite("lint-files", (".github/", "Dockerfile", "CITATION.cff")),
 )
-"""Rows run at the same time, the suites of a row one after another."""
+"""The longest first, so that the last to run are short."""
 
-SUITES = tuple(suite for row in ROWS for suite in row)
+TOGETHER = 3
+"""Suites that run at the same time. Federations, kills and the browser wait more than they compute."""
+
 INCLUDED = {"docs": "browser"}
 """Targets that another target makes, where it runs."""
 
 
-def run_row(row: Sequence[Suite]) -> list[str]:
-    """Run the suites of a row in order; returns the targets that failed.
+def run(suite: Suite) -> bool:
+    """Run a suite; whether it passed.
 
-    The last lines are printed when a suite ends, all of them if it failed; the whole output is kept in LOGS.
+    The last lines are printed when it ends, all of them if it failed; the whole output is kept in LOGS.
     """
-    LOGS.mkdir(exist_ok=True)
-    failed = []
-    for suite in row:
-        began = time.monotonic()
-        done = subprocess.run(
-            ["make", suite.target],
-            cwd=ROOT,
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            check=False,
-        )
-        (LOGS / f"{suite.target}.log").write_text(done.stdout, encoding="utf-8")
-        shown = done.stdout if done.returncode else "\n".join(done.stdout.splitlines()[-2:])
-        print(f"{shown}\n-- make {suite.target}: {time.monotonic() - began:.0f} s", flush=True)
-        if done.returncode:
-            failed.append(suite.target)
-    return failed
+    began = time.monotonic()
+    done = subprocess.run(
+        ["make", suite.target],
+        cwd=ROOT,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        check=False,
+    )
+    (LOGS / f"{suite.target}.log").write_text(done.stdout, encoding="utf-8")
+    shown = done.stdout if done.returncode else "\n".join(done.stdout.splitlines()[-2:])
+    print(f"{shown}\n-- make {suite.target}: {time.monotonic() - began:.0f} s", flush=True)
+    return not done.returncode
 
 
 def main() -> int:
@@ -175,9 +163,11 @@ def main() -> int:
     if options.list:
         print("runs:", *(suite.target for suite in SUITES if suite.target in chosen))
         return 0
-    rows = [[suite for suite in row if suite.target in chosen] for row in ROWS]
-    with ThreadPoolExecutor(len(rows)) as pool:
-        failed = [target for targets in pool.map(run_row, rows) for target in targets]
+    LOGS.mkdir(exist_ok=True)
+    suites = [suite for suite in SUITES if suite.target in chosen]
+    with ThreadPoolExecutor(TOGETHER) as pool:
+        passed = list(pool.map(run, suites))
+    failed = [suite.target for suite, ok in zip(suites, passed, strict=True) if not ok]
     if failed:
         print(f"failed: {', '.join(failed)}")
     return int(bool(failed))
