@@ -1,12 +1,35 @@
-"""Copies of the package, and changes of a line of code that find their place however the line is laid out."""
+"""Copies of the package, the digest of its code, and changes of a line that find their place however it is laid out."""
 
 from __future__ import annotations
 
+import hashlib
 import re
 import shutil
+import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+NIGHT = ROOT / "docs" / "nightly.json"
+RECORDS = ("docs/nightly.json", "docs/trust.json", "docs/trust.md")
+"""What `make nightly` and `make trust` write."""
+
+CHANGED = "-changed"
+
+
+def git(line: str) -> str:
+    """What a git command prints in the checkout."""
+    words = ["git", *line.split()]
+    return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+
+def code_digest() -> str:
+    """Digest of all committed files without ``RECORDS``, with ``CHANGED`` where the checkout differs from them."""
+    listed = [line for line in git("ls-tree -r HEAD").splitlines() if not line.endswith(RECORDS)]
+    digest = hashlib.sha256("\n".join(listed).encode()).hexdigest()[:12]
+    changes = [
+        line for line in git("status --porcelain -uno").splitlines() if not line.endswith(RECORDS)
+    ]
+    return digest + CHANGED if changes else digest
 
 
 def copied(folder: Path, *parts: str) -> Path:

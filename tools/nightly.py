@@ -1,12 +1,12 @@
-"""Every suite in full, resumable: what has passed for this commit is not run again.
+"""Every suite in full, resumable: what has passed for this code is not run again.
 
     python tools/nightly.py [--list]
 
 The steps run all cases, new examples of property tests, every law broken, random changes of the code and of the files
-of a home. They run one after another, and ``BESIDE`` at the same time. Each step's output is kept in
-.nightly/COMMIT/STEP.log, its result and time in .nightly/COMMIT/STEP.json, and a table of all in
-.nightly/COMMIT/report.md. A step that fails does not stop the others. A checkout with changes begins again each time,
-as it may have changed since. Exits 1 if a step failed.
+of a home. They run one after another, and ``BESIDE`` at the same time. Each step's output is kept in .nightly/, its
+result and time in docs/nightly.json, which docs/trust.md shows. Commit both files to go on with the same code in
+another clone. A step that fails does not stop the others. A checkout with changes begins again each time, as it may
+have changed since. Exits 1 if a step failed.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+from code_changes import CHANGED, NIGHT, ROOT, code_digest
+from make_trust import write_page
+
+LOGS = ROOT / ".nightly"
 QUICK = ("lint", "types", "docs", "audit", "unit")
 LONG = (
     "slow",
@@ -40,8 +42,6 @@ LONG = (
 BESIDE = "trust"
 """The step that waits for processes more than it computes."""
 
-CHANGED = "-changed"
-
 
 def steps() -> dict[str, list[str]]:
     """Name -> command."""
@@ -55,45 +55,20 @@ def steps() -> dict[str, list[str]]:
     return quick | own | {target: ["make", target] for target in LONG}
 
 
-def git(line: str) -> str:
-    """What a git command prints in the checkout."""
-    words = ["git", *line.split()]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
-    return done.stdout.strip()
-
-
-def commit() -> str:
-    """The commit of the checkout, with ``CHANGED`` where files differ from it."""
-    name = git("rev-parse --short=12 HEAD")
-    # ``trust`` writes into two of them while it runs.
-    if git("status --porcelain --untracked-files=no -- . :!docs/trust.*"):
-        return name + CHANGED
-    return name
-
-
-def report(name: str, done: Mapping[str, Mapping[str, Any]]) -> str:
-    """The table of what ran."""
-    rows = [
-        f"| {step} | {found['result']} | {found['seconds']:,} | {found['processor']:,} |"
-        for step, found in done.items()
-    ]
-    heads = "| step | result | seconds | processor seconds |\n|---|---|---|---|"
-    return "\n".join([f"# Night of {name}\n", heads, *rows, ""])
-
-
-def run(step: str, words: Sequence[str], folder: Path) -> dict[str, Any]:
+def run(step: str, words: Sequence[str]) -> dict[str, Any]:
     """Run a step; its result and seconds."""
     began = time.monotonic()
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     # The tools draw their own changes; with all cases, one pass over the tests would take as long as the whole night.
     if words[0] == "make":
         environment["FEDCACHE_CASES"] = "full"
-    with (folder / f"{step}.log").open("wb") as log:
+    with (LOGS / f"{step}.log").open("wb") as log:
         process = subprocess.Popen(
             words, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT
         )
         _, status, used = os.wait4(process.pid, 0)
     return {
+        "code": code_digest(),
         "result": "failed" if status else "passed",
         "seconds": round(time.monotonic() - began),
         # those of all commands that it started and that have ended; other work on the machine does not change them
@@ -108,32 +83,34 @@ def main() -> int:
     )
     parser.add_argument("--list", action="store_true", help="say what would run, and run nothing")
     options = parser.parse_args()
-    name = commit()
-    folder = ROOT / ".nightly" / name
+    code = code_digest()
+    kept = json.loads(NIGHT.read_text()) if NIGHT.is_file() else {}
+    same = {} if code.endswith(CHANGED) else {"code": code, "result": "passed"}
     commands = steps()
+    done = {
+        step: kept[step] for step in commands if same and same.items() <= kept.get(step, {}).items()
+    }
     rows: tuple[list[str], list[str]] = ([], [])
     for step in commands:
-        kept = folder / f"{step}.json"
-        if kept.is_file() and not name.endswith(CHANGED) and "passed" in kept.read_text():
+        if step in done:
             print(f"{step}: passed before", flush=True)
         else:
             rows[step == BESIDE].append(step)
     if options.list:
         print("runs:", *rows[0], *rows[1])
         return 0
-    folder.mkdir(parents=True, exist_ok=True)
+    LOGS.mkdir(exist_ok=True)
 
     def run_row(row: Sequence[str]) -> None:
         for step in row:
-            result = run(step, commands[step], folder)
-            print(f"{step}: {result['result']} in {result['seconds']:,} s", flush=True)
-            (folder / f"{step}.json").write_text(json.dumps(result) + "\n")
+            done[step] = run(step, commands[step])
+            print(f"{step}: {done[step]['result']} in {done[step]['seconds']:,} s", flush=True)
+            in_order = {step: done[step] for step in commands if step in done}
+            NIGHT.write_text(json.dumps(in_order, indent=1) + "\n")
 
     with ThreadPoolExecutor(len(rows)) as pool:
         list(pool.map(run_row, rows))
-    done = {step: json.loads((folder / f"{step}.json").read_text()) for step in commands}
-    (folder / "report.md").write_text(report(name, done), encoding="utf-8")
-    print(f"Logs and report: {folder.relative_to(ROOT)}")
+    write_page()
     return int(any(found["result"] != "passed" for found in done.values()))
 
 
