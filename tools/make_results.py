@@ -148,8 +148,9 @@ def digits_fst() -> list[str]:
         f"Zero-shot (`clip-zs`) on the test rows: {figures}.",
         "",
         "The setting was the best of this sweep on `optdigits` (20 clients, 10 a round, iid, 30 rounds, seeds 0 to 2) "
-        "with `tsamp_reduce=mean`, and was fixed before `mnist` was looked at. The table has the default, `joint`, "
-        "under which one setting is 0.1 points above it. `logit_scale` stays 1, as no equation prints one:",
+        "with `tsamp_reduce=mean`, and was fixed before `mnist` was looked at. The table was measured with "
+        "the default, `joint`. With `joint`, another setting of the sweep is 0.1 points better. `logit_scale` stays 1, "
+        "as no equation prints one:",
         "",
     ]
     rows = []

@@ -171,7 +171,8 @@ def server(
     host: Annotated[
         str | None,
         typer.Option(
-            "--host", help="Address to listen on. Default: all addresses with keys, else loopback."
+            "--host",
+            help="Address to listen on. Default: all addresses if --keys is given, otherwise loopback.",
         ),
     ] = None,
     port: Port = 8000,

@@ -363,8 +363,8 @@ class RowRanking:
         parts = [f"{agree} of {counted} pairs as printed{_pairs(self.agree)}"]
         for pairs, word, what in (
             (self.reverse, "printed above", "in the opposite order"),
-            (self.undecided, "and", "undecided, less than one standard error apart"),
-            (self.tied, "and", "printed equal"),
+            (self.undecided, "against", "undecided, less than one standard error apart"),
+            (self.tied, "against", "printed equal"),
         ):
             if pairs:
                 parts.append(f"{len(pairs)} {what}{_pairs(pairs, word)}")
@@ -493,7 +493,8 @@ def _pairs(pairs: Sequence[Pair], word: str = "above") -> str:
     if not pairs:
         return ""
     lower: dict[str, list[str]] = {}
-    for above, below in pairs:
+    for pair in pairs:
+        above, below = (f'"{label}"' if "," in label else label for label in pair)
         lower.setdefault(above, []).append(below)
     groups = [f"{above} {word} {', '.join(below)}" for above, below in lower.items()]
     return f" ({'; '.join(groups)})"

@@ -219,7 +219,7 @@ class PriorTests:
         numbers = np.arange(0, len(table), step)
         own_models = None
         if clients is not None:
-            # The first client is always scored, because it may be the only one that was requested.
+            # ``clients`` are all clients of the model or the requested one, which is always scored.
             if clients[0] not in table.names:
                 raise unknown("client", clients[0], table.names)
             numbers = np.union1d(numbers, table.names.index(clients[0]))
@@ -334,5 +334,7 @@ def prior_accuracy(
         offset = ClientPrior(table.names[number], kind, log_prior).offset(temperature)
         right = add_offset(scores, offset).argmax(-1).numpy() == truth
         found.append((plain[own].mean(), right[own].mean(), plain.mean(), right.mean()))
+    if not found:
+        return None, priors.caution()
     means = np.mean(found, 0).tolist()
     return dict(zip(PRIOR_FIGURES, means, strict=True)), priors.caution()

@@ -178,6 +178,10 @@ class Content:
         return {value_id(array.recipe) for array in self.arrays.values()}
 
 
+MAX_NAME = 100
+"""Characters in the name of a dataset."""
+
+
 def usable_name(name: str) -> str:
     """The name of a dataset as part of a file name.
 
@@ -185,9 +189,10 @@ def usable_name(name: str) -> str:
     """
     slug = slug_of(name)
     example = "For example --name mine"
-    if len(slug) > 100:
+    if len(slug) > MAX_NAME:
         raise UsageError(
-            f"The name {name!r} has {len(slug)} characters, but at most 100 are allowed.", example
+            f"The name {name!r} has {len(slug)} characters, but at most {MAX_NAME} are allowed.",
+            example,
         )
     if not slug.strip("._-"):
         raise UsageError(f"The name {name!r} has no letter or digit.", example)
@@ -433,7 +438,8 @@ def arrange_arrays(
         )
     raw |= {key: _array(values) for key, values in given.items()}
     raw |= {f"{GROUP}{key}": _array(values) for key, values in groups.items()}
-    name = name or "-".join(features)
+    if name is None:
+        name = "-".join(map(slug_of, features))[:MAX_NAME]
     slug = usable_name(name)
     row_name = None
     if "name" in raw:

@@ -70,7 +70,7 @@ class Published:
     place: str  # folder or address
     files: int  # of the publication
     bytes: int  # of these files
-    written: int  # files that this call wrote; the others were there
+    written: int  # files that this call wrote, without the mark ``publication.json``
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -120,8 +120,8 @@ def publish(
     source = open_source(place)
     manifest, files = _publication(store, card, zarr, anonymous_names=anonymous_names)
     raw_manifest = manifest.to_bytes()
-    own = _claim(source, store, raw_manifest, anonymous_names=anonymous_names)
-    unchanged = _unchanged(source, manifest)
+    replaces = _claim(source, store, raw_manifest, anonymous_names=anonymous_names)
+    unchanged = _unchanged(source, manifest, {replaces, sha256_hex(raw_manifest)})
     shards = list(_shards(manifest))
     others = len(files) + 1  # with the manifest
     total = len(shards) + others
@@ -134,8 +134,9 @@ def publish(
             per_shard = manifest.shards[key]
             name = feature_file(Path(), key, numbers.start // per_shard, info.shape).as_posix()
             size += length
-            may_exist = own or key in unchanged
-            if not may_exist or not _has_shard(source, name, length, info, numbers):
+            # A shard that an interrupted publication of other content wrote has the same name and length.
+            usable = replaces is False or key in unchanged
+            if not usable or not _has_shard(source, name, length, info, numbers):
                 raw = _shard(zarr, store.reader(key), numbers, per_shard)
                 source.put(name, raw)
                 written += 1
@@ -149,8 +150,8 @@ def publish(
         observer.advance(others)
     finally:
         observer.stop()
-    # The files of a publication also include publication.json, which ``_claim`` has written.
-    return Published(place, total + 1, size, written + others)
+    mark_size = source.size(MARK) or 0
+    return Published(place, total + 1, size + mark_size, written + others)
 
 
 def _publication(
@@ -313,26 +314,27 @@ def _has_shard(source: ByteSource, name: str, length: int, info: ArrayInfo, numb
     return _holds_chunks(source.get(name), info, numbers)
 
 
-def _claim(source: ByteSource, store: Store, raw: bytes, *, anonymous_names: bool) -> bool:
+def _claim(source: ByteSource, store: Store, raw: bytes, *, anonymous_names: bool) -> bool | str:
     """Take a place for the publication of a store, before anything else is written there.
 
     Returns:
-        whether every whole file that exists already belongs to this publication.
+        the digest of the manifest of the complete publication that this one replaces; False where this place never had
+        other content; True where it may have files of a publication that was interrupted.
 
     Raises:
         StoreError for a place with other files; UsageError if an earlier publication left the names of rows out and
         this one contains them.
     """
-    mine = {
+    mine: dict[str, Any] = {
         "kind": "publication of a fedcache store",
         "dataset": store.dataset["digest"],
         "manifest": sha256_hex(raw),
-        "replaces": False,  # whether files of earlier content may still be in this place
+        "replaces": False,  # see "Returns"
         "anonymous_names": anonymous_names,
     }
     _need_own_place(source)
     if source.put_if_absent(MARK, to_signed(mine)):
-        return True
+        return False
     try:
         there = parse_signed(source.get(MARK))
     except ValueError as error:
@@ -345,10 +347,15 @@ def _claim(source: ByteSource, store: Store, raw: bytes, *, anonymous_names: boo
             "Add --anonymous-names. To publish the names, choose another place.",
         )
     if there.get("manifest") == mine["manifest"]:
-        return not there["replaces"]
+        earlier: bool | str = there["replaces"]
+        return earlier
     # Files of the earlier content have the same names. The mark tells later calls that a file may be one of them.
-    source.put(MARK, to_signed({**mine, "replaces": True}))
-    return False
+    mine["replaces"] = True
+    if source.size(NAME) is not None and sha256_hex(source.get(NAME)) == there["manifest"]:
+        mine["replaces"] = there["manifest"]
+    source.put(MARK, to_signed(mine))
+    result: bool | str = mine["replaces"]
+    return result
 
 
 def _need_own_place(source: ByteSource) -> None:
@@ -388,13 +395,18 @@ def _something_else(source: ByteSource, what: str) -> StoreError:
     )
 
 
-def _unchanged(source: ByteSource, manifest: Manifest) -> set[str]:
-    """Keys of arrays that an earlier, complete publication has with the same chunks at the same places."""
+def _unchanged(source: ByteSource, manifest: Manifest, trusted: set[bool | str]) -> set[str]:
+    """Keys of arrays that a complete publication has with the same chunks at the same places.
+
+    Only a publication whose manifest has a digest in ``trusted`` counts.
+    """
     if source.size(NAME) is None:
         return set()
     try:
-        _, earlier = published_manifest(source)
+        raw, earlier = published_manifest(source)
     except CorruptionError:
+        return set()
+    if sha256_hex(raw) not in trusted:
         return set()
     keys = set()
     for key, info in manifest.arrays.items():

@@ -1,6 +1,7 @@
 """Client prior: its laws, and the concentration that a fit recovers."""
 
 import tracemalloc
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import torch
 from refusal import refused
 from scipy.stats import dirichlet_multinomial
 
+from fedcache.federate.partition.partition import Client, Partition
 from fedcache.heads.losses import MASKED
 from fedcache.models.client_prior import (
     ClientPrior,
@@ -17,6 +19,7 @@ from fedcache.models.client_prior import (
     estimate_log_prior,
     fit_concentration,
 )
+from fedcache.runs import evaluate_prior
 
 
 def scores_of(seed, rows=40, classes=6):
@@ -173,3 +176,15 @@ def test_memory_is_clients_by_classes():
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 4e6
+
+
+def test_a_sample_of_clients_without_test_rows_has_no_accuracy(monkeypatch):
+    monkeypatch.setattr(evaluate_prior, "MOST_SCORED", 1)  # only the first client is scored
+    monkeypatch.setattr(evaluate_prior, "scores_of_rows", lambda *_: np.zeros((4, 2)))
+    rows = np.arange(4)
+    clients = (Client("a", rows[:2], rows[:0]), Client("b", rows[2:], rows))
+    partition = Partition("mine", {}, 0, clients, rows, "d" * 64, 4, 0)
+    spec = SimpleNamespace(data=SimpleNamespace(y=torch.tensor([0, 1, 0, 1]), classes=2))
+    out = SimpleNamespace(deployed=lambda _: "model")
+    figures, _ = evaluate_prior.prior_accuracy(spec, out, partition, "counts", 1.0)
+    assert figures is None

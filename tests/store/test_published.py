@@ -5,6 +5,7 @@ import sys
 
 import numpy as np
 import pytest
+import toy_store
 import xarray
 import zarr
 from command import fedcache, ok, python
@@ -210,7 +211,7 @@ def test_publishing_again_writes_no_shard_again(toy, published):
     assert {f: f.stat().st_mtime_ns for f in shards} == shards
     files = [f for f in published.rglob("*") if f.is_file()]
     assert again.files == again.written + len(shards) + 1 == len(files)
-    assert again.bytes == sum(f.stat().st_size for f in files if f.name != publish.MARK)
+    assert again.bytes == sum(f.stat().st_size for f in files)
 
 
 def test_a_publication_of_a_publication_is_equal(server, place, published):
@@ -246,6 +247,36 @@ def test_a_changed_store_takes_the_place_of_its_publication(toy, published):
     assert now.path.parent == Home.from_environment().root / FOLDER
     assert now.path.stat().st_mode & 0o077 == 0
     assert Store.open(now.path).address == str(published)  # as workers open it
+
+
+def test_shards_of_an_interrupted_publication_of_other_values_are_replaced(
+    toy, place, published, monkeypatch
+):
+    """In a bucket, where only the lengths of shards are compared."""
+    monkeypatch.setattr(publish, "_holds_chunks", lambda *_: True)
+    real_values, real_put = toy_store.values, FolderSource.put
+    stores = []
+    for factor in (2, 3):
+        monkeypatch.setattr(toy_store, "values", lambda key, by=factor: by * real_values(key))
+        stores.append(whole(place / f"times-{factor}.zarr"))
+    before = contents(published)
+
+    def put(source, name, *parts):
+        if name == publish.ROOT:
+            raise KeyboardInterrupt
+        real_put(source, name, *parts)
+
+    for interrupted in (stores[:1], stores):
+        for store in interrupted:
+            with monkeypatch.context() as patch:
+                patch.setattr(FolderSource, "put", put)
+                with pytest.raises(KeyboardInterrupt):
+                    publication(store, published)
+        assert contents(published) != before
+        publication(toy, published)
+        found = contents(published)
+        assert found.pop(publish.MARK)
+        assert found == {name: raw for name, raw in before.items() if name != publish.MARK}
 
 
 def test_a_place_with_something_else_is_left_alone(toy, place, published):

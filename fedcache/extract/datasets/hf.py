@@ -11,6 +11,7 @@ other command downloads it.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import threading
@@ -490,11 +491,11 @@ class ParquetRows(Reopened):
         try:
             # The iterator cannot go back: for an earlier row, the group is read from its start again.
             if group != self._group or row < self._at:
+                self._at = int(self._starts[group])
                 self._batches = self._open().iter_batches(
                     BATCH, row_groups=[group], columns=[self.column]
                 )
                 self._group = group
-                self._at = int(self._starts[group])
             # Batches before the one with the row are read and kept too.
             for batch in self._batches:
                 first = self._at
@@ -504,8 +505,15 @@ class ParquetRows(Reopened):
                 self._kept = [*self._kept[1 - KEPT :], newest]
                 if row < self._at:
                     return newest
-        except (pa.ArrowException, OSError):
+        except pa.ArrowException:
             pass
+        except OSError as error:
+            # pyarrow raises OSError for damaged data too: without a number, or because an offset makes no sense.
+            if error.errno not in (None, errno.EINVAL):
+                self._group = -1
+                raise MachineError(
+                    f"{self.path} cannot be read: {error.strerror}.", "Run the command again."
+                ) from error
         # The row was not found: reading failed, or the group has fewer rows than the file says. This is remembered.
         # Otherwise each later row would read the group from its start again.
         self._broken[group] = self._at

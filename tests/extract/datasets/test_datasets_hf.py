@@ -1,5 +1,6 @@
 """Hugging Face datasets from files that the tests write: parquet, save_to_disk, and what is said without a network."""
 
+import errno
 import json
 import pickle
 import shlex
@@ -178,6 +179,19 @@ def test_rows_without_bytes_and_damaged_pages_are_bad_images(tmp_path):
     data = opened(path)
     bad = {row for row in range(20) if not readable(data, row)}
     assert {7} <= bad <= {5, 6, 7, 8, 9}
+
+
+def test_an_error_of_the_system_is_no_damaged_image(tmp_path, monkeypatch):
+    path = write(tmp_path / "a.parquet", table(range(20)))
+    data = opened(path)
+    with monkeypatch.context() as patch:
+
+        def too_many(_self, *_):
+            raise OSError(errno.EMFILE, "Too many open files")
+
+        patch.setattr(pq.ParquetFile, "iter_batches", too_many)
+        refused(lambda: data.source.read(7), "Too many open files", code=Exit.MACHINE)
+    assert data.source.read(7) == PNG[7]
 
 
 def readable(data, row):
