@@ -479,7 +479,8 @@ def compare(
     """Compare finished runs: ``fc.compare(grid)``, ``fc.compare([a, b], over="clients")``. Raises UsageError.
 
     Args:
-        runs: ``Run`` and ``Grid`` objects, directories or first letters of digests; None for all runs of the home.
+        runs: ``Run`` and ``Grid`` objects, directories or first letters of digests; None for all runs of
+            ``FEDCACHE_HOME``.
         over: unit of the tests: ``seeds``, ``clients`` or ``settings`` (datasets and partitions). None chooses
             the unit by what differs between the runs.
         metric: accuracy, client_mean, pooled, macro_f1, ...
@@ -491,9 +492,9 @@ def compare(
         root: directory of the runs; None for the runs of ``FEDCACHE_HOME``.
     """
     given = dict(locals())
-    from fedcache.calls import runs as finished
+    from fedcache.calls import runs as run_calls
 
-    return finished.compare(**given)
+    return run_calls.compare(**given)
 
 
 def report(
@@ -519,6 +520,6 @@ def report(
         data: dataset -> its folder, for images of datasets that have moved.
     """
     given = dict(locals())
-    from fedcache.calls import runs as finished
+    from fedcache.calls import runs as run_calls
 
-    return finished.report(**given)
+    return run_calls.report(**given)

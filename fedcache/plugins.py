@@ -142,7 +142,7 @@ def find(kind: str, name: str) -> Plugin | None:
 
 
 def used(names: Mapping[str, str]) -> list[Plugin]:
-    """The plug-ins among names, which are given by kind."""
+    """The plug-ins that ``names`` refers to, a mapping from kinds to names; names of fedcache's own are left out."""
     found = [find(kind, name) for kind, name in names.items()]
     return [plugin for plugin in found if plugin is not None]
 
@@ -198,7 +198,7 @@ def _is_importable(thing: Any) -> bool:
 class PluginTable(Mapping[str, T]):
     """A table of fedcache's own objects by name, which also finds plug-ins by name.
 
-    It lists only its own objects. Raises UsageError if a plug-in cannot be loaded or is not an ``expected``.
+    It lists only its own objects. Raises UsageError if a plug-in cannot be loaded or is not of the type ``expected``.
     """
 
     def __init__(self, kind: str, own: Mapping[str, T], expected: type[Any]) -> None:
