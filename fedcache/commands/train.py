@@ -664,7 +664,7 @@ def grid(
     preset = None
     if options.ready is not None:
         preset = presets.find_preset(options.ready)
-        schemes = requested_schemes(options.sweep, given) or presets.of_file(file)
+        schemes = requested_schemes(options.sweep, given) or presets.scheme_of_file(file)
         note_preset(preset, schemes, observer)
         file = preset.merged_with(file, schemes)
     resolved = train_config(file, given)

@@ -1,4 +1,4 @@
-"""Swept values without effect: of hyperparameters that a method lacks, or that another hyperparameter switches off."""
+"""Removal of swept values without effect: the method lacks the hyperparameter, or another one switches it off."""
 
 from __future__ import annotations
 
