@@ -1,4 +1,4 @@
-"""``fedcache evaluate``: trained models on labelled data."""
+"""``fedcache evaluate``: measures trained models on labelled data."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from fedcache.process import stopped_by_signals
 from fedcache.progress import percent
 from fedcache.report.evaluation import check_request, write_evaluations
 
-COMPUTED = pick(
+# Options of the extraction of features.
+EXTRACTION = pick(
     ExtractConfig,
     "layout",
     "limit",
@@ -30,7 +31,8 @@ COMPUTED = pick(
     "threads",
     "follow_links",
 )
-COMPUTED = worded(rare(COMPUTED), "batch", default=BATCH_OF_THE_RUN)
+EXTRACTION = worded(rare(EXTRACTION), "batch", default=BATCH_OF_THE_RUN)
+# Options that choose the model.
 MODEL = worded(
     pick(ModelOptions), "client", default="the global model, or each client's personal model"
 )
@@ -53,7 +55,7 @@ RunNames = Annotated[
 ]
 
 
-@command("evaluate", COMPUTED, MODEL, pick(EvaluateOptions))
+@command("evaluate", EXTRACTION, MODEL, pick(EvaluateOptions))
 def evaluate(observer: TerminalObserver, given: Given, run: RunNames) -> CommandResult:
     """Evaluate trained models on labelled data: accuracy, F1, confusion matrix, calibration.
 

@@ -25,7 +25,7 @@ FEW = 12
 """If a command has no more options than this, ``-h`` shows all of them."""
 
 LINES = 2
-"""Maximum number of lines of one option in ``-h``. If the help is then longer than ``PAGE``, each option has one."""
+"""Maximum number of lines of one option in ``-h``. If the help is longer than ``PAGE``, options get one line."""
 
 PAGE = 40
 """Maximum number of lines of the help of ``-h``."""
@@ -179,7 +179,7 @@ def rows_of(function: Any) -> list[Row]:
 def names_of(parameter: inspect.Parameter) -> list[str]:
     """The names of an option as they are typed, ``["--store"]``; [] for an argument."""
     info = parameter.annotation.__metadata__[0]
-    # Within Annotated typer takes the first name for the default.
+    # Within Annotated, typer stores the first name of an option in ``default``.
     names = [str(name) for name in (info.default, *(info.param_decls or ()))]
     typed = [name for name in names if name.startswith("-")]
     if typed or isinstance(info, ArgumentInfo):

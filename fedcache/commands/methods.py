@@ -74,7 +74,7 @@ def methods_info(name: ListedName) -> CommandResult:
     if name in NAMES and m.page is not None:
         when = " ".join(m.page.when.split())
         family = m.page.family
-    waits = facts.why_it_waits(m)
+    why_synchronous = facts.why_it_waits(m)
     d = m.defaults
     sizes = current_sizes(Home.from_environment())
     sends = facts.traffic_of(m, sizes)
@@ -96,7 +96,7 @@ def methods_info(name: ListedName) -> CommandResult:
         "needs": sorted(m.needs),
         "fidelity": facts.fidelities(m),
         "executions": list(m.executions),
-        "asynchronous": waits is None,
+        "asynchronous": why_synchronous is None,
         "hyperparameters": entries,
         "disagreements": sides,
         "traffic": {**sends, "counted_at": sizes.source},
@@ -118,10 +118,10 @@ def methods_info(name: ListedName) -> CommandResult:
     setting = f"{d.scheme}, {d.clients} clients, {share} per round"
     lines.append(f"Paper's setting: {setting}, {d.rounds} rounds.")
     lines.append(f"Reads {reads}; fidelity {facts.fidelities(m)}.")
-    if waits is None:
+    if why_synchronous is None:
         lines.append("Supports --asynchronous.")
     else:
-        lines.append(f"Does not support --asynchronous: {waits}.")
+        lines.append(f"Does not support --asynchronous: {why_synchronous}.")
     received = f"{sends['down']:,} in a round"
     if sends["first_down"] != sends["down"]:
         received += f" ({sends['first_down']:,} in round 1)"

@@ -148,9 +148,9 @@ def list_privacy(observer: TerminalObserver) -> CommandResult:
     for entry in gather([], home.runs).entries:
         cost = entry.result.get("trust", {}).get("privacy", {})
         run = entry.result["digest"][:16]
-        made = {(run, seed) for seed in entry.result["seeds"]}
+        drawn = {(run, seed) for seed in entry.result["seeds"]}
         is_private = cost.get("noise") and not cost.get("simulation", True)
-        if is_private and not made <= known:
+        if is_private and not drawn <= known:
             observer.warn(
                 f"The run {run} drew noise that is not in the ledger. Lines of the ledger are missing, or the "
                 "run was trained under another FEDCACHE_HOME. More privacy was spent than this list shows."
@@ -159,10 +159,10 @@ def list_privacy(observer: TerminalObserver) -> CommandResult:
     spent = totals(releases)
     of_datasets = totals_of_datasets(releases)
     several = [t for t in of_datasets if t.partitions > 1]
-    named: list[tuple[Any, str, str]] = [(t, t.partition[:8], f"{t.clients:,}") for t in spent]
-    named += [(t, f"all {t.partitions:,}", "") for t in several]
+    labelled: list[tuple[Any, str, str]] = [(t, t.partition[:8], f"{t.clients:,}") for t in spent]
+    labelled += [(t, f"all {t.partitions:,}", "") for t in several]
     rows = []
-    for t, partition, clients in named:
+    for t, partition, clients in labelled:
         counts = [f"{count:,}" for count in (t.runs, t.releases, t.rounds)]
         delta = f"{t.delta:g}"
         rows.append((t.dataset, partition, clients, *counts, delta, epsilon_words(t)))

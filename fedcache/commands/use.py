@@ -107,8 +107,8 @@ def with_pin(text: str, key: str, name: str) -> str:
     last = first
     while last < len(lines) and not lines[last].startswith("["):
         last += 1
-    kept = [one for one in lines[first:last] if not _names_a_store(one)]
-    return "\n".join([*lines[:first], line, *kept, *lines[last:], ""])
+    other_lines = [one for one in lines[first:last] if not _names_a_store(one)]
+    return "\n".join([*lines[:first], line, *other_lines, *lines[last:], ""])
 
 
 def _names_a_store(line: str) -> bool:
