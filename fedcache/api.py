@@ -100,6 +100,7 @@ def extract(
 
     Raises the FedcacheError of the command, with its exit code and hint.
     """
+    # The arguments by name, collected first, because the import adds a local variable. Other functions do the same.
     given = dict(locals())
     from fedcache.calls import stores
 

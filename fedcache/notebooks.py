@@ -55,7 +55,7 @@ def data_frame(columns: Mapping[str, Any]) -> Any:
         import pandas
     except ImportError as error:
         raise MachineError(
-            "frame() makes pandas columns, and pandas is not installed.", "pip install pandas"
+            "frame() makes a pandas DataFrame, but pandas is not installed.", "pip install pandas"
         ) from error
     return pandas.DataFrame(dict(columns))
 

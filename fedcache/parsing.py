@@ -241,7 +241,8 @@ def without_codes(text: str) -> str:
     >>> without_codes("BatchNorm (D-02; table 7 of the paper), means (D-06)")
     'BatchNorm (table 7 of the paper), means'
     """
-    # Codes next to other words in brackets: after a comma or semicolon, or at the beginning. Then codes alone.
+    # First, codes next to other words in brackets are removed: after a comma or semicolon, or at the beginning. Then
+    # codes alone in brackets are removed.
     inside = re.sub(rf"[,;]\s+{CODE}(?=[,;:)])|(?<=\()(?:{CODE}[,;:]\s+)+", "", text)
     return re.sub(rf"\s?\({CODE}\)", "", inside)
 

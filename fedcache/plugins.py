@@ -77,7 +77,7 @@ class Plugin:
             ) from error
 
     def loaded(self, expected: type[Any]) -> Any:
-        """The object. Raises UsageError like ``load``, and if the object has another kind or another name."""
+        """The object. Raises UsageError like ``load``, and if its kind or name is not the expected one."""
         # An entry point may name a class of the expected kind, or an object.
         thing = self.load()
         if isinstance(thing, type):
@@ -191,6 +191,7 @@ def register(kind: str, thing: Any, name: str | None = None) -> str:
 def _is_importable(thing: Any) -> bool:
     """Whether another process can import a callable by its module and name."""
     module = getattr(thing, "__module__", None)
+    # The names of lambdas and of functions inside functions contain "<".
     name = getattr(thing, "__qualname__", "")
     return callable(thing) and module not in (None, "__main__") and "<" not in name
 

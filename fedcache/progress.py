@@ -38,8 +38,8 @@ class Round:
         settings: dataset, backbones, preset and every hyperparameter of the run, by name.
         about: digests of the run, and how its rows were assigned, by name.
         grid: name of the grid that the run is a point of; "" for a single run.
-        secret_times: whether the time at which this round ended must stay secret. It grows with the number of clients
-            that took part, which the epsilon of a private run assumes to be unknown.
+        secret_times: whether the time at which this round ended must stay secret. The time grows with the number of
+            clients that took part, which the epsilon of a private run assumes to be unknown.
     """
 
     path: Path

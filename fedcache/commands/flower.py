@@ -335,7 +335,7 @@ def up(
     from fedcache.federate.engines.flower.serving import up as start
 
     # A site for each client store. For an empty folder, the number is so large that the plan passes its checks. Then
-    # `up` refuses the folder, with the command that makes the stores.
+    # `start` refuses the folder, with the command that makes the stores.
     stores = list(shards.glob("*.zarr"))
     plan = plan_of(given, sweep, sites=len(stores) or 100_000, start_with=1)
     home = Home.from_environment()
@@ -368,7 +368,7 @@ def _notifier(observer: TerminalObserver) -> Callable[[dict[str, Any]], None]:
 
 
 def _ended(last: dict[str, Any]) -> CommandResult:
-    """The answer to the last message of an app, which holds its results. Raises the error that ended the app."""
+    """The answer of a command: the results in the last message of an app. Raises the error that ended the app."""
     if "error" in last:
         e = last["error"]
         raise FedcacheError(Exit(int(e["code"])), str(e["message"]), str(e["hint"]))

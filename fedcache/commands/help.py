@@ -63,6 +63,7 @@ class Row:
         """The option in lines of ``width`` characters: at most ``most`` lines, or its whole text for None."""
         text = self.text
         end = ""
+        # The short help shows no default that is none; in one line, it shows no long default.
         says_none = most and self.default == "default: none"
         if self.default and not says_none:
             end = f" [{self.default}]"

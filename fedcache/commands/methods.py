@@ -78,8 +78,8 @@ def methods_info(name: ListedName) -> CommandResult:
     d = m.defaults
     sizes = current_sizes(Home.from_environment())
     sends = facts.traffic_of(m, sizes)
-    sides = facts.disagreements(m)
-    parts = facts.leaving(m, sizes)
+    disagreements = facts.disagreements(m)
+    leaving = facts.leaving(m, sizes)
     plugin = find("methods", name)
     origin = "fedcache"
     if plugin is not None:
@@ -98,9 +98,9 @@ def methods_info(name: ListedName) -> CommandResult:
         "executions": list(m.executions),
         "asynchronous": why_synchronous is None,
         "hyperparameters": entries,
-        "disagreements": sides,
+        "disagreements": disagreements,
         "traffic": {**sends, "counted_at": sizes.source},
-        "leaves": [asdict(p) for p in parts],
+        "leaves": [asdict(p) for p in leaving],
         "defaults": {
             "rounds": d.rounds,
             "participation": d.participation,
@@ -148,11 +148,11 @@ def methods_info(name: ListedName) -> CommandResult:
     shown = []
     if rows:
         shown.append(TextTable("--set key=value", columns, rows))
-    if sides:
+    if disagreements:
         title = "where the paper and the released code differ"
-        decided = [(s["switch"], s["paper"], s["official"]) for s in sides]
+        decided = [(s["switch"], s["paper"], s["official"]) for s in disagreements]
         shown.append(TextTable(title, ("switch", "paper", "official"), decided))
-    if parts:
+    if leaving:
         columns = ("tensors", "dtype", "meaning", "what the server can learn", "with --dp-noise")
-        shown.append(TextTable("what leaves a client in a round", columns, facts.cells(parts)))
+        shown.append(TextTable("what leaves a client in a round", columns, facts.cells(leaving)))
     return CommandResult(data, lines, renderables=shown)

@@ -26,6 +26,7 @@ from fedcache.federate.trust.robust_rules import parse_rule
 from fedcache.plugins import PREFIXES
 from fedcache.runs.spec import TIMING_OPTIONS, TRUST_OPTIONS, parse_participation
 
+# Keys of ``--sweep`` that are options of the run or of the partition. All other keys are hyperparameters.
 RUN_KEYS = ("rounds", "participation", "backbones", "domain", *TIMING_OPTIONS, *TRUST_OPTIONS)
 PARTITION_KEYS = (
     "scheme",

@@ -444,7 +444,7 @@ class Grid:
         return data
 
     def frame(self) -> Any:
-        """pandas columns, one row per point: method, every swept value, accuracy (mean and std over seeds), bytes.
+        """A pandas DataFrame, one row per point: method, every swept value, accuracy (mean and std over seeds), bytes.
 
         Test and validation accuracies are by ``scored_by``.
 

@@ -138,7 +138,10 @@ class Trials:
             return study.ask(self._distributions)
 
     def end(self, trial: Trial, value: float | None, *, pruned: bool = False, **facts: Any) -> None:
-        """Keep a trial that has ended: with a value if it finished, without one if it was pruned or failed."""
+        """Keep a trial that has ended: with a value if it finished, without one if it was pruned or failed.
+
+        ``facts`` are stored with the trial, such as the name of its run.
+        """
         from optuna.trial import TrialState
 
         state = TrialState.COMPLETE
