@@ -87,12 +87,12 @@ class Plugin:
         called = getattr(thing, "name", None)
         other_name = isinstance(called, str) and called != self.name
         if other_name or not is_expected:
-            found = f"a {type(thing).__name__}"
+            description = f"a {type(thing).__name__}"
             if isinstance(called, str):
-                found += f" called {called!r}"
+                description += f" called {called!r}"
             expected_kind = KINDS[self.kind]
             raise UsageError(
-                f"The plug-in {self.name!r} of {self.origin} is {found}. Expected: {expected_kind}, with "
+                f"The plug-in {self.name!r} of {self.origin} is {description}. Expected: {expected_kind}, with "
                 "the name of the plug-in.",
                 "Fix the object that the entry point names, or that fc.register received.",
             )

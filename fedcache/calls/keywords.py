@@ -78,8 +78,8 @@ def _unknown_keyword(
     listed = f"Known: {names}"
     if "settings" not in known:
         return unknown("option", name, known, hint=listed)
-    named = {name: given[name]}
-    setting = f"settings={named!r}"
+    settings = {name: given[name]}
+    setting = f"settings={settings!r}"
     # The method is the first parameter of ``train``.
     method = given.get("method", next(iter(args), None))
     if (

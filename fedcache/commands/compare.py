@@ -126,17 +126,17 @@ def compare(
     if plot is not None:
         check_file(plot)
     root = runs_directory(folder)
-    found = gather(runs or [], root)
+    gathered = gather(runs or [], root)
     if out is not None or plot is not None:
-        need_finished(found, root)
-    for omitted in found.left_out:
+        need_finished(gathered, root)
+    for omitted in gathered.left_out:
         observer.warn(f"{omitted.sentence} {omitted.hint}")
-    if not runs and not found.entries and not found.left_out:
+    if not runs and not gathered.entries and not gathered.left_out:
         # A new home without runs is no error; `runs list` answers the same.
         sentence = f"No result under {root} yet."
         empty: dict[str, Any] = {"comparisons": [], "sentences": [sentence], "left_out": []}
         return CommandResult(empty, [sentence, "fedcache grid --method fedavg,fed3r --seeds 0-4"])
-    made = compare_entries(found, **how)
+    made = compare_entries(gathered, **how)
     if plot is not None:
         made.plot(plot)
     if out is not None:

@@ -87,18 +87,18 @@ def evaluate(observer: TerminalObserver, given: Given, run: RunNames) -> Command
 
     home = Home.from_environment()
     with stopped_by_signals(observer.note) as stop:
-        found = evaluate_runs(places, model, request, config, home, observer, stop)
+        evaluations = evaluate_runs(places, model, request, config, home, observer, stop)
     if out is not None:
         images = None
         if request.with_images:
             images = ImagePlaces(home, config.data)
-        write_evaluations(out, found, images, observer)
-    return evaluation_answer(found, out)
+        write_evaluations(out, evaluations, images, observer)
+    return evaluation_answer(evaluations, out)
 
 
-def evaluation_answer(found: list[RunEvaluation], out: Path | None) -> CommandResult:
+def evaluation_answer(evaluations: list[RunEvaluation], out: Path | None) -> CommandResult:
     """The answer: a table of all runs, and for a single run also its classes and domains."""
-    lines = list(dict.fromkeys(f"On {e.rows}." for e in found))
+    lines = list(dict.fromkeys(f"On {e.rows}." for e in evaluations))
     columns = (
         "run",
         "method",
@@ -112,20 +112,20 @@ def evaluation_answer(found: list[RunEvaluation], out: Path | None) -> CommandRe
         "best temperature",
     )
     right = ("rows", *columns[4:])
-    tables = [TextTable("", columns, [_cells(e) for e in found], right)]
+    tables = [TextTable("", columns, [_cells(e) for e in evaluations], right)]
     # Sentences name their run if there are several.
-    for e in found:
+    for e in evaluations:
         prefix = ""
-        if len(found) > 1:
+        if len(evaluations) > 1:
             prefix = f"{e.label}: "
         lines += [prefix + sentence for sentence in e.sentences()]
-    if len(found) == 1:
-        tables += details(found[0])
+    if len(evaluations) == 1:
+        tables += details(evaluations[0])
     written = None
     if out is not None:
         written = str(out)
         lines.append(written)
-    data: dict[str, Any] = {"runs": [e.to_dict() for e in found], "out": written}
+    data: dict[str, Any] = {"runs": [e.to_dict() for e in evaluations], "out": written}
     return CommandResult(data, lines, renderables=tables)
 
 

@@ -367,13 +367,13 @@ def _notifier(observer: TerminalObserver) -> Callable[[dict[str, Any]], None]:
     return notify
 
 
-def _ended(last: dict[str, Any]) -> CommandResult:
+def _ended(message: dict[str, Any]) -> CommandResult:
     """The answer of a command: the results in the last message of an app. Raises the error that ended the app."""
-    if "error" in last:
-        e = last["error"]
+    if "error" in message:
+        e = message["error"]
         raise FedcacheError(Exit(int(e["code"])), str(e["message"]), str(e["hint"]))
     lines = []
-    for run in last["done"]:
+    for run in message["done"]:
         mean = run["result"]["accuracy"]["mean"]
         shown = "not scored"
         if mean is not None:
@@ -384,7 +384,7 @@ def _ended(last: dict[str, Any]) -> CommandResult:
         words = point_words(run["result"]["method"], run["sweep"])
         lines.append(f"{words}: {shown}  {run['path']}")
         lines += model_lines(Path(run["path"]), run["result"])
-    return CommandResult({"runs": last["done"]}, lines)
+    return CommandResult({"runs": message["done"]}, lines)
 
 
 @contextmanager

@@ -126,16 +126,16 @@ def hyperparameter(
 def _as_setting(option: str, key: str, arguments: Sequence[str]) -> list[str]:
     """The arguments with ``--set key=value`` in place of an option, or ``--sweep`` for several values of a grid."""
     words = list(arguments)
-    place = next(i for i, word in enumerate(words) if word.partition("=")[0] == option)
-    _, equals, value = words[place].partition("=")
-    last = place + 1
-    if not equals and last < len(words) and not words[last].startswith("--"):
-        value = words[last]
-        last += 1
+    start = next(i for i, word in enumerate(words) if word.partition("=")[0] == option)
+    _, equals, value = words[start].partition("=")
+    end = start + 1
+    if not equals and end < len(words) and not words[end].startswith("--"):
+        value = words[end]
+        end += 1
     name = "--set"
     if "," in value and "grid" in words:
         name = "--sweep"
-    return [*words[:place], name, f"{key}={value or 'VALUE'}", *words[last:]]
+    return [*words[:start], name, f"{key}={value or 'VALUE'}", *words[end:]]
 
 
 def unknown_command(words: Sequence[str], path: str, commands: Mapping[str, Any]) -> UsageError:

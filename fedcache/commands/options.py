@@ -579,7 +579,7 @@ def flags_of(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         UsageError for an empty list, and for a value without ``=`` where a ``key=value`` pair is expected.
     """
-    found: dict[str, Any] = {}
+    flags: dict[str, Any] = {}
     for item in fields(kind):
         value = given.get(item.name)
         # None, and a flag that is off, were not given: the file or the default decides.
@@ -592,8 +592,8 @@ def flags_of(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
                 value = pairs(value, option_name(item), split=info.split)
             elif not info.whole:
                 value = split_list(value, option_name(item))
-        found[item.name] = value
-    return found
+        flags[item.name] = value
+    return flags
 
 
 def split_list(values: Sequence[str] | None, name: str = "--backbones") -> tuple[str, ...]:
@@ -682,14 +682,14 @@ def partition_config(file: Mapping[str, Mapping[str, Any]], given: Given) -> Par
 
 def scheme_arguments(given: Given) -> dict[str, Any]:
     """The arguments of the scheme that were given, by their own options or by ``--option``."""
-    found = {}
+    arguments = {}
     for item in fields(SchemeArguments):
         value = given.get(item.name)
         if value is not None:
-            found[item.name] = value
+            arguments[item.name] = value
     for key, text in pairs(given.get("options"), "--option").items():
-        found[key.replace("-", "_")] = text
-    return found
+        arguments[key.replace("-", "_")] = text
+    return arguments
 
 
 def one_value(argument: str | None, value: str | None, name: str) -> str | None:

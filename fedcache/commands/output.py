@@ -508,12 +508,12 @@ class WorkProgress:
         if not rate:
             return []
         # The small number keeps rounding errors of the clock from adding a second.
-        left = math.ceil((self.total - self.done) / rate - 1e-6)
+        seconds_left = math.ceil((self.total - self.done) / rate - 1e-6)
         if rate >= 0.1:
             pace = f"{rate:,.1f} {self.unit}/s"
         else:
             pace = f"{1 / rate:,.0f} s each"
-        return [pace, f"{left // 60}:{left % 60:02d} left"]
+        return [pace, f"{seconds_left // 60}:{seconds_left % 60:02d} left"]
 
 
 def animated() -> bool:

@@ -130,26 +130,26 @@ def list_answer(
     observer: TerminalObserver, names: list[str], root: Path, condition: RunFilter
 ) -> CommandResult:
     """The answer of ``runs list``."""
-    found = listed(names, root, condition)
-    for omitted in found.problems:
+    matched = listed(names, root, condition)
+    for omitted in matched.problems:
         observer.warn(f"{omitted.sentence} {omitted.hint}")
-    for problem in found.tags_lost:
+    for problem in matched.tags_lost:
         observer.warn(problem)
     shown = []
     lines = []
-    if found.entries:
-        shown.append(_table_of_runs(found.entries))
+    if matched.entries:
+        shown.append(_table_of_runs(matched.entries))
     elif every_run([], root):
         lines = ["No run matches.", "fedcache runs list"]
     else:
         lines = [f"No result under {root} yet.", "fedcache train fed3r"]
-    left_out = [{"path": str(e.path), "why": e.why, "hint": e.hint} for e in found.problems]
+    left_out = [{"path": str(e.path), "why": e.why, "hint": e.hint} for e in matched.problems]
     data = {
-        "entries": found.entries,
+        "entries": matched.entries,
         "left_out": left_out,
-        "held_out": [_means(group) for group in found.groups],
+        "held_out": [_means(group) for group in matched.groups],
     }
-    shown += [_means_table(group) for group in found.groups]
+    shown += [_means_table(group) for group in matched.groups]
     return CommandResult(data, lines, renderables=shown, listing=True)
 
 

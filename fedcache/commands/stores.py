@@ -491,17 +491,17 @@ def gc(
     for name in chosen:
         if name not in KINDS:
             raise unknown("--kind", name, KINDS)
-    found = find_garbage(Home.from_environment(), chosen, idle_days=days)
-    if not found:
+    garbage = find_garbage(Home.from_environment(), chosen, idle_days=days)
+    if not garbage:
         line = f"Nothing to delete among {', '.join(chosen)}."
         return CommandResult({"garbage": [], "bytes": 0, "deleted": delete}, [line])
-    total = sum(g.bytes for g in found)
-    size = f"{counted(len(found), 'item')}, {total / 1e6:,.1f} MB"
-    data = {"garbage": [g.to_dict() for g in found], "bytes": total, "deleted": delete}
-    rows = [(str(g.path), g.kind, g.why, f"{g.bytes / 1e6:,.1f}") for g in found]
+    total = sum(g.bytes for g in garbage)
+    size = f"{counted(len(garbage), 'item')}, {total / 1e6:,.1f} MB"
+    data = {"garbage": [g.to_dict() for g in garbage], "bytes": total, "deleted": delete}
+    rows = [(str(g.path), g.kind, g.why, f"{g.bytes / 1e6:,.1f}") for g in garbage]
     shown = TextTable("", ("path", "kind", "why", "MB"), rows, right=("MB",))
     if delete:
-        remove(found)
+        remove(garbage)
         return CommandResult(data, [f"Deleted {size}."], renderables=[shown])
     # The command that deletes exactly the listed files.
     words = ["fedcache", "gc"]

@@ -154,8 +154,8 @@ def request_grid(
     search = search_of(sampling, methods, sweeps)
     notes: tuple[str, ...] = ()
     if search is None:
-        every, notes = points_that_differ(methods, sweeps, config)
-        points = sampled(sampling.sampler, every)
+        all_points, notes = points_that_differ(methods, sweeps, config)
+        points = sampled(sampling.sampler, all_points)
     else:
         points = search.corners()
         # If there are fewer corners than ``MOST_CHECKED``, none was left out, so they contain every value of each list.

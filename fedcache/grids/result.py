@@ -515,7 +515,7 @@ def without_effect(points: Sequence[tuple[str, Mapping[str, str], Mapping[str, A
     Args:
         points: method, swept values and result of each.
     """
-    found = []
+    keys = []
     for key in dict.fromkeys(itertools.chain(*(sweep for _, sweep, _ in points))):
         # Figures of points that differ only in this key.
         groups: dict[tuple[Any, ...], list[Any]] = {}
@@ -526,8 +526,8 @@ def without_effect(points: Sequence[tuple[str, Mapping[str, str], Mapping[str, A
         several = [figures for figures in groups.values() if len(figures) > 1]
         equal = [figures.count(figures[0]) == len(figures) for figures in several]
         if several and all(equal):
-            found.append(key)
-    return found
+            keys.append(key)
+    return keys
 
 
 def _figures(result: Mapping[str, Any]) -> list[Any]:

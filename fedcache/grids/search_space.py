@@ -117,9 +117,9 @@ class SearchPlan:
 
     def corners(self) -> list[tuple[str, dict[str, str]]]:
         """At most ``MOST_CHECKED`` points that stand for the space in the checks before the search."""
-        every = itertools.product(self.methods, *self.listed.values())
+        all_corners = itertools.product(self.methods, *self.listed.values())
         points = []
-        for method, *words in itertools.islice(every, MOST_CHECKED):
+        for method, *words in itertools.islice(all_corners, MOST_CHECKED):
             points.append((method, dict(zip(self.space, words, strict=True))))
         return points
 
