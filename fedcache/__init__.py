@@ -15,8 +15,9 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-# ``extract`` and ``report`` are names of packages and of functions. The packages are imported first, so that the names
-# then mean the functions. A later import of a package that is already imported does not bind the name again.
+# ``extract`` and ``report`` are names of packages and of functions. Importing a package binds its name here, so the
+# packages are imported first, and the import of the functions below binds the names again. A later import of a package
+# that is already imported does not bind its name.
 import fedcache.extract
 import fedcache.report  # noqa: F401
 from fedcache.api import (
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from fedcache.runs.run import Run as Run
     from fedcache.store.store import Store as Store
 
+# Name -> the module that defines it, which is imported when the name is first used.
 _LATER = {
     "backbone": "fedcache.calls.backbones",
     "Extraction": "fedcache.extract.extract_dataset",

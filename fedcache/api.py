@@ -100,6 +100,7 @@ def extract(
 
     Raises the FedcacheError of the command, with its exit code and hint.
     """
+    # The arguments by name, collected first, because the import adds a local variable. Other functions do the same.
     given = dict(locals())
     from fedcache.calls import stores
 
@@ -479,7 +480,8 @@ def compare(
     """Compare finished runs: ``fc.compare(grid)``, ``fc.compare([a, b], over="clients")``. Raises UsageError.
 
     Args:
-        runs: ``Run`` and ``Grid`` objects, directories or first letters of digests; None for all runs of the home.
+        runs: ``Run`` and ``Grid`` objects, directories or first letters of digests; None for all runs of
+            ``FEDCACHE_HOME``.
         over: unit of the tests: ``seeds``, ``clients`` or ``settings`` (datasets and partitions). None chooses
             the unit by what differs between the runs.
         metric: accuracy, client_mean, pooled, macro_f1, ...
@@ -491,9 +493,9 @@ def compare(
         root: directory of the runs; None for the runs of ``FEDCACHE_HOME``.
     """
     given = dict(locals())
-    from fedcache.calls import runs as finished
+    from fedcache.calls import runs as run_calls
 
-    return finished.compare(**given)
+    return run_calls.compare(**given)
 
 
 def report(
@@ -519,6 +521,6 @@ def report(
         data: dataset -> its folder, for images of datasets that have moved.
     """
     given = dict(locals())
-    from fedcache.calls import runs as finished
+    from fedcache.calls import runs as run_calls
 
-    return finished.report(**given)
+    return run_calls.report(**given)

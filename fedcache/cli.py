@@ -215,14 +215,14 @@ class UnloadedCommand(TyperCommand):
         self.entry = entry
 
     def load(self) -> Any:
-        """Import the module of the command; the command itself, or its group."""
-        function = self.entry.name.replace("-", "_")
+        """Import the module of the command, and return the command itself or its group."""
+        attribute = self.entry.name.replace("-", "_")
         module = import_module(f"fedcache.commands.{self.entry.module}")
-        found = getattr(module, function)
-        if isinstance(found, typer.Typer):
-            return typer.main.get_group(found)
+        loaded = getattr(module, attribute)
+        if isinstance(loaded, typer.Typer):
+            return typer.main.get_group(loaded)
         single = typer.Typer(add_completion=False, rich_markup_mode="rich")
-        single.command(self.entry.name)(found)
+        single.command(self.entry.name)(loaded)
         return typer.main.get_command(single)
 
     def make_context(
@@ -281,7 +281,7 @@ def root(
 
 
 def refused(error: Any, arguments: list[str]) -> Exit:
-    """Answer a command line that the parser refuses; the exit code.
+    """Print the error of a command line that the parser refuses, and return the exit code.
 
     Without a command, the error has no message, because the help is already printed.
     """
@@ -312,9 +312,9 @@ def main(argv: list[str] | None = None) -> None:
         code = Exit.INTERRUPTED
     except OSError as error:  # from printing help or the version; commands handle their own errors
         code = output.unwritable(error)
-    except SystemExit as left:
+    except SystemExit as exited:
         # click and rich exit with 1 if the reader of the help closes the pipe; fedcache itself never exits with 1.
-        code = left.code
+        code = exited.code
         if code == 1:
             code = output.unwritable(BrokenPipeError())
     except Exception as error:  # errors of the parser; errors of commands never get here

@@ -28,7 +28,7 @@ FEATURES = "Features"
 PARTICIPATION = "Participation"
 COMPUTING = "Computing"
 RESULTS = "Results"
-"""Panels of the help, from ``DATA`` to this one."""
+"""Panels of the help: the constants from ``DATA`` to ``RESULTS``."""
 
 PANELS = (
     METHOD,
@@ -64,7 +64,7 @@ class OptionInfo:
         remote: whether the value may also be the address of a published store.
         split: whether one use of a ``key=value`` option may hold several pairs, comma-separated.
         whole: whether each use is one value, including its commas.
-        added: whether pairs of the command line are added to those of the file; else they replace them.
+        added: whether pairs of the command line are added to those of the file; else they replace those of the file.
         common: whether ``-h`` shows the option; ``--help-all`` shows every option.
     """
 
@@ -108,8 +108,8 @@ def option(default: Any, meaning: str, panel: str, *, default_text: str = "", **
 
 def option_name(item: Field[Any]) -> str:
     """The long option of a field."""
-    own: str = item.metadata["option"].name
-    return own or "--" + item.name.replace("_", "-")
+    declared: str = item.metadata["option"].name
+    return declared or "--" + item.name.replace("_", "-")
 
 
 def option_value(value: object) -> str:
@@ -128,20 +128,21 @@ def option_words(config: Any, without: Sequence[str] = ()) -> list[str]:
         value = getattr(config, item.name)
         if item.name in without or value in (item.default, None, (), {}):
             continue
-        option = option_name(item)
+        name = option_name(item)
         if value is True:
-            words.append(option)
+            words.append(name)
         elif isinstance(value, Mapping):
             for key, one in value.items():
-                words += [option, f"{key}={option_value(one)}"]
+                words += [name, f"{key}={option_value(one)}"]
         elif item.metadata["option"].whole:
             for one in value:
-                words += [option, one]
+                words += [name, one]
         else:
-            words += [option, option_value(value)]
+            words += [name, option_value(value)]
     return words
 
 
+# Choices and help texts of options below.
 SAMPLING = ("uniform", "weighted", "poisson")
 BAD_UPDATES = ("fail", "reject")
 DATASET = (
@@ -394,7 +395,8 @@ PRESETS = ("default", "paper", "official", "tuned")
 """Presets of hyperparameters.
 
 ``paper`` has the paper's values. ``default`` has them too, except where they are known to fail. ``official`` has the
-values of the released code. ``tuned`` has the paper's values and some tuned numbers, which are mostly learning rates.
+values of the released code. ``tuned`` has the paper's values, except for some tuned numbers,
+which are mostly learning rates.
 """
 
 
@@ -771,12 +773,12 @@ class Home:
 
     @property
     def digests(self) -> Path:
-        """Remembered digests of files."""
+        """Cached digests of files, so that unchanged files are not read again."""
         return self.root / "digests"
 
     @property
     def last(self) -> Path:
-        """The store that was extracted last."""
+        """File that records which store was extracted last."""
         return self.root / "last.json"
 
 

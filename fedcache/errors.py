@@ -15,8 +15,8 @@ from pathlib import PurePath
 from typing import Any, ClassVar, TypeVar
 
 T = TypeVar("T")
-_CERTAIN = 0.6  # likeness from which on two names may have different first letters
-_BEGINNING = 3  # fewest letters that can stand for the names that begin with them
+_CERTAIN = 0.6  # smallest likeness of two names with different first letters
+_BEGINNING = 3  # fewest letters that ``closest`` completes to a name that begins with them
 
 
 class Exit(IntEnum):
@@ -34,7 +34,7 @@ class Exit(IntEnum):
 
 
 class FedcacheError(Exception):
-    """A failure a user can act on. Each exit code has a subclass below, whose ``code`` it carries.
+    """A failure that a user can act on. Each exit code of a failure has a subclass below.
 
     Args:
         code: the exit code of the command line.
@@ -122,6 +122,7 @@ def closest(name: str, known: Iterable[str], likeness: float = 0.5) -> str | Non
     """
     lowered = {n.lower(): n for n in known}
     lower = name.lower()
+    # ``n`` must be at least 1, also if no name is known.
     alike = difflib.get_close_matches(lower, list(lowered), n=len(lowered) or 1, cutoff=likeness)
     certain = difflib.get_close_matches(lower, alike, n=1, cutoff=max(likeness, _CERTAIN))
     near = certain or [n for n in alike if n[:1] == lower[:1]]
@@ -162,23 +163,23 @@ def all_at_once(calls: Iterable[Callable[[], T]]) -> list[T]:
     Usage and store errors are collected, so that a user can fix all of them at once. Raises a single error unchanged;
     several become one error with all messages and all different hints. Any other error is raised at once.
     """
-    found = []
-    refused = []
+    results = []
+    errors = []
     for call in calls:
         try:
-            found.append(call())
+            results.append(call())
         except FedcacheError as error:
             if error.code is not Exit.USAGE and error.code is not Exit.STORE:
                 raise
-            refused.append(error)
-    if len(refused) > 1:
-        first = refused[0]
-        messages = "\n".join(error.message for error in refused)
-        hints = dict.fromkeys(error.hint for error in refused)
+            errors.append(error)
+    if len(errors) > 1:
+        first = errors[0]
+        messages = "\n".join(error.message for error in errors)
+        hints = dict.fromkeys(error.hint for error in errors)
         raise FedcacheError(first.code, messages, "\n".join(hints)) from first
-    if refused:
-        raise refused[0]
-    return found
+    if errors:
+        raise errors[0]
+    return results
 
 
 def memory_error(error: BaseException) -> FedcacheError | None:
@@ -199,10 +200,10 @@ def memory_error(error: BaseException) -> FedcacheError | None:
         parts.append(size[1])
     if shape:
         parts.append(f"an array of shape {shape[1]}")
-    what = ""
+    request = ""
     if parts:
-        what = " for " + ", ".join(parts)
+        request = " for " + ", ".join(parts)
     return MachineError(
-        f"There is not enough memory{what}.",
+        f"There is not enough memory{request}.",
         "Use a smaller dim, batch or number of clients, or a machine with more memory.",
     )

@@ -15,16 +15,16 @@ MOST_ROWS = 30
 
 def html_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     """An HTML table of plain text. Rows after the first ``MOST_ROWS`` are counted, not shown."""
-    every = list(rows)
+    all_rows = list(rows)
     head = "".join(f"<th>{_cell(c)}</th>" for c in columns)
     lines = []
-    for row in every[:MOST_ROWS]:
+    for row in all_rows[:MOST_ROWS]:
         cells = "".join(f"<td>{_cell(cell)}</td>" for cell in row)
         lines.append(f"<tr>{cells}</tr>")
-    more = len(every) - MOST_ROWS
+    more = len(all_rows) - MOST_ROWS
     if more > 0:
         lines.append(f'<tr><td colspan="{len(columns)}">and {more:,} more</td></tr>')
-    # ``html_facts`` has no names of columns.
+    # ``html_facts`` passes empty column names, for a table without a header.
     top = ""
     if any(columns):
         top = f"<thead><tr>{head}</tr></thead>"
@@ -55,7 +55,7 @@ def data_frame(columns: Mapping[str, Any]) -> Any:
         import pandas
     except ImportError as error:
         raise MachineError(
-            "frame() makes pandas columns, and pandas is not installed.", "pip install pandas"
+            "frame() makes a pandas DataFrame, but pandas is not installed.", "pip install pandas"
         ) from error
     return pandas.DataFrame(dict(columns))
 

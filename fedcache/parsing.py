@@ -24,9 +24,9 @@ from fedcache.errors import UsageError
 
 # C0 without newline and tab, DEL, C1, Arabic letter mark, the marks, embeddings, overrides and isolates of
 # bidirectional text, the separators of lines and paragraphs, and surrogates, which no encoding can write.
-_COMMANDS = "\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
-_HIDDEN = re.compile(f"[{_COMMANDS}]")
-_HIDDEN_IN_LINE = re.compile(f"[\t\n{_COMMANDS}]")
+_CONTROLS = "\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
+_HIDDEN = re.compile(f"[{_CONTROLS}]")
+_HIDDEN_IN_LINE = re.compile(f"[\t\n{_CONTROLS}]")
 # Characters with which a spreadsheet begins a formula.
 _FORMULA = tuple("=+-@\t\r＝＋－＠")
 
@@ -44,10 +44,10 @@ def visible(text: str, *, lines: bool = False) -> str:
     hidden = _HIDDEN_IN_LINE
     if lines:
         hidden = _HIDDEN
-    return hidden.sub(_number, text)
+    return hidden.sub(_escaped, text)
 
 
-def _number(found: re.Match[str]) -> str:
+def _escaped(found: re.Match[str]) -> str:
     code = ord(found[0])
     if code < 0x100:
         return f"\\x{code:02x}"
@@ -241,7 +241,8 @@ def without_codes(text: str) -> str:
     >>> without_codes("BatchNorm (D-02; table 7 of the paper), means (D-06)")
     'BatchNorm (table 7 of the paper), means'
     """
-    # Codes next to other words in brackets: after a comma or semicolon, or at the beginning. Then codes alone.
+    # First, codes next to other words in brackets are removed: after a comma or semicolon, or at the beginning. Then
+    # codes alone in brackets are removed.
     inside = re.sub(rf"[,;]\s+{CODE}(?=[,;:)])|(?<=\()(?:{CODE}[,;:]\s+)+", "", text)
     return re.sub(rf"\s?\({CODE}\)", "", inside)
 
@@ -261,7 +262,7 @@ def size(scalars: float | None) -> str:
     if scalars is None:
         return "-"
     for unit, factor in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        # With three digits, smaller numbers do not round up to the unit.
+        # A count from 0.9995 units on is rounded to 1 unit, because three digits are shown.
         if scalars >= 0.9995 * factor:
             return f"{scalars / factor:.3g} {unit}"
     return f"{scalars:.3g}"

@@ -77,7 +77,7 @@ class Plugin:
             ) from error
 
     def loaded(self, expected: type[Any]) -> Any:
-        """The object. Raises UsageError like ``load``, and if the object has another kind or another name."""
+        """The object. Raises UsageError like ``load``, and if its kind or name is not the expected one."""
         # An entry point may name a class of the expected kind, or an object.
         thing = self.load()
         if isinstance(thing, type):
@@ -87,12 +87,12 @@ class Plugin:
         called = getattr(thing, "name", None)
         other_name = isinstance(called, str) and called != self.name
         if other_name or not is_expected:
-            found = f"a {type(thing).__name__}"
+            description = f"a {type(thing).__name__}"
             if isinstance(called, str):
-                found += f" called {called!r}"
+                description += f" called {called!r}"
             expected_kind = KINDS[self.kind]
             raise UsageError(
-                f"The plug-in {self.name!r} of {self.origin} is {found}. Expected: {expected_kind}, with "
+                f"The plug-in {self.name!r} of {self.origin} is {description}. Expected: {expected_kind}, with "
                 "the name of the plug-in.",
                 "Fix the object that the entry point names, or that fc.register received.",
             )
@@ -142,7 +142,7 @@ def find(kind: str, name: str) -> Plugin | None:
 
 
 def used(names: Mapping[str, str]) -> list[Plugin]:
-    """The plug-ins among names, which are given by kind."""
+    """The plug-ins that ``names`` refers to, a mapping from kinds to names; names of fedcache's own are left out."""
     found = [find(kind, name) for kind, name in names.items()]
     return [plugin for plugin in found if plugin is not None]
 
@@ -191,6 +191,7 @@ def register(kind: str, thing: Any, name: str | None = None) -> str:
 def _is_importable(thing: Any) -> bool:
     """Whether another process can import a callable by its module and name."""
     module = getattr(thing, "__module__", None)
+    # The names of lambdas and of functions inside functions contain "<".
     name = getattr(thing, "__qualname__", "")
     return callable(thing) and module not in (None, "__main__") and "<" not in name
 
@@ -198,7 +199,7 @@ def _is_importable(thing: Any) -> bool:
 class PluginTable(Mapping[str, T]):
     """A table of fedcache's own objects by name, which also finds plug-ins by name.
 
-    It lists only its own objects. Raises UsageError if a plug-in cannot be loaded or is not an ``expected``.
+    It lists only its own objects. Raises UsageError if a plug-in cannot be loaded or is not of the type ``expected``.
     """
 
     def __init__(self, kind: str, own: Mapping[str, T], expected: type[Any]) -> None:

@@ -41,7 +41,7 @@ _starting = threading.Lock()
 """Held while a fork server starts with an environment of its own."""
 
 LIBRARIES = ("torch", "torchvision", "timm", "open_clip", "transformers", "PIL.Image")
-"""Modules with long import times. The fork server imports each module of these that its caller has imported."""
+"""Modules with long import times. The fork server imports those of them that its caller has imported."""
 
 _open_until_the_end: list[socket.socket] = []
 """Sockets to which the system writes signals. If they were closed, other files could get their numbers."""
@@ -94,7 +94,7 @@ def stop_on_signals(request: Callable[[], None], note: Callable[[str], None]) ->
         note: receives a sentence on the effect of the next signal.
     """
     requests = 0
-    left = False
+    has_ended = False
 
     def handle(number: int, frame: Any) -> None:
         nonlocal requests
@@ -104,7 +104,7 @@ def stop_on_signals(request: Callable[[], None], note: Callable[[str], None]) ->
             # Printing fails if the signal interrupted another print, or if the reader has closed the stream.
             with suppress(RuntimeError, OSError):
                 note("Stopping after the current step; press Ctrl-C again to stop at once.")
-        elif left:
+        elif has_ended:
             end_at_once()
         elif requests == 2:
             _end_in_any_case()
@@ -119,7 +119,7 @@ def stop_on_signals(request: Callable[[], None], note: Callable[[str], None]) ->
     try:
         yield
     finally:
-        left = True
+        has_ended = True
         if requests:
             _open_until_the_end.append(sender)
         else:
@@ -131,7 +131,7 @@ def stop_on_signals(request: Callable[[], None], note: Callable[[str], None]) ->
 
 @contextmanager
 def stopped_by_signals(note: Callable[[str], None]) -> Iterator[Stop]:
-    """A request to stop, set by the first SIGINT or SIGTERM; ``note`` and the second signal as ``stop_on_signals``."""
+    """A request to stop, set by the first SIGINT or SIGTERM; see ``stop_on_signals`` for ``note`` and the second."""
     stop = Stop()
     with stop_on_signals(stop.ask, note):
         yield stop
@@ -186,7 +186,8 @@ def worker_context(*modules: str) -> BaseContext:
     A process that starts on its own imports torch first, two processor seconds each. A fork of the caller itself would
     copy torch's threads and locks in an undefined state. So one process, the fork server, imports ``modules`` and those
     of LIBRARIES that the caller has imported, and does nothing else. It begins now, while the caller prepares the work,
-    and serves all later workers. They start with Ctrl-C blocked and its environment: see ``take_environment``.
+    and serves all later workers. They start with Ctrl-C blocked and with the environment of the server: see
+    ``take_environment``.
     """
     import multiprocessing
     from multiprocessing import forkserver, resource_tracker
@@ -196,10 +197,11 @@ def worker_context(*modules: str) -> BaseContext:
     context = multiprocessing.get_context("forkserver")
     imported = [name for name in LIBRARIES if name in sys.modules]
     context.set_forkserver_preload([*imported, *modules])
-    # The server imports from where this process does. Python itself would add the working directory.
-    path = [place or os.curdir for place in sys.path]
-    ours = {"PYTHONPATH": os.pathsep.join(path), "PYTHONSAFEPATH": "1"}
-    with _starting, environment_with(ours):
+    # The server imports from where this process does; an empty entry of ``sys.path`` means the working directory.
+    # Python itself would add the working directory.
+    path = [folder or os.curdir for folder in sys.path]
+    server_environment = {"PYTHONPATH": os.pathsep.join(path), "PYTHONSAFEPATH": "1"}
+    with _starting, environment_with(server_environment):
         # The resource tracker first, because Python unblocks Ctrl-C when it starts the tracker.
         resource_tracker.ensure_running()
         # Blocked, because Ctrl-C reaches the server too, and would end it with a traceback while it imports.

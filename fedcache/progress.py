@@ -38,8 +38,8 @@ class Round:
         settings: dataset, backbones, preset and every hyperparameter of the run, by name.
         about: digests of the run, and how its rows were assigned, by name.
         grid: name of the grid that the run is a point of; "" for a single run.
-        secret_times: whether the time at which this round ended must stay secret. It grows with the number of clients
-            that took part, which the epsilon of a private run assumes to be unknown.
+        secret_times: whether the time at which this round ended must stay secret. The time grows with the number of
+            clients that took part, which the epsilon of a private run assumes to be unknown.
     """
 
     path: Path
@@ -70,7 +70,7 @@ class Detail(str):
 
 
 class Observer(Protocol):
-    """Receiver of the progress of a long call, which calls every method from its own thread only.
+    """Receiver of the progress of a long call. The call uses these methods only from the thread in which it runs.
 
     An observer may also have a method ``ended(path, result)``, which is called when a run has its result.
     """
@@ -85,7 +85,7 @@ class Observer(Protocol):
         """Begin a piece of work of ``total`` units; ``unit`` names them (``images``, ``rounds``)."""
 
     def round_done(self, round_: Round) -> None:
-        """Receive the figures of a round of training, also of stored rounds; ``advance`` counts it."""
+        """Receive the figures of a round of training, also of stored rounds. A call of ``advance`` counts it."""
 
     def advance(self, units: int) -> None:
         """Count more units as done."""

@@ -314,7 +314,7 @@ PROMISES = (
         ("tests/commands/test_hostile_names.py",),
         (
             "parsing.py",
-            "return hidden.sub(_number, text)",
+            "return hidden.sub(_escaped, text)",
             "return text",
             "tests/commands/test_hostile_names.py -k no_command",
         ),

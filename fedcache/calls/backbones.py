@@ -64,7 +64,8 @@ def backbone_names(backbones: Any) -> tuple[str, ...]:
     given = [backbones]
     if isinstance(backbones, list | tuple):
         given = list(backbones)
-    made: dict[str, Any] = {}
+    # Name -> the text or module that has it.
+    source_of: dict[str, Any] = {}
     for one in given:
         # A module is registered under its name; a text may hold several names.
         if isinstance(one, str):
@@ -73,13 +74,13 @@ def backbone_names(backbones: Any) -> tuple[str, ...]:
             names = [own_module.register(one)]
         for name in names:
             # Two texts may repeat a name. A module needs a name of its own.
-            earlier = made.get(name, one)
+            earlier = source_of.get(name, one)
             both_are_names = isinstance(one, str) and isinstance(earlier, str)
             if earlier is not one and not both_are_names:
                 raise UsageError(
                     f"Two backbones are called {name}.",
                     "Rename one of them: fc.backbone(module, name='another')",
                 )
-            made[name] = one
-    stripped = [name.strip() for name in made]
+            source_of[name] = one
+    stripped = [name.strip() for name in source_of]
     return tuple(name for name in stripped if name)

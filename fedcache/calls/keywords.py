@@ -1,4 +1,4 @@
-"""Keywords of the Python API: check their names, and name keywords instead of options in errors of the commands."""
+"""Keywords of the Python API: they are checked, and errors of the commands mention them instead of options."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedcache.federate.methods import METHODS
 from fedcache.plugins import note_named
 from fedcache.process import usual_torch_state
 
-OF_PARTITIONS = {
+PARTITION_KEYWORDS = {
     "scheme": "scheme='dirichlet', clients=10",
     "clients": "scheme='iid', clients=10",
     "alpha": "scheme='dirichlet', alpha=0.1",
@@ -38,7 +38,7 @@ _COMMAND = re.compile(r"\bfedcache [a-z]")
 def names_checked(function: Callable[P, R]) -> Callable[P, R]:
     """Decorate a function of the API: a misspelt keyword is refused with "did you mean".
 
-    Errors name keywords in place of the options of the command. The caller's torch state does not change results.
+    In errors, keywords replace the options of the command. The caller's torch state does not change results.
     """
     signature = inspect.signature(function)
     known = signature.parameters
@@ -57,8 +57,8 @@ def names_checked(function: Callable[P, R]) -> Callable[P, R]:
             if name not in ADDRESSES:
                 refuse_remote(value, name, remote=name == "store")
         # The user named the backbones among the arguments, so fedcache may call their code.
-        for words in (bound, bound.get("options") or {}):
-            note_named([words.get("backbones"), words.get("client_backbones")])
+        for arguments in (bound, bound.get("options") or {}):
+            note_named([arguments.get("backbones"), arguments.get("client_backbones")])
         try:
             with usual_torch_state():
                 return function(*args, **given)
@@ -78,8 +78,8 @@ def _unknown_keyword(
     listed = f"Known: {names}"
     if "settings" not in known:
         return unknown("option", name, known, hint=listed)
-    named = {name: given[name]}
-    setting = f"settings={named!r}"
+    settings = {name: given[name]}
+    setting = f"settings={settings!r}"
     # The method is the first parameter of ``train``.
     method = given.get("method", next(iter(args), None))
     if (
@@ -90,10 +90,10 @@ def _unknown_keyword(
         return UsageError(
             f"{name!r} is not a keyword argument here: it is a hyperparameter of {method}.", setting
         )
-    if name in OF_PARTITIONS:
+    if name in PARTITION_KEYWORDS:
         return UsageError(
             f"{name!r} is not a keyword argument here: it is an argument of a partition.",
-            f"parts=fc.partition(store, {OF_PARTITIONS[name]})",
+            f"parts=fc.partition(store, {PARTITION_KEYWORDS[name]})",
         )
     hint = f"{setting}   for a hyperparameter of the method\n{listed}"
     return unknown("option", name, known, hint=hint)
@@ -126,14 +126,14 @@ def _one_part(text: str, is_keyword: Callable[[str], bool]) -> str:
             if is_keyword(name):
                 return option.replace(f"--{found[1]}", name, 1)
             return option
-        key, equals, of_key = value.partition("=")
+        key, equals, value_of_key = value.partition("=")
         if name == "set" and equals:
             if is_keyword("settings"):
-                return f"settings={{{key!r}: {_literal(of_key)}}}"
+                return f"settings={{{key!r}: {_literal(value_of_key)}}}"
             return option
         if name in ("sweep", "option") and equals:
             if is_keyword(key):
-                return f"{key}={_literal(of_key)}"
+                return f"{key}={_literal(value_of_key)}"
             return option
         if is_keyword(name):
             literal = "True"

@@ -39,7 +39,7 @@ def place_of(source: object) -> Path:
         elif isinstance(source, Model):
             hint = 'model.save("m.safetensors") writes a file that can be given here.'
         raise UsageError(f"A model is loaded from a run, but a {kind} was given.", hint)
-    # The first letters of a digest have no suffix.
+    # A path with a suffix is a file, even if the file does not exist: the first letters of a digest have no suffix.
     place = Path(source)
     if place.exists() or place.suffix:
         return place
@@ -80,6 +80,7 @@ def evaluate(given: Mapping[str, Any]) -> RunEvaluation:
             f"Give exactly one of dataset, store or embeddings to evaluate on; found {names}.",
             'For example fc.evaluate(run, "folder:photos")',
         )
+    # The third argument, options of a command line, is empty in Python.
     config = resolve(ExtractConfig, given["options"] or {}, {}, "evaluate()")
     config = replace(config, dataset=given["dataset"])
     out = None
@@ -90,7 +91,7 @@ def evaluate(given: Mapping[str, Any]) -> RunEvaluation:
     options = ModelOptions(
         given["client"],
         given["one_for_all"],
-        _word(given["seed"]),
+        _seed_text(given["seed"]),
         given["temperature"],
         str(given["client_prior"]),
         config.weights,
@@ -99,18 +100,18 @@ def evaluate(given: Mapping[str, Any]) -> RunEvaluation:
     home = Home.from_environment()
     place = place_of(given["source"])
     observer = given["observer"] or Silent()
-    (found,) = evaluate_runs([place], options, request, config, home, observer, Stop())
+    (evaluation,) = evaluate_runs([place], options, request, config, home, observer, Stop())
     if out is not None:
         images = None
         if with_images:
             images = ImagePlaces(home, config.data)
-        write_evaluations(out, [found], images, observer)
-    return found
+        write_evaluations(out, [evaluation], images, observer)
+    return evaluation
 
 
 def personalise(given: Mapping[str, Any]) -> Personalised:
     """The model of a new client; ``given`` are the arguments of ``fedcache.personalise``."""
-    options = ModelOptions(seed=_word(given["seed"]), weights=given["weights"] or {})
+    options = ModelOptions(seed=_seed_text(given["seed"]), weights=given["weights"] or {})
     request = PersonaliseOptions(
         path_of(given["store"]),
         given["name"],
@@ -125,7 +126,7 @@ def personalise(given: Mapping[str, Any]) -> Personalised:
     return personalise_run(place, options, request, device, home, observer, Stop())
 
 
-def _word(seed: int | str | None) -> str | None:
+def _seed_text(seed: int | str | None) -> str | None:
     """A seed as the value of an option."""
     if seed is None:
         return None

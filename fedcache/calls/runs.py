@@ -20,8 +20,8 @@ def compare(runs: Queries, root: str | Path | None, **how: Any) -> Comparisons:
     folder = Home.from_environment().runs
     if root is not None:
         folder = Path(root)
-    found = gather(several(runs), folder)
-    return compare_entries(found, **how)
+    entries = gather(several(runs), folder)
+    return compare_entries(entries, **how)
 
 
 def report(

@@ -31,15 +31,15 @@ def opened(store: Store | str | Path | None) -> Store:
 
 def extract(given: Mapping[str, Any]) -> Store:
     """The store of an extraction; ``given`` are the arguments of ``fedcache.extract``."""
-    named = fields_of(ExtractConfig, given)
+    keywords = fields_of(ExtractConfig, given)
     # Modules in memory become names that this process knows.
-    if named["backbones"]:
-        named["backbones"] = backbone_names(named["backbones"])
+    if keywords["backbones"]:
+        keywords["backbones"] = backbone_names(keywords["backbones"])
     # A dataset is a spec, or the images themselves.
     images = None
-    if not isinstance(named["dataset"], str):
-        images = named.pop("dataset")
-    config = resolve(ExtractConfig, named, {}, "extract()")
+    if not isinstance(keywords["dataset"], str):
+        images = keywords.pop("dataset")
+    config = resolve(ExtractConfig, keywords, {}, "extract()")
     place = _place(given["store"])
     home = Home.from_environment()
     observer = given["observer"]
@@ -47,7 +47,7 @@ def extract(given: Mapping[str, Any]) -> Store:
 
 
 def _place(store: str | Path | None) -> Path | None:
-    """The directory of a store that is made; None for the default one. Raises UsageError for a remote address."""
+    """The directory of a new store; None for the default directory. Raises UsageError for a remote address."""
     if not store:
         return None
     refuse_remote(store, "store")
@@ -124,16 +124,16 @@ def _names(given: str | Sequence[str]) -> tuple[str, ...]:
 def partition(
     store: Store | str | Path | None, scheme: object, seed: int, name: str | None, /, **options: Any
 ) -> Partition:
-    """A partition by a scheme, or with given clients; it is saved in the store unless the store is published.
+    """A partition by a scheme, or from a given assignment of rows; saved in the store unless the store is published.
 
     ``options`` are arguments of the scheme.
     """
-    held = opened(store)
+    opened_store = opened(store)
     if is_given(scheme):
-        return given_partition(held, scheme, seed=seed, name=name, **options)
+        return given_partition(opened_store, scheme, seed=seed, name=name, **options)
     if scheme is not None:
         scheme = str(scheme)
-    return make_partition(held, scheme, seed=seed, name=name, **options)
+    return make_partition(opened_store, scheme, seed=seed, name=name, **options)
 
 
 def keep_partition(home: Home, parts: Partition) -> Path:
@@ -148,7 +148,7 @@ def keep_partition(home: Home, parts: Partition) -> Path:
 
 
 def shard(store: Store | str | Path | None, parts: Partition, out: str | Path | None) -> Path:
-    """Write one store per client; the directory of the stores. Raises UsageError if ``parts`` is only a name."""
+    """Write one store per client; returns their directory. Raises UsageError if ``parts`` is only a name."""
     if isinstance(parts, str):
         raise UsageError(
             f"parts is {parts!r}, expected a partition.",

@@ -66,13 +66,13 @@ def train_config(given: Mapping[str, Any], fields: Mapping[str, Any]) -> TrainCo
         flags["partition"] = parts
     elif parts is not None:
         # A partition in memory is saved under its name and digest, unless the store has it under the name alone.
-        held = opened(store)
+        source = opened(store)
         name = parts.default_name()
-        if name not in held.partitions or held.partition(name).get("digest") != parts.digest:
+        if name not in source.partitions or source.partition(name).get("digest") != parts.digest:
             digest = parts.digest[:8]
             name = f"{name}-{digest}"
-            if held.address is None:
-                held.put_partition(name, parts.to_file())
+            if source.address is None:
+                source.put_partition(name, parts.to_file())
             else:
                 name = str(keep_partition(Home.from_environment(), parts))
         flags["partition"] = name
@@ -88,12 +88,12 @@ def train(given: Mapping[str, Any]) -> Run:
             "fedcache methods list",
         )
     # A method of fedcache is used by its name. The caller's own object replaces a method of fedcache of the same name.
-    own = None
+    own_method = None
     name = method
     if not isinstance(method, str):
         name = method.name
         if METHODS.get(name) is not method:
-            own = method
+            own_method = method
     # Arguments of ``fedcache.train`` have the names of the configuration.
     fields = {**fields_of(TrainConfig, given), "method": name}
     config = train_config(given, fields)
@@ -102,11 +102,12 @@ def train(given: Mapping[str, Any]) -> Run:
         models = "all"
     home = Home.from_environment()
     observer = given["observer"]
+    # None means the directory of runs in the fedcache home.
     with tracking(given["track"], home, None, observer) as hooks:
         return run_training(
             config,
             home,
-            method=own,
+            method=own_method,
             observer=observer,
             hooks=with_own_hook(hooks, given["on_round"]),
             fresh=given["fresh"],
@@ -121,7 +122,7 @@ def with_own_hook(hooks: Sequence[OnRound], on_round: OnRound | None) -> list[On
     return [*hooks, on_round]
 
 
-def named(method: str | Method, jobs: int) -> str:
+def name_of_method(method: str | Method, jobs: int) -> str:
     """The name of a method; the caller's own method is registered under its name.
 
     Raises UsageError for an object that is no method, for an own method that has the name of a method of fedcache, and
@@ -153,35 +154,35 @@ def grid(given: Mapping[str, Any]) -> Grid:
     methods = given["methods"]
     if not isinstance(methods, list | tuple):
         methods = [methods]
-    names = tuple(named(method, jobs) for method in methods)
+    names = tuple(name_of_method(method, jobs) for method in methods)
     if not names:
         raise UsageError(
             "No method was given.", "For example fc.grid(['fedavg', 'fedproto'], store, parts)"
         )
     # Swept values are texts, which each setting parses.
-    words = {}
+    sweeps = {}
     for key, values in given["sweeps"].items():
         if not isinstance(values, list | tuple | range):
             values = [values]
-        words[key] = tuple(map(str, values))
+        sweeps[key] = tuple(map(str, values))
     home = Home.from_environment()
-    if words.get("hold_out") == (EACH,):
+    if sweeps.get("hold_out") == (EACH,):
         # Each value of a column is held out in turn; the values come from the data.
-        words = {"by": ("domain",), **words}
-        if len(words["by"]) != 1:
+        sweeps = {"by": ("domain",), **sweeps}
+        if len(sweeps["by"]) != 1:
             raise UsageError(
-                f"hold_out='each' takes one column, but by names {len(words['by'])} columns.",
+                f"hold_out='each' takes one column, but by names {len(sweeps['by'])} columns.",
                 "by='domain'",
             )
-        least = "1"
-        if len(words.get("min_rows", ())) == 1:
-            least = words["min_rows"][0]
-        column = words["by"][0]
-        words["hold_out"] = every_value(column, config, home, min_rows=least, observer=observer)
+        min_rows = "1"
+        if len(sweeps.get("min_rows", ())) == 1:
+            min_rows = sweeps["min_rows"][0]
+        column = sweeps["by"][0]
+        sweeps["hold_out"] = every_value(column, config, home, min_rows=min_rows, observer=observer)
     with tracking(given["track"], home, None, observer) as hooks:
         points = grids.request_grid(
             names,
-            words,
+            sweeps,
             config,
             home,
             sampling=Sampling(given["sampler"], given["trials"], given["pruner"]),
@@ -191,8 +192,8 @@ def grid(given: Mapping[str, Any]) -> Grid:
             retrain=given["retrain"],
             score=given["score"],
         )
-        every = with_own_hook(hooks, given["on_round"])
-        done = train_points(points, jobs=jobs, observer=observer, hooks=every)
+        all_hooks = with_own_hook(hooks, given["on_round"])
+        done = train_points(points, jobs=jobs, observer=observer, hooks=all_hooks)
     # An error of some points is raised after all points have ended.
     if done.code is not Exit.OK:
         done.raise_lost()

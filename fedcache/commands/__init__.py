@@ -1,1 +1,1 @@
-"""The commands: parse, one library call, print."""
+"""The commands of the command line. Each parses its options, calls the library once and prints the answer."""

@@ -37,7 +37,7 @@ def backbones_list(weights: Weights = None) -> CommandResult:
     shown = TextTable(
         "", ("backbone", "width", "pixels", "ready", "weights"), rows, right=("width", "pixels")
     )
-    # Backbones of other packages are not in `known`, because fedcache has to import them to know their width.
+    # Backbones of other packages are not in `entries`, because fedcache has to import them to know their width.
     data = list(entries)
     lines = []
     for plugin in plugins("backbones").values():
@@ -63,13 +63,13 @@ def backbones_info(name: ListedName) -> CommandResult:
     backbone = lookup(name, home=home.root)
     # The status is ready, to be downloaded, or missing with the command that gets the weights.
     try:
-        found = locate(
+        located = locate(
             backbone, given={}, home=home.root, memory=memory_of(home), offline=home.offline
         )
-        if found.path or not backbone.files:
-            status = f"ready: {found.origin}"
+        if located.path or not backbone.files:
+            status = f"ready: {located.origin}"
         else:
-            status = f"to be downloaded: {found.download}"
+            status = f"to be downloaded: {located.download}"
     except FedcacheError as error:
         status = f"missing. {error.message} {error.hint}"
     recipe = backbone.recipe.to_dict()
@@ -135,16 +135,18 @@ def backbones_pull(observer: TerminalObserver, name: ListedName) -> CommandResul
         )
         fetch(name, offline=home.offline)
     backbone = lookup(name, home=home.root)
-    found = locate(backbone, given={}, home=home.root, memory=memory_of(home), offline=home.offline)
-    if found.path is None and found.download is not None:
-        observer.note(f"Downloading {found.download}")
-        found = pull(backbone, home=home.root, memory=memory_of(home))
+    located = locate(
+        backbone, given={}, home=home.root, memory=memory_of(home), offline=home.offline
+    )
+    if located.path is None and located.download is not None:
+        observer.note(f"Downloading {located.download}")
+        located = pull(backbone, home=home.root, memory=memory_of(home))
     path = None
-    if found.path:
-        path = str(found.path)
+    if located.path:
+        path = str(located.path)
     return CommandResult(
-        {"name": name, "path": path, "sha256": found.sha256},
-        [f"{name}: {found.origin}", f"sha256 {found.sha256}"],
+        {"name": name, "path": path, "sha256": located.sha256},
+        [f"{name}: {located.origin}", f"sha256 {located.sha256}"],
     )
 
 

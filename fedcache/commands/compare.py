@@ -1,4 +1,4 @@
-"""``fedcache compare``: finished runs, with intervals and tests."""
+"""``fedcache compare``: compares finished runs, with intervals and tests."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ from fedcache.report.drawing import check_file
 from fedcache.report.find_runs import gather, need_finished
 from fedcache.store.lock import need_folder, write_output
 
+# Values of ``--format``, and ending of the file of ``-o`` -> its format.
 FORMATS = ("table", "markdown", "latex")
 ENDINGS = {".md": "markdown", ".tex": "latex"}
 
@@ -121,25 +122,25 @@ def compare(
         check(**how)
     except UsageError as error:  # the hint has names of Python, such as client_mean
         raise UsageError(error.message, error.hint.replace("_", "-")) from None
-    written = written_format(form, out, observer.as_json)
+    file_format = written_format(form, out, observer.as_json)
     if plot is not None:
         check_file(plot)
     root = runs_directory(folder)
-    found = gather(runs or [], root)
+    gathered = gather(runs or [], root)
     if out is not None or plot is not None:
-        need_finished(found, root)
-    for left in found.left_out:
-        observer.warn(f"{left.sentence} {left.hint}")
-    if not runs and not found.entries and not found.left_out:
+        need_finished(gathered, root)
+    for omitted in gathered.left_out:
+        observer.warn(f"{omitted.sentence} {omitted.hint}")
+    if not runs and not gathered.entries and not gathered.left_out:
         # A new home without runs is no error; `runs list` answers the same.
         sentence = f"No result under {root} yet."
         empty: dict[str, Any] = {"comparisons": [], "sentences": [sentence], "left_out": []}
         return CommandResult(empty, [sentence, "fedcache grid --method fedavg,fed3r --seeds 0-4"])
-    made = compare_entries(found, **how)
+    made = compare_entries(gathered, **how)
     if plot is not None:
         made.plot(plot)
     if out is not None:
-        write_output(out, _as_document(made, written).encode())
+        write_output(out, _as_document(made, file_format).encode())
     files = [str(file) for file in (plot, out) if file is not None]
     data = {**made.to_dict(), "files": files}
     if form in ("markdown", "latex"):
@@ -180,15 +181,15 @@ def written_format(form: str | None, out: Path | None, as_json: bool) -> str | N
         )
     if out is None:
         return None
-    written = ENDINGS.get(out.suffix.lower())
-    if written is None:
+    file_format = ENDINGS.get(out.suffix.lower())
+    if file_format is None:
         ending = out.suffix or "(none)"
         raise UsageError(
             f"Cannot write {out.name!r}: its ending is {ending!r}, expected .md or .tex.",
             f"-o {out.with_suffix('.md')}",
         )
     need_folder(out)
-    return written
+    return file_format
 
 
 def tables_of(c: Comparison) -> list[Any]:
@@ -197,10 +198,10 @@ def tables_of(c: Comparison) -> list[Any]:
     of_pairs = differences(c)
     if c.chosen is None:
         word = "highest"
-        named = ", ".join(c.best)
+        best_runs = ", ".join(c.best)
     else:
         word = "chosen"
-        named = c.chosen
+        best_runs = c.chosen
     # The last column marks the best row, and with a dagger the rows that do not differ significantly from it.
     rows = []
     for i, row in enumerate(main.rows):
@@ -222,6 +223,6 @@ def tables_of(c: Comparison) -> list[Any]:
     bold = f" Bold: {c.chosen_by}."
     capital = c.chosen_by[:1].upper() + c.chosen_by[1:]
     text = caption(c).removeprefix(f"{c.setting}: ")
-    text = text.replace(bold, f" {capital}: {named}.")
+    text = text.replace(bold, f" {capital}: {best_runs}.")
     below = [text, *sentences(c), ""]
     return [*shown, *map(plain_line, below)]

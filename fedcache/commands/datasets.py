@@ -63,17 +63,17 @@ def datasets_info(observer: TerminalObserver, name: ListedName, given: Given) ->
         columns["--unlabelled"] = "yes"
     name = with_keys(name, columns)
     roots = roots_of(flags_of(ExtractConfig, given).get("data", {}))
-    found = info(full_spec(name), roots=roots, data=home.data)
+    facts = info(full_spec(name), roots=roots, data=home.data)
     # A dataset that is a file or a folder of the user is read and counted, not only described.
-    own = {spec.partition(":")[0] for spec in FILES}
-    own |= {reader.name for reader in plugins("datasets").values()}
+    kinds_to_read = {spec.partition(":")[0] for spec in FILES}
+    kinds_to_read |= {reader.name for reader in plugins("datasets").values()}
     kind, separator, _ = name.partition(":")
-    if separator and kind in own:
+    if separator and kind in kinds_to_read:
         with progress_of(observer, "reading", holds_of(name)) as progress:
             context = Context(memory_of(home), roots, home.data, given["layout"], progress=progress)
             read = open_dataset(name, context)
-        found = {
-            **found,
+        facts = {
+            **facts,
             "name": name,
             "reading": read.reading,
             read.holds: len(read),
@@ -82,9 +82,9 @@ def datasets_info(observer: TerminalObserver, name: ListedName, given: Given) ->
             "digest": read.digest,
         }
     lines = []
-    for key, value in found.items():
+    for key, value in facts.items():
         lines += _value_lines(key, value)
-    return CommandResult(found, lines)
+    return CommandResult(facts, lines)
 
 
 def _value_lines(key: str, value: Any) -> list[str]:
@@ -107,7 +107,7 @@ def _value_lines(key: str, value: Any) -> list[str]:
 def _flat(value: Any) -> str:
     """A value of JSON in one line, without the empty values of a table."""
     if isinstance(value, dict):
-        return ", ".join(f"{key} {_flat(held)}" for key, held in value.items() if held)
+        return ", ".join(f"{key} {_flat(inner)}" for key, inner in value.items() if inner)
     if isinstance(value, list):
         return ", ".join(map(str, value))
     return str(value)
@@ -123,16 +123,16 @@ def datasets_check(
     Example: fedcache datasets check cifar10 ~/data/cifar10
     """
     report = check(name.removeprefix("paper:"), path)
-    found = [f"missing: {text}" for text in report["missing"]]
-    found += [f"wrong: {text}" for text in report["wrong"]]
+    problems = [f"missing: {text}" for text in report["missing"]]
+    problems += [f"wrong: {text}" for text in report["wrong"]]
     counts = ", ".join(f"{n:,} {word}" for word, n in report["counts"].items())
     layout = report["layout"] or "no known layout"
     folder = report["path"]
     lines = [f"{report['name']} in {folder}: {layout}"]
     if counts:
         lines.append(f"counts: {counts}")
-    lines += found or ["All files are present."]
-    if found:
+    lines += problems or ["All files are present."]
+    if problems:
         lines.append(f"fedcache datasets info {shell_word(report['name'])}   shows how to get it")
     code = Exit.OK
     if report["missing"]:
@@ -161,15 +161,15 @@ def datasets_pull(
         raise MachineError("FEDCACHE_OFFLINE is set.", "unset FEDCACHE_OFFLINE")
     folder = pull(spec, data=home.data, say=observer.note, mirror=mirror)
     lines = [str(folder)]
-    left: list[str] = []
+    missing: list[str] = []
     if spec.startswith("paper:"):
         report = check(spec.removeprefix("paper:"), folder)
-        left = report["missing"]
+        missing = report["missing"]
         if report["layout"]:
             lines.append(f"layout: {report['layout']}")
-        lines += [f"still missing: {text}" for text in left]
-    if left:
+        lines += [f"still missing: {text}" for text in missing]
+    if missing:
         lines.append(f"fedcache datasets info {shell_word(name)}   shows how to get the rest")
     else:
         lines.append(f"fedcache extract --dataset {shell_word(spec)}")
-    return CommandResult({"name": spec, "path": str(folder), "missing": left}, lines)
+    return CommandResult({"name": spec, "path": str(folder), "missing": missing}, lines)

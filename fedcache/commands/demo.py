@@ -57,7 +57,8 @@ SHOWN = (
     "lp-plus-plus",
     "solo",
 )
-"""Default methods, one of each kind: a minute on two cores. Others take longer or train encoders."""
+"""Default methods, one of each kind. Together they take a minute on two cores. Other methods take longer, or train
+encoders."""
 
 
 @command("demo")
@@ -135,7 +136,7 @@ def print_command(observer: TerminalObserver, *words: str) -> None:
 
 
 def extract_features(home: Home, observer: TerminalObserver, stop: Stop) -> str:
-    """Extract the features of both backbones, each image decoded once; the path of the store.
+    """Extract the features of both backbones, decoding each image once; returns the path of the store.
 
     The default prompt templates become the current templates of the digits, so the table does not depend on earlier
     extractions.
@@ -150,7 +151,7 @@ def extract_features(home: Home, observer: TerminalObserver, stop: Stop) -> str:
 
 
 def make_partitions(store: str, observer: TerminalObserver) -> dict[str, str]:
-    """Save the two partitions in the store; label -> name of the partition."""
+    """Save the two partitions in the store; returns label -> name of the partition."""
     opened = Store.open(Path(store))
     names = {}
     for label, config in PARTITIONS:
@@ -196,6 +197,7 @@ def central_lines(rows: list[dict[str, Any]]) -> list[str]:
     for central in rows:
         if central["name"] != "central":
             continue
+        # Only global models on the same backbone are compared with central training.
         kind = ("global", central["backbone"])
         comparable = [row for row in rows if (row["protocol"], row["backbone"]) == kind]
         for label, _ in PARTITIONS:

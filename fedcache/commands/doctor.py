@@ -1,4 +1,4 @@
-"""``fedcache doctor`` and ``fedcache config``."""
+"""``fedcache doctor`` checks the installation, and ``fedcache config`` prints all settings."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ ROOM = 1 << 30
 REQUIREMENT = re.compile(r"([\w-]+)[^;]*?>=([\d.]+)(?:.*extra == .([\w-]+))?")
 """A requirement in the package's metadata: name, minimum version, and the extra that needs it."""
 OF_DEVELOPERS = {"audit", "browser", "dev", "docs", "notebooks", "release"}
+"""Extras that only developers of fedcache need."""
 
 Row = dict[str, str]
 
@@ -66,7 +67,7 @@ def config(observer: TerminalObserver, config: ConfigFile = None) -> CommandResu
     shown = {}
     lines = []
     for name, kind in SECTIONS.items():
-        # The defaults, overridden by the values of the file.
+        # The defaults, overridden by the values of the file; {} are the options of the command line, which are none.
         made: Any = resolve(kind, sections.get(name, {}), {})
         # With --json, settings without a value are null; as TOML they would be left out.
         empty = dict.fromkeys(item.name for item in fields(made))
@@ -115,7 +116,7 @@ def check(name: str, status: str, found: str, hint: str = "") -> Row:
 
 
 def requirements() -> dict[str, dict[str, str]]:
-    """Extra ("" for the core) -> package -> its least version, from the metadata of the installed fedcache."""
+    """Extra ("" for the core) -> package -> minimum version, from the metadata of the installed fedcache."""
     found: dict[str, dict[str, str]] = defaultdict(dict)
     if installed("fedcache") is None:
         return found  # fedcache runs from a folder of its sources

@@ -1,4 +1,4 @@
-"""``fedcache evaluate``: trained models on labelled data."""
+"""``fedcache evaluate``: measures trained models on labelled data."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from fedcache.process import stopped_by_signals
 from fedcache.progress import percent
 from fedcache.report.evaluation import check_request, write_evaluations
 
-COMPUTED = pick(
+# Options of the extraction of features.
+EXTRACTION = pick(
     ExtractConfig,
     "layout",
     "limit",
@@ -30,7 +31,8 @@ COMPUTED = pick(
     "threads",
     "follow_links",
 )
-COMPUTED = worded(rare(COMPUTED), "batch", default=BATCH_OF_THE_RUN)
+EXTRACTION = worded(rare(EXTRACTION), "batch", default=BATCH_OF_THE_RUN)
+# Options that choose the model.
 MODEL = worded(
     pick(ModelOptions), "client", default="the global model, or each client's personal model"
 )
@@ -53,7 +55,7 @@ RunNames = Annotated[
 ]
 
 
-@command("evaluate", COMPUTED, MODEL, pick(EvaluateOptions))
+@command("evaluate", EXTRACTION, MODEL, pick(EvaluateOptions))
 def evaluate(observer: TerminalObserver, given: Given, run: RunNames) -> CommandResult:
     """Evaluate trained models on labelled data: accuracy, F1, confusion matrix, calibration.
 
@@ -85,18 +87,18 @@ def evaluate(observer: TerminalObserver, given: Given, run: RunNames) -> Command
 
     home = Home.from_environment()
     with stopped_by_signals(observer.note) as stop:
-        found = evaluate_runs(places, model, request, config, home, observer, stop)
+        evaluations = evaluate_runs(places, model, request, config, home, observer, stop)
     if out is not None:
         images = None
         if request.with_images:
             images = ImagePlaces(home, config.data)
-        write_evaluations(out, found, images, observer)
-    return evaluation_answer(found, out)
+        write_evaluations(out, evaluations, images, observer)
+    return evaluation_answer(evaluations, out)
 
 
-def evaluation_answer(found: list[RunEvaluation], out: Path | None) -> CommandResult:
+def evaluation_answer(evaluations: list[RunEvaluation], out: Path | None) -> CommandResult:
     """The answer: a table of all runs, and for a single run also its classes and domains."""
-    lines = list(dict.fromkeys(f"On {e.rows}." for e in found))
+    lines = list(dict.fromkeys(f"On {e.rows}." for e in evaluations))
     columns = (
         "run",
         "method",
@@ -110,20 +112,20 @@ def evaluation_answer(found: list[RunEvaluation], out: Path | None) -> CommandRe
         "best temperature",
     )
     right = ("rows", *columns[4:])
-    tables = [TextTable("", columns, [_cells(e) for e in found], right)]
+    tables = [TextTable("", columns, [_cells(e) for e in evaluations], right)]
     # Sentences name their run if there are several.
-    for e in found:
+    for e in evaluations:
         prefix = ""
-        if len(found) > 1:
+        if len(evaluations) > 1:
             prefix = f"{e.label}: "
         lines += [prefix + sentence for sentence in e.sentences()]
-    if len(found) == 1:
-        tables += details(found[0])
+    if len(evaluations) == 1:
+        tables += details(evaluations[0])
     written = None
     if out is not None:
         written = str(out)
         lines.append(written)
-    data: dict[str, Any] = {"runs": [e.to_dict() for e in found], "out": written}
+    data: dict[str, Any] = {"runs": [e.to_dict() for e in evaluations], "out": written}
     return CommandResult(data, lines, renderables=tables)
 
 

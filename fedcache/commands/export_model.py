@@ -1,4 +1,4 @@
-"""``fedcache export-model``: trained models for other programs."""
+"""``fedcache export-model``: exports trained models for other programs."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ def export_model(observer: TerminalObserver, given: Given, run: RunName) -> Comm
     }
     megabytes = done.bytes / 1e6
     lines = [f"{done.kind}, {megabytes:,.2f} MB: {done.path}"]
-    for one in done.written.get("inputs", []):
-        shape = f"[N, {one['width']}]"
-        if one["kind"] == "images":
-            height = one["height"]
-            shape = f"uint8 [N, 3, {height}, {one['width']}]"
-        backbones = ", ".join(one["backbones"]) or "no known backbone"
-        lines.append(f"  reads {one['name']} {shape} ({backbones})")
+    for entry in done.written.get("inputs", []):
+        shape = f"[N, {entry['width']}]"
+        if entry["kind"] == "images":
+            height = entry["height"]
+            shape = f"uint8 [N, 3, {height}, {entry['width']}]"
+        backbones = ", ".join(entry["backbones"]) or "no known backbone"
+        lines.append(f"  reads {entry['name']} {shape} ({backbones})")
     if "difference" in done.written:
-        # Largest difference between the exported program and the trained model, measured on random rows.
-        changed = "{scores:.1g} and probabilities by {probabilities:.1g}"
-        gap = changed.format(**done.written["difference"])
+        # The largest differences between the exported program and the trained model, measured on random rows.
+        template = "{scores:.1g} and probabilities by {probabilities:.1g}"
+        gap = template.format(**done.written["difference"])
         lines.append(f"  on random rows, scores differ from this model's by at most {gap}")
         moved = done.written["moved_by_libraries"]
         if moved["scores"]:
-            gap = changed.format(**moved)
+            gap = template.format(**moved)
             lines.append(f"  rounding differences of another library can change scores by {gap}")
     return CommandResult(data, lines)

@@ -1,4 +1,4 @@
-"""``fedcache extract`` and ``fedcache join``."""
+"""``fedcache extract`` computes features, and ``fedcache join`` assembles parts of an extraction."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def extract(
 
     Example: fedcache extract --dataset folder:photos.zip --backbones efficientnet-lite0 --size 128
     """
-    keep_freed_memory()  # for extraction in this process
+    keep_freed_memory()  # for extraction in this process; worker processes call it themselves
     given = {**given, "dataset": dataset_of(named, given["dataset"])}
     compute = configured(ComputeOptions, given)
     section = read_file(config, observer.note).get("extract")
@@ -232,8 +232,8 @@ def dataset_of(named: str | None, spec: str | None) -> str | None:
 
 def refuse_scheme_options(given: Given, out: str | None) -> None:
     """Refuse options of a scheme without ``--partition``. Raises UsageError."""
-    others = (out, given["clients"], given["seed"])
-    if scheme_arguments(given) or any(value is not None for value in others):
+    partition_options = (out, given["clients"], given["seed"])
+    if scheme_arguments(given) or any(value is not None for value in partition_options):
         raise UsageError(
             "Options of a partition scheme were given without --partition, which writes one store per "
             "client.",
@@ -244,7 +244,7 @@ def refuse_scheme_options(given: Given, out: str | None) -> None:
 def write_client_stores(
     done: Extraction, scheme: str, given: Given, out: str | None, observer: TerminalObserver
 ) -> tuple[int, Path]:
-    """Assign rows to clients by a scheme and write one store per client; the number of stores and their folder."""
+    """Assign rows to clients and write one store per client; returns the number of stores and their folder."""
     config = PartitionConfig(scheme, given["clients"], given["seed"] or 0, scheme_arguments(given))
     made = make_partition(done.store, scheme, seed=config.seed, **config.arguments)
     return len(made.clients), write_shards(done.store, made, out, observer)

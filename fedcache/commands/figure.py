@@ -1,4 +1,4 @@
-"""``fedcache figure``: one figure of runs as a file for a paper."""
+"""``fedcache figure``: draws one figure of runs into a file, for a paper."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ def figure(
     )
     observer.note(made.description)
     rows = len(made.rows)
-    found = {
+    data = {
         "path": str(path),
         "kind": kind,
         "title": made.title,
         "says": made.description,
         "rows": rows,
     }
-    return CommandResult(found, [f"{path}: {made.title}, {rows} rows of data."])
+    return CommandResult(data, [f"{path}: {made.title}, {rows} rows of data."])

@@ -1,4 +1,4 @@
-"""``fedcache flower``: real federations, every client on its own machine (extra ``flower``)."""
+"""``fedcache flower``: runs real federations, with every client on its own machine (extra ``flower``)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ RUN_FIELDS = [
     *pick(TrainConfig, *TRAIN),
     *pick(RunOptions, "runs", "fresh"),
 ]
-"""Options of ``app`` and ``up``; ``federate.engines.flower.plan`` explains why others do not apply."""
+"""Options of ``app`` and ``up``; ``federate.engines.flower.plan`` explains why ``train`` has more options."""
 
 Sweep = Annotated[
     list[str] | None,
@@ -99,16 +99,17 @@ def plan_of(given: Given, sweep: Sequence[str] | None, **fixed: int) -> Any:
     """The plan of a federation from its options, the values of ``--sweep``, and fixed fields of ``SiteOptions``."""
     if given["method"]:
         check_methods([given["method"]])
-    # Sites compute on their CPU, one client each, so the options of a simulation do not apply.
+    # Sites compute on their CPU, one client each, so the options of a simulation do not apply. {} is the configuration
+    # file, which is not read.
     train = train_config({}, {**given, "execution": "sequential", "device": "cpu"})
     swept = sweep_lists(sweep)
-    terms = {**asdict(configured(SiteOptions, given)), **fixed}
+    site_settings = {**asdict(configured(SiteOptions, given)), **fixed}
     runs = ""
     if given["runs"]:
         runs = str(given["runs"].expanduser().resolve())
     from fedcache.federate.engines.flower.plan import Plan
 
-    return Plan(train, swept, runs=runs, fresh=given["fresh"], **terms).checked()
+    return Plan(train, swept, runs=runs, fresh=given["fresh"], **site_settings).checked()
 
 
 @command("flower app", pick(SiteOptions), RUN_FIELDS, within=flower)
@@ -263,21 +264,21 @@ def names(
     Example: fedcache flower names --forget north
     """
     table = names_of(port or 8000, Home.from_environment())
-    gone = split_list(forget, "--forget")
-    if gone:
-        table.forget(gone)
+    released = split_list(forget, "--forget")
+    if released:
+        table.forget(released)
     rows = sorted(table.known().items())
     shown = []
     lines = []
-    if gone:
-        lines.append(f"Forgotten: {', '.join(gone)}.")
+    if released:
+        lines.append(f"Forgotten: {', '.join(released)}.")
     if rows:
         # The whole digests are in the JSON; 16 letters tell keys apart on a screen.
         cells = [(name, key[:16]) for name, key in rows]
         shown.append(TextTable("", ("site", "key (sha256)"), cells))
     else:
         lines.append("No site name has a key.")
-    data = {"names": dict(rows), "forgotten": list(gone)}
+    data = {"names": dict(rows), "forgotten": list(released)}
     return CommandResult(data, lines, renderables=shown, listing=True)
 
 
@@ -335,7 +336,7 @@ def up(
     from fedcache.federate.engines.flower.serving import up as start
 
     # A site for each client store. For an empty folder, the number is so large that the plan passes its checks. Then
-    # `up` refuses the folder, with the command that makes the stores.
+    # `start` refuses the folder, with the command that makes the stores.
     stores = list(shards.glob("*.zarr"))
     plan = plan_of(given, sweep, sites=len(stores) or 100_000, start_with=1)
     home = Home.from_environment()
@@ -358,22 +359,22 @@ def _need_keys_or_insecure(keys: Path | None, insecure: bool) -> None:
 def _notifier(observer: TerminalObserver) -> Callable[[dict[str, Any]], None]:
     """A function that passes the warnings and notes of a federation to an observer."""
 
-    def notify(words: dict[str, Any]) -> None:
-        if "warn" in words:
-            observer.warn(str(words["warn"]))
-        elif "note" in words:
-            observer.note(str(words["note"]))
+    def notify(message: dict[str, Any]) -> None:
+        if "warn" in message:
+            observer.warn(str(message["warn"]))
+        elif "note" in message:
+            observer.note(str(message["note"]))
 
     return notify
 
 
-def _ended(last: dict[str, Any]) -> CommandResult:
-    """The answer to the last message of an app, which holds its results. Raises the error that ended the app."""
-    if "error" in last:
-        e = last["error"]
+def _ended(message: dict[str, Any]) -> CommandResult:
+    """The answer of a command: the results in the last message of an app. Raises the error that ended the app."""
+    if "error" in message:
+        e = message["error"]
         raise FedcacheError(Exit(int(e["code"])), str(e["message"]), str(e["hint"]))
     lines = []
-    for run in last["done"]:
+    for run in message["done"]:
         mean = run["result"]["accuracy"]["mean"]
         shown = "not scored"
         if mean is not None:
@@ -384,7 +385,7 @@ def _ended(last: dict[str, Any]) -> CommandResult:
         words = point_words(run["result"]["method"], run["sweep"])
         lines.append(f"{words}: {shown}  {run['path']}")
         lines += model_lines(Path(run["path"]), run["result"])
-    return CommandResult({"runs": last["done"]}, lines)
+    return CommandResult({"runs": message["done"]}, lines)
 
 
 @contextmanager

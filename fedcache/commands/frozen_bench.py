@@ -84,21 +84,21 @@ def describe_bench() -> CommandResult:
 
 
 def _command(study: Study) -> str:
-    """The command of a study, without paths, which differ between machines."""
-    usual = read_study()
+    """The command that runs a study, without paths, because paths differ between machines."""
+    full = read_study()
     words = [COMMAND]
-    if study.data != usual.data:
+    if study.data != full.data:
         words += [f"--on {label}=..." for label in study.data]
     # Other backbones than the study's are all named; a part of the study's own backbones is chosen by label.
-    if any(usual.backbones.get(label) != backbone for label, backbone in study.backbones.items()):
+    if any(full.backbones.get(label) != backbone for label, backbone in study.backbones.items()):
         backbones = shell_word(",".join(study.backbones))
         words.append(f"--backbones {backbones}")
-    elif study.backbones.keys() != usual.backbones.keys():
+    elif study.backbones.keys() != full.backbones.keys():
         words += [f"--only backbone={label}" for label in study.backbones]
     for axis in ("partition", "treatment"):
-        part = getattr(study, f"{axis}s")
-        if part.keys() != getattr(usual, f"{axis}s").keys():
-            words += [f"--only '{axis}={label}'" for label in part]
+        chosen = getattr(study, f"{axis}s")
+        if chosen.keys() != getattr(full, f"{axis}s").keys():
+            words += [f"--only '{axis}={label}'" for label in chosen]
     return " ".join(words)
 
 
@@ -120,12 +120,13 @@ def run_bench(
         scores = measure.run_study(
             study, Home.from_environment(), options, runs=runs, observer=observer, stop=stop
         )
-    # A study without any score is an error, which gives the reason of the first.
+    # If nothing was scored, the command fails, with the reason why the first score is missing.
     if not any(s.values for s in scores):
         why = "no combination of data, backbone and partition is available"
         if scores:
             why = scores[0].why_not
         raise MachineError(f"Nothing was compared: {why}", f"fedcache reproduce info {NAME}")
+    # ``s.seconds`` is the mean over the runs of a score.
     seconds = sum((s.seconds or 0.0) * len(s.runs) for s in scores)
     facts = {"command": _command(study), "version": __version__, "runs_seconds": seconds}
     data = page.study_data(study, scores, facts)

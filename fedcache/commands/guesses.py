@@ -1,4 +1,4 @@
-"""Answers to command lines that the parser refuses: the command that is probably meant.
+"""Answers to command lines that the parser refuses; each proposes the command that is probably meant.
 
 The module is imported only after a command line was refused, so it may import all groups of commands and methods.
 """
@@ -65,9 +65,9 @@ def answer(error: Any, arguments: Sequence[str]) -> UsageError:
     commands = getattr(context.command, "commands", None)
     words = [word for word in arguments if not word.startswith("-")]
     # The words after the path of the command. The path begins with fedcache, which is no argument.
-    rest = words[len(context.command_path.split()) - 1 :]
-    if commands and rest and rest[0] not in commands:
-        words = list(arguments[arguments.index(rest[0]) :])
+    after_path = words[len(context.command_path.split()) - 1 :]
+    if commands and after_path and after_path[0] not in commands:
+        words = list(arguments[arguments.index(after_path[0]) :])
         return unknown_command(words, context.command_path, commands)
     return UsageError(message, f"See `{context.command_path} --help`.")
 
@@ -82,9 +82,9 @@ def unknown_option(option: str, message: str, context: Any, arguments: Sequence[
     if renamed in known:
         return UsageError(message, f"The option is now called {renamed}.")
     if "--set" in known and option.startswith("--"):
-        found = hyperparameter(option, path, known, arguments)
-        if found is not None:
-            return found
+        error = hyperparameter(option, path, known, arguments)
+        if error is not None:
+            return error
     full = "--help"
     if "--help-all" in known:
         full = "--help-all"
@@ -102,11 +102,11 @@ def hyperparameter(
     methods = [part for part in parts if part in METHODS]
     for name in methods:
         names = [h.name for h in METHODS[name].hparams]
-        for found in (word, key):
-            if found in names:
-                line = shlex.join(["fedcache", *_as_setting(option, found, arguments)])
+        for candidate in (word, key):
+            if candidate in names:
+                line = shlex.join(["fedcache", *_as_setting(option, candidate, arguments)])
                 return UsageError(
-                    f"{option} is not an option of {path}: {found} is a hyperparameter of {name}.",
+                    f"{option} is not an option of {path}: {candidate} is a hyperparameter of {name}.",
                     line,
                 )
     options = [name.strip("-").replace("-", "_") for name in known]
@@ -126,35 +126,35 @@ def hyperparameter(
 def _as_setting(option: str, key: str, arguments: Sequence[str]) -> list[str]:
     """The arguments with ``--set key=value`` in place of an option, or ``--sweep`` for several values of a grid."""
     words = list(arguments)
-    place = next(i for i, word in enumerate(words) if word.partition("=")[0] == option)
-    _, equals, value = words[place].partition("=")
-    last = place + 1
-    if not equals and last < len(words) and not words[last].startswith("--"):
-        value = words[last]
-        last += 1
+    start = next(i for i, word in enumerate(words) if word.partition("=")[0] == option)
+    _, equals, value = words[start].partition("=")
+    end = start + 1
+    if not equals and end < len(words) and not words[end].startswith("--"):
+        value = words[end]
+        end += 1
     name = "--set"
     if "," in value and "grid" in words:
         name = "--sweep"
-    return [*words[:place], name, f"{key}={value or 'VALUE'}", *words[last:]]
+    return [*words[:start], name, f"{key}={value or 'VALUE'}", *words[end:]]
 
 
 def unknown_command(words: Sequence[str], path: str, commands: Mapping[str, Any]) -> UsageError:
     """The answer to a word that is no command of the program or of a group; it is the first of ``words``."""
-    word, *rest = words
+    word, *next_words = words
     called = f"{path} {word}".removeprefix("fedcache ")
     message = f"There is no command {called!r}."
     verb = VERBS.get(word, word)
     if path != "fedcache":
         shows = next((name for name in ("info", "show") if name in commands), None)
-        # The word is a verb of other groups, or the name of something to show.
+        # The word may be a verb that other groups have, or else the name of something to show.
         is_verb = verb in OF_STORES
         if shows is not None and (is_verb or closest(word, commands) is None):
             names = list(words)
             if is_verb:
-                names = rest or ["NAME"]
+                names = next_words or ["NAME"]
             return UsageError(message, shlex.join([*path.split(), shows, *names]))
     elif word == "help":
-        named = [part for part in rest if not part.startswith("-")]
+        named = [part for part in next_words if not part.startswith("-")]
         return UsageError(message, shlex.join(["fedcache", *named, "--help"]))
     elif verb in OF_STORES:
         return UsageError(message, _of_groups(verb, commands))
@@ -168,13 +168,13 @@ def unknown_command(words: Sequence[str], path: str, commands: Mapping[str, Any]
 
 def _of_groups(verb: str, commands: Mapping[str, Any]) -> str:
     """A sentence with the command for stores, and that of each group with this verb."""
-    found = [f"for stores `fedcache {OF_STORES[verb]}`"]
+    phrases = [f"for stores `fedcache {OF_STORES[verb]}`"]
     for group in GROUPS:
         below = commands[group].load().commands
         # Some groups call their command `info` instead of `show`.
         for name in (verb, "info"):
             if name in below and (name == verb or verb == "show"):
-                found.append(f"for {group} `fedcache {group} {name}`")
+                phrases.append(f"for {group} `fedcache {group} {name}`")
                 break
-    sentence = ", ".join(found)
+    sentence = ", ".join(phrases)
     return f"{sentence[:1].upper()}{sentence[1:]}."

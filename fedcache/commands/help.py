@@ -25,7 +25,7 @@ FEW = 12
 """If a command has no more options than this, ``-h`` shows all of them."""
 
 LINES = 2
-"""Maximum number of lines of one option in ``-h``. If the help is then longer than ``PAGE``, each option has one."""
+"""Maximum number of lines of one option in ``-h``. If the help is longer than ``PAGE``, options get one line."""
 
 PAGE = 40
 """Maximum number of lines of the help of ``-h``."""
@@ -63,6 +63,7 @@ class Row:
         """The option in lines of ``width`` characters: at most ``most`` lines, or its whole text for None."""
         text = self.text
         end = ""
+        # The short help shows no default that is none; in one line, it shows no long default.
         says_none = most and self.default == "default: none"
         if self.default and not says_none:
             end = f" [{self.default}]"
@@ -179,7 +180,7 @@ def rows_of(function: Any) -> list[Row]:
 def names_of(parameter: inspect.Parameter) -> list[str]:
     """The names of an option as they are typed, ``["--store"]``; [] for an argument."""
     info = parameter.annotation.__metadata__[0]
-    # Within Annotated typer takes the first name for the default.
+    # Within Annotated, typer stores the first name of an option in ``default``.
     names = [str(name) for name in (info.default, *(info.param_decls or ()))]
     typed = [name for name in names if name.startswith("-")]
     if typed or isinstance(info, ArgumentInfo):

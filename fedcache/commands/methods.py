@@ -74,12 +74,12 @@ def methods_info(name: ListedName) -> CommandResult:
     if name in NAMES and m.page is not None:
         when = " ".join(m.page.when.split())
         family = m.page.family
-    waits = facts.why_it_waits(m)
+    why_synchronous = facts.why_it_waits(m)
     d = m.defaults
     sizes = current_sizes(Home.from_environment())
     sends = facts.traffic_of(m, sizes)
-    sides = facts.disagreements(m)
-    parts = facts.leaving(m, sizes)
+    disagreements = facts.disagreements(m)
+    leaving = facts.leaving(m, sizes)
     plugin = find("methods", name)
     origin = "fedcache"
     if plugin is not None:
@@ -96,11 +96,11 @@ def methods_info(name: ListedName) -> CommandResult:
         "needs": sorted(m.needs),
         "fidelity": facts.fidelities(m),
         "executions": list(m.executions),
-        "asynchronous": waits is None,
+        "asynchronous": why_synchronous is None,
         "hyperparameters": entries,
-        "disagreements": sides,
+        "disagreements": disagreements,
         "traffic": {**sends, "counted_at": sizes.source},
-        "leaves": [asdict(p) for p in parts],
+        "leaves": [asdict(p) for p in leaving],
         "defaults": {
             "rounds": d.rounds,
             "participation": d.participation,
@@ -118,10 +118,10 @@ def methods_info(name: ListedName) -> CommandResult:
     setting = f"{d.scheme}, {d.clients} clients, {share} per round"
     lines.append(f"Paper's setting: {setting}, {d.rounds} rounds.")
     lines.append(f"Reads {reads}; fidelity {facts.fidelities(m)}.")
-    if waits is None:
+    if why_synchronous is None:
         lines.append("Supports --asynchronous.")
     else:
-        lines.append(f"Does not support --asynchronous: {waits}.")
+        lines.append(f"Does not support --asynchronous: {why_synchronous}.")
     received = f"{sends['down']:,} in a round"
     if sends["first_down"] != sends["down"]:
         received += f" ({sends['first_down']:,} in round 1)"
@@ -148,11 +148,11 @@ def methods_info(name: ListedName) -> CommandResult:
     shown = []
     if rows:
         shown.append(TextTable("--set key=value", columns, rows))
-    if sides:
+    if disagreements:
         title = "where the paper and the released code differ"
-        decided = [(s["switch"], s["paper"], s["official"]) for s in sides]
+        decided = [(s["switch"], s["paper"], s["official"]) for s in disagreements]
         shown.append(TextTable(title, ("switch", "paper", "official"), decided))
-    if parts:
+    if leaving:
         columns = ("tensors", "dtype", "meaning", "what the server can learn", "with --dp-noise")
-        shown.append(TextTable("what leaves a client in a round", columns, facts.cells(parts)))
+        shown.append(TextTable("what leaves a client in a round", columns, facts.cells(leaving)))
     return CommandResult(data, lines, renderables=shown)

@@ -90,10 +90,10 @@ def new_dataset(name: Name, out: Out = None) -> CommandResult:
 
 
 def new_package(
-    kind: str, name: str, out: Path | None, taken: Mapping[str, object], following: str
+    kind: str, name: str, out: Path | None, existing: Mapping[str, object], following: str
 ) -> CommandResult:
     """Write a package. The answer has its files and the next commands; ``following`` is the last one."""
-    folder = write_package(kind, name, out, taken)
+    folder = write_package(kind, name, out, existing)
     files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
     data = {"kind": kind, "name": name, "folder": str(folder), "files": files}
     lines = [
@@ -108,13 +108,13 @@ def new_package(
     return CommandResult(data, lines)
 
 
-def write_package(kind: str, name: str, out: Path | None, taken: Mapping[str, object]) -> Path:
+def write_package(kind: str, name: str, out: Path | None, existing: Mapping[str, object]) -> Path:
     """Write the package of a kind under a valid and free name, whole or not at all. Returns its folder.
 
     Raises UsageError for an invalid name, StoreError for a folder that exists, MachineError for a folder that cannot
     be written.
     """
-    package = package_of(kind, name, taken)
+    package = package_of(kind, name, existing)
     folder = (out or Path(name)).expanduser().absolute()
     if folder.exists():
         raise StoreError(
@@ -157,7 +157,7 @@ def write_package(kind: str, name: str, out: Path | None, taken: Mapping[str, ob
     return folder
 
 
-def package_of(kind: str, name: str, taken: Mapping[str, object]) -> str:
+def package_of(kind: str, name: str, existing: Mapping[str, object]) -> str:
     """The Python package of a name. Raises UsageError for an invalid or taken name; the hint proposes another name."""
     package = name.replace("-", "_")
     if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", name) or len(name) > LONGEST:
@@ -169,7 +169,7 @@ def package_of(kind: str, name: str, taken: Mapping[str, object]) -> str:
             f"letters, digits and single hyphens, at most {LONGEST} characters.",
             f"fedcache new {kind} {shell_word(likely)}",
         )
-    if name in taken:
+    if name in existing:
         raise UsageError(
             f"fedcache has a {kind} called {name}.", f"fedcache new {kind} my-{shell_word(name)}"
         )

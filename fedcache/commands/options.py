@@ -436,17 +436,17 @@ def command(
     def decorate(function: Callable[..., CommandResult]) -> Callable[..., None]:
         hints = typing.get_type_hints(function, include_extras=True)
         accepted = inspect.signature(function).parameters
-        # The parameters that the function declares; this wrapper passes observer, given and as_json.
-        own = [
+        # The parameters that are options or arguments; the wrapper below passes observer, given and as_json.
+        declared = [
             p.replace(annotation=hints[p.name], kind=p.KEYWORD_ONLY)
             for p in accepted.values()
             if p.name not in ("observer", "given", "as_json")
         ]
-        spelled = {p.name: _spelled(p) for p in (*own, *generated)}
-        remote = {p.name for p in own if REMOTE in p.annotation.__metadata__}
+        spelled = {p.name: _spelled(p) for p in (*declared, *generated)}
+        remote = {p.name for p in declared if REMOTE in p.annotation.__metadata__}
         remote |= {item.name for item in items if item.metadata["option"].remote}
 
-        def called(**values: Any) -> None:
+        def wrapper(**values: Any) -> None:
             given = {p.name: values.pop(p.name) for p in generated}
             as_json = values.pop("json")
             for shown in helps:
@@ -458,8 +458,10 @@ def command(
                 for key, value in every_value.items():
                     if key not in ADDRESSES:
                         refuse_remote(value, spelled[key], remote=key in remote)
-                known = {**values, "given": given, "observer": observer, "as_json": as_json}
-                return function(**{key: value for key, value in known.items() if key in accepted})
+                available = {**values, "given": given, "observer": observer, "as_json": as_json}
+                return function(
+                    **{key: value for key, value in available.items() if key in accepted}
+                )
 
             called_as = name
             if not isinstance(called_as, str):
@@ -467,18 +469,20 @@ def command(
             run_command(called_as, as_json, call)
 
         # typer reads the name, the help text and the options from these attributes.
-        called.__name__ = function.__name__
-        called.__doc__ = function.__doc__
-        called.__module__ = __name__
+        wrapper.__name__ = function.__name__
+        wrapper.__doc__ = function.__doc__
+        wrapper.__module__ = __name__
         # Options on computing come last in the help. Some are declared by the function itself.
-        last = [p for p in own if p.annotation.__metadata__[0].rich_help_panel == COMPUTING]
-        first = [p for p in own if p not in last]
-        every = [*first, *generated, *last, json, *helps]
-        called.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined]
-        called.__annotations__ = {p.name: p.annotation for p in every}
+        computing = [
+            p for p in declared if p.annotation.__metadata__[0].rich_help_panel == COMPUTING
+        ]
+        others = [p for p in declared if p not in computing]
+        all_parameters = [*others, *generated, *computing, json, *helps]
+        wrapper.__signature__ = inspect.Signature(all_parameters)  # type: ignore[attr-defined]
+        wrapper.__annotations__ = {p.name: p.annotation for p in all_parameters}
         if within is not None:
-            within.command(str(name).split()[-1])(called)
-        return called
+            within.command(str(name).split()[-1])(wrapper)
+        return wrapper
 
     return decorate
 
@@ -490,17 +494,18 @@ def _switch(name: str, annotation: Any) -> inspect.Parameter:
     )
 
 
-def _spelled(given: inspect.Parameter) -> str:
+def _spelled(declared: inspect.Parameter) -> str:
     """A parameter as a user types it: ``--store``, or ``PATH`` for an argument."""
-    info = given.annotation.__metadata__[0]
+    info = declared.annotation.__metadata__[0]
+    # Within Annotated, typer stores the first name of an option in ``default``.
     for name in map(str, (info.default, *(info.param_decls or ()))):
         if name.startswith("--"):
             return name
-    return given.name.upper()
+    return declared.name.upper()
 
 
 LONGEST_WORDS = 16
-"""Maximum length of the list of an option's words that the help shows instead of its type, in characters."""
+"""Maximum length, in characters, of a list of words (``a|b``) that the help shows in place of an option's type."""
 
 
 def parameter(item: Field[Any]) -> inspect.Parameter:
@@ -574,7 +579,7 @@ def flags_of(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         UsageError for an empty list, and for a value without ``=`` where a ``key=value`` pair is expected.
     """
-    found: dict[str, Any] = {}
+    flags: dict[str, Any] = {}
     for item in fields(kind):
         value = given.get(item.name)
         # None, and a flag that is off, were not given: the file or the default decides.
@@ -587,8 +592,8 @@ def flags_of(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
                 value = pairs(value, option_name(item), split=info.split)
             elif not info.whole:
                 value = split_list(value, option_name(item))
-        found[item.name] = value
-    return found
+        flags[item.name] = value
+    return flags
 
 
 def split_list(values: Sequence[str] | None, name: str = "--backbones") -> tuple[str, ...]:
@@ -626,6 +631,7 @@ def configured(kind: type[C], given: Given, section: Mapping[str, Any] | None = 
     return resolve(kind, section or {}, flags_of(kind, given))
 
 
+# Option -> an example for messages.
 EXAMPLES = {"--sweep": "lr=0.1,0.01", "--set": "lr=0.1"}
 
 
@@ -644,18 +650,18 @@ def pairs(values: Sequence[str] | None, name: str, *, split: bool = False) -> di
     if split:
         given = split_list(values, name)
     for value in given:
-        key, _, rest = (part.strip() for part in value.partition("="))
-        if not key or not rest:
+        key, _, text = (part.strip() for part in value.partition("="))
+        if not key or not text:
             example = EXAMPLES.get(name, "key=value")
             raise UsageError(f"{name} {value!r} is not key=value.", f"For example {name} {example}")
         if key in out:
             hint = "Give one value."
             if name == "--sweep":
-                hint = f"Give all values in one option: {name} {key}={out[key]},{rest}"
+                hint = f"Give all values in one option: {name} {key}={out[key]},{text}"
             if name == "--set":
                 hint = f"Give one value. To train with each value:  fedcache grid --sweep {shell_word(key)}=.."
             raise UsageError(f"{name} {key} is given twice.", hint)
-        out[key] = rest
+        out[key] = text
     return out
 
 
@@ -676,14 +682,14 @@ def partition_config(file: Mapping[str, Mapping[str, Any]], given: Given) -> Par
 
 def scheme_arguments(given: Given) -> dict[str, Any]:
     """The arguments of the scheme that were given, by their own options or by ``--option``."""
-    found = {}
+    arguments = {}
     for item in fields(SchemeArguments):
         value = given.get(item.name)
         if value is not None:
-            found[item.name] = value
+            arguments[item.name] = value
     for key, text in pairs(given.get("options"), "--option").items():
-        found[key.replace("-", "_")] = text
-    return found
+        arguments[key.replace("-", "_")] = text
+    return arguments
 
 
 def one_value(argument: str | None, value: str | None, name: str) -> str | None:

@@ -1,6 +1,6 @@
-"""Output of commands: stdout has the answer, stderr notes and progress.
+"""Output of commands: answers on stdout, notes and progress on stderr.
 
-Also JSON envelopes, tables, and the one place that turns errors into exit codes.
+The module makes JSON envelopes and tables. It is the only place that turns errors into exit codes.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ PIPED = 160
 
 
 class TerminalObserver:
-    """Observer that writes to stderr: notes, warnings, and progress, a live bar or else one line every 10 s."""
+    """Observer that writes notes, warnings and progress to stderr. Progress is a live bar or a line every 10 s."""
 
     def __init__(self, *, as_json: bool = False) -> None:
         self.as_json = as_json
@@ -172,16 +172,18 @@ class TextTable:
         A column is as wide as its longest line. If the table is too wide, the widest columns are narrowed to an equal
         width, but none below its longest word.
         """
-        words, lines = self.needs()
+        longest_words, longest_lines = self.needs()
         # Of n columns, n - 1 have a gap after them. Each edge of the table takes one more character.
-        room = most + 1 - BETWEEN * len(words)
-        widest = max(lines)
-        if sum(words) > room:
+        room = most + 1 - BETWEEN * len(longest_words)
+        widest = max(longest_lines)
+        if sum(longest_words) > room:
             return None
-        made = lines
+        made = longest_lines
         # Lower the limit of all columns by one character at a time.
         while sum(made) > room:
-            made = [max(w, min(n, widest)) for w, n in zip(words, lines, strict=True)]
+            made = [
+                max(w, min(n, widest)) for w, n in zip(longest_words, longest_lines, strict=True)
+            ]
             widest -= 1
         return made
 
@@ -497,20 +499,21 @@ class WorkProgress:
     def _pace(self, now: float) -> list[str]:
         """The rate and the remaining time in words; [] while they are unknown."""
         last = self._last
-        # Configurations that are trained together end a round at the same time, so a part of them gives no rate.
+        # Configurations that are trained together end a round at the same time, so the rate is unknown until
+        # each of them has ended one.
         if last is not None and not last.points_done and self.done < last.points:
             return []
-        then, before = self._window[0]
-        rate = (self.done - before) / max(now - then, 1e-9)
+        window_start, done_before = self._window[0]
+        rate = (self.done - done_before) / max(now - window_start, 1e-9)
         if not rate:
             return []
         # The small number keeps rounding errors of the clock from adding a second.
-        left = math.ceil((self.total - self.done) / rate - 1e-6)
+        seconds_left = math.ceil((self.total - self.done) / rate - 1e-6)
         if rate >= 0.1:
-            fast = f"{rate:,.1f} {self.unit}/s"
+            pace = f"{rate:,.1f} {self.unit}/s"
         else:
-            fast = f"{1 / rate:,.0f} s each"
-        return [fast, f"{left // 60}:{left % 60:02d} left"]
+            pace = f"{1 / rate:,.0f} s each"
+        return [pace, f"{seconds_left // 60}:{seconds_left % 60:02d} left"]
 
 
 def animated() -> bool:

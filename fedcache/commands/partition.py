@@ -1,4 +1,4 @@
-"""``fedcache partition`` and ``fedcache shard``."""
+"""``fedcache partition`` assigns rows to clients, and ``fedcache shard`` writes one store per client."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def table_of_clients(rows: Sequence[ClientRow], clients: int, *, validated: bool
     """The rows of each client; of more than ``SHOWN`` clients, the first ones are shown as examples.
 
     Args:
-        rows: of the first clients, or of all.
+        rows: rows of the first clients, or of all clients.
         clients: number of all clients.
         validated: whether the clients have validation rows.
     """
@@ -197,6 +197,7 @@ def table_of_clients(rows: Sequence[ClientRow], clients: int, *, validated: bool
     cells = []
     for r in rows:
         counts = ""
+        # More classes would make the cell too wide.
         if len(r.counts) <= 20:
             counts = " ".join(map(str, r.counts))
         cell: list[Any] = [r.client, r.train, r.test, r.classes, counts]

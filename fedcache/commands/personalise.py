@@ -1,4 +1,4 @@
-"""``fedcache personalise``: the personal model of a new client."""
+"""``fedcache personalise``: makes the personal model of a new client."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def personalise(observer: TerminalObserver, given: Given, run: RunName) -> Comma
     device = given.get("device") or "auto"
     home = Home.from_environment()
     with stopped_by_signals(observer.note) as stop:
-        found = personalise_run(place, model, request, device, home, observer, stop)
+        personal = personalise_run(place, model, request, device, home, observer, stop)
     trained = ""
-    if found.rounds:
-        trained = f" in {found.rounds} rounds"
-    rows = f"{found.rows:,} rows{trained}"
-    lines = [f"{found.client}: a model of {found.method} from {rows}"]
-    if found.measures is not None:
-        measured = found.measures.all
+    if personal.rounds:
+        trained = f" in {personal.rounds} rounds"
+    rows = f"{personal.rows:,} rows{trained}"
+    lines = [f"{personal.client}: a model of {personal.method} from {rows}"]
+    if personal.measures is not None:
+        measured = personal.measures.all
         interval = ""
         if measured.interval is not None:
             bounds = " to ".join(percent(v) for v in measured.interval)
@@ -52,7 +52,7 @@ def personalise(observer: TerminalObserver, given: Given, run: RunName) -> Comma
         accuracy = percent(measured.accuracy)
         lines.append(f"accuracy {accuracy} %{interval} on {measured.rows:,} test rows of the store")
     lines += [
-        str(found.path),
-        f"Next:  fedcache predict {shell_word(found.path)} photo.jpg",
+        str(personal.path),
+        f"Next:  fedcache predict {shell_word(personal.path)} photo.jpg",
     ]
-    return CommandResult(found.to_dict(), lines)
+    return CommandResult(personal.to_dict(), lines)

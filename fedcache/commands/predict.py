@@ -1,4 +1,4 @@
-"""``fedcache predict``: classes of new images, texts or embeddings."""
+"""``fedcache predict``: classifies new images, texts or embeddings."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ from fedcache.report.find_runs import find_one
 from fedcache.runs.directory import is_of_run
 from fedcache.store.manifest import was_store
 
-COMPUTED = worded(
+# Options of the extraction of features.
+EXTRACTION = worded(
     pick(ExtractConfig, "device", "batch", "workers", "threads", "follow_links"),
     "batch",
     default=BATCH_OF_THE_RUN,
@@ -52,7 +53,7 @@ RunName = Annotated[
 ]
 
 
-@command("predict", COMPUTED, pick(ModelOptions), pick(PredictOptions))
+@command("predict", EXTRACTION, pick(ModelOptions), pick(PredictOptions))
 def predict(
     observer: TerminalObserver,
     given: Given,
@@ -75,8 +76,8 @@ def predict(
     model = configured(ModelOptions, given)
     rows = configured(PredictOptions, given)
     config = configured(ExtractConfig, given)
-    places = {"IMAGE": images, "--store": rows.store, "--embeddings": rows.embeddings}
-    check_one_named(places, "the data to classify", "fedcache predict RUN photo.jpg")
+    inputs = {"IMAGE": images, "--store": rows.store, "--embeddings": rows.embeddings}
+    check_one_named(inputs, "the data to classify", "fedcache predict RUN photo.jpg")
     if rows.split != "all" and rows.store is None:
         raise UsageError("--split needs --store.", "Leave --split out.")
     out = given["out"]
@@ -93,11 +94,11 @@ def predict(
         predictions = predict_run.predict_rows(
             predictor, images or (), model, rows, config, home, observer, stop
         )
-        found = answer.counting(predictions)
+        counted = answer.counting(predictions)
         if out is not None:
-            write_predictions(out, found, rows.top)
+            write_predictions(out, counted, rows.top)
         # The generator computes and counts rows as they are read, and without -o nothing has read them yet.
-        deque(found, maxlen=0)
+        deque(counted, maxlen=0)
     return predictions_answer(answer, rows.top, out, calibrated=predictor.calibrated)
 
 
@@ -124,11 +125,17 @@ class Answer:
             yield row
 
 
-def check_one_named(places: Mapping[str, object], what: str, example: str) -> None:
-    """Check that exactly one of the options that name the rows is given. Raises UsageError."""
-    given = [name for name, value in places.items() if value]
+def check_one_named(inputs: Mapping[str, object], what: str, example: str) -> None:
+    """Check that exactly one of the options that name the rows is given. Raises UsageError.
+
+    Args:
+        inputs: option -> its value; an empty value was not given.
+        what: the rows in words, for the message.
+        example: a correct command.
+    """
+    given = [name for name, value in inputs.items() if value]
     if len(given) != 1:
-        *others, last = places
+        *others, last = inputs
         options = ", ".join(others)
         found = " and ".join(given) or "none"
         raise UsageError(
@@ -174,21 +181,21 @@ def check_apart(
     files_read = [*model.weights.values(), *files]
     read = [place, *(Path(path).expanduser() for path in files_read if path is not None)]
     if target in [path.resolve() for path in read]:
-        what = "an input of this command"
+        overwritten = "an input of this command"
     elif owned:
-        what = "a file of a run or of a store"
+        overwritten = "a file of a run or of a store"
     else:
         return
-    raise UsageError(f"-o {out} would overwrite {what}.", "Choose another file for -o.")
+    raise UsageError(f"-o {out} would overwrite {overwritten}.", "Choose another file for -o.")
 
 
 def _is_owned(file: Path) -> bool:
     """Whether a file is inside a store, or one of the files that fedcache wrote into the directory of a run."""
-    name_of_run = is_of_run(file.name)
+    is_run_file = is_of_run(file.name)
     for above in file.parents:
         if was_store(above):
             return True
-        if name_of_run and (above / "result.json").is_file():
+        if is_run_file and (above / "result.json").is_file():
             return True
     return False
 

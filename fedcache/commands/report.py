@@ -1,4 +1,4 @@
-"""``fedcache report``: one HTML file about runs."""
+"""``fedcache report``: writes one HTML file about runs."""
 
 from __future__ import annotations
 

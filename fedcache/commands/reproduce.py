@@ -1,4 +1,4 @@
-"""``fedcache reproduce``: published tables and figures next to measured values."""
+"""``fedcache reproduce``: measures the values of published tables and figures, and shows both side by side."""
 
 from __future__ import annotations
 
@@ -123,10 +123,10 @@ def reproduce(
     """
     if what in ("list", "info"):
         # Options that only a run has. ``engine`` is never None: it was given if it is not the default.
-        others = {"ray_address": ray_address, "runs": runs, "out": out}
+        run_options = {"ray_address": ray_address, "runs": runs, "out": out}
         if engine != "local":
-            others = {"engine": engine, **others}
-        refuse_options(what, {**given, **others})
+            run_options = {"engine": engine, **run_options}
+        refuse_options(what, {**given, **run_options})
     if what == "list":
         if name is not None:
             raise UsageError(
@@ -158,7 +158,7 @@ def reproduce(
                 f"For example --out {page}",
             )
     flags = {**flags_of(DepartureOptions, given), **flags_of(ExtractConfig, given)}
-    # --on and --only take another form below: arguments of the study, or fields of the ``Options`` of a table.
+    # --on and --only are converted separately: the study takes them as arguments, a table as fields of ``Options``.
     on = flags.pop("on", ())
     only = only_labels(given["only"])
     device = given["device"] or "auto"
@@ -168,7 +168,7 @@ def reproduce(
             raise UsageError(
                 f"{what} trains in this process, not on {engine}.", "Leave --engine out."
             )
-        # {} replaces the words of --only, which ``chosen_study`` applies.
+        # ``flags`` may hold the raw values of --only. ``chosen_study`` applies --only, so ``Options`` gets none.
         flags |= {"only": {}, "device": device}
         options = Options(**flags)
         study = frozen_bench.chosen_study(on, only, options)
@@ -192,7 +192,7 @@ def refuse_options(what: str, given: dict[str, Any]) -> None:
     """Refuse options of a run for ``list`` and ``info``, which would ignore them. Raises UsageError."""
     options = []
     for name, value in given.items():
-        # The values of options that were not given.
+        # None and [] mean that the option was not given.
         if value not in (None, []):
             option = name.replace("_", "-")
             options.append(f"--{option}")
@@ -206,18 +206,18 @@ def refuse_options(what: str, given: dict[str, Any]) -> None:
 
 def only_labels(values: list[str] | None) -> dict[str, tuple[str, ...]]:
     """Label of ``--only`` -> its allowed values."""
-    found: dict[str, tuple[str, ...]] = {}
+    labels: dict[str, tuple[str, ...]] = {}
     for value in values or ():
-        # One LABEL=VALUE at a time: of a repeated label, ``pairs`` would return only the last value.
-        for label, listed in pairs([value], "--only").items():
-            found[label] = (*found.get(label, ()), listed)
-    return found
+        # One LABEL=VALUE at a time, because ``pairs`` refuses a repeated label.
+        for label, allowed in pairs([value], "--only").items():
+            labels[label] = (*labels.get(label, ()), allowed)
+    return labels
 
 
 def list_entries() -> CommandResult:
     """The answer of ``reproduce list``: every entry, and what it lacks on this machine."""
     checker = RequirementCheck(Home.from_environment())
-    found = []
+    entries = []
     rows = []
     # (kind, name) of a requirement that is missing -> (reason, command that gets it).
     commands: dict[tuple[str, str], tuple[str, str]] = {}
@@ -237,7 +237,7 @@ def list_entries() -> CommandResult:
             why = need.why.split(" Looked at:")[0]
             command = need.command.split(" Ready now:")[0]
             commands[need.kind, need.name] = (why, command)
-        found.append(
+        entries.append(
             {
                 "name": entry.name,
                 "title": entry.title,
@@ -262,7 +262,7 @@ def list_entries() -> CommandResult:
         shown.append(TextTable("How to get it", ("", "missing", "found", "command"), lines))
     last = "Without the paper's data or weights:  fedcache reproduce fedpcl-table5 --on digits --backbones glyph-clip"
     return CommandResult(
-        {"entries": found}, [last, frozen_bench.list_sentence()], renderables=shown, listing=True
+        {"entries": entries}, [last, frozen_bench.list_sentence()], renderables=shown, listing=True
     )
 
 
@@ -333,7 +333,7 @@ def run_entry(
         )
     if out is not None:
         write_output(out, render.markdown(report).encode())
-    # The columns from "got" on hold numbers.
+    # The column "got" and all columns after it hold numbers.
     columns = render.columns(report)
     right = columns[columns.index("got") :]
     shown = TextTable(render.title(report), columns, render.rows(report), right=right)

@@ -1,4 +1,4 @@
-"""``fedcache runs``: list and show stored results, show what differs, tag and remove runs."""
+"""``fedcache runs``: lists, shows, compares, tags and removes stored results."""
 
 from __future__ import annotations
 
@@ -130,26 +130,26 @@ def list_answer(
     observer: TerminalObserver, names: list[str], root: Path, condition: RunFilter
 ) -> CommandResult:
     """The answer of ``runs list``."""
-    found = listed(names, root, condition)
-    for left in found.problems:
-        observer.warn(f"{left.sentence} {left.hint}")
-    for lost in found.tags_lost:
-        observer.warn(lost)
+    matched = listed(names, root, condition)
+    for omitted in matched.problems:
+        observer.warn(f"{omitted.sentence} {omitted.hint}")
+    for problem in matched.tags_lost:
+        observer.warn(problem)
     shown = []
     lines = []
-    if found.entries:
-        shown.append(_table_of_runs(found.entries))
+    if matched.entries:
+        shown.append(_table_of_runs(matched.entries))
     elif every_run([], root):
         lines = ["No run matches.", "fedcache runs list"]
     else:
         lines = [f"No result under {root} yet.", "fedcache train fed3r"]
-    left_out = [{"path": str(e.path), "why": e.why, "hint": e.hint} for e in found.problems]
+    left_out = [{"path": str(e.path), "why": e.why, "hint": e.hint} for e in matched.problems]
     data = {
-        "entries": found.entries,
+        "entries": matched.entries,
         "left_out": left_out,
-        "held_out": [_means(group) for group in found.groups],
+        "held_out": [_means(group) for group in matched.groups],
     }
-    shown += [_means_table(group) for group in found.groups]
+    shown += [_means_table(group) for group in matched.groups]
     return CommandResult(data, lines, renderables=shown, listing=True)
 
 
@@ -306,8 +306,10 @@ def runs_diff(names: RunNames, root: RunsDirectory = None) -> CommandResult:
     settings = different([settings_of(e) for e in entries])
     figures = different([figures_of(e) for e in entries])
     data: dict[str, Any] = {"runs": digests}
-    for what, found in (("settings", settings), ("figures", figures)):
-        data[what] = {k: dict(zip(digests, values, strict=True)) for k, values in found.items()}
+    for kind, rows_of_kind in (("settings", settings), ("figures", figures)):
+        data[kind] = {
+            k: dict(zip(digests, values, strict=True)) for k, values in rows_of_kind.items()
+        }
     heads = [f"{e.digest[:8]} {e.method}" for e in entries]
     tables = []
     lines = []
@@ -355,24 +357,24 @@ def runs_rm(
     Example: fedcache runs rm 3f9c tag:tried --yes
     """
     folder = runs_directory(root)
-    found = {one.path: one for one in every_run(names, folder)}
-    planned = [plan_removal(path) for path in found]
+    entries = {run.path: run for run in every_run(names, folder)}
+    planned = [plan_removal(path) for path in entries]
     # Before asking for confirmation, note what is removed and what is kept.
-    size = sum(one.bytes for one in planned)
+    size = sum(removal.bytes for removal in planned)
     total = f"{counted(len(planned), 'run')}, {size / 1e6:,.2f} MB"
-    for one in planned:
-        entry = found[one.path]
-        name = one.path.name
+    for removal in planned:
+        entry = entries[removal.path]
+        name = removal.path.name
         words = state_of(entry)
         if isinstance(entry, StoredRun):
             accuracy = percent(entry.result["accuracy"]["mean"])
             words = f"{entry.method}, {accuracy} %"
-        megabytes = one.bytes / 1e6
+        megabytes = removal.bytes / 1e6
         observer.note(f"{name}  {words}  {megabytes:,.2f} MB")
-        if one.kept:
-            kept = ", ".join(one.kept)
+        if removal.kept:
+            kept = ", ".join(removal.kept)
             observer.warn(f"{name} also holds files that are not of the run and are kept: {kept}.")
-        users = ", ".join(partitions_named(one.path, found))
+        users = ", ".join(partitions_named(removal.path, entries))
         if users:
             observer.warn(
                 f"{users} cannot be trained again after the removal, because config.toml names a partition "
@@ -382,7 +384,7 @@ def runs_rm(
             observer.note(
                 f"The privacy that {name} spent stays in the ledger (fedcache ls --privacy)."
             )
-    data = {"removed": [str(one.path) for one in planned], "bytes": size}
+    data = {"removed": [str(removal.path) for removal in planned], "bytes": size}
     # Without --yes a person has to answer; a script without --yes removes nothing.
     if not yes and not _confirmed(f"Remove {total}? [y/N] ", names, as_json):
         return CommandResult({"removed": [], "bytes": 0}, ["Nothing was removed."])
@@ -450,20 +452,20 @@ def runs_tag(
 
 def _tags_answer(folder: Path) -> CommandResult:
     """The answer of ``runs tag`` without a tag: every tag and its runs."""
-    found: dict[str, list[str]] = {}
+    runs_of: dict[str, list[str]] = {}
     # Tags are stored with the runs, so every run is read.
     for one in every_run([], folder):
         for tag in tags_of(one.path):
-            found.setdefault(tag, []).append(one.path.name)
+            runs_of.setdefault(tag, []).append(one.path.name)
     rows = []
-    for tag, names in sorted(found.items()):
+    for tag, names in sorted(runs_of.items()):
         rows.append((tag, len(names), " ".join(name[:8] for name in names)))
     if not rows:
         return CommandResult(
-            {"tags": found}, ["No run has a tag.", "fedcache runs tag baseline RUN"], listing=True
+            {"tags": runs_of}, ["No run has a tag.", "fedcache runs tag baseline RUN"], listing=True
         )
     shown = [TextTable("", ("tag", "runs", "which"), rows, right=("runs",))]
-    return CommandResult({"tags": found}, renderables=shown, listing=True)
+    return CommandResult({"tags": runs_of}, renderables=shown, listing=True)
 
 
 def _figure(name: str, value: Any) -> str:

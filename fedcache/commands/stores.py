@@ -148,9 +148,9 @@ def list_privacy(observer: TerminalObserver) -> CommandResult:
     for entry in gather([], home.runs).entries:
         cost = entry.result.get("trust", {}).get("privacy", {})
         run = entry.result["digest"][:16]
-        made = {(run, seed) for seed in entry.result["seeds"]}
+        drawn = {(run, seed) for seed in entry.result["seeds"]}
         is_private = cost.get("noise") and not cost.get("simulation", True)
-        if is_private and not made <= known:
+        if is_private and not drawn <= known:
             observer.warn(
                 f"The run {run} drew noise that is not in the ledger. Lines of the ledger are missing, or the "
                 "run was trained under another FEDCACHE_HOME. More privacy was spent than this list shows."
@@ -159,10 +159,10 @@ def list_privacy(observer: TerminalObserver) -> CommandResult:
     spent = totals(releases)
     of_datasets = totals_of_datasets(releases)
     several = [t for t in of_datasets if t.partitions > 1]
-    named: list[tuple[Any, str, str]] = [(t, t.partition[:8], f"{t.clients:,}") for t in spent]
-    named += [(t, f"all {t.partitions:,}", "") for t in several]
+    labelled: list[tuple[Any, str, str]] = [(t, t.partition[:8], f"{t.clients:,}") for t in spent]
+    labelled += [(t, f"all {t.partitions:,}", "") for t in several]
     rows = []
-    for t, partition, clients in named:
+    for t, partition, clients in labelled:
         counts = [f"{count:,}" for count in (t.runs, t.releases, t.rounds)]
         delta = f"{t.delta:g}"
         rows.append((t.dataset, partition, clients, *counts, delta, epsilon_words(t)))
@@ -491,17 +491,17 @@ def gc(
     for name in chosen:
         if name not in KINDS:
             raise unknown("--kind", name, KINDS)
-    found = find_garbage(Home.from_environment(), chosen, idle_days=days)
-    if not found:
+    garbage = find_garbage(Home.from_environment(), chosen, idle_days=days)
+    if not garbage:
         line = f"Nothing to delete among {', '.join(chosen)}."
         return CommandResult({"garbage": [], "bytes": 0, "deleted": delete}, [line])
-    total = sum(g.bytes for g in found)
-    size = f"{counted(len(found), 'item')}, {total / 1e6:,.1f} MB"
-    data = {"garbage": [g.to_dict() for g in found], "bytes": total, "deleted": delete}
-    rows = [(str(g.path), g.kind, g.why, f"{g.bytes / 1e6:,.1f}") for g in found]
+    total = sum(g.bytes for g in garbage)
+    size = f"{counted(len(garbage), 'item')}, {total / 1e6:,.1f} MB"
+    data = {"garbage": [g.to_dict() for g in garbage], "bytes": total, "deleted": delete}
+    rows = [(str(g.path), g.kind, g.why, f"{g.bytes / 1e6:,.1f}") for g in garbage]
     shown = TextTable("", ("path", "kind", "why", "MB"), rows, right=("MB",))
     if delete:
-        remove(found)
+        remove(garbage)
         return CommandResult(data, [f"Deleted {size}."], renderables=[shown])
     # The command that deletes exactly the listed files.
     words = ["fedcache", "gc"]

@@ -1,4 +1,4 @@
-"""``fedcache train`` and ``fedcache grid``: the options, and the answers with the results."""
+"""``fedcache train`` and ``fedcache grid``: read the options, train, and describe the results."""
 
 from __future__ import annotations
 
@@ -106,6 +106,7 @@ def answer_lines(done: Run, *, verbose: bool = False) -> list[str]:
     preset = result["preset"]
     fidelity = result["fidelity"]
     name = f"{run.method} ({preset}, {fidelity})"
+    # Number of updates for a step of the server; None for training in rounds.
     buffer = result.get("timing", {}).get("asynchronous")
     length = counted(result["rounds"], "round")
     if buffer is not None:
@@ -127,9 +128,9 @@ def answer_lines(done: Run, *, verbose: bool = False) -> list[str]:
     prior = result["accuracy"].get("client_prior")
     if prior is not None:
         shown = {name: percent(value) for name, value in prior.items()}
-        own = "own test rows {own_rows} % without and {own_rows_with_prior} % with the prior"
-        whole = "all test rows {all_rows} % without and {all_rows_with_prior} % with the prior"
-        notes.append(f"Client prior: {own}; {whole}.".format(**shown))
+        for_own = "own test rows {own_rows} % without and {own_rows_with_prior} % with the prior"
+        for_all = "all test rows {all_rows} % without and {all_rows_with_prior} % with the prior"
+        notes.append(f"Client prior: {for_own}; {for_all}.".format(**shown))
     notes += describe_trust(result.get("trust", {}))
     notes.append(cost_words(run))
     lines += [f"  {note}" for note in notes]
@@ -154,9 +155,9 @@ def accuracy_words(run: StoredRun) -> str:
         words += f", {PROTOCOLS[protocol]}"
     validation = run.result.get("validation")
     if validation is not None:
-        chosen_by = percent(validation["mean"])
+        on_validation = percent(validation["mean"])
         rows = validation["rows"]
-        words += f"; {chosen_by} % on {rows:,} validation rows"
+        words += f"; {on_validation} % on {rows:,} validation rows"
     zero_shot = accuracy.get("zero_shot")
     if zero_shot is not None:
         words += f"; zero-shot (no training) {percent(zero_shot)} %"
@@ -320,14 +321,14 @@ def held_out_answer(done: Grid, rows: Sequence[HeldOut], *, verbose: bool = Fals
     shown = TextTable("accuracy % on each held-out value (rows)", columns, cells, right=columns[1:])
     lines = [points_line(done)]
     if best.mean is not None:
-        what = "Best by mean test accuracy (no validation split)"
+        choice = "Best by mean test accuracy (no validation split)"
         if done.by_validation:
-            what = "Best by mean validation accuracy"
+            choice = "Best by mean validation accuracy"
         again = ""
         if trained_again:
             again = f", trained again on all rows {trained_again[best.words]} %"
         figures = f"{percent(best.mean)} %{again}"
-        lines.append(f"{what} over {len(values)} held-out values: {best.words}  {figures}")
+        lines.append(f"{choice} over {len(values)} held-out values: {best.words}  {figures}")
         if done.tie:
             lines.append(done.tie)
         lines += weight_lines(counts)
@@ -407,14 +408,14 @@ def search_lines(done: Grid) -> list[str]:
 
 
 def _unlike_seeds(done: Grid) -> str | None:
-    """A sentence if some points of a grid were trained before with more seeds than the command names."""
+    """A sentence if some points were trained with more seeds by an earlier command than by this one; else None."""
     seeds = [set(p.run.result["seeds"]) for p in done.points]
-    every = set[int]().union(*seeds)
-    if all(one == every for one in seeds):
+    all_seeds = set[int]().union(*seeds)
+    if all(of_point == all_seeds for of_point in seeds):
         return None
     return (
         "Configurations have different seeds, because some runs were trained with more seeds before. To "
-        f"compare all on equal seeds: --seeds {seeds_text(every)}"
+        f"compare all on equal seeds: --seeds {seeds_text(all_seeds)}"
     )
 
 
@@ -439,13 +440,13 @@ def grid_answer(done: Grid, sweeps: Sequence[str], *, verbose: bool = False) -> 
     trained_again = _retrained(done)
     # The column of the worst 10 % is left out if it only repeats the accuracy.
     with_worst = any(map(_differing_tail, done.points))
-    by = ""
+    by_score = ""
     if done.scored_by != "own":
-        by = f" ({done.scored_by})"
+        by_score = f" ({done.scored_by})"
     columns = ["method", *sweeps]
     if done.by_validation:
         columns.append("validation %")
-    columns.append(f"accuracy %{by}")
+    columns.append(f"accuracy %{by_score}")
     if trained_again:
         columns.append(RETRAINED)
     columns.append("std")
@@ -470,13 +471,14 @@ def grid_answer(done: Grid, sweeps: Sequence[str], *, verbose: bool = False) -> 
             seconds = f"{trained:.2f}"
         rows.append([*row, f"{sends:,.0f}", seconds])
     # Points that failed are listed too, with the word "failed" in place of the first figure.
+    # The other two cells are the method and "failed".
     blank = [""] * (len(columns) - len(sweeps) - 2)
     for lost in done.failed:
         settings = [lost.sweep.get(key) for key in sweeps]
         rows.append([lost.method, *settings, "failed", *blank])
     shown = TextTable("", columns, rows, right=columns[1:])
     values = " ".join(f"{key}={value}" for key, value in best.sweep.items())
-    figures = f"{percent(done.score_of(best).mean)} %{by}"
+    figures = f"{percent(done.score_of(best).mean)} %{by_score}"
     if done.by_validation:
         chosen_on = percent(done.figure(best))
         figures = f"{chosen_on} %, on test rows {figures}"
@@ -664,7 +666,7 @@ def grid(
     preset = None
     if options.ready is not None:
         preset = presets.find_preset(options.ready)
-        schemes = requested_schemes(options.sweep, given) or presets.of_file(file)
+        schemes = requested_schemes(options.sweep, given) or presets.scheme_of_file(file)
         note_preset(preset, schemes, observer)
         file = preset.merged_with(file, schemes)
     resolved = train_config(file, given)
@@ -760,12 +762,12 @@ def requested_schemes(sweep: Sequence[str] | None, given: Given) -> tuple[str, .
 def note_preset(
     preset: presets.GridPreset, schemes: Sequence[str], observer: TerminalObserver
 ) -> None:
-    """Note a ready grid's title, and arguments of its schemes that the requested schemes do not have."""
+    """Note which arguments of a ready grid the requested schemes do not have, then the notes of the grid."""
     left_out = preset.unused_arguments(schemes)
     if left_out:
-        own = " or ".join(s for s in preset.schemes if s not in schemes)
+        own_schemes = " or ".join(s for s in preset.schemes if s not in schemes)
         observer.note(
-            f"Arguments of the predefined grid that only its scheme {own} takes are left out: "
+            f"Arguments of the predefined grid that only its scheme {own_schemes} takes are left out: "
             f"{', '.join(left_out)}."
         )
     for note in preset.notes:
@@ -779,7 +781,7 @@ def hold_out_each(
     home: Home,
     observer: TerminalObserver,
 ) -> tuple[dict[str, tuple[str, ...]], PartitionConfig]:
-    """Replace ``--hold-out each`` by a sweep over the values of its column; the new sweeps and partition.
+    """Replace ``--hold-out each`` by a sweep over the values of its column; returns sweeps and partition.
 
     Raises UsageError for a column with one value, and if hold_out is also swept; StoreError where nothing is extracted.
     """
@@ -788,11 +790,11 @@ def hold_out_each(
         raise UsageError(
             "--hold-out each and --sweep hold_out are both given.", "Leave one of them out."
         )
-    least = partition.options.get("min_rows", 1)
-    words = every_value(by, resolved, home, min_rows=least, observer=observer)
+    min_rows = partition.options.get("min_rows", 1)
+    values = every_value(by, resolved, home, min_rows=min_rows, observer=observer)
     options = {**partition.options, "by": by}
     options.pop("hold_out", None)
-    return {**sweeps, "hold_out": words}, replace(partition, options=options)
+    return {**sweeps, "hold_out": values}, replace(partition, options=options)
 
 
 def swept_values(

@@ -1,4 +1,4 @@
-"""``fedcache ui``: stores, runs and grids in the browser."""
+"""``fedcache ui``: shows stores, runs and grids in the browser."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ def ui(
             f"There is no directory {shown.root}.",
             "Give the directory of a fedcache home:  --home DIRECTORY",
         )
-    # The module imports packages of the extra, which are known to be installed only now.
+    # Imported only now, because the module imports the packages that were checked above.
     serve = import_module("fedcache.ui.server").serve
 
     def announce(address: str) -> None:
         observer.note(f"Showing {shown.root}. Press Ctrl-C to stop.")
-        observer.close()  # the server prints nothing from here on, so no line says that it is working
+        observer.close()  # the server prints nothing from here on; a line would say that the command is working
         # With --json, stdout is for the answer at the end.
         stream = sys.stdout
         if observer.as_json:

@@ -103,12 +103,12 @@ def with_pin(text: str, key: str, name: str) -> str:
         if lines:
             lines.append("")
         return "\n".join([*lines, header, line, ""])
-    first = headers.index(header) + 1
-    last = first
-    while last < len(lines) and not lines[last].startswith("["):
-        last += 1
-    kept = [one for one in lines[first:last] if not _names_a_store(one)]
-    return "\n".join([*lines[:first], line, *kept, *lines[last:], ""])
+    start = headers.index(header) + 1
+    end = start
+    while end < len(lines) and not lines[end].startswith("["):
+        end += 1
+    other_lines = [one for one in lines[start:end] if not _names_a_store(one)]
+    return "\n".join([*lines[:start], line, *other_lines, *lines[end:], ""])
 
 
 def _names_a_store(line: str) -> bool:

@@ -29,8 +29,8 @@ def every_value(
 ) -> tuple[str, ...]:
     """The values of a column of the run's store; for the column ``domain`` only the chosen domains.
 
-    A value with less than ``min_rows`` rows is not held out, and the observer gets a note. Raises UsageError for a
-    column with less than two values to hold out, or with more than ``MOST``; StoreError without an extracted store.
+    A value with fewer than ``min_rows`` rows is not held out, and the observer gets a note. Raises UsageError for a
+    column with fewer than two values to hold out, or with more than ``MOST``; StoreError without an extracted store.
     """
     store = need_store(home, path=config.store, dataset=config.dataset)
     column = column_of(store, by)
@@ -46,19 +46,21 @@ def every_value(
     # A ``min_rows`` that is not a whole number is rejected later, by the partition.
     least = whole_number(str(min_rows)) or 0
     if least > 1:
+        # Readable rows (``ok``) that have a value (codes of other rows are negative).
         codes = column.codes[store.column("ok") == 1]
         counts = np.bincount(codes[codes >= 0], minlength=len(column.words))
-        rows = dict(zip(column.words, counts.tolist(), strict=True))
-        every = words
-        words = tuple(word for word in every if rows[word] >= least)
+        rows_of = dict(zip(column.words, counts.tolist(), strict=True))
+        all_words = words
+        words = tuple(word for word in all_words if rows_of[word] >= least)
         if len(words) < 2:
-            second = sorted((rows[word] for word in every), reverse=True)[1]
+            # At least two values have as many rows as the second largest number of rows.
+            second = sorted((rows_of[word] for word in all_words), reverse=True)[1]
             raise UsageError(
                 f"--hold-out each needs at least two values of {by} with {least:,} rows or more, but only "
                 f"{len(words)} have so many.",
                 f"--min-rows {second}",
             )
-        small = [word for word in every if rows[word] < least]
+        small = [word for word in all_words if rows_of[word] < least]
         if small and observer is not None:
             names = ", ".join(small[:NAMED])
             if len(small) > NAMED:
@@ -67,10 +69,10 @@ def every_value(
     if len(words) > MOST:
         without_comma = [word for word in words if "," not in word]
         examples = ",".join(without_comma[:2]) or "VALUE,VALUE"
-        swept = shell_word(f"hold_out={examples}")
+        sweep = shell_word(f"hold_out={examples}")
         raise UsageError(
             f"--hold-out each trains one run per value, but the column {by} has {len(words):,} values. "
             f"At most {MOST} values are held out without naming them.",
-            f"Name the values to hold out in turn:  --by {shell_word(by)} --sweep {swept}",
+            f"Name the values to hold out in turn:  --by {shell_word(by)} --sweep {sweep}",
         )
     return words

@@ -26,6 +26,7 @@ from fedcache.federate.trust.robust_rules import parse_rule
 from fedcache.plugins import PREFIXES
 from fedcache.runs.spec import TIMING_OPTIONS, TRUST_OPTIONS, parse_participation
 
+# Keys of ``--sweep`` that are options of the run or of the partition. All other keys are hyperparameters.
 RUN_KEYS = ("rounds", "participation", "backbones", "domain", *TIMING_OPTIONS, *TRUST_OPTIONS)
 PARTITION_KEYS = (
     "scheme",
@@ -69,8 +70,8 @@ LEAST: dict[str, int | float] = {
 def split_key(key: str) -> tuple[str, str]:
     """The place of a key (run | partition | set) and its name there.
 
-    If a method and a scheme have the same name, ``set.alpha`` is the hyperparameter and ``partition.alpha`` the
-    argument of the scheme.
+    If a method and a scheme both have a parameter ``alpha``, ``set.alpha`` is the hyperparameter of the method and
+    ``partition.alpha`` the argument of the scheme.
     """
     place, dot, name = key.partition(".")
     if dot and place in ("set", "partition"):
@@ -128,12 +129,12 @@ def check_sweeps(methods: Sequence[str], sweeps: Mapping[str, Sequence[str]]) ->
             spellings.setdefault(parsed, []).append(value)
         for words in spellings.values():
             if len(words) > 1:
-                which = "."
+                repeated = "."
                 if words[0] != words[1]:
-                    which = f": {words[0]} and {words[1]}."
+                    repeated = f": {words[0]} and {words[1]}."
                 distinct = ",".join(same[0] for same in spellings.values())
                 raise UsageError(
-                    f"--sweep {key} names a value twice{which}", f"--sweep {key}={distinct}"
+                    f"--sweep {key} names a value twice{repeated}", f"--sweep {key}={distinct}"
                 )
 
 
@@ -153,10 +154,10 @@ def _parsed_by(methods: Sequence[str], key: str, value: str) -> list[tuple[str, 
                     f"--sweep partition.{key}=... for the scheme, or --sweep set.{key}=... for the method",
                 )
         return [("", _partition_value(name, value))]
-    known = list(map(find_method, methods))
+    all_methods = list(map(find_method, methods))
     # If no method has the hyperparameter, ``hparam`` of the first one raises the error.
-    reading = [method for method in known if _has_hyperparameter(method, name)] or known
-    return [(method.name, method.hparam(name).parse(value)) for method in reading]
+    readers = [method for method in all_methods if _has_hyperparameter(method, name)] or all_methods
+    return [(method.name, method.hparam(name).parse(value)) for method in readers]
 
 
 def _has_hyperparameter(method: Method, name: str) -> bool:
@@ -166,11 +167,11 @@ def _has_hyperparameter(method: Method, name: str) -> bool:
 def _number(key: str, value: str) -> int | float:
     """A swept number of ``LEAST``. Raises UsageError for a smaller number and for other words."""
     least = LEAST[key]
-    # For words that are no number it stays NaN, and every comparison with NaN is false.
-    made = math.nan
+    # For a text that is no number, ``number`` stays NaN, and every comparison with NaN is false.
+    number = math.nan
     with suppress(ValueError):
-        made = type(least)(value)
-    if not (made >= least and math.isfinite(made)):
+        number = type(least)(value)
+    if not (number >= least and math.isfinite(number)):
         if isinstance(least, int):
             legal = f"a whole number of at least {least}"
         elif least > 0:
@@ -180,7 +181,7 @@ def _number(key: str, value: str) -> int | float:
         raise UsageError(
             f"--sweep {key}: {value!r} is not {legal}.", f"For example --sweep {key}=1,2"
         )
-    return made
+    return number
 
 
 def _run_value(name: str, value: str) -> Any:
@@ -251,26 +252,26 @@ def combinations(
     """
     distinct = list(dict.fromkeys(methods))
     check_sweeps(distinct, sweeps)
-    made = []
+    points = []
     for method in distinct:
         keys = [key for key in sweeps if method not in (lacking or {}).get(key, ())]
         values_of_keys = [sweeps[key] for key in keys]
         for values in itertools.product(*values_of_keys):
-            made.append((method, dict(zip(keys, values, strict=True))))
-    return made
+            points.append((method, dict(zip(keys, values, strict=True))))
+    return points
 
 
 def point_groups(todo: Sequence[tuple[str, dict[str, str]]]) -> list[list[int]]:
-    """Numbers of the points in groups that differ only in float hyperparameters, in the order of the product."""
+    """Groups of points that differ only in float hyperparameters. Points are numbers, in the order of the product."""
     groups: dict[Any, list[int]] = {}
     for number, (name, sweep) in enumerate(todo):
         floats = {("set", h.name) for h in find_method(name).hparams if h.kind == "float"}
-        others = []
+        in_common = []
         for key, value in sweep.items():
             # ``auto`` is not a number. Points that train together have a number for this hyperparameter.
             if value == "auto" or split_key(key) not in floats:
-                others.append((key, value))
-        groups.setdefault((name, *sorted(others)), []).append(number)
+                in_common.append((key, value))
+        groups.setdefault((name, *sorted(in_common)), []).append(number)
     return list(groups.values())
 
 
@@ -302,5 +303,5 @@ def partition_of_point(
         swept["hold_out"] = (swept["hold_out"],)
     declared = {name: {a.name for a in SCHEMES[name].arguments} for name in schemes}
     of_other_schemes = set().union(*declared.values()) - declared.get(scheme, set())
-    kept = {key: value for key, value in base.options.items() if key not in of_other_schemes}
-    return PartitionConfig(scheme, clients, base.seed, {**kept, **swept})
+    of_base = {key: value for key, value in base.options.items() if key not in of_other_schemes}
+    return PartitionConfig(scheme, clients, base.seed, {**of_base, **swept})

@@ -23,12 +23,12 @@ class GridPreset:
     """A ready-made grid.
 
     Attributes:
-        name: after ``--ready``.
+        name: the name that follows ``--ready``.
         title: the varied settings in words.
         paper: paper and place of the ablation.
-        methods: names.
+        methods: names of the methods.
         sweep: hyperparameter, or argument of the run or partition -> values.
-        notes: shown before it runs.
+        notes: sentences to show before the grid runs.
         train: ``[train]`` of fedcache.toml.
         partition: ``[partition]`` of fedcache.toml.
     """
@@ -44,7 +44,7 @@ class GridPreset:
 
     @property
     def points(self) -> int:
-        """Runs of the product, each over all seeds."""
+        """Number of runs: combinations of methods and swept values. Each run has all seeds."""
         return len(self.methods) * math.prod(map(len, self.sweep.values()))
 
     def to_dict(self) -> dict[str, Any]:
@@ -63,7 +63,7 @@ class GridPreset:
         """The partition schemes that this grid names or sweeps; () if each method takes the scheme of its paper."""
         if "scheme" in self.sweep:
             return tuple(self.sweep["scheme"])
-        return of_file({"partition": self.partition})
+        return scheme_of_file({"partition": self.partition})
 
     def unused_arguments(self, schemes: Sequence[str]) -> tuple[str, ...]:
         """Arguments of this grid's partition that do not apply to the ``schemes`` that a user requests instead."""
@@ -74,7 +74,8 @@ class GridPreset:
             if scheme in SCHEMES:
                 known.update(argument.name for argument in SCHEMES[scheme].arguments)
         unused = list(self.partition.get("options", {}))
-        # Options of another scheme do not apply, even if an option of the requested one has the same name.
+        # If no requested scheme is one of this grid's, none of its options applies, even if names are the same. Else
+        # the options of the requested schemes apply.
         if not set(schemes).isdisjoint(self.schemes):
             unused = [option for option in unused if option not in known]
         if "clients" in self.partition and "clients" not in known:
@@ -87,11 +88,11 @@ class GridPreset:
         """The sections of a configuration file merged with those of this grid; values of the file take precedence.
 
         Args:
-            file: sections.
+            file: sections of the configuration file.
             schemes: schemes that a user requests. If this grid uses none of them, the arguments of its partition are
                 dropped.
         """
-        unused = self.unused_arguments(schemes or of_file(file))
+        unused = self.unused_arguments(schemes or scheme_of_file(file))
         options = dict(self.partition.get("options", {}))
         partition = {**self.partition, "options": options}
         for name in unused:
@@ -106,7 +107,7 @@ class GridPreset:
 def _merged_section(
     mine: Mapping[str, Any], theirs: Mapping[str, Any], table: str
 ) -> dict[str, Any]:
-    """Two sections as one, where ``theirs`` takes precedence key by key; so it does in the nested ``table``."""
+    """Two sections as one: ``theirs`` takes precedence for each key, also for the keys of the nested ``table``."""
     merged = {**mine, **theirs}
     merged.pop(table, None)
     nested = {**mine.get(table, {}), **theirs.get(table, {})}
@@ -115,7 +116,7 @@ def _merged_section(
     return merged
 
 
-def of_file(file: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
+def scheme_of_file(file: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
     """The partition scheme that a configuration file names, if it does."""
     scheme = file.get("partition", {}).get("scheme")
     if scheme is None:

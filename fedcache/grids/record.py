@@ -45,7 +45,8 @@ class GridRecord:
         points = []
         if not search:
             points = [[method, dict(sweep)] for method, sweep in request.points]
-        # No path inside the home is recorded, because a home may be moved.
+        # The directory of the runs, if it is not that of the home: no path inside the home is recorded, because a home
+        # may be moved.
         elsewhere = ""
         if request.runs != request.home.runs:
             elsewhere = str(request.runs.resolve())
@@ -78,8 +79,8 @@ class GridRecord:
     def point_ended(self, number: int, **how: str | int) -> None:
         """Record the end of a point.
 
-        ``how`` is ``run`` (the name of its directory), and for a pruned run also ``pruned`` (its last round); or it is
-        ``error``.
+        ``how`` has ``run`` (the name of the directory), and for a pruned run also ``pruned`` (its last round). For a
+        point without a run, it has only ``error``.
         """
         self._append({"point": number, **how})
 
@@ -120,8 +121,8 @@ def read_record(path: Path) -> dict[str, Any] | None:
     start = lines[0]
     points = [(str(method), dict(sweep)) for method, sweep in start["points"]]
     ends: dict[int, dict[str, Any]] = {}
-    # Later lines replace earlier ones, because a search may forget its last trials and draw their numbers again. It
-    # forgets them before it records an end with their numbers.
+    # Later lines replace earlier ones, because a search may forget its last trials and draw trials with their numbers
+    # again. ``ends`` has none of them: the search forgets a trial before it records the end of this trial.
     end: dict[str, Any] = {}
     for line in lines[1:]:
         if "drawn" in line:
@@ -162,7 +163,7 @@ def command_of_grid(request: GridRequest) -> str:
     words += _changed(search)
     words += option_words(request.config, without=("method",))
     words += option_words(request.partition)
-    others = {
+    further = {
         "--repartition": (request.repartition, False),
         "--no-extract": (not request.extract, False),
         "--exact": (request.exact, False),
@@ -172,7 +173,7 @@ def command_of_grid(request: GridRequest) -> str:
         "--save-clients": (request.save.clients, None),
         "--runs": (request.runs, request.home.runs),
     }
-    words += _changed(others)
+    words += _changed(further)
     return shlex.join(words)
 
 

@@ -38,13 +38,13 @@ class GridRequest:
     """A requested grid.
 
     Attributes:
-        methods: names.
+        methods: names of the methods.
         sweeps: key -> values, as the user wrote them.
         sampling: how points are drawn.
         points: method and swept values of every point.
         config: options of all points, without the swept values.
-        partition: of all points, without its swept arguments.
-        home: with the stores.
+        partition: partition of all points, without its swept arguments.
+        home: the fedcache home, which has the stores.
         runs: directory of results.
         repartition: whether every seed draws its own partition.
         extract: whether to run the extraction that is missing.
@@ -147,18 +147,19 @@ def request_grid(
     """The grid of every combination of methods and swept values, checked before anything runs. Raises UsageError.
 
     ``methods`` are names and ``sweeps`` key -> values, as ``--sweep``; ``sampling`` says how points are drawn, by
-    default all combinations. The others are fields of ``GridRequest``.
+    default all combinations. All other arguments are fields of ``GridRequest``.
     """
     check_score(fields.get("score"))
     sampling = sampling or Sampling()
     search = search_of(sampling, methods, sweeps)
     notes: tuple[str, ...] = ()
     if search is None:
-        every, notes = points_that_differ(methods, sweeps, config)
-        points = sampled(sampling.sampler, every)
+        all_points, notes = points_that_differ(methods, sweeps, config)
+        points = sampled(sampling.sampler, all_points)
     else:
         points = search.corners()
-        # Fewer corners than this contain every value of each list. ``drop_unread`` refuses a key that no point reads.
+        # If there are fewer corners than ``MOST_CHECKED``, none was left out, so they contain every value of each list.
+        # Only then can ``drop_unread`` refuse a key that no point reads.
         if len(points) < MOST_CHECKED:
             drop_unread(points, config)
     request = GridRequest(

@@ -78,8 +78,8 @@ class HeldOut:
         method: its name.
         sweep: swept values, without ``hold_out``.
         accuracy: held-out value -> test accuracy, mean over the seeds.
-        mean: of the accuracies over the values; None if one is missing.
-        validation: mean over the values of the validation accuracy; None if one is missing.
+        mean: mean of the accuracies over the held-out values; None if one is missing.
+        validation: mean of the validation accuracies over the held-out values; None if one is missing.
         rows: held-out value -> number of its test rows.
     """
 
@@ -138,9 +138,9 @@ class Spending:
     """The privacy cost of one run of a grid.
 
     Attributes:
-        dataset: digest.
-        partitions: digests, one for each seed.
-        cost: as ``trust.privacy`` of a result.
+        dataset: digest of the dataset.
+        partitions: digests of the partitions of all seeds.
+        cost: the cost, as in ``trust.privacy`` of a result.
     """
 
     dataset: str
@@ -174,7 +174,7 @@ class Grid:
     """All points of a grid, in the order of the product; damaged and failed points are separate.
 
     Attributes:
-        points: those with a result.
+        points: points with a result.
         damaged: points whose stored run is damaged.
         failed: points whose training failed.
         retrained: with ``--retrain``, the chosen point of each method, trained again on all training rows; one for each
@@ -238,7 +238,7 @@ class Grid:
         return self._raw_std(point)
 
     def _raw_std(self, point: Point) -> float | None:
-        """The stored deviation of the method's own score, or the one of ``scored_by``."""
+        """The standard deviation over seeds: stored for the primary metric (``own``), computed for the other scores."""
         if self.scored_by == "own":
             std: float | None = point.run.result["accuracy"]["std"]
             return std
@@ -269,7 +269,7 @@ class Grid:
         return self.ranked()[0]
 
     def ranked(self) -> list[Point]:
-        """The points by falling ``figure``; ties by method and settings, numbers ascending, then words.
+        """The points by falling ``figure``; ties by method and settings (numbers in ascending order, then words).
 
         The order does not depend on the order in which values are swept.
         """
@@ -303,15 +303,18 @@ class Grid:
 
     def chosen(self) -> list[Point]:
         """The points to train again: of each method the best one, or those of its best row of held-out values."""
-        found: dict[str, list[Point]] = {}
+        # Rows and points are sorted, so the first one of each method is its best.
+        by_method: dict[str, list[Point]] = {}
         for row in self.held_out():
-            if row.method not in found:
+            if row.method not in by_method:
                 of_method = [p for p in self.points if p.method == row.method]
-                found[row.method] = [p for p in of_method if without_hold_out(p.sweep) == row.sweep]
-        if not found:
+                by_method[row.method] = [
+                    p for p in of_method if without_hold_out(p.sweep) == row.sweep
+                ]
+        if not by_method:
             for point in self.ranked():
-                found.setdefault(point.method, [point])
-        return list(itertools.chain(*found.values()))
+                by_method.setdefault(point.method, [point])
+        return list(itertools.chain(*by_method.values()))
 
     def retrained_scores(self) -> dict[str, float | None]:
         """The test accuracy of each setting that was trained again, mean over held-out values, by ``words``."""
@@ -342,11 +345,11 @@ class Grid:
         validation: dict[str, list[float | None]] = {}
         for point in self.points:
             value = point.sweep["hold_out"]
-            rest = without_hold_out(point.sweep)
-            key = point_words(point.method, rest)
+            swept = without_hold_out(point.sweep)
+            key = point_words(point.method, swept)
             if key not in rows:
                 accuracy: dict[str, float | None] = dict.fromkeys(values)
-                rows[key] = HeldOut(point.method, rest, accuracy, None, rows=dict.fromkeys(values))
+                rows[key] = HeldOut(point.method, swept, accuracy, None, rows=dict.fromkeys(values))
             row = rows[key]
             row.accuracy[value] = self.score_of(point).mean
             row.rows[value] = point.run.result["partition"].get("test_rows")
@@ -372,7 +375,7 @@ class Grid:
         models that were trained again on all training rows. Real noise and simulated noise are counted separately.
 
         Returns:
-            for each dataset ``dataset`` (digest), ``points``, ``retrained``, ``seeds`` (of all of them), ``delta``,
+            for each dataset ``dataset`` (digest), ``points``, ``retrained``, ``seeds`` (sum over them), ``delta``,
             ``simulation``, ``epsilon_pld``, ``epsilon_rdp`` and ``unit``, the unit of privacy. It is ``client`` if all
             points have one partition: training again adds validation rows to the same clients. It is ``row`` if the
             partition differs between points or seeds, because each partition gives a row to another client.
@@ -383,20 +386,20 @@ class Grid:
         # Releases of one dataset add up; those of different datasets do not.
         for kind in dict.fromkeys(s.kind for s in of_points):
             dataset, simulation = kind
-            first = [s for s in of_points if s.kind == kind]
+            trained = [s for s in of_points if s.kind == kind]
             again = [s for s in retrained if s.kind == kind]
-            costs = [s.cost for s in first + again]
+            costs = [s.cost for s in trained + again]
             spent = [Spent(c["noise"], counted_share(c), c["rounds"] * c["seeds"]) for c in costs]
             # Epsilons are composed at one delta, the smallest of all.
             delta = min(c["delta"] for c in costs)
-            partitions = set(itertools.chain(*(s.partitions for s in first)))
+            partitions = set(itertools.chain(*(s.partitions for s in trained)))
             unit = "row"
             if len(partitions) == 1:
                 unit = "client"
             facts = {
                 "dataset": dataset,
                 "unit": unit,
-                "points": len(first),
+                "points": len(trained),
                 "retrained": len(again),
                 "seeds": sum(c["seeds"] for c in costs),
                 "delta": delta,
@@ -441,7 +444,7 @@ class Grid:
         return data
 
     def frame(self) -> Any:
-        """pandas columns, one row per point: method, every swept value, accuracy (mean and std over seeds), bytes.
+        """A pandas DataFrame, one row per point: method, every swept value, accuracy (mean and std over seeds), bytes.
 
         Test and validation accuracies are by ``scored_by``.
 
@@ -478,8 +481,8 @@ class Grid:
             # The best point is the first that is trained again.
             again = spread(self.retrained[0].run.result["accuracy"])
             figures += f"; trained again on all training rows: {again}"
-        found = f"{best.words}, {figures}"
-        return f"Grid({many}{without}, {self.chosen_by}: {found})"
+        chosen = f"{best.words}, {figures}"
+        return f"Grid({many}{without}, {self.chosen_by}: {chosen})"
 
     def _swept(self) -> list[str]:
         """The swept keys of all points with a result."""
@@ -499,7 +502,7 @@ class Grid:
         for lost in self.damaged + self.failed:
             values = [lost.sweep.get(key) for key in swept]
             rows.append([lost.method, *values, None, "no result", None, None])
-        # Without validation rows, the column is left out.
+        # Without validation rows, the column ``validation`` is left out.
         if not self.by_validation:
             for row in (heads, *rows):
                 del row[1 + len(swept)]
@@ -512,19 +515,19 @@ def without_effect(points: Sequence[tuple[str, Mapping[str, str], Mapping[str, A
     Args:
         points: method, swept values and result of each.
     """
-    found = []
+    keys = []
     for key in dict.fromkeys(itertools.chain(*(sweep for _, sweep, _ in points))):
         # Figures of points that differ only in this key.
         groups: dict[tuple[Any, ...], list[Any]] = {}
         for name, sweep, result in points:
             if key in sweep:
-                others = [(other, value) for other, value in sweep.items() if other != key]
-                groups.setdefault((name, *others), []).append(_figures(result))
+                other_settings = [(other, value) for other, value in sweep.items() if other != key]
+                groups.setdefault((name, *other_settings), []).append(_figures(result))
         several = [figures for figures in groups.values() if len(figures) > 1]
         equal = [figures.count(figures[0]) == len(figures) for figures in several]
         if several and all(equal):
-            found.append(key)
-    return found
+            keys.append(key)
+    return keys
 
 
 def _figures(result: Mapping[str, Any]) -> list[Any]:

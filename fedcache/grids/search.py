@@ -80,8 +80,8 @@ class Trials:
     """The trials of a search that have ended. Raises CorruptionError for a damaged file of trials.
 
     Args:
-        search: its space and options.
-        folder: of the files; it is created.
+        search: the space and options of the search.
+        folder: folder of the files; it is created.
         eval_every: rounds between scores, the first rung of ASHA.
         fresh: forget the stored trials.
     """
@@ -127,7 +127,8 @@ class Trials:
                     return trial
             seed = self._seed(number, ATTEMPTS)
             study = self._new_study(optuna.samplers.RandomSampler(seed=seed))
-            # Few untried points are left. In a space that can be listed, one of them is chosen.
+            # Few untried points are left. In a space that can be listed, one of them is chosen. ``seed`` is that of one
+            # more draw.
             if self.search.size <= MOST_LISTED:
                 untried = [point for point in self.search.every_point() if point not in tried]
                 method, values = untried[seed % len(untried)]
@@ -137,7 +138,10 @@ class Trials:
             return study.ask(self._distributions)
 
     def end(self, trial: Trial, value: float | None, *, pruned: bool = False, **facts: Any) -> None:
-        """Keep a trial that has ended: with a value if it finished, without one if it was pruned or failed."""
+        """Keep a trial that has ended: with a value if it finished, without one if it was pruned or failed.
+
+        ``facts`` are stored with the trial, such as the name of its run.
+        """
         from optuna.trial import TrialState
 
         state = TrialState.COMPLETE
@@ -198,7 +202,7 @@ class Trials:
         return method, values
 
     def _word(self, key: str, drawn: Any) -> str:
-        """The swept value of a parameter as drawn by Optuna; for ordered values Optuna draws their place."""
+        """The swept value for what Optuna drew: for a list of ordered numbers, Optuna draws the place in this list."""
         kind = self.search.space[key]
         ordered = self.search.ordered(key)
         if isinstance(kind, Range):
@@ -241,12 +245,12 @@ class Trials:
     def _sampler(self, number: int, attempt: int) -> BaseSampler:
         from optuna import samplers
 
-        made = {
+        classes = {
             "tpe": samplers.TPESampler,
             "random": samplers.RandomSampler,
             "gp": samplers.GPSampler,
         }
-        sampler: BaseSampler = made[self.search.sampler](seed=self._seed(number, attempt))
+        sampler: BaseSampler = classes[self.search.sampler](seed=self._seed(number, attempt))
         return sampler
 
     def _new_study(self, sampler: BaseSampler) -> OptunaStudy:
@@ -492,7 +496,7 @@ class SearchRun(GridRun):
 
 
 class EitherStop(Stop):
-    """Request to stop a trial: its own, or the one of the whole search."""
+    """Request to stop a trial: ``own`` for this trial alone, or ``whole`` for the whole search."""
 
     def __init__(self, whole: Stop) -> None:
         self.whole = whole

@@ -1,4 +1,4 @@
-"""Search space of ``--sampler optuna``: values and ranges of ``--sweep``, and the draw of the next point."""
+"""Search space of ``--sampler optuna``: values and ranges of ``--sweep``, and how points are drawn from them."""
 
 from __future__ import annotations
 
@@ -117,9 +117,9 @@ class SearchPlan:
 
     def corners(self) -> list[tuple[str, dict[str, str]]]:
         """At most ``MOST_CHECKED`` points that stand for the space in the checks before the search."""
-        every = itertools.product(self.methods, *self.listed.values())
+        all_corners = itertools.product(self.methods, *self.listed.values())
         points = []
-        for method, *words in itertools.islice(every, MOST_CHECKED):
+        for method, *words in itertools.islice(all_corners, MOST_CHECKED):
             points.append((method, dict(zip(self.space, words, strict=True))))
         return points
 
@@ -129,7 +129,8 @@ def search_of(
 ) -> SearchPlan | None:
     """The requested search; None for a grid whose points are known in advance.
 
-    Raises UsageError for contradictory options; MachineError, with the command that installs it, without Optuna.
+    Raises UsageError for contradictory options; MachineError if Optuna is not installed, with the command
+    that installs it.
     """
     sampler = sampling.sampler
     # Without a search, options and ranges of a search are mistakes.
@@ -202,10 +203,10 @@ def _dimension(
             "Run one search per value, and give the option instead of this --sweep. Or leave --sampler "
             "optuna out.",
         )
-    found = [_ends_of(value) for value in values]
-    if not any(found):
+    ends_of_values = [_ends_of(value) for value in values]
+    if not any(ends_of_values):
         return values
-    ends = found[0]
+    ends = ends_of_values[0]
     if ends is None or len(values) > 1:
         words = ",".join(values)
         raise UsageError(
@@ -213,8 +214,8 @@ def _dimension(
             "Give one range, or a list of values.",
         )
     log, low, high = ends
-    # The types of the key's values: hyperparameters have a type for each method, and options one type. Options that are
-    # not listed here have words as values.
+    # The types of the key's values: hyperparameters have a type for each method, and options one type. An option that
+    # is neither ``participation`` nor in ``LEAST`` has words as values.
     kinds = {"choice"}
     if place == "set":
         kinds = {find_method(method).hparam(name).kind for method in methods}
@@ -233,16 +234,16 @@ def _dimension(
     whole = "int" in kinds or (name == "participation" and whole_ends)
     # ``not low < high`` is true for NaN too.
     if not low < high or (log and low <= 0) or (whole and not whole_ends):
-        what = "numbers"
+        numbers = "numbers"
         example = "log:1e-4..1"
         if whole:
-            what = "whole numbers"
+            numbers = "whole numbers"
             example = "8..64"
         order = "with the lower number first"
         if log:
             order += " and both numbers above 0"
         raise UsageError(
-            f"--sweep {key}={values[0]} is not a range of {what} {order}.",
+            f"--sweep {key}={values[0]} is not a range of {numbers} {order}.",
             f"For example --sweep {key}={example}",
         )
     return Range(low, high, log, whole)

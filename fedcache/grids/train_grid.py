@@ -61,7 +61,7 @@ def check_validation(
 ) -> None:
     """Refuse a grid without validation rows, before any point is trained. Raises UsageError.
 
-    ``why`` is the reason for which they are needed, in words.
+    ``why`` is the beginning of the message: it says why validation rows are needed.
     """
     partitions = grid.prepare(0).partitions.values()
     if any(partition.validation is None for partition in partitions):
@@ -78,8 +78,8 @@ def retrain(grid: GridRun, done: Grid) -> list[Point]:
     run is stored, it is returned. Raises FedcacheError, as ``train``.
     """
     request = grid.request
-    made = []
-    # Every run that is trained here belongs to a best point, so ``best`` keeps all models.
+    retrained = []
+    # Every run that is trained here belongs to a best point, so ``--save-models best`` keeps all models.
     save = SaveModels("all", request.save.clients)
     if request.save.which == "none":
         save = request.save
@@ -95,8 +95,8 @@ def retrain(grid: GridRun, done: Grid) -> list[Point]:
             ),
             GridPosition(f"{point.words}, on all rows"),
         )
-        made.append(Point(point.method, point.sweep, run))
-    return made
+        retrained.append(Point(point.method, point.sweep, run))
+    return retrained
 
 
 class GridEngine(Protocol):
@@ -141,7 +141,7 @@ def grid(
             engine.run_grid(run, jobs)
         elif jobs > 1:
             train_in_processes(run, jobs)
-        # The points that have no result yet: all of them without an engine and processes.
+        # Train the points that have no result yet: all of them, if neither an engine nor processes trained them.
         for group in point_groups(request.points):
             run.train(group)
         done = run.grid()
@@ -154,7 +154,7 @@ def grid_plan(request: GridRequest, observer: Observer | None = None) -> dict[st
     """``--dry-run`` of ``grid`` (and of ``train``, which is a grid of one point). Nothing is extracted or trained.
 
     Returns:
-        for each program, that is for points that are trained together: its execution, the clients and points computed
+        for each program (a group of points that are trained together), its execution, the clients and points computed
         at once, and the peak memory in bytes.
     """
     points = request.points
@@ -171,8 +171,8 @@ def grid_plan(request: GridRequest, observer: Observer | None = None) -> dict[st
             together = 1
         inputs = run.prepare(group[0])
         spec = inputs.resolve(request.config_of(group[0]))
-        execution, found = forecast_run(inputs, spec, together)
-        # ``sequential`` computes one point after another, also where several points are planned together.
+        execution, memory = forecast_run(inputs, spec, together)
+        # ``sequential`` computes one point after another, even if several points are planned together.
         points_at_once = execution.points
         if execution.name == "sequential":
             points_at_once = 1
@@ -183,8 +183,8 @@ def grid_plan(request: GridRequest, observer: Observer | None = None) -> dict[st
                 "execution": execution.name,
                 "clients_at_once": execution.chunk,
                 "points_at_once": points_at_once,
-                "memory": found.to_dict(),
-                "words": found.words(),
+                "memory": memory.to_dict(),
+                "words": memory.words(),
             }
         )
     return {"programs": plans}
@@ -281,16 +281,16 @@ class GridRun:
         configs = [request.config_of(n) for n in group]
         name, sweep = request.points[group[0]]
         words = point_words(name, sweep)
-        others = len(group) - 1
-        if others:
-            words += f" and {others} more that differ in numbers"
+        more = len(group) - 1
+        if more:
+            words += f" and {more} more that differ in numbers"
         first_number = len(self.ended) + 1
         total = len(request.points)
         self.observer.note(
-            Detail(f"Configurations {first_number} to {first_number + others} of {total}: {words}")
+            Detail(f"Configurations {first_number} to {first_number + more} of {total}: {words}")
         )
         try:
-            first = self.prepare(group[0])
+            shared = self.prepare(group[0])
         except FedcacheError as error:
             if error.code is not Exit.FEDERATED:
                 raise
@@ -300,13 +300,13 @@ class GridRun:
             return
         sharing = ""
         if not request.exact:
-            sharing = self._sharing(first, configs)
+            sharing = self._sharing(shared, configs)
         # Points that share work are trained together; the others one after another.
         if sharing:
             self.observer.note(Detail(f"{sharing} (--exact trains one by one)."))
             points = []
             for n, config in zip(group, configs, strict=True):
-                inputs = first.with_settings_of(config)
+                inputs = shared.with_settings_of(config)
                 points.append(PreparedPoint(inputs, config, self.position_of(n)))
             train_together(
                 points,
@@ -317,7 +317,7 @@ class GridRun:
             return
         for n, config in zip(group, configs, strict=True):
             try:
-                inputs = first.with_settings_of(config)
+                inputs = shared.with_settings_of(config)
                 run = self.train_alone(n, inputs, self.observer, self.stop)
             except FedcacheError as error:
                 if not ends_one_run(error):
@@ -371,12 +371,12 @@ class GridRun:
         if mean is not None and mean > self._best:
             self._best = mean
             words = self.request.words_of(number)
-            what = "test"
+            split = "test"
             if has_validation([out.result]):
-                what = "validation"
+                split = "validation"
             count = f"{len(self.ended)} of {self.total} configurations"
             self.observer.note(
-                Detail(f"Highest {what} accuracy so far, {count}: {words}  {100 * mean:.2f} %")
+                Detail(f"Highest {split} accuracy so far, {count}: {words}  {100 * mean:.2f} %")
             )
 
     def recorded(self, number: int, **how: str | int) -> None:
@@ -386,7 +386,7 @@ class GridRun:
 
     def spent_without_result(self) -> list[Spending]:
         """The privacy cost of points that were pruned, failed or are damaged: some of their rounds may be published."""
-        found = []
+        spent = []
         for number in range(len(self.request.points)):
             config = self.request.config_of(number)
             if not config.dp_noise or isinstance(self.ended.get(number), Run):
@@ -399,8 +399,8 @@ class GridRun:
                 continue
             partitions = tuple(inputs.partitions[seed].digest for seed in spec.seeds)
             cost = spec.privacy_cost(len(inputs.clients))
-            found.append(Spending(str(inputs.dataset["digest"]), partitions, cost))
-        return found
+            spent.append(Spending(str(inputs.dataset["digest"]), partitions, cost))
+        return spent
 
     def grid(self) -> Grid:
         """The result. Raises CorruptionError or FederatedRunError if no point has a result."""

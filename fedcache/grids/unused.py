@@ -1,4 +1,4 @@
-"""Swept values without effect: of hyperparameters that a method lacks, or that another hyperparameter switches off."""
+"""Removal of swept values without effect: the method lacks the hyperparameter, or another one switches it off."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def methods_without(methods: Sequence[str], keys: Sequence[str]) -> dict[str, li
 
     Keys that no method has are left out here. They are rejected by name when a method resolves them.
     """
-    found = {}
+    lacking_by_key = {}
     for key in keys:
         place, name = split_key(key)
         if place != "set":
@@ -30,8 +30,8 @@ def methods_without(methods: Sequence[str], keys: Sequence[str]) -> dict[str, li
             if name not in declared:
                 lacking.append(method)
         if lacking and len(lacking) < len(methods):
-            found[key] = lacking
-    return found
+            lacking_by_key[key] = lacking
+    return lacking_by_key
 
 
 def settings_for(
@@ -75,7 +75,7 @@ def drop_unread(
     """
     unread: dict[str, str] = {}
     read: set[str] = set()
-    kept: list[GridPoint] = []
+    reduced: list[GridPoint] = []
     for name, sweep in points:
         method = find_method(name)
         settings = {**config.set, **values_of_place(sweep, "set")}
@@ -92,7 +92,7 @@ def drop_unread(
             if why:
                 unread[key] = why
                 del remaining[key]
-        kept.append((name, remaining))
+        reduced.append((name, remaining))
         read.update(remaining)
     for key, why in unread.items():
         if key not in read:
@@ -103,4 +103,4 @@ def drop_unread(
                 "Leave this --sweep out, or change the hyperparameter that disables it:  fedcache methods info "
                 f"{method_name}",
             )
-    return kept, unread
+    return reduced, unread
