@@ -291,7 +291,7 @@ def counts_or_error(scheme: Scheme, args: Values, streams: Streams, rule_of: Rul
         scheme: for the message.
         args: resolved arguments; must hold ``alpha``.
         streams: the search draws from ``shares``.
-        rule_of: the rule of these arguments, and of others, to look for some that work.
+        rule_of: gives the rule of these arguments, and of others in the search for arguments that work.
 
     Raises:
         InfeasibleError: naming the size of the smallest client in the best draw, and arguments that work with the same
@@ -317,6 +317,7 @@ def counts_or_error(scheme: Scheme, args: Values, streams: Streams, rule_of: Rul
         filled["clients"] = most
         if tries and not args.get("fill"):
             instead = _fewer_clients(scheme, args, streams, rule_of, most)
+        # With fewer clients there may also be fewer rows to assign.
         can_fill = can_fill and most > 0 and _has_rows(rule_of({**args, "clients": most}))
     else:
         if args.get("fill"):
@@ -340,12 +341,12 @@ def counts_or_error(scheme: Scheme, args: Values, streams: Streams, rule_of: Rul
             instead = instead or _fewer_clients(scheme, args, streams, rule_of, most)
     hints = []
     if instead:
-        what = f"smallest alpha found to work is {instead.get('alpha')}"
+        working = f"smallest alpha found to work is {instead.get('alpha')}"
         if "clients" in instead:
-            what = f"largest number of clients found to work is {instead['clients']}"
+            working = f"largest number of clients found to work is {instead['clients']}"
         instead = _with_derived(scheme, args, instead)
         command = scheme.command({**args, **instead}, streams.seed)
-        hints.append(f"With this seed the {what}:  {command}")
+        hints.append(f"With this seed the {working}:  {command}")
     if can_fill:
         filled = _with_derived(scheme, args, filled)
         command = scheme.command({**args, **filled}, streams.seed)
@@ -586,7 +587,10 @@ def _enough_shots(args: Values, least: int) -> int:
 
 
 def _domains(scheme: Scheme, pool: RowPool) -> tuple[int, ...]:
-    """The chosen domains. Raises InfeasibleError for fewer than two, and for a domain without training or test rows."""
+    """The chosen domains. Raises InfeasibleError for fewer than two, and for a domain without training or test rows.
+
+    The errors have no hint, because ``partition.make`` looks for other arguments.
+    """
     names = _domain_names(pool)
     if len(names) < 2:
         found = ", ".join(names) or "none"
@@ -638,7 +642,7 @@ def _first_names(names: Sequence[str]) -> str:
 
 
 def _with_ratio(args: Values) -> Values:
-    """The ratios of drawn rows to training rows of the released code. More clients have a smaller ratio."""
+    """The arguments with ``ratio``, drawn rows to training rows, as in the released code: smaller for more clients."""
     if args["ratio"] is not None:
         return args
     clients = count_of(args, "clients")

@@ -83,8 +83,8 @@ def of_splits(
     for part, code in zip(PARTS, (TRAIN, TEST, VALIDATION), strict=True):
         rows = np.flatnonzero(usable & (split == code))
         lists = RowLists.by_owner(rows, ids.codes[rows], len(ids.words))
-        for word, own in zip(ids.words, lists, strict=True):
-            clients[word][part] = own
+        for word, of_client in zip(ids.words, lists, strict=True):
+            clients[word][part] = of_client
     for name, held in clients.items():
         train = len(held["train"])
         test = len(held["test"])
@@ -122,8 +122,8 @@ def of_rows(columns: Columns, clients: Mapping[str, Any], validation: object = N
     ok = columns.ok.astype(bool)
     for key, given in clients.items():
         name = str(key)
-        own, tested, validated = _parts(name, given)
-        train[name] = _rows(name, own, rows)
+        training, tested, validated = _parts(name, given)
+        train[name] = _rows(name, training, rows)
         tests[name] = None
         if tested is not None:
             tests[name] = _rows(name, tested, rows)
@@ -141,7 +141,7 @@ def of_rows(columns: Columns, clients: Mapping[str, Any], validation: object = N
     if len(sorted_once(trained)) < len(trained):
         values, counts = np.unique(trained, return_counts=True)
         row = int(values[counts > 1][0])
-        owners = [repr(name) for name, own in train.items() if row in own]
+        owners = [repr(name) for name, of_client in train.items() if row in of_client]
         both = " and ".join(owners)
         raise UsageError(
             f"Row {row} is given to {both}.",
@@ -168,13 +168,13 @@ def of_rows(columns: Columns, clients: Mapping[str, Any], validation: object = N
         common = sorted_once(np.concatenate(chosen))
         common = common[ok[common]]
     made = []
-    for name, own in train.items():
+    for name, of_client in train.items():
         tested = tests[name]
         if tested is None:
             tested = common
         else:
             tested = tested[ok[tested]]
-        made.append(Client(name, own[ok[own]], tested))
+        made.append(Client(name, of_client[ok[of_client]], tested))
     held = np.zeros(rows, bool)
     held[used] = True
     held[common] = True

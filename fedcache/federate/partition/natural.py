@@ -96,7 +96,7 @@ def deal_natural(pool: RowPool, args: Values, streams: Streams) -> Dealt:
     if without:
         notes.append(f"{without:,} of {len(rows):,} rows have no value of {by} and are left out")
     held = held_out_codes(group, by, args["hold_out"])
-    common: np.ndarray | None = None
+    common: np.ndarray | None = None  # global test rows, None for the test split
     if held is not None:
         common = all_rows[np.isin(group.codes[all_rows], held)]
         if not len(common):
@@ -166,7 +166,7 @@ def _selected(members: Members, which: np.ndarray) -> Members:
 def _hold_out_clients(
     members: Members, all_rows: np.ndarray, group: Group, args: Values, streams: Streams
 ) -> tuple[Members, np.ndarray, str]:
-    """Draw the test clients: returns the other members, all rows of the test clients as test set, and a note."""
+    """Draw the test clients. Returns the other members, the test set (all rows of the test clients), and a note."""
     count = len(members.words)
     share = number_of(args, "held_out_share")
     taken = min(count - 1, max(1, round(share * count)))
@@ -282,15 +282,15 @@ def _assign_inside(
     test: list[np.ndarray] = []
     enough: list[int] = []
     known = pool.columns.label >= 0
-    for word, own, tested in zip(members.words, members.train, members.test, strict=True):
-        if scheme.needs_labels and not known[own].any():
+    for word, trained, tested in zip(members.words, members.train, members.test, strict=True):
+        if scheme.needs_labels and not known[trained].any():
             raise UsageError(
                 f"Scheme {scheme.name} assigns rows by class, and no training row of {word} has a label.",
                 "Leave out rows without a label:  --option unlabelled=drop",
             )
         values = scheme.resolve({**given, "domain": None})
         # Every value has its own random streams, so that an additional value changes no other draw.
-        sub = replace(pool, train=np.sort(own), dealt=own, notes=[])
+        sub = replace(pool, train=np.sort(trained), dealt=trained, notes=[])
         if within:
             sub = replace(sub, test=np.sort(tested))
         own_streams = Streams(streams.seed, f"{NAME}/{scheme.name}/{word}")
@@ -326,6 +326,7 @@ def _assign_inside(
     )
 
 
+# The defaults and help texts in these calls are replaced.
 _INSIDE = tuple(
     replace(argument, default=None, help="of inside", named=False)
     for argument in (

@@ -405,13 +405,14 @@ def _with_working_advice(
         except FedcacheError as other:
             return other
         else:
-            # Without --partition-seed a command has the seed 0.
+            # A command without --partition-seed has the seed 0, so a hint must name any other seed.
             is_complete = not seed or SEED in error.hint
             if instead == error.instead and is_complete:
                 return error
             return scheme.infeasible(values, message, instead, seed)
     if scheme is NATURAL and values["inside"] is not None:
         message = f"{message} No other number works for every value of {values['by']}."
+        # None for all of these arguments, so that each value is one client.
         whole: dict[str, Value] = dict.fromkeys(("inside", *OF_INSIDE))
         with suppress(FedcacheError):
             _deal(scheme, columns, {**values, **whole}, seed)

@@ -61,7 +61,7 @@ def with_validation(
     readable = (columns.split == VALIDATION) & columns.ok.astype(bool)
     rows = np.flatnonzero(readable & np.isin(columns.domain, domains))
     if by is not None:
-        # Only values that clients train on: without held-out values and clients that were left out.
+        # Only rows with a value that clients train on; held-out values and clients that were left out have none.
         trained = by.codes[table.train.rows]
         rows = rows[is_among(by.codes[rows], trained)]
     # Rows without a label cannot be scored, and are left out unless no row has a label.
