@@ -132,15 +132,15 @@ class FolderSource:
     def put_if_absent(self, name: str, *parts: Buffer) -> bool:
         """See ``ByteSource``."""
         path = self.folder / name
-        own = f"{name}.{os.getpid()}-{os.urandom(4).hex()}.partial"
-        self.put(own, *parts)
+        temporary = f"{name}.{os.getpid()}-{os.urandom(4).hex()}.partial"
+        self.put(temporary, *parts)
         try:
             # Unlike a rename, a link does not replace another file.
-            os.link(self.folder / own, path)
+            os.link(self.folder / temporary, path)
         except FileExistsError:
             return False
         finally:
-            (self.folder / own).unlink(missing_ok=True)
+            (self.folder / temporary).unlink(missing_ok=True)
         return True
 
 

@@ -49,7 +49,7 @@ MAGIC = b"\x89FCARR1\n"
 LARGEST_HEAD = 1 << 28
 """Most bytes of a head. The names of a million clients take a tenth of it."""
 
-_START = len(MAGIC) + 8
+_START = len(MAGIC) + 8  # where the head begins
 _ALIGNMENT = 8
 _DTYPES = ("uint8", "uint16", "uint32", "uint64")
 

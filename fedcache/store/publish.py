@@ -61,6 +61,7 @@ SHARD_BYTES = 128 << 20
 CARD = "README.md"
 ROOT = "zarr.json"
 _OURS = (NAME, ROOT, CARD)
+"""Files by which a store or a publication is recognised in a bucket, whose files are not listed."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +70,8 @@ class Published:
 
     place: str  # folder or address
     files: int  # of the publication
-    bytes: int  # of these files
-    written: int  # files that this call wrote; the others were there
+    bytes: int  # of these files, except publication.json
+    written: int  # files that this call wrote, except publication.json; the others were there
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -120,11 +121,11 @@ def publish(
     source = open_source(place)
     manifest, files = _publication(store, card, zarr, anonymous_names=anonymous_names)
     raw_manifest = manifest.to_bytes()
-    own = _claim(source, store, raw_manifest, anonymous_names=anonymous_names)
+    all_current = _claim(source, store, raw_manifest, anonymous_names=anonymous_names)
     unchanged = _unchanged(source, manifest)
     shards = list(_shards(manifest))
-    others = len(files) + 1  # with the manifest
-    total = len(shards) + others
+    small_files = len(files) + 1  # with the manifest
+    total = len(shards) + small_files
     written = 0
     size = sum(map(len, files.values())) + len(raw_manifest)
     observer.start("publishing", total, "files")
@@ -134,8 +135,9 @@ def publish(
             per_shard = manifest.shards[key]
             name = feature_file(Path(), key, numbers.start // per_shard, info.shape).as_posix()
             size += length
-            may_exist = own or key in unchanged
-            if not may_exist or not _has_shard(source, name, length, info, numbers):
+            # An existing shard may have the right length and chunks of earlier content.
+            may_keep = all_current or key in unchanged
+            if not may_keep or not _has_shard(source, name, length, info, numbers):
                 raw = _shard(zarr, store.reader(key), numbers, per_shard)
                 source.put(name, raw)
                 written += 1
@@ -146,11 +148,11 @@ def publish(
             list(pool.map(source.put, files.keys(), files.values()))
         source.put(ROOT, root)
         source.put(NAME, raw_manifest)
-        observer.advance(others)
+        observer.advance(small_files)
     finally:
         observer.stop()
-    # The files of a publication also include publication.json, which ``_claim`` has written.
-    return Published(place, total + 1, size, written + others)
+    # publication.json, which ``_claim`` has written, is one more file. Bytes and written files do not count it.
+    return Published(place, total + 1, size, written + small_files)
 
 
 def _publication(
@@ -317,7 +319,7 @@ def _claim(source: ByteSource, store: Store, raw: bytes, *, anonymous_names: boo
     """Take a place for the publication of a store, before anything else is written there.
 
     Returns:
-        whether every whole file that exists already belongs to this publication.
+        True if all complete files in this place were written for exactly this manifest.
 
     Raises:
         StoreError for a place with other files; UsageError if an earlier publication left the names of rows out and
@@ -373,11 +375,11 @@ def _need_own_place(source: ByteSource) -> None:
             if pid and not is_alive(pid):
                 left.unlink(missing_ok=True)
         names = [path.name for path in sorted(folder.iterdir())]
-        others = [name for name in names if not name.endswith(".partial")]
+        present = [name for name in names if not name.endswith(".partial")]
     else:
-        others = [name for name in _OURS if source.size(name) is not None]
-    if others and source.size(MARK) is None:
-        raise _something_else(source, others[0])
+        present = [name for name in _OURS if source.size(name) is not None]
+    if present and source.size(MARK) is None:
+        raise _something_else(source, present[0])
 
 
 def _something_else(source: ByteSource, what: str) -> StoreError:
