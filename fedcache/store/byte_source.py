@@ -81,7 +81,7 @@ def open_source(place: str) -> ByteSource:
 
 
 class FolderSource:
-    """A folder of this machine. Every object is a file, on the disk before the call returns."""
+    """A folder of this machine. Every object is a file, and a call that writes it returns when it is on the disk."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

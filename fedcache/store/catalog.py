@@ -166,13 +166,13 @@ def given_up_arrays(home: Home, idle_days: float) -> Iterator[tuple[Path, str]]:
             changed = max(file.stat().st_mtime for file in (journal.path, *folder.rglob("*")))
             days = (time.time() - changed) / DAY
             if days >= idle_days:
-                kept = (
+                reason = (
                     f"{len(journal.chunks)} of {journal.count} chunks of an unfinished extraction; last "
                     f"change {days:,.0f} days ago"
                 )
-                yield journal.path, f"the journal of {kept}"
+                yield journal.path, f"the journal of {reason}"
                 if folder.exists():
-                    yield folder, kept
+                    yield folder, reason
 
 
 def old_stores(home: Home) -> Iterator[tuple[Path, str]]:

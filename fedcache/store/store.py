@@ -262,7 +262,7 @@ class Store:
             raise nothing_is_added(self.address)
 
     def refresh(self) -> None:
-        """Read the manifest again."""
+        """Read the manifest again, and the columns when they are needed next."""
         self.manifest = read_manifest(self.path)
         self.__dict__.pop("samples", None)
 

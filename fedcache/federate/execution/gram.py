@@ -63,7 +63,7 @@ class GramClientData(ClientData):
     basis: GramBasis | None = None
 
     def take(self, i: Tensor, view: int | Tensor = 0) -> Tensor:
-        """A ``GramBatch`` instead of features; one view is stored."""
+        """A ``GramBatch`` instead of features; ``view`` is not read, because only one view is stored."""
         return cast(Tensor, GramBatch(cast(GramBasis, self.basis), i))
 
     def fits(self, rows: int, budget: int) -> bool:

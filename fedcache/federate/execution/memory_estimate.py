@@ -314,6 +314,7 @@ def forecast(
         states=states,
         server=server,
         working=working,
+        # The features of the rows, and eight tensors of their outputs.
         scoring=SCORES * (row + 8 * load.itemsize * outputs),
     )
 

@@ -188,7 +188,7 @@ def of_rows(columns: Columns, clients: Mapping[str, Any], validation: object = N
         args["validation"] = how
         domains = range(len(columns.domains))
         # No column makes these clients, so ``by`` is None.
-        table = with_validation(table, how, columns, domains, None, own=False)
+        table = with_validation(table, how, columns, domains, None, per_client=False)
     return Partition(
         scheme=NAME,
         args=args,

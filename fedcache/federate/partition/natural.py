@@ -1,6 +1,6 @@
 """Natural partition: one client for each value of a column, such as a hospital, a writer or a domain.
 
-With ``hold_out`` no client holds the rows of some values, and all of these are the test set (leave one domain out).
+With ``hold_out`` the rows of some values belong to no client, and are the test set (leave one domain out).
 With ``inside`` another scheme assigns the rows of every value to several clients (``north/client-0``).
 """
 
@@ -60,7 +60,7 @@ class Members:
 
 
 def deal_natural(pool: RowPool, args: Values, streams: Streams) -> Dealt:
-    """One client per value of the column ``by``, in the order of the values; the module describes the options."""
+    """One client per value of the column ``by``, in the order of the values; ``NATURAL`` describes the options."""
     by = str(args["by"])
     given = [key for key in OF_INSIDE if args[key] is not None]
     if given and args["inside"] is None:

@@ -327,11 +327,11 @@ class Partition:
             validation = table.for_validation.test_sizes
         sizes = np.stack([table.train_sizes, table.test_sizes, validation], 1)
         lines = []
-        for name, (train, test, held), own in zip(
+        for name, (train, test, held), of_classes in zip(
             table.names[:described], sizes[:described].tolist(), counts.tolist(), strict=True
         ):
-            owned = len(own) - own.count(0)
-            lines.append(ClientRow(name, train, test, owned, tuple(own), held))
+            owned = len(of_classes) - of_classes.count(0)
+            lines.append(ClientRow(name, train, test, owned, tuple(of_classes), held))
         return lines
 
     def summary(self) -> str:
@@ -662,8 +662,8 @@ def _with_validation(
     by = None
     if scheme is NATURAL:
         by = columns.sorted_by(str(values["by"]))
-    own = by is not None and values["inside"] is None and not clients.shares.any()
-    return with_validation(clients, chosen_by, columns, pool.domains, by, own=own)
+    per_client = by is not None and values["inside"] is None and not clients.shares.any()
+    return with_validation(clients, chosen_by, columns, pool.domains, by, per_client=per_client)
 
 
 def from_payload(

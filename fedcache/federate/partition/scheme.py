@@ -67,7 +67,7 @@ class Argument:
         """The argument on the command line: its own flag, or ``--option name=value``."""
         shown = "VALUE"
         if value is not None:
-            shown = shell_word(_as_typed(value))
+            shown = shell_word(_as_text(value))
         if self.name in _FLAGS:
             return f"{_FLAGS[self.name]} {shown}"
         return f"--option {self.name}={shown}"
@@ -273,7 +273,7 @@ def option_names(arguments: Iterable[str]) -> list[str]:
     return [_FLAGS.get(name, f"--option {name}") for name in arguments]
 
 
-def _as_typed(value: Value) -> str:
+def _as_text(value: Value) -> str:
     """A value as a user types it."""
     if isinstance(value, tuple | list):  # names in a result or a file are a list
         return ",".join(value)
@@ -298,7 +298,7 @@ def _share(value: object) -> float | None:
 def _default_in_words(argument: Argument) -> str:
     """The default in words; the help of the argument explains a derived one."""
     if argument.default is not None:
-        return _as_typed(argument.default)
+        return _as_text(argument.default)
     if argument.kind == "names":
         return "all"
     return "derived"
@@ -308,7 +308,7 @@ def _in_file_name(value: Value) -> str:
     """A value as part of a file name."""
     if isinstance(value, bool):
         value = int(value)
-    return re.sub(r"[^A-Za-z0-9._-]", "_", _as_typed(value))[:60]
+    return re.sub(r"[^A-Za-z0-9._-]", "_", _as_text(value))[:60]
 
 
 def checked_seed(seed: object) -> int:
