@@ -90,9 +90,9 @@ def open_parts(paths: Sequence[Path]) -> list[OpenPart]:
         StoreError, for a part that is missing, given twice, unfinished, or of other data, recipes or weights than the
         first; CorruptionError for a part with a damaged manifest.
     """
-    found = [_open_part(path) for path in paths]
-    first = found[0]
-    for other in found[1:]:
+    parts = [_open_part(path) for path in paths]
+    first = parts[0]
+    for other in parts[1:]:
         if other.part.of != first.part.of:
             raise StoreError(
                 f"{other.path} is {other.part}, and {first.path} is {first.part}.",
@@ -104,11 +104,11 @@ def open_parts(paths: Sequence[Path]) -> list[OpenPart]:
                 f"({_data_of(first)}).",
                 f"fedcache inspect {shell_word(other.path)}   shows the content of a part.",
             )
-    numbers = Counter(one.part.number for one in found)
+    numbers = Counter(one.part.number for one in parts)
     count = first.part.of
     for number, times in numbers.items():
         if times > 1:
-            places = [str(one.path) for one in found if one.part.number == number]
+            places = [str(one.path) for one in parts if one.part.number == number]
             raise StoreError(
                 f"Part {number} of {count} is given {times} times: {' and '.join(places)}.",
                 "Give one folder for each part.",
@@ -122,10 +122,10 @@ def open_parts(paths: Sequence[Path]) -> list[OpenPart]:
             f"Give the folders of these parts too, or compute them:  {first_missing.command}   "
             "with --dataset and the options of the other parts",
         )
-    found.sort(key=lambda one: one.part.number)
-    for other in found:
-        _check_arrays(other, found[0])
-    return found
+    parts.sort(key=lambda one: one.part.number)
+    for other in parts:
+        _check_arrays(other, parts[0])
+    return parts
 
 
 def _open_part(path: Path) -> OpenPart:

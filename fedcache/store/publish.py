@@ -325,7 +325,7 @@ def _claim(source: ByteSource, store: Store, raw: bytes, *, anonymous_names: boo
         StoreError for a place with other files; UsageError if an earlier publication left the names of rows out and
         this one contains them.
     """
-    mine = {
+    claim = {
         "kind": "publication of a fedcache store",
         "dataset": store.dataset["digest"],
         "manifest": sha256_hex(raw),
@@ -333,23 +333,23 @@ def _claim(source: ByteSource, store: Store, raw: bytes, *, anonymous_names: boo
         "anonymous_names": anonymous_names,
     }
     _need_own_place(source)
-    if source.put_if_absent(MARK, to_signed(mine)):
+    if source.put_if_absent(MARK, to_signed(claim)):
         return True
     try:
-        there = parse_signed(source.get(MARK))
+        existing = parse_signed(source.get(MARK))
     except ValueError as error:
         raise _something_else(source, f"a {MARK} that {error}") from error
-    if there.get("kind") != mine["kind"] or there.get("dataset") != mine["dataset"]:
+    if existing.get("kind") != claim["kind"] or existing.get("dataset") != claim["dataset"]:
         raise _something_else(source, "a publication of another dataset")
-    if there.get("anonymous_names") and not anonymous_names:
+    if existing.get("anonymous_names") and not anonymous_names:
         raise UsageError(
             f"{source.place} was published without the names of rows, and this command would publish them.",
             "Add --anonymous-names. To publish the names, choose another place.",
         )
-    if there.get("manifest") == mine["manifest"]:
-        return not there["replaces"]
+    if existing.get("manifest") == claim["manifest"]:
+        return not existing["replaces"]
     # Files of the earlier content have the same names. The mark tells later calls that a file may be one of them.
-    source.put(MARK, to_signed({**mine, "replaces": True}))
+    source.put(MARK, to_signed({**claim, "replaces": True}))
     return False
 
 

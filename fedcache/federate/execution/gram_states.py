@@ -146,8 +146,8 @@ class ClientStates(MutableMapping[int, Tree]):
         self._settle()
         # A chunk is held only if all its clients are known, and its memory contains nothing else, which would be kept
         # with it.
-        known = self.table is None and all(client in self._trees for client in chunk.clients)
-        if known and chunk.alone():
+        can_hold = self.table is None and all(client in self._trees for client in chunk.clients)
+        if can_hold and chunk.alone():
             self._chunk = chunk
         else:
             self._write_all(chunk)

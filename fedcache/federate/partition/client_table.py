@@ -538,16 +538,16 @@ class MatchedLists(LazySequence[np.ndarray]):
         """
         shuffled = rng.permutation(candidates)
         order = shuffled[np.argsort(label[shuffled], kind="stable")]
-        known, begins = np.unique(label[order], return_index=True)
+        tested, begins = np.unique(label[order], return_index=True)  # classes with test rows
         starts = np.append(begins, len(order))
         # Every pair (client, class) of a training row whose class has test rows, as one number; then each pair once.
-        place = np.searchsorted(known, label[train.rows])
-        kept = known[np.minimum(place, len(known) - 1)] == label[train.rows]
-        pairs = train.owner[kept].astype(np.int64) * len(known) + place[kept]
+        place = np.searchsorted(tested, label[train.rows])
+        is_tested = tested[np.minimum(place, len(tested) - 1)] == label[train.rows]
+        pairs = train.owner[is_tested].astype(np.int64) * len(tested) + place[is_tested]
         pairs.sort()
         first = np.flatnonzero(np.diff(pairs, prepend=-1))
         counts = np.diff(first, append=len(pairs))
-        client, of_class = np.divmod(pairs[first], len(known))
+        client, of_class = np.divmod(pairs[first], len(tested))
         classes = RowLists.of_sizes(of_class, np.bincount(client, minlength=len(train)))
         # For each client, the class with the fewest candidates per training row limits all of its classes.
         available = np.diff(starts)[of_class]

@@ -533,15 +533,15 @@ def deal_label_shift(pool: RowPool, args: Values, streams: Streams) -> Dealt:
 
     quota = quota_of(args)
     first = [rows[:q] for rows, q in zip(classes, quota, strict=True)]
-    held = deal_by_rule(LABEL_SHIFT, args, streams, rule_of, first)
-    shuffled = [streams("holdout", client).permutation(rows) for client, rows in enumerate(held)]
+    drawn = deal_by_rule(LABEL_SHIFT, args, streams, rule_of, first)
+    shuffled = [streams("holdout", client).permutation(rows) for client, rows in enumerate(drawn)]
     cuts = [math.floor(len(rows) / ratio) for rows in shuffled]
     train = [rows[:cut] for rows, cut in zip(shuffled, cuts, strict=True)]
     if args["test_protocol"] == "matched":
         test = [rows[cut:] for rows, cut in zip(shuffled, cuts, strict=True)]
     else:
-        rest = np.setdiff1d(pool.test, np.concatenate(held))
-        shared = first_per_class(pool, rest, count_of(args, "tests"))
+        unused = np.setdiff1d(pool.test, np.concatenate(drawn))
+        shared = first_per_class(pool, unused, count_of(args, "tests"))
         test = [shared] * len(train)
     notes = _label_shift_notes(pool, args, quota, train)
     enough = None

@@ -127,11 +127,11 @@ def of_rows(columns: Columns, clients: Mapping[str, Any], validation: object = N
         tests[name] = None
         if tested is not None:
             tests[name] = _rows(name, tested, rows)
-        found = NO_ROWS
+        checked = NO_ROWS
         # An empty list of validation rows is allowed; ``_rows`` refuses empty lists.
         if validated is not None and len(validated):
-            found = _rows(name, validated, rows)
-        validating.append(found[ok[found]])
+            checked = _rows(name, validated, rows)
+        validating.append(checked[ok[checked]])
     if validation is not None and any(map(len, validating)):
         raise UsageError(
             "Validation rows are given twice: as rows of clients, and as a share or split.",
@@ -175,9 +175,9 @@ def of_rows(columns: Columns, clients: Mapping[str, Any], validation: object = N
         else:
             tested = tested[ok[tested]]
         made.append(Client(name, of_client[ok[of_client]], tested))
-    held = np.zeros(rows, bool)
-    held[used] = True
-    held[common] = True
+    in_use = np.zeros(rows, bool)
+    in_use[used] = True
+    in_use[common] = True
     args: dict[str, Value] = {}
     table = ClientTable.of(made, common)
     if any(map(len, validating)):
@@ -197,7 +197,7 @@ def of_rows(columns: Columns, clients: Mapping[str, Any], validation: object = N
         test=common,
         dataset=columns.digest,
         pool=int(ok.sum()),
-        dropped=int((ok & ~held).sum()),
+        dropped=int((ok & ~in_use).sum()),
         notes=tuple(notes),
     )
 

@@ -569,11 +569,11 @@ def _deal(
             "Test every client on balanced rows instead: --option test_protocol=balanced",
         )
     # Rows that are in use: trained on, or tested on by some client.
-    held = trained
-    held[clients.tests.distinct] = True
+    in_use = trained
+    in_use[clients.tests.distinct] = True
     if clients.shares.any():
-        held[test] = True
-    dropped = int((~held[dealt_from]).sum())
+        in_use[test] = True
+    dropped = int((~in_use[dealt_from]).sum())
     if values.get("validation") is not None:
         clients = _with_validation(clients, scheme, values, pool)
     notes += _leaks(columns, train.rows, clients.tested)
