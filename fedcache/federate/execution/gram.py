@@ -351,7 +351,7 @@ class Gram(Batched):
         k = len(kept[0][0].bases)
         longest = max(self.grams.n[c] for c in order)
         for j in range(k):
-            # Points that share a basis share its products with the rows, which then have no axis of points.
+            # Points that share a basis share its products with the rows, whose axis of points then has length 1.
             keys = {tuple(SameObject(client.bases[j]) for client in of_point) for of_point in kept}
             distinct = kept
             if len(keys) == 1:
