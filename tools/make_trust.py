@@ -214,7 +214,7 @@ PROMISES = (
         ("tests/extract/test_digests.py",),
         (
             "store/files.py",
-            "if raw[-_TAIL:] != _BEFORE + sha256_hex(body).encode() + _AFTER:",
+            "if raw[-_TAIL:] != _DIGEST_START + sha256_hex(body).encode() + _DIGEST_END:",
             "if False:",
             "tests/extract/test_digests.py -k 'flipped or memories'",
         ),

@@ -81,7 +81,7 @@ def open_source(place: str) -> ByteSource:
 
 
 class FolderSource:
-    """A folder of this machine. Every object is a file, on the disk before the call returns."""
+    """A folder of this machine. Every object is a file, and a call that writes it returns when it is on the disk."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -132,15 +132,15 @@ class FolderSource:
     def put_if_absent(self, name: str, *parts: Buffer) -> bool:
         """See ``ByteSource``."""
         path = self.folder / name
-        own = f"{name}.{os.getpid()}-{os.urandom(4).hex()}.partial"
-        self.put(own, *parts)
+        temporary = f"{name}.{os.getpid()}-{os.urandom(4).hex()}.partial"
+        self.put(temporary, *parts)
         try:
             # Unlike a rename, a link does not replace another file.
-            os.link(self.folder / own, path)
+            os.link(self.folder / temporary, path)
         except FileExistsError:
             return False
         finally:
-            (self.folder / own).unlink(missing_ok=True)
+            (self.folder / temporary).unlink(missing_ok=True)
         return True
 
 

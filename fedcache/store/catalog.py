@@ -80,12 +80,12 @@ def last_store(home: Home) -> tuple[Path, str] | None:
 
 
 def extracted_later(path: Path) -> Path | None:
-    """The store next to this one, of a dataset of the same name, that was extracted last; None if this one was.
+    """The last extracted of the stores next to ``path`` with the same dataset name; None if it is the one at ``path``.
 
     The seal of ``last.json`` is also valid if an older copy of the file was put back. So the times are those in the
     histories of the stores.
     """
-    for store in _opened([path]):  # none if it is damaged
+    for store in _opened([path]):  # one store, or none if it is damaged
         slug = store.dataset["slug"]
         times = {path: _last_extraction(store)}
         for other in _opened(sorted(path.parent.glob(f"{slug}-*.zarr"))):
@@ -166,13 +166,13 @@ def given_up_arrays(home: Home, idle_days: float) -> Iterator[tuple[Path, str]]:
             changed = max(file.stat().st_mtime for file in (journal.path, *folder.rglob("*")))
             days = (time.time() - changed) / DAY
             if days >= idle_days:
-                kept = (
+                reason = (
                     f"{len(journal.chunks)} of {journal.count} chunks of an unfinished extraction; last "
                     f"change {days:,.0f} days ago"
                 )
-                yield journal.path, f"the journal of {kept}"
+                yield journal.path, f"the journal of {reason}"
                 if folder.exists():
-                    yield folder, kept
+                    yield folder, reason
 
 
 def old_stores(home: Home) -> Iterator[tuple[Path, str]]:
@@ -262,7 +262,7 @@ def holds_content(store: Store, content: Content) -> bool:
 
 
 def holds_part_of(store: Store, content: Content) -> bool:
-    """Whether all arrays of a store belong to ``content``; an interrupted ingest leaves a store that lacks others."""
+    """Whether all arrays of a store belong to ``content``; after an interrupted ingest, the store lacks some arrays."""
     if store.dataset["digest"] != content.dataset["digest"]:
         return False
     return _values_of(store) <= content.values

@@ -49,7 +49,7 @@ MAGIC = b"\x89FCARR1\n"
 LARGEST_HEAD = 1 << 28
 """Most bytes of a head. The names of a million clients take a tenth of it."""
 
-_START = len(MAGIC) + 8
+_START = len(MAGIC) + 8  # where the head begins
 _ALIGNMENT = 8
 _DTYPES = ("uint8", "uint16", "uint32", "uint64")
 
@@ -114,11 +114,11 @@ def unpack(raw: memoryview) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
             raise ValueError(
                 f"has {len(raw):,} bytes, too few for array {name!r} according to its header"
             )
-        held = raw[start:stop]
+        payload = raw[start:stop]
         padding = raw[stop:end]
-        if hashlib.sha256(held).hexdigest() != entry["sha256"] or any(padding):
+        if hashlib.sha256(payload).hexdigest() != entry["sha256"] or any(padding):
             raise ValueError(f"has an array {name!r} that does not match its sha256 in the header")
-        arrays[name] = np.frombuffer(held, dtype)
+        arrays[name] = np.frombuffer(payload, dtype)
         start = end
     if start != len(raw):
         raise ValueError(f"has {len(raw):,} bytes, but its header gives {start:,}")

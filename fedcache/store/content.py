@@ -1,4 +1,4 @@
-"""Embeddings arranged as a store holds them: rows in order, dtypes of the format, recipes and digests; not on disk.
+"""Arranges embeddings as a store holds them (order of rows, dtypes, recipes, digests), before they are written.
 
 Features are read twice, block by block: first for the digests that name the store and its arrays, then to be written.
 So the ingestion of a file needs the memory of one block only, unless the names of its rows are not sorted.
@@ -32,10 +32,6 @@ from fedcache.tables.groups import Group
 from fedcache.tables.roles import GROUP, ColumnChoice
 from fedcache.tables.words import Column, EqualStrings, Rows, as_column, blocks_of
 
-# Features of one backbone on their way into a store: block by block, in the stored dtype, with a
-# digest of all.
-
-
 NOT_FINITE = "features are not finite"
 """Reason of a row that ``drop_nan`` leaves out."""
 
@@ -44,12 +40,12 @@ NOT_FINITE_HINT = "Fix these rows, or leave them out: drop_nan=True."
 
 @dataclass(frozen=True)
 class ContentArray:
-    """Features of one backbone in the order of the rows of a store."""
+    """Features of one backbone in the order of the rows of a store, read block by block in the stored dtype."""
 
     source: Rows  # [N, V, D], any float dtype
     dtype: str  # stored
     chunk_rows: int  # rows per chunk file
-    name: str  # of the backbone, for messages
+    name: str  # of the backbone; part of the recipe and of the key, and shown in messages
     digest: str = ""  # sha256 of all values, known after the first reading
     crcs: tuple[int, ...] = ()  # crc32c of every chunk, known after the first reading
     drop: bool = False  # a row that is not finite becomes all NaN, instead of an error
@@ -61,7 +57,7 @@ class ContentArray:
 
     @property
     def recipe(self) -> dict[str, Any]:
-        """What determines the values: the values themselves."""
+        """The recipe. Ingested values have no weights, so the digest of the values takes the place of theirs."""
         return {
             "backbone": self.name,
             "weights": self.digest,
@@ -81,21 +77,24 @@ class ContentArray:
         size = self.chunk_rows
         for number, rows in enumerate(blocks_of(self.source, size)):
             try:
-                kept, lost = self._without_lost(rows)
-                yield to_stored_dtype(kept, self.dtype, lost, number * size, self.name)
+                values, lost = self._with_nan_rows(rows)
+                yield to_stored_dtype(values, self.dtype, lost, number * size, self.name)
             except CorruptionError as error:
                 error.hint = NOT_FINITE_HINT
                 raise
 
-    def _without_lost(self, rows: NDArray[Any]) -> tuple[NDArray[Any], list[int]]:
-        """The rows, all NaN where a row cannot be stored, and the places of these rows; unchanged unless ``drop``."""
+    def _with_nan_rows(self, rows: NDArray[Any]) -> tuple[NDArray[Any], list[int]]:
+        """Replace each row that is not finite in the stored dtype by NaN. Returns all rows, and the replaced places.
+
+        Without ``drop``, the rows are returned unchanged, with no places.
+        """
         if not self.drop:
             return rows, []
         with np.errstate(over="ignore"):
             cast = rows.astype(self.dtype, copy=False)
         lost = ~np.isfinite(cast).all(axis=(1, 2))
-        kept = np.where(lost[:, None, None], np.asarray(np.nan, rows.dtype), rows)
-        return kept, np.flatnonzero(lost).tolist()
+        values = np.where(lost[:, None, None], np.asarray(np.nan, rows.dtype), rows)
+        return values, np.flatnonzero(lost).tolist()
 
     def blocks_again(self) -> Iterator[NDArray[Any]]:
         """``blocks`` of the second reading. Raises UsageError for a file that has changed since the first reading."""
@@ -150,6 +149,7 @@ LARGE = 64 << 20
 """Size in bytes above which an array has chunk files of up to ``CHUNK_BYTES``."""
 
 CHUNK_BYTES = 32 << 20
+"""Maximum size in bytes of a chunk file of such an array."""
 
 WHERE = Path("from_arrays()")
 """Text that messages show instead of a file name."""
@@ -265,6 +265,8 @@ def arrange(
         "template": None,
         "source": INGESTED,
     }
+    # The note says what ``complete_split`` did, in words. If it chose the test rows by the standard rule, the manifest
+    # gets this rule; any other note is shown to the user.
     if HELD_OUT in note:
         dataset["held_out"] = HELD_OUT
     elif note:
@@ -327,11 +329,12 @@ def _read_once(
             ahead = pool.submit(read_next)
             for rows in blocks:
                 ok[start + lost_rows(rows)] = False
-            own = [_bytes_of(rows) for rows in blocks]
-            stop = start + len(own[0])
-            joined = own[0]
-            if len(own) > 1:
-                joined = np.concatenate(own, axis=1)
+            # A row's uid is the digest of its bytes in all arrays.
+            raw = [_bytes_of(rows) for rows in blocks]
+            stop = start + len(raw[0])
+            joined = raw[0]
+            if len(raw) > 1:
+                joined = np.concatenate(raw, axis=1)
             uid[start:stop] = _digests(joined)
             observer.advance(stop - start)
             start = stop
@@ -365,6 +368,7 @@ def _digests(rows: NDArray[np.uint8]) -> NDArray[np.uint8]:
 def chunk_rows_for(rows: int, row_bytes: int) -> int:
     """Rows per chunk file of an array: 512, or for a large array the largest 512 x 2^j with at most 32 MiB."""
     size = CHUNK_ROWS
+    # The first condition is that of a large array; it does not change in the loop.
     while rows * row_bytes > LARGE and 2 * size * row_bytes <= CHUNK_BYTES:
         size *= 2
     return size
@@ -376,7 +380,7 @@ def value_id(recipe: dict[str, Any]) -> tuple[str, int]:
 
 
 def _check_feature_name(name: str) -> None:
-    """Refuse a name of features from which no name of a folder can be made. Raises UsageError."""
+    """Refuse a feature name that cannot become a folder name. Raises UsageError."""
     # The folder of an array also has 8 characters of its recipe's digest in its name.
     if not SAFE.fullmatch(f"{slug_of(name)}-00000000"):
         raise UsageError(

@@ -1,4 +1,4 @@
-"""Rows taken out of a store: all of them as a file, or each client's as a store of its own, a shard."""
+"""Takes rows out of a store: writes all of them to a file, or each client's rows as a store of its own (a shard)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MOST_TEXT = 32 << 20
 """Limit in bytes for text features in the head of a parquet file; readers refuse a head that is much larger."""
 
 SAFETENSORS_KINDS = {"f": "F", "i": "I", "u": "U"}
-"""numpy's kind of numbers -> first letter of safetensors' dtype, which the number of bits follows: F16, I32."""
+"""numpy's kind of numbers -> first letter of safetensors' dtype. The number of bits comes after it: F16, I32."""
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,8 @@ def _write_shard(
     """
     rows = np.unique(np.concatenate(parts))
     split = np.empty(len(rows), np.uint8)
-    # A row of several parts is a training row, or else a test row, because the last assignment counts.
+    # The codes of the splits are indices of ``parts``. A row of several parts is a training row, or else a test row,
+    # because the last assignment counts.
     for code in (VALIDATION, TEST, TRAIN):
         split[np.isin(rows, parts[code])] = code
     s = store.samples

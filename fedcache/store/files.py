@@ -43,8 +43,8 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 OPENED = "/proc/self/fd"
 """Folder in which Linux lists the open files of a process."""
 
-_BEFORE = b',"sha256":"'
-_AFTER = b'"}'
+_DIGEST_START = b',"sha256":"'
+_DIGEST_END = b'"}'
 
 SCHEME = 2
 """Version of the digest of code, which is part of that digest. Version 1 hashed paths and whole files."""
@@ -286,13 +286,13 @@ def make_private(path: Path) -> Path:
     return path
 
 
-_TAIL = len(_BEFORE) + 64 + len(_AFTER)
+_TAIL = len(_DIGEST_START) + 64 + len(_DIGEST_END)  # bytes from the key ``sha256`` to the end
 
 
 def to_signed(body: Mapping[str, Any]) -> bytes:
     """Canonical JSON of a non-empty object, with a last key ``sha256``: the digest of the JSON without this key."""
     raw = canonical_json(dict(body))
-    return raw[:-1] + _BEFORE + sha256_hex(raw).encode() + _AFTER
+    return raw[:-1] + _DIGEST_START + sha256_hex(raw).encode() + _DIGEST_END
 
 
 def parse_signed(raw: bytes) -> dict[str, Any]:
@@ -301,7 +301,7 @@ def parse_signed(raw: bytes) -> dict[str, Any]:
     Raises ValueError for other bytes. Its message continues a sentence that begins with the name of the file.
     """
     body = raw[:-_TAIL] + b"}"
-    if raw[-_TAIL:] != _BEFORE + sha256_hex(body).encode() + _AFTER:
+    if raw[-_TAIL:] != _DIGEST_START + sha256_hex(body).encode() + _DIGEST_END:
         raise ValueError("does not match the digest at its end")
     try:
         value = parse_json(body)
@@ -743,6 +743,7 @@ class SealedLines:
 
 
 def _content(line: bytes, number: int, before: bytes) -> dict[str, Any]:
+    """The content of a line, after its digest, its number and the digest of the line ``before`` were checked."""
     content = _signed(line, f"line {number}")
     stored_number = content.pop(NUMBER, 0)
     stored_before = content.pop(BEFORE, "")

@@ -73,10 +73,10 @@ def rows_of_part(store: Store) -> tuple[int, list[dict[str, Any]]]:
     stops = [0]
     bad: BadRows = {}
     for key, info in finished_arrays(store).items():
-        own = part.chunks(info.count)
-        if own:
-            starts.append(own.start * info.chunk_rows)
-            stops.append(min(own.stop * info.chunk_rows, store.rows))
+        chunks = part.chunks(info.count)
+        if chunks:
+            starts.append(chunks.start * info.chunk_rows)
+            stops.append(min(chunks.stop * info.chunk_rows, store.rows))
         # A row keeps the reason of the first array that could not read it.
         bad = {**read_journal(journal_path(store.path, key)).bad, **bad}
     rows = max(0, max(stops) - min(starts))
@@ -90,9 +90,9 @@ def open_parts(paths: Sequence[Path]) -> list[OpenPart]:
         StoreError, for a part that is missing, given twice, unfinished, or of other data, recipes or weights than the
         first; CorruptionError for a part with a damaged manifest.
     """
-    found = [_open_part(path) for path in paths]
-    first = found[0]
-    for other in found[1:]:
+    parts = [_open_part(path) for path in paths]
+    first = parts[0]
+    for other in parts[1:]:
         if other.part.of != first.part.of:
             raise StoreError(
                 f"{other.path} is {other.part}, and {first.path} is {first.part}.",
@@ -104,11 +104,11 @@ def open_parts(paths: Sequence[Path]) -> list[OpenPart]:
                 f"({_data_of(first)}).",
                 f"fedcache inspect {shell_word(other.path)}   shows the content of a part.",
             )
-    numbers = Counter(one.part.number for one in found)
+    numbers = Counter(one.part.number for one in parts)
     count = first.part.of
     for number, times in numbers.items():
         if times > 1:
-            places = [str(one.path) for one in found if one.part.number == number]
+            places = [str(one.path) for one in parts if one.part.number == number]
             raise StoreError(
                 f"Part {number} of {count} is given {times} times: {' and '.join(places)}.",
                 "Give one folder for each part.",
@@ -122,10 +122,10 @@ def open_parts(paths: Sequence[Path]) -> list[OpenPart]:
             f"Give the folders of these parts too, or compute them:  {first_missing.command}   "
             "with --dataset and the options of the other parts",
         )
-    found.sort(key=lambda one: one.part.number)
-    for other in found:
-        _check_arrays(other, found[0])
-    return found
+    parts.sort(key=lambda one: one.part.number)
+    for other in parts:
+        _check_arrays(other, parts[0])
+    return parts
 
 
 def _open_part(path: Path) -> OpenPart:
@@ -149,30 +149,30 @@ def _data_of(one: OpenPart) -> str:
 
 def _check_arrays(other: OpenPart, first: OpenPart) -> None:
     """Refuse a part whose arrays are unfinished, or are not those of the first. Raises StoreError."""
-    whole = finished_arrays(other.store)
-    again = other.part.command
+    finished = finished_arrays(other.store)
+    command = other.part.command
     for journal in journals(other.path):
         key = journal.key
-        if journal.header is not None and key not in whole:
+        if journal.header is not None and key not in finished:
             kept = len(journal.chunks)
             chunks = len(other.part.chunks(journal.count))
             raise StoreError(
                 f"{other.path} is unfinished: it has {kept} of its {chunks} chunks of {key}.",
-                f"Run the command of this part again to resume:  {again}   with all options of the first run",
+                f"Run the command of this part again to resume:  {command}   with all options of the first run",
             )
     expected = finished_arrays(first.store)
-    if not whole:
+    if not finished:
         raise StoreError(
             f"{other.path} is unfinished: it has no features yet.",
-            f"Run the command of this part again:  {again}   with all options of the first run",
+            f"Run the command of this part again:  {command}   with all options of the first run",
         )
-    if whole.keys() != expected.keys():
+    if finished.keys() != expected.keys():
         raise StoreError(
-            f"{_other_arrays(other, whole, first, expected)}.",
-            f"Compute this part again with the settings of the other parts:  {again}   with their options "
+            f"{_other_arrays(other, finished, first, expected)}.",
+            f"Compute this part again with the settings of the other parts:  {command}   with their options "
             "too",
         )
-    for key, info in whole.items():
+    for key, info in finished.items():
         differences = []
         for name, expected_value, value in header_differences(expected[key].header, info.header):
             differences.append(f"{name} is {value!r} and not {expected_value!r}")
@@ -180,7 +180,7 @@ def _check_arrays(other: OpenPart, first: OpenPart) -> None:
             listed = "; ".join(differences)
             raise StoreError(
                 f"{other.path} computed {key} differently from {first.path}: {listed}.",
-                f"Compute this part again with the settings of the other parts:  {again} --fresh   with "
+                f"Compute this part again with the settings of the other parts:  {command} --fresh   with "
                 "their options too",
             )
 

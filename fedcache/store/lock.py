@@ -39,7 +39,7 @@ def _started(pid: int) -> int:
     The start time distinguishes the process from a later one with the same pid.
     """
     try:
-        # The name in brackets, field 2, may contain any text. The start is field 22: number 19 of those after it.
+        # The name in brackets, field 2, may contain any text. The start is field 22, so it has index 19 after the name.
         after_name = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1]
         return int(after_name.split()[19])
     except (OSError, ValueError, IndexError):
@@ -190,7 +190,8 @@ def _cannot_lock(path: Path, error: Exception) -> MachineError:
 def hold_lock(path: Path, what: str, *, wait: bool) -> Iterator[None]:
     """Hold the lock file ``path``, ``locks/<name>.lock``, while the block runs.
 
-    If it is held, wait for the holder with ``wait``; else raise StoreError, naming the holder and the locked ``what``.
+    If another holder has it, wait until it is free; without ``wait``, raise StoreError, naming the holder and ``what``
+    is locked.
     """
     lock = FileLock(path, timeout=-1 if wait else 0)
     try:

@@ -274,17 +274,17 @@ def read_manifest(store: Path) -> Manifest:
                 return read_manifest(store)
             raise _corrupt(store, "is missing, but the other files of a store exist") from error
         what = "does not exist"
-        named = "digits"
-        made = "To make a store"
+        dataset = "digits"
+        aim = "To make a store"
         if store.is_dir():
             what = "is a directory but not a fedcache store"
-            named = f"folder:{store}"
-            made = "To make a store from a folder of images"
+            dataset = f"folder:{store}"
+            aim = "To make a store from a folder of images"
         elif store.exists():
             what = "is a file, not a fedcache store"
         raise StoreError(
             f"{store} {what}.",
-            f"{made}:  fedcache extract --dataset {shell_word(named)} --backbones efficientnet-lite0",
+            f"{aim}:  fedcache extract --dataset {shell_word(dataset)} --backbones efficientnet-lite0",
         ) from error
     except OSError as error:
         raise _corrupt(store, f"cannot be read ({error.strerror})") from error
@@ -440,7 +440,7 @@ def names_of(key: str, info: ArrayInfo) -> tuple[str, str, str]:
 
 
 def match_arrays(arrays: Mapping[str, ArrayInfo], name: str) -> list[str]:
-    """Keys of the arrays that a name may mean; it may also contain the path of a user's model."""
+    """Keys of the arrays that a name may mean; the name may also contain the path of a user's model."""
     names_by_key = {key: names_of(key, info) for key, info in arrays.items()}
     found = [key for key, names in names_by_key.items() if name in names]
     if found:
@@ -452,7 +452,7 @@ def match_arrays(arrays: Mapping[str, ArrayInfo], name: str) -> list[str]:
 def select_arrays(
     arrays: Mapping[str, ArrayInfo], backbones: str | Sequence[str] | None, store: str
 ) -> list[str]:
-    """Keys of the arrays of features with the names ``backbones``, as of ``names_of``; of all arrays for None.
+    """Keys of the feature arrays that have the names ``backbones`` (see ``names_of``); None means all feature arrays.
 
     Raises StoreError for a name without features in the store, also if it has pixels of that name; UsageError for a
     name of several arrays.
@@ -485,7 +485,7 @@ def select_arrays(
 #
 # ``quarantine.jsonl`` lists the rows whose image could not be read, one line each, sorted by row;
 # ``samples/ok`` is its complement. Both are replaced just before the manifest that lists them; in
-# between, the journal of the array that brought the new rows vouches for them. ``history.jsonl``
+# between, the journal of the array whose rows are added to them vouches for them. ``history.jsonl``
 # lists events with times and measurements. It is the only file that may differ between equal stores.
 
 
@@ -519,13 +519,13 @@ def write_sidecar(store: Path, manifest: Manifest, relative: str, *parts: Buffer
 
 
 def commit_of(manifest: Manifest, rows: BadRows) -> dict[str, Any]:
-    """The checksums ``samples/ok`` and the list will have once ``rows`` are quarantined; a journal's commit line."""
+    """Content of a journal's commit line: the checksums of ``samples/ok`` and of the list after ``rows`` are added."""
     raw = encode(_ok(manifest, rows), max(1, manifest.rows), "uint8")
     return {"ok": checksum(raw), "quarantine": sha256_hex(lines_of(rows))}
 
 
 def replace_sidecars(store: Path, manifest: Manifest, rows: BadRows) -> None:
-    """Write ``samples/ok`` and the list, and enter them in ``manifest``, which the caller writes."""
+    """Write ``samples/ok`` and the list of unreadable rows, and enter both in ``manifest``, which the caller writes."""
     ok = _ok(manifest, rows)
     place = column_file(store, "ok")
     manifest.samples["ok"] = write_chunk_file(place, ok, max(1, manifest.rows), "uint8")
@@ -787,14 +787,14 @@ def write_text(
     rows = max(1, len(values))
     check_name("backbone", slug)
     entry = {"templates": list(templates), "meta": dict(meta)}
-    name = digest_of(entry)[:8]
+    entry_id = digest_of(entry)[:8]
     # The chunk first, then its metadata: a crash in between leaves files that no manifest lists.
-    listed: dict[str, Any] = {**entry, "id": name, "shape": list(values.shape)}
+    listed: dict[str, Any] = {**entry, "id": entry_id, "shape": list(values.shape)}
     place, _ = text_file(store, slug, listed)
     listed["crc"] = write_chunk_file(place, values, rows, "float32")
     for relative, raw in text_sidecars(slug, backbone, [listed]).items():
         write_sidecar(store, manifest, relative, raw)
-    kept = [other for other in manifest.texts.get(slug, []) if other["id"] != name]
+    kept = [other for other in manifest.texts.get(slug, []) if other["id"] != entry_id]
     manifest.texts[slug] = [*kept, listed]
 
 

@@ -61,6 +61,7 @@ SHARD_BYTES = 128 << 20
 CARD = "README.md"
 ROOT = "zarr.json"
 _OURS = (NAME, ROOT, CARD)
+"""Files by which a store or a publication is recognised in a bucket, whose files are not listed."""
 
 
 @dataclass(frozen=True)
@@ -123,8 +124,8 @@ def publish(
     replaces = _claim(source, store, raw_manifest, anonymous_names=anonymous_names)
     unchanged = _unchanged(source, manifest, {replaces, sha256_hex(raw_manifest)})
     shards = list(_shards(manifest))
-    others = len(files) + 1  # with the manifest
-    total = len(shards) + others
+    small_files = len(files) + 1  # with the manifest
+    total = len(shards) + small_files
     written = 0
     size = sum(map(len, files.values())) + len(raw_manifest)
     observer.start("publishing", total, "files")
@@ -147,11 +148,11 @@ def publish(
             list(pool.map(source.put, files.keys(), files.values()))
         source.put(ROOT, root)
         source.put(NAME, raw_manifest)
-        observer.advance(others)
+        observer.advance(small_files)
     finally:
         observer.stop()
     mark_size = source.size(MARK) or 0
-    return Published(place, total + 1, size + mark_size, written + others)
+    return Published(place, total + 1, size + mark_size, written + small_files)
 
 
 def _publication(
@@ -315,7 +316,7 @@ def _has_shard(source: ByteSource, name: str, length: int, info: ArrayInfo, numb
 
 
 def _claim(source: ByteSource, store: Store, raw: bytes, *, anonymous_names: bool) -> bool | str:
-    """Take a place for the publication of a store, before anything else is written there.
+    """Take a place for the publication of a store, before anything else is written existing.
 
     Returns:
         the digest of the manifest of the complete publication that this one replaces; False where this place never had
@@ -325,7 +326,7 @@ def _claim(source: ByteSource, store: Store, raw: bytes, *, anonymous_names: boo
         StoreError for a place with other files; UsageError if an earlier publication left the names of rows out and
         this one contains them.
     """
-    mine: dict[str, Any] = {
+    claim = {
         "kind": "publication of a fedcache store",
         "dataset": store.dataset["digest"],
         "manifest": sha256_hex(raw),
@@ -333,29 +334,28 @@ def _claim(source: ByteSource, store: Store, raw: bytes, *, anonymous_names: boo
         "anonymous_names": anonymous_names,
     }
     _need_own_place(source)
-    if source.put_if_absent(MARK, to_signed(mine)):
+    if source.put_if_absent(MARK, to_signed(claim)):
         return False
     try:
-        there = parse_signed(source.get(MARK))
+        existing = parse_signed(source.get(MARK))
     except ValueError as error:
         raise _something_else(source, f"a {MARK} that {error}") from error
-    if there.get("kind") != mine["kind"] or there.get("dataset") != mine["dataset"]:
+    if existing.get("kind") != claim["kind"] or existing.get("dataset") != claim["dataset"]:
         raise _something_else(source, "a publication of another dataset")
-    if there.get("anonymous_names") and not anonymous_names:
+    if existing.get("anonymous_names") and not anonymous_names:
         raise UsageError(
             f"{source.place} was published without the names of rows, and this command would publish them.",
             "Add --anonymous-names. To publish the names, choose another place.",
         )
-    if there.get("manifest") == mine["manifest"]:
-        earlier: bool | str = there["replaces"]
-        return earlier
+    if existing.get("manifest") == claim["manifest"]:
+        replaces: bool | str = existing["replaces"]
+        return replaces
     # Files of the earlier content have the same names. The mark tells later calls that a file may be one of them.
-    mine["replaces"] = True
-    if source.size(NAME) is not None and sha256_hex(source.get(NAME)) == there["manifest"]:
-        mine["replaces"] = there["manifest"]
-    source.put(MARK, to_signed(mine))
-    result: bool | str = mine["replaces"]
-    return result
+    replaces = True
+    if source.size(NAME) is not None and sha256_hex(source.get(NAME)) == existing["manifest"]:
+        replaces = existing["manifest"]
+    source.put(MARK, to_signed({**claim, "replaces": replaces}))
+    return replaces
 
 
 def _need_own_place(source: ByteSource) -> None:
@@ -380,11 +380,11 @@ def _need_own_place(source: ByteSource) -> None:
             if pid and not is_alive(pid):
                 left.unlink(missing_ok=True)
         names = [path.name for path in sorted(folder.iterdir())]
-        others = [name for name in names if not name.endswith(".partial")]
+        present = [name for name in names if not name.endswith(".partial")]
     else:
-        others = [name for name in _OURS if source.size(name) is not None]
-    if others and source.size(MARK) is None:
-        raise _something_else(source, others[0])
+        present = [name for name in _OURS if source.size(name) is not None]
+    if present and source.size(MARK) is None:
+        raise _something_else(source, present[0])
 
 
 def _something_else(source: ByteSource, what: str) -> StoreError:

@@ -49,13 +49,13 @@ def open_reader(store: Path, manifest: Manifest, key: str) -> Reader:
     """The reader of a complete feature array. Raises StoreError, for an array that is unfinished or not there."""
     info = manifest.arrays.get(key)
     if info is None:
-        what = "missing"
+        state = "missing"
         for begun in unfinished_arrays(store, manifest.arrays):
             if begun["name"] == key:
-                what = "unfinished ({kept} of {chunks} chunks)".format(**begun)
+                state = "unfinished ({kept} of {chunks} chunks)".format(**begun)
         complete = ", ".join(sorted(manifest.arrays)) or "none"
         raise StoreError(
-            f"{key} in {store} is {what}; complete feature sets: {complete}.",
+            f"{key} in {store} is {state}; complete feature sets: {complete}.",
             "Run its `fedcache extract` command again to resume.",
         )
     place = origin_of(store)
@@ -157,7 +157,7 @@ class Reader:
         size = self.info.chunk_rows
         numbers = wanted // size
         if len(wanted) and self._held is None:
-            self.chunk(int(numbers[0]))  # before memory is requested, as in `all`
+            self.chunk(int(numbers[0]))  # a file is checked before memory is requested, as in `all`
         if self._hold(numbers):
             assert self._held is not None
             # The range was checked above; the mode "raise" would check it again, and more slowly.

@@ -172,7 +172,8 @@ class Store:
             classes: names of the integers in ``labels``, or the order of its words.
             text: floats [C, D] per backbone, features of the class names.
             groups: by name N words or whole numbers that group the rows, ``{"hospital": [...]}``. If a store with this
-                content and name exists already, these groups replace its groups of the same names, even if it is open.
+                content and name exists already, these groups replace its groups of the same names, also for ``Store``
+                objects that have it open.
             drop_nan: store rows with NaN or infinite features as rows that cannot be read, instead of raising an error.
             name: of the dataset, for ``--dataset``; the backbones' names when None.
             path: of the store; under FEDCACHE_HOME when None.
@@ -261,7 +262,7 @@ class Store:
             raise nothing_is_added(self.address)
 
     def refresh(self) -> None:
-        """Read the manifest again."""
+        """Read the manifest again, and the columns when they are needed next."""
         self.manifest = read_manifest(self.path)
         self.__dict__.pop("samples", None)
 
@@ -305,7 +306,8 @@ class Store:
     def column(self, key: str) -> NDArray[Any]:
         """A column of numbers: uid [N, 16], label, domain, split or ok [N]. Raises CorruptionError.
 
-        Does not read ``samples``, because names take most of its memory.
+        It is taken from ``samples`` if they were read already. Otherwise only this column is read, because names take
+        most of the memory of ``samples``.
         """
         samples = self.__dict__.get("samples")
         if samples is not None:
@@ -406,8 +408,8 @@ class Store:
     ) -> bool:
         """Make stored text features the current ones of their backbone, as if they had been written last.
 
-        Returns whether others were current before; if not, nothing is written. Raises StoreError, when the store has no
-        text features of these templates and weights.
+        Returns whether other text features were current before; if not, nothing is written. Raises StoreError, when the
+        store has no text features of these templates and weights.
         """
         entry = find_text(self.manifest, backbone, templates, weights)
         if entry is None:
@@ -527,15 +529,14 @@ class Store:
         """The rows of ``Xy`` as a ``torch.utils.data.Dataset`` that reads each row when it is requested.
 
         It can be handed to the workers of a ``DataLoader``, also spawned ones. Features of a published store are
-        fetched now, unless ``FEDCACHE_REMOTE_CACHE`` is too small for them; then workers must be spawned. Arguments
-        and errors as of ``Xy``.
+        fetched now, because a forked worker cannot fetch any. If ``FEDCACHE_REMOTE_CACHE`` is too small for all of
+        them, nothing is fetched now, and workers must be spawned. Arguments and errors as of ``Xy``.
         """
         from fedcache.store.torch_dataset import FeatureRows  # a class of torch's: imports torch
 
         keys = select_arrays(self.arrays, backbones, self.path.name)
         rows = select_rows(self.samples, split)
         for key in keys:
-            # Workers are often forked, and a forked process can fetch nothing.
             mirror = self.reader(key).mirror
             if mirror is not None:
                 mirror.bring_all(key)
@@ -681,13 +682,13 @@ def finished_arrays(store: Store) -> dict[str, ArrayInfo]:
     for key, recipe in sorted(store.dataset[PART]["recipes"].items()):
         journal = read_journal(journal_path(store.path, key))
         header = journal.header
-        own = part.chunks(journal.count)
+        chunks_of_part = part.chunks(journal.count)
         if header is None or header["recipe"] != digest_of(recipe):
             continue
-        if not journal.chunks.keys() >= set(own):
+        if not journal.chunks.keys() >= set(chunks_of_part):
             continue
         shape = tuple(header["shape"])
-        checksums = tuple(journal.chunks[chunk].crc for chunk in own)
+        checksums = tuple(journal.chunks[chunk].crc for chunk in chunks_of_part)
         found[key] = ArrayInfo(
             recipe, header["how"], shape, header["dtype"], header["chunk_rows"], checksums
         )

@@ -271,11 +271,11 @@ def repair(path: Path) -> list[str]:
         done.append(f"{len(damaged)} damaged lines of the history were removed.")
     with lock_manifest(path):
         now = read_manifest(path)
-        whole = sidecars_of(now)
+        sidecars = sidecars_of(now)
         for relative in problems:
             parts = relative.split("/")
             kind = parts[0]
-            raw = whole.get(relative)
+            raw = sidecars.get(relative)
             if raw is not None and sha256_hex(raw) == now.files.get(relative):
                 write_sidecar(path, now, relative, raw)
                 done.append(f"{relative} was written again.")

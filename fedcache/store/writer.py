@@ -223,11 +223,11 @@ class ArrayWriter:
         """Chunks still to be written; none when the array was complete already."""
         if self.finished:
             return []
-        own = range(self.count)
+        chunks = range(self.count)
         part = part_of(self.store.dataset)
         if part is not None:
-            own = part.chunks(self.count)
-        return [chunk for chunk in own if chunk not in self.journal.chunks]
+            chunks = part.chunks(self.count)
+        return [chunk for chunk in chunks if chunk not in self.journal.chunks]
 
     def _info(self, crcs: tuple[int, ...] = ()) -> ArrayInfo:
         """The array's entry in the manifest, with the checksums of its chunks."""
@@ -257,10 +257,10 @@ class ArrayWriter:
             left.unlink(missing_ok=True)
         finished = read_manifest(self.store.path).arrays.get(self.key)
         if finished is not None:
-            # By an earlier writer, which may have chosen another number of rows per chunk.
+            # An earlier writer completed it, and may have chosen another number of rows per chunk.
             self.finished = True
             self.chunk_rows = finished.chunk_rows
-            # Its journal remains if it was killed after it had written the manifest.
+            # If that writer was killed after it had written the manifest, its journal still exists.
             self.journal.path.unlink(missing_ok=True)
             return
         if self.fresh:
@@ -271,7 +271,7 @@ class ArrayWriter:
         if self.journal.header != header:
             if self.journal.chunks or self.journal.commits:
                 raise self._differs(header)
-            # No journal, one with a damaged first line, or one without a chunk: nothing confirms files that may exist.
+            # The journal is missing, has a damaged first line or lists no chunk, so it vouches for no file here.
             self._discard()
             self.journal = Journal(self.journal.path)
             self.journal.begin(header)
@@ -492,10 +492,10 @@ def create_store(
     is at ``path``; CorruptionError for a store that is damaged; MachineError, when the disk refuses.
     """
     occupied = path.exists() and (not path.is_dir() or any(path.iterdir()))
-    # After ``occupied``, because another process may put a whole store here at any moment. ``_same`` refuses a store
-    # without a manifest.
+    # After ``occupied``, because another process may put a whole store here at any moment. ``_existing`` refuses a
+    # store without a manifest.
     if (path / "manifest.json").exists() or was_store(path):
-        return _same(path, dataset)
+        return _existing(path, dataset)
     if occupied:
         raise StoreError(
             f"{path} exists and is not a fedcache store.",
@@ -510,7 +510,7 @@ def create_store(
             temporary.rename(path)  # fails unless the place is free or an empty directory
         except OSError:
             if (path / "manifest.json").exists():  # another process was faster
-                return _same(path, dataset)
+                return _existing(path, dataset)
             raise
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -518,7 +518,7 @@ def create_store(
     return read_manifest(path)
 
 
-def _same(path: Path, dataset: Mapping[str, Any]) -> Manifest:
+def _existing(path: Path, dataset: Mapping[str, Any]) -> Manifest:
     """The manifest of an existing store. Raises StoreError for another dataset or another part of it."""
     found = read_manifest(path)
     if found.shards:

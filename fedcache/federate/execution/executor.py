@@ -40,14 +40,17 @@ from fedcache.federate.trust.pipeline import UploadPipeline
 from fedcache.heads.linear import Tree
 
 SPECTRUM_POINTS = 4
-"""Minimum number of configurations to decompose a shared upload, which takes as long as some Cholesky solves."""
+"""Number of configurations from which one decomposition of their shared upload is faster than a Cholesky solve each."""
 
 
 TOGETHER_FROM = 32
 """Number of clients in a round from which uploads that are only sums are computed for several clients at once."""
 
 TOGETHER_ROWS = 2 << 20
-"""Maximum number of rows that are summed together. It is large, so that rows are close together in their file."""
+"""Maximum number of rows that are summed together.
+
+It is large, because the rows of a group are read in file order, and many rows are closer together there than few.
+"""
 
 
 class Executor(ABC):
@@ -55,7 +58,8 @@ class Executor(ABC):
 
     Args:
         batch: the points, before the first round to compute.
-        snapshots: of each point that is resumed, None for the others; for executors that keep state in their own form.
+        snapshots: one for each point, None for a point that does not resume; only executors that keep client states in
+            a form of their own read them.
     """
 
     name: ClassVar[str]
@@ -70,7 +74,7 @@ class Executor(ABC):
     @classmethod
     @abstractmethod
     def serves(cls, method: Method, hp: Hp, load: Load) -> str:
-        """Why it cannot compute that method under these hyperparameters; "" if it can."""
+        """Why this executor cannot compute that method under these hyperparameters; "" if it can."""
 
     @classmethod
     def cost(cls, method: Method, hp: Hp, load: Load) -> float:
@@ -97,7 +101,9 @@ class Executor(ABC):
     def train_round(self) -> list[RoundTraffic | None]:
         """Sample, broadcast and compute one round. A point's error is in ``batch.failed``, and the others continue."""
         points = self.batch.points
-        ids = points[0].sample(self.batch.participation)
+        ids = points[0].sample(
+            self.batch.participation
+        )  # also sets ``lost``, the clients that drop out
         for point in points[1:]:
             point.lost = points[0].lost
         downs = [point.down() for point in points]
@@ -181,11 +187,11 @@ class Sequential(Executor):
                 continue
             # A sum that the pipeline cannot take is computed again client by client.
             for c in group:
-                own = up
+                upload = up
                 if len(group) > 1:
-                    own = point.fit_one(down, c)
-                pipeline.add(own, c)
-                sent.append(point.upload_size(own))
+                    upload = point.fit_one(down, c)
+                pipeline.add(upload, c)
+                sent.append(point.upload_size(upload))
         return point.pooled(pipeline, ids), sent
 
     def uploads(
@@ -202,8 +208,9 @@ def fit_group(point: RunState, down: Tree, group: Sequence[int]) -> Tree:
         return point.fit_one(down, group[0])
     point.env.watch()
     rows = np.sort(train_rows_of(point.training_clients, group))  # in the order of the file
+    # One client without leading axes (0), with all columns (None).
     data = stack_clients(point.features(None), point.labels, [rows], 0)
-    # A sum does not depend on draws, so the context of any client serves.
+    # A sum does not depend on draws, so the context of any client of the group serves.
     _state, up = point.method.fit(down, {}, data, point.ctx(group[:1], 0))
     return up
 
@@ -237,7 +244,7 @@ def timed_round(executor: Executor) -> tuple[tuple[int, ...], list[RoundTraffic 
     # Points of a grid have the same times and clients, so they share one schedule.
     for point in points[1:]:
         point.schedule = first.schedule
-    if first.rule.buffer is None:
+    if first.rule.buffer is None:  # the server waits for all clients of a round
         participation = executor.batch.participation
         drawn = first.sampler.drawn(round_, participation)
         took_part = tuple(first.sample(participation))
@@ -252,6 +259,7 @@ def timed_round(executor: Executor) -> tuple[tuple[int, ...], list[RoundTraffic 
     for version, ids in groups.items():
         for point in points:
             point.round = version  # draws are keyed by the round
+        # Only the traffic of the whole step counts, which ``end_step`` returns.
         executor.one_round(ids, [point.versions[version] for point in points])
         arrived += ids
     failed = executor.batch.failed
@@ -267,11 +275,12 @@ def timed_round(executor: Executor) -> tuple[tuple[int, ...], list[RoundTraffic 
     return tuple(sorted(arrived)), traffics
 
 
-# Chunks of clients, of all points of a grid, as one batch with the leading axes (M,) or (G, M).
+# ``Batched`` computes a chunk of M clients for G points of a grid at once. The tensors of this
+# batch have the leading axes (G, M), or (M,) for a single point.
 #
-# A step of a small head is mostly torch's call overhead, which is paid once per chunk. Larger heads
-# gain while a chunk's parameters stay in the cache. On a GPU every head gains. Small uploads, and
-# all uploads on a GPU, are summed by one product over a chunk.
+# Most of the time of a small head's step is torch's call overhead, which is paid once per chunk.
+# Larger heads gain time as long as a chunk's parameters fit the cache. On a GPU every head gains.
+# Small uploads, and all uploads on a GPU, are summed by one product over a chunk.
 
 SMALL_HEAD = 64 << 10
 """Bytes of heads and uploads below which call overhead takes most of the time, so that clients should share calls."""
@@ -321,13 +330,17 @@ class Batched(Executor):
         budget = GPU_SET
         if load.device == "cpu":
             budget = GRID_SET
+        # Four copies of the head, as in ``fits_cache``.
         return cls.fitting(load, budget, 4 * load.head_bytes, chunk)
 
     @classmethod
     def fitting(
         cls, load: Load, budget: int, client_bytes: int, chunk: int | None, rest: int = 1
     ) -> ExecutionPlan:
-        """As many clients and points as fit into ``budget`` bytes; ``client_bytes`` are for one client of one point."""
+        """As many clients and points as fit into ``budget`` bytes; ``client_bytes`` are for one client of one point.
+
+        ``rest`` goes into the plan as it is.
+        """
         # Points first, because they share the rows that are read. Clients fill the rest of the cache.
         client_bytes = max(1, client_bytes)
         points = max(1, min(load.points, budget // client_bytes))
@@ -392,7 +405,8 @@ class Batched(Executor):
     def sums_uploads(self, up: Tree, clients: int) -> bool:
         """Whether the uploads of a chunk are pooled by one sum over its clients: small uploads, and all on a GPU.
 
-        On a CPU a sum would first copy large uploads. Empty uploads are not summed, because each may be rejected.
+        On a CPU a sum would first copy large uploads. Empty uploads are added one by one, because the policy may reject
+        each of them.
         """
         size = sum(t.nbytes for t in up.values())
         device = self.batch.points[0].env.device.type
@@ -408,10 +422,11 @@ class Batched(Executor):
     ) -> None:
         """Pool the uploads of a chunk: one sum over its clients for summed tensors, client by client for stacked ones.
 
-        ``each`` has further tensors to stack, by client, with an axis of points of length 1 or more.
+        ``each`` has further tensors to stack: name -> one tensor per client, with an axis of points of length 1 or
+        more.
         """
         stacked = {}
-        # The weights of the clients depend only on the rule of pooling, so they are computed once for each rule.
+        # The factors of the clients depend only on the rule of pooling, so they are computed once for each rule.
         factors: dict[str, list[float]] = {}
         for name, t in up.items():
             rule = pipeline.rule(name)
@@ -424,12 +439,12 @@ class Batched(Executor):
         if not stacked and not each:
             pipeline.add_weights(chunk)  # a sum does not contain the number of its clients
             return
-        # Under other policies each upload is validated separately.
+        # A plain policy has validated the whole chunk; any other policy validates each upload separately.
         validated = self.batch.points[0].trust.plain
         for j, c in enumerate(chunk):
-            own = self.batch.of_client(stacked, j)
-            own |= {n: self.batch.less_points(parts[j]) for n, parts in (each or {}).items()}
-            pipeline.add(own, c, validated=validated)
+            upload = self.batch.of_client(stacked, j)
+            upload |= {n: self.batch.less_points(parts[j]) for n, parts in (each or {}).items()}
+            pipeline.add(upload, c, validated=validated)
 
     def note_sent(
         self,
@@ -437,29 +452,30 @@ class Batched(Executor):
         up: Tree,
         size: int,
         sent: dict[int, Sent],
-        shown: Tree | None = None,
+        further: Tree | None = None,
     ) -> None:
-        """Add the sizes of uploads to ``sent``: each client's part of ``up``, and ``shown`` without a client axis.
+        """Add the sizes of a chunk's uploads to ``sent``.
 
+        The upload of a client is its part of ``up`` and all tensors of ``further``, which have no client axis.
         ``size`` is the bytes of a scalar.
         """
-        # If every scalar counts, all clients of the chunk send the same number of scalars.
+        # If every scalar counts, all clients of the chunk send as many scalars as its first client.
         alike = self.batch.points[0].method.sent is numel
         for j, c in enumerate(chunk):
             if alike and j:
                 sent[c] = sent[chunk[0]]
                 continue
-            own = self.batch.of_client(up, j)
-            if shown is not None:
-                own |= shown
+            upload = self.batch.of_client(up, j)
+            if further is not None:
+                upload |= further
             sent[c] = []
             for g, point in enumerate(self.batch.points):
-                scalars = point.method.sent(self.batch.of_point(own, g), point.server_ctx())
+                scalars = point.method.sent(self.batch.of_point(upload, g), point.server_ctx())
                 sent[c].append((scalars, size))
 
 
 def fits_cache(load: Load) -> int:
-    """Number of clients whose parameters fit the cache together; on a GPU, of clients that share one launch."""
+    """Number of clients whose parameters fit the cache together; on a GPU, number of clients that share one launch."""
     # Weights, gradient, momentum and output of one client.
     client = max(1, 4 * load.head_bytes)
     if load.device != "cpu":

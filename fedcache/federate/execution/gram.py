@@ -50,7 +50,7 @@ GRAM_SHARE = 0.25
 """Limit for Gram matrices and packed rows, as a share of the memory that is free at the start of a run."""
 
 TAKE_PART = 4
-"""At least one client in 4 must take part in some round; otherwise computing the matrices of all costs too much."""
+"""At least one client in 4 must take part in some round; otherwise the matrices of all clients take too long."""
 
 GRAM_BYTES = 1 << 30
 """Limit in bytes for Gram matrices and packed rows on any machine, because they grow with the number of clients."""
@@ -63,7 +63,7 @@ class GramClientData(ClientData):
     basis: GramBasis | None = None
 
     def take(self, i: Tensor, view: int | Tensor = 0) -> Tensor:
-        """A ``GramBatch`` instead of features; one view is stored."""
+        """A ``GramBatch`` instead of features; ``view`` is not read, because only one view is stored."""
         return cast(Tensor, GramBatch(cast(GramBasis, self.basis), i))
 
     def fits(self, rows: int, budget: int) -> bool:
@@ -105,10 +105,10 @@ class ChunkBases:
         else:
             # Each client has its own basis: one product for each client, padded to the longest client.
             pairs = zip(self.clients, base, strict=True)
-            own = [self.grams.forward([c], b)[0] for c, b in pairs]
-            longest, U, G = own[0].shape
-            seen = zeros(own[0], len(own), longest, U, G)
-            for to, part in zip(seen, own, strict=True):
+            products = [self.grams.forward([c], b)[0] for c, b in pairs]
+            longest, U, G = products[0].shape
+            seen = zeros(products[0], len(products), longest, U, G)
+            for to, part in zip(seen, products, strict=True):
                 to[: len(part)] = part
         self.seen.append(seen)
         return len(self.bases) - 1
@@ -148,10 +148,11 @@ class ChunkBases:
                 if base.dim() == 4:  # each client has its own basis
                     base = base[m]
                 bases.append(base)
+            # Two axes in any case, so that ``pooled`` returns an axis of points. Padding of the coordinates is cut off.
             alone = ChunkBases(self.grams, [client], 2, bases)
-            n = self.grams.n[client] + len(self.bases)
-            own = inner(W, self.axes)[m : m + 1, :n]
-            out.append(alone.pooled(outer(own, 2), [1.0]))
+            length = self.grams.n[client] + len(self.bases)
+            coords = inner(W, self.axes)[m : m + 1, :length]
+            out.append(alone.pooled(outer(coords, 2), [1.0]))
         return out
 
 
@@ -171,7 +172,7 @@ class Gram(Batched):
 
     @classmethod
     def serves(cls, method: Method, hp: Hp, load: Load) -> str:
-        """SGD on one stored view of a client's own rows, for methods that combine such maps linearly."""
+        """It serves methods that train maps by SGD on one view of a client's own rows and combine them linearly."""
         if load.mixed:
             return "its clients have different settings"
         if cls.name not in method.executions:
@@ -199,6 +200,7 @@ class Gram(Batched):
             covered = load.worth(epochs)
         else:
             covered = int(load.dual_rows().sum())
+        # Coordinates pay if the clients for which they are faster have at least half of all rows.
         rows = int(load.rows.sum())
         pays = rows > 0 and 2 * covered >= rows
         # Matrices are computed for all clients, including those that never take part.
@@ -217,9 +219,9 @@ class Gram(Batched):
         """As many clients and points as fit the cache; ``rest`` is the chunk of the clients with many rows."""
         rest = Batched.plan(method, load, chunk).chunk
         load = points_together(method, load)
-        # The working set of one client has four copies of two tensors, as other executions have four copies of weights:
-        # the coordinates of its rows and of two bases, and the products of a batch with all that was sent (in fedpcl,
-        # the prototypes of all clients).
+        # Other executions count four copies of a client's weights. Here two tensors replace the weights: the
+        # coordinates of the client's rows and of two bases, and the products of a batch with the broadcast (in fedpcl,
+        # with the prototypes of all clients).
         longest = int(load.dual_rows().max(initial=1))
         outputs = max(1, load.outputs)
         coordinates = (longest + 2) * outputs * load.itemsize
@@ -244,7 +246,8 @@ class Gram(Batched):
             chunk = few[start : start + plan.chunk]
             self._fit_in_coordinates(chunk, down, pipeline, sent)
         if not self._returned and self.batch.points[0].states.kept:
-            # Most clients enter in the first round. Their full maps were allocated between tensors that are kept.
+            # Most clients enter in the first round. Their full maps, now freed, were allocated between tensors that
+            # are kept, so the allocator does not return this memory by itself.
             return_freed_memory()
             self._returned = True
 
@@ -320,11 +323,11 @@ class Gram(Batched):
         """
         batch = self.batch
         state = batch.states(order, down)
-        number = {}
+        basis_of = {}
         for n in sent_maps:
-            # [G, U, D]: an axis of length 1 for points or clients becomes the axis of points.
+            # [G, 1, U, D] -> [G, U, D]; without an axis of points [1, U, D], where the client axis takes its place.
             base = down[n].reshape(-1, *down[n].shape[-2:])
-            number["down", n] = frame.add(base)
+            basis_of["down", n] = frame.add(base)
         # Sorted, because a snapshot has names in another order, which would change the order of sums.
         for n, t in sorted(state.items()):
             if is_first(n):
@@ -332,32 +335,34 @@ class Gram(Batched):
                 if batch.axes == 1:
                     full = t.unsqueeze(0)
                 full = full.movedim(1, 0)  # [M, G, U, D]
-                number["state", n] = frame.add(full.expand(len(order), -1, -1, -1))
-        units = {key: frame.unit(j, len(number), len(batch.points)) for key, j in number.items()}
-        held = {n: units.get(("state", n), t) for n, t in state.items()}
-        shown = {n: units.get(("down", n), t) for n, t in down.items()}
-        return held, shown
+                basis_of["state", n] = frame.add(full.expand(len(order), -1, -1, -1))
+        units = {
+            key: frame.unit(j, len(basis_of), len(batch.points)) for key, j in basis_of.items()
+        }
+        new_state = {n: units.get(("state", n), t) for n, t in state.items()}
+        new_down = {n: units.get(("down", n), t) for n, t in down.items()}
+        return new_state, new_down
 
     def _resume_coordinates(self, frame: ChunkBases, order: Sequence[int], down: Tree) -> Tree:
-        """States with maps that stay with the clients: coordinates over the bases with which each client entered."""
+        """The states, if maps stay with the clients: coordinates over the bases with which each client entered."""
         points = self.batch.points
         self._begin_new(order, down)
         kept = [[point.states.kept[c] for c in order] for point in points]
         k = len(kept[0][0].bases)
         longest = max(self.grams.n[c] for c in order)
         for j in range(k):
-            # Points that share a basis share its products with the rows, which then have no axis of points.
-            keys = {tuple(SameObject(at.bases[j]) for at in of_point) for of_point in kept}
-            several = kept
+            # Points that share a basis share its products with the rows, whose axis of points then has length 1.
+            keys = {tuple(SameObject(client.bases[j]) for client in of_point) for of_point in kept}
+            distinct = kept
             if len(keys) == 1:
-                several = kept[:1]
-            seen = [[at.seen[j] for at in of_point] for of_point in several]
+                distinct = kept[:1]
+            seen = [[client.seen[j] for client in of_point] for of_point in distinct]
             # A placeholder that is never read, because these maps are not converted here.
             frame.bases.append(torch.empty(0))
             frame.seen.append(_padded(seen, longest))
         state = {}
         for n in kept[0][0].coords:
-            coords = [[at.coords[n] for at in of_point] for of_point in kept]
+            coords = [[client.coords[n] for client in of_point] for of_point in kept]
             state[n] = outer(_padded(coords, k + longest), self.batch.axes)
         rest = [[point.states.rest(c) for c in order] for point in points]
         return {**self.batch.stacked(rest), **state}
@@ -381,27 +386,29 @@ class Gram(Batched):
                 else:
                     tree = states[c]
                 maps = tuple(SameObject(t) for n, t in sorted(tree.items()) if is_first(n))
+                # The first client of the chunk, which is also the first to get coordinates.
                 before = states.kept.get(order[0])
                 twin = twins.get(maps)
-                others, kept = _begin(self.grams, c, tree, twin, before, states.blocks)
+                rest, kept = _begin(self.grams, c, tree, twin, before, states.blocks)
                 twins[maps] = kept
-                states.keep(c, others, kept, self.grams)
+                states.keep(c, rest, kept, self.grams)
 
     def _keep(self, order: Sequence[int], state: Tree) -> None:
+        """Keep the states of a chunk's clients: maps as coordinates, and the other tensors as they are."""
         batch = self.batch
         maps = {n: inner(t, batch.axes) for n, t in state.items() if is_first(n)}
         rest = {n: t for n, t in state.items() if n not in maps}
         for g, point in enumerate(batch.points):
-            others = batch.of_point(rest, g)
+            of_point = batch.of_point(rest, g)
             for j, c in enumerate(order):
                 # Padding up to the longest client of the chunk is cut off.
                 R = len(point.states.kept[c].bases) + self.grams.n[c]
                 coords = {n: t[j, :R, :, g] for n, t in maps.items()}
-                own = split(others, j, batch.rows_of(c))
-                point.states.write(c, own, coords)
+                of_client = split(of_point, j, batch.rows_of(c))
+                point.states.write(c, of_client, coords)
 
     def _turn_back(self, frame: ChunkBases, W: Tensor) -> Tensor:
-        """[M, U, D] or [G, M, U, D] of coordinates."""
+        """The maps [M, U, D] or [G, M, U, D] that coordinates stand for."""
         parts = torch.stack(frame.each(W))
         if self.batch.axes == 1:
             return parts.squeeze(1)
@@ -432,12 +439,12 @@ def _begin(
         grams: of the run.
         client: its number.
         tree: its tensors.
-        twin: the same client of a point with the same initial tensors.
-        before: another client of this point.
+        twin: coordinates of this client in another point that began with the same tensors; None without.
+        before: coordinates of another client of this point, which may have begun with equal weights; None without.
         blocks: memory for bases and their products.
 
     Returns:
-        the other tensors, and the maps as coordinates.
+        the tensors that are no maps, and the maps as coordinates.
     """
     maps = {n: t for n, t in sorted(tree.items()) if is_first(n)}
     bases = []
@@ -460,5 +467,5 @@ def _begin(
     for j, (name, t) in enumerate(maps.items()):
         coords[name] = t.new_zeros(rows, t.shape[0])
         coords[name][j] = 1.0
-    others = {n: t for n, t in tree.items() if n not in maps}
-    return others, KeptCoordinates(coords, bases, seen)
+    rest = {n: t for n, t in tree.items() if n not in maps}
+    return rest, KeptCoordinates(coords, bases, seen)

@@ -1,4 +1,4 @@
-"""Clients' rows with their Gram matrices, computed once for all rounds, points and seeds, and the products of a round.
+"""Clients' rows and their Gram matrices, computed once for all rounds, points and seeds, and products with these rows.
 
 Shapes: n rows of a client, D features, U outputs of the map, M clients of a chunk, G points of a grid.
 """
@@ -24,13 +24,16 @@ CACHE_BYTES = 256 << 20
 """Limit in bytes for stacked Gram matrices that are kept for the next round, which may have the same clients."""
 
 THIN = 64
-"""Number of columns up to which X B' is faster as (B X')', if result rows are long (measured with MKL on one core)."""
+"""Number of columns up to which X B' is faster as (B X')', because B X' has long rows (measured with MKL, one core)."""
 
 BLOCK = 250
 """Number of rows of a block in a product with few columns. A block stays in the cache until it is packed."""
 
 COMPILED = 50
-"""Number of products of one shape from which oneDNN is faster although it first compiles a kernel (for 50 rows)."""
+"""Number of products of one shape from which oneDNN is faster although it first compiles a kernel.
+
+It holds for clients with 50 rows.
+"""
 
 
 def thin(columns: int) -> bool:
@@ -43,7 +46,7 @@ class GramMatrices:
 
     Args:
         x: [N, 1, D] features in the dtype of the computation.
-        rows: client -> its int64 training rows, for the clients with few enough of them.
+        rows: client -> its int64 training rows, for the clients with few enough rows.
     """
 
     def __init__(self, x: Features, rows: Mapping[int, np.ndarray]) -> None:
@@ -60,8 +63,8 @@ class GramMatrices:
             group = list(alike)
             first = self.start[group[0]]
             block = self.packed[first : first + n * len(group)]
-            own = block.view(len(group), n, block.shape[-1])
-            self.gram |= zip(group, _gram_matrices(own), strict=True)
+            by_client = block.view(len(group), n, block.shape[-1])
+            self.gram |= zip(group, _gram_matrices(by_client), strict=True)
         self._kept: dict[tuple[int, ...], Tensor] = {}  # clients of a chunk -> ``stacked``
         self._kept_bytes = 0
         # (client, scored rows Z) -> Z X', and Z B' of each basis B.
@@ -122,12 +125,12 @@ class GramMatrices:
         for base in bases:
             if SameObject(base) not in seen:
                 seen[SameObject(base)] = z() @ base.mT
-        # One client and one point, which are axes of length 1.
+        # One client and one point are axes of length 1 here; methods see no leading axes (0).
         products = torch.stack([seen[SameObject(base)] for base in bases])
         return GramBasis(gram.unsqueeze(0), products[None, ..., None], 0)
 
     def _trim(self) -> None:
-        """Remove the oldest products of scored rows above ``CACHE_BYTES``; the last one stays."""
+        """Remove the oldest products of scored rows until ``CACHE_BYTES`` are left; the newest stay in any case."""
         sizes = {}
         for key, (gram, seen) in self._scored.items():
             sizes[key] = gram.nbytes + sum(t.nbytes for t in seen.values())
@@ -211,7 +214,7 @@ def _gram_matrices(rows: Tensor) -> Tensor:
 
 
 def _thin_product(flat: Tensor, rows: Tensor) -> Tensor:
-    """rows flat' [n, k] with few columns, in blocks: 3/4 of the time of one call, which packs the long side."""
+    """rows flat' [n, k] with few columns. Blocks take 3/4 of the time of one call, because that packs the long side."""
     if by_onednn(flat, rows) or rows.device.type != "cpu":
         return times_transposed(flat, rows).mT
     out = rows.new_empty(len(flat), len(rows))

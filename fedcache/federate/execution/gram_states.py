@@ -19,9 +19,9 @@ from fedcache.federate.execution.state_table import StateTable
 from fedcache.heads.gram import GramBatch
 from fedcache.heads.linear import Tree
 
-# Small tensors that are kept for many rounds, together in blocks of 16 MB.
+# Small tensors that are kept for many rounds are stored together in blocks of 16 MiB.
 #
-# Allocated one by one they would lie between temporary tensors of training, and fragment the
+# Allocated one by one, they would lie between temporary tensors of training and fragment the
 # memory.
 
 BLOCK_BYTES = 16 << 20
@@ -89,7 +89,7 @@ class KeptCoordinates:
 
 
 def primal(grams: GramMatrices, client: int, coords: Tensor, bases: Sequence[Tensor]) -> Tensor:
-    """W [U, D] of coordinates [k + n, U]."""
+    """W [U, D] from its coordinates [k + n, U]."""
     k = len(bases)
     W = coords[k : k + grams.n[client]].mT @ grams.of(client)
     # W = A' X + sum_j c_j B_j; c_j has one number for each output.
@@ -118,7 +118,7 @@ class Chunk:
 class ClientStates(MutableMapping[int, Tree]):
     """The states of clients: tensors. Maps that are kept as coordinates are computed when they are read.
 
-    They are in memory, or in a file (``move``).
+    The states are in memory, or in a file (``move``).
     """
 
     def __init__(self) -> None:
@@ -144,9 +144,10 @@ class ClientStates(MutableMapping[int, Tree]):
         if self._chunk is not None and self._chunk.clients == chunk.clients:
             self._chunk = None  # it is older
         self._settle()
-        # Only for known clients, and only if the chunk's memory contains nothing else that would be kept with it.
-        known = self.table is None and all(client in self._trees for client in chunk.clients)
-        if known and chunk.alone():
+        # A chunk is held only if all its clients are known, and its memory contains nothing else, which would be kept
+        # with it.
+        can_hold = self.table is None and all(client in self._trees for client in chunk.clients)
+        if can_hold and chunk.alone():
             self._chunk = chunk
         else:
             self._write_all(chunk)
@@ -189,11 +190,11 @@ class ClientStates(MutableMapping[int, Tree]):
         if kept is None:
             return tree
         # Maps are computed at every read, because they are larger than their coordinates.
-        found = dict(tree)
+        full = dict(tree)
         for name, t in kept.coords.items():
             if name not in tree:
-                found[name] = primal(cast(GramMatrices, self.grams), client, t, kept.bases)
-        return found
+                full[name] = primal(cast(GramMatrices, self.grams), client, t, kept.bases)
+        return full
 
     def scored(self, client: int, x: Features, rows: Tensor) -> tuple[Tree, GramBatch]:
         """A client's tensors with its maps as coordinates, and features x[rows] to multiply them with.
@@ -271,7 +272,7 @@ class ClientStates(MutableMapping[int, Tree]):
         """A copy, in the memory of ``into`` if it has the same names, shapes and dtypes."""
         if into is None:
             return self.blocks.copy_tree(tree)
-        # Not in a block, because the old tensors' memory in their block stays used until all other tensors are freed.
+        # Not in a block: a block is freed only as a whole, so tensors that change their shapes would fill new blocks.
         if not same_outline(tree, into):
             return {k: t.clone(memory_format=torch.contiguous_format) for k, t in tree.items()}
         for k, t in tree.items():
@@ -320,8 +321,8 @@ def restore(states: ClientStates, snapshot: Snapshot | None, grams: GramMatrices
     device = grams.packed.device
     for key, t in snapshot.tensors.items():
         if key.startswith(("coords/", "base/")):
-            place, number, name = key.split("/", 2)
-            if place == "coords":
+            kind, number, name = key.split("/", 2)  # ``number`` is the client's
+            if kind == "coords":
                 # ``keep`` copies it.
                 coords.setdefault(int(number), {})[name] = t.to(device)
             else:
@@ -332,12 +333,12 @@ def restore(states: ClientStates, snapshot: Snapshot | None, grams: GramMatrices
         if client not in grams.n:
             continue
         loaded = [bases[client][j] for j in range(len(bases[client]))]
-        own = []
+        shared = []
         for b in loaded:
             equal = (k for k in known if k.shape == b.shape and torch.equal(k, b))
-            own.append(next(equal, b))
-        known += [b for b in own if not any(b is k for k in known)]
+            shared.append(next(equal, b))
+        known += [b for b in shared if not any(b is k for k in known)]
         # X B_j' is computed again from the rows and the bases.
-        seen = [grams.of(client) @ b.mT for b in own]
+        seen = [grams.of(client) @ b.mT for b in shared]
         rest = {n: t for n, t in states[client].items() if n not in coords[client]}
-        states.keep(client, rest, KeptCoordinates(coords[client], own, seen), grams)
+        states.keep(client, rest, KeptCoordinates(coords[client], shared, seen), grams)

@@ -94,8 +94,8 @@ class GridCache:
         else:
             # Without additivity the upload depends on these clients in this order, and on their draws.
             names = [job.training_clients[c].name for c in ids]
-            own = zip(names, [r.tobytes() for r in rows], strict=True)
-            key = (*same, job.seed, *own)
+            of_clients = zip(names, [r.tobytes() for r in rows], strict=True)
+            key = (*same, job.seed, *of_clients)
         pooled, sent = self._pooled.get(key, make, lambda _: 1)
         if len(sent) != len(ids):  # cached from other clients; every client sends the same amount
             sent = [sent[0]] * len(ids)
@@ -118,7 +118,7 @@ class GridBatch:
         self.hp = stack_hp([point.hp for point in self.points], self.points[0])
 
     def by_rows(self, ids: Sequence[int]) -> list[int]:
-        """Clients by falling rows: little is padded, and clients without further batches are the last of a chunk."""
+        """Clients by falling rows: little is padded, and in a chunk the clients without further batches come last."""
         return sorted(ids, key=lambda c: (-self.rows_of(c), c))
 
     def rows_of(self, client: int) -> int:
@@ -171,12 +171,12 @@ class GridBatch:
             state = first.method.enter(down, first.rows(new, self.axes), self.ctx(new))
         if not state:
             return [{} for _ in self.points]
-        # Tensors without an axis of points are equal for all points, so the other points share those of the first.
+        # A tensor whose axis of points has length 1 is equal for all points, so the others share it with the first.
         differing = {k: t for k, t in state.items() if t.shape[0] > 1}
 
         def of_clients(tree: Tree, g: int) -> dict[int, Tree]:
-            own = self.of_point(tree, g)
-            return {c: split(own, j, self.rows_of(c)) for j, c in enumerate(new)}
+            mine = self.of_point(tree, g)
+            return {c: split(mine, j, self.rows_of(c)) for j, c in enumerate(new)}
 
         shared = of_clients(state, 0)
         made = [shared]
@@ -225,7 +225,7 @@ class GridBatch:
     def weighted_sum(self, t: Tensor, weights: Sequence[float]) -> Tensor:
         """The sum over the clients of a chunk, each times its weight, in float64; with the axis of points."""
         axis = self.axes - 1
-        # One float64 product of [.., M] with the weights, for every number of other axes.
+        # One float64 product of [.., M] with the weights, for any number of other axes.
         w = torch.tensor(weights, dtype=torch.float64, device=t.device)
         full = t.expand(*t.shape[:axis], len(weights), *t.shape[axis + 1 :])
         clients_last = full.double().movedim(axis, -1)
@@ -281,7 +281,8 @@ class GridBatch:
         """End every point with a result that is not finite."""
         if self.points[0].trust.on_bad == "reject" or all_bounded(tree):
             return
-        # A finite sum proves that all terms of a bounded tensor are finite. The others are checked point by point.
+        # Only tensors with a number that is too large or not finite are checked point by point; their clients are on
+        # one leading axis (1).
         bad = {n: t for n, t in tree.items() if t.is_floating_point() and not is_bounded(t)}
         for g, point in enumerate(self.points):
             try:
@@ -301,9 +302,9 @@ class GridBatch:
             pooled = self.points[0].pooled(pipeline, ids)
         except FedcacheError as error:
             return self.fail(error)
-        found: list[RoundTraffic | None] = []
+        traffics: list[RoundTraffic | None] = []
         for g, point in enumerate(self.points):
-            found.append(None)
+            traffics.append(None)
             if g in self.failed:
                 continue
             mine = dict(pooled)
@@ -312,16 +313,19 @@ class GridBatch:
                     # Stacked uploads have the clients before the points: [M, G, ..].
                     axis = int(pipeline.rule(name) == "stack")
                     mine[name] = t.select(axis, g)
-            of_point = [sent[c][g] for c in ids]
+            sizes = [sent[c][g] for c in ids]
             try:
-                found[g] = point.finish(ids, downs[g], mine, of_point)
+                traffics[g] = point.finish(ids, downs[g], mine, sizes)
             except FedcacheError as error:
                 self.failed[g] = error
-        return found
+        return traffics
 
 
 def stack_hp(hps: Sequence[Hp], point: RunState) -> Hp:
-    """The hyperparameters of some points: a float in which they differ is a tensor [G, 1]."""
+    """The hyperparameters of some points, where a float in which they differ is a tensor [G, 1].
+
+    ``point`` is any of them; it determines dtype and device.
+    """
     made = dict(hps[0])
     for name in made:
         values = [hp[name] for hp in hps]
@@ -337,7 +341,7 @@ def stacked_trees(trees: Sequence[Tree]) -> Tree:
 
 
 def own_part(t: Tensor, axis: int, position: int) -> Tensor:
-    """The part at a position of an axis; a tensor with length 1 on it is shared by all positions. A view."""
+    """The part at a position of an axis, as a view; if the axis has length 1, all positions share the tensor."""
     return t.select(axis, min(position, t.shape[axis] - 1))
 
 
@@ -354,11 +358,11 @@ def pad_stack(trees: Sequence[Tree]) -> Tree:
 
 
 def split(tree: Tree, position: int, rows: int) -> Tree:
-    """The tree of the client at ``position`` of a (M,) lead, with ``rows/`` tensors cut to its rows; views."""
+    """The tree of the client at ``position`` of the axis (M,), with ``rows/`` tensors cut to its rows; views."""
     alone = {}
     for name, t in tree.items():
-        own = own_part(t, 0, position)
+        part = own_part(t, 0, position)
         if name.startswith("rows/"):
-            own = own[:rows]
-        alone[name] = own
+            part = part[:rows]
+        alone[name] = part
     return alone

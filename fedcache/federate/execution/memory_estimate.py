@@ -1,4 +1,4 @@
-"""Memory estimate of a run: its sizes, its execution, the machine's memory, and the peak.
+"""Estimates the peak memory of a run from its sizes and its execution, and refuses a run that does not fit.
 
 The estimate covers the parts that grow with a run: features, packed rows and Gram matrices, client states, uploads, and
 the working set of a chunk of clients. It does not cover Python and torch themselves. Uploads are assumed to be as large
@@ -31,13 +31,13 @@ WORKING_SET = 8 << 20
 """Limit in bytes for four copies of a chunk's parameters (weights, gradient, momentum, output): they fit the cache."""
 
 LARGE_SET = 32 << 20
-"""This limit for few clients with large heads, which may use the cache that the cores share."""
+"""The same limit for few clients with large heads, which may use the cache that the cores share."""
 
 GPU_SET = 512 << 20
-"""This limit on a GPU, where more clients and configurations share the time of a kernel launch."""
+"""The same limit on a GPU, where more clients and configurations share the time of a kernel launch."""
 
 GRID_SET = 128 << 20
-"""This limit for the configurations of a grid, where sharing rows saves more time than the cache."""
+"""The same limit for the configurations of a grid, where sharing rows saves more time than the cache."""
 
 SKINNY = 15
 """Number of outputs at which an epoch in ``batched`` takes as long as the two thin products of a round in ``gram``.
@@ -152,6 +152,7 @@ def measure_load(jobs: Sequence[RunState], clients: int, rounds: int) -> Load:
     first = int(job.eligible[0])
     down = job.down()
     kept = job.method.enter(down, job.rows([first], 0), job.ctx([first], 0))
+    # What a client trains: its state and the broadcast, without tensors per row and tensors of its optimiser.
     both = {**down, **kept}
     held = {k: t for k, t in both.items() if not k.startswith(("rows/", "opt/"))}
     compared = {k: t for k, t in down.items() if not is_first(k)}
@@ -181,7 +182,8 @@ def measure_load(jobs: Sequence[RunState], clients: int, rounds: int) -> Load:
 def _versions(job: RunState, clients: int, rounds: int) -> int:
     """Number of models that an asynchronous server keeps, one for each of its steps while a client trains.
 
-    About one half-normal duration in 700 exceeds four times the mean; each slower client needs one model more.
+    In four times the mean duration, the server takes about 4 ``clients`` / K steps. One half-normal duration in 700 is
+    longer; each client that is slower needs one model more.
     """
     if not isinstance(job, TimedRun) or job.rule.buffer is None:
         return 0
@@ -198,8 +200,8 @@ def _upload_bytes(job: RunState, kept: Tree) -> int:
     for prefix, rule in job.method.pool(job.hp).items():
         named = {k: t for k, t in job.server.items() if k.startswith(prefix)}
         if rule == "stack":
-            own = {k: t for k, t in kept.items() if k.startswith(prefix)}
-            named = own or named
+            of_client = {k: t for k, t in kept.items() if k.startswith(prefix)}
+            named = of_client or named
         if not named:
             return _bytes(job.server)  # other names, such as sums: assumed as large as the model
         total += _bytes(named)
@@ -276,8 +278,8 @@ def forecast(
         stacked_grams = min(CACHE_BYTES, plan.chunk * few * few * load.itemsize)
         grams = load.gram_bytes() + stacked_grams
     else:
-        # The rows of a chunk that are gathered at once; and of each client a batch, taken as at most 64 rows with 64
-        # bytes of scores for each row.
+        # The rows of a chunk that are gathered at once, and a batch of each client: at most 64 rows are assumed, with
+        # 64 bytes of scores for each row.
         gathered = min(GATHER_BYTES, plan.chunk * longest * row)
         batches = at_once * min(longest, 64) * (row + 64)
         working = copies * at_once * load.head_bytes + gathered + batches
@@ -312,6 +314,7 @@ def forecast(
         states=states,
         server=server,
         working=working,
+        # The features of the rows, and eight tensors of their outputs.
         scoring=SCORES * (row + 8 * load.itemsize * outputs),
     )
 
@@ -333,6 +336,8 @@ def refuse_too_much(
         where = " of the GPU"
     peak = found.words()
     problem = f"The run needs {peak}, but {_mib(free)}{where} are free."
+    # The bytes that the other parts leave. If states are the largest part, fewer participants help most, otherwise
+    # fewer clients at once.
     for_states = free - (needed - found.states)
     if 2 * found.states > needed and for_states >= 0:
         hint = _fewer_participants(load, for_states, "use a smaller head")
@@ -382,8 +387,8 @@ def refuse_too_little_room(load: Load, plan: ExecutionPlan, place: Path) -> None
     """
     if not states_in_file(load, plan):
         return
-    own = sum(file.stat().st_size for file in place.rglob("states-*.table"))
-    free = disk_free(place) + own
+    reused = sum(file.stat().st_size for file in place.rglob("states-*.table"))
+    free = disk_free(place) + reused
     needed = load.kept_bytes()
     if needed > free:
         raise MachineError(

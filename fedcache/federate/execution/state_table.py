@@ -70,7 +70,7 @@ class StateTable(MutableMapping[int, Tree]):
             self._file = path.open("r+b", buffering=0)
         self._rows = np.zeros(clients, ROW)
         self._kinds: list[Kind] = []
-        self._numbers: dict[Kind, int] = {}
+        self._numbers: dict[Kind, int] = {}  # from 1, as in ``ROW``
         # Clients with rows to which no checkpoint refers.
         self._new: set[int] = set()
         # (position, bytes) of old rows to which only the last checkpoint refers.

@@ -163,7 +163,7 @@ class RowLists(LazySequence[np.ndarray]):
 
 
 def in_decimal(numbers: np.ndarray) -> tuple[str, np.ndarray]:
-    """Non-negative numbers [n] as text with a comma after each, and the begin of each in it, int64 [n + 1].
+    """Non-negative numbers [n] as text with a comma after each, and int64 [n + 1]: where each begins in the text.
 
     Digits are computed for a block of numbers at once, ten times as fast as ``str`` of each number.
 
@@ -179,7 +179,8 @@ def in_decimal(numbers: np.ndarray) -> tuple[str, np.ndarray]:
         for power in range(1, width):
             digits += left >= 10**power
         lengths[start + 1 : start + 1 + len(left)] = digits + 1
-        # A row of text for each number, with leading zeros and a comma; the zeros are cut off below.
+        # A row of text for each number, with leading zeros and a comma; the zeros are cut off below. Digits are written
+        # from the last to the first, and ``left`` is what remains of each number.
         text = np.full((len(left), width + 1), ord(","), np.uint8)
         # 32-bit division is faster, and numbers of nine digits fit into 32 bits.
         left = left.astype(np.uint64)
@@ -209,7 +210,7 @@ def ranges(starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 def blocks_within(
     sizes: np.ndarray, most: int, longest: int = LARGEST_KEY
 ) -> Iterator[tuple[int, int]]:
-    """Begin and end of blocks of neighbours whose ``sizes`` sum to at most ``most``; a larger one is a block alone.
+    """Begin and end of blocks of neighbours whose ``sizes`` sum to at most ``most``; one larger size is a block alone.
 
     A block has at most ``longest`` neighbours; the default is no limit in practice.
 
@@ -524,9 +525,10 @@ class MatchedLists(LazySequence[np.ndarray]):
     ) -> MatchedLists:
         """For every client the largest set of test rows with the class shares of its training rows.
 
-        With n_k training rows of class k and a_k candidates, class k gets ceil(n_k min_j(a_j / n_j)) rows over the
-        owned classes j that have candidates, so the scarcest class is used up and every other one follows. Clients may
-        share test rows. A client without a candidate of its classes gets no row.
+        For a client with n_k training rows of class k, and a_k candidates, the set has ceil(n_k min_j(a_j / n_j)) rows
+        of class k, where j are the client's classes that have candidates. So all candidates of its scarcest class are
+        used, and this limits all other classes. Clients may share test rows. A client without a candidate of its
+        classes gets no row.
 
         Args:
             candidates: int64 [T] test rows.
@@ -536,29 +538,30 @@ class MatchedLists(LazySequence[np.ndarray]):
         """
         shuffled = rng.permutation(candidates)
         order = shuffled[np.argsort(label[shuffled], kind="stable")]
-        known, begins = np.unique(label[order], return_index=True)
+        tested, begins = np.unique(label[order], return_index=True)  # classes with test rows
         starts = np.append(begins, len(order))
         # Every pair (client, class) of a training row whose class has test rows, as one number; then each pair once.
-        place = np.searchsorted(known, label[train.rows])
-        kept = known[np.minimum(place, len(known) - 1)] == label[train.rows]
-        pairs = train.owner[kept].astype(np.int64) * len(known) + place[kept]
+        place = np.searchsorted(tested, label[train.rows])
+        is_tested = tested[np.minimum(place, len(tested) - 1)] == label[train.rows]
+        pairs = train.owner[is_tested].astype(np.int64) * len(tested) + place[is_tested]
         pairs.sort()
         first = np.flatnonzero(np.diff(pairs, prepend=-1))
         counts = np.diff(first, append=len(pairs))
-        client, of_class = np.divmod(pairs[first], len(known))
+        client, of_class = np.divmod(pairs[first], len(tested))
         classes = RowLists.of_sizes(of_class, np.bincount(client, minlength=len(train)))
         # For each client, the class with the fewest candidates per training row limits all of its classes.
-        have = np.diff(starts)[of_class]
-        ratio = have / counts
-        some = classes.sizes > 0
-        sizes = classes.sizes[some]
-        least = np.minimum.reduceat(ratio, classes.ends[:-1][some])
+        available = np.diff(starts)[of_class]
+        ratio = available / counts
+        has_class = classes.sizes > 0
+        sizes = classes.sizes[has_class]
+        least = np.minimum.reduceat(ratio, classes.ends[:-1][has_class])
         scarcest = np.flatnonzero(ratio == np.repeat(least, sizes))
         is_first = np.diff(client[scarcest], prepend=-1) > 0
         scarcest = scarcest[is_first]
-        limit = np.repeat(have[scarcest], sizes)
-        own = np.repeat(counts[scarcest], sizes)
-        taken = -(-counts * limit // own)
+        # ceil(n_k a_j / n_j) in integers, with j the scarcest class of the client.
+        a_j = np.repeat(available[scarcest], sizes)
+        n_j = np.repeat(counts[scarcest], sizes)
+        taken = -(-counts * a_j // n_j)
         return cls(order, starts, classes, taken)
 
     @classmethod

@@ -210,7 +210,7 @@ class Search:
 
     counts: np.ndarray | None  # [C, M] of the accepted draw, or None
     draws: int  # number of draws
-    largest: int  # size of the smallest client in the best draw
+    best_minimum: int  # size of the smallest client in the best draw
     hopeless: bool = False  # whether it stopped early because no draw was likely to be accepted
 
 
@@ -231,7 +231,7 @@ def draw_by_class(
     """The numbers of ``draw``, class by class: shares [draws, M]. A single draw holds one class in memory at a time."""
     if draws == 1:
         for _ in range(classes):
-            yield draw(rng, alpha, 1, 1, clients)[:, 0]
+            yield draw(rng, alpha, 1, 1, clients)[:, 0]  # one draw of one class
     else:
         yield from draw(rng, alpha, draws, classes, clients).swapaxes(0, 1)
 
@@ -241,9 +241,9 @@ def search(
 ) -> Search:
     """Draw until the rule accepts, at most ``draws`` draws and, after ``LEAST_DRAWS``, at most ``shares`` numbers.
 
-    Clients compete for the same rows, so a short client makes other short clients less likely. With s the share of
-    short clients seen, P(no short client) <= (1 - s)^M up to the error of s. The search stops when this bound gives
-    less than ``HOPELESS`` accepted draws within the cap.
+    Clients compete for the same rows, so a short client, which has too few rows, makes other short clients less likely.
+    If s is the share of short clients so far, P(no short client) <= (1 - s)^M up to the error of s. The search stops
+    when this bound gives less than ``HOPELESS`` accepted draws within the cap.
     """
     classes = len(rule.quota)
     clients = rule.clients
@@ -251,7 +251,7 @@ def search(
     cap = min(draws, max(LEAST_DRAWS, shares // numbers))
     done = 0
     short = 0
-    largest = -1
+    best_minimum = -1
     for block in _blocks(cap, max(1, BLOCK // numbers)):
         counts = rule.counts(draw_by_class(rng, rule.alpha, block, classes, clients), block)
         size = counts.size
@@ -265,12 +265,12 @@ def search(
             return Search(counts.rows[first], done + first + 1, smallest)
         done += block
         short += int(is_short.sum())
-        largest = max(largest, int(size.min(axis=-1).max()))
+        best_minimum = max(best_minimum, int(size.min(axis=-1).max()))
         seen = done * clients
         expected = cap * (1.0 - short / seen) ** clients
         if seen >= SEEN and expected < HOPELESS:
-            return Search(None, done, largest, hopeless=True)
-    return Search(None, done, largest)
+            return Search(None, done, best_minimum, hopeless=True)
+    return Search(None, done, best_minimum)
 
 
 def _blocks(cap: int, largest: int) -> Iterator[int]:
@@ -291,7 +291,7 @@ def counts_or_error(scheme: Scheme, args: Values, streams: Streams, rule_of: Rul
         scheme: for the message.
         args: resolved arguments; must hold ``alpha``.
         streams: the search draws from ``shares``.
-        rule_of: the rule of these arguments, and of others, to look for some that work.
+        rule_of: gives the rule of these arguments, and of others in the search for arguments that work.
 
     Raises:
         InfeasibleError: naming the size of the smallest client in the best draw, and arguments that work with the same
@@ -307,8 +307,8 @@ def counts_or_error(scheme: Scheme, args: Values, streams: Streams, rule_of: Rul
     can_fill = scheme.has("fill")
     # If one draw takes seconds and the scheme can fill clients up, no other arguments are tried.
     tries = not (can_fill and clients * len(rule.quota) > TRIAL_SHARES)
-    instead: dict[str, Value] = {}
-    filled: dict[str, Value] = {"fill": True}
+    instead: dict[str, Value] = {}  # arguments that work without ``fill``
+    filled: dict[str, Value] = {"fill": True}  # arguments that work with it
     if not _has_rows(rule):
         message = (
             f"{who} needs {clients} x {least}, but only {rows} rows can be assigned, enough for {most} "
@@ -317,6 +317,7 @@ def counts_or_error(scheme: Scheme, args: Values, streams: Streams, rule_of: Rul
         filled["clients"] = most
         if tries and not args.get("fill"):
             instead = _fewer_clients(scheme, args, streams, rule_of, most)
+        # With fewer clients there may also be fewer rows to assign.
         can_fill = can_fill and most > 0 and _has_rows(rule_of({**args, "clients": most}))
     else:
         if args.get("fill"):
@@ -333,19 +334,19 @@ def counts_or_error(scheme: Scheme, args: Values, streams: Streams, rule_of: Rul
         if found.hopeless:
             stop = "more draws would not help"
         message = f"{who}: none of {found.draws:,} draws gave every client {least} ({stop}); "
-        message += f"in the best draw, the smallest client had {found.largest} rows."
+        message += f"in the best draw, the smallest client had {found.best_minimum} rows."
         if tries:
             alphas = alphas_above(rule.alpha)
             instead = _first_that_works("alpha", alphas, args, streams, rule_of)
             instead = instead or _fewer_clients(scheme, args, streams, rule_of, most)
     hints = []
     if instead:
-        what = f"smallest alpha found to work is {instead.get('alpha')}"
+        working = f"smallest alpha found to work is {instead.get('alpha')}"
         if "clients" in instead:
-            what = f"largest number of clients found to work is {instead['clients']}"
+            working = f"largest number of clients found to work is {instead['clients']}"
         instead = _with_derived(scheme, args, instead)
         command = scheme.command({**args, **instead}, streams.seed)
-        hints.append(f"With this seed the {what}:  {command}")
+        hints.append(f"With this seed the {working}:  {command}")
     if can_fill:
         filled = _with_derived(scheme, args, filled)
         command = scheme.command({**args, **filled}, streams.seed)
@@ -532,15 +533,15 @@ def deal_label_shift(pool: RowPool, args: Values, streams: Streams) -> Dealt:
 
     quota = quota_of(args)
     first = [rows[:q] for rows, q in zip(classes, quota, strict=True)]
-    held = deal_by_rule(LABEL_SHIFT, args, streams, rule_of, first)
-    shuffled = [streams("holdout", client).permutation(rows) for client, rows in enumerate(held)]
+    drawn = deal_by_rule(LABEL_SHIFT, args, streams, rule_of, first)
+    shuffled = [streams("holdout", client).permutation(rows) for client, rows in enumerate(drawn)]
     cuts = [math.floor(len(rows) / ratio) for rows in shuffled]
     train = [rows[:cut] for rows, cut in zip(shuffled, cuts, strict=True)]
     if args["test_protocol"] == "matched":
         test = [rows[cut:] for rows, cut in zip(shuffled, cuts, strict=True)]
     else:
-        rest = np.setdiff1d(pool.test, np.concatenate(held))
-        shared = first_per_class(pool, rest, count_of(args, "tests"))
+        unused = np.setdiff1d(pool.test, np.concatenate(drawn))
+        shared = first_per_class(pool, unused, count_of(args, "tests"))
         test = [shared] * len(train)
     notes = _label_shift_notes(pool, args, quota, train)
     enough = None
@@ -586,7 +587,10 @@ def _enough_shots(args: Values, least: int) -> int:
 
 
 def _domains(scheme: Scheme, pool: RowPool) -> tuple[int, ...]:
-    """The chosen domains. Raises InfeasibleError for fewer than two, and for a domain without training or test rows."""
+    """The chosen domains. Raises InfeasibleError for fewer than two, and for a domain without training or test rows.
+
+    The errors have no hint, because ``partition.make`` looks for other arguments.
+    """
     names = _domain_names(pool)
     if len(names) < 2:
         found = ", ".join(names) or "none"
@@ -638,7 +642,7 @@ def _first_names(names: Sequence[str]) -> str:
 
 
 def _with_ratio(args: Values) -> Values:
-    """The ratios of drawn rows to training rows of the released code. More clients have a smaller ratio."""
+    """The arguments with ``ratio``, drawn rows to training rows, as in the released code: smaller for more clients."""
     if args["ratio"] is not None:
         return args
     clients = count_of(args, "clients")

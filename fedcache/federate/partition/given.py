@@ -83,8 +83,8 @@ def of_splits(
     for part, code in zip(PARTS, (TRAIN, TEST, VALIDATION), strict=True):
         rows = np.flatnonzero(usable & (split == code))
         lists = RowLists.by_owner(rows, ids.codes[rows], len(ids.words))
-        for word, own in zip(ids.words, lists, strict=True):
-            clients[word][part] = own
+        for word, of_client in zip(ids.words, lists, strict=True):
+            clients[word][part] = of_client
     for name, held in clients.items():
         train = len(held["train"])
         test = len(held["test"])
@@ -122,16 +122,16 @@ def of_rows(columns: Columns, clients: Mapping[str, Any], validation: object = N
     ok = columns.ok.astype(bool)
     for key, given in clients.items():
         name = str(key)
-        own, tested, validated = _parts(name, given)
-        train[name] = _rows(name, own, rows)
+        training, tested, validated = _parts(name, given)
+        train[name] = _rows(name, training, rows)
         tests[name] = None
         if tested is not None:
             tests[name] = _rows(name, tested, rows)
-        found = NO_ROWS
+        checked = NO_ROWS
         # An empty list of validation rows is allowed; ``_rows`` refuses empty lists.
         if validated is not None and len(validated):
-            found = _rows(name, validated, rows)
-        validating.append(found[ok[found]])
+            checked = _rows(name, validated, rows)
+        validating.append(checked[ok[checked]])
     if validation is not None and any(map(len, validating)):
         raise UsageError(
             "Validation rows are given twice: as rows of clients, and as a share or split.",
@@ -141,7 +141,7 @@ def of_rows(columns: Columns, clients: Mapping[str, Any], validation: object = N
     if len(sorted_once(trained)) < len(trained):
         values, counts = np.unique(trained, return_counts=True)
         row = int(values[counts > 1][0])
-        owners = [repr(name) for name, own in train.items() if row in own]
+        owners = [repr(name) for name, of_client in train.items() if row in of_client]
         both = " and ".join(owners)
         raise UsageError(
             f"Row {row} is given to {both}.",
@@ -168,16 +168,16 @@ def of_rows(columns: Columns, clients: Mapping[str, Any], validation: object = N
         common = sorted_once(np.concatenate(chosen))
         common = common[ok[common]]
     made = []
-    for name, own in train.items():
+    for name, of_client in train.items():
         tested = tests[name]
         if tested is None:
             tested = common
         else:
             tested = tested[ok[tested]]
-        made.append(Client(name, own[ok[own]], tested))
-    held = np.zeros(rows, bool)
-    held[used] = True
-    held[common] = True
+        made.append(Client(name, of_client[ok[of_client]], tested))
+    in_use = np.zeros(rows, bool)
+    in_use[used] = True
+    in_use[common] = True
     args: dict[str, Value] = {}
     table = ClientTable.of(made, common)
     if any(map(len, validating)):
@@ -188,7 +188,7 @@ def of_rows(columns: Columns, clients: Mapping[str, Any], validation: object = N
         args["validation"] = how
         domains = range(len(columns.domains))
         # No column makes these clients, so ``by`` is None.
-        table = with_validation(table, how, columns, domains, None, own=False)
+        table = with_validation(table, how, columns, domains, None, per_client=False)
     return Partition(
         scheme=NAME,
         args=args,
@@ -197,7 +197,7 @@ def of_rows(columns: Columns, clients: Mapping[str, Any], validation: object = N
         test=common,
         dataset=columns.digest,
         pool=int(ok.sum()),
-        dropped=int((ok & ~held).sum()),
+        dropped=int((ok & ~in_use).sum()),
         notes=tuple(notes),
     )
 

@@ -1,6 +1,6 @@
 """Natural partition: one client for each value of a column, such as a hospital, a writer or a domain.
 
-With ``hold_out`` no client holds the rows of some values, and all of these are the test set (leave one domain out).
+With ``hold_out`` the rows of some values belong to no client, and are the test set (leave one domain out).
 With ``inside`` another scheme assigns the rows of every value to several clients (``north/client-0``).
 """
 
@@ -60,7 +60,7 @@ class Members:
 
 
 def deal_natural(pool: RowPool, args: Values, streams: Streams) -> Dealt:
-    """One client per value of the column ``by``, in the order of the values; the module describes the options."""
+    """One client per value of the column ``by``, in the order of the values; ``NATURAL`` describes the options."""
     by = str(args["by"])
     given = [key for key in OF_INSIDE if args[key] is not None]
     if given and args["inside"] is None:
@@ -95,17 +95,17 @@ def deal_natural(pool: RowPool, args: Values, streams: Streams) -> Dealt:
     without = int((group.codes[rows] < 0).sum())
     if without:
         notes.append(f"{without:,} of {len(rows):,} rows have no value of {by} and are left out")
-    held = held_out_codes(group, by, args["hold_out"])
-    common: np.ndarray | None = None
-    if held is not None:
-        common = all_rows[np.isin(group.codes[all_rows], held)]
+    held_codes = held_out_codes(group, by, args["hold_out"])
+    common: np.ndarray | None = None  # global test rows, None for the test split
+    if held_codes is not None:
+        common = all_rows[np.isin(group.codes[all_rows], held_codes)]
         if not len(common):
-            names = ", ".join(group.words[code] for code in held)
+            names = ", ".join(group.words[code] for code in held_codes)
             raise UsageError(
                 f"Scheme natural: no row of {by} {names} has features.", "fedcache inspect"
             )
-        rows = rows[~np.isin(group.codes[rows], held)]
-        tests = tests[~np.isin(group.codes[tests], held)]
+        rows = rows[~np.isin(group.codes[rows], held_codes)]
+        tests = tests[~np.isin(group.codes[tests], held_codes)]
     members = members_of(group, rows, tests)
     if args["tests"] == "held-out-clients":
         members, common, note = _hold_out_clients(members, all_rows, group, args, streams)
@@ -166,21 +166,21 @@ def _selected(members: Members, which: np.ndarray) -> Members:
 def _hold_out_clients(
     members: Members, all_rows: np.ndarray, group: Group, args: Values, streams: Streams
 ) -> tuple[Members, np.ndarray, str]:
-    """Draw the test clients: returns the other members, all rows of the test clients as test set, and a note."""
+    """Draw the test clients. Returns the other members, the test set (all rows of the test clients), and a note."""
     count = len(members.words)
     share = number_of(args, "held_out_share")
-    taken = min(count - 1, max(1, round(share * count)))
-    if taken < 1:
+    to_hold_out = min(count - 1, max(1, round(share * count)))
+    if to_hold_out < 1:
         raise UsageError(
             f"Scheme natural: {count} client cannot be divided into training and test clients.",
             "To test every client on its own rows: --tests within",
         )
-    drawn = np.sort(streams("held-out clients").permutation(count)[:taken])
+    drawn = np.sort(streams("held-out clients").permutation(count)[:to_hold_out])
     held_out_words = {members.words[i] for i in drawn.tolist()}
     codes = np.array([i for i, word in enumerate(group.words) if word in held_out_words])
     common = all_rows[np.isin(group.codes[all_rows], codes)]
     kept = _selected(members, np.setdiff1d(np.arange(count), drawn))
-    note = f"{taken:,} of {count:,} clients do not train; all their rows are the test set"
+    note = f"{to_hold_out:,} of {count:,} clients do not train; all their rows are the test set"
     return kept, common, note
 
 
@@ -281,16 +281,16 @@ def _assign_inside(
     train: list[np.ndarray] = []
     test: list[np.ndarray] = []
     enough: list[int] = []
-    known = pool.columns.label >= 0
-    for word, own, tested in zip(members.words, members.train, members.test, strict=True):
-        if scheme.needs_labels and not known[own].any():
+    labelled = pool.columns.label >= 0
+    for word, trained, tested in zip(members.words, members.train, members.test, strict=True):
+        if scheme.needs_labels and not labelled[trained].any():
             raise UsageError(
                 f"Scheme {scheme.name} assigns rows by class, and no training row of {word} has a label.",
                 "Leave out rows without a label:  --option unlabelled=drop",
             )
         values = scheme.resolve({**given, "domain": None})
         # Every value has its own random streams, so that an additional value changes no other draw.
-        sub = replace(pool, train=np.sort(own), dealt=own, notes=[])
+        sub = replace(pool, train=np.sort(trained), dealt=trained, notes=[])
         if within:
             sub = replace(sub, test=np.sort(tested))
         own_streams = Streams(streams.seed, f"{NAME}/{scheme.name}/{word}")
@@ -326,6 +326,7 @@ def _assign_inside(
     )
 
 
+# The defaults and help texts in these calls are replaced.
 _INSIDE = tuple(
     replace(argument, default=None, help="of inside", named=False)
     for argument in (

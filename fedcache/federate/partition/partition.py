@@ -327,11 +327,11 @@ class Partition:
             validation = table.for_validation.test_sizes
         sizes = np.stack([table.train_sizes, table.test_sizes, validation], 1)
         lines = []
-        for name, (train, test, held), own in zip(
+        for name, (train, test, held), of_classes in zip(
             table.names[:described], sizes[:described].tolist(), counts.tolist(), strict=True
         ):
-            owned = len(own) - own.count(0)
-            lines.append(ClientRow(name, train, test, owned, tuple(own), held))
+            owned = len(of_classes) - of_classes.count(0)
+            lines.append(ClientRow(name, train, test, owned, tuple(of_classes), held))
         return lines
 
     def summary(self) -> str:
@@ -405,13 +405,14 @@ def _with_working_advice(
         except FedcacheError as other:
             return other
         else:
-            # Without --partition-seed a command has the seed 0.
+            # A command without --partition-seed has the seed 0, so a hint must name any other seed.
             is_complete = not seed or SEED in error.hint
             if instead == error.instead and is_complete:
                 return error
             return scheme.infeasible(values, message, instead, seed)
     if scheme is NATURAL and values["inside"] is not None:
         message = f"{message} No other number works for every value of {values['by']}."
+        # None for all of these arguments, so that each value is one client.
         whole: dict[str, Value] = dict.fromkeys(("inside", *OF_INSIDE))
         with suppress(FedcacheError):
             _deal(scheme, columns, {**values, **whole}, seed)
@@ -568,11 +569,11 @@ def _deal(
             "Test every client on balanced rows instead: --option test_protocol=balanced",
         )
     # Rows that are in use: trained on, or tested on by some client.
-    held = trained
-    held[clients.tests.distinct] = True
+    in_use = trained
+    in_use[clients.tests.distinct] = True
     if clients.shares.any():
-        held[test] = True
-    dropped = int((~held[dealt_from]).sum())
+        in_use[test] = True
+    dropped = int((~in_use[dealt_from]).sum())
     if values.get("validation") is not None:
         clients = _with_validation(clients, scheme, values, pool)
     notes += _leaks(columns, train.rows, clients.tested)
@@ -661,8 +662,8 @@ def _with_validation(
     by = None
     if scheme is NATURAL:
         by = columns.sorted_by(str(values["by"]))
-    own = by is not None and values["inside"] is None and not clients.shares.any()
-    return with_validation(clients, chosen_by, columns, pool.domains, by, own=own)
+    per_client = by is not None and values["inside"] is None and not clients.shares.any()
+    return with_validation(clients, chosen_by, columns, pool.domains, by, per_client=per_client)
 
 
 def from_payload(

@@ -67,7 +67,7 @@ class Argument:
         """The argument on the command line: its own flag, or ``--option name=value``."""
         shown = "VALUE"
         if value is not None:
-            shown = shell_word(_as_typed(value))
+            shown = shell_word(_as_text(value))
         if self.name in _FLAGS:
             return f"{_FLAGS[self.name]} {shown}"
         return f"--option {self.name}={shown}"
@@ -273,7 +273,7 @@ def option_names(arguments: Iterable[str]) -> list[str]:
     return [_FLAGS.get(name, f"--option {name}") for name in arguments]
 
 
-def _as_typed(value: Value) -> str:
+def _as_text(value: Value) -> str:
     """A value as a user types it."""
     if isinstance(value, tuple | list):  # names in a result or a file are a list
         return ",".join(value)
@@ -298,7 +298,7 @@ def _share(value: object) -> float | None:
 def _default_in_words(argument: Argument) -> str:
     """The default in words; the help of the argument explains a derived one."""
     if argument.default is not None:
-        return _as_typed(argument.default)
+        return _as_text(argument.default)
     if argument.kind == "names":
         return "all"
     return "derived"
@@ -308,7 +308,7 @@ def _in_file_name(value: Value) -> str:
     """A value as part of a file name."""
     if isinstance(value, bool):
         value = int(value)
-    return re.sub(r"[^A-Za-z0-9._-]", "_", _as_typed(value))[:60]
+    return re.sub(r"[^A-Za-z0-9._-]", "_", _as_text(value))[:60]
 
 
 def checked_seed(seed: object) -> int:
@@ -491,7 +491,7 @@ class RowPool:
     domains: tuple[int, ...]  # codes of the chosen domains, in the user's order
     train: np.ndarray  # int64, rows of split train
     test: np.ndarray  # int64, rows of split test
-    # int64, rows of the split that is assigned, with those left out because their label is unknown
+    # int64, all rows of the split that is assigned, including rows that were left out because they have no label
     dealt: np.ndarray
     notes: list[str] = field(default_factory=list)
 
@@ -523,7 +523,7 @@ class Dealt:
     common: np.ndarray | None = None
     # int64: the rows that could have been assigned; None for ``RowPool.dealt``
     pool: np.ndarray | None = None
-    # the most ``shots`` for which all classes have enough rows, 0 for none; None where no class has too few
+    # the largest ``shots`` for which all classes have enough rows, 0 for none; None if no class has too few rows
     enough_shots: int | None = None
 
 
@@ -532,9 +532,9 @@ def make_pool(
 ) -> RowPool:
     """The pool of the chosen domains, all for None; validation rows and rows with ok = 0 are in no pool.
 
-    Test rows without a label cannot be scored and are left out, unless no test row has one. With ``needs_labels`` rows
-    without a label of the split that is assigned, ``TRAIN`` or ``TEST``, cannot be assigned. Raises UsageError, for an
-    unknown or repeated domain, and for labels that a scheme needs and the dataset lacks.
+    Test rows without a label cannot be scored and are left out, unless no test row has one. ``split``, ``TRAIN`` or
+    ``TEST``, is the split that is assigned; with ``needs_labels``, its rows without a label are left out too. Raises
+    UsageError, for an unknown or repeated domain, and for labels that a scheme needs and the dataset lacks.
     """
     names = columns.domains
     if domain is not None:
@@ -589,5 +589,6 @@ def need_rows(rows: np.ndarray, split: str, scheme: str) -> None:
 
 def first_per_class(pool: RowPool, rows: np.ndarray, count: int) -> np.ndarray:
     """The first ``count`` rows of each class, in stored order; all rows of a class with fewer."""
+    # ``rows[:0]`` gives the result its dtype even if there are no classes.
     first = [of_class[:count] for of_class in pool.by_class(rows)]
     return np.concatenate([rows[:0], *first])

@@ -200,6 +200,7 @@ def _shards_infeasible(args: Values, sizes: np.ndarray, fewest: int, most: int) 
     given = {name: count_of(args, name) for name in ("clients", "shards")}
     shards = given["clients"] * given["shards"]
     instead: dict[str, Value] = {"clients": 1, "shards": fewest}
+    # Another number of shards comes last, so it replaces another number of clients if both work.
     for change, kept in (("clients", "shards"), ("shards", "clients")):
         # The least and the largest number whose product with the other one is a possible number of shards.
         least = -(-fewest // given[kept])
@@ -256,9 +257,9 @@ SHARDS = Scheme(
 def deal_few_shot(pool: RowPool, args: Values, streams: Streams) -> Dealt:
     """``shots`` images of a class, by the kind of skew.
 
-    disjoint: each client gets round(C / M) of the shuffled classes, and the last client the others, but every client at
-    least one; a client has ``shots`` images of each of its classes. iid: every client has ``shots`` images of every
-    class. dirichlet: M ``shots`` images of each class in Dirichlet shares, rounded down.
+    disjoint: each client gets round(C / M) of the shuffled classes, the last client gets the rest, and every client
+    gets at least one; a client has ``shots`` images of each of its classes. iid: every client has ``shots`` images of
+    every class. dirichlet: M ``shots`` images of each class in Dirichlet shares, rounded down.
     """
     need_rows(pool.train, "train", FEW_SHOT.name)
     classes = present(pool, pool.train)
@@ -288,13 +289,13 @@ def _few_shot_disjoint(classes: list[np.ndarray], args: Values, streams: Streams
     ends = np.cumsum(classes_per_client(count, clients))
     for of_client in np.split(shuffled, ends[:-1]):
         train.append(np.concatenate([drawn[c] for c in of_client]))
-    return _few_shot(train, classes, shots, 1)
+    return _few_shot(train, classes, shots, 1)  # each class belongs to one client
 
 
 def _few_shot(
     train: Sequence[np.ndarray], classes: list[np.ndarray], shots: int, times: int
 ) -> Dealt:
-    """Clients, with a note where classes have fewer than ``times`` x ``shots`` rows."""
+    """The clients, with a note if some classes have fewer than ``shots`` rows for each of ``times`` clients."""
     sizes = [len(rows) for rows in classes]
     short = sum(size < times * shots for size in sizes)
     least = min(sizes)

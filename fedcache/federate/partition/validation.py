@@ -36,7 +36,7 @@ def with_validation(
     domains: Sequence[int],
     by: Group | None,
     *,
-    own: bool,
+    per_client: bool,
 ) -> ClientTable:
     """The clients with validation rows.
 
@@ -46,7 +46,8 @@ def with_validation(
         columns: of all rows.
         domains: codes of the chosen domains.
         by: the column whose values are the clients; None for other clients.
-        own: whether each value of ``by`` is one client with test rows of its own.
+        per_client: whether the rows of the split belong to single clients, because each value of ``by`` is one client
+            with test rows of its own; otherwise all clients share them.
 
     Raises UsageError if there is no such row.
     """
@@ -61,7 +62,7 @@ def with_validation(
     readable = (columns.split == VALIDATION) & columns.ok.astype(bool)
     rows = np.flatnonzero(readable & np.isin(columns.domain, domains))
     if by is not None:
-        # Only values that clients train on: without held-out values and clients that were left out.
+        # Only rows with a value that clients train on; held-out values and clients that were left out have none.
         trained = by.codes[table.train.rows]
         rows = rows[is_among(by.codes[rows], trained)]
     # Rows without a label cannot be scored, and are left out unless no row has a label.
@@ -76,7 +77,7 @@ def with_validation(
             "The dataset has no validation row that can be scored with these clients.",
             "Use a share of the training rows:  --validation 0.2",
         )
-    if by is None or not own:
+    if by is None or not per_client:
         return replace(table, validation=Validation(rows, None))
     # Each value is one client: the client whose training rows have the value.
     client_of = np.full(len(by.words), -1)

@@ -86,14 +86,14 @@ def test_the_first_acceptable_draw_is_taken(alpha, seed, least):
             assert found.draws == number
             return
     assert found.counts is None
-    assert found.largest == max(smallest)
+    assert found.best_minimum == max(smallest)
 
 
 def test_the_search_stops_at_its_caps():
     # one row cannot be cut in two by shares that never reach 1: always short, but only one client of two is
     impossible = Rule(quota(1), 2, 1.0)
     found = search(np.random.default_rng(0), impossible, draws=300)
-    assert (found.counts, found.draws, found.largest, found.hopeless) == (None, 300, 0, False)
+    assert (found.counts, found.draws, found.best_minimum, found.hopeless) == (None, 300, 0, False)
     # 100 numbers are 50 draws of 2
     assert search(np.random.default_rng(0), impossible, shares=100).draws == 50
     assert search(np.random.default_rng(0), impossible, shares=1).draws == module.LEAST_DRAWS
