@@ -130,7 +130,7 @@ def _names(store: Store, *, anonymous_names: bool) -> list[str]:
 
 
 def backbone_lines(recipes: Iterable[tuple[str, Mapping[str, Any]]], home: Home) -> list[str]:
-    """Each recipe of the named arrays on a line, with the licence of its weights."""
+    """A line for each (array, recipe): the backbone, its input, and the licence of its weights."""
     lines = []
     for key, facts in recipes:
         # Embeddings that fedcache did not compute have no recipe.
