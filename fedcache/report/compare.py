@@ -179,8 +179,8 @@ def compare_entries(
             blocks = over_held_out(leave_one_out, score)
         except UsageError:
             sentences += alone_lines(leave_one_out)
-            # A group of one treatment has only a mean, and nothing to compare. The runs of a group of several treatments
-            # are compared setting by setting.
+            # A group of one treatment has only a mean, and nothing to compare. The runs of a group with several
+            # treatments are compared setting by setting.
             if len(leave_one_out.rows()) == 1:
                 grouped |= digests
             continue
