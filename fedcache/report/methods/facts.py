@@ -274,8 +274,8 @@ _ROWS = ("number of its training rows", "how much data it has")
 def rows_in_models(method: Method, settings: Mapping[str, Any] | None = None) -> tuple[str, ...]:
     """Names of the tensors of a client's saved model that contain data of single training rows; () for most methods.
 
-    Such a tensor grows with the rows, as a cache of their features does. To find it, the method trains clients with two,
-    three and four rows of every class, and the shapes of their tensors are compared.
+    Such a tensor grows with the rows, as a cache of their features does. To find it, the method trains clients with
+    two, three and four rows of every class, and the shapes of their tensors are compared.
 
     Args:
         method: the method.
@@ -405,7 +405,7 @@ def covered_by_noise(method: Method, *, numbers: bool) -> str:
 
     Args:
         method: the method.
-        numbers: whether the tensor holds values. Counts of rows, and marks of the classes that have rows, are no values.
+        numbers: whether the tensor holds values, as opposed to counts of rows or marks of classes that have rows.
     """
     if method.merges == "classes":
         if numbers:
