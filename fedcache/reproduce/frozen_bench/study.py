@@ -127,8 +127,9 @@ class Study:
         found: dict[str, str] = {}
         for text in specs:
             label, equals, spec = text.partition("=")
-            # A text with a colon before its first ``=``, such as ``folder:a=b``, is a spec without a label. One data set
-            # of two domains (``a=SPEC,b=SPEC``) would look like LABEL=SPEC, so it needs a label: ``LABEL=a=SPEC,b=SPEC``.
+            # A text with a colon before its first ``=``, such as ``folder:a=b``, is a spec without a label. One data
+            # set of two domains, ``a=SPEC,b=SPEC``, is given as ``LABEL=a=SPEC,b=SPEC``, because without a label it
+            # would be read as the data set ``a``.
             if not equals or ":" in label:
                 label = label_of(text)
                 spec = text
