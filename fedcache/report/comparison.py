@@ -701,11 +701,11 @@ def within(
     empty = [name for name, (_, row) in rows.items() if np.isnan(row).all()]
     kept = {name: [run] for name, run in runs.items() if name not in empty}
     if len(kept) < 2:
-        count = "one run has"
+        count = "only one run has"
         if not kept:
             count = "no run has"
         raise UsageError(
-            f"{where}: {count} values of {metric}, but a comparison needs two.",
+            f"{where}: {count} values of {metric}, but a comparison needs two runs.",
             "Train another method on the same dataset and partition:  fedcache train --method fed3r",
         )
     blocks, values = _aligned([rows[name] for name in kept])
@@ -841,7 +841,7 @@ def _aligned(rows: Sequence[NamedValues]) -> tuple[Sequence[str], Floats]:
 def _lacking(
     names: Sequence[str], blocks: Sequence[str], known: NDArray[np.bool_]
 ) -> dict[str, list[str]]:
-    """Names of runs -> the blocks for which exactly these runs have no value; ``known`` is [T, B]."""
+    """Names of runs, in one text -> the blocks for which exactly these runs have no value; ``known`` is [T, B]."""
     lost = np.flatnonzero(~known.all(0))
     if not len(lost):
         return {}
@@ -1220,7 +1220,7 @@ def _half(adds: Floats, weights: Floats, level: float) -> float:
 def rows_of_run(
     run: StoredRun, metric: str, level: float, seeds: Sequence[int] | None = None
 ) -> RowsInterval | None:
-    """Number of test rows of a run with models of clients, and the interval of its accuracy over them.
+    """Number of test rows of a run with models of clients, and the interval of its accuracy over these rows.
 
     The interval is accuracy -+ z sqrt(R / (R - 1) sum_r (a_r - accuracy w_r)^2). Row r has weight w_r and adds a_r to
     the accuracy. None for a run with one model, and for a run that holds no test rows.

@@ -64,7 +64,7 @@ class Sheet:
         best: frozenset[int] = frozenset(),
         alike: frozenset[int] = frozenset(),
     ) -> Sheet:
-        """Named columns as a sheet, without empty columns; the first two are always kept."""
+        """Named columns as a sheet. Empty columns are left out, except for the first two."""
         kept = [*columns[:2]]
         kept += [(name, cells) for name, cells in columns[2:] if any(cells)]
         names = tuple(name for name, _ in kept)

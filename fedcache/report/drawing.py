@@ -55,7 +55,7 @@ WIDTH = 4.8
 HEIGHT = 3.4
 """Inches of a drawing, with 72 units each. A phone of 390 px shows it 350 px wide, so a unit is at least 1 px."""
 LETTERS = 12.6
-"""Size of the smallest letters in units, which gives at least twelve pixels on every screen."""
+"""Size of the smallest letters in units. It gives letters of at least twelve pixels on every screen."""
 LONGEST = 34
 """Maximum number of letters of a label."""
 MOST_TICKS = 24

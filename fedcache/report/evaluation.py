@@ -65,7 +65,10 @@ COLUMNS = (
 
 
 def check_request(out: Path | None, *, with_images: bool) -> None:
-    """Refuse a file that cannot be written, and images without a page, before any work. Raises as ``check_out``."""
+    """Refuse a file that cannot be written, and a request for images without an HTML page, before any work.
+
+    Raises as ``check_out``.
+    """
     if out is not None:
         check_out(out)
     if not with_images:
@@ -144,7 +147,7 @@ def _table(evaluations: Sequence[RunEvaluation]) -> str:
 
 
 def _lines(e: RunEvaluation) -> Iterator[dict[str, Any]]:
-    """The lines of a table, without the columns that name the run; missing columns stay empty."""
+    """The lines of the table for one evaluation, without the columns that name the run; missing cells stay empty."""
     m = e.measures
     best = None
     if m.temperature is not None:

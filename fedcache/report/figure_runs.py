@@ -156,6 +156,7 @@ def spread(ident: str, runs: Named) -> Plot | None:
     )
     if len(known) > len(shown):
         description += f" {MOST_STRIPS} of {len(known)} runs, the best of each method first."
+    # The caption names the clients with the lowest accuracies in the first run.
     first_label, _, first_columns = known[0]
     description += _left_behind(first_label, first_columns)
 
@@ -208,7 +209,7 @@ def _name_lines(axes: Any, labels: Sequence[str]) -> None:
 
 
 def _left_behind(label: str, columns: ClientColumns) -> str:
-    """The clients of the first run with the lowest accuracies, in words."""
+    """A sentence on the two clients of a run with the lowest accuracies; "" for equal, or fewer than three, clients."""
     # Clients without a score are sorted to the end.
     order = np.argsort(columns.accuracy, kind="stable")[: len(columns.scored)].tolist()
     if len(order) < 3 or columns.accuracy[order[0]] == columns.accuracy[order[-1]]:
@@ -379,7 +380,9 @@ MOST_PAIRS = 15
 
 
 def confusion_difference(ident: str, one: Labelled, other: Labelled) -> Plot | None:
-    """Percent of each true class that one run takes for each class, minus the other's; None without both matrices.
+    """The difference of two confusion matrices in percent of each true class.
+
+    None if a run has no matrix, or if the two do not differ.
 
     With more than ``MOST_DRAWN`` classes the figure shows the pairs of classes that differ most as bars.
     """

@@ -304,8 +304,8 @@ def need_finished(found: Gathered, root: Path) -> None:
         root: where they were looked for.
 
     Raises:
-        StoreError where there is no run; FedcacheError with the exit code of the first run that was left out where no
-        run can be shown.
+        StoreError if there is no run; FedcacheError, with the exit code of the first run that was left out, if there
+        are runs but none can be shown.
     """
     if found.entries:
         return
@@ -421,9 +421,9 @@ def find_one(name: str, root: Path, observer: Observer | None = None) -> Path:
 
 
 def several(runs: object) -> list[RunQuery]:
-    """The argument of a call as a list of queries; [] for None, which means all runs.
+    """The argument of a call as a list of queries. None means all runs and becomes [].
 
-    Raises UsageError for an empty list, which means none.
+    Raises UsageError for an empty list, which means no run.
     """
     if runs is None:
         return []

@@ -373,7 +373,7 @@ def held_out_groups(entries: Sequence[StoredRun]) -> list[HeldOutGroup]:
 
 
 def group_key(entry: StoredRun) -> str:
-    """A key that is equal for runs of one setting, and for leave-one-out runs of one group."""
+    """A key that is equal for runs of one setting; leave-one-out runs of one group also have one common key."""
     if not values_held_out(entry.result):
         return json.dumps(entry.setting)
     dataset = entry.result["dataset"]["digest"]

@@ -39,7 +39,7 @@ features = group["features/{key}"]  # rows x views x width
 
 
 def store_card(store: Store, home: Home, *, anonymous_names: bool) -> str:
-    """Markdown for people who find the publication of a store."""
+    """The card as Markdown, for people who find a published store."""
     name = store.dataset["slug"]
     parts = {
         "Reading it": [READ_IT.replace("{key}", next(iter(store.arrays)))],

@@ -1,4 +1,4 @@
-"""Measurement of cells whose values do not come from stored runs: one function for each kind."""
+"""Measurement of cells whose values do not come from stored runs, with a function for each kind of cell."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def partition(cell: PaperCell, workbench: Workbench) -> Measured:
 
 
 def entropy(cell: PaperCell, workbench: Workbench) -> Measured:
-    """Entropy in bits of softmax(I.T) over random training rows: mean, smallest, and the bound log2 C."""
+    """Entropy in bits of softmax(I.T) over random training rows: mean, minimum, and the upper bound log2 C."""
     found = workbench.features(cell)
     store = Store.open(found.path)
     readable_training = (found.columns.split == 0) & (found.columns.ok == 1)

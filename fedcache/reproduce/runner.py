@@ -1,4 +1,4 @@
-"""Measure the cells of an entry and set the results next to the printed values.
+"""Measurement of the cells of an entry, with the results next to the printed values.
 
 Each cell and seed is one ordinary run under ``$FEDCACHE_HOME/runs``: a second call reads stored runs, a killed call
 continues, and every metric has a std over seeds. A cell that was not run is never shown with a number.
@@ -146,6 +146,7 @@ def reproduce(
     observer = observer or Silent()
     stop = stop or Stop()
     check = RequirementCheck(home, options.weights, options.data)
+    # Each planned cell with the requirements that it lacks.
     todo: list[tuple[PlannedCell, list[Requirement]]] = []
     for p in plan(entry, options, check):
         # Files that extraction fetches are not missing, and data given with --on is checked when it is opened.
@@ -245,7 +246,7 @@ def _earlier_twin(lines: Sequence[ReproducedCell], cell: PaperCell) -> Reproduce
 def _measure_cell(
     entry: PaperTable, planned: PlannedCell, workbench: Workbench, twin: ReproducedCell | None
 ) -> ReproducedCell:
-    """Measure one cell. If ``twin`` is the same measurement, stored runs are read again and other values copied."""
+    """Measure one cell. If ``twin`` is the same measurement, its runs are read again, and other values are copied."""
     line = ReproducedCell(planned, departures=list(planned.departures))
     if twin is not None:
         line.same_as = twin.cell.at
