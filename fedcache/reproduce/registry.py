@@ -227,7 +227,7 @@ def parse(text: str, where: str) -> PaperTable:
         if axis not in data["labels"]:
             raise _wrong(where, f"[axes.{axis}] is no label")
     cells = tuple(_cell(c, data, protocol, axes, where) for c in data["cells"])
-    # Two cells with the same labels could not be told apart in the table.
+    # Two cells with the same labels could not be distinguished in the table.
     if len({c.at for c in cells}) < len(cells):
         raise _wrong(where, "two cells have the same labels")
     differences = tuple(_difference(d, cells, where) for d in data.get("differences", ()))
