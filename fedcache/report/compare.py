@@ -122,7 +122,7 @@ def compare_entries(
 ) -> Comparisons:
     """``compare`` for runs that were already found. If ``over`` is None, ``what_varies`` chooses it."""
     check(over=over, metric=metric, test=test, against=against, pairs=pairs, level=level)
-    chosen = over is None
+    automatic = over is None
     if over is None:
         over = what_varies(found, metric)
     if over == "settings":
@@ -156,29 +156,31 @@ def compare_entries(
     if over == "settings":
         score = scored_by(entries, metric, over)
         only_table = table(across(entries, score), over, score)
-        why: tuple[str, ...] = ()
-        if chosen:
-            why = (
+        explanation: tuple[str, ...] = ()
+        if automatic:
+            explanation = (
                 "The tests pair settings, because there are enough settings. For one table per setting:  "
                 "--over seeds",
             )
-        return Comparisons((only_table,), why, tuple(found.left_out))
+        return Comparisons((only_table,), explanation, tuple(found.left_out))
     tables: list[Comparison] = []
     sentences: list[str] = []
     refused: list[FedcacheError] = []
     # Runs that hold out one value each are compared over these values. Other runs are compared setting by setting.
-    held: list[HeldOutGroup] = []
+    held_out: list[HeldOutGroup] = []
     if over == "seeds":
-        held = held_out_groups(entries)
+        held_out = held_out_groups(entries)
+    # Digests of runs that are not compared setting by setting.
     grouped: set[str] = set()
-    for leave_one_out in held:
+    for leave_one_out in held_out:
         digests = {e.digest for e in leave_one_out.entries}
         try:
             score = scored_by(leave_one_out.entries, metric, over)
             blocks = over_held_out(leave_one_out, score)
         except UsageError:
             sentences += alone_lines(leave_one_out)
-            # A group of one treatment has a mean and nothing to compare. Several ones are compared setting by setting.
+            # A group of one treatment has only a mean, and nothing to compare. The runs of a group with several
+            # treatments are compared setting by setting.
             if len(leave_one_out.rows()) == 1:
                 grouped |= digests
             continue
@@ -202,12 +204,12 @@ def compare_entries(
             reason = error.message.removeprefix(f"{where}: ")
             sentences.append(f"{where}: not compared. {reason}")
     if not tables and refused:
-        # The error is the one reason that all settings share, or else a list of the reasons.
+        # If all settings were refused for the same reason, the error has this reason, else a list of all sentences.
         alike = len({error.message for error in refused}) == 1
         if alike and (len(refused) > 1 or len(groups) == 1):
             raise refused[0]
         raise UsageError(" ".join(sentences), refused[0].hint)
-    if not tables and not held:
+    if not tables and not held_out:
         raise UsageError(
             f"No two of the {len(entries)} runs share a dataset and a partition, so they cannot be "
             "compared.",
@@ -251,11 +253,11 @@ def alone_lines(group: HeldOutGroup) -> list[str]:
     for name, accuracy in group.accuracies().items():
         each = ", ".join(f"{value} {percent(a)}" for value, a in accuracy.items())
         mean = mean_over_values(accuracy)
-        of = "no mean"
+        mean_words = "no mean"
         if mean is not None:
             count = len(accuracy)
-            of = f"mean {percent(mean)} % over {count} held-out values"
-        lines.append(f"{group.title}: {name}, {of} ({each}).")
+            mean_words = f"mean {percent(mean)} % over {count} held-out values"
+        lines.append(f"{group.title}: {name}, {mean_words} ({each}).")
     return lines
 
 
@@ -303,7 +305,7 @@ def _reference(against: str | Run, blocks: PairedBlocks) -> str:
         against = str(against.path)
     if against in blocks.names:
         return against
-    # The name of a method first, then directories and digests of runs.
+    # Methods with this name are taken first; only if there is none, directories and digests of runs.
     matching = [name for name, row in blocks.runs.items() if row[0].method == against]
     if not matching and against:
         path = Path(against).resolve()

@@ -80,14 +80,15 @@ class Treatment:
 
     Attributes:
         name: unique in the comparison.
-        values: fractions, one for each block; None where it has no value for a block.
+        values: fractions, one for each block; None where the treatment has no value for a block.
         mean: of all its values.
         std: of its values (ddof 1); None for one value.
         interval: of the mean, as ``statistics.interval``; None with fewer than three values.
         rank: mean rank over the blocks where all treatments have a value, 1 is best; None without such a block.
         validation: mean accuracy of its runs on validation rows; None where not all treatments have such rows.
-        test_rows: number of test rows, and the interval over them. Only over seeds, for values that do not vary over
-            seeds. One model has Wilson's interval, models of clients that of ``rows_of_run``.
+        test_rows: number of test rows, and the interval of the mean over these rows. None unless seeds are compared and
+            the values do not vary over them. It is Wilson's interval for one global model, and the interval of
+            ``rows_of_run`` for models of clients.
         client_prior: accuracy without and with ``--client-prior``, means over its runs; {} where a run has none.
     """
 
@@ -103,11 +104,11 @@ class Treatment:
 
     @property
     def known(self) -> Floats:
-        """Its values."""
+        """Its values, without the blocks that have none."""
         return np.array([value for value in self.values if value is not None])
 
     def blocks(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Names of the blocks for which it has a value; ``names`` are those of all blocks."""
+        """Names of the blocks for which the treatment has a value; ``names`` are the names of all blocks."""
         each = zip(names, self.values, strict=True)
         return tuple(name for name, value in each if value is not None)
 
@@ -123,7 +124,8 @@ class Pair:
         interval: of that mean, as ``statistics.interval``.
         p: of the paired test; None where no test is possible.
         holm: p corrected for all pairs of the comparison.
-        rows: over seeds, the same difference over the test rows; None where runs do not hold their test rows.
+        rows: the same difference over the test rows of the runs. None unless seeds are compared and both runs hold
+            their test rows.
         blocks: names of the blocks where both have a value.
     """
 
@@ -152,7 +154,7 @@ class Comparison:
         reference: name of the treatment that the others are compared with.
         pairs: every other treatment with the reference, or all pairs.
         ranking: Friedman and Nemenyi; None with fewer than three treatments or two blocks, and over seeds or clients
-            where two treatments differ and neither varies. Its numbers are places in ``treatments``.
+            where two treatments differ and neither varies. Its groups hold indices into ``treatments``.
         notes: sentences that must be read with the numbers.
         chosen: name of the treatment with the highest validation accuracy; None where not all have validation rows.
     """
@@ -172,7 +174,7 @@ class Comparison:
 
     @property
     def chosen_by(self) -> str:
-        """The marked run in words: chosen by validation accuracy, or best by test accuracy, which is no choice."""
+        """How the run that is marked in tables was found, in words: by validation accuracy, else by test accuracy."""
         if self.chosen is not None:
             return BY_VALIDATION
         if self.metric in ("accuracy", *SCORE_WORDS):
@@ -271,11 +273,11 @@ def compared(
     names = [found.names[i] for i in order]
     values = found.values[order]
     known = ~np.isnan(values)
-    # Ranks are over the blocks for which all treatments have a value.
-    whole = values[:, known.all(0)]
+    # Only blocks for which all treatments have a value are ranked.
+    ranked_values = values[:, known.all(0)]
     ranks: list[float | None] = [None] * len(names)
-    if whole.size:
-        ranks = list(map(float, mean_ranks(whole)))
+    if ranked_values.size:
+        ranks = list(map(float, mean_ranks(ranked_values)))
     validation: dict[str, float] = {}
     chosen = None
     if found.validation is not None:
@@ -291,19 +293,19 @@ def compared(
             replace(treatment, rank=rank, validation=validation.get(name), test_rows=rows.get(name))
         )
     reference = against or chosen or names[0]
-    place = names.index(reference)
+    reference_index = names.index(reference)
     if pairs == "all":
         pairs_to_test = list(itertools.combinations(range(len(names)), 2))
     else:
-        pairs_to_test = [(i, place) for i in range(len(names)) if i != place]
+        pairs_to_test = [(i, reference_index) for i in range(len(names)) if i != reference_index]
     paired = [(i, j) for i, j in pairs_to_test if (known[i] & known[j]).any()]
-    made = _pairs_of(found.blocks, names, values, paired, test=test, over=over, level=level)
+    tested_pairs = _pairs_of(found.blocks, names, values, paired, test=test, over=over, level=level)
     if over == "seeds":
-        made = _with_rows(made, found, metric, level)
+        tested_pairs = _with_rows(tested_pairs, found, metric, level)
     ranked = None
-    if not _repeated(whole, over):
-        ranked = ranking(whole, level)
-    done = Comparison(
+    if not _repeated(ranked_values, over):
+        ranked = ranking(ranked_values, level)
+    comparison = Comparison(
         setting=found.setting,
         over=over,
         metric=metric,
@@ -312,12 +314,13 @@ def compared(
         blocks=found.blocks,
         treatments=tuple(treatments),
         reference=reference,
-        pairs=made,
+        pairs=tested_pairs,
         ranking=ranked,
         notes=found.notes,
         chosen=chosen,
     )
     notes = list(found.notes)
+    # Two treatments can have no common block only over seeds: over other blocks no value is missing.
     for i, j in pairs_to_test:
         if (i, j) not in paired:
             one = names[i]
@@ -329,15 +332,15 @@ def compared(
             notes.append(tie)
     # Without another choice, the reference is the best on the values that are tested.
     best_is_reference = against is None and pairs == "best" and chosen is None
-    notes += _notes(done, best_is_reference=best_is_reference)
-    return replace(done, notes=tuple(notes))
+    notes += _notes(comparison, best_is_reference=best_is_reference)
+    return replace(comparison, notes=tuple(notes))
 
 
 def _pairs_of(
     blocks: Sequence[str],
     names: Sequence[str],
     values: Floats,
-    chosen: Sequence[tuple[int, int]],
+    index_pairs: Sequence[tuple[int, int]],
     test: str,
     over: str,
     level: float,
@@ -345,7 +348,7 @@ def _pairs_of(
     """Pairs of treatments, each over the blocks for which both have a value."""
     known = ~np.isnan(values)
     made = []
-    for i, j in chosen:
+    for i, j in index_pairs:
         shared = known[i] & known[j]
         one = values[i, shared]
         other = values[j, shared]
@@ -361,40 +364,43 @@ def _pairs_of(
 
 
 def _falling(found: PairedBlocks, values: Sequence[float]) -> list[int]:
-    """Numbers of the treatments by falling values; equal ones in the order of a grid, then of the runs."""
+    """Indices of the treatments, the highest value first.
 
-    def place(number: int) -> tuple[float, Order, int]:
+    Treatments with equal values are in the order of their settings in a grid, then in the order of ``found``.
+    """
+
+    def sort_key(i: int) -> tuple[float, Order, int]:
         order: Order = ()
-        row = found.runs.get(found.names[number])
+        row = found.runs.get(found.names[i])
         if row:
             order = order_of_run(row[0].result)
-        return -round(values[number], DIGITS), order, number
+        return -round(values[i], DIGITS), order, i
 
-    return sorted(range(len(values)), key=place)
+    return sorted(range(len(values)), key=sort_key)
 
 
 def _with_rows(
     pairs: tuple[Pair, ...], found: PairedBlocks, metric: str, level: float
 ) -> tuple[Pair, ...]:
-    """The pairs with their differences over test rows, where the sum of these is the difference of the pair."""
+    """The pairs, each with its difference over test rows if this equals its mean difference over seeds."""
     over_rows: dict[int, RowDifference] = {}
-    for number, pair in enumerate(pairs):
+    for i, pair in enumerate(pairs):
         if pair.one not in found.runs or pair.other not in found.runs:
             continue
         one = found.runs[pair.one][0]
         other = found.runs[pair.other][0]
-        made = row_difference(one, other, metric, level)
-        if made is not None and abs(made.difference - pair.difference) < 1e-9:
-            over_rows[number] = made
+        of_rows = row_difference(one, other, metric, level)
+        if of_rows is not None and abs(of_rows.difference - pair.difference) < 1e-9:
+            over_rows[i] = of_rows
     corrected = holm([rows.p for rows in over_rows.values()])
-    done = list(pairs)
-    for (number, rows), p in zip(over_rows.items(), corrected, strict=True):
-        done[number] = replace(pairs[number], rows=replace(rows, holm=p))
-    return tuple(done)
+    completed = list(pairs)
+    for (i, rows), p in zip(over_rows.items(), corrected, strict=True):
+        completed[i] = replace(pairs[i], rows=replace(rows, holm=p))
+    return tuple(completed)
 
 
 def _test_rows(found: PairedBlocks, metric: str, level: float) -> dict[str, RowsInterval]:
-    """Test rows and interval of the treatments whose values do not vary over seeds."""
+    """Name -> test rows and their interval, of the treatments whose values do not vary over seeds."""
     made = {}
     for name, row in zip(found.names, found.values, strict=True):
         values = row[~np.isnan(row)]
@@ -402,7 +408,8 @@ def _test_rows(found: PairedBlocks, metric: str, level: float) -> dict[str, Rows
             continue
         run = found.runs[name][0]
         rows = rows_interval(run.result, level)
-        # ``rows_interval`` is of the accuracy of one model. Other values may be those of clients' models.
+        # ``rows_interval`` holds for the primary accuracy of one global model. Values that differ from this accuracy
+        # may be those of clients' models.
         if rows is None or not constant(np.append(values, run.result["accuracy"]["mean"])):
             rows = rows_of_run(run, metric, level, list(map(int, found.blocks)))
         if rows is not None:
@@ -411,7 +418,7 @@ def _test_rows(found: PairedBlocks, metric: str, level: float) -> dict[str, Rows
 
 
 def _treatment(name: str, row: Floats, level: float, runs: Sequence[StoredRun]) -> Treatment:
-    """One row of values, NaN where there is none, with its mean and interval; the rank is not yet known."""
+    """The treatment of one row of values, which are NaN where there is none; ``rank`` is filled in later."""
     priors = [run.result["accuracy"].get("client_prior", {}) for run in runs]
     prior = {}
     if priors and all(priors):
@@ -429,14 +436,14 @@ def _treatment(name: str, row: Floats, level: float, runs: Sequence[StoredRun]) 
 
 
 def _p(test: str, one: Floats, other: Floats, over: str) -> float | None:
-    """p of a pair; None for one block, and for two treatments that do not vary over seeds or clients."""
+    """p of a pair; None for one block, and if the two differ although neither varies over seeds or clients."""
     if len(one) < 2 or _repeated(np.stack([one, other]), over):
         return None
     return p_value(test, one - other)
 
 
 def _repeated(values: Floats, over: str) -> bool:
-    """Whether two of some [T, B] values differ, and neither varies over seeds or clients.
+    """Whether two treatments among [T, B] values differ, although neither varies over seeds or clients.
 
     Each of the two is then one number that is repeated for each block. Wilcoxon's and Friedman's tests would count the
     repetitions as evidence.
@@ -627,7 +634,8 @@ class PairedBlocks:
         setting: dataset and partition in words; over settings, their number.
         names: of the T treatments, all different.
         blocks: names of the B blocks.
-        values: [T, B] fractions; over seeds NaN where a treatment has no value for a seed. Others have no NaN.
+        values: [T, B] fractions. Over seeds they are NaN where a treatment has no value for a seed; over other blocks
+            there is no NaN.
         notes: sentences on treatments and blocks that were left out, and on other differences between the treatments.
         runs: name of a treatment -> its runs.
         validation: [T] mean accuracies of their runs on validation rows; None where a run has no such rows.
@@ -662,9 +670,9 @@ def check_metric(metric: str, over: str) -> None:
 
 
 def scored_by(entries: Sequence[StoredRun], metric: str, over: str) -> str:
-    """The metric that replaces ``accuracy`` in the table of these runs, so that all of them have the same one.
+    """The metric of a table. ``accuracy`` becomes the score that is comparable for all of these runs.
 
-    Over clients there is only one accuracy.
+    Over clients it stays ``accuracy``, because a client has only one.
     """
     if metric != "accuracy" or over == "clients":
         return metric
@@ -680,6 +688,8 @@ def within(
 ) -> PairedBlocks:
     """Runs of one setting over seeds or clients, with ``names`` or the shortest labels that tell them apart.
 
+    ``where`` is the setting in words.
+
     Raises UsageError when fewer than two runs have values, no two runs share a seed, or no client is common to all.
     """
     runs = dict(zip(names or labels(entries), entries, strict=True))
@@ -691,11 +701,11 @@ def within(
     empty = [name for name, (_, row) in rows.items() if np.isnan(row).all()]
     kept = {name: [run] for name, run in runs.items() if name not in empty}
     if len(kept) < 2:
-        count = "one run has"
+        count = "only one run has"
         if not kept:
             count = "no run has"
         raise UsageError(
-            f"{where}: {count} values of {metric}, but a comparison needs two.",
+            f"{where}: {count} values of {metric}, but a comparison needs two runs.",
             "Train another method on the same dataset and partition:  fedcache train --method fed3r",
         )
     blocks, values = _aligned([rows[name] for name in kept])
@@ -703,17 +713,18 @@ def within(
     notes = _not_alike(kept, metric)
     if empty:
         notes.append(f"Left out, because values are missing: {_some(empty)}.")
+    # Blocks that are ``used`` have a value in the table. Blocks that are ``shared`` give a difference of two runs.
     if over == "clients":
         # Only clients that every run scored are compared.
         used = known.all(axis=0)
         shared = used
-        for lack, left in _lacking([*kept], blocks, known).items():
+        for without, clients in _lacking([*kept], blocks, known).items():
             notes.append(
-                f"Clients left out, because {lack} has no value for these clients: {_some(left)}."
+                f"Clients left out, because they have no value in {without}: {_some(clients)}."
             )
         notes += _seeds_differ(kept)
     else:
-        # Two runs that share a seed have a difference.
+        # Every seed of a run is used, also one that no other run has.
         used = known.any(axis=0)
         shared = known.sum(axis=0) >= 2
         notes += merged_notes(kept)
@@ -728,7 +739,7 @@ def within(
         listed = "; ".join(held)
         raise UsageError(
             f"{where}: the runs have no {block} in common ({listed}).",
-            "Train all of them with the same --seeds, or name runs that share some.",
+            "Train all of them with the same --seeds, or give runs that share seeds.",
         )
     return PairedBlocks(
         setting=where,
@@ -749,7 +760,9 @@ def by_seed(run: StoredRun, values: Iterable[Any]) -> dict[int, Any]:
 def values_of_seeds(
     runs: Mapping[str, StoredRun], take: Callable[[Any], Any]
 ) -> dict[str, NamedValues]:
-    """Seeds and values of each run; a run that does not depend on the seed has its value for every seed of the others.
+    """Seeds and values of each run.
+
+    A run that does not depend on the seed gets its value for every seed of the other runs.
 
     Args:
         runs: of one setting, by name.
@@ -809,25 +822,26 @@ def _aligned(rows: Sequence[NamedValues]) -> tuple[Sequence[str], Floats]:
     """Names of the blocks of all runs in the order of their first appearance, and their values [T, B]; NaN for none.
 
     Args:
-        rows: names and values of each run. With many clients, most runs have the same names in the same order.
+        rows: names and values of each run.
     """
     first, _ = rows[0]
+    # The usual case, which is fast with many clients: all runs have the same names in the same order.
     if all(names == first for names, _ in rows[1:]):
         return _distinct(first), np.stack([values for _, values in rows])
     distinct = [_distinct(names) for names, _ in rows]
     blocks = list(dict.fromkeys(itertools.chain(*distinct)))
     place_of = {name: i for i, name in enumerate(blocks)}
     table = np.full((len(rows), len(blocks)), np.nan)
-    for number, (_, values) in enumerate(rows):
-        places = [place_of[name] for name in distinct[number]]
-        table[number, places] = values
+    for run, (_, values) in enumerate(rows):
+        places = [place_of[name] for name in distinct[run]]
+        table[run, places] = values
     return blocks, table
 
 
 def _lacking(
     names: Sequence[str], blocks: Sequence[str], known: NDArray[np.bool_]
 ) -> dict[str, list[str]]:
-    """Names of runs -> the blocks for which exactly these runs have no value; ``known`` is [T, B]."""
+    """Names of runs, in one text -> the blocks for which exactly these runs have no value; ``known`` is [T, B]."""
     lost = np.flatnonzero(~known.all(0))
     if not len(lost):
         return {}
@@ -850,11 +864,12 @@ def across(entries: Sequence[StoredRun], metric: str) -> PairedBlocks:
     groups = by_setting(entries)
     facts = differing(entries)
     wheres = setting_names(groups)
-    taken: dict[str, dict[str, StoredRun]] = {}
+    # Label -> setting in words -> run.
+    by_label: dict[str, dict[str, StoredRun]] = {}
     for where, group in zip(wheres, groups, strict=True):
         for entry in group:
             label = label_of(entry, facts)
-            row = taken.setdefault(label, {})
+            row = by_label.setdefault(label, {})
             before = row.setdefault(where, entry)
             if before is not entry:
                 both = []
@@ -867,9 +882,9 @@ def across(entries: Sequence[StoredRun], metric: str) -> PairedBlocks:
                     f"{label} has two runs on {where}: {twins}.",
                     "Give the runs to use:  fedcache compare RUN RUN ... --over settings",
                 )
-    runs, blocks, lost = _without_holes(taken, wheres, metric)
+    runs, blocks, lost = _without_holes(by_label, wheres, metric)
     if len(runs) < 2 or len(blocks) < 2:
-        methods = counted(len(taken), "method")
+        methods = counted(len(by_label), "method")
         settings = counted(len(wheres), "setting")
         raise UsageError(
             f"Of {methods} in {settings}, no two have {metric} in the same two settings.",
@@ -885,10 +900,10 @@ def across(entries: Sequence[StoredRun], metric: str) -> PairedBlocks:
     if lost:
         notes.append(f"Left out, because values are missing: {_some(lost, '; ')}.")
     notes += _seeds_differ(runs)
-    sets = len({e.setting[0] for e in kept})
+    datasets = len({e.setting[0] for e in kept})
     count = len(blocks)
-    where = f"{count} settings of {counted(sets, 'dataset')}"
-    if sets < len(blocks):
+    where = f"{count} settings of {counted(datasets, 'dataset')}"
+    if datasets < len(blocks):
         notes.append(f"{where} are not independent, so p is too small.")
     return _one_value_each(where, runs, blocks, metric, notes)
 
@@ -938,10 +953,12 @@ def complete(cells: Cells, blocks: Sequence[str]) -> tuple[list[str], list[str]]
     ones the last is removed, and a treatment before a block.
     """
     names = list(cells)
-    left = list(blocks)
-    while names and left:
+    remaining = list(blocks)
+    while names and remaining:
         # [T, B]: whether each treatment lacks a value for each block.
-        missing = np.array([[cells[name].get(block) is None for block in left] for name in names])
+        missing = np.array(
+            [[cells[name].get(block) is None for block in remaining] for name in names]
+        )
         if not missing.any():
             break
         by_name = missing.mean(1)
@@ -951,20 +968,20 @@ def complete(cells: Cells, blocks: Sequence[str]) -> tuple[list[str], list[str]]
             del names[worst[-1]]
         else:
             worst = np.flatnonzero(by_block == by_block.max())
-            del left[worst[-1]]
-    return names, left
+            del remaining[worst[-1]]
+    return names, remaining
 
 
 def _without_holes(
-    taken: Mapping[str, Mapping[str, StoredRun]], blocks: Sequence[str], metric: str
+    table: Mapping[str, Mapping[str, StoredRun]], blocks: Sequence[str], metric: str
 ) -> tuple[dict[str, list[StoredRun]], list[str], list[str]]:
     """Runs [T][B] of the treatments and blocks that have all values, these blocks, and the names that are left out."""
     take = _PER_RUN[metric]
     cells = {}
-    for name, row in taken.items():
+    for name, row in table.items():
         cells[name] = {block: take(run.result) for block, run in row.items()}
     names, kept = complete(cells, blocks)
-    runs = {name: [taken[name][block] for block in kept] for name in names}
+    runs = {name: [table[name][block] for block in kept] for name in names}
     lost = [block for block in blocks if block not in kept]
     lost += [name for name in cells if name not in names]
     return runs, kept, lost
@@ -977,7 +994,7 @@ def _one_value_each(
     metric: str,
     notes: Sequence[str],
 ) -> PairedBlocks:
-    """Runs [T][B] with the mean of each over its seeds."""
+    """The paired blocks of runs [T][B]; the value of a run is its mean over seeds."""
     take = _PER_RUN[metric]
     values = [[take(run.result) for run in row] for row in runs.values()]
     return PairedBlocks(
@@ -1016,6 +1033,7 @@ def _not_alike(runs: RunsByName, metric: str) -> list[str]:
         kinds.setdefault(kind, []).append(name)
         if any(e.result.get("fidelity") not in (None, "exact") for e in row):
             approximations.append(name)
+    # All kinds but the most common one are listed with their runs; that one is "all others".
     if len(kinds) > 1:
         usual = max(kinds, key=lambda kind: len(kinds[kind]))
         parts = []
@@ -1185,7 +1203,10 @@ def _joined(seeds: list[Rows]) -> tuple[Floats, Floats]:
 
 
 def _spread(adds: Floats, weights: Floats) -> float:
-    """Standard error of a sum over R rows of a sample: sqrt(R / (R - 1) sum_r e_r^2), e_r = adds_r - sum weights_r."""
+    """Standard error of a sum over R rows of a sample: sqrt(R / (R - 1) sum_r e_r^2).
+
+    The residual of row r is e_r = adds_r - weights_r sum(adds).
+    """
     count = len(adds)
     residuals = adds - adds.sum() * weights
     return float(np.sqrt(count / (count - 1) * (residuals**2).sum()))
@@ -1199,7 +1220,7 @@ def _half(adds: Floats, weights: Floats, level: float) -> float:
 def rows_of_run(
     run: StoredRun, metric: str, level: float, seeds: Sequence[int] | None = None
 ) -> RowsInterval | None:
-    """Number of test rows of a run with models of clients, and the interval of its accuracy over them.
+    """Number of test rows of a run with models of clients, and the interval of its accuracy over these rows.
 
     The interval is accuracy -+ z sqrt(R / (R - 1) sum_r (a_r - accuracy w_r)^2). Row r has weight w_r and adds a_r to
     the accuracy. None for a run with one model, and for a run that holds no test rows.

@@ -64,7 +64,7 @@ class Sheet:
         best: frozenset[int] = frozenset(),
         alike: frozenset[int] = frozenset(),
     ) -> Sheet:
-        """Named columns as a sheet, without empty columns; the first two are always kept."""
+        """Named columns as a sheet. Empty columns are left out, except for the first two."""
         kept = [*columns[:2]]
         kept += [(name, cells) for name, cells in columns[2:] if any(cells)]
         names = tuple(name for name, _ in kept)
@@ -73,7 +73,7 @@ class Sheet:
 
 
 def values(c: Comparison) -> Sheet:
-    """Run, mean with deviation, interval and its unit where units differ, mean rank."""
+    """The table of the runs. Its columns are run, mean with deviation, interval, rank and more where they apply."""
     runs = c.treatments
     seeds = [""] * len(runs)
     if not same_blocks(c):
@@ -145,7 +145,10 @@ def _reach(t: Treatment) -> Interval | None:
 
 
 def differences(c: Comparison) -> Sheet | None:
-    """Pair, mean difference with interval, p, and the same over test rows; None for one block without test rows."""
+    """The table of the pairs: mean difference with interval and p, and the same over test rows.
+
+    None if there is only one block, and no pair has a difference over test rows.
+    """
     if len(c.blocks) < 2 and not any(p.rows for p in c.pairs):
         return None
     # With one reference, the other run of each pair is always the same and is named in the caption.
@@ -180,12 +183,12 @@ def differences(c: Comparison) -> Sheet | None:
 
 
 def _against_one(c: Comparison) -> bool:
-    """Whether all pairs are with the reference."""
+    """Whether the second run of every pair is the reference."""
     return all(p.other == c.reference for p in c.pairs)
 
 
 def sheets(c: Comparison) -> list[Sheet]:
-    """All tables of a document: ``values``, with ``differences`` next to them or, for all pairs, below."""
+    """All tables of a document: ``values``, with ``differences`` as further columns, or below them for all pairs."""
     left = values(c)
     right = differences(c)
     if right is None:
@@ -370,7 +373,10 @@ def _marked(
     numbers: Callable[[str], str],
     bold: Callable[[str], str],
 ) -> list[list[str]]:
-    """The rows, escaped, with the best in bold and daggers."""
+    """The rows, escaped, with the best in bold and daggers.
+
+    ``words`` escapes the first cell of a row, which is a name, and ``numbers`` all other cells.
+    """
     made = []
     for i, row in enumerate(sheet.rows):
         cells = [words(row[0]), *map(numbers, row[1:])]
@@ -456,7 +462,7 @@ def draw_ranks(c: Comparison, path: Path) -> None:
 def fill_ranks(
     axes: Any, c: Comparison, ink: str = "black", muted: str = "0.35", longest: int = LONGEST
 ) -> None:
-    """Draw the diagram of a comparison that has a ranking on some axes."""
+    """Draw the diagram of a comparison on ``axes``; the comparison must have a ranking."""
     assert c.ranking is not None  # nosec B101
     ranks = c.ranking.ranks
     count = len(c.treatments)
@@ -479,6 +485,7 @@ def stacked(spans: Sequence[tuple[float, float]]) -> list[tuple[float, float, in
     ends: list[float] = []
     made = []
     for low, high in sorted(spans):
+        # Between two spans on a level there must be a gap of 0.1.
         level = next((i for i, end in enumerate(ends) if end + 0.1 < low), len(ends))
         # This replaces the end of a level, or adds a level.
         ends[level : level + 1] = [high]

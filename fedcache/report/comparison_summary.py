@@ -1,4 +1,4 @@
-"""Short form of comparisons for a terminal: one table, the answer with its certainty, and the parts left out."""
+"""Short form of comparisons for a terminal: one table, the answer with its certainty, and a list of omitted parts."""
 
 from __future__ import annotations
 

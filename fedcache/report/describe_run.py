@@ -65,7 +65,7 @@ class RunsListed:
     """List of runs.
 
     Attributes:
-        entries: one ``entry_of`` a run, in the order in which the runs were begun, oldest first.
+        entries: ``entry_of`` of every run, in the order in which the runs were begun, oldest first.
         problems: the runs that ended without a result, with the reason.
         groups: groups of leave-one-out runs.
         tags_lost: for every damaged tags.json, what is wrong and what to do.
@@ -188,23 +188,24 @@ def set_apart(entry: StoredRun) -> list[dict[str, str]]:
     """The settings of a run that differ from its method's preset or the defaults: name, value, default."""
     method = entry.method
     preset = entry.result["preset"]
-    made: list[tuple[str, Any, Any]] = [("preset", preset, usual_preset(method))]
+    # (name, value, default) of every setting.
+    settings: list[tuple[str, Any, Any]] = [("preset", preset, usual_preset(method))]
     try:
         usual = usual_settings(method, preset)
-        own = usual_run(method)
+        usual_options = usual_run(method)
     except FedcacheError:
         # The method is the user's own and is not installed here, so its preset is not known.
         usual = {}
-        own = {}
+        usual_options = {}
     config = train_table(entry.path)
     for item in fields(TrainConfig):
         name = item.name
         if name in config and name != "preset" and name not in NO_SETTING:
-            made.append((name, config[name], own.get(name, item.default)))
+            settings.append((name, config[name], usual_options.get(name, item.default)))
     for key, value in entry.result["hyperparameters"].items():
-        made.append((f"set.{key}", value, usual.get(key, "?")))
+        settings.append((f"set.{key}", value, usual.get(key, "?")))
     rows = []
-    for name, value, default in made:
+    for name, value, default in settings:
         row = {"setting": name, "value": _shown(value), "default": _shown(default)}
         if row["value"] != row["default"]:
             rows.append(row)

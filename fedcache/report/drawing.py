@@ -55,7 +55,7 @@ WIDTH = 4.8
 HEIGHT = 3.4
 """Inches of a drawing, with 72 units each. A phone of 390 px shows it 350 px wide, so a unit is at least 1 px."""
 LETTERS = 12.6
-"""Size of the smallest letters in units, which gives at least twelve pixels on every screen."""
+"""Size of the smallest letters in units. It gives letters of at least twelve pixels on every screen."""
 LONGEST = 34
 """Maximum number of letters of a label."""
 MOST_TICKS = 24
@@ -269,9 +269,9 @@ def shortened(names: Sequence[str], longest: int) -> list[str]:
 
 
 def settings_of(names: Sequence[str], longest: int) -> str:
-    """Names of the settings where ``shortened`` keeps only their values, in their order; "" where it keeps the names.
+    """Names of the settings, in order, if ``shortened`` keeps only the values of the settings; else "".
 
-    It keeps only values where all names are the same settings (``lr=0.1 tau=2``), and the values fit and differ.
+    It does so if all names consist of the same settings (``lr=0.1 tau=2``), and the values fit and differ.
     """
     if len(names) < 2 or all(len(visible(name)) <= longest for name in names):
         return ""
@@ -283,6 +283,7 @@ def settings_of(names: Sequence[str], longest: int) -> str:
             return ""
         keys_of_names.add(tuple(word.partition("=")[0] for word in words))
     values = list(map(_values_only, without))
+    # Values alone may be a little longer than ``longest``.
     fit = all(len(visible(value)) <= longest + 4 for value in values)
     different = len(set(values)) == len(set(names))
     if fit and different and len(keys_of_names) == 1:
@@ -296,15 +297,15 @@ def _values_only(name: str) -> str:
 
 
 def _without_shared(names: Sequence[str]) -> list[str]:
-    """The names without the words that all of them share; a name that would be empty is kept."""
+    """The names without the words that all of them share; a name that would become empty stays as it is."""
     shared: set[str] = set()
     if len(names) > 1:
         shared.update(names[0].split())
         shared.intersection_update(*(name.split() for name in names))
     made = []
     for name in names:
-        rest = " ".join(word for word in name.split() if word not in shared)
-        made.append(rest or name)
+        own_words = " ".join(word for word in name.split() if word not in shared)
+        made.append(own_words or name)
     return made
 
 
@@ -344,7 +345,7 @@ def legend_below(
         "columnspacing": 1.0,
         **style,
     }
-    # ``settings_of`` returns "" for no title.
+    # Callers pass the words of ``settings_of``, which are "" for no title.
     style["title"] = style.get("title") or None
     legend = axes.figure.legend(handles, names, loc="outside lower left", alignment="left", **style)
     # On a page, a name in the legend highlights the marks of its run.
@@ -357,7 +358,7 @@ def legend_below(
 def name_places(
     set_ticks: Any, names: Sequence[str], most: int = MOST_TICKS, longest: int = 18, **style: Any
 ) -> None:
-    """Name the places 0, 1, ... of an axis; of more than ``most`` names every n-th."""
+    """Name the places 0, 1, ... of an axis. If there are more than ``most`` names, only every n-th place gets one."""
     step = max(1, -(-len(names) // most))
     places = range(0, len(names), step)
     set_ticks(list(places), [short(names[i], longest) for i in places], **style)

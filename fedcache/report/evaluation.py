@@ -65,7 +65,10 @@ COLUMNS = (
 
 
 def check_request(out: Path | None, *, with_images: bool) -> None:
-    """Refuse a file that cannot be written, and images without a page, before any work. Raises as ``check_out``."""
+    """Refuse a file that cannot be written, and a request for images without an HTML page, before any work.
+
+    Raises as ``check_out``.
+    """
     if out is not None:
         check_out(out)
     if not with_images:
@@ -92,7 +95,7 @@ def check_out(path: Path) -> None:
 
 def write_evaluations(
     path: Path,
-    found: Sequence[RunEvaluation],
+    evaluations: Sequence[RunEvaluation],
     images: ImagePlaces | None = None,
     observer: Observer | None = None,
 ) -> None:
@@ -102,19 +105,19 @@ def write_evaluations(
 
     Args:
         path: the file.
-        found: the evaluations.
+        evaluations: one for each model that was evaluated.
         images: where images are, to show mistakes with them; None shows none.
         observer: warned of images that are not available.
     """
     check_out(path)
     kind = path.suffix.lower()
     if kind == ".json":
-        values = [_plain(e.to_dict()) for e in found]
+        values = [_plain(e.to_dict()) for e in evaluations]
         raw = json.dumps(values, ensure_ascii=False, indent=1)
     elif kind == ".csv":
-        raw = _table(found)
+        raw = _table(evaluations)
     else:
-        raw = evaluation_page(found, images, observer or Silent())
+        raw = evaluation_page(evaluations, images, observer or Silent())
     write_output(path, raw.encode())
 
 
@@ -129,12 +132,12 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _table(found: Sequence[RunEvaluation]) -> str:
+def _table(evaluations: Sequence[RunEvaluation]) -> str:
     """One line for all rows of a run, and one for each of its domains, classes and clients."""
     out = io.StringIO(newline="")
     writer = csv.DictWriter(out, COLUMNS, restval="")
     writer.writeheader()
-    for e in found:
+    for e in evaluations:
         run = {"run": e.run, "method": e.method, "model": e.model, "rows_of": e.rows}
         for line in _lines(e):
             # A name that a spreadsheet would run as a formula is quoted.
@@ -144,7 +147,7 @@ def _table(found: Sequence[RunEvaluation]) -> str:
 
 
 def _lines(e: RunEvaluation) -> Iterator[dict[str, Any]]:
-    """The lines of a table, without the columns that name the run; missing columns stay empty."""
+    """The lines of the table for one evaluation, without the columns that name the run; missing cells stay empty."""
     m = e.measures
     best = None
     if m.temperature is not None:
@@ -194,7 +197,7 @@ def _right(found: RightRows) -> dict[str, Any]:
 
 
 def evaluation_page(
-    found: Sequence[RunEvaluation], images: ImagePlaces | None, observer: Observer
+    evaluations: Sequence[RunEvaluation], images: ImagePlaces | None, observer: Observer
 ) -> str:
     """One self-contained HTML page; arguments as for ``write_evaluations``. Raises MachineError without matplotlib."""
     sections = []
@@ -203,8 +206,8 @@ def evaluation_page(
         "personal models, values are means over clients."
     )
     # There is one section for each set of rows, because results on different rows cannot be compared.
-    for number, rows in enumerate(dict.fromkeys(e.rows for e in found)):
-        mine = [e for e in found if e.rows == rows]
+    for number, rows in enumerate(dict.fromkeys(e.rows for e in evaluations)):
+        mine = [e for e in evaluations if e.rows == rows]
         ident = f"e{number}"
         plots: list[Plot | None] = [reliability(f"{ident}-reliability", mine[:MOST_DRAWN])]
         galleries: list[Gallery] = []
@@ -219,15 +222,15 @@ def evaluation_page(
                 continue
             place = f"{ident}-mistakes{i}"
             try:
-                own = gallery(place, e.label, e.mistakes, (rows, "all clients"), images)
+                made = gallery(place, e.label, e.mistakes, (rows, "all clients"), images)
             except FedcacheError as error:
                 reason = f"{error.message} {error.hint}"
                 notes.append(f"Mistakes of {e.label} are not shown: {reason}")
                 observer.warn(notes[-1])
                 continue
-            if own is not None:
-                galleries.append(own)
-                for sentence in own.warnings:
+            if made is not None:
+                galleries.append(made)
+                for sentence in made.warnings:
                     observer.warn(sentence)
         columns, cells = _cells(mine)
         drawn = [p for p in plots if p is not None]
@@ -242,10 +245,10 @@ def evaluation_page(
             galleries=galleries,
         )
         sections.append(section)
-    return render_page("Evaluation of models", sections, len(found))
+    return render_page("Evaluation of models", sections, len(evaluations))
 
 
-def _cells(found: Sequence[RunEvaluation]) -> tuple[list[Column], list[list[HtmlCell]]]:
+def _cells(evaluations: Sequence[RunEvaluation]) -> tuple[list[Column], list[list[HtmlCell]]]:
     """Columns and rows of the table of evaluations."""
     texts = ("method", "run", "model", "trained on")
     numbers = ("rows", "accuracy %", "macro F1 %", "ECE %", "NLL", "best temperature", "NLL there")
@@ -253,7 +256,7 @@ def _cells(found: Sequence[RunEvaluation]) -> tuple[list[Column], list[list[Html
     columns += [Column(name, numbers=True) for name in numbers]
     columns.append(Column("95 % interval"))
     rows = []
-    for e in found:
+    for e in evaluations:
         # For models of several clients the table shows the spread over clients, for one model the interval over rows.
         m = e.measures
         interval = "-"
@@ -278,19 +281,19 @@ def _cells(found: Sequence[RunEvaluation]) -> tuple[list[Column], list[list[Html
     return columns, rows
 
 
-def reliability(ident: str, found: Sequence[RunEvaluation]) -> Plot:
-    """Accuracy over confidence in each bin. On the diagonal a model is right as often as its confidence says."""
+def reliability(ident: str, evaluations: Sequence[RunEvaluation]) -> Plot:
+    """The figure of accuracy over confidence, a point for each bin. On the diagonal both are equal."""
     description = (
         f"Accuracy of the rows in each of {BINS} bins of confidence. Below the diagonal a model is "
         "overconfident."
     )
     rows: Rows = []
-    for e in found:
+    for e in evaluations:
         rows += [[e.label, count, *at] for count, *at in e.measures.bins if count]
 
     def fill(axes: Any, marks: Marks) -> None:
         axes.plot([0, 1], [0, 1], color=MUTED, linewidth=1, linestyle="--")
-        for i, e in enumerate(found):
+        for i, e in enumerate(evaluations):
             confidences = []
             accuracies = []
             words = []
@@ -341,13 +344,13 @@ def accuracy_of_classes(ident: str, e: RunEvaluation) -> Plot:
 
 def confusion(ident: str, e: RunEvaluation) -> Plot | None:
     """Rows by label and predicted class."""
-    found: dict[str, None] = {}
+    classes: dict[str, None] = {}
     for label, predicted, _ in e.measures.confusion:
-        found[label] = None
-        found[predicted] = None
-    # Classes in the order of the measures, then predicted classes that have no row.
+        classes[label] = None
+        classes[predicted] = None
+    # Classes in the order of the measures; predicted classes that have no row come last.
     order = {c.name: k for k, c in enumerate(e.measures.by_class)}
-    names = sorted(found, key=lambda name: order.get(name, len(order)))
+    names = sorted(classes, key=lambda name: order.get(name, len(order)))
     place = {name: k for k, name in enumerate(names)}
     table = np.zeros((len(names), len(names)), np.int64)
     for label, predicted, rows in e.measures.confusion:

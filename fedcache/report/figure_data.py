@@ -78,7 +78,7 @@ def dots(ident: str, source: RunStore) -> Plot | None:
     """Training rows of every client and class as dots whose area is the count."""
     classes = source.columns.classes
     table = source.partition.table
-    of = len(table)
+    clients = len(table)
     names = table.names[:MOST_LISTED]
     counts = source.partition.counts(source.columns, MOST_LISTED)
     if not counts.size or not counts.max():
@@ -91,8 +91,8 @@ def dots(ident: str, source: RunStore) -> Plot | None:
     description = "Training rows of each client and class; the area of a dot is their number."
     if shown.shape != counts.shape:
         every = counts.shape[1]
-        description += f" The first {across} of {of} clients, {down} of {every} classes."
-    if of > len(names):
+        description += f" The first {across} of {clients} clients, {down} of {every} classes."
+    if clients > len(names):
         description += f" The data contain {len(names):,} clients."
 
     def fill(axes: Any, marks: Marks) -> None:
@@ -159,7 +159,7 @@ def averaged_whole(source: RunStore, key: str, rows: RowNumbers) -> bool:
 
 
 def most_chunks(source: RunStore, key: str) -> int:
-    """Chunks of an array that are read for one sample of rows."""
+    """Maximum number of chunks of an array that are read for one sample of rows."""
     array = source.store.arrays[key]
     shape = (array.chunk_rows, *array.shape[1:])
     return max(1, READ_BYTES // array_bytes(shape, array.dtype))
@@ -181,7 +181,7 @@ def plane(ident: str, source: RunStore, key: str, how: str) -> Plot | None:
     rows = sampled(source, key)
     if len(rows) < 3 or how == "none":
         return None
-    # Rows that could not be read are NaN, and left out.
+    # Rows that could not be read are NaN; they are left out.
     x = source.features(key, rows)
     keep = np.isfinite(x).all(1)
     rows = rows[keep]
@@ -194,24 +194,24 @@ def plane(ident: str, source: RunStore, key: str, how: str) -> Plot | None:
     small = flat[len(x) + global_count :]
     # A legend of many classes cannot be read; the tooltip of a mark shows the class of its row.
     label = columns.label[rows]
-    there = np.unique(label)
-    legend = len(there) <= MOST_LEGEND
+    present = np.unique(label)
+    legend = len(present) <= MOST_LEGEND
     name = source.store.arrays[key].recipe.get("backbone", key)
     method = how.upper()
     if how == "tsne":
         method = "t-SNE"
     # The means of a large store are over a sample of its rows.
     train = source.partition.table.train.rows
-    of = f"an even sample of {len(train):,} training rows"
+    averaged = f"an even sample of {len(train):,} training rows"
     if averaged_whole(source, key, train):
-        of = "all clients' training rows"
+        averaged = "all clients' training rows"
     description = (
         f"{len(x)} test rows of {name} by {method}; colours and shapes are classes, stars the mean of each "
-        f"class over {of}, small triangles the class means of single clients."
+        f"class over {averaged}, small triangles the class means of single clients."
     )
 
     def fill(axes: Any, marks: Marks) -> None:
-        for c in there:
+        for c in present:
             mine = label == c
             style = {"color": SERIES[c % 10], "marker": MARKERS[(c // 10) % len(MARKERS)]}
             if legend:
@@ -231,7 +231,7 @@ def plane(ident: str, source: RunStore, key: str, how: str) -> Plot | None:
         axes.set_yticks([])
         axes.grid(visible=False)
         if legend:
-            letters = max(len(short(columns.classes[c], 12)) for c in there)
+            letters = max(len(short(columns.classes[c], 12)) for c in present)
             ncols = max(1, 40 // (letters + 5))
             legend_below(axes, ncols=ncols, markerscale=2.2, handletextpad=0.1)
 
@@ -274,7 +274,7 @@ def _prototypes(source: RunStore, key: str) -> tuple[NDArray[np.float32], list[s
         ascending = np.flatnonzero(assigned)
         count = min(MOST_AVERAGED, len(ascending))
         rows = even_blocks(ascending, count, most_chunks(source, key))
-    # The sum and the number of rows of each class.
+    # Class -> sum of its features, and its number of rows.
     sums: dict[int, tuple[Floats, int]] = {}
     for start in range(0, len(rows), ROWS_AT_ONCE):
         for c, mine in _by_class(source, key, rows[start : start + ROWS_AT_ONCE]):
@@ -494,7 +494,7 @@ def _fill(axes: Any, partition: Partition, columns: Columns, counts: np.ndarray)
     of_client = client_domains(partition, columns)
     scale = dot_scale(counts)
     domains = sorted({d for d in of_client if d is not None})
-    # Domains have colours if every client has rows of one domain only.
+    # Domains have colours if every client has rows of one domain only. Otherwise all dots have one colour (``None``).
     coloured: list[int | None] = [*domains]
     if None in of_client:
         coloured = [None]

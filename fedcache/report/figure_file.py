@@ -76,11 +76,11 @@ class FigureInput:
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of figure: its description, the runs that it needs, and the function that draws it."""
+    """A kind of figure: its description, the runs that it needs, and the function that makes it."""
 
     description: str
-    takes: str
-    made: Callable[[FigureInput], Plot | None]
+    needs: str
+    make: Callable[[FigureInput], Plot | None]
 
 
 def _confusion_difference(i: FigureInput) -> Plot | None:
@@ -235,15 +235,15 @@ def write_figure(
         )
     else:
         named, used = ranked_runs(settings[0], score)
-        plot = KINDS[kind].made(FigureInput(titles[0], named, used, embed))
+        plot = KINDS[kind].make(FigureInput(titles[0], named, used, embed))
     if plot is None:
-        takes = "two methods in two settings"
+        needs = "two methods in two settings"
         if kind != ACROSS:
-            takes = KINDS[kind].takes
+            needs = KINDS[kind].needs
         runs = len(found.entries)
         others = ", ".join(name for name in LISTED if name != kind)
         raise UsageError(
-            f"The {runs} runs are not enough for the figure {kind}, which needs {takes}.",
+            f"The {runs} runs are not enough for the figure {kind}, which needs {needs}.",
             f"Other kinds: {others}",
         )
     write_plot(out, plot, columns)

@@ -29,7 +29,7 @@ def sweeps(ident: str, entries: Sequence[StoredRun], score: str = "own") -> list
     """A heatmap for each method with two or more settings that differ, a line for one setting, and nothing for none."""
     made = []
     for i, (name, found) in enumerate(by_method(entries).items()):
-        plot = _method(f"{ident}-{i}", name, found, score)
+        plot = _sweep(f"{ident}-{i}", name, found, score)
         if plot is not None:
             made.append(plot)
     return made
@@ -40,16 +40,17 @@ def by_method(entries: Sequence[StoredRun]) -> dict[str, list[StoredRun]]:
     return grouped(entries, lambda e: e.method)
 
 
-def _method(ident: str, name: str, entries: Sequence[StoredRun], score: str) -> Plot | None:
+def _sweep(ident: str, name: str, entries: Sequence[StoredRun], score: str) -> Plot | None:
+    """The figure of one method; None if no setting differs, or if a heatmap would have too many columns."""
     found = _points(entries, score)
     if not found.names:
         return None
     # The distinct values of each setting.
     values = [sorted(set(column), key=order_of_value) for column in zip(*found.values, strict=True)]
-    # The two settings with most values are drawn. A place shows the best run over all other settings.
+    # The two settings with most values are drawn. Each place of the figure shows the best run over all other settings.
     order = sorted(range(len(values)), key=lambda i: -len(values[i]))
     drawn = order[:2]
-    # The setting with more values is the horizontal axis; if both have as many, it is the second.
+    # Of these two, the setting with more values is the horizontal axis; if they have equally many, it is the second.
     placed = sorted(drawn, key=lambda i: len(values[i]))[::-1]
     best: Cells = {}
     rows: Rows = []
@@ -60,25 +61,25 @@ def _method(ident: str, name: str, entries: Sequence[StoredRun], score: str) -> 
             best[place] = (value, run)
     what = found.what
     names = [found.names[i] for i in drawn]
-    rest = [n for i, n in enumerate(found.names) if i not in drawn]
-    over = ""
-    if rest:
-        over = f" For {', '.join(rest)}, the figure shows the highest value."
+    not_drawn = [n for i, n in enumerate(found.names) if i not in drawn]
+    not_drawn_words = ""
+    if not_drawn:
+        not_drawn_words = f" For {', '.join(not_drawn)}, the figure shows the highest value."
     capital = what[:1].upper() + what[1:]
     description = f"{capital} in percent of {name} over {len(found.runs)} configurations; "
     title = f"{name}: {' and '.join(names)}"
     columns = [*found.names, what]
     if len(drawn) == 1:
-        description += f"the ring marks the {found.highest}.{over}"
-        line = _line(names[0], values[drawn[0]], best, what)
-        return Plot(ident, title, description, columns, rows, line)
+        description += f"the ring marks the {found.highest}.{not_drawn_words}"
+        draw_line = _line(names[0], values[drawn[0]], best, what)
+        return Plot(ident, title, description, columns, rows, draw_line)
     across, down = (values[i] for i in placed)
     if len(across) > MOST_SIDE:
         return None
-    description += f"darker is higher, the frame marks the {found.highest}.{over}"
+    description += f"darker is higher, the frame marks the {found.highest}.{not_drawn_words}"
     height = 1.3 + min(0.42 * len(down), 6.0)
-    squares_of = _heat([found.names[i] for i in placed], across, down, best)
-    return Plot(ident, title, description, columns, rows, squares_of, height=height)
+    draw_squares = _heat([found.names[i] for i in placed], across, down, best)
+    return Plot(ident, title, description, columns, rows, draw_squares, height=height)
 
 
 def _line(name: str, values: Sequence[str], best: Cells, what: str) -> Draw:
@@ -86,11 +87,11 @@ def _line(name: str, values: Sequence[str], best: Cells, what: str) -> Draw:
 
     def fill(axes: Any, marks: Marks) -> None:
         # Words have no order, so only numbers are joined by a line.
-        joined = ""
+        linestyle = ""
         if all(order_of_value(v)[0] == 0 for v in values):
-            joined = "-"
+            linestyle = "-"
         places = range(len(values))
-        style = {"marker": "o", "color": SERIES[0], "linestyle": joined, "markersize": 5}
+        style = {"marker": "o", "color": SERIES[0], "linestyle": linestyle, "markersize": 5}
         (line,) = axes.plot(places, accuracy, **style)
         words = [f"{name}={v}: {a:.2f} %" for v, a in zip(values, accuracy, strict=True)]
         marks(line, words, [best[(v,)][1].key for v in values])
@@ -194,8 +195,8 @@ def tiles(
 ) -> None:
     """Unit squares around ``middles``, each in a colour with its opacity.
 
-    Every other sequence has one entry a square: the number written on it ("" for none), the colour of that number, its
-    tooltip, and the key of its run.
+    Every other sequence has one entry for each square: the number written on it ("" for none), the colour of that
+    number, its tooltip, and the key of its run.
     """
     from matplotlib.collections import PolyCollection
 
@@ -217,7 +218,7 @@ def tiles(
 
 
 def order_of_value(value: str) -> tuple[int, float, str]:
-    """Numbers by size, then words."""
+    """Sort key of a value: numbers by size, then words."""
     try:
         return 0, float(value), value
     except ValueError:
@@ -357,7 +358,7 @@ def importance(levels: Sequence[str], scores: np.ndarray) -> float:
 
     Epsilon squared (Kelley, PNAS 21, 1935): (SS_between - (k - 1) MS_within) / SS_total of one setting with k values,
     at least 0. On a full grid it is the setting's main effect in the analysis of variance. Interactions between
-    settings belong to the importance of none of them.
+    settings do not count for any of them.
     """
     words = np.array(levels)
     groups = [scores[words == level] for level in dict.fromkeys(levels)]
@@ -460,7 +461,7 @@ def parallel(ident: str, points: SweptPoints) -> Plot:
             share = (points.scores - low) / (high - low)
         else:
             share = np.ones(len(order))
-        # Each axis goes from 0 to 1. This is the height of each value on its axis.
+        # For each axis: value -> its height, from 0 to 1.
         height = []
         for values in axes_values:
             last = max(1, len(values) - 1)

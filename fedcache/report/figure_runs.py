@@ -129,10 +129,10 @@ def spread(ident: str, runs: Named) -> Plot | None:
     if all(len(columns.scored) > 1 and not np.ptp(columns.scored) for *_, columns in known):
         return None
     many = any(len(columns.names) > MOST_DOTS for *_, columns in known)
-    over = "client"
+    row_of = "client"
     strip = "dots are clients"
     if many:
-        over = "clients"
+        row_of = "clients"
         strip = "the line reaches from the lowest to the highest client, the box from the 25 % to the 75 % quantile"
     rows: Rows = []
     for label, e, columns in known:
@@ -156,6 +156,7 @@ def spread(ident: str, runs: Named) -> Plot | None:
     )
     if len(known) > len(shown):
         description += f" {MOST_STRIPS} of {len(known)} runs, the best of each method first."
+    # The caption names the clients with the lowest accuracies in the first run.
     first_label, _, first_columns = known[0]
     description += _left_behind(first_label, first_columns)
 
@@ -197,7 +198,7 @@ def spread(ident: str, runs: Named) -> Plot | None:
 
     title = "Accuracy of each client"
     height = 1.0 + 0.3 * max(3, len(shown))
-    return Plot(ident, title, description, ("run", over, "accuracy"), rows, fill, height=height)
+    return Plot(ident, title, description, ("run", row_of, "accuracy"), rows, fill, height=height)
 
 
 def _name_lines(axes: Any, labels: Sequence[str]) -> None:
@@ -208,7 +209,7 @@ def _name_lines(axes: Any, labels: Sequence[str]) -> None:
 
 
 def _left_behind(label: str, columns: ClientColumns) -> str:
-    """The clients of the first run with the lowest accuracies, in words."""
+    """A sentence on the two clients of a run with the lowest accuracies; "" for equal, or fewer than three, clients."""
     # Clients without a score are sorted to the end.
     order = np.argsort(columns.accuracy, kind="stable")[: len(columns.scored)].tolist()
     if len(order) < 3 or columns.accuracy[order[0]] == columns.accuracy[order[-1]]:
@@ -379,7 +380,9 @@ MOST_PAIRS = 15
 
 
 def confusion_difference(ident: str, one: Labelled, other: Labelled) -> Plot | None:
-    """Percent of each true class that one run takes for each class, minus the other's; None without both matrices.
+    """The difference of two confusion matrices in percent of each true class.
+
+    None if a run has no matrix, or if the two do not differ.
 
     With more than ``MOST_DRAWN`` classes the figure shows the pairs of classes that differ most as bars.
     """
@@ -509,7 +512,9 @@ def _pareto(
     word: Callable[[float], str],
     score: str,
 ) -> Plot | None:
-    """Runs as points of cost and accuracy; a run without a cost, or with all rows in one place, is a horizontal line.
+    """Runs as points of cost and accuracy.
+
+    A run whose cost is 0, or with all rows in one place, is a horizontal line. A run without a known cost is left out.
 
     Args:
         ident: unique in the page.
@@ -549,24 +554,24 @@ def _pareto(
     )
     if levels:
         description += " Dashed lines are methods without cost here, or with all rows in one place."
-    # Of many points only the front and the first run of each method are named.
+    # If there are many points, only those on the front and the first run of each method are named.
     named = points
     if len(points) > MOST_NAMES:
         # Reversed, because the last entry of a key is kept.
         firsts = {p.entry.method: p.key for p in reversed(points)}
-        kept = front.union(firsts.values())
-        named = [p for p in points if p.key in kept]
+        with_name = front.union(firsts.values())
+        named = [p for p in points if p.key in with_name]
         description += " Only runs on the front and the best run of each method have names."
     named = sorted(named, key=lambda p: (p.key not in front, -p.accuracy))
     labels = [p.label for p in named]
     places = _places(named, shortened(labels, ON_FRONT), points, levels)
-    of = settings_of(labels, ON_FRONT)
-    if of:
-        description += f" Labels show {of}."
+    settings = settings_of(labels, ON_FRONT)
+    if settings:
+        description += f" Labels show {settings}."
     without = [p.label for p in named if p.key not in places]
     if without:
-        left = some_names(without, MOST_NAMES)
-        description += f" These runs have no name, because names would overlap: {left}."
+        nameless = some_names(without, MOST_NAMES)
+        description += f" These runs have no name, because names would overlap: {nameless}."
 
     def fill(axes: Any, marks: Marks) -> None:
         from matplotlib.ticker import LogLocator
@@ -590,7 +595,7 @@ def _pareto(
             ticks = (1.0, 2.0, 5.0)
         axes.xaxis.set_major_locator(LogLocator(subs=ticks, numticks=5))
         axes.minorticks_off()
-        # The front as stairs: between two of its points no run is known to be better than the cheaper one.
+        # The front is drawn as stairs, because between two of its points no run is better than the cheaper one.
         stairs = _coordinates(sorted(on_front, key=lambda p: p.cost))
         axes.plot(*stairs, color=SERIES[0], linewidth=1, drawstyle="steps-post", alpha=0.6)
         if others:
@@ -739,7 +744,7 @@ def _places(
             x = point.x + x_side * (half + 0.03)
             y = point.y + y_side * 0.09
             box = _Box(x, y, half, LINE / 2)
-            # About within the margins of the axes.
+            # Whether the name is about within the margins of the axes.
             inside = abs(x - 0.5) + half < 0.68 and abs(y - 0.5) < 0.66
             if inside and not any(map(box.overlaps, taken)):
                 found[p.key] = (name, x_side, y_side)
@@ -776,7 +781,8 @@ def differences(ident: str, c: Comparison | None, named: Named, runs: int = 0) -
     own_seeds = not same_blocks(c)
     if own_seeds:
         over = f"the {c.over} that both runs have"
-    # All intervals are of one kind, so that bars can be compared: over blocks, else over test rows.
+    # All intervals are of one kind, so that bars can be compared. They are over blocks, or over test rows if these give
+    # every pair an interval and the blocks do not.
     over_rows = []
     for p in pairs:
         if p.rows is not None and p.rows.interval is not None:
@@ -802,9 +808,9 @@ def differences(ident: str, c: Comparison | None, named: Named, runs: int = 0) -
         description += f" Shared {c.over}: {listed}."
     if not all(p.interval for p in pairs):
         description += " A hollow dot without an interval could not be tested."
-    of = max(len(c.pairs), runs - 1)
-    if of > len(pairs):
-        description += f" Of {of} runs the first {len(pairs)}, in the order of the table."
+    others = max(len(c.pairs), runs - 1)
+    if others > len(pairs):
+        description += f" Of {others} runs the first {len(pairs)}, in the order of the table."
 
     def words_of(pair: Pair) -> str:
         difference = 100 * pair.difference

@@ -72,10 +72,10 @@ CLAIMED = (
 MOST_LISTED = 8
 """Maximum number of runs that an error lists."""
 
-_IDENTITY = ("preset", "rounds", "participation", "dtype", "execution")
-"""Fields of a result that are facts of a run."""
+_FACT_FIELDS = ("preset", "rounds", "participation", "dtype", "execution")
+"""Fields of a result that are facts of a run (``StoredRun.facts``)."""
 
-_WHO = (
+_CLIENT_OPTIONS = (
     "client_sampling",
     "availability",
     "client_dropout",
@@ -87,7 +87,7 @@ _WHO = (
     "eval_clients",
     "client_prior",
 )
-USUAL = {f.name: f.default for f in fields(TrainConfig) if f.name in _WHO}
+USUAL = {f.name: f.default for f in fields(TrainConfig) if f.name in _CLIENT_OPTIONS}
 """Option of participating and scored clients -> its default. A run shows only values that differ from the default."""
 
 
@@ -119,10 +119,10 @@ class StoredRun:
         for name, usual in USUAL.items():
             if config.get(name) not in (None, usual):
                 made[name] = value_words(config[name])
-        for name in _IDENTITY:
+        for name in _FACT_FIELDS:
             if name in r:
                 made[name] = str(r[name])
-        # The scored rounds are in the result. A run of one round is scored only at its end.
+        # The first scored round is the interval between scores. A run with one scored round was scored only at its end.
         scored = [one["round"] for one in r["accuracy"].get("per_round", ())]
         made["eval_every"] = "0"
         if len(scored) > 1:
@@ -136,7 +136,7 @@ class StoredRun:
 
     @property
     def seeds(self) -> list[int]:
-        """Its seeds, in the order of the values of seeds in the result."""
+        """Its seeds, in the order in which the result lists their values."""
         return list(map(int, self.result["seeds"]))
 
     @property
@@ -267,8 +267,8 @@ def gather(queries: Sequence[RunQuery], root: Path) -> Gathered:
     """The runs of the queries, or all of ``root`` if there is none.
 
     Args:
-        queries: directories of a run or of many, first letters of a digest, names of a method, dataset or partition,
-            ``Run``, ``Grid`` or ``Point`` objects.
+        queries: directories of a run or of many, first letters of a digest, tags, names of a method, dataset or
+            partition, ``Run``, ``Grid`` or ``Point`` objects.
         root: where digests are looked up.
 
     Raises:
@@ -288,7 +288,8 @@ def gather(queries: Sequence[RunQuery], root: Path) -> Gathered:
             entries.append(run)
         else:
             left_out.append(run)
-    # If no single run was named, only the newest of equal runs are taken.
+    # If the queries name no single run (there are only selections, or no queries), only the newest of equal runs are
+    # taken.
     if all(isinstance(one, str) and selector(one) is not None for one in queries):
         entries, old = _newest(entries)
         left_out += old
@@ -303,8 +304,8 @@ def need_finished(found: Gathered, root: Path) -> None:
         root: where they were looked for.
 
     Raises:
-        StoreError where there is no run; FedcacheError with the exit code of the first run that was left out where no
-        run can be shown.
+        StoreError if there is no run; FedcacheError, with the exit code of the first run that was left out, if there
+        are runs but none can be shown.
     """
     if found.entries:
         return
@@ -384,7 +385,7 @@ def _tags_in(paths: Iterable[Path]) -> list[str]:
 
 
 def find_one(name: str, root: Path, observer: Observer | None = None) -> Path:
-    """The directory of the one run that a path or the first letters of a digest name.
+    """The directory of the one run to which a path, or the first letters of a digest, belong.
 
     If several finished runs differ only in seeds or code version, the newest is taken, with a note.
 
@@ -420,9 +421,9 @@ def find_one(name: str, root: Path, observer: Observer | None = None) -> Path:
 
 
 def several(runs: object) -> list[RunQuery]:
-    """The argument of a call as a list of queries; [] for None, which means all runs.
+    """The argument of a call as a list of queries. None means all runs and becomes [].
 
-    Raises UsageError for an empty list, which means none.
+    Raises UsageError for an empty list, which means no run.
     """
     if runs is None:
         return []
@@ -465,7 +466,7 @@ def _named(
     root: Path,
     hint: str = "`fedcache runs list` lists the runs. Without a name, all runs are used.",
 ) -> list[Path]:
-    """Directories of the runs that a tag, a selection, a path or the first letters of a name mean.
+    """Directories of the runs to which a tag, a selection, a path or the first letters of a name belong.
 
     Raises UsageError and StoreError, with ``hint`` where no run has this name.
     """
@@ -674,7 +675,7 @@ def selector(query: str) -> Callable[[Result], bool] | None:
     return lambda result: any(fnmatchcase(name, pattern) for name in OF[kind](result))
 
 
-_ALWAYS = ("method", "backbones")
+_SHOWN_FIRST = ("method", "backbones")
 """Facts that come first in a label, as values without names."""
 
 
@@ -725,7 +726,7 @@ def setting_names(groups: Sequence[Sequence[StoredRun]]) -> list[str]:
 def distinguished(
     names: Sequence[str], known: Sequence[Mapping[str, str]], digests: Sequence[str]
 ) -> list[str]:
-    """Equal names with the facts that differ between them, and with digests where no fact tells them apart.
+    """The names; equal ones get the facts that differ between them, or their digests if no fact tells them apart.
 
     Args:
         names: of runs or settings.
@@ -762,9 +763,9 @@ def differing(entries: Sequence[StoredRun]) -> list[str]:
         if len(values) < 2:
             continue
         # A hyperparameter whose values differ only between methods adds nothing to the names of the methods.
-        if name in _ALWAYS or name in USUAL or _varies_within(name, known):
+        if name in _SHOWN_FIRST or name in USUAL or _varies_within(name, known):
             varied.append(name)
-    return sorted(varied, key=lambda name: (name not in _ALWAYS, name not in USUAL))
+    return sorted(varied, key=lambda name: (name not in _SHOWN_FIRST, name not in USUAL))
 
 
 def _varies_within(name: str, known: Sequence[Mapping[str, str]]) -> bool:
@@ -786,7 +787,7 @@ def label_of(entry: StoredRun, names: Sequence[str]) -> str:
         if name not in known:
             continue
         word = known[name]
-        if name not in _ALWAYS:
+        if name not in _SHOWN_FIRST:
             short = name.removeprefix("set.")
             word = f"{short}={word}"
         words.append(word)
@@ -801,13 +802,13 @@ def labels(entries: Sequence[StoredRun]) -> list[str]:
     made = [""] * len(entries)
     for method in dict.fromkeys(e.method for e in entries):
         mine = [i for i, e in enumerate(entries) if e.method == method]
-        for i, label in zip(mine, _within([entries[i] for i in mine]), strict=True):
+        for i, label in zip(mine, _labels_of_method([entries[i] for i in mine]), strict=True):
             made[i] = label
     return made
 
 
-def _within(entries: Sequence[StoredRun]) -> list[str]:
-    """Labels of runs of one method; a fact is added if it tells more runs apart."""
+def _labels_of_method(entries: Sequence[StoredRun]) -> list[str]:
+    """Labels of runs of one method; a fact is added to all labels if it tells more runs apart."""
     used: list[str] = []
     made = [label_of(e, used) for e in entries]
     for name in differing(entries):

@@ -1,4 +1,4 @@
-"""The model card of every exported model: its training data, its accuracy, and the data that left the clients."""
+"""Export of a model with its model card: training data, accuracy, and the data that left the clients."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ def test_rows(result: Result) -> int | None:
 
 
 def left_lines(saved: SavedModel, result: Result | None) -> list[str]:
-    """Traffic of a client, in numbers and by kind of tensor."""
+    """Sentences on the traffic of a client: its numbers, and each kind of tensor that it sent."""
     lines = []
     if result is not None:
         exact = result["traffic"]["exact"]
@@ -316,16 +316,16 @@ def export_model(
     check_place(out, kind, request.force)
     # All checks are done before the program is made, which takes longest.
     predictor = named(open_predictor(place, options, home, observer))
-    found = run_result(place)
+    result_file = run_result(place)
     program = None
     if kind in PROGRAMS:
         program = make_program(predictor, home, weights_of(options))
     # A model file without its run gets a card without the results of the run.
     result = None
     columns = None
-    if found is not None:
-        result = read_result(found)
-        columns = client_columns(result, found.parent)
+    if result_file is not None:
+        result = read_result(result_file)
+        columns = client_columns(result, result_file.parent)
     card = model_card(predictor, result, home, columns)
     if program is not None and program.module.encoders:
         card += agreement(program)

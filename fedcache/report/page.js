@@ -11,7 +11,7 @@
     paint();
   });
 
-  // One tooltip shows the words of a mark, for the mouse, for touch and for the arrow keys. Without a script the words are <title>s.
+  // One tooltip shows the words of a mark, for the mouse, for touch and for the arrow keys. Without a script the words stay in the <title> of the mark.
   const tip = document.getElementById("tip");
   const words = new Map();
   for (const title of document.querySelectorAll(".mark > title")) {
@@ -82,7 +82,7 @@
   }
 
   // The marks of a run in all figures belong to its row. They are hidden if the row is filtered out or unticked, and
-  // highlighted if the pointer or the keyboard focus is on the row or on one of them.
+  // highlighted if the pointer is on the row or on one of the marks, or the keyboard focus is on the row.
   const parts = new Map();
   for (const part of document.querySelectorAll("svg [data-run]")) {
     const known = parts.get(part.dataset.run) ?? [];

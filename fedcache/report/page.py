@@ -99,7 +99,7 @@ class Report:
     Attributes:
         path: the file.
         runs: number of runs that it shows.
-        left_out: number of runs that it names and cannot show.
+        left_out: number of runs that it only names, because they cannot be shown.
         bytes: its size.
         images: number of thumbnails of the dataset that it shows.
         mistakes: number of mistakes whose images were looked for.
@@ -319,6 +319,7 @@ PRIVATE = (
     "a run of this setting has differential privacy, and its epsilon covers neither the partition nor "
     "the features"
 )
+"""Reason, in place of a store, why nothing that is read from the store is shown."""
 
 
 def refuse_private(entries: Sequence[StoredRun]) -> None:
@@ -334,11 +335,11 @@ def refuse_private(entries: Sequence[StoredRun]) -> None:
 
 @dataclass
 class Shown:
-    """Content of a page, and counts and warnings on its images.
+    """Options of a page, and the counts and warnings on images that are collected while it is made.
 
     Attributes:
         embed: projection of features to two dimensions.
-        score: of all runs; None for the usual one of each setting.
+        score: the score of all runs; None for the usual score of each setting.
         images: where images are; None shows none.
         mistakes: number of mistakes whose images were looked for so far.
         missing: sentences on images that were not found so far.
@@ -356,7 +357,7 @@ def galleries_of(
     named: Named,
     source: RunStore | str,
     places: ImagePlaces,
-    shown: Shown,
+    request: Shown,
 ) -> tuple[list[Gallery], list[str]]:
     """The mistakes of runs of one setting on their own test rows, and sentences on what is not shown.
 
@@ -365,11 +366,11 @@ def galleries_of(
         named: label and run; the first ``MOST_GALLERIES`` are shown.
         source: the store of their rows, or why there is none.
         places: where images are looked for.
-        shown: gets the counts and warnings of this call.
+        request: gets the counts and warnings of this call.
     """
     if isinstance(source, str):
-        shown.missing.append(f"Mistakes are not shown: {source}.")
-        return [], shown.missing[-1:]
+        request.missing.append(f"Mistakes are not shown: {source}.")
+        return [], request.missing[-1:]
     from fedcache.runs.evaluate_run import mistakes_of_run  # computes with torch
 
     found: list[Gallery] = []
@@ -377,18 +378,18 @@ def galleries_of(
     for i, (label, entry) in enumerate(named[:MOST_GALLERIES]):
         try:
             mistakes = mistakes_of_run(entry.path, source.store, source.partition, places.home)
-            shown.mistakes += len(mistakes.most)
+            request.mistakes += len(mistakes.most)
             on = ("its own test rows", "its own rows")
-            own = gallery(f"{ident}-mistakes{i}", label, mistakes, on, places)
-            if own is not None:
-                found.append(own)
-                shown.missing += own.warnings
+            made = gallery(f"{ident}-mistakes{i}", label, mistakes, on, places)
+            if made is not None:
+                found.append(made)
+                request.missing += made.warnings
             if not mistakes.wrong:
                 notes.append(f"{label} made no mistake on its {mistakes.rows:,} test rows.")
         except FedcacheError as error:
             note = f"Mistakes of {label} are not shown: {error.message} {error.hint}"
             if note not in notes:
-                shown.missing.append(note)
+                request.missing.append(note)
                 notes.append(note)
     if len(named) > MOST_GALLERIES:
         notes.append(
@@ -413,7 +414,7 @@ def answer_of(ident: str, title: str, named: Named, score: str) -> Section:
     if answer is not None:
         best = answer.best
     columns, rows = table_of(entries, names, score, best)
-    # The row of the best run.
+    # The index of the best run's row.
     chosen = next((i for i, e in enumerate(entries) if e is best), None)
     return Section(
         ident,
@@ -543,12 +544,12 @@ def comparison_of(title: str, named: Named, score: str) -> Comparison | None:
         metric = "accuracy"
         if score == "pooled" or any(len(e.clients.names) < LEAST_BLOCKS for e in entries):
             return None
-    # No test is better than an error here: the page is also for runs that cannot be compared.
+    # Runs that cannot be compared get a page without tests, not an error.
     try:
         blocks = within(entries, title, metric, over, names)
     except UsageError:
         return None
-    # A run without values is not among the blocks; then the best of the others is the reference.
+    # A run without values is left out of ``blocks``. If it is the first run, the best of the others is the reference.
     against = None
     if names[0] in blocks.names:
         against = names[0]
@@ -600,7 +601,7 @@ def _detail_plots(
             "No run measured its accuracy in more than one round. For curves, train with `--eval-every "
             "1`."
         )
-    # Confusions are of the first run of each method.
+    # The confusion matrix of the best run, and its difference from that of the second method's best run.
     first, *others = first_of_each(named)
     made: list[Plot | None] = [figure_runs.confusion(f"{ident}-confusion0", *first)]
     if others:
@@ -691,11 +692,11 @@ MOST_SHOWN = 6
 def table_of(
     entries: Sequence[StoredRun], names: Sequence[str], score: str, chosen: StoredRun | None
 ) -> tuple[list[Column], list[list[HtmlCell]]]:
-    """Columns and rows.
+    """Columns and rows of the table of one setting.
 
     Args:
-        entries: runs of one setting, in the order of the rows.
-        names: of the facts that tell them apart.
+        entries: the runs, in the order of the rows.
+        names: names of the facts that tell the runs apart.
         score: client-mean | pooled | own.
         chosen: the best run.
     """
@@ -755,13 +756,13 @@ def table_of(
     # The following columns are hidden at first.
     if any("zero_shot" in r["accuracy"] for r in results):
         put("zero-shot %", [_number(r["accuracy"].get("zero_shot")) for r in results], shown=False)
-    # A deviation of 0 is shown as a dash.
+    # ``or None``: a deviation of 0 is shown as a dash.
     stds = [score_of(r, score).std or None for r in results]
     if any(stds):
         put("± seeds", [_number(s) for s in stds], shown=False)
     put("seeds", [_word(len(r["seeds"])) for r in results], shown=False)
     others = {"headline": "own", "client mean": "client-mean", "pooled": "pooled"}
-    # Another accuracy has a column only if it differs from those before it.
+    # Another accuracy has a column only if it differs from the accuracies that already have one.
     columns_of_means = [accuracies]
     for name, other in others.items():
         means = [e.accuracy(other) for e in entries]
@@ -789,7 +790,7 @@ def _worst(entry: StoredRun) -> float | None:
 
 
 def _interval(found: Estimate | None) -> HtmlCell:
-    """The interval and what was sampled for it; sorted by its lower end."""
+    """The cell of an interval, with a note on what was sampled; it is sorted by the lower end."""
     if found is None:
         return HtmlCell("", "")
     over = found.over.replace(" test rows", " rows")
@@ -827,20 +828,21 @@ def held_out_section(ident: str, group: HeldOutGroup, score: str | None) -> Sect
     accuracies = group.accuracies(used)
     means = {name: mean_over_values(accuracy) for name, accuracy in accuracies.items()}
     metric = METRIC_OF_SCORE[used]
-    # There are no tests if no two methods have a run for every value.
-    found = None
+    # ``tests`` stays None if no two methods have runs for the same two values.
+    tests = None
     with suppress(UsageError):
-        found = compared(over_held_out(group, metric), over=HELD_OUT, metric=metric)
+        tests = compared(over_held_out(group, metric), over=HELD_OUT, metric=metric)
     names = sorted(means, key=lambda name: _falling(means[name]))
     validation: dict[str, float] = {}
     notes: list[str] = []
     selected = None
-    if found is not None:
-        notes = sentences(found)
-        validation = {t.name: t.validation for t in found.treatments if t.validation is not None}
-        # The chosen run comes first, then the others by validation accuracy; equal ones stay in the order of the means.
-        if found.chosen is not None:
-            names.sort(key=lambda name: (name != found.chosen, _falling(validation.get(name))))
+    if tests is not None:
+        notes = sentences(tests)
+        validation = {t.name: t.validation for t in tests.treatments if t.validation is not None}
+        # The chosen run comes first, then the others by validation accuracy. The sort is stable, so runs with equal
+        # validation accuracy stay in the order of their means.
+        if tests.chosen is not None:
+            names.sort(key=lambda name: (name != tests.chosen, _falling(validation.get(name))))
             selected = validation.get(names[0])
     best = names[0]
     runs = {name: list(row.values()) for name, row in group.rows().items()}
@@ -873,7 +875,7 @@ def held_out_section(ident: str, group: HeldOutGroup, score: str | None) -> Sect
         description += f" Accuracy is {used}: {WORDS[used]}."
     if group.entries[0].claimed:
         description += f" {CLAIMED}"
-    certainty, why = _sure(group, found)
+    certainty, why = _sure(group, tests)
     best_run = runs[best][0]
     lines = (
         ("Selected by", selected_by(selected, len(names))),
@@ -914,17 +916,17 @@ def _distance(best: str, means: Mapping[str, float | None]) -> str:
     return f"{points_above(difference, second)}. "
 
 
-def _sure(group: HeldOutGroup, found: Comparison | None) -> tuple[str, str]:
+def _sure(group: HeldOutGroup, tests: Comparison | None) -> tuple[str, str]:
     """The certainty of the order in one word, and the reason."""
-    if found is None or not found.pairs:
+    if tests is None or not tests.pairs:
         return "Only one run", f"No other method has a run for each {group.column}."
-    count = len(found.blocks)
-    if found.too_few:
+    count = len(tests.blocks)
+    if tests.too_few:
         return (
             "Unknown",
             f"{count} held-out values are too few for any test.",
         )
-    undecided = [p.one for p in found.pairs if p.holm is None or p.holm >= found.alpha]
+    undecided = [p.one for p in tests.pairs if p.holm is None or p.holm >= tests.alpha]
     if not undecided:
         return (
             "Sure",

@@ -147,15 +147,15 @@ def render_page(
         title: heading.
         sections: in order.
         count: number of runs that are shown.
-        overview: the table of all settings; its ``runs`` are the sections of its rows.
+        overview: the table of all settings. Each of its rows is a section, to which its ``runs`` link.
         left_out: (run, reason, hint) of runs that are not shown.
         recipes: array -> its recipe in words.
         trained: versions of torch that trained the runs.
     """
-    place = files("fedcache.report")
-    style = place.joinpath("page.css").read_text(encoding="utf-8")
-    script = place.joinpath("page.js").read_text(encoding="utf-8")
-    source = place.joinpath("page.html.j2").read_text(encoding="utf-8")
+    folder = files("fedcache.report")
+    style = folder.joinpath("page.css").read_text(encoding="utf-8")
+    script = folder.joinpath("page.js").read_text(encoding="utf-8")
+    source = folder.joinpath("page.html.j2").read_text(encoding="utf-8")
     # The page contains its style and script. The hash allows the browser to run only this script.
     script_digest = hashlib.sha256(script.encode()).digest()
     template = html_environment().from_string(source)
@@ -197,7 +197,7 @@ def html_environment(loader: jinja2.BaseLoader | None = None) -> jinja2.Environm
 
 
 def _versions() -> list[tuple[str, str]]:
-    """(name, version) of fedcache, Python and the installed ones of ``VERSIONS``."""
+    """(name, version) of fedcache, Python and those packages of ``VERSIONS`` that are installed."""
     known = [("fedcache", fedcache.__version__), ("python", platform.python_version())]
     for name in VERSIONS:
         try:
@@ -252,7 +252,7 @@ def gallery(
         ident: unique in the page.
         label: of the run.
         mistakes: of its models.
-        on: the rows of all models in words, and those of each client's model.
+        on: in words, the rows on which the mistakes were made, and the rows of each client if the models are personal.
         places: where images are looked for.
     """
     if not mistakes.most:

@@ -1,11 +1,11 @@
 """Groups of runs: runs of equal settings and different seeds as one run, and leave-one-out runs with their mean.
 
 Earlier versions stored one result for each list of seeds. For a comparison these results are one run: one row, whose
-mean is over all seeds. If two of them hold the same seed, it is the same result.
+mean is over all seeds. If two results hold the same seed, both have the same values for it.
 
 The figures of each seed are exact. A result holds figures of clients, classes and costs only as a mean or a sum over
-its seeds. These are weighted by the number of seeds that each result adds. The merged figure is exact, unless a result
-shares some but not all of its seeds with another.
+its seeds. To merge them, each result is weighted by the number of seeds that it adds. The merged figure is exact,
+unless a result shares some but not all of its seeds with another.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class MergedRun(StoredRun):
 
     Attributes:
         members: the runs that add seeds, the one with most seeds first.
-        added: the seeds that each of them adds.
+        added: for each member, the seeds that no earlier member has.
     """
 
     members: tuple[StoredRun, ...]
@@ -66,7 +66,7 @@ class MergedRun(StoredRun):
 
     @property
     def exact(self) -> bool:
-        """Whether figures of clients, classes and costs are exactly those of the seeds."""
+        """Whether figures of clients, classes and costs are exact: each member adds all of its seeds."""
         seeds = [run.seeds for run in self.members]
         return list(map(len, seeds)) == list(map(len, self.added))
 
@@ -133,32 +133,32 @@ def settings_key(run: StoredRun) -> str:
 
 
 def merged(runs: Sequence[StoredRun]) -> StoredRun:
-    """Runs of equal settings as one; if one run has all seeds, that run.
+    """Runs of equal settings as one run; if one of them has all seeds, that run.
 
     Of two runs with the same number of seeds the later one comes first.
     """
-    # Most seeds first, and the later of two runs with as many.
+    # The run with most seeds comes first. The list is sorted upwards and reversed, so the later of equal ones is first.
     order = sorted(runs, key=lambda run: len(run.seeds))[::-1]
-    taken: list[StoredRun] = []
+    members: list[StoredRun] = []
     added: list[tuple[int, ...]] = []
     seen: set[int] = set()
     for run in order:
         new = tuple(seed for seed in run.seeds if seed not in seen)
         if not new:
             continue
-        taken.append(run)
+        members.append(run)
         added.append(new)
         seen.update(new)
-    first = taken[0]
-    if len(taken) == 1:
+    first = members[0]
+    if len(members) == 1:
         return first
-    result = _result(taken, added)
-    measured = _measured(taken, added)
-    return MergedRun(first.path, result, measured, tuple(taken), tuple(added))
+    result = _result(members, added)
+    measured = _measured(members, added)
+    return MergedRun(first.path, result, measured, tuple(members), tuple(added))
 
 
 def _result(runs: Sequence[StoredRun], added: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """The result of the first run with the figures of all of them."""
+    """The result of the first run, with figures that are over all runs."""
     results = [run.result for run in runs]
     weights = [len(new) for new in added]
     shares = _shares(results, added)
@@ -235,7 +235,7 @@ def _measured(runs: Sequence[StoredRun], added: Sequence[Sequence[int]]) -> dict
 
 
 def _shares(results: Sequence[Result], added: Sequence[Sequence[int]]) -> list[float]:
-    """The share of its own seeds that each run adds."""
+    """For each run, the number of seeds that it adds as a share of its seeds."""
     return [len(new) / len(result["seeds"]) for result, new in zip(results, added, strict=True)]
 
 
@@ -308,7 +308,7 @@ class HeldOutGroup:
     """Runs that differ in the held-out value, and in methods and settings.
 
     Attributes:
-        title: words for dataset and partition.
+        title: dataset and partition in words.
         column: the column whose values are held out.
         values: the held-out values, in the order in which they first appear.
         entries: the runs.
@@ -373,7 +373,7 @@ def held_out_groups(entries: Sequence[StoredRun]) -> list[HeldOutGroup]:
 
 
 def group_key(entry: StoredRun) -> str:
-    """A key that is equal for runs of one setting, and for leave-one-out runs of one group."""
+    """A key that is equal for runs of one setting; leave-one-out runs of one group also have one common key."""
     if not values_held_out(entry.result):
         return json.dumps(entry.setting)
     dataset = entry.result["dataset"]["digest"]

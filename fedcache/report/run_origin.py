@@ -48,7 +48,7 @@ class RunStore:
 
 
 def store_of_run(entries: Sequence[StoredRun]) -> RunStore | str:
-    """The source of runs of one setting, or why there is none, in words."""
+    """The store behind runs of one setting, or in words why there is none."""
     why = "these runs were trained on client stores"
     for entry in entries:
         table = train_table(entry.path)
@@ -83,9 +83,9 @@ def _partition_of(entry: StoredRun, table: dict[str, Any]) -> str:
     """The partition's file in the run's directory, else its name in the store."""
     seed = entry.seeds[0]
     for suffix in PARTITION_SUFFIXES:
-        own = entry.path / f"partition-{seed}{suffix}"
-        if own.exists():
-            return str(own)
+        file = entry.path / f"partition-{seed}{suffix}"
+        if file.exists():
+            return str(file)
     return str(table.get("partition") or entry.result["partition"]["name"])
 
 
@@ -147,17 +147,17 @@ def command_of(entry: StoredRun, store: str) -> str:
 
 def _partition(entry: StoredRun, name: str) -> list[str]:
     """Options of a partition: its name if it is saved, its scheme if it was made for the run."""
-    made = entry.result["partition"]
+    partition = entry.result["partition"]
     if name and not name.endswith(PARTITION_SUFFIXES):
         return ["--partition", name]
-    words = ["--scheme", made["scheme"]]
-    args = {k: v for k, v in made["args"].items() if v is not None}
+    words = ["--scheme", partition["scheme"]]
+    args = {k: v for k, v in partition["args"].items() if v is not None}
     if "clients" in args:
         words += ["--clients", str(args.pop("clients"))]
     for key, value in args.items():
         words += ["--option", f"{key}={option_value(value)}"]
-    if made["seed"]:
-        words += ["--partition-seed", str(made["seed"])]
+    if partition["seed"]:
+        words += ["--partition-seed", str(partition["seed"])]
     if entry.redrawn:
         return [*words, "--repartition"]
     return words

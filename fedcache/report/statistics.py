@@ -188,7 +188,7 @@ class Ranking:
         statistic: Friedman's chi-squared.
         p: p of Friedman's test.
         cd: the critical difference.
-        groups: numbers of treatments whose ranks do not differ by more than the critical difference.
+        groups: indices of treatments whose ranks do not differ by more than the critical difference.
         blocks: number of blocks that were ranked.
     """
 

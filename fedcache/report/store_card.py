@@ -39,7 +39,7 @@ features = group["features/{key}"]  # rows x views x width
 
 
 def store_card(store: Store, home: Home, *, anonymous_names: bool) -> str:
-    """Markdown for people who find the publication of a store."""
+    """The card as Markdown, for people who find a published store."""
     name = store.dataset["slug"]
     parts = {
         "Reading it": [READ_IT.replace("{key}", next(iter(store.arrays)))],
@@ -130,7 +130,7 @@ def _names(store: Store, *, anonymous_names: bool) -> list[str]:
 
 
 def backbone_lines(recipes: Iterable[tuple[str, Mapping[str, Any]]], home: Home) -> list[str]:
-    """Each recipe of the named arrays on a line, with the licence of its weights."""
+    """A line for each (array, recipe): the backbone, its input, and the licence of its weights."""
     lines = []
     for key, facts in recipes:
         # Embeddings that fedcache did not compute have no recipe.

@@ -118,15 +118,15 @@ def ranked(entries: Sequence[StoredRun], score: str) -> list[StoredRun]:
     """Runs by falling validation accuracy, or test accuracy without validation rows; equal runs in a grid's order."""
     by_validation = has_validation(e.result for e in entries)
 
-    def place(entry: StoredRun) -> tuple[object, ...]:
-        found = entry.accuracy(score)
+    def sort_key(entry: StoredRun) -> tuple[object, ...]:
+        accuracy = entry.accuracy(score)
         if by_validation:
-            found = validation_value(entry.result, score)
-        if found is None:
-            found = -1.0
-        return -round(found, DIGITS), order_of_run(entry.result), entry.digest
+            accuracy = validation_value(entry.result, score)
+        if accuracy is None:
+            accuracy = -1.0
+        return -round(accuracy, DIGITS), order_of_run(entry.result), entry.digest
 
-    return sorted(entries, key=place)
+    return sorted(entries, key=sort_key)
 
 
 def uncertainty(entry: StoredRun, score: str) -> Estimate | None:
@@ -146,7 +146,7 @@ def uncertainty(entry: StoredRun, score: str) -> Estimate | None:
         rows = rows_interval(entry.result)
     if rows is None:
         rows = rows_of_run(entry, METRIC_OF_SCORE[score], LEVEL)
-        # An interval without the score is that of another accuracy.
+        # An interval that does not contain the score is that of another accuracy.
         if rows is not None and not rows[1] <= found.mean <= rows[2]:
             rows = None
     if rows is not None:
@@ -164,6 +164,7 @@ def mean_uncertainty(entries: Sequence[StoredRun], score: str) -> Estimate | Non
     known = [each for each in found if each is not None]
     if len(known) < len(entries):
         return None
+    # The words for the sample are those of the first run.
     over = known[0].over
     if over.endswith("test rows"):
         over = "all test rows"
@@ -396,22 +397,24 @@ def _sure(
     return word, why
 
 
-def _chance(others: Sequence[str], rivals: int, gap: Estimate) -> str:
-    """A sentence that the difference from some rivals may be chance."""
+def _chance(others: Sequence[str], count: int, gap: Estimate) -> str:
+    """A sentence that the differences from ``others``, which are some of ``count`` rivals, may be chance."""
     # Long names are not all listed.
     letters = max(map(len, others))
     most = min(MOST_NAMED, MOST_LETTERS // letters)
     names = some_names(others, max(1, most))
-    of = "the other"
-    after = ""
-    if rivals > 1:
-        of = f"{len(others)} of {rivals} others"
-        after = f", corrected for {rivals} comparisons"
-    return f"The difference from {of} ({names}) is not statistically significant over {gap.over}{after}."
+    rivals = "the other"
+    correction = ""
+    if count > 1:
+        rivals = f"{len(others)} of {count} others"
+        correction = f", corrected for {count} comparisons"
+    return f"The difference from {rivals} ({names}) is not statistically significant over {gap.over}{correction}."
 
 
 def _undecided(best: StoredRun, rivals: Sequence[StoredRun], score: str) -> list[StoredRun]:
-    """Rivals for which the interval of the lead of the best run is not above 0, corrected for their number.
+    """Rivals over which the best run has no significant lead: its interval is not above 0, or there is no interval.
+
+    The level of the intervals is corrected for the number of rivals.
 
     With few seeds the variance of one rival is hardly known. All differences over seeds therefore share a typical
     variance: the median of their variances, divided by the median of chi-squared. The median is robust against rivals
@@ -448,7 +451,7 @@ def cost_words(best: StoredRun) -> str:
     """Bytes that each client of a run sends and receives, and the time of training, as a sentence."""
     if best.pooled_rows:
         return "It is not federated: all rows are in one place, so nothing is sent."
-    # A one-shot method sends once; others in every round.
+    # A one-shot method sends once, other methods in every round.
     rounds = best.result.get("rounds") or 1
     sent = sent_bytes(best)
     received = bytes_words(_each_client(best, "down_bytes"))
@@ -488,12 +491,12 @@ def cost_of(
 
 
 def _reference(
-    found: Sequence[StoredRun], best: StoredRun, label: dict[str, str], score: str
+    references: Sequence[StoredRun], best: StoredRun, label: dict[str, str], score: str
 ) -> str:
     """A sentence on the best run with all rows in one place; "" without such a run."""
-    if not found:
+    if not references:
         return ""
-    top = ranked(found, score)[0]
+    top = ranked(references, score)[0]
     accuracy = percent(top.accuracy(score))
     words = f"{label[top.digest]}, with all rows in one place, reaches {accuracy} %"
     features = top.result["backbones"]
@@ -504,7 +507,7 @@ def _reference(
 
 
 HALF_A_POINT = 0.005
-"""Minimum distance below zero-shot for which a caution is shown. The figures show smaller distances."""
+"""Minimum distance below zero-shot, as a fraction, for which a caution is shown. The numbers show smaller distances."""
 
 
 def caution_lines(result: Result) -> list[str]:

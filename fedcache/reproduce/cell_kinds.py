@@ -1,4 +1,4 @@
-"""Measurement of cells whose values do not come from stored runs: one function for each kind."""
+"""Measurement of cells whose values do not come from stored runs, with a function for each kind of cell."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def model(cell: PaperCell, _bench: Workbench) -> Measured:
     widths = [lookup(name).width for name in cell.backbones]
     head = head_of(METHODS[cell.method].resolve(cell.preset, cell.set))
     made = head.init(torch.zeros, sum(widths), int(cell.options["classes"]))
-    # Row 1 of the table is the projection, row 2 the classifier behind it.
+    # Row 1 of FedPCL's table 7 is the projection, row 2 the classifier behind it.
     if cell.at == ("1",):
         outputs, inputs = made["P.W"].shape
         words = str(inputs)
@@ -81,7 +81,8 @@ def partition(cell: PaperCell, workbench: Workbench) -> Measured:
     classes = None
     if rows:
         classes = float(rows[0].classes)
-    # Rows that a client has of one of its classes: a number if it is the same everywhere, else the range.
+    # Number of rows that a client has of a class: one number if it is the same for all clients and classes, else the
+    # range.
     counts: set[int] = set()
     for row in rows:
         counts.update(row.counts)
@@ -108,7 +109,7 @@ def partition(cell: PaperCell, workbench: Workbench) -> Measured:
 
 
 def entropy(cell: PaperCell, workbench: Workbench) -> Measured:
-    """Entropy in bits of softmax(I.T) over random training rows: mean, smallest, and the bound log2 C."""
+    """Entropy in bits of softmax(I.T) over random training rows: mean, minimum, and the upper bound log2 C."""
     found = workbench.features(cell)
     store = Store.open(found.path)
     readable_training = (found.columns.split == 0) & (found.columns.ok == 1)
@@ -140,11 +141,11 @@ def entropy(cell: PaperCell, workbench: Workbench) -> Measured:
 
 
 def noise(cell: PaperCell, workbench: Workbench) -> Measured:
-    """(1 - p) x + e of one image with values in [0, 1], e of scale s: drawn, clipped and saved."""
+    """Picture of (1 - p) x + s e for an image x with values in [0, 1] and noise e of scale 1, clipped to [0, 1]."""
     data = workbench.images(cell)
     name = str(cell.options["class_of"])
     departures = []
-    # Other data may lack the class; then the first one takes its place.
+    # If other data lack the class, their first class takes its place.
     if name not in data.classes:
         departures.append(f"class `{data.classes[0]}` instead of `{name}`")
         name = data.classes[0]
@@ -214,7 +215,7 @@ def heatmap(cell: PaperCell, workbench: Workbench) -> Measured:
     by_model = []
     for states, _ in models:
         by_model.append(torch.stack([state["proto"] for state in states]))
-    # Prototypes of all clients by each model: [K, M, C, D].
+    # Prototypes [K + 1, M, C, D] of the M clients by each model: K single backbones, and all of them together.
     proto = torch.stack(by_model)
     states_of_all, _ = models[-1]
     owned = torch.stack([state["count"] > 0 for state in states_of_all])
@@ -247,7 +248,7 @@ def heatmap(cell: PaperCell, workbench: Workbench) -> Measured:
 def trained(
     cell: PaperCell, workbench: Workbench, names: tuple[str, ...], assigned: CellPartition
 ) -> tuple[list[Any], Any]:
-    """The clients' final states of a run on some of the backbones, and its inputs."""
+    """The final state of each client of a run on the backbones ``names``, and the inputs of the run."""
     found = workbench.features(cell)
     seed = parse_seeds(cell.seeds)[0]
     settings, _ = short_batches(cell, assigned.partition, proxy=workbench.options.proxy)

@@ -82,9 +82,10 @@ def over_seeds(values: Sequence[Value | None]) -> Measurement:
 
 
 def compare(printed: Printed | None, printed_seeds: int, measured: Measurement) -> AgainstPrinted:
-    """The difference, and how many standard errors it is: sqrt(s_p^2 / n_p + s_g^2 / n_g).
+    """The difference between measured and printed value, also in units of its standard error.
 
-    A std that is missing is left out, and ``spread`` says so.
+    The standard error is sqrt(s_p^2 / n_p + s_g^2 / n_g) for printed (p) and measured (g) values. A std that is missing
+    is left out of it; ``spread`` says which one was used.
     """
     if printed is None:
         return AgainstPrinted()
@@ -107,7 +108,7 @@ def compare(printed: Printed | None, printed_seeds: int, measured: Measurement) 
         return AgainstPrinted(difference)
     spread = "both"
     if len(parts) == 1:
-        # The name of the only std that is known.
+        # ``printed`` or ``got``, the only std that is known.
         (spread,) = parts
     return AgainstPrinted(difference, difference / error, spread)
 
@@ -129,17 +130,18 @@ def measure(metric: str, run: Run) -> Value | None:
     Raises:
         UsageError for an unknown metric.
     """
-    name, _, rest = metric.partition(":")
+    # ``client:4`` and ``curve:loss`` are metrics with an argument.
+    name, _, argument = metric.partition(":")
     if name not in METRICS:
         raise unknown("metric", metric, METRICS)
-    return METRICS[name](run, rest)
+    return METRICS[name](run, argument)
 
 
 def unit(metric: str) -> str:
     """The unit of a metric's numbers: ``%`` | ``points`` | ``s`` | ``bits`` | "" for none."""
-    name, _, rest = metric.partition(":")
+    name, _, argument = metric.partition(":")
     # ``curve:loss`` is a curve of a number without a unit; only ``curve`` is one of accuracies.
-    if name == "curve" and rest:
+    if name == "curve" and argument:
         return ""
     return UNITS.get(name, "")
 
@@ -151,12 +153,13 @@ def _percent(value: Any) -> float | None:
 
 
 def _at(*keys: str, scale: float = 1.0) -> Callable[[Run, str], Value | None]:
-    """A number of the result at these keys, times ``scale``; None where a run has none."""
+    """A function that reads the number at these keys of a run's result, times ``scale``; None without a number."""
 
-    def read(run: Run, _rest: str) -> Value | None:
+    def read(run: Run, _argument: str) -> Value | None:
         value: Any = run.result
         for key in keys:
             value = value.get(key, {})
+        # {} stands for a key that is missing.
         if value is None or value == {}:
             return None
         return scale * float(value)
@@ -164,34 +167,34 @@ def _at(*keys: str, scale: float = 1.0) -> Callable[[Run, str], Value | None]:
     return read
 
 
-def _client_min(run: Run, _rest: str) -> Value | None:
+def _client_min(run: Run, _argument: str) -> Value | None:
     known = run.clients.scored
     if len(known):
         return _percent(known.min())
     return None
 
 
-def _client(run: Run, rest: str) -> Value | None:
+def _client(run: Run, argument: str) -> Value | None:
     values = run.clients.accuracy
-    client = int(rest)
+    client = int(argument)
     if client < len(values) and not np.isnan(values[client]):
         return _percent(values[client])
     return None
 
 
-def _domain(run: Run, rest: str) -> Value | None:
+def _domain(run: Run, argument: str) -> Value | None:
     values: Mapping[str, float] = run.accuracy["per_domain"]
-    name = find_domain(rest, list(values))
+    name = find_domain(argument, list(values))
     if name is None:
         return None
     return _percent(values[name])
 
 
-def _params(run: Run, _rest: str) -> Value | None:
+def _params(run: Run, _argument: str) -> Value | None:
     return float(run.traffic["paper"]["per_client_round"]["up"])
 
 
-def _head_params(run: Run, _rest: str) -> Value | None:
+def _head_params(run: Run, _argument: str) -> Value | None:
     """Weights of P and Q without biases, for the features of this run; with an encoder, all trainable parameters."""
     hyperparameters = run.result["hyperparameters"]
     if "encoder" in hyperparameters:
@@ -201,7 +204,7 @@ def _head_params(run: Run, _rest: str) -> Value | None:
     return float(head.paper_weights(width, run.result["classes"]))
 
 
-def _seconds(run: Run, _rest: str) -> Value | None:
+def _seconds(run: Run, _argument: str) -> Value | None:
     """Mean seconds of a round over all rounds of all seeds."""
     rounds: list[float] = []
     for seed in run.measured.get("per_seed", {}).values():
@@ -211,13 +214,13 @@ def _seconds(run: Run, _rest: str) -> Value | None:
     return None
 
 
-def _curve(run: Run, rest: str) -> Value | None:
+def _curve(run: Run, argument: str) -> Value | None:
     """Accuracy after each round, or one of the method's own numbers (``curve:loss``)."""
     values = []
     for record in rounds_of(run.path):
-        if rest:
+        if argument:
             diagnostics = record.get("diagnostics") or {}
-            value = record.get(rest, diagnostics.get(rest))
+            value = record.get(argument, diagnostics.get(argument))
         else:
             value = _percent(record.get("accuracy"))
         if value is None:
@@ -226,9 +229,9 @@ def _curve(run: Run, rest: str) -> Value | None:
     return values or None
 
 
-def _near_best(run: Run, rest: str) -> Value | None:
+def _near_best(run: Run, argument: str) -> Value | None:
     """The first round whose accuracy is within ``NEAR`` points of the best."""
-    curve = _curve(run, rest)
+    curve = _curve(run, argument)
     if not isinstance(curve, list):
         return None
     enough = max(curve) - NEAR
@@ -287,7 +290,10 @@ def show_metric(metric: str) -> str:
 
 
 def show_number(value: float, metric: str) -> str:
-    """A number as text: 3 decimals for bits, 0 for whole numbers without unit, 5 for other bounds, 2 for all others."""
+    """A number as text with 3 decimals for bits and 2 for other units.
+
+    Without a unit, whole numbers have no decimals, bounds of theorem 4.1 have 5, and all other numbers 2.
+    """
     if unit(metric) == "bits":
         return f"{value:.3f}"
     if unit(metric):

@@ -1,6 +1,6 @@
-"""Planning of a paper's cells: what each needs, what is substituted, and a sentence for each change.
+"""Planning of a paper's cells: what each cell needs, what is substituted, and a sentence for each change.
 
-The code that extracts and trains says what a cell needs: nothing is declared ready by hand.
+Whether a requirement is met is determined by the code that extracts and trains, not by a list.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Requirement:
 
 
 class RequirementCheck:
-    """Check of what cells need; weights and data are looked up once, also when several cells need them.
+    """Check of what cells need; each weights file and dataset is looked up once, even if several cells need it.
 
     Args:
         home: home to search for weights and data.
@@ -136,8 +136,8 @@ def _method(cell: PaperCell) -> Requirement | None:
 
 def _scheme(cell: PaperCell) -> Requirement | None:
     if cell.scheme not in SCHEMES:
-        found = f"this fedcache has no scheme {cell.scheme}"
-        return Requirement("scheme", cell.scheme, found, "fedcache partition --help")
+        why = f"this fedcache has no scheme {cell.scheme}"
+        return Requirement("scheme", cell.scheme, why, "fedcache partition --help")
     args = dict(cell.args)
     if cell.domain:
         args["domain"] = cell.domain
@@ -154,7 +154,7 @@ DEFAULT = "glyph-clip"
 
 @dataclass(frozen=True)
 class Options:
-    """Options that make an entry depart from its paper; a proxy has other data, backbones or preprocessing.
+    """Options that make an entry depart from its paper. A run on other data, backbones or preprocessing is a proxy.
 
     Attributes:
         on: a dataset spec in place of the paper's; makes a proxy.
@@ -251,21 +251,21 @@ STAND_INS = {
 
 
 def roles(entry: PaperTable, options: Options, check: RequirementCheck) -> dict[str, str]:
-    """Paper's backbone -> the backbone that is used for it; backbones that are left out are absent.
+    """Paper's backbone -> the backbone that is used in its place; a backbone that is left out is no key.
 
-    ``--backbones`` replace the paper's backbones in order; the word ``proxy`` means ``STAND_INS``. Without them the
-    paper's backbones are used. On other data only those with available weights are used; if there are none, glyph-clip
-    takes the first role.
+    ``--backbones`` replace the paper's backbones in order; the word ``proxy`` means ``STAND_INS``. Without this option
+    the paper's backbones are used. On other data only those with available weights are used; if there are none,
+    glyph-clip takes the first role.
     """
     named = entry.roles()
     if options.backbones == (PROXY_SET,):
         mapping = {role: STAND_INS[role] for role in named if role in STAND_INS}
         if not mapping:
             known = ", ".join(STAND_INS)
-            own = ", ".join(named) or "none"
+            replaced = ", ".join(named) or "none"
             raise UsageError(
                 f"{entry.name} uses none of the backbones that have a substitute ({known}).",
-                f"Name the substitutes: --backbones A,B in place of {own}",
+                f"Name the substitutes: --backbones A,B in place of {replaced}",
             )
         return mapping
     if options.backbones:
@@ -285,10 +285,10 @@ def roles(entry: PaperTable, options: Options, check: RequirementCheck) -> dict[
         return dict(zip(named, options.backbones, strict=False))
     if options.on is None:
         return {role: role for role in named}
-    here = {role: role for role in named if check.weights(role) is None}
-    if not here and named:
-        here = {named[0]: DEFAULT}
-    return here
+    available = {role: role for role in named if check.weights(role) is None}
+    if not available and named:
+        available = {named[0]: DEFAULT}
+    return available
 
 
 def _planned(paper: PaperCell, options: Options, mapping: Mapping[str, str]) -> PlannedCell:
@@ -300,48 +300,48 @@ def _planned(paper: PaperCell, options: Options, mapping: Mapping[str, str]) -> 
         departures.append(f"data `{options.on}` instead of `{paper.dataset}`")
     if options.limit is not None and paper.dataset:
         departures.append(f"data of only {options.limit} evenly spaced images")
-    alone = paper.backbones == ("pixels",)
+    only_pixels = paper.backbones == ("pixels",)
     # Pixels next to an encoder, and those of a method that can train only on images, have no substitute.
-    taken: list[str | None] = []
+    replacements: list[str | None] = []
     for backbone in paper.backbones:
         new = mapping.get(backbone)
         if backbone == "pixels" and not replaceable(paper):
             new = backbone
-        taken.append(new)
-    left = tuple(dict.fromkeys(b for b in taken if b is not None))
-    gone = []
-    for old, new in zip(paper.backbones, taken, strict=True):
+        replacements.append(new)
+    in_use = tuple(dict.fromkeys(b for b in replacements if b is not None))
+    removed = []
+    for old, new in zip(paper.backbones, replacements, strict=True):
         if new is None:
-            gone.append(f"`{old}`")
+            removed.append(f"`{old}`")
         elif new != old:
             departures.append(f"backbone `{new}` instead of `{old}`")
-    if gone:
-        departures.append(f"no backbone instead of {', '.join(gone)}")
-    if left != paper.backbones and paper.recipe:
-        # The paper's recipe stays with its own backbones; the others read images in their own way.
+    if removed:
+        departures.append(f"no backbone instead of {', '.join(removed)}")
+    if in_use != paper.backbones and paper.recipe:
+        # The paper's recipe stays with the paper's backbones; new backbones read images in their own way.
         kept: dict[str, str] = {}
-        others = []
-        for backbone in left:
+        new_backbones = []
+        for backbone in in_use:
             if backbone in paper.backbones:
                 kept |= {f"{backbone}:{key}": value for key, value in paper.recipe.items()}
             else:
-                others.append(backbone)
+                new_backbones.append(backbone)
         cell = replace(cell, recipe=kept)
-        if others:
-            readers = ", ".join(others)
+        if new_backbones:
+            readers = ", ".join(new_backbones)
             usual_recipe = settings_text(paper.recipe)
             departures.append(f"images as {readers} reads them, not with {usual_recipe}")
-    cell = replace(cell, backbones=left)
+    cell = replace(cell, backbones=in_use)
     recipe = {}
     for key, value in options.recipe.items():
         # A key without a backbone applies to all of them.
         backbone = key.rpartition(":")[0]
-        if left and backbone in ("", *left):
+        if in_use and backbone in ("", *in_use):
             recipe[key] = value
     if recipe:
         cell = replace(cell, recipe={**cell.recipe, **recipe})
         departures.append(f"images with {settings_text(recipe)}")
-    if alone and left and left != ("pixels",):
+    if only_pixels and in_use and in_use != ("pixels",):
         cell, heads = _as_head(cell)
         departures.append(heads)
     method = METHODS.get(paper.method)
@@ -358,17 +358,17 @@ def _planned(paper: PaperCell, options: Options, mapping: Mapping[str, str]) -> 
         cell = replace(cell, seeds=options.seeds)
         departures.append(f"seeds {options.seeds} instead of {paper.seeds}")
     refused = None
-    if paper.backbones and not left:
+    if paper.backbones and not in_use:
         refused = "no backbone replaces the paper's backbone"
     return PlannedCell(paper, cell, tuple(departures), refused)
 
 
 VIEWS = 8
-"""Number of stored views per image if a head on features replaces an encoder on images; the head needs four."""
+"""Number of stored views per image if a head on features replaces an encoder on images; a head needs four or more."""
 
 
 def _as_head(cell: PaperCell) -> tuple[PaperCell, str]:
-    """Replace the encoder that a cell trains on images by a head on cached views; the cell and the departure."""
+    """Replace the encoder that a cell trains on images by a head on cached views; return the cell and the departure."""
     method = HEADS.get(cell.method, cell.method)
     changed = replace(cell, method=method, set={**cell.set, "encoder": "mlp"}, views=VIEWS)
     network = "ResNet-18"

@@ -1,4 +1,4 @@
-"""Data of a cell: the store with its features, or only the images, and the partition."""
+"""Preparation of the data of a cell: the store with its features, or only the images, and the partition."""
 
 from __future__ import annotations
 
@@ -65,13 +65,13 @@ class ReproductionEngine(ExtractionEngine, Protocol):
 
 @dataclass
 class Workbench:
-    """Context of measuring cells; features and images are prepared once and shared by cells.
+    """Everything that measuring a cell needs; features and images are prepared once and shared by cells.
 
     Attributes:
-        home: stores, runs, weights and data.
+        home: home with stores, runs, weights and data.
         options: options of the call.
         observer: receives notes, warnings and progress.
-        halt: set by a signal handler.
+        halt: set by a signal handler to end the reproduction.
         pictures: folder for pictures that are drawn.
         runs: directory of results.
         engine: a cluster that extracts, or None.
@@ -104,7 +104,7 @@ class Workbench:
             config = ExtractConfig(
                 dataset=cell.dataset,
                 backbones=cell.backbones,
-                recipe={**cell.recipe, **pixels_recipe(cell, self.home)},
+                recipe={**cell.recipe, **recipe_of_pixels(cell, self.home)},
                 views=cell.views,
                 augment=cell.augment,
                 limit=self.options.limit,
@@ -117,14 +117,14 @@ class Workbench:
             )
             store = done.store
             keys = tuple(a["key"] for a in done.arrays)
-            held = [str(a.recipe.get("backbone")) for a in store.arrays.values()]
+            stored_backbones = [str(a.recipe.get("backbone")) for a in store.arrays.values()]
             names = []
             for backbone, array in zip(cell.backbones, keys, strict=True):
                 # Training finds the pixels next to an encoder by itself.
                 if backbone == "pixels" and len(keys) > 1:
                     continue
                 # An array is named by its key if the store has several of its backbone.
-                if held.count(backbone) == 1:
+                if stored_backbones.count(backbone) == 1:
                     names.append(backbone)
                 else:
                     names.append(array)
@@ -160,7 +160,7 @@ class Workbench:
         )
 
 
-def pixels_recipe(cell: PaperCell, home: Home) -> dict[str, str]:
+def recipe_of_pixels(cell: PaperCell, home: Home) -> dict[str, str]:
     """``--recipe`` options that store ``pixels`` in the size in which the encoder next to them reads images."""
     encoders = [b for b in cell.backbones if b != "pixels"]
     if not encoders or "pixels" not in cell.backbones:
@@ -170,7 +170,7 @@ def pixels_recipe(cell: PaperCell, home: Home) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class CellPartition:
-    """A partition, the arguments of its scheme, and sentences about their differences from the cell's."""
+    """A partition, the arguments of its scheme, and a sentence for each difference from the arguments of the cell."""
 
     partition: Partition
     args: Mapping[str, Any]
@@ -201,7 +201,7 @@ def partition_cell(cell: PaperCell, columns: Columns, seed: int, *, proxy: bool)
     """The cell's partition. With ``proxy`` it is scaled down, with a note, if the dataset has too few rows.
 
     Raises:
-        UsageError for too few rows: without ``proxy`` at once, with it when no scaled-down partition fits.
+        UsageError for too few rows; with ``proxy`` only if no scaled-down partition fits either.
     """
     args = dict(cell.args)
     domain = {}
@@ -238,8 +238,8 @@ def short_batches(
 ) -> tuple[dict[str, Any], list[str]]:
     """The settings of a cell, adapted to a small dataset, and their differences from the paper.
 
-    With ``proxy`` fedcache trains on short batches too if the smallest client has fewer rows than a batch, and replaces
-    FLESD's queue of keys if the public rows cannot fill it.
+    Only a proxy is adapted: it also trains on short batches if the smallest client has fewer rows than a batch, and it
+    replaces FLESD's queue of keys if the public rows cannot fill the queue.
     """
     hp = METHODS[cell.method].resolve(cell.preset, cell.set)
     settings = dict(cell.set)

@@ -144,7 +144,7 @@ class PaperTable:
     def roles(self) -> tuple[str, ...]:
         """The backbones that may be replaced, in order of appearance.
 
-        ``pixels`` is one only if it is the cell's only backbone and its method can also train on features.
+        ``pixels`` may be replaced only if it is the only backbone of a cell, and the method can also train on features.
         """
         named = []
         for cell in self.cells:
@@ -227,7 +227,7 @@ def parse(text: str, where: str) -> PaperTable:
         if axis not in data["labels"]:
             raise _wrong(where, f"[axes.{axis}] is no label")
     cells = tuple(_cell(c, data, protocol, axes, where) for c in data["cells"])
-    # Cells with the same labels would be one row of the table.
+    # Two cells with the same labels could not be distinguished in the table.
     if len({c.at for c in cells}) < len(cells):
         raise _wrong(where, "two cells have the same labels")
     differences = tuple(_difference(d, cells, where) for d in data.get("differences", ()))
@@ -241,7 +241,7 @@ def _cell(
     axes: Mapping[str, Any],
     where: str,
 ) -> PaperCell:
-    """A cell with its own settings and those it shares, merged."""
+    """A cell: its own settings, merged with the settings that it shares with other cells."""
     at = own.get("at", [])
     expected = len(data["labels"])
     if len(at) != expected:
@@ -265,7 +265,7 @@ def _cell(
             if key in MERGED:
                 value = {**values.get(key, {}), **value}
             values[key] = value
-    # A cell without printed numbers is one that the paper leaves out.
+    # "-" is no printed value: a cell without ``printed`` has no number in the paper.
     metrics = len(values["metrics"])
     printed = own.get("printed", ["-"] * metrics)
     if len(printed) != metrics:
@@ -310,6 +310,7 @@ def _folder() -> Any:
 def _place(name: str) -> tuple[str, str, int, str]:
     """Sort key of an entry: by paper, tables before figures, then by number and letter."""
     paper, _, item = name.partition("-")
+    # ``item`` is for example ``table11`` or ``fig2b``.
     word = item.rstrip("0123456789ab")
     kind = {"table": "0", "fig": "1"}.get(word, "2")
     digits = "".join(c for c in item if c.isdigit())

@@ -1,4 +1,4 @@
-"""The report of a reproduction as Markdown and as plain JSON values. Its title and each row say if it is a proxy."""
+"""The report of a reproduction as Markdown and as JSON. The title and each row say whether the run is a proxy."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def columns(report: Reproduction) -> tuple[str, ...]:
 def rows(report: Reproduction) -> list[tuple[str, ...]]:
     """One row per cell and metric; a cell that was not run has no number."""
     made: list[tuple[str, ...]] = []
-    # A proxy is compared by the order of its rows, and has ranks instead of differences.
+    # The rows of a proxy have ranks instead of differences. Labels and metric of a row -> its ranks as text.
     ranks = {}
     for ranking in orders(report):
         count = len(ranking.places)
@@ -91,7 +91,7 @@ def rows(report: Reproduction) -> list[tuple[str, ...]]:
         printed = show_printed(difference.printed, difference.metric)
         got = show_measured(measured, difference.metric)
         made.append((first, what, *blank, show_metric(difference.metric), printed, got, *last))
-    # Every row has as many cells as there are columns, also those without a number.
+    # A proxy may have fewer columns than the rows above have cells; these cells are empty.
     width = len(columns(report))
     return [row[:width] for row in made]
 
@@ -146,7 +146,10 @@ def sentences(report: Reproduction) -> list[str]:
 
 
 def repeated(report: Reproduction) -> list[list[tuple[str, ...]]]:
-    """Labels of rows that are one measurement in a proxy, because it replaces what they differ in; a list per group."""
+    """Groups of rows, given by their labels, that are the same measurement in a proxy.
+
+    The rows of a group differ only in something that the proxy replaces, such as the backbone.
+    """
     groups = []
     for first in report.lines:
         if first.same_as:
@@ -225,7 +228,7 @@ def _statement(difference: Difference) -> dict[str, Any]:
 
 def _line_data(report: Reproduction, line: ReproducedCell) -> dict[str, Any]:
     values = {}
-    # Differences from printed numbers would mislead for a proxy, and are left out.
+    # For a proxy, differences from printed numbers would be misleading, so they are left out.
     for i, metric in enumerate(line.cell.metrics):
         measured = line.measured.get(metric)
         values[metric] = {
@@ -340,7 +343,7 @@ class RowRanking:
         places: two rows or more, in the order of the registry.
         tau: Kendall's tau-b of printed and measured numbers; None where all numbers of one side are equal.
         agree: pairs measured in the printed order, at least one standard error of the difference apart.
-        reverse: pairs measured in the opposite order, as far apart.
+        reverse: pairs measured in the opposite order, also at least one standard error apart.
         undecided: pairs measured less than one standard error apart, or equal.
         tied: pairs that are printed equal, so there is no order to compare.
     """
@@ -428,22 +431,22 @@ def order(at: tuple[str, ...], lines: Sequence[ReproducedCell]) -> RowRanking | 
             found.append((line, metric, printed, measured.mean, measured))
     if len(found) < 2:
         return None
-    # Ranks are among the rows that have both numbers.
-    prints = [printed for _, _, printed, _, _ in found]
-    means = [mean for _, _, _, mean, _ in found]
+    # Only rows that have both numbers are ranked.
+    all_printed = [printed for _, _, printed, _, _ in found]
+    all_means = [mean for _, _, _, mean, _ in found]
     places = []
     for line, metric, printed, mean, measured in found:
-        printed_rank = _rank(printed, prints)
-        got_rank = _rank(mean, means)
+        printed_rank = _rank(printed, all_printed)
+        got_rank = _rank(mean, all_means)
         places.append(RankedRow(line, metric, printed, mean, measured, printed_rank, got_rank))
     by_verdict: dict[str, list[Pair]] = {"agree": [], "reverse": [], "undecided": [], "tied": []}
-    # Each pair in the order of the paper: the row that is printed higher comes first.
+    # In each pair, the row with the higher printed number comes first.
     for above, below in itertools.combinations(places, 2):
         if above.printed < below.printed:
             above, below = below, above
         by_verdict[_verdict(above, below)].append((above.label, below.label))
     pairs = {verdict: tuple(found_pairs) for verdict, found_pairs in by_verdict.items()}
-    return RowRanking(at, tuple(places), _tau(prints, means), **pairs)
+    return RowRanking(at, tuple(places), _tau(all_printed, all_means), **pairs)
 
 
 def ranked_by(cell: PaperCell) -> tuple[str, float] | None:

@@ -1,4 +1,4 @@
-"""Measure the cells of an entry and set the results next to the printed values.
+"""Measurement of the cells of an entry, with the results next to the printed values.
 
 Each cell and seed is one ordinary run under ``$FEDCACHE_HOME/runs``: a second call reads stored runs, a killed call
 continues, and every metric has a std over seeds. A cell that was not run is never shown with a number.
@@ -63,8 +63,8 @@ class ReproducedCell:
         runs: directories of its runs, one per seed.
         reused: how many of these runs were stored already.
         fidelity: exact | cached_views | approx, "" where nothing is trained.
-        same_as: labels of the earlier row of a proxy that is the same measurement; () for none. Two rows become the
-            same if the proxy replaces what they differ in.
+        same_as: labels of an earlier row of a proxy that is the same measurement; () for none. Two rows become the
+            same measurement if they differ only in something that the proxy replaces.
     """
 
     planned: PlannedCell
@@ -78,7 +78,7 @@ class ReproducedCell:
 
     @property
     def cell(self) -> PaperCell:
-        """As the paper has it."""
+        """The cell as it is in the paper."""
         return self.planned.paper
 
 
@@ -146,6 +146,7 @@ def reproduce(
     observer = observer or Silent()
     stop = stop or Stop()
     check = RequirementCheck(home, options.weights, options.data)
+    # Each planned cell with the requirements that it lacks.
     todo: list[tuple[PlannedCell, list[Requirement]]] = []
     for p in plan(entry, options, check):
         # Files that extraction fetches are not missing, and data given with --on is checked when it is opened.
@@ -174,7 +175,7 @@ def reproduce(
             why_not = f"missing {missing}"
         if why_not is None:
             try:
-                # A proxy may make several cells the same measurement; it is made once.
+                # In a proxy, several cells may be the same measurement, which is then made only once.
                 twin = None
                 if options.proxy:
                     twin = _earlier_twin(lines, p.cell)
@@ -205,7 +206,7 @@ def _nothing_can_run(
     entry: PaperTable, todo: Sequence[tuple[PlannedCell, Sequence[Requirement]]]
 ) -> FedcacheError:
     """The error of an entry without a cell that can be run."""
-    # Each missing requirement is named once, and with it the command that gets it.
+    # Each missing requirement is named once, and so is the command that gets it.
     needs = list(dict.fromkeys(need for _, lack in todo for need in lack))
     missing = "; ".join(f"{n.kind} {n.name}" for n in needs)
     if not missing:
@@ -216,7 +217,7 @@ def _nothing_can_run(
         command = need.command.split(" Ready now:")[0]
         if need.command and command not in commands:
             commands.append(command)
-    # Where only weights or data are missing, the same protocol can be tried on offline data.
+    # If a cell lacks only weights or data, its protocol can be tried on data that are available offline.
     kinds = [{n.kind for n in lack} for _, lack in todo if lack]
     if any(of_cell <= {"weights", "data"} for of_cell in kinds):
         chosen = ""
@@ -245,7 +246,7 @@ def _earlier_twin(lines: Sequence[ReproducedCell], cell: PaperCell) -> Reproduce
 def _measure_cell(
     entry: PaperTable, planned: PlannedCell, workbench: Workbench, twin: ReproducedCell | None
 ) -> ReproducedCell:
-    """Measure one cell. If ``twin`` is the same measurement, stored runs are read again and other values copied."""
+    """Measure one cell. If ``twin`` is the same measurement, its runs are read again, and other values are copied."""
     line = ReproducedCell(planned, departures=list(planned.departures))
     if twin is not None:
         line.same_as = twin.cell.at
@@ -270,12 +271,12 @@ RunRequest = tuple[TrainConfig, PartitionConfig]
 def _requests_of(planned: PlannedCell, workbench: Workbench) -> tuple[list[RunRequest], list[str]]:
     """The runs of a cell, and the departures that preparing them showed."""
     proxy = workbench.options.proxy
-    found = workbench.features(planned.cell)
-    cell, departures = with_known_domains(planned.cell, found.columns, proxy=proxy)
+    features = workbench.features(planned.cell)
+    cell, departures = with_known_domains(planned.cell, features.columns, proxy=proxy)
     requests = []
     # Every seed has its own partition, so every seed is a run of its own.
     for seed in parse_seeds(cell.seeds):
-        assigned = partition_cell(cell, found.columns, seed, proxy=proxy)
+        assigned = partition_cell(cell, features.columns, seed, proxy=proxy)
         participation, fewer = _participation(cell, len(assigned.partition.clients), proxy)
         settings, short = short_batches(cell, assigned.partition, proxy=proxy)
         departures += [*assigned.departures, *fewer, *short]
@@ -285,8 +286,8 @@ def _requests_of(planned: PlannedCell, workbench: Workbench) -> tuple[list[RunRe
         config = TrainConfig(
             method=cell.method,
             preset=cell.preset,
-            store=str(found.path),
-            backbones=found.names,
+            store=str(features.path),
+            backbones=features.names,
             rounds=cell.rounds,
             participation=participation,
             seeds=str(seed),
@@ -302,7 +303,10 @@ def _requests_of(planned: PlannedCell, workbench: Workbench) -> tuple[list[RunRe
 def _train_on_cluster(
     planned: Sequence[PlannedCell], workbench: Workbench, engine: ReproductionEngine
 ) -> None:
-    """Make the runs of all cells on a cluster; the cells then find them. A failed run fails again and is reported."""
+    """Make the runs of all cells on a cluster. Measuring the cells later finds these runs.
+
+    A run that fails here fails again when its cell is measured, and is reported then.
+    """
     requests: list[RunRequest] = []
     for one in planned:
         try:
@@ -353,23 +357,26 @@ def _participation(cell: PaperCell, clients: int, proxy: bool) -> tuple[str | No
 
 
 def _feat_post(paper: PaperCell, result: dict[str, Any]) -> list[str]:
-    """The departure if features are no signs: the released FedPCL turns its ResNets' features into signs (D-01)."""
-    done = result["hyperparameters"].get("feat_post")
+    """The departure of an official run whose features are not signs.
+
+    The released code of FedPCL replaces the features of its ResNets by their signs (D-01).
+    """
+    feat_post = result["hyperparameters"].get("feat_post")
     only_resnets = all(b.startswith("resnet18-") for b in paper.backbones)
-    if paper.preset == "official" and only_resnets and done not in ("sign", None):
-        return [f"feat_post `{done}` instead of `sign`"]
+    if paper.preset == "official" and only_resnets and feat_post not in ("sign", None):
+        return [f"feat_post `{feat_post}` instead of `sign`"]
     return []
 
 
 def _take_out_shared(lines: Sequence[ReproducedCell]) -> list[str]:
-    """Move the departures that every measured line has out of the lines, and return them."""
-    run = [line for line in lines if not line.why_not]
-    if not run:
+    """Remove the departures that every measured line has from the lines, and return them."""
+    measured = [line for line in lines if not line.why_not]
+    if not measured:
         return []
     common = []
-    for departure in run[0].departures:
-        if all(departure in line.departures for line in run):
+    for departure in measured[0].departures:
+        if all(departure in line.departures for line in measured):
             common.append(departure)
-    for line in run:
+    for line in measured:
         line.departures = [d for d in line.departures if d not in common]
     return common

@@ -1,4 +1,4 @@
-"""Runs and grids as the page shows them: the facts that ``runs list`` knows, and the progress of running ones.
+"""Runs and grids as the page shows them: the facts of ``fedcache runs list``, and the progress of running ones.
 
 The progress of a run is read from files that it writes anyway: its finished seeds and the header of its last
 checkpoint, without the tensors. So watching does not slow down training. Nothing here imports torch.
@@ -64,14 +64,15 @@ WRONG = (OSError, ValueError, KeyError, TypeError, AttributeError)
 
 
 def read_run(path: Path) -> Facts | None:
-    """A run's line in a table: ``entry_of`` and, of a finished run, ``figures_of``; None if there is no run.
+    """A run's line in a table, or None if the directory holds no run.
 
-    ``state`` is finished, running, stopped or damaged; a damaged run has ``problem`` and ``hint``. ``changed`` is in
-    seconds since 1970. ``settings`` are the run's settings in words.
+    It holds ``entry_of`` and, if the run is finished, ``figures_of``. ``state`` is finished, running, stopped or
+    damaged; a damaged run has ``problem`` and ``hint``. ``changed`` is in seconds since 1970. ``settings`` are the
+    run's settings in words.
     """
     if not is_run(path):
         return None
-    # The list also shows a line for a directory with files that no run wrote.
+    # A directory with files that no run wrote gets a line too: the errors that reading them raises are caught.
     try:
         one = open_run(path)
         line = {**entry_of(one), "changed": _changed(path)}
@@ -92,17 +93,18 @@ def read_run(path: Path) -> Facts | None:
 
 
 def read_details(path: Path) -> Facts:
-    """Details of a run's page: a drawing, settings, its command, and the score of each seed.
+    """Details for a run's page: a drawing, the settings, a command, and the score of each seed.
 
     Raises FedcacheError for a damaged run, and if matplotlib is missing.
     """
     need_matplotlib()
     one = open_run(path)
-    # A finished run is drawn from its result, another from its finished seeds and checkpoints.
+    # A finished run is drawn from its result, an unfinished run from its finished seeds and checkpoints.
     if isinstance(one, StoredRun):
         scores = zip(one.seeds, one.result["accuracy"]["per_seed"], strict=False)
         store = store_behind(path, one.result)
         name = ""
+        # Options that name the rows in the command ``fedcache evaluate``.
         rows = "--dataset DATASET"
         if store is not None:
             name = store.path.stem
@@ -196,7 +198,8 @@ def _kept(path: Path, table: Facts) -> dict[int, list[Facts]]:
             try:
                 found[seed] = _records(str(file), file.stat().st_mtime_ns)
                 break
-            except WRONG:  # none, or damaged: the run begins this seed again
+            # If a file is missing or damaged, the next is tried. Without a good file, the run begins this seed again.
+            except WRONG:
                 continue
     return found
 
@@ -237,7 +240,7 @@ def _draw(records: Sequence[Facts]) -> str:
             if score is not None:
                 line = lines.setdefault(f"seed {record['seed']}{rows}", [])
                 line.append({**record, "accuracy": score})
-    # The figure reads only the rounds and the key of a run, so each line can stand for one.
+    # The figure reads only ``rounds`` and ``key`` of a run, so an object with these two can stand for a run.
     seeds: list[tuple[str, Any]] = []
     for name, line in lines.items():
         seeds.append((name, SimpleNamespace(rounds=line, key=name)))
@@ -334,7 +337,7 @@ class RunIndex:
 
     @property
     def waiting(self) -> int:
-        """Directories that are known by name and not read yet."""
+        """Number of directories that are known by name and not read yet."""
         return len(self._waiting)
 
     def facts(self, name: str) -> Facts | None:
@@ -353,11 +356,12 @@ class RunIndex:
             self._turn += 1
             for number, (name, (facts, stamp)) in enumerate(self._known.items()):
                 state = (facts or {}).get("state")
+                # Finished runs rarely change, so one look checks only a part of them.
                 if state == FINISHED and (number + self._turn) % SHARE:
                     continue
                 now = self._stamp(self.root / name)
                 changed = now != stamp or _recent(now)
-                # A killed process changes no file.
+                # A process that is killed changes no file, so its run is checked separately.
                 killed = not changed and state == RUNNING and not is_running(self.root / name)
                 if changed or killed:
                     self._waiting[name] = None
@@ -384,7 +388,7 @@ class RunIndex:
         gone = [name for name in (*self._known, *self._waiting) if name not in times]
         for name in gone:
             self._waiting.pop(name, None)
-            self._put(name, None)  # counts the change
+            self._put(name, None)  # only to count the change
             self._known.pop(name, None)
         # The newest runs are read first.
         for name in sorted(times, key=lambda n: -times[n]):
@@ -438,7 +442,7 @@ NOTHING: Facts = {"command": "", "runs": "", "points": [], "ends": {}, "ended": 
 
 
 class GridIndex:
-    """The records of grids in a folder, each read again when its file changed.
+    """The records of grids in a folder; a record is read again when its file has changed.
 
     Args:
         folder: folder of the records; it may be created later.
@@ -454,14 +458,16 @@ class GridIndex:
         self._lines: dict[Path, tuple[object, Facts]] = {}
 
     def lines(self) -> list[Facts]:
-        """Every grid with its points, the newest first; a line is made again when its record or a run changed.
+        """A line for every grid with its points, the newest first.
+
+        A line is made again when its record or a run has changed.
 
         A point is waiting, running, stopped, finished, failed, pruned, or gone if its run was removed since. ``of`` is
         the number of points; for a search it includes trials that are still to be drawn.
         """
         found = []
         for path in self.folder.glob("*.jsonl"):
-            with suppress(OSError):  # it may go while it is read
+            with suppress(OSError):  # the file may be removed while it is read
                 found.append(self._line(path))
         return sorted(found, key=lambda g: -g["started"])
 
@@ -481,7 +487,7 @@ class GridIndex:
                 record = {**NOTHING, "damaged": damaged, "started": stat.st_mtime}
             self._records[path] = stamp, record
         record = self._records[path][1]
-        # A line also changes with the runs of its points, and when its process ends.
+        # A line also changes with the runs of its points, and when the process of the grid ends.
         at_work = "ended" not in record and still_runs(record["process"]) is not False
         key = (stamp, self.runs.version, at_work)
         if self._lines.get(path, (None,))[0] != key:
@@ -540,7 +546,7 @@ class GridIndex:
         """The points in their order, each with the facts of its run."""
         unfinished = [r for r in self.runs.every() if r["state"] in (RUNNING, STOPPED)]
         points = []
-        # The record names the runs of finished points; the run of a point in training is found by its settings.
+        # The record names the runs of points that have ended. The run of any other point is found by its settings.
         for number, (method, sweep) in enumerate(record["points"]):
             end = record["ends"].get(number, {})
             run = None
@@ -558,7 +564,7 @@ class GridIndex:
                 if "pruned" not in end:
                     state = run["state"]
                 unfinished = [other for other in unfinished if other is not run]
-            # Points without a run have the same columns, without values.
+            # A point without a run gets the same facts, with None as their values.
             of_run = run or {}
             settings = [f"{key}={value}" for key, value in sweep.items()]
             point = {
@@ -589,11 +595,14 @@ def _score_alike(points: Sequence[Facts]) -> None:
 
 
 def _left(points: Sequence[Facts], waiting: int) -> float | None:
-    """Seconds until the last point ends: running points end together, waiting ones follow one after another."""
+    """Estimated seconds until the last point ends.
+
+    The waiting points are assumed to start, one after another, when the slowest running point has ended.
+    """
     running = [p for p in points if p["state"] == "running" and p["left"] is not None]
     if not running:
         return None
-    # Seconds of whole points: measured, or estimated from the running ones.
+    # Seconds of whole points: those of finished points, or an estimate from the running points if none is finished.
     seconds = [p["seconds"] for p in points if p["seconds"] is not None]
     if not seconds:
         for point in running:
@@ -611,6 +620,7 @@ def _run_of(
     Configurations do not hold settings of the partition. For points that differ only in these, the first run is taken.
     """
     for run in runs:
+        # The margin of a second allows for the clock of the file system, which can be behind.
         may_be_of_grid = run["method"] == method and run["begun"] >= started - 1
         if may_be_of_grid and _agrees(run["settings"], sweep):
             return run

@@ -1,4 +1,4 @@
-"""Server of the page: a token before every path, loopback host names, GET only, no foreign requests.
+"""Server of the page. It answers only GET and HEAD requests, of its own pages, with a token, for loopback host names.
 
 The token is part of the path, so relative links keep it and no cookie is needed. Requests without the token learn
 nothing, not even which paths exist. Another host name that resolves to this machine (DNS rebinding) is refused by the
@@ -66,9 +66,10 @@ REPORT_POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; font-src data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'self'; sandbox allow-scripts allow-downloads"
 )
-"""Policy for a report. It allows inline scripts, because the report's own policy names its only script by digest.
+"""Content security policies: of the server's own pages, and of a report.
 
-A report cannot send requests to this server.
+A report may have inline scripts here, because the report's own policy allows only one script, by its digest. A report
+cannot send requests to this server.
 """
 HEADERS = {
     "content-security-policy": OWN_POLICY,
@@ -96,7 +97,7 @@ PAGES = (
 
 
 class Guard:
-    """Application that passes on requests of its own pages with the token, and refuses all others.
+    """Application that passes on requests of its own pages that have the token, and refuses all other requests.
 
     Args:
         app: receives the request, with the path after the token.
@@ -167,10 +168,12 @@ class Pages:
         self.reports = ReportShelf(home.runs, folder)
         self.version = 0
         self.ended: Callable[[], bool] = lambda: False
-        self._state: object = None  # of the home at the last look; another one is a new version
+        # The state of the home at the last look; a different state makes a new version.
+        self._state: object = None
         self._looked = 0.0  # time of the last look
         self._looking = threading.Lock()
-        self._details: tuple[object, Facts] = (None, {})  # of the run that was shown last
+        # The facts and the details of the run that was shown last.
+        self._details: tuple[object, Facts] = (None, {})
         self._answers: dict[str, tuple[object, Section | None]] = {}  # group -> its runs and answer
         self._templates = html_environment(PackageLoader("fedcache.ui", "pages"))
         self._templates.filters |= {
@@ -337,10 +340,11 @@ class Pages:
         return [self.runs.root / name for name in names]
 
 
-def _need(found: Any) -> Any:
-    if found is None:
+def _need(facts: Any) -> Any:
+    """The facts of a run, grid or store; UsageError (404) for None, which means an unknown name."""
+    if facts is None:
         raise UsageError("There is no page of that name.", "")
-    return found
+    return facts
 
 
 def _size(count: float | None) -> str:
@@ -439,7 +443,7 @@ def open_in_browser(address: str, folder: Path) -> bool:
 
 
 def comparison(paths: Sequence[Path], over: str, metric: str) -> Facts:
-    """The comparison of some runs (``made``) with its command, or the ``trouble`` with them and a ``hint``."""
+    """The comparison of some runs (``made``) with its command; if it fails, the ``trouble`` and a ``hint``."""
     score = metric.replace("_", "-")
     names = [path.name for path in paths]
     command = shlex.join(["fedcache", "compare", *names, "--over", over, "--score", score])
@@ -466,14 +470,14 @@ class ReportShelf:
         self.folder = folder
         self.ready = 0
         self._reports: dict[str, Facts] = {}
-        self._one = threading.Lock()
-        self._lock = threading.Lock()
+        self._writing = threading.Lock()  # only one report is written at a time
+        self._lock = threading.Lock()  # held while ``_reports`` is changed
 
     def request(self, paths: Sequence[Path]) -> Facts:
         """The report of these runs; the first call starts to write it.
 
-        ``path`` is its file once it is written. A failed report has ``problem`` and ``hint``. If a run was written
-        again since, it is another report.
+        ``path`` is the file of the report once it is written. A failed report has ``problem`` and ``hint``. If one of
+        the runs has been written again since the last call, a new report is written.
         """
         ident = digest_of([[p.name, p.stat().st_mtime_ns] for p in paths])[:16]
         names = [path.name for path in paths]
@@ -494,7 +498,7 @@ class ReportShelf:
 
     def _write(self, ident: str, paths: list[Path]) -> None:
         try:
-            with self._one:
+            with self._writing:
                 made = write_report(paths, self.folder / f"{ident}.html", self.root)
             found = made.to_dict()
         except FedcacheError as error:

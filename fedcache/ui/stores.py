@@ -23,7 +23,7 @@ PAGE = 24
 
 
 class StoreIndex:
-    """The stores of a home, each opened again when its manifest changed.
+    """The stores of a home; a store is opened again when its manifest or a journal has changed.
 
     Args:
         home: the home with the stores; it also remembers where the files of their datasets are.
@@ -47,7 +47,7 @@ class StoreIndex:
     def details(self, name: str) -> dict[str, Any] | None:
         """Facts of a store as ``fedcache inspect`` has them, and commands; None for an unknown name.
 
-        Raises FedcacheError for a damaged one.
+        Raises FedcacheError for a damaged store.
         """
         path = self._paths().get(name)
         if path is None:

@@ -115,7 +115,7 @@ def evaluate(terms: Iterable[Term], width: int, classes: int) -> int:
 
 
 def width_of(entry: dict[str, Any], sizes: Sizes) -> int:
-    """The W of a method: methods that read text take the backbone that has text, the others all backbones."""
+    """The W of a method: the width of the backbone with text if the method reads text, else of all backbones."""
     if "text" in entry["needs"]:
         return sizes.text_width
     return sizes.width
@@ -140,11 +140,11 @@ def stored_counts(sizes: Sizes) -> list[CountedMethod] | None:
 
 
 def method_entries(counted: Iterable[CountedMethod], sizes: Sizes) -> list[dict[str, Any]]:
-    """Every method by name: summary, paper, what it reads, fidelity, and what one client sends and receives.
+    """An entry for every method: name, summary, paper, inputs, fidelity, and traffic of one client.
 
     Args:
-        counted: facts and counts of every method.
-        sizes: the widths of these counts; a client owns every class.
+        counted: facts and counts of every method, for a client that owns every class.
+        sizes: the sizes for which they were counted.
     """
     entries = []
     for facts, count in counted:

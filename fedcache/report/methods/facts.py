@@ -1,4 +1,4 @@
-"""Facts of a method: its objective, its switches and the interpretations behind them, its messages."""
+"""Facts of a method for lists and pages: its objective, its switches for paper and official code, and its messages."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def traffic_of(method: Method, sizes: Sizes) -> dict[str, Any]:
 # The cache is for a page, which needs the counts first and then the tensors.
 @lru_cache(maxsize=1)
 def _trial(method: Method, sizes: Sizes) -> tuple[dict[str, Any], Tree]:
-    """``traffic_of``, and the tensors that a client sent in the last round."""
+    """The counts of ``traffic_of``, and the tensors that a client sent in the last round."""
     sent: Tree = {}
 
     def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
@@ -73,17 +73,20 @@ def _trial(method: Method, sizes: Sizes) -> tuple[dict[str, Any], Tree]:
     if stacked:
         count = min(method.defaults.clients, MOST_CLIENTS)
     data = _rows(method, sizes, count)
-    per = PER_CLASS * sizes.classes
-    rows = np.arange(count * per)
-    clients = [Client(f"c{i}", rows[i * per : (i + 1) * per], rows[:0]) for i in range(count)]
+    per_client = PER_CLASS * sizes.classes
+    rows = np.arange(count * per_client)
+    clients = [
+        Client(f"c{i}", rows[i * per_client : (i + 1) * per_client], rows[:0]) for i in range(count)
+    ]
     settings: dict[str, Any] = {**hp, **_fewest_passes(method)}
+    # The few rows of a trial cannot fill a queue of anchors (FLESD).
     if "anchors" in hp:
         settings["anchors"] = "all"
     # The second round is counted, because clients receive text features only in the first.
     rounds = 2
     if method.one_shot:
         rounds = 1
-    # A central method has no uploads to record.
+    # ``fit`` records the uploads. A central method has none.
     watched = method
     if not method.central:
         watched = replace(method, fit=fit)
@@ -96,11 +99,11 @@ def _trial(method: Method, sizes: Sizes) -> tuple[dict[str, Any], Tree]:
         if executor.batch.failed:
             raise executor.batch.failed[0]
     first = job.traffic.rounds[0]
-    done = job.traffic.rounds[-1]
+    last = job.traffic.rounds[-1]
     # The traffic of all clients is divided by their number.
-    served = max(1, done.clients)
+    served = max(1, last.clients)
     keys = ("up", "down", "up_bytes", "down_bytes", "paper_up", "paper_down")
-    sends = {key: getattr(done, key) // served for key in keys}
+    sends = {key: getattr(last, key) // served for key in keys}
     sends["first_down"] = first.down // served
     sends["clients"] = 0
     if stacked:
@@ -109,7 +112,7 @@ def _trial(method: Method, sizes: Sizes) -> tuple[dict[str, Any], Tree]:
 
 
 def _fewest_passes(method: Method) -> dict[str, int]:
-    """The hyperparameters of ``IDLE`` at their lowest values."""
+    """The hyperparameters of ``IDLE`` that a method has, at their lowest values."""
     return {h.name: max(0, int(h.low or 0)) for h in method.hparams if h.name in IDLE}
 
 
@@ -193,7 +196,7 @@ def objective(name: str) -> str:
 
 
 def disagreements(method: Method) -> list[dict[str, str]]:
-    """Each switch that decides a numbered disagreement between paper and code, with the value of each."""
+    """Each switch that decides a numbered disagreement (D-nn) between paper and code, with its value for both."""
     found = []
     for h in method.hparams:
         numbers = re.findall(r"D-\d+", h.help)
@@ -205,7 +208,7 @@ def disagreements(method: Method) -> list[dict[str, str]]:
 
 
 def fidelities(method: Method) -> str:
-    """Fidelities that a result may have: with one stored view, and with four views where that differs."""
+    """Fidelities that a result may have: with one stored view, and with four views if these give another fidelity."""
     hp = method.resolve()
     one = method.faithful(hp, 1)
     four = method.faithful(hp, 4)
@@ -271,8 +274,8 @@ _ROWS = ("number of its training rows", "how much data it has")
 def rows_in_models(method: Method, settings: Mapping[str, Any] | None = None) -> tuple[str, ...]:
     """Names of the tensors of a client's saved model that contain data of single training rows; () for most methods.
 
-    Such a tensor grows with the rows, as a cache of their features does. The method trains clients with two, three and
-    four rows of every class, and the shapes of their tensors are compared.
+    Such a tensor grows with the rows, as a cache of their features does. To find it, the method trains clients with
+    two, three and four rows of every class, and the shapes of their tensors are compared.
 
     Args:
         method: the method.
@@ -402,7 +405,7 @@ def covered_by_noise(method: Method, *, numbers: bool) -> str:
 
     Args:
         method: the method.
-        numbers: whether the tensor holds values, and not counts or marks of rows.
+        numbers: whether the tensor holds values, as opposed to counts of rows or marks of classes that have rows.
     """
     if method.merges == "classes":
         if numbers:

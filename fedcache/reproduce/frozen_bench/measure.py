@@ -74,7 +74,7 @@ class BenchScore:
 
 @dataclass
 class BenchRun:
-    """A study under way."""
+    """A study that is being run."""
 
     study: Study
     home: Home
@@ -91,21 +91,22 @@ class BenchRun:
         """Every block that is possible here, with the store of its features; missing features are extracted.
 
         Raises:
-            MachineError when no backbone is available, or a named one is not; FedcacheError, as ``extract``.
+            MachineError when no backbone is available, or one given with ``--backbones`` is not; FedcacheError, as
+                ``extract``.
         """
         check = RequirementCheck(self.home, self.options.weights, self.options.data)
-        here = []
+        available = []
         for name in self.study.backbones:
             lacks = check.weights(name)
             if lacks is None or lacks.fetched:
-                here.append(name)
+                available.append(name)
                 continue
             if self.options.backbones:
                 raise MachineError(lacks.why, lacks.command)
-            # The note leaves out the list of places that were searched.
+            # The message ends with a list of places that were searched, which the note leaves out.
             why = lacks.why.split(" Looked at:")[0]
             self.observer.note(f"{name} is left out: {why}")
-        if not here:
+        if not available:
             raise MachineError(
                 "None of the backbones is available.",
                 "Use an available backbone:  --backbones efficientnet-lite0",
@@ -113,13 +114,13 @@ class BenchRun:
         made = []
         for label, spec in self.study.data.items():
             names = []
-            for name in here:
+            for name in available:
                 only_for = self.study.backbones[name]
                 if not only_for or label in only_for:
                     names.append(name)
             if not names:
                 self.observer.note(
-                    f"{label} is left out, because none of {', '.join(here)} reads such data."
+                    f"{label} is left out, because none of {', '.join(available)} reads such data."
                 )
                 continue
             config = ExtractConfig(
@@ -206,7 +207,7 @@ class BenchRun:
         if treatment.points == 1:
             return {key: values[0] for key, values in treatment.search.items()}
         seeds = self.study.search_seeds
-        # Without the prefix ``set.``, alpha would be an argument of the scheme.
+        # The prefix marks hyperparameters. Without it, the grid would take ``alpha`` for an argument of the scheme.
         sweeps = {f"set.{key}": values for key, values in treatment.search.items()}
         first_seed = parse_seeds(seeds)[0]
         partition = self._partition(block, first_seed, validation=self.study.validation)

@@ -1,4 +1,4 @@
-"""The study as plain JSON values, and its page in Markdown. Every number comes from stored runs, listed by digest."""
+"""The study as plain JSON values and as a page in Markdown. Every number comes from stored runs, listed by digest."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def study_data(
 def as_json(data: Mapping[str, Any]) -> str:
     """The data as JSON text, one score on a line."""
     others = {key: value for key, value in data.items() if key != "scores"}
-    # Without its last two characters, a line break and a brace, the text can be continued.
+    # The last two characters, a line break and a brace, are removed, so that the scores can be added below.
     start = json.dumps(others, indent=1)[:-2]
     rows = ",\n".join(f"  {json.dumps(score)}" for score in data["scores"])
     return f'{start},\n "scores": [\n{rows}\n ]\n}}\n'
@@ -78,7 +78,7 @@ def summary_rows(ranked: Mapping[str, Any]) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for place, s in enumerate(ranked["standings"]):
         difference = ""
-        # All others are compared with the first, which has no difference itself.
+        # The first treatment has no difference, because it is the one with which all others are compared.
         if place > 0:
             difference = f"{100 * s['difference']:+.2f}" + _interval(s["interval"])
         p = ""
@@ -182,8 +182,8 @@ def markdown(data: Mapping[str, Any]) -> str:
 def _blocks(scores: Sequence[Mapping[str, Any]]) -> list[str]:
     """One table for each data set and backbone: a column for each partition."""
     lines: list[str] = []
-    places = dict.fromkeys((s["block"]["data"], s["block"]["backbone"]) for s in scores)
-    for data, backbone in places:
+    pairs = dict.fromkeys((s["block"]["data"], s["block"]["backbone"]) for s in scores)
+    for data, backbone in pairs:
         partitions: dict[str, None] = {}
         by_treatment: dict[str, dict[str, Mapping[str, Any]]] = {}
         for s in scores:
@@ -295,14 +295,17 @@ class BenchRanking:
 
 
 def rankings(study: Study, scores: Sequence[BenchScore]) -> list[BenchRanking]:
-    """Rankings of treatments that need no class texts, over all blocks and per partition; and of all treatments."""
-    reading = {label for label, t in study.treatments.items() if t.reads_texts}
-    plain = [s for s in scores if s.treatment not in reading]
+    """Rankings of treatments that need no class texts, over all blocks and per partition; and of all treatments.
+
+    All treatments are ranked only over the blocks that have class texts.
+    """
+    text_treatments = {label for label, t in study.treatments.items() if t.reads_texts}
+    plain = [s for s in scores if s.treatment not in text_treatments]
     made = [_ranked(study, "all data, from features and labels", plain)]
     for partition in study.partitions:
         part = [s for s in plain if s.block.partition == partition]
         made.append(_ranked(study, f"partition {partition}", part))
-    blocks_with_texts = {s.block for s in scores if s.treatment in reading}
+    blocks_with_texts = {s.block for s in scores if s.treatment in text_treatments}
     if blocks_with_texts:
         with_texts = [s for s in scores if s.block in blocks_with_texts]
         made.append(_ranked(study, "where there are class texts", with_texts))
@@ -324,13 +327,13 @@ def _ranked(study: Study, title: str, scores: Sequence[BenchScore]) -> BenchRank
         means.append([_mean(score) for score in of_label])
     # Accuracy of each treatment (row) in each block (column).
     values = np.array(means)
-    # A treatment that was not trained in a block ranks below all that were.
+    # A treatment that was not trained in a block ranks below all treatments that were.
     known = np.nan_to_num(values, nan=-1.0)
     ranked = ranking(known, LEVEL)
     if ranked is not None:
         ranks = ranked.ranks
     else:
-        # With fewer than three treatments or two blocks, there is no test of ranks, but they have a mean.
+        # With fewer than three treatments or two blocks, there is no test of ranks, but there are mean ranks.
         ranks = tuple(scipy.stats.rankdata(-known, axis=0).mean(1).tolist())
     order = sorted(range(len(labels)), key=lambda i: (ranks[i], labels[i]))
     first = values[order[0]]

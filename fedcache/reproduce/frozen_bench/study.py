@@ -1,4 +1,4 @@
-"""Study file: one TOML file of data, backbones, partitions and treatments, read and checked."""
+"""The study: data, backbones, partitions and treatments, which are read from one TOML file and checked."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Study:
     treatments: Mapping[str, BenchTreatment]
 
     def only(self, labels: Mapping[str, Sequence[str]]) -> Study:
-        """The part of the study with these values of these axes.
+        """The part of the study with these labels; ``labels`` is axis -> values.
 
         Raises:
             UsageError with "did you mean" for an unknown axis or value.
@@ -127,7 +127,9 @@ class Study:
         found: dict[str, str] = {}
         for text in specs:
             label, equals, spec = text.partition("=")
-            # ``a=SPEC,b=SPEC``, one data set of two domains, needs a label too: ``LABEL=a=SPEC,b=SPEC``.
+            # A text with a colon before its first ``=``, such as ``folder:a=b``, is a spec without a label. One data
+            # set of two domains, ``a=SPEC,b=SPEC``, is given as ``LABEL=a=SPEC,b=SPEC``, because without a label it
+            # would be read as the data set ``a``.
             if not equals or ":" in label:
                 label = label_of(text)
                 spec = text

@@ -1,5 +1,6 @@
-// What the server cannot do: light or dark, the runs that are chosen, copying, and putting a page that changed in the
-// place of the one that is shown. No text is ever read as HTML of ours: the server escapes all of it.
+// This script does what the server cannot do: it switches between light and dark, keeps the runs that are chosen, copies
+// commands, and replaces the page that is shown when the home has changed. No text of a run or store is read as HTML,
+// because the server escapes all texts.
 
 "use strict";
 
@@ -14,9 +15,9 @@ paint();
 
 const byId = (id) => document.getElementById(id);
 
-// ---- what is shown follows the home ----
+// ---- updating the page when the home changes ----
 
-// Make `old` what `made` is, and keep every element that stays: focus, scrolling and open details stay with it.
+// Change `old` into `made`. Elements that are in both are kept, and with them focus, scrolling and open details.
 function morph(old, made) {
   if (old.nodeName !== made.nodeName || (old.id ?? "") !== (made.id ?? "")) return old.replaceWith(made);
   if (old.nodeType !== Node.ELEMENT_NODE) {
@@ -99,7 +100,7 @@ function choose(names, on) {
   mark();
 }
 
-// ---- what a person does ----
+// ---- clicks, input and keys ----
 
 const doing = {
   async copy(button) {
