@@ -156,9 +156,9 @@ def package(name: str, least: str) -> Row:
 
 
 def _numbers(version: str) -> list[int]:
-    """The first three numbers of a version, for comparisons."""
+    """The first three numbers of a version, for comparisons; ``2.10rc1`` is 2, 10, 1."""
     public = version.split("+")[0]
-    return [int(part) for part in public.split(".")[:3] if part.isdigit()]
+    return [int(number) for number in re.findall(r"\d+", public)[:3]]
 
 
 def extras() -> list[Row]:

@@ -105,7 +105,7 @@ def with_pin(text: str, key: str, name: str) -> str:
         return "\n".join([*lines, header, line, ""])
     start = headers.index(header) + 1
     end = start
-    while end < len(lines) and not lines[end].startswith("["):
+    while end < len(lines) and not (headers[end].startswith("[") and headers[end].endswith("]")):
         end += 1
     other_lines = [one for one in lines[start:end] if not _names_a_store(one)]
     return "\n".join([*lines[:start], line, *other_lines, *lines[end:], ""])

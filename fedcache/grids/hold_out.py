@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fedcache.config import Home, TrainConfig
-from fedcache.errors import UsageError, shell_word
+from fedcache.errors import UsageError, shell_word, unknown
 from fedcache.extract.planning.find_store import need_store
 from fedcache.parsing import whole_number
 from fedcache.progress import Observer
@@ -36,6 +36,9 @@ def every_value(
     column = column_of(store, by)
     words: tuple[str, ...] = column.words
     if by == "domain" and config.domain:
+        for name in config.domain:
+            if name not in words:
+                raise unknown("domain", name, words)
         words = tuple(word for word in words if word in config.domain)
     if len(words) < 2:
         raise UsageError(

@@ -356,7 +356,7 @@ class SearchRun(GridRun):
         self.search = search
         self.total = search.trials
         # The number of trials is left out, so that a search with more trials extends the same one.
-        identity = (
+        identity: tuple[object, ...] = (
             search.methods,
             dict(search.space),
             search.words,
@@ -364,10 +364,13 @@ class SearchRun(GridRun):
             request.partition,
             request.repartition,
         )
+        # The values of trials depend on the score. Searches with the default score were named before it counted.
+        if request.score is not None:
+            identity += (request.score,)
         digest = sha256_hex(repr(identity).encode())
         self.name = f"search-{digest[:12]}"
         self.folder = request.runs / self.name
-        self.done = Grid([])
+        self.done = Grid([], score=request.score)
 
     def search_points(self) -> Grid:
         """Read the trials that have ended, train the others, and return the result of all."""

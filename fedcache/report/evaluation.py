@@ -222,7 +222,7 @@ def evaluation_page(
                 continue
             place = f"{ident}-mistakes{i}"
             try:
-                made = gallery(place, e.label, e.mistakes, (rows, "all clients"), images)
+                made = gallery(place, e.label, e.mistakes, (rows, "these rows"), images)
             except FedcacheError as error:
                 reason = f"{error.message} {error.hint}"
                 notes.append(f"Mistakes of {e.label} are not shown: {reason}")

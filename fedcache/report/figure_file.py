@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 from fedcache.errors import UsageError, unknown
+from fedcache.parsing import counted
 from fedcache.report import figure_data, figure_grids, figure_runs
 from fedcache.report.comparison import Comparison
 from fedcache.report.drawing import COLUMNS, Plot, check_file, write_plot
@@ -240,10 +241,10 @@ def write_figure(
         needs = "two methods in two settings"
         if kind != ACROSS:
             needs = KINDS[kind].needs
-        runs = len(found.entries)
+        runs = counted(len(found.entries), "run")
         others = ", ".join(name for name in LISTED if name != kind)
         raise UsageError(
-            f"The {runs} runs are not enough for the figure {kind}, which needs {needs}.",
+            f"The figure {kind} needs {needs}, but got only {runs}.",
             f"Other kinds: {others}",
         )
     write_plot(out, plot, columns)

@@ -176,8 +176,8 @@ def of_rows(columns: Columns, clients: Mapping[str, Any], validation: object = N
             tested = tested[ok[tested]]
         made.append(Client(name, of_client[ok[of_client]], tested))
     in_use = np.zeros(rows, bool)
-    in_use[used] = True
-    in_use[common] = True
+    for in_part in (used, common, *chosen):
+        in_use[in_part] = True
     args: dict[str, Value] = {}
     table = ClientTable.of(made, common)
     if any(map(len, validating)):

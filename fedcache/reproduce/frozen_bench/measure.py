@@ -17,6 +17,7 @@ from fedcache.federate.methods import METHODS
 from fedcache.federate.partition.partition import InfeasibleError
 from fedcache.grids.request import request_grid
 from fedcache.grids.train_grid import grid
+from fedcache.parsing import counted
 from fedcache.process import Stop
 from fedcache.progress import Observer, Silent
 from fedcache.reproduce.frozen_bench.study import BenchTreatment, Study
@@ -137,7 +138,7 @@ class BenchRun:
                 domains = len(columns_of(store).domains)
                 if domains < bench_partition.domains:
                     self.observer.note(
-                        f"{label}, {partition} is left out: the data have only {domains} domain."
+                        f"{label}, {partition} is left out: the data have only {counted(domains, 'domain')}."
                     )
                     continue
                 made += [(Block(label, name, partition), store) for name in names]
