@@ -236,7 +236,7 @@ class IncrementalPlan:
         return {row: reasons[row] for row in bad}
 
     def carry_text(self, store: Store) -> None:
-        """Copy the parent's text features of the same classes to a store. The current ones come last, so stay current."""
+        """Copy the parent's text features of the same classes to a store, the current ones last: they stay current."""
         if self.parent is None:
             return
         for entry in chain.from_iterable(self.parent.texts.values()):
