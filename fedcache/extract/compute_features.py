@@ -166,7 +166,7 @@ class _Run:
             seconds = pool.ask(None)["seconds"]  # without a task, a worker measures its models
             self._announce(seconds, pool.slots, pool.slots, most_under_way)
             self._timed(partial(run_tasks, tasks, pool, self.writers))
-        # A task that the pool repeated, because its worker died, may have left chunk files that nobody commits.
+        # A task that the pool repeated, because its worker died, may have left chunk files that are never committed.
         for writer in self.writers.values():
             writer.remove_uncommitted()
 

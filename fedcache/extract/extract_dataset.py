@@ -400,8 +400,8 @@ def extract(
     if part is not None:
         path = place_of_part(part, path)
     if dry_run:
-        anew = fresh or part is not None  # a part takes over nothing of an earlier store
-        expected = estimate(path, data, planned, config, home, observer, skipped, fresh=anew)
+        no_reuse = fresh or part is not None  # a part takes over nothing of an earlier store
+        expected = estimate(path, data, planned, config, home, observer, skipped, fresh=no_reuse)
         if part is not None:
             expected.part = str(part)
             expected.seconds /= part.of

@@ -55,7 +55,7 @@ _CHOICES = {
     "norm": tuple(NORMS),
     "dtype": ("float16", "float32"),
 }
-_LARGEST = 2**20
+_LARGEST = 2**20  # limit for sizes, rates and numbers of views in files
 
 
 def _is_whole(value: Any) -> bool:

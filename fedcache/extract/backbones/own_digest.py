@@ -141,6 +141,7 @@ class ReachedObjects(ReachedCode):
                 # One object of a module, known by its name, such as a cached function.
                 content: Any = [reduced, self.describe(getattr(value, "__wrapped__", None))]
             else:
+                # The function that rebuilds the object, then its arguments, its state and its items.
                 make, *state = reduced
                 if isinstance(make, FunctionType):
                     content = [f"{make.__module__}.{make.__qualname__}"]

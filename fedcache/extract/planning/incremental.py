@@ -288,6 +288,7 @@ def plan_incremental(
         return _plan_reuse(made, parent, jobs, chunk_rows)
     if fresh or path.exists():
         return None
+    # Number of rows that are kept, time of the store, and plan.
     best: tuple[int, float, IncrementalPlan] | None = None
     # A store that has a requested array, but no chunk that can be reused.
     unusable: Store | None = None

@@ -19,7 +19,8 @@ from fedcache.store.manifest import PLACE, StorePart
 from fedcache.store.store import Store
 
 SLURM = "SLURM_ARRAY_TASK_ID"
-"""Variable with a task's number in a Slurm array. MIN, MAX, STEP and COUNT instead of ID describe all its numbers."""
+"""Variable with the number of this task in a Slurm array. Variables with MIN, MAX, STEP and COUNT instead of ID
+describe the numbers of all tasks."""
 
 EXAMPLE = "fedcache extract --part 1/4"
 
