@@ -107,7 +107,7 @@ class Extraction:
         growth: if the dataset had changed: images ``new`` and ``vanished``, ``reused_chunks`` and
             ``forward_passes`` (images, summed over arrays) of this run, or of the plan.
         vanished: rows kept for images that are no longer in the dataset.
-        holds: what the dataset holds: images, texts or rows.
+        holds: what the dataset holds: images, texts, rows or sounds.
         cut: how many texts of this run each backbone reads only in part; empty if no text was cut.
         part: ``part 1 of 4`` if one part was computed; ``path`` is then its folder, and images, ok and bad count its
             rows alone. None for all of a dataset.

@@ -44,7 +44,7 @@ that reads the items, not in the process that runs the model."""
 
 
 class ItemEncoder(Protocol):
-    """A loaded backbone of texts or rows."""
+    """A loaded backbone of texts, rows or sounds."""
 
     def items(self, items: Items | Any) -> tuple[Tensor, NDArray[np.bool_]]:
         """Features [B, D] float32 of texts or rows, and bool [B], true for items that the model reads only in part.

@@ -56,7 +56,7 @@ class Backbone:
         here_only: it is in the memory of this process, and no other process can load it.
         cpu_only: its library computes on the CPU.
         raw: it takes the bytes of the pixels; mean and std have no meaning.
-        reads: images, texts or rows (``extract.inputs``). Text features of a backbone of texts are those of prompts.
+        reads: images, texts, rows or sounds (``extract.inputs``). Text features of a backbone of texts are those of prompts.
     """
 
     name: str
@@ -197,7 +197,7 @@ class Weights:
 
 
 class FrozenEncoder(Protocol):
-    """A loaded backbone; one of texts or rows is also an ``ItemEncoder``."""
+    """A loaded backbone. A backbone of texts, rows or sounds is also an ``ItemEncoder``."""
 
     def image(self, x: Tensor) -> Tensor:
         """Features of decoded and resized images.

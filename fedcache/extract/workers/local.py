@@ -172,7 +172,7 @@ class ExtractionStats:
     workers: int = 0  # processes that computed
     # per key, texts that the model reads only in part
     cut: Counter[str] = field(default_factory=Counter)
-    holds: str = IMAGES  # images, texts or rows
+    holds: str = IMAGES  # images, texts, rows or sounds
 
     def add(self, batch: ComputedBatch) -> None:
         """Count a batch that was computed in this process tree."""
