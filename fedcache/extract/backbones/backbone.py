@@ -56,7 +56,8 @@ class Backbone:
         here_only: it is in the memory of this process, and no other process can load it.
         cpu_only: its library computes on the CPU.
         raw: it takes the bytes of the pixels; mean and std have no meaning.
-        reads: images, texts, rows or sounds (``extract.inputs``). Text features of a backbone of texts are those of prompts.
+        reads: images, texts, rows or sounds (``extract.inputs``). Text features of a backbone of texts are those of
+            prompts.
     """
 
     name: str
