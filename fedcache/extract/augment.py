@@ -1,7 +1,8 @@
 """Augmentation policies: the random steps that make the views of an image, as a short text that is part of a recipe.
 
-A policy is an ordered list of steps, written ``flip=0.5,rotate=30``; a step's numbers are separated by colons. The
-last ones may be left out if they have defaults. Steps, in pixels of the recipe's size unless stated otherwise:
+A policy is an ordered list of steps, written ``flip=0.5,rotate=30``; a step's numbers are separated by colons. Numbers
+at the end of a step may be left out if they have defaults. Steps work on pixels of the recipe's size unless stated
+otherwise:
 
     crop=LOW:HIGH         a random resized crop of the decoded image, first or not at all: area share U[LOW, HIGH],
                           aspect ratio log-uniform in [3/4, 4/3], resized with the recipe's filter. Without a
@@ -85,7 +86,7 @@ DEFAULT = "simclr"
 
 @cache
 def parse_policy(text: str) -> tuple[Step, ...]:
-    """The steps of a policy. The name of a ready policy stands for its steps, and "" for the default policy.
+    """The steps of a policy. A name in ``POLICIES`` stands for the steps of that policy, "" for the default policy.
 
     >>> [str(step) for step in parse_policy("domainnet,gaussian-noise=25")]
     ['flip=0.5', 'rotate=30', 'gaussian-noise=25:0']

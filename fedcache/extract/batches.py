@@ -90,9 +90,9 @@ def decode_batch(
 ) -> tuple[dict[tuple[Any, ...], Any], dict[int, str], float]:
     """Decode each row once and make the views of every recipe, in the process that decodes.
 
-    ``uids``, uint8 [B, 16] of the rows, are the key of the seeded views. Returns the inputs by input key, the reason
-    per bad row, and the seconds it took. Inputs are uint8 [B, V, H, W, 3], zeros where the image is bad. For texts and
-    rows they are the items that ``read_items`` and then ``prepare`` of that key returned.
+    ``uids``, uint8 [B, 16], are those of the rows; they seed the random views. Returns the inputs by input key, the
+    reason per bad row, and the seconds it took. Inputs are uint8 [B, V, H, W, 3], zeros where the image is bad. For
+    texts and rows they are the items that ``read_items`` and then ``prepare`` of that key returned.
     """
     start = time.perf_counter()
     kind = reads_of(recipes[0])  # all recipes read the same kind, because a dataset holds one kind
@@ -180,7 +180,8 @@ class BatchRunner:
         self.uid = uid
         self.rows = rows
         self.settings = settings
-        # Workers give each GPU a runner whose settings name it alone. Without workers, the first GPU runs all batches.
+        # With workers, each GPU has its own runner, whose settings list only this GPU. Without workers, the first GPU
+        # runs all batches.
         name = settings.device
         if settings.gpus:
             name = f"{name}:{settings.gpus[0]}"
@@ -216,8 +217,8 @@ class BatchRunner:
         uid = self.uid[rows.start : rows.stop]
         jobs = [self.jobs[key] for key in keys]
         recipes = [job.recipe for job in jobs]
-        # Texts are prepared in the process that reads them, not in the one that feeds the GPU. All jobs have one
-        # ``mirror``, because it is that of their dataset.
+        # Texts are prepared in the process that reads them, not in the one that feeds the GPU. The ``mirror`` of the
+        # first job is that of all jobs, because it belongs to their dataset.
         prepare = {}
         for job in jobs:
             encoder: Any = self.encoders[job.key]
@@ -237,7 +238,7 @@ class BatchRunner:
         features = {}
         seconds = {}
         cut = {}
-        # Places in the batch of rows without an image: their features become NaN.
+        # Places in the batch of rows that could not be read. Their features become NaN.
         blank = [index for index, row in enumerate(rows) if row in bad]
         for key in keys:
             start = time.perf_counter()
@@ -261,7 +262,7 @@ class BatchRunner:
     def _encode(
         self, job: FeatureJob, images: NDArray[np.uint8], rows: Sequence[int], blank: Sequence[int]
     ) -> NDArray[Any]:
-        """Features [n, V, D] of the images uint8 [n, V, H, W, 3] of n rows; NaN for the numbers in ``blank``."""
+        """Features [n, V, D] of the images uint8 [n, V, H, W, 3] of n rows; NaN at the places in ``blank``."""
         import torch
 
         # The feature of ``pixels`` is the input, and bad rows are zero already.
@@ -288,7 +289,7 @@ class BatchRunner:
     def warm(self) -> dict[str, float]:
         """Seconds per image and backbone, measured on a few blank images after one call that fills the caches.
 
-        For texts and rows, the first ones of the dataset are taken.
+        Models of texts and rows are measured on the first items of the dataset.
         """
         import torch
 
@@ -306,12 +307,13 @@ class BatchRunner:
                 few_uids = uid[: len(rows)]
                 inputs, bad, _ = decode_batch(source, rows, few_uids, recipes, mirror, prepare)
                 items = inputs[input_key(job.recipe)]
-                # No item can be read, so nothing can be measured.
+                # Without a readable item, nothing can be measured.
                 if len(bad) == len(items):
                     rates[key] = 0.0
                     continue
                 encoder = cast(ItemEncoder, self.encoders[key])
                 call = partial(encoder.items, items)
+            # The second call is the one that counts.
             for _ in range(2):
                 start = time.perf_counter()
                 call()
@@ -329,7 +331,7 @@ def make_runner(
     rows: int,
     settings: ComputeSettings,
 ) -> BatchRunner:
-    """A runner, after setting the number of threads of this process, which ``how`` records."""
+    """A runner. First sets the number of threads of this process to ``settings.threads``, which ``how`` records."""
     import torch
 
     torch.set_num_threads(settings.threads)

@@ -68,7 +68,7 @@ def extract_arrays(
     """Compute the missing chunks of every job's array, and write the text features requested.
 
     Args:
-        store: of ``data``; its rows are in the order of ``data``.
+        store: the store of ``data``, with its rows in the same order.
         data: the dataset.
         jobs: one for each array.
         settings: how features are computed.
@@ -166,14 +166,14 @@ class _Run:
             seconds = pool.ask(None)["seconds"]  # without a task, a worker measures its models
             self._announce(seconds, pool.slots, pool.slots, most_under_way)
             self._timed(partial(run_tasks, tasks, pool, self.writers))
-        # A call that was repeated wrote its files twice; the first ones are not needed.
+        # A task that the pool repeated, because its worker died, may have left chunk files that are never committed.
         for writer in self.writers.values():
             writer.remove_uncommitted()
 
     def on_this_machine(
         self, stack: ExitStack, store: Store, text: Mapping[str, Sequence[str]]
     ) -> None:
-        """Compute the batches in this process or its workers, which then write the text features of ``text``."""
+        """Compute the batches and then the text features of ``text``, in this process or its workers."""
         if self.tasks:
             needed = self.jobs
         else:

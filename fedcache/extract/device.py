@@ -43,12 +43,13 @@ def known_device(requested: str) -> str:
 
 
 def named_gpus(requested: str) -> tuple[int, ...]:
-    """The numbers of ``cuda:0,cuda:2``; empty for a word without ``cuda:``. Raises UsageError for a malformed list."""
+    """(0, 2) for ``cuda:0,cuda:2``; empty for a text without ``cuda:``. Raises UsageError for a malformed list."""
     if not requested.startswith("cuda:"):
         return ()
     numbers = []
     for word in requested.split(","):
         number = word.removeprefix("cuda:")
+        # ``word`` equals ``number`` if the prefix is missing.
         if word == number or not number.isdecimal() or int(number) in numbers:
             raise UsageError(
                 f"--device {requested} is not a list of different GPUs.",
@@ -85,7 +86,7 @@ def resolve_device(requested: str) -> Device:
         if kind == "cuda":
             why = "requested"
         gpus = _gpus(named)
-        # Without a number torch names the only GPU.
+        # If ``gpus`` is empty, this is the name of torch's default GPU.
         name = torch.cuda.get_device_name(*gpus[:1])
         if len(gpus) > 1:
             why += f", and {len(gpus)} of the same kind share the batches"
@@ -105,7 +106,7 @@ def resolve_device(requested: str) -> Device:
 
 
 def _gpus(named: tuple[int, ...]) -> tuple[int, ...]:
-    """The GPUs that were named, else all that have the name of the first one; empty for a single GPU."""
+    """The GPUs that were named, else all with the name of the first one; empty if only the first one has it."""
     import torch
 
     count = torch.cuda.device_count()

@@ -1,4 +1,4 @@
-"""Digests of large files and of fedcache's own code, remembered.
+"""Remembers the digests of large files and of fedcache's own code.
 
 Hashing an archive of 60,000 images takes half a second, a checkpoint of 400 MB two seconds, and fedcache's own code one
 second. Every run needs all of them. So a digest is remembered by (path, size, mtime_ns, inode), which changes with the
@@ -53,7 +53,7 @@ class DigestMemory:
         if self.rehash:
             return None
         try:
-            found = read_sealed(self._path(key), _what(key))
+            found = read_sealed(self._path(key), _identity(key))
         except CorruptionError:
             return None
         if found is None:
@@ -64,7 +64,7 @@ class DigestMemory:
         """Store ``fact`` (any JSON value) for ``key``. If it cannot be written, it is computed again the next time."""
         with suppress(OSError):
             make_private(self.root)
-            write_sealed(self._path(key), _what(key), fact)
+            write_sealed(self._path(key), _identity(key), fact)
 
     def sha256(self, path: Path) -> str:
         """sha256 of a file, from memory when the file has not changed."""
@@ -80,8 +80,8 @@ class DigestMemory:
         return self.root / f"{digest_of(key)[:32]}.json"
 
 
-def _what(key: Any) -> dict[str, Any]:
-    """The identity of the file of a fact. It was written as JSON and read back, so that tuples become lists."""
+def _identity(key: Any) -> dict[str, Any]:
+    """The identity in the seal of a fact's file: ``key`` as JSON returns it, with lists instead of tuples."""
     plain: dict[str, Any] = json.loads(canonical_json({"kind": "fact", "key": key}))
     return plain
 
@@ -121,8 +121,9 @@ def files_below(place: Path) -> Iterator[tuple[str, int, int, int, int]]:
     found = []
     if root.is_file():
         found = [root]
-    for folder, below, names in os.walk(root, followlinks=True):
-        below[:] = [name for name in below if name != "__pycache__"]
+    # For a file, os.walk yields nothing.
+    for folder, subfolders, names in os.walk(root, followlinks=True):
+        subfolders[:] = [name for name in subfolders if name != "__pycache__"]
         found += [Path(folder, name) for name in names]
     for path in sorted(found):
         stat = path.stat()

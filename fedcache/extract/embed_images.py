@@ -1,4 +1,4 @@
-"""Features of files that belong to no dataset, by backbones with given recipes.
+"""Computes the features of files that belong to no dataset, with backbones whose recipes are given.
 
 The files go through the same workers, batches and code as an extraction, into a temporary store that is removed when
 the features have been read. So a row has the value that ``extract`` would give it, and a folder of any size needs the
@@ -90,6 +90,7 @@ def find_images(
             one_file = tree.FilesSource(path.parent.absolute(), [path.name], None)
             parts.append((one_file, 1))
             continue
+        # Links are followed only to files below this folder, unless ``follow_links``.
         within: Path | None = path
         if follow_links:
             within = None
@@ -100,23 +101,23 @@ def find_images(
                 f"Expected files ending in {', '.join(sorted(endings))}.",
             )
         left_out += _left_out(path, found)
-        spelled = [tree.name_of(p) for p in found.paths]
-        order = order_of_names(spelled)
-        names += [f"{path}/{spelled[i]}" for i in order]
+        inner_names = [tree.name_of(p) for p in found.paths]
+        order = order_of_names(inner_names)
+        names += [f"{path}/{inner_names[i]}" for i in order]
         parts.append((found.source(path, order, within), len(order)))
     return NamedImages(tuple(names), joined_source(parts), tuple(left_out), holds)
 
 
 def find_texts(paths: Sequence[Path]) -> NamedImages:
-    """The texts of tables, in the order given, under the names of their rows; errors as of ``texts:FILE``."""
+    """The texts of tables, in the order given, with the names of their rows. Raises the errors of ``texts:FILE``."""
     names: list[str] = []
     parts: list[tuple[Source, int]] = []
     for path in paths:
-        found, source = texts.open_texts(path)
+        row_names, source = texts.open_texts(path)
         if len(paths) > 1:
-            found = [f"{path}/{name}" for name in found]
-        names += found
-        parts.append((source, len(found)))
+            row_names = [f"{path}/{name}" for name in row_names]
+        names += row_names
+        parts.append((source, len(row_names)))
     return NamedImages(tuple(names), joined_source(parts), holds=TEXTS)
 
 
@@ -193,19 +194,19 @@ def _checked(image: Any, number: int) -> NDArray[np.uint8] | Image.Image:
     """A Pillow image, or pixels as an array. Raises UsageError for anything else."""
     if isinstance(image, Image.Image):
         return image
-    found = np.asarray(image)
-    is_gray = found.ndim == 2
-    is_rgb = found.ndim == 3 and found.shape[2] == 3
-    if found.dtype != np.uint8 or not (is_gray or is_rgb):
-        what = type(image).__name__
-        if found.ndim:
-            shape = list(found.shape)
-            what = f"{found.dtype} {shape}"
+    pixels = np.asarray(image)
+    is_gray = pixels.ndim == 2
+    is_rgb = pixels.ndim == 3 and pixels.shape[2] == 3
+    if pixels.dtype != np.uint8 or not (is_gray or is_rgb):
+        described = type(image).__name__
+        if pixels.ndim:
+            shape = list(pixels.shape)
+            described = f"{pixels.dtype} {shape}"
         raise UsageError(
-            f"Image {number} is {what}, expected uint8 [H, W] or [H, W, 3].",
+            f"Image {number} is {described}, expected uint8 [H, W] or [H, W, 3].",
             "(255 * image).astype('uint8')   converts an image in [0, 1].",
         )
-    return found
+    return pixels
 
 
 def locate_recipe(
@@ -252,14 +253,15 @@ def embedded(
     Args:
         images: to be read.
         planned: backbones, weights and recipes.
-        computed: device, dtype and batch of the features with which those of each backbone are compared, or {}.
+        computed: for each backbone: device, dtype and batch with which existing features were computed, so that the
+            new ones agree with them; {} if there are none.
         config: options that take precedence over ``computed``.
         home: holds the temporary store.
         options: of the extraction.
     """
     N = len(images.names)
     one_view = [replace(item, recipe=item.recipe.plain()) for item in planned]
-    # The uid of an image is its number, big-endian; it keys no view, because only view 0 is computed.
+    # The uid of an image is its number, big-endian. It seeds no augmentation, because only view 0 is computed.
     uid = np.zeros((N, 16), np.uint8)
     uid[:, :8] = np.arange(N, dtype=">u8").view(np.uint8).reshape(N, 8)
     # Names sort in the order in which the images were named.
@@ -291,8 +293,8 @@ def embedded(
         dataset = {"slug": "images", "digest": data.digest}
         store = Store.create(folder / "images.zarr", samples, dataset=dataset)
         items_of: dict[ComputeSettings, list[PlannedArray]] = {}
-        for item, known in zip(one_view, computed, strict=True):
-            _, settings = resolve_compute_as(config, known, [item.backbone])
+        for item, conditions in zip(one_view, computed, strict=True):
+            _, settings = resolve_compute_as(config, conditions, [item.backbone])
             items_of.setdefault(settings, []).append(item)
         for settings, items in items_of.items():
             jobs = jobs_of(items, data, device, settings)

@@ -1,4 +1,4 @@
-"""``extract``: computes the features of a dataset with backbones, and stores them; stored features are kept."""
+"""``extract`` computes the features of a dataset with backbones and stores them. It keeps features already stored."""
 
 from __future__ import annotations
 
@@ -92,9 +92,9 @@ class Extraction:
     Attributes:
         path: the store.
         dataset: spec, slug and digest.
-        arrays: per array {key, backbone, recipe, shape, earlier state, kept chunks, forward batches}.
-        images: of the dataset; rows of images that have vanished are not counted.
-        ok: rows whose image was readable.
+        arrays: per array {key, backbone, recipe, shape, state before this run, kept chunks, forward batches}.
+        images: number of images of the dataset. A store may have more rows: those of images that have vanished.
+        ok: number of rows with a readable image.
         bad: {row, name, reason} of every unreadable image of the store, found in this run or before.
         decoded: images decoded in this run.
         seconds: wall time of decoding and the models (0 when nothing was to do).
@@ -102,12 +102,12 @@ class Extraction:
         busy: share of the cores' time spent in decoding and the models.
         workers: processes that computed.
         skipped: backbones left out by ``skip_missing``.
-        text: per backbone with text {backbone, templates, state}. The state is computed, made current or current; in a
-            plan it is to compute or complete.
+        text: per backbone with text {backbone, templates, state}. The state is ``computed``, ``made current`` or
+            ``current``; in a plan it is ``to compute`` or ``complete``.
         growth: if the dataset had changed: images ``new`` and ``vanished``, ``reused_chunks`` and
             ``forward_passes`` (images, summed over arrays) of this run, or of the plan.
         vanished: rows kept for images that are no longer in the dataset.
-        holds: what the dataset holds: images, texts or rows.
+        holds: what the dataset holds: images, texts, rows or sounds.
         cut: how many texts of this run each backbone reads only in part; empty if no text was cut.
         part: ``part 1 of 4`` if one part was computed; ``path`` is then its folder, and images, ok and bad count its
             rows alone. None for all of a dataset.
@@ -154,7 +154,7 @@ def summarise(
     states: Mapping[str, str],
     stats: ExtractionStats | None,
 ) -> Extraction:
-    """The figures of an extraction, from the store and the counts of this run; ``stats`` is None where none ran."""
+    """The figures of an extraction, from the store and the counts of this run; ``stats`` is None if nothing ran."""
     arrays = []
     held = finished_arrays(store)
     for item in planned:
@@ -202,7 +202,7 @@ FULL_DISK_MARGIN = 64 << 20
 def check_disk(
     path: Path, data: Dataset, planned: Sequence[PlannedArray], part: StorePart | None
 ) -> None:
-    """Raise MachineError, before any work, if the disk cannot hold the arrays, or a part of them."""
+    """Raise MachineError, before any work, if the disk cannot hold the arrays, or the rows of ``part`` in them."""
     parent = next(folder for folder in (path, *path.parents) if folder.exists())
     free = shutil.disk_usage(parent).free
     need = sum(array_bytes(len(data.names), p) for p in planned)
@@ -236,7 +236,7 @@ def estimate(
     *,
     fresh: bool,
 ) -> Extraction:
-    """``--dry-run``: what would be computed, its bytes, and the time by timing a few batches here."""
+    """``--dry-run``: what would be computed, its bytes, and its time, for which a few batches are timed here."""
     store = None
     with suppress(StoreError):
         store = Store.open(path)
@@ -245,6 +245,7 @@ def estimate(
     earlier = plan_incremental(
         path, data, jobs, home, chunk_rows=config.chunk_rows, fresh=fresh, observer=observer
     )
+    # Images that exist now. In the order of an earlier store, the data also has rows of images that have vanished.
     present = len(data.names)
     if earlier is not None:
         data = earlier.data
@@ -264,7 +265,7 @@ def estimate(
     out = Extraction(path, dataset, arrays, images=present, skipped=skipped, holds=data.holds)
     if store is not None and not todo:
         out.ok = store.rows_ok
-    images = len(todo) * present
+    images = len(todo) * present  # summed over arrays
     if earlier is not None and earlier.parent is not None:
         out.growth = earlier.expected(item.recipe.key for item in todo)
         out.vanished = len(earlier.data.vanished)
@@ -285,7 +286,7 @@ def estimate(
     # A backbone without weights files can always be timed; another one only if its weights are on this machine.
     ready = all(item.weights.path is not None or not item.backbone.files for item in todo)
     if ready and images:
-        # ``images`` is a sum over arrays.
+        # Rows of one array, on average over the arrays.
         rows = math.ceil(images / len(todo))
         out.seconds = expected_seconds(data, todo, config, rows)
         if out.seconds:
@@ -320,12 +321,12 @@ def extract(
     A finished extraction is recognised from the manifest alone: no image is read, no model is loaded and torch is not
     imported. If the dataset has changed, only its new images are computed (``planning.incremental``) unless ``fresh``.
     The prompt templates requested (``config.text``, else the default) become the current ones, which training reads;
-    with ``keep_text`` a default leaves a backbone's current text as it is. ``engine`` computes features in other
-    processes or on other machines, with the same bytes. ``images`` are a dataset that the program holds
-    (``datasets.in_memory``), in place of one that the configuration names. With ``config.part``, that part alone is
+    with ``keep_text`` the default templates do not replace a backbone's current ones. ``engine`` computes features in
+    other processes or on other machines, with the same bytes. ``images`` are a dataset in the memory of the calling
+    program (``datasets.in_memory``); the configuration then names none. With ``config.part``, only that part is
     computed, in a folder next to the place of the store, and ``planning.parts.join`` assembles all parts. A part never
-    grows from an earlier store. Raises UsageError, StoreError (locked, other dataset), CorruptionError (too many bad
-    images), MachineError (weights, device, disk), StoppedError (after a stop).
+    takes over rows of an earlier store. Raises UsageError, StoreError (locked, other dataset), CorruptionError (too
+    many bad images), MachineError (weights, device, disk), StoppedError (after a stop).
     """
     observer = observer or Silent()
     part = None
@@ -340,26 +341,26 @@ def extract(
     config = where_it_can_run(config, planned, engine, observer)
     if not dry_run:
         planned = [pull_if_needed(p, config, home, observer) for p in planned]
-    held = None
+    program_data = None
     if images is None:
         spec, config = spec_of(config, home, observer)
         holds = holds_of(spec)
     else:
         with progress_of(observer, "reading", "images") as progress:
-            context = Context(planning.memory_of(home), progress=progress)
-            held, config = images_of_the_program(images, config, context)
-            spec = held.spec
-            holds = held.holds
+            memory_context = Context(planning.memory_of(home), progress=progress)
+            program_data, config = images_of_the_program(images, config, memory_context)
+            spec = program_data.spec
+            holds = program_data.holds
     planning.check_reads(planned, spec, holds)
     if store is not None:
         store = resolve_path(home, store)
-    where = planning.context_of(config, home, rehash=rehash)
+    context = planning.context_of(config, home, rehash=rehash)
     known = None
-    if held is not None:
-        known = (held.slug, held.digest)
+    if program_data is not None:
+        known = (program_data.slug, program_data.digest)
     elif not rehash:
-        known = peek(spec, where)
-    # An extraction that is finished already: a whole store first, then the part that was requested.
+        known = peek(spec, context)
+    # Return here if the extraction is finished: look for the whole store first, then for the requested part.
     if known is not None:
         slug, digest = known
         # --store takes precedence over the place that --name gives.
@@ -368,19 +369,19 @@ def extract(
         path = store or place_of_content(home, slug, digest)
         done = finished(path, digest, planned, config, keep_text=keep_text, dry_run=dry_run)
         if part is not None:
-            place = place_of_part(part, path)
+            part_path = place_of_part(part, path)
             if done is not None:
                 observer.note(f"{path.name} has the whole dataset, so {part} is not needed.")
             elif not fresh:
                 done_part = finished(
-                    place, digest, planned, config, part, keep_text=keep_text, dry_run=dry_run
+                    part_path, digest, planned, config, part, keep_text=keep_text, dry_run=dry_run
                 )
                 if done_part is not None:
                     done_part.skipped = skipped
                     return done_part
         if done is not None:
             if not dry_run:
-                bring_groups(path, spec, where, observer, held)
+                bring_groups(path, spec, context, observer, program_data)
             done.skipped = skipped
             if requested_device != "auto":
                 observer.note(
@@ -388,7 +389,7 @@ def extract(
                 )
             remember_last(home, path, spec)
             return done
-    data = held or read_dataset(spec, where, observer)
+    data = program_data or read_dataset(spec, context, observer)
     report_dataset(data, spec, config.augment, observer)
     if data.may_be_labels:
         raise labels_to_name(spec, data.may_be_labels)
@@ -399,8 +400,8 @@ def extract(
     if part is not None:
         path = place_of_part(part, path)
     if dry_run:
-        alone = fresh or part is not None  # nothing of an earlier store is taken over
-        expected = estimate(path, data, planned, config, home, observer, skipped, fresh=alone)
+        no_reuse = fresh or part is not None  # a part takes over nothing of an earlier store
+        expected = estimate(path, data, planned, config, home, observer, skipped, fresh=no_reuse)
         if part is not None:
             expected.part = str(part)
             expected.seconds /= part.of
@@ -408,7 +409,7 @@ def extract(
     options = ExtractionOptions(
         workers=config.workers,
         chunk_rows=config.chunk_rows,
-        # Rows of the dataset, without images that have vanished.
+        # A share such as 1% is one of the images that exist now, without those that have vanished.
         max_bad=planning.parse_max_bad(config.max_bad, len(data.names)),
         wait=wait,
         fresh=fresh,
@@ -419,7 +420,7 @@ def extract(
     extraction = compute(path, data, planned, config, home, options, part, keep_text=keep_text)
     extraction.skipped = skipped
     if part is None:
-        remember_groups(extraction.store, spec, where)
+        remember_groups(extraction.store, spec, context)
         remember_last(home, path, spec)
     return extraction
 
@@ -429,18 +430,18 @@ def labels_to_name(spec: str, may_be_labels: Mapping[str, int]) -> FedcacheError
     parts = parts_of(spec)
     if parts is None:
         likely = next(iter(may_be_labels))
-        named = ""
+        spec_with_label = ""
         if spec.partition(":")[0] in CONTENT:
-            named = with_keys(spec, {"--label-key": likely})
-        return need_labels(spec, may_be_labels, named)
+            spec_with_label = with_keys(spec, {"--label-key": likely})
+        return need_labels(spec, may_be_labels, spec_with_label)
     # Columns of several datasets are written NAME/COLUMN; the first column of each is chosen.
     chosen: dict[str, str] = {}
-    for place in may_be_labels:
-        name, _, column = place.partition("/")
+    for written in may_be_labels:
+        name, _, column = written.partition("/")
         chosen.setdefault(name, column)
     labelled = []
-    for name, one in parts.items():
-        with_label = with_keys(one, {"--label-key": chosen.get(name)})
+    for name, part_spec in parts.items():
+        with_label = with_keys(part_spec, {"--label-key": chosen.get(name)})
         labelled.append(f"{name}={with_label}")
     error = need_labels(spec, may_be_labels)
     joined = shell_word(",".join(labelled))
@@ -455,7 +456,7 @@ def plan_of(
 ) -> tuple[list[PlannedArray], list[str]]:
     """As ``planning.plan``; if no backbone is given and the dataset is unknown too, one error reports both."""
 
-    def made() -> tuple[list[PlannedArray], list[str]]:
+    def make_plan() -> tuple[list[PlannedArray], list[str]]:
         return planning.plan(config, home, observer, rehash=rehash)
 
     def kind_of_dataset() -> str:
@@ -463,13 +464,13 @@ def plan_of(
         return holds_of(spec)
 
     if not config.backbones and images is None:
-        all_at_once([kind_of_dataset, made])
-    return made()
+        all_at_once([kind_of_dataset, make_plan])
+    return make_plan()
 
 
-def read_dataset(spec: str, where: Context, observer: Observer) -> Dataset:
-    """The dataset of a spec; reports progress of its digests, and links that were left out."""
-    data = open_with_progress(spec, where, observer)
+def read_dataset(spec: str, context: Context, observer: Observer) -> Dataset:
+    """The dataset of a spec. Reports how far its files have been hashed, and how many links were left out."""
+    data = open_with_progress(spec, context, observer)
     if data.links_left_out:
         observer.warn(
             f"{counted(data.links_left_out, 'link')} to files outside the dataset's folder left out (to "
@@ -511,12 +512,12 @@ def spec_of(config: ExtractConfig, home: Home, observer: Observer) -> tuple[str,
         options["--unlabelled"] = "yes"
     if any(options.values()):
         spec = with_keys(spec, options)
-    unnamed: dict[str, Any] = dict.fromkeys(COLUMNS)
-    return spec, replace(config, **unnamed, unlabelled=False)
+    no_columns: dict[str, Any] = dict.fromkeys(COLUMNS)
+    return spec, replace(config, **no_columns, unlabelled=False)
 
 
 def of_named_store(config: ExtractConfig, home: Home) -> ExtractConfig:
-    """The configuration, with the dataset of the store that it names and the options with which that was read."""
+    """The configuration; if ``config.dataset`` names a store, with the dataset and reading options of that store."""
     path = store_of_dataset(home, str(config.dataset))
     if path is None:
         return config
@@ -573,7 +574,7 @@ def images_of_the_program(
 
 
 def place_of_data(home: Home, data: Dataset, observer: Observer) -> Path:
-    """The path of the store of a dataset; the observer reports a store with an earlier name of the dataset."""
+    """The path of the store of a dataset. Reports it if the dataset is already stored under another name."""
     path = place_of_content(home, data.slug, data.digest)
     if path != home.store(data.slug, data.digest):
         observer.note(
@@ -605,22 +606,22 @@ def where_it_can_run(
 
     Raises UsageError if another device or dtype was requested, or an engine for a module in this process's memory.
     """
-    here = ", ".join(item.backbone.name for item in planned if item.backbone.here_only)
-    if engine is not None and here:
+    only_here = ", ".join(item.backbone.name for item in planned if item.backbone.here_only)
+    if engine is not None and only_here:
         raise UsageError(
-            f"{here} is only in the memory of this process, so workers of an engine cannot load it.",
+            f"{only_here} is only in the memory of this process, so workers of an engine cannot load it.",
             "Leave out the engine, or write a factory:  module:PACKAGE.MODULE:FACTORY",
         )
-    names = ", ".join(item.backbone.name for item in planned if item.backbone.cpu_only)
-    if not names:
+    cpu_only = ", ".join(item.backbone.name for item in planned if item.backbone.cpu_only)
+    if not cpu_only:
         return config
     if config.device.startswith("cuda") or config.dtype not in ("auto", "float32"):
         raise UsageError(
-            f"{names} is computed on the CPU in float32, but {config.device} and {config.dtype} were requested.",
+            f"{cpu_only} is computed on the CPU in float32, but {config.device} and {config.dtype} were requested.",
             "--device cpu --dtype float32; extract other backbones in a separate command.",
         )
     if config.device == "auto":
-        observer.note(f"Device cpu, because the library of {names} supports only the CPU.")
+        observer.note(f"Device cpu, because the library of {cpu_only} supports only the CPU.")
     return replace(config, device="cpu")
 
 
@@ -665,7 +666,7 @@ def remember_orders(
     memory = planning.memory_of(home)
     for item in planned:
         name = item.backbone.name
-        # Options of this backbone, and those of all backbones.
+        # Keep the options of this backbone, and those without a backbone's name, which apply to all.
         recipe = {}
         for key, value in config.recipe.items():
             if key.rpartition(":")[0] in ("", name):
@@ -716,8 +717,9 @@ def finished(
     wanted = text_of_part(part, wanted)
     if missing_text(store, planned, wanted):
         return None
-    done = summarise(store, planned, dict.fromkeys(keys, "complete"), None)
+    done = summarise(store, planned, dict.fromkeys(keys, "complete"), None)  # None: nothing ran
     if not dry_run:
+        # (): this run computed no text features.
         done.text = planning.make_current(store, planned, wanted, ())
         clean_up(store)
     return done
@@ -806,6 +808,7 @@ def compute(
         if states[key] == "new" and kept:
             chunks = counted(kept, "chunk")
             states[key] = f"resumed at {chunks}"
+            # Chunks that were kept in a new array come from the earlier store.
             if earlier is not None and key in earlier.whole:
                 states[key] = f"{chunks} reused"
     store.append_history(
@@ -860,7 +863,7 @@ def open_or_create(
     samples = samples_of(data, ok)
     # The manifest describes the content of the dataset, never its location.
     meta: dict[str, Any] = {"slug": data.slug, "digest": data.digest, "template": data.template}
-    # For rows in the order of an earlier store: the digest in the dataset's own order, and the earlier store's digest.
+    # ``content`` is the digest of the dataset in its own order; ``grown`` is the digest of the earlier store.
     if earlier is not None:
         meta["content"] = earlier.data.content
         meta["grown"] = None

@@ -1,8 +1,8 @@
-"""Conditions of feature computation: device, settings, versions of libraries, and fedcache's own code.
+"""Record of the conditions of feature computation: device, settings, versions of libraries, and fedcache's own code.
 
 The record is stored next to the recipe of an array; a finished array is found by its recipe alone. The record must be
-equal if an unfinished array is resumed, or if chunks of an earlier store are reused. Else the rows of one array would
-not be comparable.
+equal if an unfinished array is resumed, or if chunks of an earlier store are reused. Otherwise the rows of one array
+would not be comparable.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ PLUGINS = {
 
 # Formats that Pillow can convert, some of them with a module of ``PLUGINS``.
 _BY_PILLOW = ("AVIF", "HEIC", "JPEG 2000", "JPEG XL", "PSD", "TGA")
-# Other formats -> advice.
+# Formats that Pillow cannot convert -> advice.
 _OTHER_TOOLS = {
     "camera raw": "export as JPEG or PNG",
     "DICOM": "convert to PNG with pydicom, which also scales the values",
@@ -87,7 +87,7 @@ def to_convert(kind: str) -> str:
 def how_to_convert(path: Path, ignored: Mapping[str, int]) -> str:
     """The hint for a folder without images that are read: lines that convert its files; "" where none would help."""
     kinds = [kind for kind in _BY_PILLOW if ignored.get(kind)]
-    bare = OTHER_FORMATS[""]
+    without_ending = OTHER_FORMATS[""]
     following = f"fedcache datasets info folder:{shell_word(path)}"
     if kinds and not path.is_dir():
         return f"Unpack {path}, convert its files to PNG, and give the folder."
@@ -103,7 +103,7 @@ def how_to_convert(path: Path, ignored: Mapping[str, int]) -> str:
             "    image.save(file.with_suffix('.png'))",
         ]
         return conversion(lines, following)
-    if ignored.get(bare) and path.is_dir():
+    if ignored.get(without_ending) and path.is_dir():
         lines = [
             "import pathlib",
             "from PIL import Image, UnidentifiedImageError",

@@ -43,9 +43,10 @@ from fedcache.extract.augment import Step, parse_policy
 from fedcache.extract.image_files import BadImage, check_file_size
 from fedcache.extract.recipe import Recipe
 
-# The steps of an augmentation policy (``fedcache.extract.augment``), applied to the pixels of an image.
+# This section applies the steps of an augmentation policy (``fedcache.extract.augment``) to the pixels of an image.
 
 ASPECT = (3 / 4, 4 / 3)
+"""Range of the ratio of width to height of a random crop."""
 
 Box = tuple[int, int, int, int]
 
@@ -93,7 +94,7 @@ def apply_step(
             return _noisy(image, values, draw.standard_normal)
         case "laplace-noise":
             return _noisy(image, values, lambda shape: draw.laplace(size=shape))
-    # The other steps happen with a probability.
+    # The other steps happen with the probability ``values[0]``.
     chosen = draw.random() < values[0]
     match step.name:
         case "jitter":
@@ -146,7 +147,7 @@ def _noisy(
     values: tuple[float, ...],
     unit: Callable[[tuple[int, ...]], NDArray[np.float64]],
 ) -> Image.Image:
-    """The image after noise: ``unit`` draws it at scale 1 for a shape; ``values`` are its scale and share."""
+    """The image with noise: ``unit`` draws noise of scale 1 in a shape, ``values`` are S and P of the step."""
     scale, share = values
     x = np.asarray(image)
     noisy = (1.0 - share) * x + scale * unit(x.shape)
@@ -162,6 +163,7 @@ MAX_ASPECT = 100
 
 # An explicit list: Pillow would also start Ghostscript for EPS and try thirty formats no image dataset uses.
 _FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM")
+# EXIF orientation -> the operation that turns the image upright.
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -239,7 +241,7 @@ def _from_bytes(raw: bytes) -> Image.Image:
     try:
         image: Image.Image = Image.open(io.BytesIO(raw), formats=_FORMATS)
     except Image.DecompressionBombError:
-        # Pillow's own limit is above ours, so the size itself is not known here.
+        # Pillow's own limit is above ``MAX_PIXELS``, so the image exceeds both. Its exact size is not known here.
         raise BadImage(f"the image has more than {MAX_PIXELS:,} pixels") from None
     except MemoryError:
         raise  # the machine's fault, not the image's
@@ -301,7 +303,8 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode == "F":
         raise BadImage("a floating-point image has no defined 8-bit range")
     if image.mode.startswith("I"):
-        # 16-bit gray is I;16 in PNG and TIFF but I in PGM. I may also hold 32 bits, which have no defined range.
+        # Pillow opens 16-bit gray in mode "I;16" from PNG and TIFF, but in mode "I" from PGM. An image of mode "I" may
+        # also have 32 bits, which have no defined range.
         values = np.asarray(image)
         if values.min() < 0 or values.max() > 65535:
             raise BadImage("a 32-bit integer image has no defined 8-bit range")
@@ -322,7 +325,7 @@ def resize(image: Image.Image, recipe: Recipe) -> NDArray[np.uint8]:
     is no aliasing. Offsets round half to even, as torchvision's ``CenterCrop`` does.
 
     Raises:
-        BadImage: the resized image would pass ``MAX_PIXELS``.
+        BadImage: the resized image would exceed ``MAX_PIXELS``.
     """
     size = recipe.size
     if size == 0:
@@ -352,14 +355,14 @@ def resize(image: Image.Image, recipe: Recipe) -> NDArray[np.uint8]:
 def view(
     image: Image.Image, recipe: Recipe, uid: bytes, v: int, *, mirror: bool = True
 ) -> NDArray[np.uint8]:
-    """View ``v`` of an image from ``decode``: uint8 [S, S, 3] of the recipe's size S, or its own [H, W, 3] for size 0.
+    """View ``v`` of an image from ``decode``: uint8 [S, S, 3] of the recipe's size S, or [H, W, 3] for size 0.
 
     Args:
         image: RGB image.
         recipe: its preprocessing, ``augment`` and ``view_seed``.
         uid: the 16 bytes of ``Dataset.uid`` of the row.
         v: number of the view; 0 is the deterministic one, which raises as ``resize``.
-        mirror: a mirrored image keeps its class (``Dataset.mirror``).
+        mirror: whether a mirrored image keeps its class (``Dataset.mirror``).
     """
     if v == 0:
         return resize(image, recipe)

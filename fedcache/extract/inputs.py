@@ -44,7 +44,7 @@ that reads the items, not in the process that runs the model."""
 
 
 class ItemEncoder(Protocol):
-    """A loaded backbone of texts or rows."""
+    """A loaded backbone of texts, rows or sounds."""
 
     def items(self, items: Items | Any) -> tuple[Tensor, NDArray[np.bool_]]:
         """Features [B, D] float32 of texts or rows, and bool [B], true for items that the model reads only in part.
@@ -102,10 +102,11 @@ def read_items(source: Any, rows: Sequence[int], kind: str) -> tuple[Items, dict
 def encode_items(
     encoder: ItemEncoder, items: Items | Prepared, batch: int, blank: Sequence[int], width: int
 ) -> tuple[NDArray[np.float32], int]:
-    """Features [n, 1, D] of n texts or rows, NaN for the numbers in ``blank``, and how many items were cut.
+    """Features [n, 1, D] of n texts or rows, NaN at the places in ``blank``, and how many items were cut.
 
-    The last batch is filled up with copies of its last item, as one of images is. Prepared items are not, because their
-    encoder computes them in groups of its own. A batch without a readable item does not reach the model.
+    The last batch is filled up with copies of its last item, like the last batch of images. Prepared items are not
+    filled up, because their encoder computes them in groups of its own. A batch without a readable item does not reach
+    the model.
     """
     count = len(items)
     if len(blank) == count:

@@ -48,14 +48,14 @@ DECODERS = {IMAGES: "pillow", TEXTS: "utf-8", ROWS: "numpy", SOUNDS: "soundfile"
 """``Recipe.decoder`` of each kind of input."""
 ACTIVATIONS = ("native", "quickgelu")
 
-# Keys and values that ``Recipe.override`` accepts.
+# Keys that ``Recipe.override`` accepts with these values; ``_RANGES`` has its keys of numbers.
 _CHOICES = {
     "resize": ("crop", "squash"),
     "interpolation": ("bicubic", "bilinear"),
     "norm": tuple(NORMS),
     "dtype": ("float16", "float32"),
 }
-_LARGEST = 2**20
+_LARGEST = 2**20  # limit for sizes, rates and numbers of views in files
 
 
 def _is_whole(value: Any) -> bool:
@@ -146,7 +146,7 @@ class Recipe:
 
     @cached_property
     def digest(self) -> str:
-        """sha256 over every field; ``OPTIONAL`` ones are left out where they are empty."""
+        """sha256 over every field; fields of ``OPTIONAL`` are left out if they are empty."""
         return digest_of(self.to_dict())
 
     @property
@@ -160,7 +160,7 @@ class Recipe:
         return f"{self.backbone}@{self.size}"
 
     def __repr__(self) -> str:
-        size = "own size"
+        size = "own size"  # of each image
         if self.decoder != "pillow":
             size = self.decoder
             if self.size:
@@ -203,7 +203,7 @@ class Recipe:
         for name, allows in _STORED.items():
             if name in data:
                 valid = allows(data[name])
-            else:
+            else:  # ``to_dict`` leaves out empty optional fields
                 valid = name in (*OPTIONAL, "version")
             if not valid:
                 shown = str(data.get(name))[:40]

@@ -1,4 +1,4 @@
-"""Sound files: WAV and FLAC decoded by libsndfile, mixed to one channel, resampled to the rate of the recipe.
+"""Reads sound files: decodes WAV and FLAC by libsndfile, mixes to one channel, resamples to the rate of the recipe.
 
 The channels of a file are averaged, and scipy's polyphase filter resamples. Of a long file only the beginning is
 decoded, so a file costs no more memory than the recipe reads. Raw samples are float32 in [-1, 1].
@@ -25,7 +25,7 @@ RATES = (1_000, 384_000)
 
 
 def need_soundfile() -> Any:
-    """The library that decodes; MachineError with the command that installs it."""
+    """The library soundfile. If it is missing, raises MachineError with the command that installs it."""
     return needed_library("soundfile", "Reading sound files", "sound")
 
 
@@ -45,7 +45,7 @@ def decode_sound(raw: bytes, rate: int, most: int) -> tuple[NDArray[np.float32],
                 raise BadImage(f"it has {file.samplerate:,} samples per second")
             wanted = min(file.frames, math.ceil(most * file.samplerate / rate))
             samples = file.read(wanted, dtype="float32", always_2d=True)
-            found = file.samplerate
+            found = file.samplerate  # of the file, in samples per second
             # Whether the whole file has more than ``most`` samples at ``rate``.
             cut = file.frames * rate > most * found
     except library.LibsndfileError:

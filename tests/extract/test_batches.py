@@ -147,7 +147,7 @@ def test_a_node_that_would_compute_in_another_way_is_refused(monkeypatch):
             )
         )
 
-    whole = chunk_tasks._digest(Pictures(), 1)
+    whole = chunk_tasks._uid_or_none(Pictures(), 1)
     check()
     check({"torch": "1"}, arrays={})  # of an array that is finished
     check(probe=(1, whole))

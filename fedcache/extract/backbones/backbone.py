@@ -52,11 +52,12 @@ class Backbone:
         fixed: the model takes its native input size only.
         licence: of the weights, as their publisher states it; empty if not known.
         own: brought by the user, with a name that has a prefix and without a published digest.
-        place: path of the file or folder of such a backbone, when it was used last.
+        place: path of the file or folder of a user's backbone, when it was used last.
         here_only: it is in the memory of this process, and no other process can load it.
         cpu_only: its library computes on the CPU.
         raw: it takes the bytes of the pixels; mean and std have no meaning.
-        reads: images, texts or rows (``extract.inputs``). Text features of a backbone of texts are those of prompts.
+        reads: images, texts, rows or sounds (``extract.inputs``). Text features of a backbone of texts are those of
+            prompts.
     """
 
     name: str
@@ -176,7 +177,7 @@ class Weights:
     sha256: str  # of the file; ``seed:<n>`` or ``none`` without a file; empty before a download
     origin: str  # where the file was found, in a few words
     download: Download | None = None  # the download by ``pull``, if the file is not available
-    key: str | None = None  # prefix of these weights in a file of several
+    key: str | None = None  # prefix of these weights in a file of several models
     # the tensors that were loaded
     taken: list[Taken] = field(default_factory=list, compare=False, repr=False)
 
@@ -197,7 +198,7 @@ class Weights:
 
 
 class FrozenEncoder(Protocol):
-    """A loaded backbone; one of texts or rows is also an ``ItemEncoder``."""
+    """A loaded backbone. A backbone of texts, rows or sounds is also an ``ItemEncoder``."""
 
     def image(self, x: Tensor) -> Tensor:
         """Features of decoded and resized images.
@@ -255,8 +256,8 @@ def hub_snapshots(repository: str) -> Iterator[Path]:
 # The encoder that providers build. It normalises images on the device, runs the module and returns
 # float32.
 #
-# The encoder normalises and not the decoding workers, so bytes are copied to the device, and
-# recipes that differ only in mean and std share their inputs. Text features are a unit row per
+# The encoder normalises, not the workers that decode. So the device receives bytes instead of
+# floats, and recipes that differ only in mean and std share their inputs. Text features are a unit row per
 # class, from one prompt template or an ensemble as in CLIP (Radford et al., arXiv:2103.00020,
 # section 3.1.4): the mean of the templates' unit features, at unit length.
 
@@ -414,9 +415,9 @@ def _image_tower(module: nn.Module, has_text: bool) -> nn.Module:
 
 
 def hold_weights(module: nn.Module, dtype: torch.dtype) -> None:
-    """Convert the weights that autocast would cast in every call to ``dtype``, in place. Features keep their bits.
+    """Convert to ``dtype``, in place, the weights that autocast would cast in every call. Features keep their bits.
 
-    Not for subclasses of these layers, because they may compute with their weights before autocast would cast them.
+    Subclasses of these layers are left out, because they may compute with their weights before autocast casts them.
     """
     from torch import nn
 

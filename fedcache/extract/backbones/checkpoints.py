@@ -6,7 +6,7 @@ list of plain data in addition to torch's own: numpy scalars, and the options of
 from its first bytes, because ``model_best.pth.tar`` is not a tar file and a failed download is not a checkpoint.
 
 Training scripts save several models in one file, under their own names: ``module.encoder_q.``, ``teacher.backbone.``,
-``state_dict_ema``. The weights of a backbone are the tensors that have its names after one prefix, and its shapes. A
+``state_dict_ema``. The weights of a backbone are tensors of its shapes, with one prefix before each of its names. A
 prefix may consist of keys of the file and of words in names; both end in a dot and are treated alike.
 """
 
@@ -92,7 +92,7 @@ def _tensors_in(loaded: Mapping[Any, Any], start: str = "") -> Iterator[tuple[st
 
 
 def after(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors whose names begin with a prefix, by the rest of their names."""
+    """The tensors whose names begin with ``prefix``, under their names without it."""
     found = {}
     for name, tensor in state.items():
         if name.startswith(prefix):
@@ -112,7 +112,7 @@ def kind_of(path: Path) -> str:
     again = "Get the file again; a failed download leaves an empty file."
     if not head:
         raise _refuse(path, "it is empty", again)
-    # Tested first, because the eight bytes before it are a length and may have any value.
+    # safetensors is tested first: its first eight bytes are the length of the header, and may look like another kind.
     if head[8:9] == b"{":
         return "safetensors"
     if head.startswith(b"PK"):
@@ -281,7 +281,7 @@ def conversion(path: Path, *, script: bool = False) -> str:
 class Taken:
     """Which tensors of a file are the weights of a backbone."""
 
-    prefix: str  # before the names of the model: "", or words with a dot at the end
+    prefix: str  # stands before the model's names in the file: "", or words that end in a dot
     also: tuple[str, ...]  # other prefixes that have all tensors of the model
     left: tuple[str, ...]  # names of tensors that are not used
 
@@ -351,7 +351,7 @@ def load_strict(
     ]
     unused = (*ignore, *copies)
     given = {name: tensor for name, tensor in below.items() if not name.startswith(unused)}
-    # A counter of batches in training is not read in evaluation, and checkpoints older than torch 0.4.1 have none.
+    # ``num_batches_tracked`` is not read in evaluation, and checkpoints older than torch 0.4.1 do not have it.
     absent = sorted(wanted.keys() - given.keys())
     missing = [name for name in absent if not name.endswith("num_batches_tracked")]
     unexpected = sorted(given.keys() - wanted.keys())
@@ -454,9 +454,9 @@ def _outermost(prefixes: Sequence[str]) -> str | None:
 
 
 def weights_named(state: Mapping[str, Tensor], name: str) -> dict[str, Tensor] | None:
-    """The tensors with the same prefix as the one with this name; None without such a tensor.
+    """The tensors with the prefix that stands before ``name`` in the file, without it; None if no name ends so.
 
-    For files with other names than those of the module, which ``weights_in`` cannot find.
+    For files whose names are not those of the module, so that ``weights_in`` cannot find the prefix.
     """
     prefixes = []
     for found in state:

@@ -1,4 +1,4 @@
-"""Both towers of a loaded CLIP, differentiable with respect to inputs but not weights.
+"""Runs both towers of a loaded CLIP, differentiable with respect to their inputs but not their weights.
 
 The image tower is the encoder of the extraction without its ``inference_mode``, so it gives the same features as the
 extraction before they are stored. The text tower runs open_clip's ``encode_text`` from the token embeddings on. Under a

@@ -1,4 +1,4 @@
-"""``cnn2``: the two-layer CNN in addition to AlexNet and VGG-11 in FedPCL's three-backbone table.
+"""``cnn2``: the two-layer CNN, which FedPCL's table of three backbones has in addition to AlexNet and VGG-11.
 
 The paper calls it pretrained on ImageNet; its released code ignores the flag and uses random weights, so a seed is
 the default here and a file is an option. At 64 px: conv 5x5 (10 channels), BN, max pool 2, ReLU; conv 5x5 (20),

@@ -1,8 +1,8 @@
 """glyph-CLIP: a CLIP of 1.8 million parameters that ships with the package and never saw an image from the world.
 
 Image and text towers are open_clip's ``CLIP`` class, trained together on characters drawn from free fonts
-(``tools/train_glyph_clip.py``; the model card is ``glyph_clip.md``). It reads digits, written or printed, well enough
-that every method which needs aligned image and text features can be run and tested offline.
+(``tools/train_glyph_clip.py``; the model card is ``glyph_clip.md``). The model reads digits, written or printed, well
+enough that every method which needs aligned image and text features can be run and tested offline.
 
 The tokenizer has one token per UTF-8 byte, so it needs no vocabulary file, upper and lower case differ, and every class
 name can be encoded. The model has learned only single characters and the words for digits.
@@ -101,7 +101,7 @@ def build() -> Any:
 def load(
     backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str, dtype: str
 ) -> FrozenEncoder:
-    """Both towers; the file's float16 weights are computed with in float32 (or the compute dtype, under autocast)."""
+    """Both towers. The file has float16 weights; they are computed in float32, or under autocast in ``dtype``."""
     model = build()
     weights.load_into(model, backbone.name)
     return clip_encoder(backbone.name, model, tokenize, recipe, device=device, dtype=dtype)

@@ -1,4 +1,4 @@
-"""``hf:FOLDER`` and ``hf:ORG/NAME``: models of images of transformers (extra ``hf``), from local files.
+"""``hf:FOLDER`` and ``hf:ORG/NAME``: image models of the library transformers (extra ``hf``), from local files.
 
 A name is looked up in the Hugging Face cache; only ``fedcache backbones pull`` downloads. Preprocessing is that of
 ``preprocessor_config.json``. The feature is the projected embedding of a CLIP-like model, else the class token of a
@@ -125,7 +125,7 @@ def _encoder(
     chosen = requested or usual
     if chosen not in known:
         raise unknown(f"output of {name}", chosen, known)
-    # The features depend on the pooler only if its output is chosen.
+    # Missing tensors of the pooler matter only if its output is chosen.
     refuse_missing(
         name, folder, [key for key in missing if "pooler" not in key or chosen == "pooler_output"]
     )
@@ -231,7 +231,7 @@ def open_model(name: str, folder: Path) -> tuple[Any, list[str]]:
 
 
 def open_processor(name: str, folder: Path, kind: str) -> Any:
-    """The object of a folder that ``kind``, a key of ``PROCESSORS``, names. Raises MachineError."""
+    """The tokenizer or feature extractor of a folder; ``kind`` is a key of ``PROCESSORS``. Raises MachineError."""
     library = needed_library("transformers", name, "hf")
     with _quiet(library):
         try:
@@ -247,7 +247,7 @@ def open_processor(name: str, folder: Path, kind: str) -> Any:
 
 @lru_cache(maxsize=8)
 def shared_processor(name: str, folder: Path, stamp: str, kind: str) -> tuple[Any, threading.Lock]:
-    """As ``open_processor``, read once in a process for each ``stamp`` of the files, and a lock for its use."""
+    """The result of ``open_processor``, read once in a process for each ``stamp`` of the files, and a lock for it."""
     return open_processor(name, folder, kind), threading.Lock()
 
 

@@ -1,4 +1,4 @@
-"""A folder of a Hugging Face model: the files that belong to the model, and the content of its configurations.
+"""Reads a folder of a Hugging Face model: the files that belong to the model, and the content of its configurations.
 
 Only data is read: JSON, safetensors, and the tokenizer's files. A model that is published as a pickle, or that contains
 its own code, is refused.
@@ -74,12 +74,12 @@ def check_folder(folder: Path, name: str) -> None:
             "Use a model that is part of transformers, or your own:  module:PACKAGE.MODULE:FACTORY",
         )
     if not any(file.endswith(".safetensors") for file in files):
-        found = "it holds no weights"
+        problem = "it holds no weights"
         pickles = sorted(folder.glob("*.bin"))
         if pickles:
-            found = f"its weights are a pickle ({pickles[0].name}), which may run code"
+            problem = f"its weights are a pickle ({pickles[0].name}), which may run code"
         raise MachineError(
-            f"{folder} is not loaded: {found}; expected safetensors.",
+            f"{folder} is not loaded: {problem}; expected safetensors.",
             "Load it with transformers in a sandbox and write it again:  model.save_pretrained('FOLDER')",
         )
 
@@ -104,7 +104,7 @@ def read_config(folder: Path, name: str) -> dict[str, Any]:
 
 def folder_row(folder: Path, provider: str, width: int, recipe: Recipe) -> Backbone:
     """The row of a model in a folder, without its kind of inputs and its text features."""
-    # The classes of transformers, if the file names some.
+    # Names of the model's classes in transformers, if the file has them.
     classes = read_config(folder, "config.json").get("architectures") or []
     return Backbone(
         name=recipe.backbone,
@@ -122,7 +122,7 @@ def folder_row(folder: Path, provider: str, width: int, recipe: Recipe) -> Backb
 def read_preprocessing(folder: Path, name: str) -> Recipe:
     """The recipe of a model of images, with its preprocessing alone.
 
-    Raises MachineError without such a file (an encoder of texts), UsageError for preprocessing that a recipe cannot
+    Raises MachineError for a folder without a file of preprocessing, UsageError for preprocessing that a recipe cannot
     describe.
     """
     config: Any = None
@@ -168,7 +168,7 @@ def _preprocessing(config: Mapping[str, Any], name: str) -> Recipe:
         )
     return Recipe(
         name,
-        "",
+        "",  # the weights, which are not located yet
         size=size,
         resize=resize,
         interpolation=FILTERS[resample],
@@ -207,6 +207,7 @@ def _sides(config: Mapping[str, Any]) -> tuple[int, str, float]:
 
 
 def _square(size: Any) -> int:
+    """The side of a square that is given as a number, or as height and width. Raises ValueError if these differ."""
     if isinstance(size, int):
         return size
     height = size["height"]

@@ -1,10 +1,10 @@
 """The single-domain Meta-Dataset ResNet-18s (Dvornik et al., SUR, ECCV 2020; reused by URT and by FedPCL).
 
-A ResNet-18 with a 5x5 stride-2 stem of padding 1 and no max pooling after it, trained at 84 px on images scaled to
-[-1, 1]; the feature is the average pool, 512 wide. FedPCL uses the same weights at 64 px, but its released code does
-max-pool after the stem. ``resnet18-<domain>-maxpool`` is the network of this code, which reproduces FedPCL's numbers;
-the features of the two networks differ. The code ends with an L2 normalisation that divides each number by itself
-(``feat_post=sign``). This step is no part of the features.
+Each is a ResNet-18 with a 5x5 stride-2 stem of padding 1 and no max pooling after it. It was trained at 84 px on images
+scaled to [-1, 1]; the feature is the average pool, 512 wide. FedPCL uses the same weights at 64 px, but its released
+code does max-pool after the stem. ``resnet18-<domain>-maxpool`` is the network of this code, which reproduces FedPCL's
+numbers; the features of the two networks differ. The code ends with an L2 normalisation that divides each number by
+itself (``feat_post=sign``). This step is no part of the features.
 """
 
 from __future__ import annotations

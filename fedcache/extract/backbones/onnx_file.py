@@ -1,6 +1,6 @@
 """``onnx:FILE``: an image encoder as one ONNX file, computed by onnxruntime (extra ``onnx``) on the CPU.
 
-A file does not contain the norm of float inputs: it is that of ImageNet unless a recipe has another. Only the bytes of
+A file does not contain the norm of float inputs, so it is ImageNet's unless a recipe has another one. Only the bytes of
 this file are read. Weights in separate files are refused, because the digest would not cover them.
 """
 
@@ -50,7 +50,7 @@ def load(
 def _opened(
     name: str, path: Path, sha256: str, requested: str | None, recipe: Recipe, threads: int
 ) -> FileEncoder:
-    """The encoder of a file; UsageError for an output that it does not have, and for several without a choice."""
+    """The encoder of a file. Raises UsageError for an unknown output, and for several outputs if none was chosen."""
     session = _session(name, path, unchanged_bytes(path, sha256), threads=threads)
     given = _input(name, session)
     outputs = [out.name for out in session.get_outputs()]

@@ -41,7 +41,8 @@ def load(
     path = weights.file(backbone.name)
     model, tokenizer = _build(backbone, recipe)
     state = read_state(path, hub=backbone.hub, key=weights.key)
-    # The model's names may follow a prefix in the file. ``taken`` keeps it, for a message to the user.
+    # In the file, names of tensors may begin with a prefix such as ``module.``, which ``after`` removes. The prefix is
+    # noted in ``weights.taken``, for a message to the user.
     found = weights_in(state, model, backbone=backbone.name, path=path, ignore=EXTRA)
     weights.taken.append(found)
     fitted = _fit(after(found.prefix, state), model)
@@ -72,7 +73,7 @@ def _build(backbone: Backbone, recipe: Recipe) -> tuple[Any, Any]:
         )
         return model, open_clip.get_tokenizer(backbone.architecture)
     except Exception as error:
-        # architectures with a Hugging Face text tower fetch its configuration
+        # Architectures with a Hugging Face text tower fetch its configuration from the network.
         raise MachineError(
             f"open_clip could not build {backbone.architecture}: {reason(error)}",
             "Choose another architecture. The text tower of this architecture may need the package transformers and "
@@ -91,7 +92,8 @@ def _fit(state: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
     # Some models have the text tower as a module of its own; older files have its tensors at the top.
     if "positional_embedding" in state and not hasattr(model, "positional_embedding"):
         state = factory.convert_to_custom_text_state_dict(state)
-    # One number, which a file may have in the shape [] and the model in the shape [1], or the reverse.
+    # ``logit_scale`` is one number, which the file may have in the shape [] and the model in the shape [1], or the
+    # reverse.
     scale = getattr(model, "logit_scale", None)
     stored_scale = state.get("logit_scale")
     if scale is not None and stored_scale is not None and stored_scale.numel() == scale.numel():
@@ -156,7 +158,7 @@ def derive(name: str) -> Backbone:
         text_width=int(config["embed_dim"]),
         recipe=Recipe(
             name,
-            "",
+            "",  # the weights, which are not located yet
             size=size,
             resize=resize,
             interpolation=interpolation,

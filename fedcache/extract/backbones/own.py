@@ -1,4 +1,4 @@
-"""Shared code of the backbones that a user brings: last known place, output as one row per image, checks.
+"""Code shared by the backbones that a user brings: it remembers their files, names their outputs and checks features.
 
 The row of such a backbone is made from its file or code, not read from the table. The home remembers it by its bare
 name, so that a run, a prediction or a resumed extraction finds the file again. Its identity is its sha256, not its
@@ -49,7 +49,7 @@ class Choice:
     size: int | None = None  # of ``--size`` or ``--recipe size=N``
     # of ``--recipe``: pooling, max_tokens and prompt of an encoder of texts
     options: Mapping[str, str] = field(default_factory=dict)
-    recorded: Recipe | None = None  # of a store or a model; the row must have it
+    recorded: Recipe | None = None  # the recipe in a store or a model, which the row must have
 
 
 def find_place(name: str, prefix: str, choice: Choice, *, folder: bool = False) -> Path:
@@ -78,7 +78,7 @@ def find_place(name: str, prefix: str, choice: Choice, *, folder: bool = False) 
         places = [choice.file.expanduser()]
     elif choice.home is not None:
         # Only a name without a path means the file that was used last.
-        remembered = read_row(_note_of(bare, choice.home), OWN_ROW)
+        remembered = read_row(_row_file(bare, choice.home), OWN_ROW)
         if remembered is not None and name == bare:
             places.append(Path(remembered.place))
         places.append(choice.home / "weights" / slug(bare.removeprefix(prefix)))
@@ -112,7 +112,7 @@ def facts_of(
     memory = DigestMemory(choice.home / "digests")
     state = stat_key(path)
     if path.is_dir():
-        # The time of a folder does not change with its files.
+        # The time of a folder does not change when a file in it changes.
         state = [content_sha256(path)]
     key = ["own backbone, tried alone", VERSION, *words, *state]
     facts = memory.recall(key)
@@ -124,7 +124,7 @@ def facts_of(
 
 def remember(row: Backbone, home: Path) -> None:
     """Write a row, with the path of its file, into the home."""
-    path = _note_of(row.name, home)
+    path = _row_file(row.name, home)
     if read_row(path, OWN_ROW) != row:
         write_row(row, path, OWN_ROW)
 
@@ -139,7 +139,8 @@ def remembered_rows(home: Path) -> list[Backbone]:
     return sorted(rows, key=lambda row: row.name)
 
 
-def _note_of(name: str, home: Path) -> Path:
+def _row_file(name: str, home: Path) -> Path:
+    """The file in which a home remembers the row of a user's backbone."""
     return home / "recipes" / f"own-{slug(name)[:80]}-{digest_of(name)[:8]}.json"
 
 
@@ -174,21 +175,22 @@ def known_name(name: str, home: Path) -> str:
     if not name.startswith(HUGGING_FACE) or not path.is_dir():
         return name
     place = path.resolve()
-    others = []
+    remembered_names = []
     for row in remembered_rows(home):
         if row.place and Path(row.place).resolve() == place:
-            others.append(row.name)
-    if bare_name(name) in others:
+            remembered_names.append(row.name)
+    if bare_name(name) in remembered_names:
         return name
-    for other in others:
-        here = Path(other.removeprefix(HUGGING_FACE))
+    for remembered in remembered_names:
+        relative = Path(remembered.removeprefix(HUGGING_FACE))
+        # The folders that the name means now. ORG/NAME may be a repository in the Hugging Face cache.
         folders = []
-        if len(here.parts) == 2:
-            folders = [folder.resolve() for folder in hub_snapshots(str(here))]
-        if here.is_dir():
-            folders.append(here.resolve())
+        if len(relative.parts) == 2:
+            folders = [folder.resolve() for folder in hub_snapshots(str(relative))]
+        if relative.is_dir():
+            folders.append(relative.resolve())
         if all(folder == place for folder in folders):
-            return other
+            return remembered
     return name
 
 
@@ -219,7 +221,7 @@ def unchanged_bytes(path: Path, sha256: str) -> bytes:
         found = sha256_hex(raw)
         if found != sha256:
             raise CorruptionError(
-                f"{path} has changed since its features were planned (sha256 {found[:12]}, then {sha256[:12]}).",
+                f"{path} has changed since its features were planned (sha256 now {found[:12]}, before {sha256[:12]}).",
                 "Run the same command again; the changed file gives another feature set.",
             )
     return raw
@@ -230,12 +232,12 @@ def checked_encoder(
 ) -> FrozenEncoder:
     """The encoder, after a check that it gives two finite rows of the backbone's width for images of the recipe's size.
 
-    Raises UsageError, so that the error comes before the first batch of an extraction.
+    Raises UsageError otherwise. The check runs while the encoder is loaded, before the first batch of an extraction.
     """
-    found = shape_of(encoder, backbone.name, recipe.size, alone=dtype == "float32")
-    if found != (2, backbone.width):
+    shape = shape_of(encoder, backbone.name, recipe.size, alone=dtype == "float32")
+    if shape != (2, backbone.width):
         raise UsageError(
-            f"{backbone.name} gives {list(found)} for two images of {recipe.size} px, expected [2, {backbone.width}].",
+            f"{backbone.name} gives {list(shape)} for two images of {recipe.size} px, expected [2, {backbone.width}].",
             f"Leave out the size; the size of the model is {backbone.recipe.size} px.",
         )
     return encoder
@@ -246,8 +248,9 @@ def shape_of(
 ) -> tuple[int, ...]:
     """Shape of the features that an encoder gives for two images of ``size`` px.
 
-    Raises UsageError if the encoder fails, or its features are not finite, differ the second time or, with ``alone``,
-    differ for an image alone. ``alone`` is False for a narrow compute dtype, in which rounding differs as much.
+    Raises UsageError if the encoder fails, or if its features are not finite, differ the second time or, with
+    ``alone``, differ for an image alone. ``alone`` is False for a narrow compute dtype, because its rounding alone
+    makes features differ by as much.
     """
     images = trial_images(size)
     try:

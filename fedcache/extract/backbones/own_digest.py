@@ -88,9 +88,11 @@ class ReachedObjects(ReachedCode):
         self._paths = {id(part): path for path, part in module.named_modules()}
         # The object is kept with its description: the id of a deleted object can be given to another.
         self._objects: dict[int, tuple[Any, str]] = {}
-        self._classes: dict[type, list[Any]] = {}
-        self._within: list[int] = []
-        self._holder: nn.Module | None = None
+        self._classes: dict[type, list[Any]] = {}  # class -> its ``_values_around``
+        self._within: list[
+            int
+        ] = []  # ids of the objects that are being described, the outermost first
+        self._holder: nn.Module | None = None  # the part of the module whose attribute is described
 
     def attribute(self, holder: nn.Module, value: Any) -> Any:
         """An attribute of ``holder``, a part of the module, as JSON; different values have different JSON."""
@@ -139,6 +141,7 @@ class ReachedObjects(ReachedCode):
                 # One object of a module, known by its name, such as a cached function.
                 content: Any = [reduced, self.describe(getattr(value, "__wrapped__", None))]
             else:
+                # The function that rebuilds the object, then its arguments, its state and its items.
                 make, *state = reduced
                 if isinstance(make, FunctionType):
                     content = [f"{make.__module__}.{make.__qualname__}"]
@@ -169,7 +172,9 @@ class ReachedObjects(ReachedCode):
         # A type of C needs no source, and has no __module__ of its own.
         if not isinstance(vars(kind).get("__module__"), str):
             return []
-        self._classes[kind] = []  # for now, because its methods may refer to the class
+        self._classes[
+            kind
+        ] = []  # until it is known, because methods of the class may refer to the class
         functions = []
         for key, value in vars(kind).items():
             if isinstance(value, FunctionType) and not key.startswith("__"):
@@ -185,9 +190,9 @@ class ReachedObjects(ReachedCode):
             return []
         found = []
         for key, value in sorted(vars(kind).items()):
-            # The function of a property, a static method or a class method; else the value itself.
+            # For a property, a static method or a class method, this is its function; else the value itself.
             inner = getattr(value, "fget", getattr(value, "__func__", value))
-            # Functions with closures and defaults, and values of the class.
+            # Functions are described with their closures and defaults. Other special attributes are left out.
             if isinstance(inner, FunctionType) or not key.startswith("__"):
                 found.append([key, self.describe(inner)])
         self._classes[kind] = found

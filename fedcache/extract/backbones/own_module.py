@@ -1,4 +1,4 @@
-"""``module:PACKAGE.MODULE:FACTORY``, and modules handed over in Python: the user's own torch modules as backbones.
+"""Backbones from the user's torch modules: ``module:PACKAGE.MODULE:FACTORY``, and modules handed over in Python.
 
 A factory takes no arguments and returns an ``nn.Module``, or a module and a transform; every process that computes
 calls it. Only a factory that the user named is imported (``plugins``); a name from a file runs no code. A module in
@@ -57,6 +57,7 @@ class OwnModule:
 
 
 _IN_MEMORY: dict[str, OwnModule] = {}
+"""Name -> module that ``register`` has made known."""
 _BUILT: dict[str, tuple[Any, OwnModule]] = {}
 """Spec -> factory and the module it made. A factory is called again only if its name later means another function."""
 
@@ -376,5 +377,5 @@ class _Transformed(ModuleEncoder):
 
 
 def digest_of_module(name: str, own: OwnModule) -> str:
-    """sha256 of a module and its transform, as of ``digest_of_parts``."""
+    """sha256 of a module and its transform; see ``digest_of_parts``."""
     return digest_of_parts(name, own.module, own.transform, own.version)

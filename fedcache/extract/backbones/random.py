@@ -1,4 +1,4 @@
-"""``random-projection``: a seeded Gaussian projection of the pixels. No weights, milliseconds; for tests and floors.
+"""``random-projection``: a seeded Gaussian projection of the pixels, without weights, for tests and as a baseline.
 
 f(x) = G^T x / sqrt(n) for n = 3HW normalised values and G [n, D] standard normal, which keeps distances to within
 O(1 / sqrt(D)) (Johnson and Lindenstrauss, 1984). ``random-projection:D`` names another width.
@@ -17,7 +17,7 @@ WIDEST = 65536
 
 
 def derive(name: str) -> Backbone:
-    """``random-projection:<D>``; UsageError when D is no width."""
+    """The row of ``random-projection:<D>``. Raises UsageError if D is not a width."""
     text = name.partition(":")[2]
     if not re.fullmatch(r"[1-9]\d{0,4}", text) or int(text) > WIDEST:
         raise UsageError(

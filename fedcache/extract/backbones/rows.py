@@ -14,7 +14,9 @@ OPEN_CLIP_FILES = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
 TIMM_FILES = ("model.safetensors", "pytorch_model.bin")
 PENULTIMATE = "penultimate"
 """Value of a recipe's output: the input of the classifier, which the layer before it computes."""
+# Domain of Meta-Dataset -> its name in texts.
 DOMAINS = {"quickdraw": "Quick Draw", "aircraft": "FGVC-Aircraft", "birds": "CUB-200 Birds"}
+# Domain of Meta-Dataset -> names that the releases give to the folder of its weights.
 FOLDERS = {
     "quickdraw": ("quickdraw-net",),
     "aircraft": ("aircraft-net",),
@@ -154,7 +156,7 @@ def _mobilenet(short_name: str, dataset: str, file: str, size: int, digest: str)
         width=1280,
         recipe=Recipe(
             name,
-            "",
+            "",  # the weights, which are not located yet
             size=224,
             interpolation="bilinear",
             crop_pct=0.875,
@@ -172,7 +174,7 @@ def _mobilenet(short_name: str, dataset: str, file: str, size: int, digest: str)
 
 
 def random_projection(name: str, width: int) -> Backbone:
-    """The row of one width."""
+    """The row of a random projection to ``width`` numbers."""
     return Backbone(
         name=name,
         provider="random",

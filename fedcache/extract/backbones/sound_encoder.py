@@ -110,7 +110,7 @@ def derive(name: str, folder: Path, choice: Choice) -> Backbone:
         raise unknown(f"pooling of {name}", pooling[:40], known)
     recipe = Recipe(
         name,
-        "",
+        "",  # the weights, which are not located yet
         size=_samples_of(name, settings.get("seconds"), rate),
         rate=rate,
         pooling=pooling,
@@ -187,7 +187,10 @@ class Hearing:
     most: int
 
     def __call__(self, files: Sequence[bytes | None]) -> Sounds:
-        """N sounds, from the bytes of their files; a file that cannot be decoded is bad, and so is None, unreadable."""
+        """N sounds, from the bytes of their files. A file that cannot be decoded is bad; None gets an empty input.
+
+        None is a file that could not be read, for which the caller has the reason already.
+        """
         inputs = []
         samples = np.zeros(len(files), np.int64)
         cut = np.zeros(len(files), bool)

@@ -107,13 +107,13 @@ LOADERS: Mapping[str, Callable[..., Any]] = {
         word_clip,
     )
 }
-"""Provider -> the ``load`` of its module. No module is imported by a name in a remembered row."""
+"""Provider -> the ``load`` of its module. So a remembered row cannot name another module to import."""
 
 
 def declared(name: str) -> Backbone | None:
     """The row of a name that fedcache itself declares; None for models of libraries and of users.
 
-    Raises UsageError for a name that starts with a declared name and is not declared itself.
+    Raises UsageError for ``random-projection:`` followed by anything other than a width.
     """
     if name.startswith(RANDOM):
         return random.derive(name)
@@ -229,7 +229,7 @@ def load(
     backbone.accepts(recipe)
     path = weights.path
     if path is not None and weights.sha256 and content_sha256(path) != weights.sha256:
-        # The cached digest depends on the file's time and size, which a defect of the disk does not change.
+        # The cached digest is valid while the file's time and size are the same. A defect of the disk changes neither.
         raise CorruptionError(
             f"{path} differs from the file whose sha256 is cached ({weights.sha256[:12]}).",
             "If you changed the file, repeat the command with --rehash. Otherwise get the weights again: "

@@ -56,7 +56,7 @@ MOST_TOKENS = 8_192
 """Default limit of a text's tokens. ``max_tokens`` can raise it, for language models to 32,768 or 131,072."""
 
 TOKENS_AT_ONCE = {"cpu": 1_024, "cuda": 16_384}
-"""Tokens of texts that are computed together, with padding, by device. A longer text is computed alone."""
+"""Limit of the tokens, with padding, that are computed together, by device. A text with more tokens runs alone."""
 
 POOLINGS = ("mean", "last", "cls", "max")
 LAYER = "layer:"
@@ -183,7 +183,7 @@ def _layer_of(name: str, given: str | None, layers: int, pooling: str) -> int | 
 
 
 def _tokens_of(name: str, given: str | None, length: int, most: int) -> int:
-    """Number of tokens that are read of a text: the requested one, or ``length`` of the folder."""
+    """Number of tokens that are read of a text: the requested number, or ``length``, the limit of the folder."""
     if given is None:
         return length
     if not given.isdecimal() or not 1 <= int(given) <= most:
@@ -317,16 +317,16 @@ def groups_by_length(lengths: NDArray[np.int64], most: int) -> Iterator[NDArray[
 
 
 class TextModel:
-    """A model of texts in evaluation mode: ``Tokens`` -> features of every output requested, in one forward.
+    """A model of texts in evaluation mode: ``Tokens`` -> features of every requested output, in one forward pass.
 
     Encoders of one folder and device share it (``open_texts_model``), so layers and poolings of a backbone that are
-    extracted together cost one forward and one copy of the weights.
+    extracted together cost one forward pass and one copy of the weights.
 
     Attributes:
         width: D of its features.
         most: largest number of tokens of a text.
         layers: number of its hidden layers.
-        outputs: the outputs that are pooled in each forward.
+        outputs: the outputs that are pooled in each forward pass.
         unit: whether rows are brought to unit length, as the folder declares.
 
     Raises:
@@ -338,6 +338,7 @@ class TextModel:
         self.compute = compute
         self.module, missing = open_model(name, folder)
         config = self.module.config
+        # Features of texts do not depend on the pooler.
         lost = [key for key in missing if "pooler" not in key]
         has_decoder = getattr(config, "is_encoder_decoder", False)
         reads_tokens = hasattr(self.module, "get_input_embeddings")
@@ -369,7 +370,7 @@ class TextModel:
     def rows(self, tokens: Tokens, output: TextOutput) -> Tensor:
         """Features [N, D] float32 of an output; NaN for a text without a token.
 
-        The first request for some tokens computes all outputs in one forward; each output is returned once.
+        The first request for a batch of tokens computes all outputs in one forward pass; each output is returned once.
         """
         latest = self._latest
         if latest is None or latest[0] is not tokens or output not in latest[1]:

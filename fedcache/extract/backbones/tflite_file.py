@@ -1,9 +1,9 @@
 """``tflite:FILE``: an image encoder as one TFLite file, computed by LiteRT (extra ``tflite``) on the CPU.
 
-Quantised inputs are the pixels, in agreement with their scale and zero point; quantised outputs are converted by scale
-and zero point of the file. Three files have names: MobileNetV2 (Sandler et al., arXiv:1801.04381) trained on ImageNet,
-and on the birds and the insects of iNaturalist, so that differently trained backbones of one width are available
-offline. Their feature is the input of the classifier, 1,280 wide.
+A quantised input receives the pixels themselves, as its scale and zero point declare. A quantised output is converted
+with the scale and zero point in the file. fedcache has names for three files: MobileNetV2 (Sandler et al.,
+arXiv:1801.04381) trained on ImageNet, and on the birds and the insects of iNaturalist, so that differently trained
+backbones of one width are available offline. Their feature is the input of the classifier, 1,280 wide.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from fedcache.extract.recipe import Recipe
 from fedcache.optional import needed_library, reason
 from fedcache.plugins import TFLITE
 
-# Layers of a TFLite file, and the same file with another tensor as its output. The interpreter gives the tensor that
-# the graph declares as output. For a classifier these are scores, and a feature is a tensor inside the graph. The
-# declaration is a list of numbers of tensors. With another number in it, the interpreter gives that tensor and
-# optimises the graph for it. The readers of the schema come with the interpreter's library. Files are untrusted, so
-# every number that refers to an entry is compared with the number of entries first.
+# This section reads the layers of a TFLite file, and makes the same file with another tensor as its output. The
+# interpreter gives the tensor that the graph declares as output. For a classifier these are scores, but a feature is a
+# tensor inside the graph. The declaration is a list of numbers of tensors. With another number in it, the interpreter
+# gives that tensor and optimises the graph for it. The readers of the schema come with the interpreter's library. Files
+# are untrusted, so every number that refers to an entry is compared with the number of entries first.
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One operation of a graph; tensors by number."""
+    """One operation of a graph, with the numbers of its tensors."""
 
     inputs: tuple[int, ...]  # without optional ones that are absent
     outputs: tuple[int, ...]
@@ -226,7 +226,7 @@ def _opened(
             "fedcache expects numbers with at most one scale.",
             f"--recipe {shell_word(name)}:output={PENULTIMATE}",
         )
-    # Of a quantised output; both are 0 for an output of floats.
+    # Scale and zero point of a quantised output; both are 0 for an output of floats.
     scale = float(detail["quantization"][0])
     zero_point = int(detail["quantization"][1])
 

@@ -1,8 +1,8 @@
 """Vision transformers of the AugReg release, and ``timm:<name>`` for anything timm has.
 
-FedPCL used AugReg's ImageNet-1k weights. timm publishes them for small and base; for tiny there is only the original
-npz, which is read by name here (Steiner et al., arXiv:2106.10270). The feature is the class token after the last
-norm; that of a ``timm:`` model is its output without a classifier.
+FedPCL used AugReg's ImageNet-1k weights (Steiner et al., arXiv:2106.10270). timm publishes them for small and base. For
+tiny there is only the original npz, whose tensors ``from_augreg`` renames. The feature is the class token after the
+last norm; the feature of a ``timm:`` model is its output without a classifier.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def derive(name: str) -> Backbone:
             "only crop mode center or squash, and bicubic or bilinear interpolation.",
             "Choose another model, or import its features with `fedcache ingest`.",
         )
-    # ``global_pool`` is a word in transformers, and a module with a word in convolutional models.
+    # ``global_pool`` is a word in vision transformers; in convolutional models it is a module that has the word.
     pool = getattr(model, "global_pool", "")
     pooling = str(getattr(pool, "pool_type", pool)) or "none"
     hub = settings.get("hf_hub_id")
@@ -153,7 +153,7 @@ def derive(name: str) -> Backbone:
         width=width,
         recipe=Recipe(
             name,
-            "",
+            "",  # the weights, which are not located yet
             size=side,
             resize=crop,
             interpolation=interpolation,

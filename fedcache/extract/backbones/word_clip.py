@@ -89,7 +89,8 @@ GENUS_ENDS = frozenset(_GENUS_ENDS.split())
 def pinned(package: str, folder: str, files: Mapping[str, str]) -> list[Path]:
     """Paths of files of an installed package, which is not imported.
 
-    ``files`` are names, and beginnings of the sha256. Raises MachineError for a missing file or another version of it.
+    ``files`` maps names to the first digits of the sha256. Raises MachineError for a missing file or another version of
+    it.
     """
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
@@ -204,7 +205,7 @@ def _table(path: Path) -> dict[str, str]:
 
 
 class TextKernel:
-    """Both parts of the kernel between texts and the texts of the 1,000 classes.
+    """Both parts of the kernel between any texts and the texts of the 1,000 classes.
 
     Args:
         net: texts of the classes.
@@ -250,7 +251,7 @@ class TextKernel:
         return torch.stack(rows)
 
     def tfidf(self, bags: Sequence[Mapping[str, int]]) -> Tensor:
-        """Unit tf-idf vectors [B, words of the classes]; words that no class has count only in the norm."""
+        """Unit tf-idf vectors [B, words of the classes]; a word that no class has changes only the norm."""
         import torch
 
         rows = torch.zeros(len(bags), len(self.column))
@@ -405,7 +406,7 @@ class WordEncoder(ModuleEncoder):
             tokenize=self.tower.tokenize,
         )
         if dtype != "float32":
-            hold_weights(network, self.compute)  # the text tower has no layers of the network
+            hold_weights(network, self.compute)  # the text tower uses no layer of the network
 
 
 def load(

@@ -64,7 +64,7 @@ def pipeline_seconds(
     rounds = math.ceil(batches / max(1, workers))
     if device == "cuda" and workers:
         decoding = max(rounds * cost.decode, batches * cost.decode / cores)
-        # Devices wait for the first batch, and still have the last one when all are decoded.
+        # Devices wait until the first batch is decoded, and must still compute the last one when all are decoded.
         forward = math.ceil(batches / gpus) * cost.forward
         return max(decoding + cost.forward, cost.decode + forward)
     return max(rounds * (cost.decode + cost.forward), batches * cost.processor / cores)

@@ -1,4 +1,4 @@
-"""The images behind rows of a store, read again from the dataset that they were extracted from.
+"""Reads the images behind rows of a store again, from the dataset from which the rows were extracted.
 
 A store contains neither images nor their paths; the fedcache home remembers where an extraction found its dataset. Rows
 and images are matched by content alone. So all images are found in a dataset that was moved or has grown. In a dataset
@@ -34,7 +34,7 @@ class ImagePlaces:
     home: Home  # remembers where extractions found their datasets
     # ``--data NAME=PATH``; NAME may be the name of a store
     data: Mapping[str, str] = field(default_factory=dict)
-    # by digest of a store's dataset
+    # datasets that are open already, by the digest in their store
     opened: dict[str, Dataset] = field(default_factory=dict, repr=False)
 
 
@@ -53,12 +53,13 @@ def read_images(store: Store, rows: Sequence[int], places: ImagePlaces) -> dict[
     found = {}
     for row in rows:
         uid = store.samples.uid[row]
-        places_of_image = np.flatnonzero((data.uid == uid).all(1))
-        if not len(places_of_image):
+        rows_of_image = np.flatnonzero((data.uid == uid).all(1))
+        if not len(rows_of_image):
             continue
         # Copies of an image are equal, so the first is read.
         with suppress(BadImage):
-            raw = data.source.read(int(places_of_image[0]))
+            raw = data.source.read(int(rows_of_image[0]))
+            # The file may have changed since ``data.uid`` was computed.
             if uid_of(raw) == uid.tobytes():
                 found[row] = decode(raw)
     if rows and not found:
@@ -67,7 +68,7 @@ def read_images(store: Store, rows: Sequence[int], places: ImagePlaces) -> dict[
 
 
 def open_images(store: Store, places: ImagePlaces) -> Dataset:
-    """The dataset of a store, or the one with its name in ``--data``. It is opened only once.
+    """The dataset of a store, or the one that ``--data`` gives for its name. It is opened only once.
 
     Raises StoreError, with the dataset that is needed, when it cannot be opened.
     """

@@ -1,4 +1,4 @@
-"""Search for the store that a command means, its unfinished parts, and the command lines for hints."""
+"""Finds the store that a command means, lists its unfinished arrays, and makes the command lines of hints."""
 
 from __future__ import annotations
 
@@ -65,24 +65,24 @@ def resolve_path(home: Home, path: Path, *, to_read: bool = False) -> Path:
     """The path of a store that the user named by a path, or as ``fedcache ls`` does, with or without ``.zarr``.
 
     The working directory comes first, then the stores of the home, then the names of datasets; if none has the name,
-    the path itself is returned. A file or folder of this name in the working directory that is no store is returned
-    too, unless ``to_read``: then the store is not to be created there.
+    the path itself is returned. Unless ``to_read``, a store may be created at the path. So an existing file or folder
+    at the path is returned even if it is no store, and the names of datasets are not searched.
     """
     places = [path]
     if path.name:
         places.append(path.with_name(f"{path.name}.zarr"))
-    bare = len(path.parts) == 1
-    if bare:
+    is_name = len(path.parts) == 1
+    if is_name:
         places += [home.stores / place for place in places]
     for place in places:
         if was_store(place) or (place / "manifest.json").exists():
             return place
-    if bare and (to_read or not path.exists()):
+    if is_name and (to_read or not path.exists()):
         name = path.name.removeprefix(f"{INGESTED}:")
-        found = ingested_stores(home).get(slug_of(name))
-        if found is not None:
-            return found
-    if bare and to_read:
+        ingested = ingested_stores(home).get(slug_of(name))
+        if ingested is not None:
+            return ingested
+    if is_name and to_read:
         return Path(store_by_name(str(path), home))
     return path
 
@@ -94,12 +94,12 @@ def locate_store(
     dataset: str | None = None,
     observer: Observer | None = None,
 ) -> Path | None:
-    """``--store``, else the store of ``--dataset``, else that of fedcache.toml, else the only one; None for none yet.
+    """The store of ``--store``, else of ``--dataset``, else of fedcache.toml, else the last one; None without a store.
 
-    For a published store, the path is the folder of the home that holds what was read of it. A damaged store is found
-    too. A dataset's store is found by its remembered digest, so no image is read; an ingested one by its name, with or
-    without ``ingested:``. If another dataset of the same content has put its groups into the store, the groups of this
-    dataset replace them.
+    For a published store, the path is the folder in the home that keeps what was read of the store. A damaged store is
+    found too. A dataset's store is found by its remembered digest, so no image is read; an ingested one by its name,
+    with or without ``ingested:``. If another dataset of the same content has put its groups into the store, the groups
+    of this dataset replace them.
 
     Raises StoreError for a path that does not exist, and if the home has stores of several datasets and none is named;
     UsageError for an unknown dataset, or for a path together with a dataset.
@@ -122,8 +122,8 @@ def locate_store(
             if ingested.exists():
                 return ingested
             return None
-        for place, where in _places_of(home, dataset):
-            bring_groups(place, dataset, where, observer or Silent())
+        for place, context in _places_of(home, dataset):
+            bring_groups(place, dataset, context, observer or Silent())
             return place
         return None
     pinned = pinned_store()
@@ -153,9 +153,9 @@ def locate_store(
             )
     # Errors are ignored, because the files of the dataset may be gone, and the store can be used without them.
     with suppress(UsageError, MachineError):
-        for place, where in _places_of(home, spec):
+        for place, context in _places_of(home, spec):
             if place.resolve() == chosen.resolve():
-                bring_groups(chosen, spec, where, observer or Silent())
+                bring_groups(chosen, spec, context, observer or Silent())
                 break
     return chosen
 
@@ -183,13 +183,13 @@ def _store_at(home: Home, path: Path) -> Path:
 def _places_of(home: Home, dataset: str) -> Iterator[tuple[Path, Context]]:
     """The stores of a dataset that was opened before, each with the context in which it was opened."""
     for follow_links in (False, True):
-        where = Context(memory_of(home), data=home.data, follow_links=follow_links)
-        known = datasets.peek(dataset, where)
+        context = Context(memory_of(home), data=home.data, follow_links=follow_links)
+        known = datasets.peek(dataset, context)
         if known is None:
             continue
         place = place_of_content(home, *known)
         if place.exists():
-            yield place, where
+            yield place, context
 
 
 def need_path(
@@ -199,20 +199,20 @@ def need_path(
     dataset: str | None = None,
     observer: Observer | None = None,
 ) -> Path:
-    """As ``locate_store``, but StoreError with the command that makes a store where there is none."""
+    """As ``locate_store``, but raises StoreError, with the command that makes a store, if there is none."""
     found = locate_store(home, path=path, dataset=dataset, observer=observer)
     if found is not None:
         return found
-    what = ""
+    of_dataset = ""
     if dataset:
-        what = f"of {dataset} "
+        of_dataset = f"of {dataset} "
     else:
         unfinished = no_store_remembered(home)
         if unfinished is not None:
             raise unfinished
     spec = shell_word(dataset or "digits")
     raise StoreError(
-        f"There is no store {what}under {home.stores} yet.",
+        f"There is no store {of_dataset}under {home.stores} yet.",
         f"fedcache extract --dataset {spec} --backbones efficientnet-lite0",
     )
 
@@ -220,9 +220,9 @@ def need_path(
 def store_of_dataset(home: Home, name: str) -> Path | None:
     """The store whose dataset has a name: ``photos`` of ``folder:photos``, or ``digits-300``; None for no such store.
 
-    Raises UsageError where stores of several contents have the name.
+    Raises UsageError if stores with different contents have the name.
     """
-    # ``digits`` is a spec itself.
+    # ``digits`` is the spec of a dataset, not only the name of one.
     if name == "digits" or not re.fullmatch(r"[\w.+-]+", name):
         return None
     found = [path for path in home.stores_of(name) if (path / "manifest.json").exists()]
@@ -247,7 +247,7 @@ def slug_in(path: Path) -> str:
 
 
 def pinned_store() -> dict[str, str] | None:
-    """``store`` or ``dataset`` of ``[train]`` in the fedcache.toml of this folder; None where it names neither."""
+    """``store`` or ``dataset`` of ``[train]`` in the fedcache.toml of this folder; None if the file names neither."""
     section = read_file(None).get("train", {})
     for key in ("store", "dataset"):
         if section.get(key):
@@ -326,11 +326,11 @@ def need_store(
 def ingested_path(home: Home, spec: str) -> Path | None:
     """The store of ``ingested:NAME``, or of NAME unless that is a dataset of its own; None for anything else.
 
-    A name that is near an ingested one is a UsageError with "did you mean".
+    Raises UsageError, with "did you mean", for a name that is similar to an ingested one.
     """
-    kind, sign, rest = spec.partition(":")
-    explicit = bool(sign) and kind == INGESTED
-    if not explicit and (sign or "=" in spec or spec == "digits"):
+    kind, colon, rest = spec.partition(":")
+    explicit = bool(colon) and kind == INGESTED
+    if not explicit and (colon or "=" in spec or spec == "digits"):
         return None
     found = ingested_stores(home)
     name = spec
@@ -339,17 +339,17 @@ def ingested_path(home: Home, spec: str) -> Path | None:
     known = slug_of(name)
     if known in found:
         return found[known]
-    others = []
+    datasets_by_spec = []
     if not explicit:
-        others = known_names()
-    if explicit or closest(name, [*others, *found]) in found:
+        datasets_by_spec = known_names()
+    if explicit or closest(name, [*datasets_by_spec, *found]) in found:
         ingested = ", ".join(found) or "nothing yet"
         example = shell_word(name or "NAME")
         hint = (
             f"Ingested datasets: {ingested}. To ingest another file:  fedcache ingest FILE --name "
             f"{example}"
         )
-        raise unknown("dataset", name, [*found, *others], hint=hint)
+        raise unknown("dataset", name, [*found, *datasets_by_spec], hint=hint)
     return None
 
 
@@ -408,6 +408,7 @@ def dataset_of_store(store: Store, home: Home) -> ExtractConfig | None:
                 data=order.data,
                 name=order.name,
             )
+    # ``digits-300`` is the slug of digits with --limit 300.
     name, _, size = str(store.dataset["slug"]).partition("-")
     limit = None
     if size.isdecimal():
@@ -420,16 +421,16 @@ def dataset_of_store(store: Store, home: Home) -> ExtractConfig | None:
 
 
 def _remembered_order(
-    store: Store, recipe: str, home: Home
+    store: Store, recipe_digest: str, home: Home
 ) -> tuple[str | None, ExtractConfig | None]:
-    """The label of an array, and the options of the extraction that began it, by the digest of its recipe.
+    """The label of the array with this recipe digest, and the options of the extraction that began the array.
 
-    Both are None if this home did not extract it. The options alone are None if another version of fedcache wrote some
-    that this one does not know.
+    Both are None if this home did not extract the array. Only the options are None if another version of fedcache wrote
+    an option that this version does not know.
     """
     label = None
     order = None
-    fact = memory_of(home).recall(["order", store.dataset["digest"], recipe])
+    fact = memory_of(home).recall(["order", store.dataset["digest"], recipe_digest])
     with suppress(FedcacheError):
         if isinstance(fact, list):
             label = str(fact[0])
@@ -495,39 +496,40 @@ def unfinished_arrays_of(store: Store, home: Home) -> list[UnfinishedArray]:
 
 
 def bring_groups(
-    path: Path, spec: str, where: Context, observer: Observer, held: Dataset | None = None
+    path: Path, spec: str, context: Context, observer: Observer, data: Dataset | None = None
 ) -> None:
     """Give the store at ``path`` the groups of a dataset with the same content.
 
-    The dataset is opened only if the store has other groups; ``held`` is the dataset if a program holds it. A damaged
-    store stays as it is. Raises as ``open_dataset``, and StoreError for a store that cannot be written.
+    ``data`` is the dataset if it is in the memory of a program; None to open it, which happens only if the store has
+    other groups. A damaged store stays as it is. Raises as ``open_dataset``, and StoreError for a store that cannot be
+    written.
     """
     try:
         store = Store.open(path)
     except FedcacheError:
         return  # the command that opens it next reports the damage
-    if held is None:
-        if where.memory.recall(_key(store, spec, where)) == group_digests(store.manifest):
+    if data is None:
+        if context.memory.recall(_group_key(store, spec, context)) == group_digests(store.manifest):
             return
-        held = open_with_progress(spec, where, observer)
-    keep_groups(store, groups_in_order(store, held), spec, observer)
-    remember_groups(store, spec, where)
+        data = open_with_progress(spec, context, observer)
+    keep_groups(store, groups_in_order(store, data), spec, observer)
+    remember_groups(store, spec, context)
 
 
-def open_with_progress(spec: str, where: Context, observer: Observer) -> Dataset:
+def open_with_progress(spec: str, context: Context, observer: Observer) -> Dataset:
     """``open_dataset``, with a progress bar for the rows that are read."""
     with progress_of(observer, "reading", holds_of(spec)) as progress:
-        return open_dataset(spec, replace(where, progress=progress))
+        return open_dataset(spec, replace(context, progress=progress))
 
 
-def remember_groups(store: Store, spec: str, where: Context) -> None:
+def remember_groups(store: Store, spec: str, context: Context) -> None:
     """Remember that the groups of a store are those of a dataset.
 
     Nothing is remembered for images that a program holds, nor in a home that cannot be written. Their groups are
     compared again the next time.
     """
     with suppress(FedcacheError, OSError):
-        where.memory.remember(_key(store, spec, where), group_digests(store.manifest))
+        context.memory.remember(_group_key(store, spec, context), group_digests(store.manifest))
 
 
 def groups_in_order(store: Store, data: Dataset) -> dict[str, Group]:
@@ -546,7 +548,7 @@ def groups_in_order(store: Store, data: Dataset) -> dict[str, Group]:
 
 
 def keep_groups(store: Store, groups: Mapping[str, Group], spec: str, observer: Observer) -> None:
-    """Replace the groups of a store by these, and report the changes."""
+    """Replace the groups of a store by ``groups``, and report the changes."""
     before = set(store.groups)
     has_arrays = bool(store.arrays)
     changed, gone = replace_groups(store, groups)
@@ -572,5 +574,6 @@ def _columns(names: list[str]) -> str:
     return f"The columns {', '.join(names)} are"
 
 
-def _key(store: Store, spec: str, where: Context) -> list[Any]:
-    return ["groups", *facts_of(spec, where), store.dataset["digest"]]
+def _group_key(store: Store, spec: str, context: Context) -> list[Any]:
+    """The key under which ``remember_groups`` stores a fact."""
+    return ["groups", *facts_of(spec, context), store.dataset["digest"]]

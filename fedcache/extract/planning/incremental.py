@@ -5,8 +5,9 @@ new store, at the path that a fresh one would have, and the work for the earlier
 
 - **Parent.** Candidates are the stores next to the new one and in the home that have other content and are neither
   ingested nor a shard. At least half of the rows of the parent must be in the dataset with the same bytes, under any
-  name. Stores with the dataset's name are tried; if there are none, the latest others that have one of the requested
-  arrays. Of the candidates with a chunk that can be reused, the one with the most such rows is taken.
+  name. Stores with the dataset's name are tried. If there are none, the latest stores of other names are tried that
+  have one of the requested arrays. Of the candidates with a chunk that can be reused, the one with the most such rows
+  is taken.
 - **Rows.** The rows of the parent come in their order, then the new rows in the order of their names. A row whose image
   is gone or has other bytes is kept with ``ok`` 0 and never used; an image that comes back is a new row. Labels,
   domains and splits are those of the dataset now.
@@ -47,11 +48,11 @@ OTHERS = 8
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class IncrementalDataset(Dataset):
-    """A dataset whose rows are not in the order of their names."""
+    """A dataset whose rows are in the order of an earlier store and not in that of their names."""
 
     content: str  # digest of the dataset in its own order
     ok: NDArray[np.uint8]  # [N], 0 where the image has vanished
-    known: int  # rows that the earlier store had
+    known: int  # how many of the first rows the earlier store had
 
     def __post_init__(self) -> None:
         digest = sha256(content_digest(self).encode())
@@ -66,16 +67,16 @@ class IncrementalDataset(Dataset):
 
     @property
     def new(self) -> int:
-        """Rows the earlier store did not have."""
+        """Number of rows that the earlier store did not have."""
         return len(self.names) - self.known
 
 
 def find_earlier_rows(data: Dataset, before: Samples, gone: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """The row of a dataset that holds each row of a store, int64 [N]; -1 for an image that the dataset has no more.
+    """For each of the N rows of a store, the row of the dataset with the same image, int64 [N]; -1 if it has none.
 
-    The row of the same name is taken if it has the same bytes. Else the image may have been renamed: a row with the
-    same bytes is taken that stands for no other row of the store. ``gone``, bool [N], marks rows that had vanished
-    already; they stay -1.
+    The row of the same name is taken if it has the same bytes. Otherwise the image may have been renamed, so a row with
+    the same bytes is taken, unless another row of the store has taken it. ``gone``, bool [N], marks rows of the store
+    whose image had vanished already; they stay -1.
     """
     row_of = {name: row for row, name in enumerate(data.names)}
     found = np.array([row_of.get(name, -1) for name in before.name], np.int64)
@@ -88,7 +89,8 @@ def find_earlier_rows(data: Dataset, before: Samples, gone: NDArray[np.bool_]) -
     if not len(lost):
         return found
     free = np.setdiff1d(np.arange(len(data)), found)
-    # Rows are collected from the last to the first and taken from the end, so the first name is taken first.
+    # Rows are collected from the last to the first and taken from the end. So of several copies of an image, the one
+    # with the first name is taken first.
     rows_of_uid: dict[bytes, list[int]] = {}
     for row in free[::-1].tolist():
         rows_of_uid.setdefault(data.uid[row].tobytes(), []).append(row)
@@ -106,14 +108,14 @@ def in_earlier_order(
 
     Args:
         data: the dataset as it is now.
-        before: rows of the earlier store.
+        before: rows of the earlier store, or of the new store if it was begun already.
         rows: for each of them its row in ``data``, as ``find_earlier_rows`` gives it.
-        known: number of the first rows of ``before`` that are not new; None for all.
+        known: how many of the first rows of ``before`` the earlier store has; None for all.
     """
-    # -1 in ``order`` picks the last row of each column; the values of lost rows are then replaced.
     new = np.setdiff1d(np.arange(len(data)), rows)
     order = np.concatenate([rows, new])
     lost = np.flatnonzero(rows < 0)
+    # -1 in ``order`` picks the last row of each column; the values of lost rows are replaced below.
     label = data.label[order]
     domain = data.domain[order]
     split = data.split[order]
@@ -166,8 +168,8 @@ def _recoded(
 class IncrementalPlan:
     """What a new store reuses of an earlier one."""
 
-    data: IncrementalDataset  # the dataset in the order of the rows
-    parent: Store | None  # the earlier store; None when it is gone
+    data: IncrementalDataset  # the dataset in the row order of the new store
+    parent: Store | None  # the earlier store; None if it no longer exists or must not be used
     # key of each reused array -> rows per chunk
     chunk_rows: dict[str, int] = field(default_factory=dict)
     # key of each reused array -> number of its first chunks that are reused
@@ -175,7 +177,7 @@ class IncrementalPlan:
     reused: int = 0  # chunks reused in this run
 
     def expected(self, keys: Iterable[str]) -> dict[str, int]:
-        """Summary of the work of a planned extraction, as ``Extraction.growth``."""
+        """Summary of a planned extraction, for ``Extraction.growth``."""
         passes = 0
         for key in keys:
             reused_rows = self.whole.get(key, 0) * self.chunk_rows.get(key, 0)
@@ -183,7 +185,7 @@ class IncrementalPlan:
         return {**self.result(passes), "reused_chunks": sum(self.whole.values())}
 
     def result(self, forward_passes: int) -> dict[str, int]:
-        """Summary of a finished extraction, given how many images went through a model."""
+        """Summary of a finished extraction in which ``forward_passes`` images went through a model."""
         return {
             "new": self.data.new,
             "vanished": len(self.data.vanished),
@@ -213,9 +215,9 @@ class IncrementalPlan:
                     self.reused += 1
 
     def _bad(self, key: str, chunk: int, reasons: Mapping[int, str]) -> dict[int, str]:
-        """The reason per row of a chunk whose image this backbone could not read.
+        """For each row of a chunk that the backbone of ``key`` could not read, the reason.
 
-        ``reasons`` has the rows that some backbone could not read; another one may have features of them.
+        ``reasons`` has all rows that some backbone could not read. The backbone of ``key`` may have features of them.
         """
         assert self.parent is not None
         size = self.chunk_rows[key]
@@ -234,7 +236,7 @@ class IncrementalPlan:
         return {row: reasons[row] for row in bad}
 
     def carry_text(self, store: Store) -> None:
-        """Copy the parent's text features of the same classes to a store; the current ones stay current."""
+        """Copy the parent's text features of the same classes to a store, the current ones last: they stay current."""
         if self.parent is None:
             return
         for entry in chain.from_iterable(self.parent.texts.values()):
@@ -258,15 +260,16 @@ def plan_incremental(
     fresh: bool,
     observer: Observer,
 ) -> IncrementalPlan | None:
-    """What a new or resumed store of ``data`` at ``path`` reuses of an earlier one; None if there is none.
+    """What a new or resumed store of ``data`` at ``path`` reuses of an earlier one; None if no earlier one is used.
 
     Nothing is reused with ``fresh``. Earlier stores are next to ``path`` and in the home; the observer reports a store
     whose arrays were computed under other conditions.
     """
     keys = {job.key for job in jobs}
     with suppress(FedcacheError):
+        # A store that was begun before: the order of its rows and its parent are fixed.
         store = Store.open(path)
-        # Only a store that was planned here has ``grown``.
+        # Only a store that was planned by this function has ``grown``.
         if store.content != data.digest or "grown" not in store.dataset:
             return None
         before = store.samples
@@ -285,9 +288,10 @@ def plan_incremental(
         return _plan_reuse(made, parent, jobs, chunk_rows)
     if fresh or path.exists():
         return None
+    # Number of rows that are kept, time of the store, and plan.
     best: tuple[int, float, IncrementalPlan] | None = None
-    # A store with the requested arrays, but without one that can be reused.
-    differs: Store | None = None
+    # A store that has a requested array, but no chunk that can be reused.
+    unusable: Store | None = None
     for parent in earlier_stores(path, data.slug, home, keys):
         with suppress(FedcacheError):
             if parent.content == data.digest:
@@ -299,14 +303,14 @@ def plan_incremental(
             made = in_earlier_order(data, parent.samples, rows)
             plan = _plan_reuse(made, parent, jobs, chunk_rows)
             if not plan.whole and keys & parent.arrays.keys():
-                differs = parent
+                unusable = parent
             rank = (kept, (parent.path / "manifest.json").stat().st_mtime)
             # ``whole`` has only arrays with a chunk to reuse.
             if plan.whole and (best is None or rank > best[:2]):
                 best = (*rank, plan)
-    if best is None and differs is not None:
+    if best is None and unusable is not None:
         observer.note(
-            f"{differs.path.name} has most of these rows, but all are computed again, because every "
+            f"{unusable.path.name} has most of these rows, but all are computed again, because every "
             "chunk has a changed row or was computed differently (device, dtype, batch or versions; see "
             "fedcache inspect)."
         )
@@ -316,32 +320,32 @@ def plan_incremental(
 
 
 def earlier_stores(path: Path, slug: str, home: Home, keys: Collection[str]) -> list[Store]:
-    """The other stores of a name, next to ``path`` and in the home, without shards and embeddings.
+    """Other stores of the dataset ``slug``, next to ``path`` and in the home, without shards and embeddings.
 
-    If no store has that name, the latest ``OTHERS`` that have one of the arrays ``keys``, because the folder of the
-    dataset may have been renamed.
+    If there are none: the latest ``OTHERS`` stores of any name that have one of the arrays ``keys``, because the folder
+    of the dataset may have been renamed.
     """
     places = {}
     for folder in (path.parent, home.stores):
         for place in sorted(folder.glob("*.zarr")):
             places[place.resolve()] = place
     places.pop(path.resolve(), None)
-    found = []
-    others = []
+    same_name = []
+    other_names = []
     for place in places.values():
         with suppress(FedcacheError, OSError):
             store = Store.open(place)
             if is_ingested(store) or "shard" in store.dataset:
                 continue
             if store.dataset["slug"] == slug:
-                found.append(store)
+                same_name.append(store)
             elif store.arrays.keys() & set(keys):
                 modified = (place / "manifest.json").stat().st_mtime
-                others.append((modified, place, store))
-    if found:
-        return found
-    others.sort(key=lambda other: other[:2], reverse=True)
-    return [store for _, _, store in others[:OTHERS]]
+                other_names.append((modified, place, store))
+    if same_name:
+        return same_name
+    other_names.sort(key=lambda other: other[:2], reverse=True)
+    return [store for _, _, store in other_names[:OTHERS]]
 
 
 def _plan_reuse(

@@ -39,14 +39,14 @@ from fedcache.tables.foreign_files import BEGIN, ONE_OBJECT, refused_file
 from fedcache.tables.roles import ColumnChoice, need_labels
 from fedcache.tables.words import Unread, as_column, ending_of, objects_of
 
-# Embeddings in a torch file: a dict of tensors, lists and numbers by name, as ``torch.save`` writes it. ``load_torch``
-# opens the file, because it runs no code of a file.
+# A torch file holds embeddings as a dict of tensors, lists and numbers by name, which ``torch.save`` has written.
+# ``load_torch`` opens the file, because that function never runs code from a file.
 
 ENDINGS = (".pt", ".pth")
 
 
 def open_any(path: Path, choice: ColumnChoice) -> Embeddings:
-    """A file of embeddings of any format, torch's too; errors as ``open_embeddings``."""
+    """Open a file of embeddings of any format, including torch's. Raises the errors of ``open_embeddings``."""
     if ending_of(path) not in ENDINGS or not path.is_file():
         return open_embeddings(path, choice)
     return assemble(path, read_torch(path), choice)
@@ -55,17 +55,17 @@ def open_any(path: Path, choice: ColumnChoice) -> Embeddings:
 def read_torch(path: Path) -> dict[str, Any]:
     """Columns by name. Raises UsageError for a file with other content."""
     try:
-        held = load_torch(path)
+        loaded = load_torch(path)
     except FedcacheError as error:
         raise refused_file(path, ".pt") from error
-    found = _columns(held, "")
+    columns = _columns(loaded, "")
     # A value that is no column has the shape ().
-    if not any(column.shape for column in found.values()):
+    if not any(column.shape for column in columns.values()):
         raise refused_file(path, ".pt")
-    return found
+    return columns
 
 
-def _columns(held: Any, prefix: str) -> dict[str, Any]:
+def _columns(loaded: Any, prefix: str) -> dict[str, Any]:
     """Columns of a tensor, of (features, labels), or of a dict, which may have one dict for each split.
 
     ``prefix`` is the path of the value in the file, with a slash at its end; "" for the whole file.
@@ -73,29 +73,29 @@ def _columns(held: Any, prefix: str) -> dict[str, Any]:
     import torch
 
     name_of_value = prefix.removesuffix("/")
-    if isinstance(held, torch.Tensor):
-        values = held.detach().cpu()
+    if isinstance(loaded, torch.Tensor):
+        values = loaded.detach().cpu()
         if values.dtype == torch.bfloat16:
             values = values.float()
         return {name_of_value or "features": as_column(values.numpy())}
-    is_pair = isinstance(held, tuple | list) and len(held) == 2
-    if is_pair and all(isinstance(part, torch.Tensor) for part in held):
-        features, labels = held
+    is_pair = isinstance(loaded, tuple | list) and len(loaded) == 2
+    if is_pair and all(isinstance(part, torch.Tensor) for part in loaded):
+        features, labels = loaded
         return _columns(features, f"{prefix}features/") | _columns(labels, f"{prefix}labels/")
-    if isinstance(held, Mapping):
-        found: dict[str, Any] = {}
-        for name, value in held.items():
-            found |= _columns(value, f"{prefix}{name}/")
-        # Only values that are columns have a shape. A dict below the top without columns is one value.
-        if any(column.shape for column in found.values()) or not prefix:
-            return found
-    if prefix and isinstance(held, Sequence) and not isinstance(held, str | bytes):
-        return {name_of_value: _column_of_list(held)}
+    if isinstance(loaded, Mapping):
+        columns: dict[str, Any] = {}
+        for name, value in loaded.items():
+            columns |= _columns(value, f"{prefix}{name}/")
+        # Only columns have a shape. A nested dict without any column counts as one value.
+        if any(column.shape for column in columns.values()) or not prefix:
+            return columns
+    if prefix and isinstance(loaded, Sequence) and not isinstance(loaded, str | bytes):
+        return {name_of_value: _column_of_list(loaded)}
     # A value that is no column, such as the number of an epoch.
-    what = "one value"
-    if isinstance(held, Mapping):
-        what = ONE_OBJECT
-    return {name_of_value: Unread((), type(held).__name__, what)}
+    why = "one value"
+    if isinstance(loaded, Mapping):
+        why = ONE_OBJECT
+    return {name_of_value: Unread((), type(loaded).__name__, why)}
 
 
 def _column_of_list(values: Sequence[Any]) -> Any:
@@ -129,11 +129,12 @@ def ingest_file(
     drop_nan: bool = False,
     observer: Observer | None = None,
 ) -> Ingested:
-    """A file of embeddings as a store, which becomes the default store of later commands.
+    """Write a file of embeddings into a store, which becomes the default store of later commands.
 
-    If the name has the same content already, only groups change: those of the file replace those of the same names. The
-    store is in the home unless ``path`` is given. With ``replace``, other content under this name is removed, with its
-    partitions. ``choice`` names columns. With ``drop_nan``, rows whose features are not finite are kept as unreadable.
+    If the store of this name has the same content already, only its groups change: the groups of the file replace
+    stored groups of the same names. The store is in the home unless ``path`` is given. With ``replace``, other content
+    under this name is removed, with its partitions. ``choice`` assigns roles to columns. With ``drop_nan``, rows whose
+    features are not finite are kept as unreadable.
 
     Raises UsageError for a name without a letter or digit, for a name with other content, and for a file that cannot be
     read; CorruptionError for non-finite features.
@@ -144,30 +145,30 @@ def ingest_file(
     words = ["fedcache", "ingest", str(file), "--name", name]
     if path:
         words += ["--store", str(path)]
-    again = shlex.join([*words, *choice.options()])
+    same_command = shlex.join([*words, *choice.options()])
     try:
-        found = open_any(file, choice)
-        if found.may_be_labels:
-            raise need_labels(file.name, found.may_be_labels)
-        for line in found.notes:
+        embeddings = open_any(file, choice)
+        if embeddings.may_be_labels:
+            raise need_labels(file.name, embeddings.may_be_labels)
+        for line in embeddings.notes:
             observer.note(line)
-        content = arrange(found, name, drop_nan=drop_nan, observer=observer)
+        content = arrange(embeddings, name, drop_nan=drop_nan, observer=observer)
     except FedcacheError as error:
-        # Another command, lines of Python (``BEGIN``) or an option say already how to continue.
+        # A hint with another command, with lines of Python (``BEGIN``) or with an option says already how to continue.
         other_command = error.hint.startswith(("fedcache extract", BEGIN))
         other_option = "--" in error.message + error.hint
         hint = error.hint
         if error.hint == NOT_FINITE_HINT:
-            hint = f"Fix these rows of the file, or leave them out:  {again} --drop-nan"
+            hint = f"Fix these rows of the file, or leave them out:  {same_command} --drop-nan"
         elif file.is_file() and not other_command and not other_option:
             # Any other hint says how to change the file; then the same command works.
-            hint = f"{error.hint}\nThen:  {again}"
+            hint = f"{error.hint}\nThen:  {same_command}"
         raise FedcacheError(error.code, error.message, hint) from error
     with _ingest_lock(home, slug, path, replace=replace):
         target, old = _place(home, path, slug, content)
-        notes = list(found.notes)
+        notes = list(embeddings.notes)
         if old is None or not is_ingested(old):
-            # If ``old`` is a store of images, this raises an error.
+            # Raises an error if ``old`` is a store of images.
             made = Store.from_content(content, target, observer)
         elif holds_content(old, content):
             changes = _changed_groups(old, content)
@@ -188,12 +189,12 @@ def ingest_file(
             raise UsageError(
                 f"{old.dataset['slug']} is already a dataset of {old.rows:,} rows ({old.path}), but "
                 f"{file} has other content ({rows:,} rows).",
-                f"Choose another --name, or replace the dataset and delete its partitions:  {again} "
+                f"Choose another --name, or replace the dataset and delete its partitions:  {same_command} "
                 "--replace",
             )
     clean_up(made)  # removes the journal of an earlier call that was killed
     remember_last(home, made.path, f"{INGESTED}:{name}")
-    return Ingested(made, notes, found.unused)
+    return Ingested(made, notes, embeddings.unused)
 
 
 @contextmanager
@@ -203,15 +204,17 @@ def _ingest_lock(home: Home, slug: str, path: Path | None, *, replace: bool) -> 
         yield  # the writers of one store wait for each other anyway
         return
     make_private(home.root)
-    place = slug
+    lock_name = slug
     if path is not None:
-        place = digest_of(str(resolve_path(home, path)))[:16]
-    with hold_lock(home.root / "locks" / f"ingest-{place}.lock", f"the dataset {slug}", wait=True):
+        lock_name = digest_of(str(resolve_path(home, path)))[:16]
+    with hold_lock(
+        home.root / "locks" / f"ingest-{lock_name}.lock", f"the dataset {slug}", wait=True
+    ):
         yield
 
 
 def _place(home: Home, path: Path | None, slug: str, content: Content) -> tuple[Path, Store | None]:
-    """Where a store of this content goes, and the store of its name that is there."""
+    """The path for a store of this content, and the store that has its name or path already; None without one."""
     if path is None:
         make_private(home.root)
         make_private(home.stores)
@@ -225,7 +228,7 @@ def _place(home: Home, path: Path | None, slug: str, content: Content) -> tuple[
 
 
 def _changed_groups(store: Store, content: Content) -> list[str]:
-    """Put the groups of a file into the store that has its other columns. Returns a sentence on the changes, if any."""
+    """Put the groups of a file into a store whose other columns are the same. Returns a sentence on what changed."""
     before = store.groups
     changed = ", ".join(put_groups(store, content.groups))
     new = ", ".join(name for name in store.groups if name not in before)
@@ -242,15 +245,15 @@ def _changed_groups(store: Store, content: Content) -> list[str]:
 
 def _replaced(old: Path, content: Content, target: Path, observer: Observer) -> Store:
     """Replace a store: the new one is complete before the old one is renamed and then removed."""
-    place = target
+    new = target
     if target == old:
-        place = temporary_name(target)
-    Store.from_content(content, place, observer)
-    away = temporary_name(old)
-    old.rename(away)
-    if place != target:
-        place.rename(target)
-    shutil.rmtree(away)
+        new = temporary_name(target)
+    Store.from_content(content, new, observer)
+    discarded = temporary_name(old)
+    old.rename(discarded)
+    if new != target:
+        new.rename(target)
+    shutil.rmtree(discarded)
     return Store.open(target)
 
 
@@ -290,7 +293,7 @@ def describe_ingested(store: Store, home: Home, name: str) -> tuple[list[str], s
     spec = name
     if ingested_path(home, name) is None:
         spec = f"{INGESTED}:{name}"
-    where = store_option(store) or ["--dataset", spec]
+    store_words = store_option(store) or ["--dataset", spec]
     some_labelled = has_label.any() and not has_label.all()
     column = column_of_clients(store)
     if column is not None:
@@ -304,7 +307,7 @@ def describe_ingested(store: Store, home: Home, name: str) -> tuple[list[str], s
             scheme = "dirichlet"
         clients = max(1, min(5, counts["train"] // 2))
         partition = ["--scheme", scheme, "--clients", str(clients)]
-    return lines, shlex.join(["fedcache", "train", "--method", method, *partition, *where])
+    return lines, shlex.join(["fedcache", "train", "--method", method, *partition, *store_words])
 
 
 _HOLDERS = (
@@ -316,7 +319,7 @@ HOLDERS = tuple(_HOLDERS.split())
 
 
 def column_of_clients(store: Store) -> str | None:
-    """The group that most likely says who holds which rows; None where there is none.
+    """The group that most likely says which client holds which rows; None if no group qualifies.
 
     It has at least two values, and a median of at least four rows per value. Groups whose names are usual for holders
     of data come first. Then groups of words come before groups of numbers, which are more often measurements. Then the

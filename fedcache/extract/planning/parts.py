@@ -19,7 +19,8 @@ from fedcache.store.manifest import PLACE, StorePart
 from fedcache.store.store import Store
 
 SLURM = "SLURM_ARRAY_TASK_ID"
-"""Variable with a task's number in a Slurm array. MIN, MAX, STEP and COUNT instead of ID describe all its numbers."""
+"""Variable with the number of this task in a Slurm array. Variables with MIN, MAX, STEP and COUNT instead of ID
+describe the numbers of all tasks."""
 
 EXAMPLE = "fedcache extract --part 1/4"
 
@@ -44,8 +45,8 @@ def parse_part(text: str, observer: Observer) -> StorePart:
         raise UsageError(
             f"--part auto reads the variables of the job, but {why}.", f"Give the part:  {EXAMPLE}"
         )
-    ((words, part),) = named.items()
-    observer.note(f"This is {part}, from {words}.")
+    ((variables, part),) = named.items()
+    observer.note(f"This is {part}, from {variables}.")
     return part
 
 
@@ -60,16 +61,16 @@ def _parts_of_variables() -> dict[str, StorePart]:
         step = 1
         if "SLURM_ARRAY_TASK_STEP" in os.environ:
             step = max(1, _number("SLURM_ARRAY_TASK_STEP"))
-        # If the tasks were listed one by one, as in a second submission, their numbers do not give the part.
+        # If the user listed some tasks one by one, e.g. to submit them again, their numbers do not give the part.
         is_range = (high - low) // step + 1 == count
-        place, rest = divmod(task - low, step)
-        if not is_range or rest or not 0 <= place < count or count < 2:
+        index, remainder = divmod(task - low, step)
+        if not is_range or remainder or not 0 <= index < count or count < 2:
             raise UsageError(
                 f"--part auto cannot find the part of task {task} of a Slurm array of "
                 f"{count} from {low} to {high}.",
                 f"Give the part:  {EXAMPLE}",
             )
-        named[f"{SLURM} {task} and SLURM_ARRAY_TASK_COUNT {count}"] = StorePart(place + 1, count)
+        named[f"{SLURM} {task} and SLURM_ARRAY_TASK_COUNT {count}"] = StorePart(index + 1, count)
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         rank = _number("RANK")
         size = _number("WORLD_SIZE")
@@ -97,7 +98,7 @@ def _number(name: str) -> int:
 
 
 def place_of_part(part: StorePart, whole: Path) -> Path:
-    """The folder of a part of the store ``whole``. Raises UsageError where that is the name of a part itself."""
+    """The folder of a part of the store ``whole``. Raises UsageError if ``whole`` itself has the name of a part."""
     if PLACE.fullmatch(whole.name):
         raise UsageError(
             f"--store {whole} is the name of a part, but with --part, --store must be the name of the "
@@ -114,17 +115,17 @@ def join(
     max_bad: str,
     observer: Observer,
 ) -> Store:
-    """Join parts, named by paths or as ``fedcache ls`` names them, into a store.
+    """Join parts, which are given by paths or by their names in ``fedcache ls``, into a store.
 
     Args:
         parts: all of them, in any order.
         place: of the store; None for where an extraction of the dataset would put it.
-        home: whose stores are meant by names.
-        max_bad: rows of all parts that may be unreadable, as of ``--max-bad``.
+        home: where names are looked up.
+        max_bad: how many rows of all parts together may be unreadable, written as for ``--max-bad``.
         observer: receives progress messages.
 
     Raises:
-        UsageError without parts; others as ``open_parts`` and ``join_parts``.
+        UsageError without parts; the errors of ``open_parts`` and ``join_parts``.
     """
     if not parts:
         raise UsageError("No part was given.", "fedcache join PART PART .. -o STORE")

@@ -1,4 +1,4 @@
-"""Contents of an extraction: weights, recipes, prompt templates, and bytes."""
+"""Plans what an extraction contains: weights, recipes, prompt templates, and the bytes of the arrays."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def memory_of(home: Home, *, rehash: bool = False) -> DigestMemory:
 
 
 def roots_of(data: Mapping[str, str]) -> dict[str, Path]:
-    """The folders of ``--data NAME=PATH`` by name; other datasets are looked for in the home's ``data``."""
+    """The folders of ``--data NAME=PATH`` by name. Datasets without one are looked for in the home's ``data``."""
     return {name: Path(path).expanduser() for name, path in data.items()}
 
 
@@ -87,7 +87,8 @@ def plan(
             "No backbone was given.",
             "For example --backbones efficientnet-lite0; see `fedcache backbones list`.",
         )
-    # Invalid values are refused even when nothing is left to compute, and nothing would read them.
+    # Invalid values are refused even if nothing is left to compute, so that nothing would read them. Only their form is
+    # checked: any number of rows (1) and any class names (none) would do.
     parse_max_bad(config.max_bad, 1)
     if not named_gpus(config.device):
         known_device(config.device)
@@ -103,7 +104,7 @@ def plan(
     planned: list[PlannedArray] = []
     skipped: list[str] = []
     missing: list[MachineError] = []
-    # Recipes are checked before any weights are looked for, and long before a store is created.
+    # Recipes are checked before any weights are looked for, hence with empty ``Weights``.
     for backbone in wanted:
         backbone.accepts(recipe_of(backbone, Weights(None, "", ""), config))
     for backbone in wanted:
@@ -120,7 +121,7 @@ def plan(
             continue
         is_own_file = backbone.name in given and weights.path is not None
         if is_own_file and backbone.provider in registry.CHECKPOINTS:
-            # A file of the user's may hold several models. Here it is refused before a store is created.
+            # The user's file may not fit, or hold several models. Loading it here refuses it before a store is created.
             registry.try_weights(backbone, weights, observer)
         recipe = recipe_of(backbone, weights, config)
         planned.append(PlannedArray(backbone, weights, recipe))
@@ -159,7 +160,7 @@ def check_reads(planned: Sequence[PlannedArray], spec: str, holds: str) -> None:
 
 
 def look_up_backbones(config: ExtractConfig, home: Home) -> tuple[ExtractConfig, list[Backbone]]:
-    """The configuration with bare names of backbones (``bare_config``), and the rows of all backbones.
+    """The configuration with bare names of backbones (``bare_config``), and the rows (``Backbone``) of all backbones.
 
     Unknown names are refused before any weights are looked for, so that a typo in the second name does not wait for the
     download of the first. Raises as ``lookup``.
@@ -168,8 +169,8 @@ def look_up_backbones(config: ExtractConfig, home: Home) -> tuple[ExtractConfig,
 
     def rows_of(name: str) -> list[Backbone]:
         bare = bare_name(name)
-        # Options of this backbone, and those of all backbones. They belong to the row, because the output of a user's
-        # model and its size determine the width of its features.
+        # Keep the options of this backbone, and those without a backbone's name, which apply to all. The row depends on
+        # them, because the output and the size of a user's model determine the width of its features.
         options = {}
         for key, value in config.recipe.items():
             backbone, _, option = key.rpartition(":")
@@ -181,7 +182,7 @@ def look_up_backbones(config: ExtractConfig, home: Home) -> tuple[ExtractConfig,
         # output=A+B makes an array of each output.
         if name.startswith(HUGGING_FACE):
             outputs = outputs[0].split("+")
-        found = []
+        output_rows = []
         for output in outputs:
             row = registry.lookup(
                 name,
@@ -191,22 +192,22 @@ def look_up_backbones(config: ExtractConfig, home: Home) -> tuple[ExtractConfig,
                 size=size,
                 options=options,
             )
-            found.append(row)
-        return list(dict.fromkeys(found))
+            output_rows.append(row)
+        return list(dict.fromkeys(output_rows))
 
     rows: dict[str, list[Backbone]] = {}
-    for found in all_at_once(partial(rows_of, name) for name in config.backbones):
-        known = rows.setdefault(found[0].name, found)
-        if known != found:
+    for new in all_at_once(partial(rows_of, name) for name in config.backbones):
+        first = rows.setdefault(new[0].name, new)
+        if first != new:
             raise UsageError(
-                f"Two files are called {found[0].name}: {known[0].place} and {found[0].place}.",
+                f"Two files are called {new[0].name}: {first[0].place} and {new[0].place}.",
                 "Rename one of them, because a store identifies a backbone by its file name.",
             )
-    return bare_config(config), [row for found in rows.values() for row in found]
+    return bare_config(config), [row for of_name in rows.values() for row in of_name]
 
 
 def known_config(config: ExtractConfig, home: Home) -> ExtractConfig:
-    """The configuration with the names under which this home knows folders of models (``known_name``)."""
+    """The configuration, with each folder of a model under the name by which this home knows it (``known_name``)."""
     changed: dict[str, str] = {}
     for name in config.backbones:
         if name.startswith(HUGGING_FACE) and name not in config.weights:
@@ -278,6 +279,7 @@ def recipe_of(backbone: Backbone, weights: Weights, config: ExtractConfig) -> Re
     for option in backbone.row_options:  # these are in the row already
         changes.pop(option, None)
     known = (*backbone.row_options, "dtype")
+    # ``override`` refuses other options too, but its error lists only keys for images.
     wrong = [option for option in changes if option not in (*known, *RECIPE_KEYS)]
     if wrong and backbone.reads != IMAGES:
         raise unknown("recipe key", wrong[0], known)
@@ -304,7 +306,7 @@ def wanted_text(
     found: dict[str, tuple[str, ...]] = {}
     if not classes:
         return found
-    # The store whose text features stay current.
+    # The store whose text features stay current; None if templates were requested, or without ``keep``.
     kept = None
     if keep and not config.text:
         kept = store
@@ -322,7 +324,7 @@ def wanted_text(
 def missing_text(
     store: Store | None, planned: Sequence[PlannedArray], wanted: Mapping[str, Sequence[str]]
 ) -> dict[str, Sequence[str]]:
-    """The part of ``wanted`` (templates per array key) that the store lacks."""
+    """Those of the ``wanted`` text features (templates per array key) that the store lacks."""
     if store is None:
         return dict(wanted)
     items = {item.recipe.key: item for item in planned}
@@ -342,7 +344,8 @@ def make_current(
 ) -> list[dict[str, Any]]:
     """Make the wanted text features, which are stored already, the current ones.
 
-    Returns {backbone, templates, state} of each; the state is computed, made current or current.
+    ``computed`` has the array keys whose text features this run computed. Returns {backbone, templates, state} of each;
+    the state is ``computed``, ``made current`` or ``current``.
     """
     rows = []
     for item in planned:

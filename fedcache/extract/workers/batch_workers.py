@@ -28,7 +28,7 @@ from fedcache.process import Stop, keep_freed_memory
 
 IN_PROCESS_BATCHES = 12
 IN_PROCESS_ROWS = 384
-"""Jobs with fewer batches and at most this many rows run in the main process; starting workers would take as long."""
+"""Jobs with fewer batches and at most this many rows run in the main process: starting workers would take as long."""
 
 
 def worker_count(
@@ -39,12 +39,15 @@ def worker_count(
     tasks: int,
     cores: int,
 ) -> int:
-    """Worker processes for ``tasks`` batches, 0 for none in addition to this one; ``workers`` None chooses."""
+    """Number of worker processes for ``tasks`` batches; 0 if this process computes them.
+
+    ``workers`` is the requested number; None chooses.
+    """
     small = tasks < IN_PROCESS_BATCHES and tasks * settings.batch <= IN_PROCESS_ROWS
-    few = small and workers is None and settings.device == "cpu"
-    # No other process can load a module that is only in the memory of this one.
+    too_small = small and workers is None and settings.device == "cpu"
+    # No other process can load a module that is only in the memory of this one. With a GPU, all models run in this one.
     here_only = settings.device == "cpu" and any(job.backbone.here_only for job in jobs)
-    if workers == 0 or few or here_only:
+    if workers == 0 or too_small or here_only:
         return 0
     if settings.device == "cuda":
         return workers or max(1, cores - 1)
@@ -116,7 +119,7 @@ class BatchWorkers(ABC):
         return self.runner.text(key, classes, templates)
 
     def close(self) -> None:
-        """End the workers, at once."""
+        """End the workers at once, without waiting for their batches."""
         if self.pool is not None:
             self.pool.close()
 

@@ -97,12 +97,12 @@ class ExtractionEngine(Protocol):
     """Computes chunk tasks elsewhere instead of in this process and its workers: ``--engine``."""
 
     def check_extraction(self, workers: int | None) -> None:
-        """Refuse a number of workers that it cannot have, with UsageError, before any work."""
+        """Refuse a number of workers that the engine cannot have, with UsageError, before any work."""
 
     def extraction_workers(
         self, spec: TaskSpec, workers: int | None, observer: Observer
     ) -> AbstractContextManager[WorkerPool]:
-        """A pool for the tasks of ``spec``, of ``workers`` at once (None chooses), that ends with the block."""
+        """A pool that computes ``workers`` tasks of ``spec`` at once (None chooses); its workers end with the block."""
 
 
 def plan_tasks(
@@ -128,13 +128,13 @@ def plan_tasks(
     tasks = []
     first = 0
     for stop, chunks in groups:
-        last = first
-        while last < len(batches) and batches[last][0] * batch < stop:
-            last += 1
-        of_group = tuple(batches[first:last])
+        next_first = first
+        while next_first < len(batches) and batches[next_first][0] * batch < stop:
+            next_first += 1
+        of_group = tuple(batches[first:next_first])
         images = sum(min(batch, rows - number * batch) for number, _ in of_group)
         tasks.append(ChunkTask(tuple(chunks), of_group, images))
-        first = last
+        first = next_first
     return tasks
 
 
@@ -148,15 +148,15 @@ def make_spec(
     rows = len(data.names)
     probe = None
     for row in range(min(PROBES, rows)):
-        digest = _digest(data.source, row)
-        if digest is not None:
-            probe = (row, digest)
+        uid = _uid_or_none(data.source, row)
+        if uid is not None:
+            probe = (row, uid)
             break
     arrays = {key: writer.for_workers() for key, writer in writers.items() if not writer.finished}
     return TaskSpec(tuple(jobs), data.source, data.uid, rows, settings, arrays, probe)
 
 
-def _digest(source: Source, row: int) -> bytes | None:
+def _uid_or_none(source: Source, row: int) -> bytes | None:
     """The uid of an image; None for one that cannot be read."""
     try:
         return uid_of(source.read(row))
@@ -193,7 +193,7 @@ class ChunkWorker:
         return result
 
     def _batches(self, task: ChunkTask) -> Iterator[tuple[int, ComputedBatch]]:
-        """The computed batches of a task; with ``decoders``, decoded ahead while the model runs."""
+        """The computed batches of a task. With ``decoders``, threads decode the next batches while the model runs."""
         if not self.spec.decoders:
             for batch, keys in task.batches:
                 yield batch, self.runner.compute(batch, keys)
@@ -213,8 +213,8 @@ def _check_machine(spec: TaskSpec) -> None:
     for array in spec.arrays.values():
         array.check()
     if spec.probe is not None:
-        row, digest = spec.probe
-        if _digest(spec.source, row) != digest:
+        row, uid = spec.probe
+        if _uid_or_none(spec.source, row) != uid:
             raise MachineError(
                 f"{host} does not see the images of the dataset, or sees different ones.",
                 "The dataset must be at the same path on all nodes.",
@@ -231,10 +231,10 @@ def _check_machine(spec: TaskSpec) -> None:
         # Finished arrays are not in ``arrays``; nothing is added to them.
         if job.key not in spec.arrays:
             continue
-        mine = how_record(device, settings, job.backbone)
-        if mine != dict(job.how):
+        how_here = how_record(device, settings, job.backbone)
+        if how_here != dict(job.how):
             # Entries that only one of the two records has.
-            changed = sorted({*mine.items()} ^ {*job.how.items()}, key=str)
+            changed = sorted({*how_here.items()} ^ {*job.how.items()}, key=str)
             listed = ", ".join(f"{name} {value}" for name, value in changed)
             raise MachineError(
                 f"{host} would compute {job.key} differently: {listed}. Mixed rows would not be comparable.",
@@ -262,7 +262,7 @@ class _TaskWriter:
 
 
 def compute(worker: ChunkWorker, task: ChunkTask | None) -> dict[str, Any]:
-    """The result of a task; without a task, the seconds per image of the models."""
+    """The result of a task; for None, the seconds that the models take for an image."""
     if task is None:
         return {"seconds": sum(worker.runner.warm().values())}
     return {"result": worker.compute(task)}

@@ -1,4 +1,4 @@
-"""The stages of a GPU: copies in, models and copies out, each on a stream of its own."""
+"""Runs the stages of a GPU: copies in, models and copies out, each on a stream of its own."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class LoadedBatch:
-    """Images on the device, and the event after which they are whole."""
+    """Images on the device, and the event after which they are copied completely."""
 
     images: Tensor  # uint8 [B, V, H, W, 3]
     copied: torch.cuda.Event
@@ -32,7 +32,7 @@ class LoadedBatch:
 
 @dataclass
 class StartedBatch:
-    """Features on their way back: a page-locked tensor [B, V, D], and the events of its models and of its copy."""
+    """Features on their way back: a page-locked tensor [B, V, D], and the events of the model and of the copy."""
 
     features: Tensor
     begun: torch.cuda.Event
@@ -97,8 +97,8 @@ class CapturedModel:
             self.features = compute(self.images)
         # A graph repeats the branches that Python took while it was recorded. Random images check that no branch
         # depends on the images.
-        others = torch.randint_like(images, 256)
-        if not torch.equal(self(others), compute(others)):
+        noise = torch.randint_like(images, 256)
+        if not torch.equal(self(noise), compute(noise)):
             raise RuntimeError("the recorded model gives different features")
 
     def __call__(self, images: Tensor) -> Tensor:
@@ -119,13 +119,13 @@ class CudaStages:
         self.staging = StagingBuffers()
         self.captured: dict[str, CapturedModel] = {}
         self.notes: list[str] = []
-        # The setting is global. Encoders set and reset it in every call, so one of two threads could reset it while the
-        # other computes. Here it stays set until ``close``.
+        # ``deterministic`` changes global settings. Encoders set and reset them in every call, so one of two threads
+        # could reset them while the other computes. Here they stay set until ``close``.
         self.settings = ExitStack()
         self.settings.enter_context(deterministic())
 
     def warm(self) -> dict[str, float]:
-        """See ``DeviceStages.warm``; MachineError where a batch does not fit the GPU's memory."""
+        """See ``DeviceStages.warm``; MachineError if a batch does not fit into the GPU's memory."""
         import torch
 
         batch = self.runner.settings.batch
@@ -163,11 +163,11 @@ class CudaStages:
         buffer, copied = self.staging.next(images.shape)
         buffer.copy_(torch.from_numpy(images))
         with torch.cuda.stream(self.incoming):
-            there = buffer.to(self.device, non_blocking=True)
+            on_device = buffer.to(self.device, non_blocking=True)
             copied.record()
-            whole = _event()
-            whole.record()
-        return LoadedBatch(there, whole)
+            complete = _event()
+            complete.record()
+        return LoadedBatch(on_device, complete)
 
     def run(self, key: str, loaded: LoadedBatch) -> StartedBatch:
         """See ``DeviceStages.run``."""
@@ -186,10 +186,10 @@ class CudaStages:
         with torch.cuda.stream(self.outgoing):
             computed.wait()
             features.record_stream(self.outgoing)
-            back = torch.empty(features.shape, dtype=features.dtype, pin_memory=True)
-            back.copy_(features, non_blocking=True)
+            on_host = torch.empty(features.shape, dtype=features.dtype, pin_memory=True)
+            on_host.copy_(features, non_blocking=True)
             copied.record()
-        return StartedBatch(back, begun, computed, copied)
+        return StartedBatch(on_host, begun, computed, copied)
 
     def fetch(self, started: StartedBatch) -> tuple[NDArray[np.float32], float]:
         """See ``DeviceStages.fetch``."""
@@ -218,7 +218,7 @@ class CudaStages:
 
     @contextmanager
     def _out_of_memory_named(self, key: str) -> Iterator[None]:
-        """Raise MachineError, with a smaller batch, if the memory of the GPU is too small."""
+        """Turn an out-of-memory error of the GPU into a MachineError, whose hint has a smaller batch."""
         import torch
 
         try:

@@ -129,7 +129,7 @@ class DeviceLine:
         work_on: Callable[[BatchUnderWay], None],
         outgoing: SimpleQueue[BatchUnderWay | None] | None,
     ) -> None:
-        """One thread: a stage of every batch, until None comes. An error is the answer of its batch."""
+        """A thread that does one stage of every batch, until None comes. An error becomes the answer of its batch."""
         while (work := next_batch()) is not None:
             try:
                 if not self.closed:
@@ -152,21 +152,21 @@ class DeviceLine:
             inputs = self.slots.get(work.slot, placed)
             for key in work.keys:
                 job = self.runner.jobs[key]
-                shared = input_key(job.recipe)
-                given = inputs[shared]
+                key_of_input = input_key(job.recipe)
+                given = inputs[key_of_input]
                 if job.recipe.dtype == "uint8":
                     # The feature of ``pixels`` is the input, and bad rows are zero already.
                     work.features[key] = given.copy()
                 elif job.backbone.reads != IMAGES:
-                    work.inputs[shared] = given
-                elif shared not in work.inputs:
+                    work.inputs[key_of_input] = given
+                elif key_of_input not in work.inputs:
                     whole = filled_up(given, self.runner.settings.batch)
-                    work.inputs[shared] = self.device.load(whole)
+                    work.inputs[key_of_input] = self.device.load(whole)
         finally:
             self.slots.free(work.slot)
 
     def _run(self, work: BatchUnderWay) -> None:
-        """Begin the models of images, one after another. Texts and rows are encoded at once."""
+        """Begin the models of images, one after another. Texts and rows are encoded before this returns."""
         for key in work.keys:
             if key in work.features:
                 continue
@@ -181,7 +181,7 @@ class DeviceLine:
         work.inputs = {}  # frees their memory
 
     def _fetch(self, work: BatchUnderWay) -> None:
-        """Wait for the features, and answer."""
+        """Wait for the features, and answer with the ``ComputedBatch``."""
         for key, started in work.started.items():
             features, work.seconds[key] = self.device.fetch(started)
             features = features[: len(work.rows)]
@@ -273,7 +273,7 @@ class GpuFeeder(BatchWorkers):
 
 
 def input_bytes(jobs: Sequence[FeatureJob], batch: int) -> int:
-    """Bytes of the decoded images of a batch; images that several recipes share are counted once.
+    """Bytes of the decoded images of a batch; an input that several recipes share is counted once.
 
     Images of native size, texts and rows count 0.
     """

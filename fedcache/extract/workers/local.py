@@ -1,6 +1,6 @@
 """The loop of an extraction on this machine: workers compute batches, and their features fill chunks.
 
-In this order: the chunks, the counts of an extraction, the choice of workers, and the loop over batches.
+The module contains, in this order: the chunks, the counts of an extraction, the choice of workers, and the loop.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class ChunkCollector:
         return math.ceil(self.rows_in(key, chunk) / self.batch)
 
     def limit(self, key: str) -> int:
-        """Maximum number of unfinished batches of ``key``, which a kill loses: in computation, a chunk, or writing.
+        """Maximum number of batches of ``key`` that are being computed, collected or written. A kill loses them.
 
         There is room for a chunk that fills and one that is written, so that no worker waits at the end of a chunk.
         """
@@ -130,12 +130,12 @@ class ChunkCollector:
             chunk = self.chunk_of(key, batch)
             pending = self.pending.get((key, chunk))
             if pending is None:
-                # Not the shape of these values: without a readable image they do not have its size.
+                # The shape is that of the array, because ``values`` without a readable image have another size.
                 shape = (self.rows_in(key, chunk), *writer.shape[1:])
                 rows = np.empty(shape, values.dtype)
                 pending = PendingChunk(rows, self.batches_in(key, chunk))
                 self.pending[key, chunk] = pending
-            # Several workers give the batches of a chunk in any order; each has its place by its row numbers.
+            # Workers return the batches of a chunk in any order, so the row numbers give the place of a batch.
             start = batch * self.batch - chunk * writer.chunk_rows
             pending.rows[start : start + len(values)] = values
             pending.bad.update(computed.bad)
@@ -172,7 +172,7 @@ class ExtractionStats:
     workers: int = 0  # processes that computed
     # per key, texts that the model reads only in part
     cut: Counter[str] = field(default_factory=Counter)
-    holds: str = IMAGES  # images, texts or rows
+    holds: str = IMAGES  # images, texts, rows or sounds
 
     def add(self, batch: ComputedBatch) -> None:
         """Count a batch that was computed in this process tree."""
@@ -220,7 +220,7 @@ class ExtractionStats:
 
 
 def unreadable(bad: Mapping[int, str]) -> dict[int, str]:
-    """The bad rows without those whose image has vanished, which is no defect."""
+    """The bad rows, without rows whose image has vanished: a vanished image is no defect."""
     return {row: reason for row, reason in bad.items() if reason != VANISHED}
 
 
@@ -236,7 +236,7 @@ def open_workers(
 ) -> BatchWorkers:
     """The workers for a device and ``tasks`` batches; as many as ``worker_count`` gives.
 
-    Once ``stop`` was requested, their end is a StoppedError; else it is a MachineError.
+    The death of a worker raises StoppedError once ``stop`` was requested, else MachineError.
     """
     count = worker_count(jobs, settings, workers=workers, tasks=tasks, cores=cores)
     if not count:
@@ -271,26 +271,27 @@ def run_batches(
     queue: Iterator[BatchTask] = iter(tasks)
     waiting: dict[Future[Any], BatchTask] = {}
     begun: set[tuple[str, int]] = set()  # chunks with a batch that was submitted
-    following = next(queue, None)
+    next_task = next(queue, None)
     while True:
         collector.collect_writes()
-        # Submit batches while workers have room. Batches begin in order, so every chunk but the last one begun gets
-        # full without further batches. So the writes that make room never need a batch that the limit holds back.
-        while following is not None and len(waiting) < workers.depth:
-            batch, keys = following
+        # Submit batches while workers have room. Batches begin in order, so all chunks of an array except the last one
+        # begun become full without further batches. So a write that makes room never waits for a batch that the limit
+        # holds back.
+        while next_task is not None and len(waiting) < workers.depth:
+            batch, keys = next_task
             chunks = {(key, collector.chunk_of(key, batch)) for key in keys}
             if stop.requested and not chunks & begun:
                 # No new chunk is begun, but the chunks that were begun get their missing batches.
-                following = None
+                next_task = None
                 break
             if any(collector.unsaved[key] >= collector.limit(key) for key in keys):
                 break
             begun |= chunks
             for key in keys:
                 collector.unsaved[key] += 1
-            waiting[workers.submit(batch, keys)] = following
-            following = next(queue, None)
-        if not waiting and following is None:
+            waiting[workers.submit(batch, keys)] = next_task
+            next_task = next(queue, None)
+        if not waiting and next_task is None:
             break
         # Wake when a batch is computed or a chunk is saved, and once a second to see a request to stop.
         done, _ = wait([*waiting, *collector.saving], timeout=1.0, return_when=FIRST_COMPLETED)

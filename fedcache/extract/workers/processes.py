@@ -60,7 +60,7 @@ class WorkerProcesses:
         context = worker_context(initializer.__module__)
         # A worker that Ctrl-C reaches before ``start_worker`` ignores it would print a traceback. Forks of the fork
         # server begin with Ctrl-C blocked. A spawned process begins with the blocked signals of its caller, so the
-        # caller blocks Ctrl-C while it spawns. A caller that waits for the fork server must not block it.
+        # caller blocks Ctrl-C while it spawns. A caller that waits for the fork server must not block Ctrl-C.
         self._blocked_at_start: set[signal.Signals] = set()
         if context.get_start_method() == "spawn":
             self._blocked_at_start = {signal.SIGINT}
@@ -88,6 +88,7 @@ class WorkerProcesses:
         while waiting := [answer for answer in answers if not answer.done()]:
             if not wait(waiting, timeout=1.0, return_when=FIRST_COMPLETED).done:
                 self.check()
+        # All are read, so that an error of any call is raised.
         return [self.result(answer) for answer in answers][-1]
 
     def result(self, answer: Future[Any]) -> Any:
@@ -98,7 +99,7 @@ class WorkerProcesses:
             raise self.ended(str(error)) from error
 
     def check(self) -> None:
-        """Raise the error of ``ended`` if a worker has died: one killed while it answers leaves its call waiting."""
+        """Raise the error of ``ended`` if a worker has died, because the call of a dead worker may never end."""
         for process in self._processes():
             if process.exitcode is not None:
                 raise self.ended(f"exit code {process.exitcode}")
@@ -137,7 +138,7 @@ class WorkerProcesses:
 
 
 def _send_each(sender: Connection, payload: bytes, count: int) -> None:
-    """Send the payload once for every worker; stops without an error when no worker reads it any more."""
+    """Send the payload once for every worker. Ends without an error if no worker reads it any more."""
     with sender, suppress(OSError):
         for _ in range(count):
             sender.send_bytes(payload)
@@ -168,10 +169,11 @@ def start_worker(initializer: Callable[..., None], arguments: Connection, turn: 
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     die_with_parent()
-    # The lock of progress bars belongs to the system, and Python warns of it when the worker is killed.
+    # tqdm's own lock is a semaphore of the system, about which Python prints a warning if the worker is killed.
     bars = sys.modules.get("tqdm")
     if bars is not None:
         bars.tqdm.set_lock(threading.RLock())
+    # All workers read from one pipe, so they take turns.
     with turn:
         environment, initargs = arguments.recv()
     take_environment(environment)

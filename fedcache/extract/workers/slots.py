@@ -71,7 +71,7 @@ class OpenSlots:
 
 
 class Slots(OpenSlots):
-    """The slots of the process that made them, and which are free."""
+    """The slots in the process that made them, which also knows which slots are free."""
 
     def __init__(self, count: int, slot_bytes: int) -> None:
         # Rounded up to whole pages. A mapping has at least one page, although slots of texts hold nothing.
@@ -99,7 +99,7 @@ class Slots(OpenSlots):
         self._free.put(slot)
 
     def close(self) -> None:
-        """Close the file. If an array still uses its memory, that is freed with the array."""
+        """Close the file. Memory that an array still uses is freed together with the array."""
         os.close(self._file)
         with suppress(BufferError):
             self.memory.close()
