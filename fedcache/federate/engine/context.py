@@ -36,7 +36,7 @@ MEMO_BYTES = 64 << 20
 """Default size of an ``LruCache`` in bytes; the least recently used values are removed first."""
 
 POOLED = 4
-"""Number of pooled uploads that are kept, the last used: a Gram matrix of 4,096 features takes 64 MB."""
+"""Number of pooled uploads that a grid keeps, the last used ones. A Gram matrix of 4,096 features takes 64 MB."""
 
 
 class SameObject:
@@ -95,7 +95,7 @@ SERVER = "/server"
 
 
 def _powers(first: int, factor: int, count: int) -> list[tuple[np.uint32, np.uint32]]:
-    """(xor, multiplier) of each step of a running hash: the constant before and after its multiplication."""
+    """(xor, multiplier) of each step of numpy's hash: a constant before and after it is multiplied by ``factor``."""
     out = []
     for _ in range(count):
         after = first * factor & _MASK
@@ -114,6 +114,8 @@ _SHIFT = np.uint32(16)
 
 
 class _Seeded(ISeedSequence):
+    """A seed sequence that returns a state which was computed before."""
+
     def __init__(self, state: np.ndarray) -> None:
         self.state = state
 
@@ -210,7 +212,7 @@ class ClientRng:
         Returns:
             [*lead, n, ..]; integers as int64, floats in the run's dtype.
         """
-        when = -1
+        when = -1  # no round
         if every_round:
             when = self.round
         streams = generators([(self.seed, purpose, when, c, *key) for c in self.clients])
@@ -218,6 +220,7 @@ class ClientRng:
 
     def permutations(self, purpose: str, sizes: Sequence[int], *key: int) -> Tensor:
         """A permutation of each client's rows [*lead, max(sizes)], in this round."""
+        # Points of a grid that are computed one by one reuse the permutations of single clients.
         if self.memo is None or len(sizes) > 1:
             return self.each(purpose, lambda g, i: g.permutation(sizes[i]), *key)
         same = ("order", self.seed, purpose, self.round, self.clients[0], sizes[0], self.axes, *key)
@@ -226,7 +229,7 @@ class ClientRng:
 
     def stack(self, parts: Sequence[np.ndarray]) -> Tensor:
         """One array per client -> one tensor with the leading axes of this context, padded with 0."""
-        # Equal lengths need no padding, and one copy.
+        # Arrays of equal length need no padding, and are copied only once.
         longest = max(p.shape[0] for p in parts)
         if all(p.shape[0] == longest for p in parts):
             out = np.concatenate(parts).reshape(len(parts), *parts[0].shape)
@@ -454,7 +457,7 @@ def narrow_clients(t: Tensor, count: int, ctx: Ctx) -> Tensor:
     return t.narrow(axis, 0, count)
 
 
-def own(tree: Tree, ctx: Ctx) -> Tree:
+def writable_copies(tree: Tree, ctx: Ctx) -> Tree:
     """Copies of all tensors with full leading axes, which may be updated in place.
 
     They become row-major, except those of a grid, which may have another memory order (``heads.gram``).

@@ -12,7 +12,14 @@ import torch
 from torch import Tensor
 
 from fedcache.federate.engine.client_data import ClientData, with_axes
-from fedcache.federate.engine.context import Ctx, is_zero, narrow_clients, over, own, training_views
+from fedcache.federate.engine.context import (
+    Ctx,
+    is_zero,
+    narrow_clients,
+    over,
+    training_views,
+    writable_copies,
+)
 from fedcache.federate.engine.hyperparameters import Hp, has_batchnorm
 from fedcache.federate.engine.method import Fit
 from fedcache.heads.linear import Tree
@@ -410,7 +417,7 @@ def fold_batches(carry: Tree, batches: Batches, step: Step, ctx: Ctx) -> Tree:
     A batch of zero weight would not be the same: momentum, weight decay and Adam would still move the weights.
 
     Args:
-        carry: tensors with full leading axes that the caller owns (``context.own``); updated in place.
+        carry: tensors with full leading axes that the caller owns (``context.writable_copies``); updated in place.
         batches: pairs (number of clients that still step, batch); the number never grows.
         step: (carry, batch, ctx) -> replaced tensors of the carry; it need not return tensors updated in place.
         ctx: of all clients.
@@ -519,7 +526,7 @@ def train(
     """
     optimiser = opt_names(names, ctx)
     # Copies with full leading axes, which steps change in place.
-    carry = own(p, ctx)
+    carry = writable_copies(p, ctx)
     if not all(n in p for n in optimiser):
         carry = opt_init(carry, names, ctx) | carry
     for epoch in range(epochs):
