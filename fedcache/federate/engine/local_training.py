@@ -82,9 +82,10 @@ def step(p: Tree, names: Sequence[str], grads: Sequence[Tensor], ctx: Ctx) -> No
         p: parameters and ``opt/`` state with full leading axes, owned by the caller.
         names: of the trained tensors.
         grads: one per name.
-        ctx: reads ``opt``, ``lr``, ``wd`` and ``momentum`` (used by SGD only); for Adam, constants that are declared.
+        ctx: reads ``opt``, ``lr``, ``wd`` and ``momentum`` (used by SGD only), and declared constants of Adam.
     """
     params = [p[n] for n in names]
+    # First moments of the gradients: the momentum of SGD.
     first = [p[f"opt/m/{n}"] for n in names]
     lr = ctx.number("lr")
     wd = ctx.number("wd")
@@ -153,8 +154,8 @@ def _fused_adam(
 ) -> None:
     beta1, beta2, eps = constants
 
-    # The fused kernels read memory in order and ignore the strides; parameters are row-major. The kernels get each
-    # client of the leading axis as a separate tensor, because each has its own number of steps.
+    # The fused kernels read memory in order and ignore strides. Parameters are row-major, and gradients are made so.
+    # Each client of the leading axis is a separate tensor for the kernels, because it has its own number of steps.
     def each(tensors: Sequence[Tensor]) -> list[Tensor]:
         if count.dim():
             return [row for t in tensors for row in t.unbind(0)]
@@ -231,21 +232,21 @@ def _sgd(
 
 def _towards(mean: Tensor, value: Tensor, decay: PerClient) -> None:
     """mean <- decay mean + (1 - decay) value, in place."""
-    rest = over(1.0 - decay, mean)
-    if isinstance(rest, Tensor):
-        mean.add_(rest * (value - mean))
+    weight = over(1.0 - decay, mean)
+    if isinstance(weight, Tensor):
+        mean.add_(weight * (value - mean))
     else:
-        mean.lerp_(value, rest)
+        mean.lerp_(value, weight)
 
 
 def _towards_square(mean: Tensor, value: Tensor, decay: PerClient) -> None:
     """mean <- decay mean + (1 - decay) value^2, in place."""
     mean.mul_(over(decay, mean))
-    rest = over(1.0 - decay, mean)
-    if isinstance(rest, Tensor):
-        mean.add_(rest * value * value)
+    weight = over(1.0 - decay, mean)
+    if isinstance(weight, Tensor):
+        mean.add_(weight * value * value)
     else:
-        mean.addcmul_(value, value, value=rest)
+        mean.addcmul_(value, value, value=weight)
 
 
 def _adam(
@@ -305,11 +306,11 @@ def batch_sizes(n: int, hp: Hp) -> list[int]:
     """
     size = cast(int, hp["batch"])
     normalised = has_batchnorm(hp)
-    whole, rest = divmod(n, size)
+    whole, remainder = divmod(n, size)
     sizes = [size] * whole
-    if rest and not hp.get("drop_last"):
-        if rest > 1 or not normalised:
-            sizes.append(rest)
+    if remainder and not hp.get("drop_last"):
+        if remainder > 1 or not normalised:
+            sizes.append(remainder)
         elif sizes:
             sizes[-1] += 1
     if sizes != [1] or not normalised:
@@ -352,7 +353,7 @@ def minibatches(
         return
     # [M, steps]: rows of each client's batches, 0 where it has no batch left. Clients are sorted by falling rows, so
     # those that still step are a prefix.
-    padded = {n: known + [0] * (steps - len(known)) for n, known in sizes.items()}
+    padded = {n: batches + [0] * (steps - len(batches)) for n, batches in sizes.items()}
     table = np.array([padded[n] for n in data.n], np.int64)
     alive = (table > 0).sum(0)
     widths = table.max(0)
@@ -380,7 +381,7 @@ def minibatches(
         cut: Callable[..., Tensor] = partial(_cut, ctx, k, start, width)
         i = cut(order)
         if at_once:
-            xs = [cut(x, 1) for x in whole]
+            xs = [cut(x, 1) for x in whole]  # 1: the axis of features follows that of rows
         else:
             part = data.narrow(k)
             xs = []
@@ -468,7 +469,7 @@ def grads(
 
 
 def _alive(down: Tree, ctx: Ctx) -> Tree:
-    """The broadcast of the clients that still step: under ``gram`` its maps differ between clients."""
+    """The broadcast, cut to the clients that still step, because under ``gram`` its maps differ between clients."""
     if not ctx.lead:
         return down
     axis = len(ctx.lead) - 1
@@ -544,7 +545,7 @@ def local(
     trained: Callable[[Hp], tuple[str, ...]],
     send: Callable[[Hp], tuple[str, ...]],
 ) -> Fit:
-    """The ``fit`` of most methods: ``epochs`` of ``loss`` on the client's rows, then send some names.
+    """The ``fit`` of most methods: ``epochs`` of ``loss`` on the client's rows, then send some tensors.
 
     Args:
         loss: as in ``train``.

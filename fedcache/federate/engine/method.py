@@ -25,7 +25,8 @@ from fedcache.heads.projection import TRAINED
 ON_ROWS = ("sequential", "batched", "gram")
 """Executions for methods whose server combines maps of the features linearly.
 
-Each client trains these maps on its own rows alone."""
+Each client trains these maps on its own rows alone.
+"""
 
 
 StatisticKind = Literal[

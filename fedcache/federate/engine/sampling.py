@@ -134,7 +134,7 @@ def values_of_clients(
         raise UsageError(f"{here}: the first line is not {','.join(columns)}.", example)
     clients = []
     values = []
-    known = set()
+    seen = set()
     for number, line in enumerate(lines[1:], 2):
         if not line:
             continue
@@ -143,9 +143,9 @@ def values_of_clients(
             values.append(parse(line[1:]))
         except ValueError as error:
             raise UsageError(f"{here}: line {number} {error}.", example) from error
-        if client in known and not repeats:
+        if client in seen and not repeats:
             raise UsageError(f"{here}: line {number} repeats a client.", example)
-        known.add(client)
+        seen.add(client)
         clients.append(client)
     if not clients:
         raise UsageError(f"{here}: it lists no client.", example)
@@ -172,10 +172,10 @@ class ClusterRule:
 
     def words(self) -> dict[str, str | float]:
         """The rule in the form of a run's identity and result."""
-        which: str | int = self.count
+        clusters: str | int = self.count
         if self.digest:
-            which = f"sha256:{self.digest}"
-        return {"client_clusters": which, "clusters_per_round": self.per_round}
+            clusters = f"sha256:{self.digest}"
+        return {"client_clusters": clusters, "clusters_per_round": self.per_round}
 
     def places(self, names: Sequence[str], by_name: np.ndarray, seed: int) -> RowLists:
         """For each cluster, its clients that can train, ascending; a cluster without such a client is left out.
@@ -212,8 +212,8 @@ class ClusterRule:
         example = "client,cluster  and then  client-0,north"
         refuse_lacking(lacking, names, "--client-clusters", example)
         # Number the remaining clusters from 0; a cluster may have no client that can train.
-        _, of = np.unique(cluster[by_name], return_inverse=True)
-        return RowLists.of_sizes(np.argsort(of, kind="stable"), np.bincount(of))
+        _, renumbered = np.unique(cluster[by_name], return_inverse=True)
+        return RowLists.of_sizes(np.argsort(renumbered, kind="stable"), np.bincount(renumbered))
 
 
 def parse_clusters(clusters: str | None, per_round: int) -> ClusterRule | None:
@@ -342,7 +342,7 @@ def parse_sampling(
 
 
 def from_everywhere(value: str | None) -> str | None:
-    """The value of an option that is a number or a file, with the absolute path of a file."""
+    """The value of an option that takes a number or a file: the number as it is, or the absolute path of the file."""
     if value is None or number_in(value) is not None:
         return value
     return str(Path(value).resolve())
@@ -418,7 +418,7 @@ class ClientSampler:
         drawn = self.drawn(round_, participation)
         # One uniform number for each drawn client, in client order.
         gone = generator(self.seed, "dropout", round_).random(len(drawn)) < self.rule.dropout
-        return [c for c, taken in zip(drawn, gone, strict=True) if taken]
+        return [c for c, drops in zip(drawn, gone, strict=True) if drops]
 
     def _draw(self, round_: int, participation: Participation) -> list[int]:
         # Private runs draw each client independently, and ignore the rule.
@@ -530,7 +530,8 @@ class ClientSampler:
     def planned(self, round_: int, participation: Participation) -> int:
         """The planned number of clients in a round; with drawn clusters the largest possible number of any round.
 
-        So a resumed run plans the same number and chooses the same execution.
+        The number does not depend on the drawn clusters, so a resumed run plans the same number and chooses the same
+        execution.
         """
         if self._clusters is None:
             return max(1, len(self.sample(round_, participation)))
@@ -608,7 +609,7 @@ def without_replacement(rng: np.random.Generator, population: int, count: int) -
 def weighted_without_replacement(
     rng: np.random.Generator, weights: np.ndarray, count: int
 ) -> np.ndarray:
-    """``count`` different places, drawn one after another in proportion to the weights of the remaining ones.
+    """``count`` different indices into ``weights``, drawn one after another in proportion to the remaining weights.
 
     The ``count`` smallest of exponential times with these rates have this distribution (Efraimidis and Spirakis, 2006).
     """
