@@ -559,7 +559,7 @@ class UploadPipeline:
 
         Args:
             named: number of rejected uploads in earlier rounds. Warnings name only the first rejected uploads of a run.
-            unprotected: number of unprotected classes in earlier rounds. Only the first round with some gives one.
+            unprotected: number of unprotected classes in earlier rounds. Only the first round with any gives a warning.
         """
         return []
 

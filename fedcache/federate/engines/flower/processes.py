@@ -1,4 +1,4 @@
-"""Flower's programs as processes with a log, which end reliably with fedcache; and the keys of a federation.
+"""Starts Flower's programs as processes that write a log and end with fedcache, and makes the keys of a federation.
 
 ``need_flower`` checks the installation before anything is started or imported.
 """
@@ -28,8 +28,8 @@ from fedcache.federate.engines.flower import QUIET
 from fedcache.store.files import make_private
 from fedcache.store.lock import write_output
 
-LOW = (1, 41)
-HIGH = (1, 42)
+LOW = (1, 41)  # the first supported version of Flower
+HIGH = (1, 42)  # the first version that is not supported
 INSTALL = "pip install 'fedcache[flower]'"
 
 START_WITHIN = 60.0
@@ -263,7 +263,7 @@ def wait_for_port(process: Process, host: str, port: int) -> None:
 
 
 def failure_of(process: Process, what: str) -> MachineError:
-    """The error for a process that ended by itself; ``what`` says how a process failed that is still alive."""
+    """The error for a process that ended by itself. If the process is still alive, ``what`` says how it failed."""
     if not process.alive:
         what = f"ended with {process.popen.returncode}"
     message = f"{process.name} {what}:\n{process.tail()}"
@@ -408,7 +408,7 @@ def read_site_keys(path: Path) -> tuple[Path, Path]:
 def _authority(keys: Keys) -> tuple[Any, Any]:
     """Key and certificate of the authority, made once.
 
-    Raises UsageError where one of both files is missing: a new authority would lock out all sites.
+    Raises UsageError if one of the two files is missing, because a new authority would lock out all sites.
     """
     path = keys.path / "ca.key"
     missing = [file.name for file in (path, keys.ca) if not file.exists()]
@@ -491,7 +491,7 @@ def _usage(*, sign: bool) -> Any:
 
 
 def _write_private(path: Path, key: Any, *, ssh: bool = False) -> None:
-    """A private key, readable by its owner alone."""
+    """Write a private key that only its owner can read."""
     form = PrivateFormat.PKCS8
     if ssh:
         form = PrivateFormat.OpenSSH

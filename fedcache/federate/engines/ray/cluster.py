@@ -76,31 +76,31 @@ def check_address(address: str) -> None:
     Raises UsageError for a text that is not HOST:PORT; MachineError if nothing answers there, or a server
     that is not a Ray cluster.
     """
-    place = host_and_port(address)
-    if place is None:
+    host_port = host_and_port(address)
+    if host_port is None:
         raise UsageError(
             f"--ray-address {address} is not HOST:PORT.",
             "For example --ray-address 10.0.0.1:6379, the address that `ray start --head` prints. Run "
             "the command on a node of the cluster.",
         )
-    host, port = place
+    host, port = host_port
     hint = (
         f"ray start --head --port {port}   on {host} starts a cluster;  ray status --address {address}   "
         "shows its state"
     )
-    found = b""
+    reply = b""
     try:
-        with socket.create_connection(place, ANSWER_WITHIN) as line:
+        with socket.create_connection(host_port, ANSWER_WITHIN) as connection:
             # The start of an HTTP/2 connection with empty settings, which every gRPC server answers.
             empty_settings = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
-            line.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + empty_settings)
+            connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + empty_settings)
             with suppress(TimeoutError):  # a server that does not answer HTTP/2
-                found = line.recv(9)
+                reply = connection.recv(9)
     except OSError as error:
         raise MachineError(
             f"No Ray cluster answers at {address}: {error.strerror or error}.", hint
         ) from error
-    if len(found) < 4 or found[3] != 4:  # byte 3 is the type of the frame, 4 for settings
+    if len(reply) < 4 or reply[3] != 4:  # byte 3 is the type of the frame, 4 for settings
         raise MachineError(f"The server at {address} is not a Ray cluster.", hint)
 
 
@@ -283,7 +283,7 @@ def _remove_folder(folder: Path) -> None:
 
 def _remove_dead_clusters() -> None:
     """Remove the folders of killed drivers, which do not hold their locks any more."""
-    for left in Path(_short()).glob(f"{PREFIX}*/{HELD}"):
-        with try_lock(left) as free:
+    for lock in Path(_short()).glob(f"{PREFIX}*/{HELD}"):
+        with try_lock(lock) as free:
             if free:
-                shutil.rmtree(left.parent, ignore_errors=True)
+                shutil.rmtree(lock.parent, ignore_errors=True)
