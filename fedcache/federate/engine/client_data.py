@@ -52,7 +52,7 @@ STEP = 4096
 
 
 def in_steps(rows: np.ndarray) -> Iterator[np.ndarray]:
-    """Consecutive views of at most ``STEP`` rows."""
+    """Consecutive parts of at most ``STEP`` rows, without copies."""
     for first in range(0, len(rows), STEP):
         yield rows[first : first + STEP]
 

@@ -1,8 +1,8 @@
 """Context of a method: the clients and grid points computed at once, and their random draws.
 
 M clients of G grid points are one batch. ``ctx.lead`` is ``()``, ``(M,)`` or ``(G, M)``, and every per-client tensor
-carries exactly those leading axes, each full or 1. Methods never see a random generator: draws are keyed by
-(seed, purpose, round, client, ...) and stacked here, so no execution, chunk, padding or order changes a draw.
+carries exactly those leading axes, each of full length or of length 1. Methods never see a random generator: draws are
+keyed by (seed, purpose, round, client, ...) and stacked here, so no execution, chunk, padding or order changes a draw.
 
 A key is hashed to 128 bits, so two keys never share a stream in practice. A round makes one stream for every client and
 purpose; ``generators`` seeds many at once, since numpy's ``SeedSequence`` spends 30 us on each. The states are those of
@@ -98,9 +98,9 @@ def _powers(first: int, factor: int, count: int) -> list[tuple[np.uint32, np.uin
     """(xor, multiplier) of each step of numpy's hash: a constant before and after it is multiplied by ``factor``."""
     out = []
     for _ in range(count):
-        after = first * factor & _MASK
-        out.append((np.uint32(first), np.uint32(after)))
-        first = after
+        product = first * factor & _MASK
+        out.append((np.uint32(first), np.uint32(product)))
+        first = product
     return out
 
 
@@ -254,6 +254,7 @@ class ClientRng:
         """
         if self.memo is not None and len(self.clients) == 1:
             return self._remembered(purpose, independent)
+        # "": one stream that all clients share. -1: no round, because the draws are equal in every round.
         clients = [""] * len(self.clients)
         if independent:
             clients = list(self.clients)

@@ -123,8 +123,10 @@ def evaluate_global(scores: Scores, data: Data, clients: Sequence[ClientRows]) -
     if data.classes <= MOST_CONFUSED:
         counts = confusion(truth, predictions, data.classes)
     domains = _by_domain(data, rows, right)
-    found = Evaluation(accuracy, known_mean(right), f1, domains, rows, predictions, counts=counts)
-    return with_pooled(found, table, data)
+    evaluation = Evaluation(
+        accuracy, known_mean(right), f1, domains, rows, predictions, counts=counts
+    )
+    return with_pooled(evaluation, table, data)
 
 
 @dataclass(frozen=True)
@@ -184,9 +186,9 @@ def evaluate_personal(
             tally.add(block, test, predicted, stacked.which)
             continue
         for client in block:
-            alone = model(client)
-            if alone is not None:
-                predicted = predict_rows(alone, data.x.device, test)
+            scores = model(client)
+            if scores is not None:
+                predicted = predict_rows(scores, data.x.device, test)
                 # The only model of this call has number 0.
                 tally.add([client], test, predicted[None], np.zeros(1, np.int64))
     return with_pooled(tally.evaluation(headline), table, data, everywhere=everywhere)
@@ -296,19 +298,19 @@ class Tally:
         y = self._y[rows]
         for model, guess in enumerate(predicted):
             # Clients with equal models and equal test rows have equal scores: computed once, counted for each.
-            who = np.asarray(clients)[which == model]
+            sharing = np.asarray(clients)[which == model]
             right = _right(guess, y)
-            self._accuracy[who] = known_mean(right)
-            self._f1[who] = macro_f1(guess, y, self._classes)
+            self._accuracy[sharing] = known_mean(right)
+            self._f1[sharing] = macro_f1(guess, y, self._classes)
             if self._confusion is not None:
-                self._confusion += len(who) * confusion(y, guess, self._classes)
+                self._confusion += len(sharing) * confusion(y, guess, self._classes)
             if self._domain is not None:
                 known = ~np.isnan(right)
                 domains = self._domain[rows[known]]
                 hits = np.bincount(domains, right[known], len(self._hits))
                 counts = np.bincount(domains, minlength=len(self._known))
-                self._hits += len(who) * hits
-                self._known += len(who) * counts
+                self._hits += len(sharing) * hits
+                self._known += len(sharing) * counts
         # Above the limit all predictions are dropped, because a reader would take a part of them for all.
         self._size += len(clients) * len(rows)
         if self._size > KEPT:
@@ -367,11 +369,11 @@ def score_job(job: RunState, chosen: Sequence[int] | None = None) -> Evaluation:
         for_validation = job.clients.for_validation
     job.memo = memo or LruCache()  # clients that never took part share their first weights
     try:
-        found = _scored_on(job, down, global_model, job.clients, chosen)
+        evaluation = _scored_on(job, down, global_model, job.clients, chosen)
         if for_validation is None:
-            return found
+            return evaluation
         return replace(
-            found, validation=_scored_on(job, down, global_model, for_validation, chosen)
+            evaluation, validation=_scored_on(job, down, global_model, for_validation, chosen)
         )
     finally:
         job.memo = memo
@@ -454,8 +456,7 @@ def models_together(
     def scores(part: slice) -> Scores:
         # The client axis has one position for each model. The broadcast has length 1 on it; features are shared.
         ids = first[part]
-        some = trees[part]
-        personal = stacked_trees(some)
+        personal = stacked_trees(trees[part])
         shown = None
         if method.reads_test(job.hp):
             shown = tests
@@ -537,10 +538,10 @@ def zero_shot_accuracy(job: RunState, chosen: Sequence[int] | None = None) -> fl
     scores = job.method.zero_shot(job.server_ctx())
     if scores is None:
         return None
-    found = evaluate_global(lambda rows: scores(job.data.x[rows, 0]), job.data, job.clients)
+    evaluation = evaluate_global(lambda rows: scores(job.data.x[rows, 0]), job.data, job.clients)
     if job.method.protocol(job.hp) != "personalised":
-        return found.global_accuracy
-    of_clients = found.client_accuracy
+        return evaluation.global_accuracy
+    of_clients = evaluation.client_accuracy
     if chosen is not None:
         of_clients = of_clients[np.asarray(chosen, np.int64)]
     mean = known_mean(of_clients)

@@ -19,7 +19,7 @@ Kind = Literal["float", "int", "bool", "choice"]
 
 
 def has_batchnorm(hp: Hp) -> bool:
-    """Whether a model of these switches has BatchNorm. A linear head never has it, whatever ``bn`` is."""
+    """Whether a model of these switches has BatchNorm. A linear head never has it, also with ``bn``."""
     return bool(hp.get("bn")) and hp.get("head") != "linear"
 
 

@@ -415,7 +415,7 @@ def _cut(ctx: Ctx, count: int, start: int, width: int, t: Tensor, core: int = 0)
 def fold_batches(carry: Tree, batches: Batches, step: Step, ctx: Ctx) -> Tree:
     """Fold ``step`` over batches. A client without further batches takes no more steps.
 
-    A batch of zero weight would not be the same: momentum, weight decay and Adam would still move the weights.
+    Batches of zero weight would not be equivalent: momentum, weight decay and Adam would still move the weights.
 
     Args:
         carry: tensors with full leading axes that the caller owns (``context.writable_copies``); updated in place.
@@ -423,6 +423,7 @@ def fold_batches(carry: Tree, batches: Batches, step: Step, ctx: Ctx) -> Tree:
         step: (carry, batch, ctx) -> replaced tensors of the carry; it need not return tensors updated in place.
         ctx: of all clients.
     """
+    # ``now`` and ``view`` are the context and the tensors of the clients that still step.
     full = carry
     now = ctx
     view = dict(carry)
@@ -560,9 +561,9 @@ def local(
         optimiser = [n for n in state if n.startswith("opt/")]
         p = {k: known[k] for k in (*model(ctx.hp), *optimiser)}
         p = train(p, trained(ctx.hp), ctx.count("epochs"), loss, down, data, ctx)
-        kept = {k: p[k] for k in state}
+        new_state = {k: p[k] for k in state}
         sent = {k: p[k] for k in send(ctx.hp)}
-        return kept, sent
+        return new_state, sent
 
     return fit
 

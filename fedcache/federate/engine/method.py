@@ -452,14 +452,14 @@ class Method:
 
     def cautions(self, hp: Hp) -> list[str]:
         """The warnings of a run under these switches."""
-        found = list(self.caution(hp))
+        cautions = list(self.caution(hp))
         if self.reads_test(hp):
             leak = (
                 f"{self.name} learns from labelled test rows before it is scored on them: its accuracy is "
                 "not a test accuracy and cannot be compared with other methods"
             )
-            found.insert(0, leak)
-        return found
+            cautions.insert(0, leak)
+        return cautions
 
     @property
     def tuned(self) -> tuple[str, ...]:

@@ -204,12 +204,12 @@ def self_training(
     synthetic = 0
     order = sorted(states)
     for start in range(0, len(order), TOGETHER):
-        some = order[start : start + TOGETHER]
+        clients = order[start : start + TOGETHER]
         # Means over rows read the rows of all clients one after another. ``votes`` reads padded rows of each client;
         # ``real`` is 1 on rows and 0 on padding.
-        of_clients = [states[client]["rows/q"] for client in some]
+        of_clients = [states[client]["rows/q"] for client in clients]
         q = torch.cat(of_clients)
-        truth = torch.cat([labels[client] for client in some])
+        truth = torch.cat([labels[client] for client in clients])
         right += int((q.argmax(-1) == truth).sum())
         bits += float(entropy_bits(q.double()).sum())
         rows += len(q)

@@ -417,8 +417,8 @@ class ClientSampler:
             return []
         drawn = self.drawn(round_, participation)
         # One uniform number for each drawn client, in client order.
-        gone = generator(self.seed, "dropout", round_).random(len(drawn)) < self.rule.dropout
-        return [c for c, drops in zip(drawn, gone, strict=True) if drops]
+        is_lost = generator(self.seed, "dropout", round_).random(len(drawn)) < self.rule.dropout
+        return [c for c, drops in zip(drawn, is_lost, strict=True) if drops]
 
     def _draw(self, round_: int, participation: Participation) -> list[int]:
         # Private runs draw each client independently, and ignore the rule.
@@ -462,8 +462,8 @@ class ClientSampler:
                 available = available[free[available]]
             places = self._places(available, count, *key)
         drawn = available[np.sort(places)].tolist()
-        gone = generator(self.seed, "dropout", *key).random(len(drawn)) < self.rule.dropout
-        return list(zip(drawn, gone.tolist(), strict=True))
+        is_lost = generator(self.seed, "dropout", *key).random(len(drawn)) < self.rule.dropout
+        return list(zip(drawn, is_lost.tolist(), strict=True))
 
     def _most_are_free(self, busy: Sequence[int], count: int) -> bool:
         """Whether most clients are free, so that a client drawn among all of them is usually free."""
@@ -541,16 +541,16 @@ class ClientSampler:
 
     def warnings(self, participation: Participation) -> list[str]:
         """Warnings before the first round, about a too small share, too few clients in a trace, and small clusters."""
-        found = [*self._few_in_trace(), *self._small_clusters(participation)]
+        warnings = [*self._few_in_trace(), *self._small_clusters(participation)]
         if isinstance(participation, float):
             clients = len(self.names)
             share = participation * clients
             if share < 0.5:
-                found.append(
+                warnings.append(
                     f"a share of {participation:g} of {clients:,} clients is only {share:.2g} clients, so each "
                     "round has one client"
                 )
-        return found
+        return warnings
 
     def _few_in_trace(self) -> list[str]:
         if self._lines is None:

@@ -260,7 +260,8 @@ def _second_moments(checked: _Checked, full: Tensor, moments: Tensor, rows: floa
     scatter = full
     if len(moments):
         scatter = full - moments.mT @ moments
-    # A Cholesky factor proves that there is no negative eigenvalue, and is faster than the eigenvalues.
+    # A Cholesky factor proves that there is no negative eigenvalue, and is faster than the eigenvalues. The second
+    # result is 0 if there is a factor.
     shift = torch.eye(width, dtype=full.dtype, device=full.device) * tolerance
     if not torch.linalg.cholesky_ex(scatter + shift)[1]:
         return None

@@ -254,8 +254,8 @@ def check_port(host: str, port: int) -> None:
 
 def wait_for_port(process: Process, host: str, port: int) -> None:
     """Wait until a process listens. Raises MachineError, with the end of its log, if it ends first or is late."""
-    last = time.monotonic() + START_WITHIN
-    while time.monotonic() < last and process.alive:
+    deadline = time.monotonic() + START_WITHIN
+    while time.monotonic() < deadline and process.alive:
         with suppress(OSError), socket.create_connection((host, port), timeout=1.0):
             return
         time.sleep(0.2)
@@ -418,8 +418,8 @@ def _authority(keys: Keys) -> tuple[Any, Any]:
             f"Put {missing[0]} back. Or make new keys in another folder, and give every site its new keys.",
         )
     if not missing:
-        known = load_pem_private_key(path.read_bytes(), None)
-        return known, x509.load_pem_x509_certificate(keys.ca.read_bytes())
+        ca_key = load_pem_private_key(path.read_bytes(), None)
+        return ca_key, x509.load_pem_x509_certificate(keys.ca.read_bytes())
     key = ec.generate_private_key(ec.SECP384R1())
     name = _name("fedcache local authority")
     identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())

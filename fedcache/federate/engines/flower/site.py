@@ -120,7 +120,7 @@ class Site:
         method = self.request.method
         trees: list[Tree] = []
         answers: list[dict[str, Any]] = []
-        fitted: dict[Any, Tree] = {}
+        fitted: dict[Any, Tree] = {}  # key of jobs with equal uploads -> the upload
         for job, down in zip(jobs, message.trees, strict=True):
             run = self._run(job, clients, client_number, dtype)
             if kind == "score":

@@ -473,7 +473,7 @@ class Sites:
         self._request = dict(request)
         arrived: list[Member] = []
         reasons: list[FedcacheError | str] = []
-        last = time.monotonic() + self.terms.wait
+        deadline = time.monotonic() + self.terms.wait
         self.observer.note(f"Waiting for {self.terms.sites} sites.")
         if self.names.path is None:
             self.observer.note(
@@ -483,11 +483,11 @@ class Sites:
             owned = len(self.names.known())
             self.observer.note(f"A name belongs to the first key that uses it. {owned} are taken.")
         while True:
-            arrived += self._request_facts(reasons, max(last - time.monotonic(), ANSWER))
+            arrived += self._request_facts(reasons, max(deadline - time.monotonic(), ANSWER))
             kept, differing, rejected = self._select_members(arrived)
             # ``--like`` names the group of sites, or more than half of them are in one group.
             decided = bool(self.terms.like) or len(arrived) > 2 * len(differing)
-            late = time.monotonic() >= last
+            late = time.monotonic() >= deadline
             if (decided and len(kept) >= self.terms.sites) or late:
                 break
             time.sleep(LOOK_EVERY)

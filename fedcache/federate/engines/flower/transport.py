@@ -116,8 +116,8 @@ class FlowerTransport:
                 if message_id:
                     waiting[message_id] = node
                     replies[node] = f"it did not answer within {timeout:g} s"
-        last = time.monotonic() + timeout
-        while waiting and time.monotonic() < last:
+        deadline = time.monotonic() + timeout
+        while waiting and time.monotonic() < deadline:
             time.sleep(PULL_EVERY)
             for reply in self._grid.pull_messages(list(waiting)):
                 # The sender of an error is the SuperLink, so the node is found by the message it answers.

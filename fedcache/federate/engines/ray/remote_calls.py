@@ -119,9 +119,9 @@ class RayWorkerPool:
         counts = [0] * len(self._actors)
         for _, actor in self._waiting.values():
             counts[actor] += 1
-        least = counts.index(min(counts))
-        ref = self._actors[least].call.remote(*self._head, *args)
-        self._waiting[ref] = (tag, least)
+        idlest = counts.index(min(counts))
+        ref = self._actors[idlest].call.remote(*self._head, *args)
+        self._waiting[ref] = (tag, idlest)
 
     def wait(self, seconds: float) -> list[tuple[Any, dict[str, Any]]]:
         """(tag, answer) of the calls that have ended, after at most that many seconds.
