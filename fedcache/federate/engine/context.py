@@ -86,7 +86,7 @@ WORDS = 4
 """Number of 32-bit words in the hash of a key, and in numpy's entropy pool."""
 
 MANY = 8
-"""Number of keys from which it is faster to hash them together."""
+"""Minimum number of keys for which it is faster to seed all generators together."""
 
 _MASK = 0xFFFFFFFF
 
@@ -168,7 +168,7 @@ def seed_states(entropy: np.ndarray) -> np.ndarray:
         value = (value ^ step[0]) * step[1]
         return value ^ value >> _SHIFT
 
-    # numpy's algorithm on arrays: fill the pool, mix every word into every other, then draw 32-bit words from it.
+    # numpy's algorithm on arrays: fill the pool, mix every word into every other, then draw 32-bit words from the pool.
     pool = [mixed(word, next(steps)) for word in entropy.astype(np.uint32)]
     for source, target in permutations(range(WORDS), 2):
         both = pool[target] * _LEFT - mixed(pool[source], next(steps)) * _RIGHT

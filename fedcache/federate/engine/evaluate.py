@@ -33,7 +33,7 @@ from fedcache.heads.linear import Tree
 def with_pooled(
     evaluation: Evaluation, clients: ClientTable, data: Data, *, everywhere: bool = False
 ) -> Evaluation:
-    """The evaluation with its accuracy over all labelled test rows of all clients that were scored.
+    """The evaluation, completed by the accuracy over all labelled test rows of all clients that were scored.
 
     A row that several clients are tested on counts once for each of them. ``everywhere`` means that every client was
     scored on the union of the test rows. The accuracy is NaN if no client was scored.
@@ -454,7 +454,7 @@ def models_together(
     shared = {name: t.unsqueeze(0) for name, t in down.items()}
 
     def scores(part: slice) -> Scores:
-        # The client axis has one position for each model. The broadcast has length 1 on it; features are shared.
+        # The client axis has one position for each model. The broadcast has length 1 on this axis; features are shared.
         ids = first[part]
         personal = stacked_trees(trees[part])
         shown = None

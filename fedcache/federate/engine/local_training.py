@@ -1,4 +1,4 @@
-"""Local training, in parts every gradient method shares: batches, a fold over them, one optimiser step."""
+"""Parts of local training that all gradient methods share: batches, a fold over them, one optimiser step."""
 
 from __future__ import annotations
 
@@ -90,8 +90,8 @@ def step(p: Tree, names: Sequence[str], grads: Sequence[Tensor], ctx: Ctx) -> No
     lr = ctx.number("lr")
     wd = ctx.number("wd")
     momentum = ctx.number("momentum")
-    # Fused kernels take only plain numbers; a number that is swept over a grid is a tensor. They also need each tensor
-    # in one block of memory. In a grid [G, M, ..], the first clients of a chunk are not one block.
+    # Fused kernels take only plain numbers; a number that is swept over a grid is a tensor. The kernels also need each
+    # tensor in one block of memory. In a grid [G, M, ..], the first clients of a chunk are not one block.
     plain = [h for h in (lr, wd, momentum) if isinstance(h, float)]
     in_blocks = len(ctx.lead) < 2
     fused = in_blocks and len(plain) == 3 and fused_kernels_work()

@@ -66,7 +66,7 @@ class UploadTensor:
 
     shape: tuple[int, ...]  # without leading axes
     dtype: torch.dtype  # of its numbers
-    # Whether it counts training rows of the client: whole numbers, not negative, and not more than its rows.
+    # Whether it counts training rows of the client: whole numbers, not negative, in sum at most the client's rows.
     counts_rows: bool = False
     # The statistic of the client's rows that it holds; None for anything else, such as weights.
     statistic: Statistic | None = None
@@ -94,7 +94,7 @@ def whole_server(server: Tree, _ctx: Ctx) -> Uploads:
 
 
 def server_tensors(names: Callable[[Hp], Sequence[str]]) -> Callable[[Tree, Ctx], Uploads]:
-    """Uploads of clients that send these tensors of the server."""
+    """Uploads of clients that send the server's tensors ``names(hp)``."""
 
     def uploads(server: Tree, ctx: Ctx) -> Uploads:
         return {name: UploadTensor.like(server[name]) for name in names(ctx.hp)}

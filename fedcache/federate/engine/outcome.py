@@ -38,7 +38,7 @@ class DeployedModel:
     """The model that a run deploys for one client, or its one global model."""
 
     method: Method
-    down: Tree  # the broadcast, or a probe that evaluation trained on it
+    down: Tree  # the broadcast, or a probe that evaluation trained from the broadcast
     personal: Tree  # the client's own part; {} for a global model
     data: ClientData  # rows of the client, for users' methods that read them to predict
     ctx: Ctx  # without leading axes

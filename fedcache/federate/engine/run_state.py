@@ -313,7 +313,7 @@ class RunState:
         self.noticed = False  # whether the method has warned about a round
 
     def _labels(self) -> Tensor:
-        """The labels that clients train on: those of the data, flipped on the rows of attackers by label-flip."""
+        """The labels that clients train on: those of the data; attack label-flip changes them on the rows of attackers."""
         y = self.data.y.to(self.data.x.device)
         attack = self.trust.attack
         if attack is None or attack.name != "label-flip":
@@ -337,7 +337,7 @@ class RunState:
                 f"{self.method.name} needs class text features, but the features of this run have none.",
                 "Use a backbone with a text tower, for example --backbones glyph-clip.",
             )
-        # These depend on the store or the device, so they are checked before any client trains.
+        # These needs depend on the store or the device, so they are checked before any client trains.
         available = {
             "image tower": self.env.towers,
             "text tower": self.env.towers,
@@ -655,7 +655,7 @@ class RunState:
         return made
 
     def fit_one(self, down: Tree, client: int) -> Tree:
-        """One client trained alone, without leading axes; its upload."""
+        """Train one client alone, without leading axes; returns its upload."""
         self.env.watch()
         data = self.cut(client)
         ctx = self.ctx([client], 0)

@@ -1,4 +1,4 @@
-"""Client sampling: clients that are drawn in a round among the available ones, without those that drop out."""
+"""Client sampling: draws the clients of each round among the available clients, and the clients that drop out."""
 
 from __future__ import annotations
 
@@ -270,7 +270,7 @@ def _cluster(words: Sequence[str]) -> str:
 
 
 MANY = 1 << 16
-"""Number of clients from which a round's clients are drawn one by one, without a permutation of all clients."""
+"""Minimum number of clients for which a round's clients are drawn one by one, without a permutation of all clients."""
 
 Participation = int | float | None
 """Clients per round: None for all, an int for a number, a float for a share."""
@@ -520,7 +520,7 @@ class ClientSampler:
         return clients
 
     def _of_clusters(self, clusters: RowLists, round_: int) -> np.ndarray:
-        """int64, by name: the clients that can train in the clusters of a round, which are drawn uniformly."""
+        """int64, by name: the clients that can train in the clusters of a round; these clusters are drawn uniformly."""
         rng = generator(self.seed, "clusters", round_)
         drawn = without_replacement(rng, len(clusters), self._per_round)
         places = np.sort(clusters.take(drawn).rows)

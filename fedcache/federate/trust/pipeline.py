@@ -733,7 +733,7 @@ class UploadLayout:
         self.names = []
         self.base = {}
         for name, declared in sorted(expected.items()):
-            # Other counts are weights of uploads, on which no rule votes.
+            # Counts that are not summed are weights of uploads, on which no rule votes.
             left_out = declared.counts_rows and not (counts and rules[name] == "sum")
             if left_out or not declared.dtype.is_floating_point:
                 continue

@@ -57,7 +57,7 @@ def geomedian(V: Tensor) -> Tensor:
         met = far <= 1e-9 * spread
         weight = (~met) / torch.where(met, spread, far)
         moved = (weight / weight.sum()) @ V
-        # Each row at the point holds it with a force of 1. It moves only if the other rows pull harder.
+        # Each row at the point holds the point with a force of 1. The point moves only if the other rows pull harder.
         held = int(met.sum())
         if held:
             pull = float((weight @ (V - point)).norm())
@@ -155,10 +155,10 @@ class RobustRule:
         return self.last == "median" or find("aggregators", self.last) is not None
 
     def of_moments(self, V: Tensor, f: int) -> Tensor:
-        """``__call__`` for rows that hold first and second moments, which stay consistent.
+        """``__call__`` for rows that hold first and second moments; it keeps the moments consistent with one another.
 
-        A mean of rows keeps them consistent. A rule by coordinates does not, because a median of variances does not fit
-        a median of means. So such a rule is replaced by the mean of the rows nearest to its result.
+        A mean of rows does so. A rule by coordinates does not, because a median of variances does not fit a median of
+        means. So such a rule is replaced by the mean of the rows nearest to its result.
         """
         made = self(V, f)
         m = len(V)

@@ -41,7 +41,7 @@ class _Checked:
     name: str  # of the tensor
     values: Tensor  # float64
     declared: Statistic
-    eps: float  # relative rounding of its numbers as they were sent
+    eps: float  # relative rounding error of the type in which the numbers were sent
     statistics: Mapping[StatisticKind, Tensor]  # all statistics of the upload, float64
     ridge: float  # on the diagonal of the gram matrix of the upload
     count: Tensor | None  # [C] rows of each class, if the upload has counts

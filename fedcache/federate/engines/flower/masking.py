@@ -80,7 +80,7 @@ class MaskedTensor:
 
 @dataclass(frozen=True)
 class Masking:
-    """Layout and scale of the vectors of a round, which the server sends to the sites."""
+    """Layout and scale of the vectors of a round; the server sends both to the sites."""
 
     tensors: tuple[MaskedTensor, ...]
     scale: float  # n_max

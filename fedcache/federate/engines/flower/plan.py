@@ -95,7 +95,7 @@ def check_suited(method: Method, hp: Hp, config: TrainConfig) -> None:
             "answers, and see in which rounds they take part.",
             f"{simulation} --dp-clip 1 --dp-noise 1 --dp-seed 0   shows the cost of noise",
         )
-    # Sampling and timing are options of a simulation; those at their defaults may stay.
+    # Sampling and timing are options of a simulation, so only their defaults are accepted.
     plain = TrainConfig()
     options = {}
     for name in (*SAMPLING_OPTIONS, *TIMING_OPTIONS):

@@ -274,7 +274,7 @@ def failure_of(process: Process, what: str) -> MachineError:
 # site. They give TLS, and the list of sites that may take part.
 #
 #     KEYS/ca.crt          certificate of the authority, with which sites check the server
-#     KEYS/ca.key          its private key; nothing that runs needs it
+#     KEYS/ca.key          its private key; no running program needs it
 #     KEYS/server.crt|key  certificate and key of the server
 #     KEYS/nodes/NAME.pub  public key of a site, for the server
 #     KEYS/sites/NAME/     node.key and ca.crt: the folder to hand to that site, and nothing else

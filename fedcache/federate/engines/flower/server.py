@@ -298,7 +298,7 @@ class Server:
         down: Tree,
         answer: Mapping[int, Tree | str] | SummedUploads,
     ) -> list[int] | None:
-        """Pool the uploads of a round and end it; returns its clients, or None if the job failed."""
+        """Pool the uploads of a round and end the round; returns its clients, or None if the job failed."""
         run = job.run
         number = run.round + 1
         summed = None
@@ -691,7 +691,7 @@ def _open_points(plan: Plan, source: SiteRows, home: Home, observer: Observer) -
     """Every point of a plan as a run."""
     opened = []
     for swept, config in plan.points:
-        # The server reads and extracts no features, so it has no seconds for that.
+        # The server reads and extracts no features, so the result has no seconds for these steps.
         inputs = replace(prepare_run(config, source), seconds={})
         # With this configuration, `fedcache train --clients-from DIR` repeats the run on a directory of all shards.
         spec = inputs.resolve(replace(config, clients_from="sites"))
@@ -729,7 +729,7 @@ def _begin_points(points: Sequence[OpenRun], observer: Observer, *, fresh: bool)
 
 
 def _start_seed(run: OpenRun, seed: int, server: Server, observer: Observer) -> ServerJob:
-    """Start a seed, from its checkpoint if it has one. Every round takes seconds, so it writes a checkpoint."""
+    """Start a seed, from its checkpoint if it has one. Every round takes seconds, so every round writes one."""
     state = run.checkpoint(seed)
     if state is not None:
         observer.note(f"Seed {seed}: resuming after round {state.meta['round']}.")

@@ -1,4 +1,4 @@
-"""Site: its store, the facts it reports, and its answers to messages. It sends uploads and counts, never a row.
+"""A site of a federation: its store, the facts it reports, and its answers: uploads and counts, never a row.
 
 The random streams of a client are seeded by its name, and the message holds all other inputs. So a site sends the same
 bits as the client of that name in the in-process engine. The store is opened for every message, because Flower answers
@@ -93,7 +93,7 @@ class SiteJob:
 
 
 class _OneClientRun(RunState):
-    """A run at one site: every client except its own is ``OTHER``."""
+    """A run at one site: every client except the site's own is ``OTHER``."""
 
     def _eligible(self) -> np.ndarray:
         """The site's own client, also if it has no training rows and is only scored."""
@@ -157,7 +157,7 @@ class Site:
         """The run of a job, with the state of this client after the last round it took part in."""
         all_clients: list[Client] = [OTHER] * clients
         all_clients[client_number] = self.client
-        # The server rejects an upload that is not finite; its message names the round and this client.
+        # With ``reject`` the site sends an upload that is not finite. The server refuses it, naming round and client.
         trust = TrustPolicy(on_bad="reject")
         method = self.request.method
         run = _OneClientRun(method, job.hp, self.data, all_clients, job.seed, dtype, trust=trust)
@@ -168,10 +168,11 @@ class Site:
         return run
 
     def _save_model(self, run: RunState, job: SiteJob) -> None:
-        """Save the site's own model of a job, which the server never has, unless all sites use the server's model.
+        """Save the site's own model of a job, unless all sites use the server's model.
 
-        The file is like that of a run in one process, so ``fedcache predict FILE IMAGES`` classifies with it. It is
-        replaced whenever the site is scored, so it holds the model of the last round.
+        The server never has this model. The file is like that of a run in one process, so
+        ``fedcache predict FILE IMAGES`` classifies with it. It is replaced whenever the site is scored, so it holds the
+        model of the last round.
         """
         method = run.method
         protocol = method.protocol(run.hp)

@@ -1,4 +1,4 @@
-"""Sites of a federation: the facts that they report, and the selection of those that take part, also later ones.
+"""Sites of a federation: the facts that they report, and the selection of the sites that take part.
 
 Features of different recipes must never be averaged. So sites whose facts differ from those of more than half of the
 sites are refused, with the difference in words. Without such a majority, ``--like`` must name the site that is right. A
@@ -154,7 +154,7 @@ class SiteFacts:
 
 
 def _checked_fact(name: str, value: Any) -> Any:
-    """One fact as its type. Raises ValueError for one outside its limits."""
+    """One fact of a site, with a list as a tuple. Raises ValueError for a fact outside its limits."""
     if name == "number":
         sound = value is None or _is_whole(value, 0, 2**53)
         expected = "a whole number or none"

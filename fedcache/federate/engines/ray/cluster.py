@@ -107,8 +107,8 @@ def check_address(address: str) -> None:
 class Cluster:
     """A cluster that this process uses; ``words`` name it in messages.
 
-    ``home`` is the user's HOME, for the workers of a local cluster, whose processes start with another HOME; None for a
-    cluster that this process joined.
+    The workers of a local cluster start with another HOME; ``home`` is the user's HOME, which they restore. It is None
+    for a cluster that this process joined.
     """
 
     def __init__(self, ray: Any, words: str, home: str | None = None) -> None:

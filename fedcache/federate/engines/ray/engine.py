@@ -209,7 +209,7 @@ def _end_point(grid: GridRun, number: int, out: tuple[str, bool] | FedcacheError
 
 
 def read_run(path: Path, *, reused: bool) -> Run:
-    """A run that a worker has finished. Raises MachineError if it is not on this machine's disk; CorruptionError."""
+    """A run that a worker has finished. Raises MachineError if this machine does not have it; CorruptionError."""
     file = path / "result.json"
     if not file.exists():
         raise MachineError(
