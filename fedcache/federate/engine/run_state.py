@@ -313,7 +313,7 @@ class RunState:
         self.noticed = False  # whether the method has warned about a round
 
     def _labels(self) -> Tensor:
-        """The labels that clients train on: those of the data; attack label-flip changes them on the rows of attackers."""
+        """The labels that clients train on: those of the data, but with ``label-flip`` other labels on attackers' rows."""
         y = self.data.y.to(self.data.x.device)
         attack = self.trust.attack
         if attack is None or attack.name != "label-flip":
