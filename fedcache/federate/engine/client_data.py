@@ -119,7 +119,7 @@ def prepare_features(
         features: one [N, V, d_k] array per backbone, any float dtype; rows may be NaN where an image is missing.
         feat_post: none; l2 (each backbone to unit length); l2_concat (the concatenation to unit length); sign (1
             where x > 0, else 0: the released FedPCL's ResNet features, D-01); center (each backbone to unit length,
-            less the mean over view 0 of the ``train`` rows, to unit length again); standardize (zero mean and unit
+            minus the mean over view 0 of the ``train`` rows, to unit length again); standardize (zero mean and unit
             variance of every feature over view 0 of the ``train`` rows).
         train: int64 rows of the clients' training sets, needed by ``center`` and ``standardize``. Mean and variance
             are statistics of all clients together, which no single client of a real federation could know.

@@ -60,6 +60,7 @@ def _labelled_rows(table: ClientTable, data: Data) -> np.ndarray:
     else:
         counts = tests.sizes  # assigned by class, so all have a label
     rows = counts.astype(np.float64)
+    # Clients that share test rows are all tested on ``common``.
     rows[table.shares] = known[table.common].sum()
     return rows
 

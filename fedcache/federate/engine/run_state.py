@@ -313,7 +313,7 @@ class RunState:
         self.noticed = False  # whether the method has warned about a round
 
     def _labels(self) -> Tensor:
-        """The labels that clients train on: those of the data, but with ``label-flip`` other labels on attackers' rows."""
+        """The labels that clients train on: those of the data, except attackers' labels under ``label-flip``."""
         y = self.data.y.to(self.data.x.device)
         attack = self.trust.attack
         if attack is None or attack.name != "label-flip":

@@ -452,8 +452,8 @@ class ClientSampler:
             key = (round_, draw)
         available = self._available(round_)
         if busy and self._most_are_free(busy, count):
-            # Most clients are free, so busy ones are drawn rarely and rejected. This needs no array of all clients. All
-            # clients are available then, so places in ``by_name`` are places in ``available``.
+            # Most clients are free, so busy ones are drawn rarely and rejected. This needs no array of all clients. In
+            # this case all clients are available, so places in ``by_name`` are places in ``available``.
             places = self._one_by_one(busy, count, *key)
         else:
             if busy:

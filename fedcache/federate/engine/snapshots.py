@@ -63,7 +63,8 @@ def snapshot_of(job: RunState, records: list[RoundRecord]) -> Snapshot:
         versions, timing = job.keep()
         tensors |= {name: _copy(t) for name, t in versions.items()}
         meta |= timing
-    # If clients are in a file, the snapshot has the index of the file instead of their tensors.
+    # If clients are in a file, the snapshot has the index of the file instead of their tensors. ``entered`` lists the
+    # clients whose tensors are in the snapshot.
     if table is not None:
         index, kinds = table.mark()
         meta |= {"entered": [], "table": kinds}

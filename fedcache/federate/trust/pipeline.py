@@ -191,9 +191,9 @@ class TrustPolicy:
         Raises UsageError, with the number that it needs.
         """
         if self.rule is not MEAN:
-            self.rule.check(clients, self.liars_of(clients))
+            self.rule.check(clients, self.attackers_of(clients))
 
-    def liars_of(self, clients: int) -> int:
+    def attackers_of(self, clients: int) -> int:
         """f: number of attackers that the rule expects among so many clients."""
         # In float64 a product may be slightly below a whole number: 0.29 x 100, for example.
         return int(self.byzantine * clients + 1e-9)
@@ -1004,9 +1004,9 @@ class BufferedUploads(UploadPipeline):
             return pooled
         # Rejected clients count as attackers that the rule need not expect any more.
         rejected = len(self.rejected)
-        expected_liars = self.policy.liars_of(len(self._kept) + rejected)
-        liars = max(0, expected_liars - rejected)
-        self._check_rule(rule, len(self._kept), liars)
+        expected_attackers = self.policy.attackers_of(len(self._kept) + rejected)
+        attackers = max(0, expected_attackers - rejected)
+        self._check_rule(rule, len(self._kept), attackers)
         layout = self._layout(counts=True)
         # Sums are scaled to m clients of median size, because an attacker can claim any number of rows.
         total = len(self._kept) * statistics.median(kept.rows for kept in self._kept)
@@ -1014,9 +1014,9 @@ class BufferedUploads(UploadPipeline):
         V = self._rows(layout)
         # Second moments must stay consistent with the first ones.
         if kinds & SECOND_MOMENTS:
-            row = rule.of_moments(V, liars)
+            row = rule.of_moments(V, attackers)
         else:
-            row = rule(V, liars)
+            row = rule(V, attackers)
         made = _with_definite_gram(layout.tree(row, total, pooled))
         return {name: made[name] for name in pooled}
 
@@ -1078,7 +1078,7 @@ class BufferedUploads(UploadPipeline):
             owners = (N[:, c] > 0).nonzero().flatten()
             m = len(owners)
             if m:
-                f = self.policy.liars_of(m)
+                f = self.policy.attackers_of(m)
                 if self.policy.byzantine > 0 and f == 0:
                     self.unprotected_classes += 1
                 self._check_rule(self.policy.rule, m, f, f", class {c}")
