@@ -622,7 +622,7 @@ PROMISES = (
         ("tests/federate/engines/test_masking.py -k difference",),
         (
             "federate/engines/flower/plan.py",
-            "if a_round < self.sites:",
+            "if per_round < self.sites:",
             "if False:",
             "tests/federate/engines/test_masking.py -k difference",
         ),

@@ -150,7 +150,11 @@ def left(processes):
 
 def folders(processes):
     """Temporary folders of the clusters that one of the processes drives."""
-    return [f for p in processes for f in Path(cluster._short()).glob(f"{cluster.PREFIX}{p.pid}-*")]
+    return [
+        f
+        for p in processes
+        for f in Path(cluster._short_parent()).glob(f"{cluster.PREFIX}{p.pid}-*")
+    ]
 
 
 def test_what_would_leave_the_machine_is_seen(quiet):

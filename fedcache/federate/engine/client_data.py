@@ -1,4 +1,4 @@
-"""Client data of a run: rows of one feature matrix without copies, and protocols of its frozen encoders.
+"""The data that clients of a run read: rows of one feature matrix without copies, and interfaces of frozen encoders.
 
 The encoders are the two towers of a CLIP model. Gradients pass through them to their inputs; their weights do not
 change. ``federate`` never loads a model: the caller of ``engine.run`` passes the encoders.
@@ -33,7 +33,7 @@ from fedcache.store.reader import Reader, map_rows, mapped_bytes
 FEAT_POSTS = ("none", "l2", "l2_concat", "sign", "center", "standardize")
 
 SHARED_SUMS = {"center": 1, "standardize": 2}
-"""``feat_post`` -> number of sums of rows that each client sends before round 1, and of means that it receives."""
+"""``feat_post`` -> number of sums over its rows that each client sends before round 1; it receives as many means."""
 
 
 def longest_row(feat_post: str, widths: Sequence[int]) -> float | None:
@@ -52,7 +52,7 @@ STEP = 4096
 
 
 def in_steps(rows: np.ndarray) -> Iterator[np.ndarray]:
-    """Consecutive views of at most ``STEP`` rows."""
+    """Consecutive parts of at most ``STEP`` rows, without copies."""
     for first in range(0, len(rows), STEP):
         yield rows[first : first + STEP]
 
@@ -70,15 +70,16 @@ class Scaling:
 
         The number of features that are processed at once depends on the memory budget, and does not change a result.
         """
-        # As many columns at a time as fit into the memory budget in float64.
+        # As many columns at a time as fit into the memory budget. 16 bytes are an upper bound for each value: a copy in
+        # float32, and the deviation from the mean in float64.
         D = features.shape[2]
         together = max(1, min(D, memory_limit() // (16 * len(train))))
         mean = np.empty(D)
         scale = np.empty(D)
         for start in range(0, D, together):
-            known = features[train, 0, start : start + together]
-            mean[start : start + together] = known.mean(0, dtype=np.float64)
-            scale[start : start + together] = known.std(0, dtype=np.float64)
+            columns = features[train, 0, start : start + together]
+            mean[start : start + together] = columns.mean(0, dtype=np.float64)
+            scale[start : start + together] = columns.std(0, dtype=np.float64)
         scale[scale == 0.0] = 1.0  # a constant feature stays constant
         return Scaling(mean, scale)
 
@@ -118,7 +119,7 @@ def prepare_features(
         features: one [N, V, d_k] array per backbone, any float dtype; rows may be NaN where an image is missing.
         feat_post: none; l2 (each backbone to unit length); l2_concat (the concatenation to unit length); sign (1
             where x > 0, else 0: the released FedPCL's ResNet features, D-01); center (each backbone to unit length,
-            less the mean over view 0 of the ``train`` rows, to unit length again); standardize (zero mean and unit
+            minus the mean over view 0 of the ``train`` rows, to unit length again); standardize (zero mean and unit
             variance of every feature over view 0 of the ``train`` rows).
         train: int64 rows of the clients' training sets, needed by ``center`` and ``standardize``. Mean and variance
             are statistics of all clients together, which no single client of a real federation could know.
@@ -146,7 +147,7 @@ def prepare_features(
         )
     N, V = shapes.pop()
     widths = [f.shape[2] for f in features]
-    out = _room((N, V, sum(widths)), scratch)
+    out = _allocate((N, V, sum(widths)), scratch)
     starts = np.cumsum([0, *widths[:-1]])
     # Each backbone's columns are filled block by block, so a stored array is never in memory twice.
     for start, width, part in zip(starts, widths, features, strict=True):
@@ -184,7 +185,7 @@ def _blocks_of(part: np.ndarray | Blocks) -> Iterator[tuple[int, np.ndarray]]:
     return part.blocks()
 
 
-def _room(shape: tuple[int, ...], scratch: Path | None) -> np.ndarray:
+def _allocate(shape: tuple[int, ...], scratch: Path | None) -> np.ndarray:
     """An array for float32 features: in memory, or in a temporary file in ``scratch`` if it exceeds the budget."""
     size = 4 * math.prod(shape)
     if scratch is None or size <= memory_limit():
@@ -234,6 +235,8 @@ AROUND = 2 << 20
 
 @dataclass
 class _Touched:
+    """Bytes of mapped pages; separate from ``StoredRows``, which is frozen."""
+
     nbytes: int = 0
 
 
@@ -292,15 +295,16 @@ class StoredRows:
     def __getitem__(self, key: Any) -> Tensor:
         if not isinstance(key, tuple):
             key = (key,)
-        rows, *others = key
-        view = others[:1]
-        columns = others[1:]
+        rows, *view_and_columns = key
+        # Each is a list of one index, or empty.
+        view = view_and_columns[:1]
+        columns = view_and_columns[1:]
         # Rows and view first, then ``post`` on whole rows, then columns.
         if isinstance(rows, Tensor):
-            found = self._gather(self.stored[(slice(None), *view)], rows)
+            stored = self._gather(self.stored[(slice(None), *view)], rows)
         else:
-            found = self.stored[(rows, *view)]
-        return self._read(found)[(..., *columns)]
+            stored = self.stored[(rows, *view)]
+        return self._read(stored)[(..., *columns)]
 
     def take(self, index: Tensor) -> Tensor:
         """Rows ``index`` [K] of the matrix [N V, D]; row n V + v of the matrix is view v of row n. Returns [K, D]."""
@@ -321,20 +325,20 @@ class StoredRows:
         """source[index] for the rows or the matrix of all views; mapped rows are read in parts of limited size."""
         if self.release is None or not len(index) or self.stored.nbytes <= RESIDENT:
             return source[index]
-        most = self._maps(index, views)
-        if most <= RESIDENT:
-            self._touch(most)
+        max_bytes = self._max_mapped(index, views)
+        if max_bytes <= RESIDENT:
+            self._touch(max_bytes)
             return source[index]
         # Rows are read in the order of the file, in parts that each map at most ``RESIDENT`` bytes.
         flat = index.flatten()
         out = source.new_empty((len(flat), *source.shape[1:]))
-        for part in flat.argsort().tensor_split(-(-most // RESIDENT)):
+        for part in flat.argsort().tensor_split(-(-max_bytes // RESIDENT)):
             rows = flat[part]
-            self._touch(self._maps(rows, views))
+            self._touch(self._max_mapped(rows, views))
             out[part] = source[rows]
         return out.reshape(*index.shape, *source.shape[1:])
 
-    def _maps(self, index: Tensor, views: int) -> int:
+    def _max_mapped(self, index: Tensor, views: int) -> int:
         """Upper bound of the bytes that a gather maps."""
         # Both numbers are upper bounds: the pages around each row, and all pages from the first to the last row.
         size = self.stored[0].nbytes
@@ -342,21 +346,21 @@ class StoredRows:
         around_rows = index.numel() * (size + AROUND)
         return min(around_rows, span * size + AROUND)
 
-    def _touch(self, most: int) -> None:
+    def _touch(self, max_bytes: int) -> None:
         """Count the bytes that a gather will map, and release all mapped pages above the limit."""
         # The sum of upper bounds is cheap to compute. Only if it exceeds the limit, the true number is read from the
         # system, because that is faster than releasing pages and mapping them again.
-        self._touched.nbytes += most
+        self._touched.nbytes += max_bytes
         if self._touched.nbytes > RESIDENT:
             self._touched.nbytes = mapped_bytes(self._touched.nbytes)
         if self._touched.nbytes > RESIDENT:
-            self._touched.nbytes = most
+            self._touched.nbytes = max_bytes
             if self.release is not None:
                 self.release()
 
 
 def stored_rows(readers: Sequence[Reader], feat_post: str) -> StoredRows | None:
-    """The features of an array in its file; None if they must or should be in memory.
+    """The features of an array, read from its file when they are needed; None if they must or should be in memory.
 
     Args:
         readers: one per backbone; several are concatenated, and that matrix is in no file.
@@ -395,7 +399,7 @@ ALIGNED = 64
 
 
 class TextTower(Protocol):
-    """Text encoder of token embeddings, which may be trained."""
+    """Text encoder; its inputs are token embeddings, which may be trained."""
 
     @property
     def width(self) -> int:
@@ -645,26 +649,26 @@ def cut_out(x: Features, y: Tensor | None, trains: Sequence[np.ndarray]) -> list
 
     Separate blocks, made on first access, would fragment the memory.
     """
-    # Each client's part is rounded up to whole multiples of ``ALIGNED`` bytes.
+    # Sizes in numbers: each client's part is rounded up to a multiple of ``ALIGNED`` bytes.
     step = ALIGNED // x.element_size()
-    numbers = math.prod(x.shape[1:])
-    sizes = [-(-len(t) * numbers // step) * step for t in trains]
+    row_size = math.prod(x.shape[1:])
+    sizes = [-(-len(t) * row_size // step) * step for t in trains]
     block = x.new_empty(sum(sizes))
     made = []
     start = 0
     for train, size in zip(trains, sizes, strict=True):
         rows = torch.from_numpy(np.asarray(train, np.int64)).to(x.device)
         # Each client begins at a multiple of ``ALIGNED`` bytes within the block.
-        flat = block[start : start + len(rows) * numbers]
-        own = flat.view(len(rows), *x.shape[1:])
+        flat = block[start : start + len(rows) * row_size]
+        client_x = flat.view(len(rows), *x.shape[1:])
         if isinstance(x, StoredRows):
-            own.copy_(x[rows])
+            client_x.copy_(x[rows])
         else:
-            torch.index_select(x, 0, rows, out=own)
+            torch.index_select(x, 0, rows, out=client_x)
         positions = torch.arange(len(rows), device=x.device)
         labels = y
         if labels is not None:
             labels = labels[rows]
-        made.append(ClientData(own, labels, positions, (len(rows),), cut=True))
+        made.append(ClientData(client_x, labels, positions, (len(rows),), cut=True))
         start += size
     return made

@@ -1,8 +1,8 @@
 """Context of a method: the clients and grid points computed at once, and their random draws.
 
 M clients of G grid points are one batch. ``ctx.lead`` is ``()``, ``(M,)`` or ``(G, M)``, and every per-client tensor
-carries exactly those leading axes, each full or 1. Methods never see a random generator: draws are keyed by
-(seed, purpose, round, client, ...) and stacked here, so no execution, chunk, padding or order changes a draw.
+carries exactly those leading axes, each of full length or of length 1. Methods never see a random generator: draws are
+keyed by (seed, purpose, round, client, ...) and stacked here, so no execution, chunk, padding or order changes a draw.
 
 A key is hashed to 128 bits, so two keys never share a stream in practice. A round makes one stream for every client and
 purpose; ``generators`` seeds many at once, since numpy's ``SeedSequence`` spends 30 us on each. The states are those of
@@ -36,7 +36,7 @@ MEMO_BYTES = 64 << 20
 """Default size of an ``LruCache`` in bytes; the least recently used values are removed first."""
 
 POOLED = 4
-"""Number of pooled uploads that are kept, the last used: a Gram matrix of 4,096 features takes 64 MB."""
+"""Number of pooled uploads that a grid keeps, the last used ones. A Gram matrix of 4,096 features takes 64 MB."""
 
 
 class SameObject:
@@ -86,7 +86,7 @@ WORDS = 4
 """Number of 32-bit words in the hash of a key, and in numpy's entropy pool."""
 
 MANY = 8
-"""Number of keys from which it is faster to hash them together."""
+"""Minimum number of keys for which it is faster to seed all generators together."""
 
 _MASK = 0xFFFFFFFF
 
@@ -95,12 +95,12 @@ SERVER = "/server"
 
 
 def _powers(first: int, factor: int, count: int) -> list[tuple[np.uint32, np.uint32]]:
-    """(xor, multiplier) of each step of a running hash: the constant before and after its multiplication."""
+    """(xor, multiplier) of each step of numpy's hash: a constant before and after it is multiplied by ``factor``."""
     out = []
     for _ in range(count):
-        after = first * factor & _MASK
-        out.append((np.uint32(first), np.uint32(after)))
-        first = after
+        product = first * factor & _MASK
+        out.append((np.uint32(first), np.uint32(product)))
+        first = product
     return out
 
 
@@ -114,6 +114,8 @@ _SHIFT = np.uint32(16)
 
 
 class _Seeded(ISeedSequence):
+    """A seed sequence that returns a state which was computed before."""
+
     def __init__(self, state: np.ndarray) -> None:
         self.state = state
 
@@ -166,7 +168,7 @@ def seed_states(entropy: np.ndarray) -> np.ndarray:
         value = (value ^ step[0]) * step[1]
         return value ^ value >> _SHIFT
 
-    # numpy's algorithm on arrays: fill the pool, mix every word into every other, then draw 32-bit words from it.
+    # numpy's algorithm on arrays: fill the pool, mix every word into every other, then draw 32-bit words from the pool.
     pool = [mixed(word, next(steps)) for word in entropy.astype(np.uint32)]
     for source, target in permutations(range(WORDS), 2):
         both = pool[target] * _LEFT - mixed(pool[source], next(steps)) * _RIGHT
@@ -210,7 +212,7 @@ class ClientRng:
         Returns:
             [*lead, n, ..]; integers as int64, floats in the run's dtype.
         """
-        when = -1
+        when = -1  # no round
         if every_round:
             when = self.round
         streams = generators([(self.seed, purpose, when, c, *key) for c in self.clients])
@@ -218,6 +220,7 @@ class ClientRng:
 
     def permutations(self, purpose: str, sizes: Sequence[int], *key: int) -> Tensor:
         """A permutation of each client's rows [*lead, max(sizes)], in this round."""
+        # Points of a grid that are computed one by one reuse the permutations of single clients.
         if self.memo is None or len(sizes) > 1:
             return self.each(purpose, lambda g, i: g.permutation(sizes[i]), *key)
         same = ("order", self.seed, purpose, self.round, self.clients[0], sizes[0], self.axes, *key)
@@ -226,7 +229,7 @@ class ClientRng:
 
     def stack(self, parts: Sequence[np.ndarray]) -> Tensor:
         """One array per client -> one tensor with the leading axes of this context, padded with 0."""
-        # Equal lengths need no padding, and one copy.
+        # Arrays of equal length need no padding, and are copied only once.
         longest = max(p.shape[0] for p in parts)
         if all(p.shape[0] == longest for p in parts):
             out = np.concatenate(parts).reshape(len(parts), *parts[0].shape)
@@ -251,6 +254,7 @@ class ClientRng:
         """
         if self.memo is not None and len(self.clients) == 1:
             return self._remembered(purpose, independent)
+        # "": one stream that all clients share. -1: no round, because the draws are equal in every round.
         clients = [""] * len(self.clients)
         if independent:
             clients = list(self.clients)
@@ -454,7 +458,7 @@ def narrow_clients(t: Tensor, count: int, ctx: Ctx) -> Tensor:
     return t.narrow(axis, 0, count)
 
 
-def own(tree: Tree, ctx: Ctx) -> Tree:
+def writable_copies(tree: Tree, ctx: Ctx) -> Tree:
     """Copies of all tensors with full leading axes, which may be updated in place.
 
     They become row-major, except those of a grid, which may have another memory order (``heads.gram``).

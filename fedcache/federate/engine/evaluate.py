@@ -31,24 +31,24 @@ from fedcache.heads.linear import Tree
 
 
 def with_pooled(
-    found: Evaluation, clients: ClientTable, data: Data, *, everywhere: bool = False
+    evaluation: Evaluation, clients: ClientTable, data: Data, *, everywhere: bool = False
 ) -> Evaluation:
-    """The evaluation with its accuracy over all labelled test rows of all clients that were scored.
+    """The evaluation, completed by the accuracy over all labelled test rows of all clients that were scored.
 
     A row that several clients are tested on counts once for each of them. ``everywhere`` means that every client was
     scored on the union of the test rows. The accuracy is NaN if no client was scored.
     """
-    accuracy = found.client_accuracy
+    accuracy = evaluation.client_accuracy
     scored = ~np.isnan(accuracy)
     if not scored.any():
-        return replace(found, pooled=float("nan"))
-    rows = np.ones(len(accuracy))
+        return replace(evaluation, pooled=float("nan"))
+    rows = np.ones(len(accuracy))  # equal numbers, as all clients are scored on the same rows
     if not everywhere:
         rows = _labelled_rows(clients, data)
     # The mean of accuracies, weighted by rows, is the share of right predictions among all rows (D-89).
     weights = rows[scored]
     weighted = accuracy[scored] @ weights / max(1.0, weights.sum())
-    return replace(found, pooled=float(weighted))
+    return replace(evaluation, pooled=float(weighted))
 
 
 def _labelled_rows(table: ClientTable, data: Data) -> np.ndarray:
@@ -60,15 +60,16 @@ def _labelled_rows(table: ClientTable, data: Data) -> np.ndarray:
     else:
         counts = tests.sizes  # assigned by class, so all have a label
     rows = counts.astype(np.float64)
+    # Clients that share test rows are all tested on ``common``.
     rows[table.shares] = known[table.common].sum()
     return rows
 
 
 BLOCK = 4096
-"""Maximum number of rows that are scored at once, over all models of the call. It limits the memory of logits."""
+"""Maximum number of rows times models that are scored at once. It limits the memory of logits."""
 
 TOGETHER = 4096
-"""Maximum number of scores of one row that are computed at once: classes times models."""
+"""Maximum number of classes times models that are scored at once."""
 
 CLIENTS = 256
 """Maximum number of clients in a block. Equal models of a block are found by comparison and scored once."""
@@ -77,7 +78,7 @@ KEPT = 1 << 24
 """Maximum number of personal models' predictions that an evaluation keeps, over all clients (256 MB with rows)."""
 
 Scores = Callable[[Tensor], Tensor]
-"""Numbers of R rows -> scores [R, C], or scores [M, R, C] of several models."""
+"""Row numbers [R] -> scores [R, C], or scores [M, R, C] of several models."""
 
 
 def predict_rows(
@@ -123,8 +124,10 @@ def evaluate_global(scores: Scores, data: Data, clients: Sequence[ClientRows]) -
     if data.classes <= MOST_CONFUSED:
         counts = confusion(truth, predictions, data.classes)
     domains = _by_domain(data, rows, right)
-    found = Evaluation(accuracy, known_mean(right), f1, domains, rows, predictions, counts=counts)
-    return with_pooled(found, table, data)
+    evaluation = Evaluation(
+        accuracy, known_mean(right), f1, domains, rows, predictions, counts=counts
+    )
+    return with_pooled(evaluation, table, data)
 
 
 @dataclass(frozen=True)
@@ -155,7 +158,7 @@ def evaluate_personal(
     Args:
         model: number of a client -> its model; None for a client that has nothing to deploy.
         data: labels and domains.
-        clients: their test rows.
+        clients: all clients, with their test rows.
         together: numbers of several clients -> their models; None for models that cannot be stacked.
         everywhere: score every model on the union of all test rows.
         headline: mean | min over clients.
@@ -184,9 +187,10 @@ def evaluate_personal(
             tally.add(block, test, predicted, stacked.which)
             continue
         for client in block:
-            alone = model(client)
-            if alone is not None:
-                predicted = predict_rows(alone, data.x.device, test)
+            scores = model(client)
+            if scores is not None:
+                predicted = predict_rows(scores, data.x.device, test)
+                # The only model of this call has number 0.
                 tally.add([client], test, predicted[None], np.zeros(1, np.int64))
     return with_pooled(tally.evaluation(headline), table, data, everywhere=everywhere)
 
@@ -231,20 +235,20 @@ def predict_stacked(
     stacked: StackedModels, data: Data, rows: np.ndarray, fresh_before: FreshModel
 ) -> np.ndarray:
     """int64 [U, R]: the predictions of each of the different models for the rows."""
-    several = max(1, TOGETHER // max(1, data.classes))
-    found = [fresh_before.predicted(tree, rows) for tree in stacked.trees]
-    out = np.empty((len(found), len(rows)), np.int64)
+    at_once = max(1, TOGETHER // max(1, data.classes))
+    predictions = [fresh_before.predicted(tree, rows) for tree in stacked.trees]
+    out = np.empty((len(predictions), len(rows)), np.int64)
     start = 0
-    while start < len(found):
-        known = found[start]
+    while start < len(predictions):
+        known = predictions[start]
         if known is not None:
             out[start] = known
             start += 1
             continue
         # One matrix product scores consecutive models without known predictions.
         stop = start + 1
-        limit = min(start + several, len(found))
-        while stop < limit and found[stop] is None:
+        limit = min(start + at_once, len(predictions))
+        while stop < limit and predictions[stop] is None:
             stop += 1
         part = slice(start, stop)
         out[part] = predict_rows(stacked.scores(part), data.x.device, rows, stop - start)
@@ -288,23 +292,26 @@ class Tally:
     def add(
         self, clients: Sequence[int], rows: np.ndarray, predicted: np.ndarray, which: np.ndarray
     ) -> None:
-        """Add predictions [U, R] of different models for the same test rows [R]; client j has model ``which[j]``."""
+        """Add predictions [U, R] of different models for the same test rows [R].
+
+        Client ``clients[j]`` has model ``which[j]``.
+        """
         y = self._y[rows]
         for model, guess in enumerate(predicted):
             # Clients with equal models and equal test rows have equal scores: computed once, counted for each.
-            who = np.asarray(clients)[which == model]
+            sharing = np.asarray(clients)[which == model]
             right = _right(guess, y)
-            self._accuracy[who] = known_mean(right)
-            self._f1[who] = macro_f1(guess, y, self._classes)
+            self._accuracy[sharing] = known_mean(right)
+            self._f1[sharing] = macro_f1(guess, y, self._classes)
             if self._confusion is not None:
-                self._confusion += len(who) * confusion(y, guess, self._classes)
+                self._confusion += len(sharing) * confusion(y, guess, self._classes)
             if self._domain is not None:
                 known = ~np.isnan(right)
                 domains = self._domain[rows[known]]
                 hits = np.bincount(domains, right[known], len(self._hits))
                 counts = np.bincount(domains, minlength=len(self._known))
-                self._hits += len(who) * hits
-                self._known += len(who) * counts
+                self._hits += len(sharing) * hits
+                self._known += len(sharing) * counts
         # Above the limit all predictions are dropped, because a reader would take a part of them for all.
         self._size += len(clients) * len(rows)
         if self._size > KEPT:
@@ -315,7 +322,7 @@ class Tally:
     def evaluation(self, headline: str) -> Evaluation:
         """The scores of all models that were added."""
         kept = self._kept or []
-        rows = RowLists.of([of_model for of_model, _ in kept])
+        rows = RowLists.of([tested for tested, _ in kept])
         predicted = RowLists.of([guess for _, guess in kept])
         by_domain = {}
         for d in np.flatnonzero(self._known):
@@ -355,18 +362,20 @@ def score_job(job: RunState, chosen: Sequence[int] | None = None) -> Evaluation:
     """
     down = job.down()
     memo = job.memo
-    one = None
+    global_model = None
     if job.method.protocol(job.hp) == "global":
-        one = deployed_model(job, None, down)
-    held = None
+        global_model = deployed_model(job, None, down)
+    for_validation = None
     if isinstance(job.clients, ClientTable):
-        held = job.clients.for_validation
+        for_validation = job.clients.for_validation
     job.memo = memo or LruCache()  # clients that never took part share their first weights
     try:
-        found = _scored_on(job, down, one, job.clients, chosen)
-        if held is None:
-            return found
-        return replace(found, validation=_scored_on(job, down, one, held, chosen))
+        evaluation = _scored_on(job, down, global_model, job.clients, chosen)
+        if for_validation is None:
+            return evaluation
+        return replace(
+            evaluation, validation=_scored_on(job, down, global_model, for_validation, chosen)
+        )
     finally:
         job.memo = memo
 
@@ -374,32 +383,32 @@ def score_job(job: RunState, chosen: Sequence[int] | None = None) -> Evaluation:
 def _scored_on(
     job: RunState,
     down: Tree,
-    one: DeployedModel | None,
+    global_model: DeployedModel | None,
     clients: Sequence[ClientRows],
     chosen: Sequence[int] | None,
 ) -> Evaluation:
-    """Scores of the one model, or of the clients' models, on the test rows of ``clients``."""
-    if one is not None:
-        scores = one.scores
+    """Scores of the global model, or of the clients' models, on the test rows of ``clients``."""
+    if global_model is not None:
+        scores = global_model.scores
         return evaluate_global(lambda rows: scores(job.data.x[rows, 0]), job.data, clients)
 
     def model(client: int) -> Scores | None:
         job.env.watch()
         if not has_model(job, client):
             return None
-        own = job.features(client)
+        features = job.features(client)
         # A map in Gram coordinates is scored in these coordinates; its weights are never computed.
         if client in job.states.kept and job.method.deploy is keep_down:
             data = job.rows([client], 0)
             ctx = job.ctx([client], 0)
 
             def scored(rows: Tensor) -> Tensor:
-                state, x = job.states.scored(client, own, rows)
+                state, x = job.states.scored(client, features, rows)
                 return job.method.predict(down, state, data, cast(Tensor, x), ctx)
 
             return scored
         deployed = deployed_model(job, client, down, clients)
-        return lambda rows: deployed.scores(own[rows, 0])
+        return lambda rows: deployed.scores(features[rows, 0])
 
     return evaluate_personal(
         model,
@@ -421,7 +430,7 @@ def models_together(
     """
     job.env.watch()
     method = job.method
-    alike = "batched" in method.executions and method.deploy is keep_down and not job.own
+    alike = "batched" in method.executions and method.deploy is keep_down and not job.overrides
     if not alike or any(c in job.states.kept or not has_model(job, c) for c in clients):
         return None
     # The different models of these clients; clients that never took part usually share one.
@@ -429,16 +438,16 @@ def models_together(
     first: list[int] = []  # the first client with each model
     which = np.empty(len(clients), np.int64)
     fresh = -1  # number of the model of clients that never took part
-    for place, client in enumerate(clients):
+    for i, client in enumerate(clients):
         tree = deployed_model(job, client, down, tests).personal
         new = client not in job.states
         if new and fresh >= 0 and equal_trees(tree, trees[fresh]):
-            which[place] = fresh
+            which[i] = fresh
             continue
         stackable = not trees or same_outline(tree, trees[0])
         if not tree or not stackable:
             return None
-        which[place] = len(trees)
+        which[i] = len(trees)
         if new:
             fresh = len(trees)
         trees.append(tree)
@@ -446,10 +455,9 @@ def models_together(
     shared = {name: t.unsqueeze(0) for name, t in down.items()}
 
     def scores(part: slice) -> Scores:
-        # The client axis has one position for each model. The broadcast has length 1 on it; features are shared.
+        # The client axis has one position for each model. The broadcast has length 1 on this axis; features are shared.
         ids = first[part]
-        some = trees[part]
-        personal = stacked_trees(some)
+        personal = stacked_trees(trees[part])
         shown = None
         if method.reads_test(job.hp):
             shown = tests
@@ -489,6 +497,7 @@ def deployed_model(
         train = job.train_rows(int(job.eligible[0]))
         data = stack_clients(job.data.x, job.labels, [train], 0)
         ctx = job.server_ctx()
+        # {}: a global model has no state of a client, and no personal part.
         deployed = _deploy(job, down, {}, None, ctx)
         return DeployedModel(method, deployed, {}, data, ctx)
     data = job.rows([client], 0)
@@ -525,15 +534,15 @@ def zero_shot_accuracy(job: RunState, chosen: Sequence[int] | None = None) -> fl
     Returns:
         None if the method does not start from class texts, or clients have different features.
     """
-    if job.own:
+    if job.overrides:
         return None
     scores = job.method.zero_shot(job.server_ctx())
     if scores is None:
         return None
-    found = evaluate_global(lambda rows: scores(job.data.x[rows, 0]), job.data, job.clients)
+    evaluation = evaluate_global(lambda rows: scores(job.data.x[rows, 0]), job.data, job.clients)
     if job.method.protocol(job.hp) != "personalised":
-        return found.global_accuracy
-    of_clients = found.client_accuracy
+        return evaluation.global_accuracy
+    of_clients = evaluation.client_accuracy
     if chosen is not None:
         of_clients = of_clients[np.asarray(chosen, np.int64)]
     mean = known_mean(of_clients)

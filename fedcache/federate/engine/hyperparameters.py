@@ -19,7 +19,7 @@ Kind = Literal["float", "int", "bool", "choice"]
 
 
 def has_batchnorm(hp: Hp) -> bool:
-    """Whether a model of these switches has BatchNorm. A linear map on the features never has, for every ``bn``."""
+    """Whether a model of these switches has BatchNorm. A linear head never has it, also with ``bn``."""
     return bool(hp.get("bn")) and hp.get("head") != "linear"
 
 
@@ -59,11 +59,11 @@ class HParam:
 
     def of_preset(self, preset: str) -> Value:
         """The value in a preset of ``config.PRESETS``."""
-        others = {"default": self.usual, "official": self.official, "tuned": self.tuned}
-        other = others.get(preset)
-        if other is None:
+        by_preset = {"default": self.usual, "official": self.official, "tuned": self.tuned}
+        value = by_preset.get(preset)
+        if value is None:
             return self.default
-        return self.parse(other)
+        return self.parse(value)
 
     def parse(self, value: Value) -> Value:
         """The typed value of a word from the command line or a file. Raises UsageError for an illegal value."""

@@ -1,4 +1,4 @@
-"""Local training, in parts every gradient method shares: batches, a fold over them, one optimiser step."""
+"""Parts of local training that all gradient methods share: batches, a fold over them, one optimiser step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,14 @@ import torch
 from torch import Tensor
 
 from fedcache.federate.engine.client_data import ClientData, with_axes
-from fedcache.federate.engine.context import Ctx, is_zero, narrow_clients, over, own, training_views
+from fedcache.federate.engine.context import (
+    Ctx,
+    is_zero,
+    narrow_clients,
+    over,
+    training_views,
+    writable_copies,
+)
 from fedcache.federate.engine.hyperparameters import Hp, has_batchnorm
 from fedcache.federate.engine.method import Fit
 from fedcache.heads.linear import Tree
@@ -75,15 +82,16 @@ def step(p: Tree, names: Sequence[str], grads: Sequence[Tensor], ctx: Ctx) -> No
         p: parameters and ``opt/`` state with full leading axes, owned by the caller.
         names: of the trained tensors.
         grads: one per name.
-        ctx: reads ``opt``, ``lr``, ``wd`` and ``momentum`` (used by SGD only); for Adam, constants that are declared.
+        ctx: reads ``opt``, ``lr``, ``wd`` and ``momentum`` (used by SGD only), and declared constants of Adam.
     """
     params = [p[n] for n in names]
+    # First moments of the gradients: the momentum of SGD.
     first = [p[f"opt/m/{n}"] for n in names]
     lr = ctx.number("lr")
     wd = ctx.number("wd")
     momentum = ctx.number("momentum")
-    # Fused kernels take only plain numbers; a number that is swept over a grid is a tensor. They also need each tensor
-    # in one block of memory. In a grid [G, M, ..], the first clients of a chunk are not one block.
+    # Fused kernels take only plain numbers; a number that is swept over a grid is a tensor. The kernels also need each
+    # tensor in one block of memory. In a grid [G, M, ..], the first clients of a chunk are not one block.
     plain = [h for h in (lr, wd, momentum) if isinstance(h, float)]
     in_blocks = len(ctx.lead) < 2
     fused = in_blocks and len(plain) == 3 and fused_kernels_work()
@@ -146,8 +154,8 @@ def _fused_adam(
 ) -> None:
     beta1, beta2, eps = constants
 
-    # The fused kernels read memory in order and ignore the strides; parameters are row-major. The kernels get each
-    # client of the leading axis as a separate tensor, because each has its own number of steps.
+    # The fused kernels read memory in order and ignore strides. Parameters are row-major, and gradients are made so.
+    # Each client of the leading axis is a separate tensor for the kernels, because it has its own number of steps.
     def each(tensors: Sequence[Tensor]) -> list[Tensor]:
         if count.dim():
             return [row for t in tensors for row in t.unbind(0)]
@@ -224,21 +232,21 @@ def _sgd(
 
 def _towards(mean: Tensor, value: Tensor, decay: PerClient) -> None:
     """mean <- decay mean + (1 - decay) value, in place."""
-    rest = over(1.0 - decay, mean)
-    if isinstance(rest, Tensor):
-        mean.add_(rest * (value - mean))
+    weight = over(1.0 - decay, mean)
+    if isinstance(weight, Tensor):
+        mean.add_(weight * (value - mean))
     else:
-        mean.lerp_(value, rest)
+        mean.lerp_(value, weight)
 
 
 def _towards_square(mean: Tensor, value: Tensor, decay: PerClient) -> None:
     """mean <- decay mean + (1 - decay) value^2, in place."""
     mean.mul_(over(decay, mean))
-    rest = over(1.0 - decay, mean)
-    if isinstance(rest, Tensor):
-        mean.add_(rest * value * value)
+    weight = over(1.0 - decay, mean)
+    if isinstance(weight, Tensor):
+        mean.add_(weight * value * value)
     else:
-        mean.addcmul_(value, value, value=rest)
+        mean.addcmul_(value, value, value=weight)
 
 
 def _adam(
@@ -298,11 +306,11 @@ def batch_sizes(n: int, hp: Hp) -> list[int]:
     """
     size = cast(int, hp["batch"])
     normalised = has_batchnorm(hp)
-    whole, rest = divmod(n, size)
+    whole, remainder = divmod(n, size)
     sizes = [size] * whole
-    if rest and not hp.get("drop_last"):
-        if rest > 1 or not normalised:
-            sizes.append(rest)
+    if remainder and not hp.get("drop_last"):
+        if remainder > 1 or not normalised:
+            sizes.append(remainder)
         elif sizes:
             sizes[-1] += 1
     if sizes != [1] or not normalised:
@@ -345,7 +353,7 @@ def minibatches(
         return
     # [M, steps]: rows of each client's batches, 0 where it has no batch left. Clients are sorted by falling rows, so
     # those that still step are a prefix.
-    padded = {n: known + [0] * (steps - len(known)) for n, known in sizes.items()}
+    padded = {n: batches + [0] * (steps - len(batches)) for n, batches in sizes.items()}
     table = np.array([padded[n] for n in data.n], np.int64)
     alive = (table > 0).sum(0)
     widths = table.max(0)
@@ -373,7 +381,7 @@ def minibatches(
         cut: Callable[..., Tensor] = partial(_cut, ctx, k, start, width)
         i = cut(order)
         if at_once:
-            xs = [cut(x, 1) for x in whole]
+            xs = [cut(x, 1) for x in whole]  # 1: the axis of features follows that of rows
         else:
             part = data.narrow(k)
             xs = []
@@ -407,14 +415,15 @@ def _cut(ctx: Ctx, count: int, start: int, width: int, t: Tensor, core: int = 0)
 def fold_batches(carry: Tree, batches: Batches, step: Step, ctx: Ctx) -> Tree:
     """Fold ``step`` over batches. A client without further batches takes no more steps.
 
-    A batch of zero weight would not be the same: momentum, weight decay and Adam would still move the weights.
+    Batches of zero weight would not be equivalent: momentum, weight decay and Adam would still move the weights.
 
     Args:
-        carry: tensors with full leading axes that the caller owns (``context.own``); updated in place.
+        carry: tensors with full leading axes that the caller owns (``context.writable_copies``); updated in place.
         batches: pairs (number of clients that still step, batch); the number never grows.
         step: (carry, batch, ctx) -> replaced tensors of the carry; it need not return tensors updated in place.
         ctx: of all clients.
     """
+    # ``now`` and ``view`` are the context and the tensors of the clients that still step.
     full = carry
     now = ctx
     view = dict(carry)
@@ -461,7 +470,7 @@ def grads(
 
 
 def _alive(down: Tree, ctx: Ctx) -> Tree:
-    """The broadcast of the clients that still step: under ``gram`` its maps differ between clients."""
+    """The broadcast, cut to the clients that still step, because under ``gram`` its maps differ between clients."""
     if not ctx.lead:
         return down
     axis = len(ctx.lead) - 1
@@ -519,7 +528,7 @@ def train(
     """
     optimiser = opt_names(names, ctx)
     # Copies with full leading axes, which steps change in place.
-    carry = own(p, ctx)
+    carry = writable_copies(p, ctx)
     if not all(n in p for n in optimiser):
         carry = opt_init(carry, names, ctx) | carry
     for epoch in range(epochs):
@@ -537,7 +546,7 @@ def local(
     trained: Callable[[Hp], tuple[str, ...]],
     send: Callable[[Hp], tuple[str, ...]],
 ) -> Fit:
-    """The ``fit`` of most methods: ``epochs`` of ``loss`` on the client's rows, then send some names.
+    """The ``fit`` of most methods: ``epochs`` of ``loss`` on the client's rows, then send some tensors.
 
     Args:
         loss: as in ``train``.
@@ -552,9 +561,9 @@ def local(
         optimiser = [n for n in state if n.startswith("opt/")]
         p = {k: known[k] for k in (*model(ctx.hp), *optimiser)}
         p = train(p, trained(ctx.hp), ctx.count("epochs"), loss, down, data, ctx)
-        kept = {k: p[k] for k in state}
+        new_state = {k: p[k] for k in state}
         sent = {k: p[k] for k in send(ctx.hp)}
-        return kept, sent
+        return new_state, sent
 
     return fit
 

@@ -1,8 +1,8 @@
 """Method: pure functions, the hyperparameters that the functions read, and declarations of what clients send and of the
 settings in which clients may differ.
 
-A variant of a method is ``dataclasses.replace(method, ...)``. The engine or the command line reads every field. Every
-upload of a run is compared with the declaration before it is aggregated (``federate.trust.update_validation``).
+A variant of a method is ``dataclasses.replace(method, ...)``. The engine or the command line reads every field. Before
+an upload is aggregated, it is compared with the declaration of uploads (``federate.trust.update_validation``).
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ from fedcache.heads.linear import Tree
 from fedcache.heads.projection import TRAINED
 
 ON_ROWS = ("sequential", "batched", "gram")
-"""Executions for methods that train maps on features from only the client's own rows, and combine them linearly."""
+"""Executions for methods whose server combines maps of the features linearly.
+
+Each client trains these maps on its own rows alone.
+"""
 
 
 StatisticKind = Literal[
@@ -50,8 +53,8 @@ class Statistic:
     kind: StatisticKind
     # Number that the client adds to the diagonal of the gram matrix, or of each covariance.
     ridge: float = 0.0
-    # Largest length of a row, if the method transforms the features of the run first: infinity if no limit is known,
-    # None for rows that are the features themselves.
+    # Upper bound of the norm of a row, if the method transforms the features first (infinity if no bound is known).
+    # None if the rows are the features themselves, whose bound the run knows.
     longest: float | None = None
     # Relative error of products that are computed in a narrower type than the tensor's.
     rounding: float = 0.0
@@ -63,7 +66,7 @@ class UploadTensor:
 
     shape: tuple[int, ...]  # without leading axes
     dtype: torch.dtype  # of its numbers
-    # Whether it counts training rows of the client: whole numbers, not negative, and not more than its rows.
+    # Whether it counts training rows of the client: whole numbers, not negative, in sum at most the client's rows.
     counts_rows: bool = False
     # The statistic of the client's rows that it holds; None for anything else, such as weights.
     statistic: Statistic | None = None
@@ -91,7 +94,7 @@ def whole_server(server: Tree, _ctx: Ctx) -> Uploads:
 
 
 def server_tensors(names: Callable[[Hp], Sequence[str]]) -> Callable[[Tree, Ctx], Uploads]:
-    """Uploads of clients that send these tensors of the server."""
+    """Uploads of clients that send the server's tensors ``names(hp)``."""
 
     def uploads(server: Tree, ctx: Ctx) -> Uploads:
         return {name: UploadTensor.like(server[name]) for name in names(ctx.hp)}
@@ -191,7 +194,7 @@ def replace_names(server: Tree, up: Tree, _ctx: Ctx) -> Tree:
 
 
 def numel(tree: Tree, _ctx: Ctx) -> int:
-    """Number of scalars in a tree. Masks do not count, because the rows that are sent imply them."""
+    """Number of floats in a tree. Masks of rows do not count, because the rows that are sent imply them."""
     return sum(t.numel() for t in tree.values() if t.is_floating_point())
 
 
@@ -210,14 +213,14 @@ head_weights = count_of(*TRAINED)
 
 
 def average(hp: Hp) -> Mapping[str, Pooling]:
-    """Pool every upload by the ``agg`` switch: weighted by n_i, or uniform."""
+    """Pool every tensor (each name begins with the prefix "") by the ``agg`` switch: weighted by n_i, or uniform."""
     if hp.get("agg") == "uniform":
         return {"": "uniform"}
     return {"": "mean"}
 
 
 def as_pooled(pooled: Tree, _ctx: Ctx) -> Tree:
-    """Prepare nothing: no computation is shared by several points."""
+    """Prepare nothing: points of a grid share no computation."""
     return pooled
 
 
@@ -232,12 +235,12 @@ def global_model(_hp: Hp) -> Protocol:
 
 
 def everywhere(_hp: Hp) -> Protocol:
-    """Protocol with a model for each client, which is scored on all clients' test rows."""
+    """Protocol with a model for each client; each model is scored on all clients' test rows."""
     return "everywhere"
 
 
 def personal_model(_hp: Hp) -> Protocol:
-    """Protocol with a model for each client, which is scored on this client's test rows."""
+    """Protocol with a model for each client; each model is scored on its client's test rows."""
     return "personalised"
 
 
@@ -314,9 +317,11 @@ class Method:
         broadcast: (server, ctx) -> down.
         pool: (hp) -> name prefix of ``up`` -> mean (weights n_i) | uniform | sum | stack.
         aggregate: (server, pooled up, ctx) -> server.
-        prepare: (pooled up, ctx) -> pooled up, with intermediate results that do not depend on the floats that ``fit``
-            does not read; called once for the points of a grid that share their uploads.
-        additive: (hp) -> True if the pooled upload equals that of one client with the rows of all, for every seed.
+        prepare: (pooled up, ctx) -> pooled up, with intermediate results of the server's step. Called once for the
+            points of a grid that share their uploads: they differ only in floats that ``fit`` does not read, and no
+            intermediate result may depend on these floats.
+        additive: (hp) -> True if the pooled upload equals the upload of one client that has all clients' rows, for
+            every seed.
         merges: "classes" if the server merges stacked prototypes class by class by their counts, so that a robust
             rule can replace this step; "" if it does more with the stacked uploads.
         protocol: (hp) -> how it is evaluated.
@@ -325,7 +330,7 @@ class Method:
         headline: whether the accuracy of personal models is the mean or the minimum over clients.
         executions: how clients may be computed. A method that reads only features must allow ``batched``; ``ON_ROWS``
             adds ``gram``.
-        mixed: in what clients of one run may differ: ``backbones``, and names of hyperparameters.
+        mixed: settings that may differ between the clients of one run: ``backbones``, and names of hyperparameters.
         needs: inputs that clients read: ``labels``, ``text`` (class text features), ``views`` (stored augmentations),
             ``pixels`` (images instead of features), ``text tower`` and ``image tower`` (live frozen encoders),
             ``public`` (client 0 is the public set: all clients read its rows, and it does not train), ``row norms``
@@ -339,14 +344,15 @@ class Method:
         central: True if all clients' rows are one training set (no traffic).
         paper_count: (width, classes, clients, hp) -> scalars (up, down) per client and round as papers count them; None
             if the paper counts exactly the scalars that are sent.
-        sent: (one client's up, ctx) -> scalars that are sent; rows of classes it does not own may be left out.
-        received: (down, ctx) -> scalars that are received.
-        trainable: (server, one client's state) -> scalars of a deployed model that training sets.
+        sent: (one client's up, ctx) -> number of scalars that are sent; rows of classes that the client does not have
+            may be left out.
+        received: (down, ctx) -> number of scalars that are received.
+        trainable: (server, one client's state) -> number of trained scalars in a deployed model.
         fidelity: (hp, views stored) -> exact | cached_views | approx.
         diagnose: (server, states, labels of each client's rows, ctx) -> numbers to log when a round is evaluated.
-        zero_shot: (ctx) -> the zero-shot classifier of the class texts from which the method starts, rows x [N, D] (or
-            images) -> scores [N, C]; None if it does not start from class texts. Its accuracy is reported in addition
-            to the method's accuracy.
+        zero_shot: (ctx) -> a function from rows x [N, D] (or images) to scores [N, C]: the zero-shot classifier of the
+            class texts from which the method starts. Its accuracy is reported in addition to the method's accuracy.
+            None if the method does not start from class texts.
         reads_test: (hp) -> True if ``predict`` gets the client's labelled test rows instead of its training rows: a
             leak that some released code has. The engine warns about it.
         by_similarity: (hp) -> True if ``predict`` returns similarities to prototypes. They have no scale to which
@@ -446,14 +452,14 @@ class Method:
 
     def cautions(self, hp: Hp) -> list[str]:
         """The warnings of a run under these switches."""
-        found = list(self.caution(hp))
+        cautions = list(self.caution(hp))
         if self.reads_test(hp):
             leak = (
                 f"{self.name} learns from labelled test rows before it is scored on them: its accuracy is "
                 "not a test accuracy and cannot be compared with other methods"
             )
-            found.insert(0, leak)
-        return found
+            cautions.insert(0, leak)
+        return cautions
 
     @property
     def tuned(self) -> tuple[str, ...]:
@@ -502,26 +508,25 @@ class ClientOverrides:
 
 
 def check_mixed(
-    method: Method, own: Mapping[int, ClientOverrides], width: int, clients: int
+    method: Method, overrides: Mapping[int, ClientOverrides], width: int, clients: int
 ) -> None:
     """Refuse differences that the method does not allow, and columns or clients that do not exist.
 
     Raises FedcacheError, exit 2.
     """
-    differing = {name for o in own.values() for name in o.hp}
-    if any(o.columns for o in own.values()):
+    differing = {name for o in overrides.values() for name in o.hp}
+    if any(o.columns for o in overrides.values()):
         differing.add("backbones")
-    refused = sorted(differing - method.mixed)
+    refused = ", ".join(sorted(differing - method.mixed))
     if refused:
         allowed = ", ".join(sorted(method.mixed)) or "nothing"
-        others = ", ".join(refused)
         raise UsageError(
-            f"Clients of {method.name} may differ in {allowed}, but not in {others}.",
-            f"Give every client the same {others}, or choose a method that exchanges no weights, for example "
+            f"Clients of {method.name} may differ in {allowed}, but not in {refused}.",
+            f"Give every client the same {refused}, or choose a method that exchanges no weights, for example "
             "flesd-head.",
         )
-    # Columns are ranges of the concatenated features, inside them and not empty.
-    for client, o in own.items():
+    # Every range must be within the concatenated features and not empty.
+    for client, o in overrides.items():
         inside = all(0 <= start < stop <= width for start, stop in o.columns)
         if not inside or not 0 <= client < clients:
             raise UsageError(

@@ -38,7 +38,7 @@ class DeployedModel:
     """The model that a run deploys for one client, or its one global model."""
 
     method: Method
-    down: Tree  # the broadcast, or a probe that evaluation trained on it
+    down: Tree  # the broadcast, or a probe that evaluation trained from the broadcast
     personal: Tree  # the client's own part; {} for a global model
     data: ClientData  # rows of the client, for users' methods that read them to predict
     ctx: Ctx  # without leading axes
@@ -90,18 +90,18 @@ def fairness(accuracy: np.ndarray) -> dict[str, float]:
     """
     a = np.sort(np.asarray(accuracy, np.float64))
     a = a[~np.isnan(a)]
-    found = dict.fromkeys(("mean", "std_pp", "var_pp2"), math.nan)
+    figures = dict.fromkeys(("mean", "std_pp", "var_pp2"), math.nan)
     if len(a):
         std = float(a.std() * 100.0)
-        found = {"mean": float(a.mean()), "std_pp": std, "var_pp2": std**2}
+        figures = {"mean": float(a.mean()), "std_pp": std, "var_pp2": std**2}
     # Means of the floor(q m) lowest, and of the highest tenth.
     tails = {f"worst{q}": a[: len(a) * q // 100] for q in (10, 20, 40)}
     tails["best10"] = a[len(a) - len(a) // 10 :]
-    for name, some in tails.items():
-        found[name] = math.nan
-        if len(some):
-            found[name] = float(some.mean())
-    return found
+    for name, tail in tails.items():
+        figures[name] = math.nan
+        if len(tail):
+            figures[name] = float(tail.mean())
+    return figures
 
 
 def known_mean(values: np.ndarray) -> float:
@@ -168,10 +168,10 @@ def classes_of_clients(label: np.ndarray, clients: Sequence[ClientRows]) -> np.n
     # Clients ``first`` to ``last`` - 1 together have about ``ROWS_AT_ONCE`` rows.
     for first, last in blocks_within(sizes, ROWS_AT_ONCE):
         start = ends[first] - sizes[first]
-        found = label[rows[start : ends[last - 1]]]
+        labels = label[rows[start : ends[last - 1]]]
         owner = np.repeat(np.arange(last - first), sizes[first:last])
-        known = found >= 0
-        pairs = owner[known] * classes + found[known].astype(np.int64)
+        known = labels >= 0
+        pairs = owner[known] * classes + labels[known].astype(np.int64)
         distinct = sorted_once(pairs)  # each class of each client once
         owned[first:last] = np.bincount(distinct // classes, minlength=last - first)
     return owned
@@ -193,8 +193,8 @@ def self_training(
         ctx: text features and switches.
 
     Returns:
-        ``pseudo_accuracy`` of argmax q; ``entropy_bits``, mean over rows; ``synthetic``, mean rows that balance a
-        client now (eq 7); ``drift``, the Frobenius norm of W - T.
+        ``pseudo_accuracy`` of argmax q; ``entropy_bits``, mean over rows; ``synthetic``, mean number of rows that
+        would balance a client's classes (eq 7); ``drift``, the Frobenius norm of W - T.
     """
     equal = ctx.hp["sampling"] == "equal"
     gamma = ctx.number("gamma")
@@ -204,17 +204,18 @@ def self_training(
     synthetic = 0
     order = sorted(states)
     for start in range(0, len(order), TOGETHER):
-        some = order[start : start + TOGETHER]
-        # Means over rows read the rows of all clients one after another; numbers per client read padded rows.
-        each = [states[client]["rows/q"] for client in some]
-        q = torch.cat(each)
-        truth = torch.cat([labels[client] for client in some])
+        clients = order[start : start + TOGETHER]
+        # Means over rows read the rows of all clients one after another. ``votes`` reads padded rows of each client;
+        # ``real`` is 1 on rows and 0 on padding.
+        of_clients = [states[client]["rows/q"] for client in clients]
+        q = torch.cat(of_clients)
+        truth = torch.cat([labels[client] for client in clients])
         right += int((q.argmax(-1) == truth).sum())
         bits += float(entropy_bits(q.double()).sum())
         rows += len(q)
-        ones = [torch.ones(len(own), device=q.device) for own in each]
+        ones = [torch.ones(len(client_q), device=q.device) for client_q in of_clients]
         real = pad_sequence(ones, batch_first=True)
-        padded = pad_sequence(each, batch_first=True)
+        padded = pad_sequence(of_clients, batch_first=True)
         lacking = deficits(votes(padded, real), gamma, equal=equal)
         synthetic += int(lacking.sum())
     drift = float(torch.linalg.matrix_norm(server["W"] - ctx.text))
@@ -253,7 +254,7 @@ def itemsize(tree: Tree) -> int:
 
 @dataclass(eq=False)
 class Traffic:
-    """The counter of a run."""
+    """Counter of the traffic of a run."""
 
     up: np.ndarray  # int64 [M], exact scalars uploaded by each client so far
     down: np.ndarray  # int64 [M], exact scalars sent to each client so far
@@ -290,6 +291,7 @@ class Traffic:
         means = {}
         for key, total in self.totals().items():
             count = receivers
+            # "up", "up_bytes" and "paper_up"; the other keys contain "down".
             if "up" in key:
                 count = senders
             means[key] = total / max(1, count)
@@ -441,7 +443,7 @@ class TrainingOutput:
     clients: Sequence[str]  # their names
     # Number of classes among each client's training rows.
     classes_owned: Sequence[int] | np.ndarray
-    trainable: int  # scalars of the deployed model that training sets
+    trainable: int  # number of trained scalars in the deployed model
     server: Tree  # the final server tensors
     # Client number -> its tensors; weights that are kept as Gram coordinates are computed when they are read.
     states: Mapping[int, Tree]
@@ -591,7 +593,7 @@ def fusion_similarity(single: Tensor, fused: Tensor, owned: Tensor) -> Tensor:
     """
     # [K, M, C] cosines of unit prototypes, averaged over the classes that each client owns.
     cosine = (normalize(single, dim=-1) * normalize(fused, dim=-1)).sum(-1)
-    mine = owned.to(cosine.dtype)
-    s = (cosine * mine).sum(-1) / mine.sum(-1)
+    weight = owned.to(cosine.dtype)
+    s = (cosine * weight).sum(-1) / weight.sum(-1)
     total = s.sum(0)
     return torch.where(total > 0, s / total, s.new_full((), math.nan))

@@ -114,10 +114,10 @@ def choose(
     able = [k for k, why in refusals.items() if not why]
     if name != "auto" and name not in able:
         why = refusals[name]
-        others = " | ".join(able)
+        usable = " | ".join(able)
         raise UsageError(
             f"The execution mode {name!r} does not support {method.name}: {why}.",
-            f"Use another execution mode: --execution {others}",
+            f"Use another execution mode: --execution {usable}",
         )
     if chunk is not None and chunk < 1:
         raise UsageError(
@@ -173,7 +173,7 @@ class TrainingRun:
 class RunCallbacks:
     """Functions that are called while a run trains; None for none."""
 
-    # Called before every optimiser step; an INTERRUPTED that it raises ends the run inside a round.
+    # Called before every optimiser step; an error with code INTERRUPTED that it raises ends the run inside a round.
     before_step: Callable[[], None] | None = None
     on_round: OnRound | None = None  # called after every round of every point
     # Called with the number of a round, when all points that are computed together have finished it.
@@ -257,11 +257,11 @@ def run_points(
         memo = shared.memo
     cache = shared or GridCache()
     spec = replace(spec, data=cache.cast(spec.data, spec.dtype))
-    places: Sequence[Path | None] = tables or [None] * len(hps)
+    table_paths: Sequence[Path | None] = tables or [None] * len(hps)
     jobs: list[RunState] = []
     records: list[list[RoundRecord]] = []
     with ExitStack() as opened:
-        for hp, state, table in zip(hps, snapshots, places, strict=True):
+        for hp, state, table in zip(hps, snapshots, table_paths, strict=True):
             job = new_run(spec, hp, callbacks, memo)
             opened.callback(job.states.close)
             jobs.append(job)
@@ -278,22 +278,22 @@ def run_points(
         if not jobs[0].trust.plain:
             # Checks, attacks and privacy need the uploads of one run by themselves.
             chosen = replace(chosen, points=1)
-        found: list[TrainingOutput | FedcacheError] = []
+        outcomes: list[TrainingOutput | FedcacheError] = []
         for start in range(0, len(jobs), chosen.points):
             points = slice(start, start + chosen.points)
             part = jobs[points]
-            for job, table in zip(part, places[points], strict=True):
+            for job, table in zip(part, table_paths[points], strict=True):
                 _place_states(job, load, chosen, table)
             batch = GridBatch(part, chosen, spec.participation, shared)
             executor = find_executor(chosen.name)(batch, snapshots[points])
             ended = _run(executor, records[points], spec, callbacks, start)
             if callbacks.on_done is not None:
                 callbacks.on_done(start, ended)
-            found += ended
+            outcomes += ended
             if tables:
                 for job in part:
                     job.states.close()  # before the next files are opened; there may be hundreds
-    return found
+    return outcomes
 
 
 def _place_states(job: RunState, load: Load, chosen: ExecutionPlan, table: Path | None) -> None:
@@ -305,7 +305,7 @@ def _place_states(job: RunState, load: Load, chosen: ExecutionPlan, table: Path 
             expected = load.kept_bytes() // load.points
             clients = len(job.training_clients)
             job.states.move(StateTable(table, clients, job.env.device, expected=expected))
-    # In a file before and in memory now: for example, there was too little memory for Gram matrices before.
+    # In a file before and in memory now: for example, before there was too little memory for Gram matrices.
     elif current is not None:
         job.states.move({})
         current.close()
@@ -328,7 +328,7 @@ def new_run(
         spec.clients,
         spec.seed,
         spec.dtype,
-        own=spec.overrides,
+        overrides=spec.overrides,
         watch=callbacks.before_step,
         memo=memo,
         trust=spec.trust,
@@ -386,27 +386,27 @@ def _run(
             traffics = executor.train_round()
         # Points share the time of the round that computed them together.
         seconds = (time.perf_counter() - begun) / len(jobs)
-        number = max(job.round for job in jobs)
+        round_number = max(job.round for job in jobs)
         for g, (job, traffic) in enumerate(zip(jobs, traffics, strict=True)):
             # Also for a point that failed: the first point samples and draws for all points.
-            job.round = number
+            job.round = round_number
             if traffic is None:
                 continue
             scored[g] = None  # scores of an earlier round are outdated
             accuracy = None
             diagnostics: dict[str, float] = {}
-            due = spec.eval_every > 0 and number % spec.eval_every == 0
-            if due or number == spec.rounds:
-                found = score_job(job, chosen)
-                scored[g] = found
-                accuracy = found.accuracy
-                diagnostics = {**job.diagnose(), **found.diagnostics}
+            due = spec.eval_every > 0 and round_number % spec.eval_every == 0
+            if due or round_number == spec.rounds:
+                evaluation = score_job(job, chosen)
+                scored[g] = evaluation
+                accuracy = evaluation.accuracy
+                diagnostics = {**job.diagnose(), **evaluation.diagnostics}
             if not job.trust.plain:
-                rejected = sum(r.round == number for r in job.rejected)
+                rejected = sum(r.round == round_number for r in job.rejected)
                 diagnostics["rejected"] = float(rejected)
             if isinstance(job, TimedRun):
                 diagnostics |= job.timing()
-            record = RoundRecord(number, took_part, seconds, accuracy, traffic, diagnostics)
+            record = RoundRecord(round_number, took_part, seconds, accuracy, traffic, diagnostics)
             records[g].append(record)
             if callbacks.on_round is not None:
                 metrics = {
@@ -416,10 +416,10 @@ def _run(
                     **diagnostics,
                 }
                 snapshot = partial(snapshot_of, job, records[g])
-                callbacks.on_round(start + g, number, metrics, asdict(traffic), snapshot)
+                callbacks.on_round(start + g, round_number, metrics, asdict(traffic), snapshot)
         if callbacks.after_round is not None:
-            callbacks.after_round(number)
-    owned = classes_of_clients(jobs[0].data.y.cpu().numpy(), jobs[0].clients)
+            callbacks.after_round(round_number)
+    classes_owned = classes_of_clients(jobs[0].data.y.cpu().numpy(), jobs[0].clients)
     # Computed once, because all points have the same zero-shot accuracy.
     zero_shot = cache(lambda: zero_shot_accuracy(jobs[0], chosen))
 
@@ -428,7 +428,7 @@ def _run(
             return failed[g]
         # A run that was resumed after its last round is not scored yet.
         evaluation = scored[g] or score_job(job, chosen)
-        out = _outcome(job, executor.batch, records[g], evaluation, owned)
+        out = _outcome(job, executor.batch, records[g], evaluation, classes_owned)
         return replace(out, zero_shot=zero_shot())
 
     return [ended(g, job) for g, job in enumerate(jobs)]
@@ -475,7 +475,7 @@ def _outcome(
     batch: GridBatch,
     records: list[RoundRecord],
     evaluation: Evaluation,
-    owned: np.ndarray,
+    classes_owned: np.ndarray,
 ) -> TrainingOutput:
     protocol = job.method.protocol(job.hp)
 
@@ -525,12 +525,12 @@ def _outcome(
         threads=torch.get_num_threads(),
         dtype=job.env.dtype,
         clients=names_of(job.clients),
-        classes_owned=owned,
+        classes_owned=classes_owned,
         trainable=job.method.trainable(job.server, outline),
         server=job.server,
         states=job.states,
         warnings=(*job.warnings, *job.traffic.idle_rounds()),
-        attackers=tuple(sorted(job.training_clients[c].name for c in job.liars)),
+        attackers=tuple(sorted(job.training_clients[c].name for c in job.attackers)),
         predict=predict,
         deployed=deployed,
         broadcast=broadcast,

@@ -77,8 +77,8 @@ from fedcache.federate.trust.update_validation import (
 )
 from fedcache.heads.linear import Tree
 
-# The clients of a run that can train, and warnings about the others and about those with most
-# weight.
+# The clients of a run that can train; warnings about clients that cannot, and about clients with a
+# large share of the weight.
 
 
 def eligible_clients(
@@ -103,16 +103,16 @@ def eligible_clients(
         )
     names = names_of(clients)
     rows = train_sizes(clients)
-    # Every client but the public set is either kept, or skipped for the first reason that holds.
-    left = np.arange(len(clients)) >= public
-    empty = left & (rows == 0)
-    left &= ~empty
-    large = np.zeros_like(left)
+    # Every client except the public set is either kept, or skipped for the first reason that holds.
+    remaining = np.arange(len(clients)) >= public
+    empty = remaining & (rows == 0)
+    remaining &= ~empty
+    large = np.zeros_like(remaining)
     if trust.max_rows is not None:
-        large = left & (rows > trust.max_rows)
-    left &= ~large
-    short = left & np.isin(rows, _too_few(method, hp, rows))
-    kept = np.flatnonzero(left & ~short)
+        large = remaining & (rows > trust.max_rows)
+    remaining &= ~large
+    short = remaining & np.isin(rows, _too_few(method, hp, rows))
+    kept = np.flatnonzero(remaining & ~short)
     few = "have too few rows for one batch"
     normalised = has_batchnorm(hp)
     if normalised:
@@ -173,22 +173,22 @@ def mean_length(x: Features, rows: np.ndarray) -> float:
     """Mean length of the rows ``rows`` (int64 [n]) of features [N, V, D], view 0, in float64; 0 without rows."""
     total = 0.0
     V = x.shape[1]
-    for some in in_steps(rows):
-        index = torch.from_numpy(some).to(x.device)
+    for part in in_steps(rows):
+        index = torch.from_numpy(part).to(x.device)
         lengths = take_rows(x, index * V).double().norm(dim=-1)
         total += float(lengths.sum())
     return total / max(1, len(rows))
 
 
-def mean_training_length(x: Features, clients: Sequence[ClientRows], known: LruCache) -> float:
-    """``mean_length`` of all clients' training rows, computed once for the points of a grid that share ``known``.
+def mean_training_length(x: Features, clients: Sequence[ClientRows], cache: LruCache) -> float:
+    """``mean_length`` of all clients' training rows, computed once for the points of a grid that share ``cache``.
 
     Rows are added in the order of the matrix, so the number does not depend on the partition.
     """
     # The sorted rows are part of the key, so that points of a grid with the same rows share the number.
     rows = np.sort(all_train_rows(clients))
     key = ("mean length", SameObject(x), rows.tobytes())
-    return known.get(key, lambda: mean_length(x, rows), lambda _: rows.nbytes)
+    return cache.get(key, lambda: mean_length(x, rows), lambda _: rows.nbytes)
 
 
 NUMERICAL = (ArithmeticError, ValueError, torch.linalg.LinAlgError)  # type: ignore[attr-defined]  # not in its __all__
@@ -212,7 +212,7 @@ class RunState:
         clients: Sequence[ClientRows],
         seed: int,
         dtype: torch.dtype,
-        own: Mapping[int, ClientOverrides] | None = None,
+        overrides: Mapping[int, ClientOverrides] | None = None,
         watch: Callable[[], None] | None = None,
         memo: LruCache | None = None,
         trust: TrustPolicy | None = None,
@@ -223,13 +223,14 @@ class RunState:
         self.trust = trust or TrustPolicy()
         self.trust.check(method, hp)
         self.memo = memo
+        # Copies of training rows (``_cut``), and the mean length of rows.
         self.cuts = memo or LruCache()
         # Features are cast once for the whole run; images stay bytes.
         self.data = data
         if data.x.dtype != dtype and data.image is None:
             self.data = replace(data, x=data.x.to(dtype))
-        self.own = own or {}
-        check_mixed(method, self.own, data.x.shape[2], len(clients))
+        self.overrides = overrides or {}
+        check_mixed(method, self.overrides, data.x.shape[2], len(clients))
         self.columns = FeatureColumns(self.data.x)
         self.clients = clients
         self.training_clients = clients
@@ -270,11 +271,11 @@ class RunState:
             self.private = PrivateDraws(
                 self.trust.privacy, seed, (identity, method.name), hp, self.training_clients
             )
-        self.liars = frozenset[int]()
+        self.attackers = frozenset[int]()
         if self.trust.attack is not None:
             names = self.client_names
-            self.liars = self.trust.attack.attackers(names, seed)
-            if not self.liars:
+            self.attackers = self.trust.attack.attackers(names, seed)
+            if not self.attackers:
                 self.warnings.append(
                     f"--attack {self.trust.attack.text}: this share of {len(names)} clients is less than one "
                     "client, so no client is malicious"
@@ -312,13 +313,13 @@ class RunState:
         self.noticed = False  # whether the method has warned about a round
 
     def _labels(self) -> Tensor:
-        """The labels that clients train on: those of the data, flipped on the rows of attackers by label-flip."""
+        """The labels that clients train on: those of the data, except attackers' labels under ``label-flip``."""
         y = self.data.y.to(self.data.x.device)
         attack = self.trust.attack
         if attack is None or attack.name != "label-flip":
             return y
         rows = {c: self.train_rows(c) for c in range(len(self.training_clients))}
-        return flipped_labels(y, rows, self.liars, self.data.classes)
+        return flipped_labels(y, rows, self.attackers, self.data.classes)
 
     def _eligible(self) -> np.ndarray:
         """int64, ascending: the clients that can train; adds the warnings of ``eligible_clients``."""
@@ -336,7 +337,7 @@ class RunState:
                 f"{self.method.name} needs class text features, but the features of this run have none.",
                 "Use a backbone with a text tower, for example --backbones glyph-clip.",
             )
-        # These depend on the store or the device, so they are checked before any client trains.
+        # These needs depend on the store or the device, so they are checked before any client trains.
         available = {
             "image tower": self.env.towers,
             "text tower": self.env.towers,
@@ -364,12 +365,12 @@ class RunState:
         hp = self.hp
         env = self.env
         # A run with different clients computes them one by one, so ``ids`` is then one client.
-        own = self.own.get(ids[0])
-        if own:
-            hp = {**hp, **own.hp}
-            env = replace(env, width=self.columns.cut(own.columns).shape[-1])
+        overrides = self.overrides.get(ids[0])
+        if overrides:
+            hp = {**hp, **overrides.hp}
+            env = replace(env, width=self.columns.cut(overrides.columns).shape[-1])
             if self.public:
-                public = self.public_columns.cut(own.columns)
+                public = self.public_columns.cut(overrides.columns)
                 env = replace(env, public=cast(Tensor, public))
         lead: tuple[int, ...] = ()
         if axes:
@@ -389,7 +390,7 @@ class RunState:
         self, ids: Sequence[int], axes: int, *, tests: Sequence[ClientRows] | None = None
     ) -> ClientData:
         """The training rows of some clients, or their test rows in ``tests``; chunks of clients are cached."""
-        if axes and tests is None and not self.own:
+        if axes and tests is None and not self.overrides:
             make = partial(self._rows, ids, axes)
             return self._chunk_rows.get((axes, *ids), make, lambda made: made.rows.nbytes)
         return self._rows(ids, axes, tests)
@@ -408,7 +409,7 @@ class RunState:
         train = self.training_clients[client].train
         if not len(train) or self.train_bytes > self.cuts.budget:
             return self.rows([client], 0)
-        if self.own:
+        if self.overrides:
             return cut_out(self.features(client), self.labels, [train])[0]
         return self._cut[client]
 
@@ -416,20 +417,20 @@ class RunState:
     def _cut(self) -> dict[int, ClientData]:
         """Every client's training rows, which points of a grid share."""
         # Points of a grid have the same features, labels and rows, so one of them cuts for all.
-        who = self.eligible.tolist()
+        clients = self.eligible.tolist()
         x = self.data.x
-        rows = [self.train_rows(c) for c in who]
+        rows = [self.train_rows(c) for c in clients]
         of_rows = (r.tobytes() for r in rows)
         key = ("rows", SameObject(x), SameObject(self.labels), *of_rows)
         make = partial(cut_out, x, self.labels, rows)
         made = self.cuts.get(key, make, lambda _: self.train_bytes)
-        return dict(zip(who, made, strict=True))
+        return dict(zip(clients, made, strict=True))
 
     def features(self, client: int | None) -> Features:
         """Features [N, V, D] with the columns of a client; with all columns for the server (None)."""
-        if client is None or client not in self.own:
+        if client is None or client not in self.overrides:
             return self.data.x
-        return self.columns.cut(self.own[client].columns)
+        return self.columns.cut(self.overrides[client].columns)
 
     def labelled(self, client: int | None) -> ClientData:
         """All clients' labelled training rows, which evaluation may read; features with the columns of ``client``."""
@@ -520,7 +521,7 @@ class RunState:
             rows=self.client_rows,
             weights=reduced_weights(rows_of, self.trust.max_share),
             clients=len(ids),
-            attackers=self.liars,
+            attackers=self.attackers,
             expected_clients=self.expected_clients,
             expected_rows=expected_rows,
             noise=noise,
@@ -591,10 +592,10 @@ class RunState:
         suspects = pipeline.suspects()[:MOST_SUSPECTS]
         why = f"the server can aggregate the round only without it ({problem})"
         for client in suspects:
-            others = [c for c in ids if c != client]
+            other_ids = [c for c in ids if c != client]
             try:
-                rest, repooled = pipeline.without(client, why)
-                repaired = self.next_server(repooled, others)
+                remaining, repooled = pipeline.without(client, why)
+                repaired = self.next_server(repooled, other_ids)
             except (FederatedRunError, UsageError):
                 continue
             # Without this upload the model must be clearly smaller, or the upload was not the cause.
@@ -608,7 +609,7 @@ class RunState:
                 name = self.client_names[client]
                 raise pipeline.validation.refusal(client, name, why) from failure
             self._tried = repooled, repaired
-            return rest, repooled
+            return remaining, repooled
         if failure is None:  # no upload alone makes the model so large
             return pipeline, pooled
         if not suspects:
@@ -654,7 +655,7 @@ class RunState:
         return made
 
     def fit_one(self, down: Tree, client: int) -> Tree:
-        """One client trained alone, without leading axes; its upload."""
+        """Train one client alone, without leading axes; returns its upload."""
         self.env.watch()
         data = self.cut(client)
         ctx = self.ctx([client], 0)
@@ -695,11 +696,11 @@ class RunState:
                 of_clients = t.flatten(1)
             bounded = (of_clients.abs() <= largest(t.dtype)).all(1)
             bad = int((~bounded).nonzero()[0])
-            known = None
+            culprit = None
             if ids:
                 client = ids[bad]  # position 0 for a tensor that clients share
-                known = client, self.training_clients[client].name
-            raise not_finite(name, of_clients[bad], self.round + 1, known, self.method, self.hp)
+                culprit = client, self.training_clients[client].name
+            raise not_finite(name, of_clients[bad], self.round + 1, culprit, self.method, self.hp)
 
     def diagnose(self) -> dict[str, float]:
         """The method's own numbers about the current state; labels are read here as in any evaluation."""
@@ -754,6 +755,7 @@ class RunState:
     def _count(
         self, ids: Sequence[int], down: Tree, ups: Sequence[tuple[int, int]]
     ) -> RoundTraffic:
+        """Add the traffic of a round to the counter; arguments as ``finish``."""
         method = self.method
         env = self.env
         if method.central:
@@ -775,10 +777,10 @@ class RunState:
         uploaded = np.fromiter(chain.from_iterable(ups), np.int64, 2 * len(ids))
         sizes[: len(ids)] = uploaded.reshape(-1, 2)
         # Clients that received their broadcast in an earlier round receive nothing again.
-        fresh = ~np.isin(who, list(self.early))
+        receives = ~np.isin(who, list(self.early))
         text = np.where(self.met[who], 0, once)
         sent = sizes[:, 0]
-        got = fresh * received
+        got = receives * received
         paper_up, paper_down = self._paper_counts(who, sent, received)
         counts = {
             "up": sent,
@@ -786,7 +788,7 @@ class RunState:
             "up_bytes": sizes.prod(1),
             "down_bytes": got * size + text * once_bytes,
             "paper_up": paper_up[: len(ids)],
-            "paper_down": fresh * paper_down + text,
+            "paper_down": receives * paper_down + text,
         }
         self.met[who] = True
         self.traffic.up[who] += counts["up"]
@@ -817,13 +819,13 @@ class RunState:
     def _paper_counts(
         self, who: np.ndarray, sent: np.ndarray, received: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Scalars up and down of some clients as the method's paper counts them, else as they are."""
+        """Scalars up and down of some clients as the method's paper counts them, else as they are sent."""
         count = self.method.paper_count
         env = self.env
         if count is None:
             return sent, np.full(len(who), received)
         pairs = [count(env.width, env.classes, env.clients, self.hp)]
-        if self.own:  # clients that differ are counted one by one
+        if self.overrides:  # clients that differ are counted one by one
             ctxs = (self.ctx([client], 0) for client in who.tolist())
             pairs = [count(ctx.env.width, env.classes, env.clients, ctx.hp) for ctx in ctxs]
         # One pair for all clients, or a pair for each client; the shape is given because there may be no client.

@@ -1,4 +1,4 @@
-"""Client sampling: clients that are drawn in a round among the available ones, without those that drop out."""
+"""Client sampling: draws the clients of each round among the available clients, and the clients that drop out."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def values_of_clients(
         raise UsageError(f"{here}: the first line is not {','.join(columns)}.", example)
     clients = []
     values = []
-    known = set()
+    seen = set()
     for number, line in enumerate(lines[1:], 2):
         if not line:
             continue
@@ -143,9 +143,9 @@ def values_of_clients(
             values.append(parse(line[1:]))
         except ValueError as error:
             raise UsageError(f"{here}: line {number} {error}.", example) from error
-        if client in known and not repeats:
+        if client in seen and not repeats:
             raise UsageError(f"{here}: line {number} repeats a client.", example)
-        known.add(client)
+        seen.add(client)
         clients.append(client)
     if not clients:
         raise UsageError(f"{here}: it lists no client.", example)
@@ -172,10 +172,10 @@ class ClusterRule:
 
     def words(self) -> dict[str, str | float]:
         """The rule in the form of a run's identity and result."""
-        which: str | int = self.count
+        clusters: str | int = self.count
         if self.digest:
-            which = f"sha256:{self.digest}"
-        return {"client_clusters": which, "clusters_per_round": self.per_round}
+            clusters = f"sha256:{self.digest}"
+        return {"client_clusters": clusters, "clusters_per_round": self.per_round}
 
     def places(self, names: Sequence[str], by_name: np.ndarray, seed: int) -> RowLists:
         """For each cluster, its clients that can train, ascending; a cluster without such a client is left out.
@@ -212,8 +212,8 @@ class ClusterRule:
         example = "client,cluster  and then  client-0,north"
         refuse_lacking(lacking, names, "--client-clusters", example)
         # Number the remaining clusters from 0; a cluster may have no client that can train.
-        _, of = np.unique(cluster[by_name], return_inverse=True)
-        return RowLists.of_sizes(np.argsort(of, kind="stable"), np.bincount(of))
+        _, renumbered = np.unique(cluster[by_name], return_inverse=True)
+        return RowLists.of_sizes(np.argsort(renumbered, kind="stable"), np.bincount(renumbered))
 
 
 def parse_clusters(clusters: str | None, per_round: int) -> ClusterRule | None:
@@ -270,7 +270,7 @@ def _cluster(words: Sequence[str]) -> str:
 
 
 MANY = 1 << 16
-"""Number of clients from which a round's clients are drawn one by one, without a permutation of all clients."""
+"""Minimum number of clients for which a round's clients are drawn one by one, without a permutation of all clients."""
 
 Participation = int | float | None
 """Clients per round: None for all, an int for a number, a float for a share."""
@@ -342,7 +342,7 @@ def parse_sampling(
 
 
 def from_everywhere(value: str | None) -> str | None:
-    """The value of an option that is a number or a file, with the absolute path of a file."""
+    """The value of an option that takes a number or a file: the number as it is, or the absolute path of the file."""
     if value is None or number_in(value) is not None:
         return value
     return str(Path(value).resolve())
@@ -417,8 +417,8 @@ class ClientSampler:
             return []
         drawn = self.drawn(round_, participation)
         # One uniform number for each drawn client, in client order.
-        gone = generator(self.seed, "dropout", round_).random(len(drawn)) < self.rule.dropout
-        return [c for c, taken in zip(drawn, gone, strict=True) if taken]
+        is_lost = generator(self.seed, "dropout", round_).random(len(drawn)) < self.rule.dropout
+        return [c for c, drops in zip(drawn, is_lost, strict=True) if drops]
 
     def _draw(self, round_: int, participation: Participation) -> list[int]:
         # Private runs draw each client independently, and ignore the rule.
@@ -452,8 +452,8 @@ class ClientSampler:
             key = (round_, draw)
         available = self._available(round_)
         if busy and self._most_are_free(busy, count):
-            # Most clients are free, so busy ones are drawn rarely and rejected. This needs no array of all clients. All
-            # clients are available then, so places in ``by_name`` are places in ``available``.
+            # Most clients are free, so busy ones are drawn rarely and rejected. This needs no array of all clients. In
+            # this case all clients are available, so places in ``by_name`` are places in ``available``.
             places = self._one_by_one(busy, count, *key)
         else:
             if busy:
@@ -462,8 +462,8 @@ class ClientSampler:
                 available = available[free[available]]
             places = self._places(available, count, *key)
         drawn = available[np.sort(places)].tolist()
-        gone = generator(self.seed, "dropout", *key).random(len(drawn)) < self.rule.dropout
-        return list(zip(drawn, gone.tolist(), strict=True))
+        is_lost = generator(self.seed, "dropout", *key).random(len(drawn)) < self.rule.dropout
+        return list(zip(drawn, is_lost.tolist(), strict=True))
 
     def _most_are_free(self, busy: Sequence[int], count: int) -> bool:
         """Whether most clients are free, so that a client drawn among all of them is usually free."""
@@ -520,7 +520,7 @@ class ClientSampler:
         return clients
 
     def _of_clusters(self, clusters: RowLists, round_: int) -> np.ndarray:
-        """int64, by name: the clients that can train in the clusters of a round, which are drawn uniformly."""
+        """int64, by name: the clients that can train in the clusters of a round; these clusters are drawn uniformly."""
         rng = generator(self.seed, "clusters", round_)
         drawn = without_replacement(rng, len(clusters), self._per_round)
         places = np.sort(clusters.take(drawn).rows)
@@ -530,7 +530,8 @@ class ClientSampler:
     def planned(self, round_: int, participation: Participation) -> int:
         """The planned number of clients in a round; with drawn clusters the largest possible number of any round.
 
-        So a resumed run plans the same number and chooses the same execution.
+        The number does not depend on the drawn clusters, so a resumed run plans the same number and chooses the same
+        execution.
         """
         if self._clusters is None:
             return max(1, len(self.sample(round_, participation)))
@@ -540,16 +541,16 @@ class ClientSampler:
 
     def warnings(self, participation: Participation) -> list[str]:
         """Warnings before the first round, about a too small share, too few clients in a trace, and small clusters."""
-        found = [*self._few_in_trace(), *self._small_clusters(participation)]
+        warnings = [*self._few_in_trace(), *self._small_clusters(participation)]
         if isinstance(participation, float):
             clients = len(self.names)
             share = participation * clients
             if share < 0.5:
-                found.append(
+                warnings.append(
                     f"a share of {participation:g} of {clients:,} clients is only {share:.2g} clients, so each "
                     "round has one client"
                 )
-        return found
+        return warnings
 
     def _few_in_trace(self) -> list[str]:
         if self._lines is None:
@@ -608,7 +609,7 @@ def without_replacement(rng: np.random.Generator, population: int, count: int) -
 def weighted_without_replacement(
     rng: np.random.Generator, weights: np.ndarray, count: int
 ) -> np.ndarray:
-    """``count`` different places, drawn one after another in proportion to the weights of the remaining ones.
+    """``count`` different indices into ``weights``, drawn one after another in proportion to the remaining weights.
 
     The ``count`` smallest of exponential times with these rates have this distribution (Efraimidis and Spirakis, 2006).
     """

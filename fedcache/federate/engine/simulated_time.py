@@ -216,9 +216,9 @@ class Schedule:
         while len(arrived) < (self.rule.buffer or 0):
             # First finished clients send their updates, then new clients begin, and then time passes.
             if self._heap and self._heap[0].end <= self.clock:
-                one = heapq.heappop(self._heap)
-                if not one.drops:
-                    arrived[one.client] = one.version
+                finished = heapq.heappop(self._heap)
+                if not finished.drops:
+                    arrived[finished.client] = finished.version
                 continue
             free = self.concurrency - len(self._heap)
             if free:
@@ -274,17 +274,17 @@ STATISTICS = (".mean", ".var")
 """Endings of the names of BatchNorm's running statistics."""
 
 NOT_YET = RoundTraffic(0, 0, 0, 0, 0, 0, 0)
-"""Traffic of a group of clients before the server's step, whose traffic includes that of all its groups."""
+"""Placeholder for the traffic of one group of clients. The server's step counts the traffic of all its groups."""
 
 
 @dataclass
 class _Group:
     """Clients that began with one model, and their pooled uploads."""
 
-    version: int
-    ids: Sequence[int]
+    version: int  # of the model
+    ids: Sequence[int]  # numbers of the clients
     pooled: Tree
-    sent: Sequence[tuple[int, int]]
+    sent: Sequence[tuple[int, int]]  # (scalars, bytes of one) that each client sent
 
 
 class TimedRun(RunState):

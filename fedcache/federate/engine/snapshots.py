@@ -27,6 +27,7 @@ NAMES = 1 << 12
 
 
 def _meta(job: RunState) -> dict[str, Any]:
+    """The part of a snapshot that identifies its run, and the counters of the run."""
     return {
         "version": STATE_VERSION,
         "method": job.method.name,
@@ -62,7 +63,8 @@ def snapshot_of(job: RunState, records: list[RoundRecord]) -> Snapshot:
         versions, timing = job.keep()
         tensors |= {name: _copy(t) for name, t in versions.items()}
         meta |= timing
-    # If clients are in a file, the snapshot has the index of the file instead of their tensors.
+    # If clients are in a file, the snapshot has the index of the file instead of their tensors. ``entered`` lists the
+    # clients whose tensors are in the snapshot.
     if table is not None:
         index, kinds = table.mark()
         meta |= {"entered": [], "table": kinds}
@@ -96,10 +98,10 @@ def resume_job(job: RunState, state: Snapshot, table: Path | None = None) -> lis
     server: Tree = {}
     states: dict[int, Tree] = {int(c): {} for c in state.meta["entered"]}
     for key, t in state.tensors.items():
-        place, name = key.split("/", 1)
-        if place == "server":
+        owner, name = key.split("/", 1)
+        if owner == "server":
             server[name] = t.to(job.env.device, copy=True)
-        elif place == "client":
+        elif owner == "client":
             client, name = name.split("/", 1)
             states[int(client)][name] = t.to(job.env.device, copy=True)
     job.server = server

@@ -223,7 +223,7 @@ def groups_of(point: RunState, ids: Sequence[int]) -> Iterator[Sequence[int]]:
     """
     method = point.method
     sums = method.additive(point.hp) and method.sent is numel and method.enter is no_state
-    together = sums and point.trust.plain and not point.own
+    together = sums and point.trust.plain and not point.overrides
     if not together or len(ids) < TOGETHER_FROM:
         yield from ([c] for c in ids)
         return

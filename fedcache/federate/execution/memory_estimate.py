@@ -173,7 +173,7 @@ def measure_load(jobs: Sequence[RunState], clients: int, rounds: int) -> Load:
         broadcast_bytes=_bytes(compared),
         batch=cast(int, job.hp.get("batch", 32)),
         versions=_versions(job, clients, rounds),
-        mixed=bool(job.own),
+        mixed=bool(job.overrides),
         rounds=rounds,
         device=job.env.device.type,
     )

@@ -31,7 +31,7 @@ from typing import cast
 
 import torch
 
-from fedcache.federate.engine.context import own
+from fedcache.federate.engine.context import writable_copies
 from fedcache.federate.engine.local_training import Step, fold_batches
 from fedcache.federate.methods import fedavg
 from fedcache.federate.methods.common import (
@@ -93,7 +93,7 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
     """Local epochs; w_i leaves, theta_i stays."""
     trained = model.trained(ctx.hp)
     near = {NEAR + name: down[name] for name in trained}
-    p = own({**select(down, model.names(ctx.hp)), **near}, ctx)
+    p = writable_copies({**select(down, model.names(ctx.hp)), **near}, ctx)
     step = envelope(down)
     for epoch in range(ctx.count("epochs")):
         p = fold_batches(p, minibatches(data, ctx, epoch), step, ctx)

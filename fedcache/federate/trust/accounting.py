@@ -19,7 +19,7 @@ from typing import Any
 from fedcache.errors import MachineError
 
 FEW_ROUNDS = 1000
-"""Number of rounds up to which privacy losses are discretised coarsely."""
+"""Number of rounds up to which privacy losses are discretised in coarse steps."""
 MEANINGLESS = 50.0
 """Epsilon above which there is no protection: it allows probabilities to differ by a factor of 10^21."""
 
@@ -29,7 +29,7 @@ class Spent:
     """Rounds of the Gaussian mechanism."""
 
     noise: float  # multiplier z
-    # share of clients that take part in a round, independently; 1.0 if participants are known
+    # Probability with which each client takes part in a round, independently; 1.0 if participants are known.
     share: float
     rounds: int
 
@@ -42,7 +42,7 @@ def counted_share(cost: Mapping[str, Any]) -> float:
 
 
 def short_privacy(cost: Mapping[str, Any]) -> str:
-    """The ``privacy`` part of a result for a table: ``epsilon 2.8`` over all seeds, ``simulation of epsilon 2.8``.
+    """The ``privacy`` part of a result in words: ``epsilon 2.8`` of all seeds, or ``simulation of epsilon 2.8``.
 
     Results of earlier releases have the epsilon of one seed, and simulated noise.
     """
@@ -53,6 +53,7 @@ def short_privacy(cost: Mapping[str, Any]) -> str:
         words = f"epsilon {found:.3g}"
     if "composed" not in cost:
         words += " a seed"
+    # Earlier releases had only simulated noise, and no such key.
     if cost.get("simulation", True):
         return f"simulation of {words}"
     return words
@@ -75,18 +76,18 @@ def epsilons(spent: Iterable[Spent], delta: float) -> dict[str, float | None]:
     rounds: Counter[tuple[float, float]] = Counter()
     for one in spent:
         rounds[one.noise, one.share] += one.rounds
-    found: dict[str, float | None] = {"epsilon_pld": None, "epsilon_rdp": None}
+    bounds: dict[str, float | None] = {"epsilon_pld": None, "epsilon_rdp": None}
     # A round without noise has no bound.
     if not all(noise for noise, _ in rounds):
-        return found
+        return bounds
     require_accounting()
     together = sorted((noise, share, count) for (noise, share), count in rounds.items())
     rdp, pld = _epsilons(tuple(together), delta)
     if math.isfinite(pld):
-        found["epsilon_pld"] = pld
+        bounds["epsilon_pld"] = pld
     if math.isfinite(rdp):
-        found["epsilon_rdp"] = rdp
-    return found
+        bounds["epsilon_rdp"] = rdp
+    return bounds
 
 
 @lru_cache(maxsize=256)

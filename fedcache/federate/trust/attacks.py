@@ -104,10 +104,10 @@ class Attack:
         return out
 
     @staticmethod
-    def deviations(m: int, liars: int) -> float:
-        """ALIE's z: the distance from the mean beyond which s = m // 2 + 1 - liars honest clients are expected."""
-        honest = max(1, m - liars)
-        needed = m // 2 + 1 - liars
+    def deviations(m: int, attackers: int) -> float:
+        """ALIE's z: the distance from the mean beyond which s = m // 2 + 1 - attackers honest clients are expected."""
+        honest = max(1, m - attackers)
+        needed = m // 2 + 1 - attackers
         share = (honest - needed) / honest
         share = min(max(share, 1e-6), 1 - 1e-6)
         return NormalDist().inv_cdf(share)
@@ -128,16 +128,16 @@ def flipped_labels(
     """
     lists = [rows[client] for client in attackers]
     attacked = np.unique(np.concatenate([np.empty(0, np.int64), *lists]))
-    for client, own in rows.items():
-        if client not in attackers and np.isin(own, attacked).any():
+    for client, client_rows in rows.items():
+        if client not in attackers and np.isin(client_rows, attacked).any():
             raise UsageError(
                 "--attack label-flip: attackers and honest clients share training rows, so the labels "
                 "cannot be flipped for only one of them.",
                 "Use a partition without overlap, or another attack.",
             )
     flipped = y.clone()
-    places = torch.from_numpy(attacked).to(y.device)
-    flipped[places] = torch.where(y[places] >= 0, classes - 1 - y[places], y[places])
+    index = torch.from_numpy(attacked).to(y.device)
+    flipped[index] = torch.where(y[index] >= 0, classes - 1 - y[index], y[index])
     return flipped
 
 

@@ -102,6 +102,7 @@ class TrustPolicy:
         changed = self.rule.text != "mean" or self.privacy is not None or self.max_share is not None
         if changed and "stack" in method.pool(hp).values() and method.merges != "classes":
             reason = "its server keeps the upload of each client instead of their mean"
+            # If the default hyperparameters need no stack, the given ones are the reason.
             if "stack" not in method.pool(method.resolve()).values():
                 reason = f"with these hyperparameters, {reason}"
             raise self.refused(method, reason)
@@ -190,10 +191,10 @@ class TrustPolicy:
         Raises UsageError, with the number that it needs.
         """
         if self.rule is not MEAN:
-            self.rule.check(clients, self.liars_of(clients))
+            self.rule.check(clients, self.attackers_of(clients))
 
-    def liars_of(self, clients: int) -> int:
-        """f: number of attackers among so many clients that the rule expects."""
+    def attackers_of(self, clients: int) -> int:
+        """f: number of attackers that the rule expects among so many clients."""
         # In float64 a product may be slightly below a whole number: 0.29 x 100, for example.
         return int(self.byzantine * clients + 1e-9)
 
@@ -484,6 +485,7 @@ class UploadPipeline:
         return True
 
     def _check_counts(self, up: object, clients: Sequence[int]) -> None:
+        """Refuse a batch with invalid counts of rows. Raises FederatedRunError, naming the first such client."""
         assert isinstance(up, dict)
         rows = [self.round.rows[c] for c in clients]
         wrong = self.validation.count_problems(up, rows)
@@ -556,8 +558,8 @@ class UploadPipeline:
         """Warnings about rejected uploads, and about classes that the rule does not protect.
 
         Args:
-            named: rejected uploads of earlier rounds; the first of a run are named, and the records count all.
-            unprotected: unprotected classes of earlier rounds; only the first round with some gives a warning.
+            named: number of rejected uploads in earlier rounds. Warnings name only the first rejected uploads of a run.
+            unprotected: number of unprotected classes in earlier rounds. Only the first round with any gives a warning.
         """
         return []
 
@@ -653,22 +655,22 @@ def weight_warnings(
         rows: float64 [k], n_i of these.
         share: the cap on a client's share, None for no cap.
     """
-    whole = float(rows.sum())
+    all_rows = float(rows.sum())
     limit = far_out_limit(rows)
     if share is not None:
-        found = rows > share * whole
+        is_large = rows > share * all_rows
     elif limit is not None:
-        found = (rows > limit) | (rows > whole / 2)
+        is_large = (rows > limit) | (rows > all_rows / 2)
     else:
-        found = np.zeros(len(rows), bool)
+        is_large = np.zeros(len(rows), bool)
     warnings = []
-    places = np.flatnonzero(found)
+    places = np.flatnonzero(is_large)
     largest_first = places[np.argsort(-rows[places], kind="stable")]
     for place in largest_first[:NAMED].tolist():
         c = int(clients[place])
         n = float(rows[place])
-        part = n / whole
-        has = f"client {c} ({names[c]!r}) has {n:,.0f} rows, {part:.0%} of all rows"
+        fraction = n / all_rows
+        has = f"client {c} ({names[c]!r}) has {n:,.0f} rows, {fraction:.0%} of all rows"
         if share is None:
             warnings.append(
                 f"{has}. This is more than half of all rows or {FAR_OUT} times the median, and uploads "
@@ -731,7 +733,7 @@ class UploadLayout:
         self.names = []
         self.base = {}
         for name, declared in sorted(expected.items()):
-            # Other counts are weights of uploads, on which no rule votes.
+            # Counts that are not summed are weights of uploads, on which no rule votes.
             left_out = declared.counts_rows and not (counts and rules[name] == "sum")
             if left_out or not declared.dtype.is_floating_point:
                 continue
@@ -753,9 +755,9 @@ class UploadLayout:
             return torch.cat(parts)
         return torch.zeros(0, dtype=torch.float64)
 
-    def tree(self, v: Tensor, rows: float, rest: Tree) -> Tree:
-        """The inverse of ``vector``; counts and integers are those of ``rest``."""
-        out = dict(rest)
+    def tree(self, v: Tensor, rows: float, template: Tree) -> Tree:
+        """The inverse of ``vector``; counts and integers are those of ``template``."""
+        out = dict(template)
         start = 0
         for name in self.names:
             shape = self.expected[name].shape
@@ -807,14 +809,14 @@ class BufferedUploads(UploadPipeline):
 
     def add(self, up: Tree, client: int, *, validated: bool = False) -> None:
         """Keep the upload of one client; ``pooled`` validates it."""
-        own = up
+        copied = up
         # A copy, because an executor may write the next client's upload to the same memory.
         if isinstance(up, dict):
-            own = dict(up)
+            copied = dict(up)
             for name, t in up.items():
                 if isinstance(t, Tensor):
-                    own[name] = t.clone()
-        self._kept.append(_KeptUpload(client, self.round.rows[client], own, validated))
+                    copied[name] = t.clone()
+        self._kept.append(_KeptUpload(client, self.round.rows[client], copied, validated))
 
     def pooled(self) -> Tree:
         """The pooled upload of the round. Raises as ``UploadPipeline.pooled``."""
@@ -873,12 +875,12 @@ class BufferedUploads(UploadPipeline):
 
         Raises FederatedRunError or UsageError if the rule needs more uploads than are left.
         """
-        rest = copy.copy(self)
-        rest._kept = [kept for kept in self._kept if kept.client != client]
-        rest.rejected = [*self.rejected, RejectedUpload(self.round.number, client, why)]
-        rest.rejected.sort(key=lambda rejected: rejected.client)
-        rest.unprotected_classes = 0
-        return rest, rest._combined()
+        remaining = copy.copy(self)
+        remaining._kept = [kept for kept in self._kept if kept.client != client]
+        remaining.rejected = [*self.rejected, RejectedUpload(self.round.number, client, why)]
+        remaining.rejected.sort(key=lambda rejected: rejected.client)
+        remaining.unprotected_classes = 0
+        return remaining, remaining._combined()
 
     def _problem(self, kept: _KeptUpload) -> str | None:
         """Why the numbers of an upload are invalid, in words; None for a valid one.
@@ -947,11 +949,11 @@ class BufferedUploads(UploadPipeline):
             changes = (layout.change(name, kept.tree[name]) for kept in self._kept)
             sizes = [largest_number(change) for change in changes]
             safe = largest_to_train_from(self.expected[name].dtype)
-            for place, size in enumerate(sizes):
-                others = sorted(sizes[:place] + sizes[place + 1 :])
+            for i, size in enumerate(sizes):
+                other_sizes = sorted(sizes[:i] + sizes[i + 1 :])
                 # The upper median, so that one client with a tiny change cannot make another one far out.
-                usual = others[len(others) // 2]
-                kept = self._kept[place]
+                usual = other_sizes[len(other_sizes) // 2]
+                kept = self._kept[i]
                 if size > max(safe, FAR_FROM_OTHERS * usual) and not self._simulated(kept):
                     why = (
                         f"{name} changes by {size:.2g}, but the median change of the other uploads is "
@@ -992,7 +994,7 @@ class BufferedUploads(UploadPipeline):
         rule = self.policy.rule
         pool = UploadPool(self.method.pool(self.round.hp), len(self._kept))
         weights = [kept.rows for kept in self._kept]
-        # Rejected clients are gone, so the shares are capped among the others.
+        # Rejected clients are gone, so the shares are capped among the remaining clients.
         if self.policy.max_share is not None:
             weights = capped_weights(weights, self.policy.max_share)
         for kept, weight in zip(self._kept, weights, strict=True):
@@ -1002,9 +1004,9 @@ class BufferedUploads(UploadPipeline):
             return pooled
         # Rejected clients count as attackers that the rule need not expect any more.
         rejected = len(self.rejected)
-        expected_liars = self.policy.liars_of(len(self._kept) + rejected)
-        liars = max(0, expected_liars - rejected)
-        self._check_rule(rule, len(self._kept), liars)
+        expected_attackers = self.policy.attackers_of(len(self._kept) + rejected)
+        attackers = max(0, expected_attackers - rejected)
+        self._check_rule(rule, len(self._kept), attackers)
         layout = self._layout(counts=True)
         # Sums are scaled to m clients of median size, because an attacker can claim any number of rows.
         total = len(self._kept) * statistics.median(kept.rows for kept in self._kept)
@@ -1012,22 +1014,22 @@ class BufferedUploads(UploadPipeline):
         V = self._rows(layout)
         # Second moments must stay consistent with the first ones.
         if kinds & SECOND_MOMENTS:
-            row = rule.of_moments(V, liars)
+            row = rule.of_moments(V, attackers)
         else:
-            row = rule(V, liars)
+            row = rule(V, attackers)
         made = _with_definite_gram(layout.tree(row, total, pooled))
         return {name: made[name] for name in pooled}
 
-    def _check_rule(self, rule: RobustRule, m: int, f: int, of: str = "") -> None:
+    def _check_rule(self, rule: RobustRule, m: int, f: int, of_class: str = "") -> None:
         """Refuse a rule that needs more uploads than are left in a round.
 
         Raises FederatedRunError, with the round and the rejected clients. m uploads are left, and f attackers are
-        expected among them; ``of`` names the class, if any.
+        expected among them; ``of_class`` names the class, if any.
         """
         try:
             rule.check(m, f)
         except FedcacheError as error:
-            if not self.rejected and not of:
+            if not self.rejected and not of_class:
                 raise
             left = f"{m} uploads are left"
             names = [repr(self.round.names[r.client]) for r in self.rejected[:5]]
@@ -1035,7 +1037,7 @@ class BufferedUploads(UploadPipeline):
             if gone:
                 left += f" after {len(self.rejected)} were rejected ({gone})"
             raise FederatedRunError(
-                f"Round {self.round.number}{of}: {left}. {error.message}", error.hint
+                f"Round {self.round.number}{of_class}: {left}. {error.message}", error.hint
             ) from error
 
     def _private(self) -> Tree:
@@ -1045,6 +1047,7 @@ class BufferedUploads(UploadPipeline):
         layout = self._layout()
         total = privacy.noisy_sum(self._rows(layout), self.round.noise)
         mean = total / self.round.expected_clients
+        # {}: every tensor of a private upload is in the layout.
         return _with_definite_gram(layout.tree(mean, self.round.expected_rows, {}))
 
     def _prototype_names(self) -> tuple[str, str]:
@@ -1075,23 +1078,23 @@ class BufferedUploads(UploadPipeline):
             owners = (N[:, c] > 0).nonzero().flatten()
             m = len(owners)
             if m:
-                f = self.policy.liars_of(m)
+                f = self.policy.attackers_of(m)
                 if self.policy.byzantine > 0 and f == 0:
                     self.unprotected_classes += 1
                 self._check_rule(self.policy.rule, m, f, f", class {c}")
                 means[c] = self.policy.rule(P[owners, c], f)
         return means, N.sum(0)
 
-    def _private_classes(self, P: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
+    def _private_classes(self, P: Tensor, owns: Tensor) -> tuple[Tensor, Tensor]:
         """Private prototypes [C, P] and numbers of owners [C]; classes with too few owners are 0.
 
-        ``own`` [m, C] is 1 where a client has the class. Noise is added to the sums of both together.
+        ``owns`` [m, C] is 1 where a client has the class. Noise is added to the sums of both together.
         """
         privacy = self.policy.privacy
         assert privacy is not None
         m, C, width = P.shape
-        owned = P * own.unsqueeze(-1)
-        V = torch.cat([owned.reshape(m, -1), own], 1)
+        owned = P * owns.unsqueeze(-1)
+        V = torch.cat([owned.reshape(m, -1), owns], 1)
         total = privacy.noisy_sum(V, self.round.noise)
         sums = total[: C * width].view(C, width)
         owners = total[C * width :]
@@ -1105,8 +1108,8 @@ class BufferedUploads(UploadPipeline):
 def _with_definite_gram(pooled: Tree) -> Tree:
     """The pooled upload with its matrix ``gram`` replaced by the nearest positive semi-definite one.
 
-    Noise, and rules that work on single coordinates, can make it indefinite. With class sums and counts in the upload,
-    the scatter within classes is made positive semi-definite.
+    Noise, and rules that work on single coordinates, can make the matrix indefinite. If the upload also has class sums
+    and counts, the scatter within classes is made positive semi-definite instead of the matrix.
     """
     if "gram" not in pooled or pooled["gram"].dim() != 1:
         return pooled

@@ -166,7 +166,7 @@ class Privacy:
         noise_from = "the operating system"
         if self.seed is not None:
             noise_from = f"--dp-seed {self.seed}"
-        known: dict[str, Any] = {
+        options: dict[str, Any] = {
             "clip": self.bound,
             "noise": self.noise,
             "delta": self.delta,
@@ -181,13 +181,13 @@ class Privacy:
             "repeatable": not self.protects,
             "allowed": list(self.allow),
         }
-        one = Spent(self.noise, counted, rounds)
-        made = {**known, **epsilons([one], self.delta), "seeds": seeds}
-        all_seeds = replace(one, rounds=rounds * seeds)
+        one_seed = Spent(self.noise, counted, rounds)
+        made = {**options, **epsilons([one_seed], self.delta), "seeds": seeds}
+        all_seeds = replace(one_seed, rounds=rounds * seeds)
         made["composed"] = epsilons([all_seeds], self.delta)
         if counted < 1.0:
-            public = replace(one, share=1.0)
-            made["participants_known"] = epsilons([public], self.delta)
+            known_participants = replace(one_seed, share=1.0)
+            made["participants_known"] = epsilons([known_participants], self.delta)
         return made
 
 

@@ -5,9 +5,9 @@ row of data, or prototypes of one class; see ``pipeline.py``. Every rule except 
 because the number of rows that a client reports can be manipulated too.
 
 Sources: coordinate-wise median and trimmed mean, Yin et al., ICML 2018; geometric median, Pillutla et al., IEEE TSP
-2022, by Weiszfeld's iteration as Vardi and Zhang, PNAS 2000, lead it past a row that it meets; Krum and multi-Krum,
-Blanchard et al., NeurIPS 2017; nearest-neighbour mixing, Allouah et al., AISTATS 2023, whose (f, kappa) constants are
-the bounds that test_robust_rules.py holds these rules to.
+2022, by Weiszfeld's iteration, in the form of Vardi and Zhang, PNAS 2000, which also continues from a point that equals
+a row; Krum and multi-Krum, Blanchard et al., NeurIPS 2017; nearest-neighbour mixing, Allouah et al., AISTATS 2023.
+test_robust_rules.py tests the rules against the (f, kappa) bounds of that last paper.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ STEPS = 200
 
 RULES: tuple[str, ...] = ("mean", "median", "trimmed", "geomedian", "krum", "multikrum")
 BEFORE = ("nnm", "clip")
+"""Steps that change the rows before a rule combines them."""
 offer("aggregators", [*RULES, *BEFORE])
 EXAMPLE = "mean, median, trimmed:0.1, geomedian, krum, multikrum:5, nnm+median or clip:1.0"
 
@@ -56,7 +57,7 @@ def geomedian(V: Tensor) -> Tensor:
         met = far <= 1e-9 * spread
         weight = (~met) / torch.where(met, spread, far)
         moved = (weight / weight.sum()) @ V
-        # Each row at the point holds it with a force of 1. It moves only if the other rows pull harder.
+        # Each row at the point holds the point with a force of 1. The point moves only if the other rows pull harder.
         held = int(met.sum())
         if held:
             pull = float((weight @ (V - point)).norm())
@@ -76,11 +77,11 @@ def squared_distances(V: Tensor) -> Tensor:
 
 
 def krum_order(V: Tensor, f: int) -> Tensor:
-    """Clients by the sum of squared distances to their m - f - 2 nearest others, the most central first."""
-    others = max(1, len(V) - f - 2)
-    # A client is no neighbour of its own.
+    """Clients by the sum of squared distances to their m - f - 2 nearest neighbours, the most central first."""
+    neighbours = max(1, len(V) - f - 2)
+    # No client is its own neighbour.
     d = squared_distances(V).fill_diagonal_(math.inf)
-    nearest = d.sort(1).values[:, :others]
+    nearest = d.sort(1).values[:, :neighbours]
     return nearest.sum(1).argsort(stable=True, dim=0)
 
 
@@ -154,10 +155,10 @@ class RobustRule:
         return self.last == "median" or find("aggregators", self.last) is not None
 
     def of_moments(self, V: Tensor, f: int) -> Tensor:
-        """``__call__`` for rows that hold first and second moments, which stay consistent.
+        """``__call__`` for rows that hold first and second moments; it keeps the moments consistent with one another.
 
-        A mean of rows keeps them consistent. A rule by coordinates does not, because a median of variances does not fit
-        a median of means. So such a rule is replaced by the mean of the rows nearest to its result.
+        A mean of rows does so. A rule by coordinates does not, because a median of variances does not fit a median of
+        means. So such a rule is replaced by the mean of the rows nearest to its result.
         """
         made = self(V, f)
         m = len(V)
@@ -184,9 +185,9 @@ class RobustRule:
             return trimmed(V, self.left_out(m))
         if self.last == "geomedian":
             return geomedian(V)
-        own = find("aggregators", self.last)
-        if own is not None:
-            return _of_plugin(own, V, f, self.number)
+        plugin = find("aggregators", self.last)
+        if plugin is not None:
+            return _of_plugin(plugin, V, f, self.number)
         if self.last in ("krum", "multikrum"):
             k = 1
             if self.last != "krum":
@@ -196,20 +197,20 @@ class RobustRule:
         return V.mean(0)
 
 
-def _of_plugin(own: Plugin, V: Tensor, f: int, number: float | None) -> Tensor:
+def _of_plugin(plugin: Plugin, V: Tensor, f: int, number: float | None) -> Tensor:
     """The aggregate by a plug-in: a function of V that may take ``f`` and the ``number`` after its name by keyword.
 
     Raises UsageError for one that cannot be loaded, or does not return d finite numbers.
     """
-    rule = own.load()
-    named = f"The aggregator {own.name!r} of {own.origin}"
+    rule = plugin.load()
+    named = f"The aggregator {plugin.name!r} of {plugin.origin}"
     if not callable(rule):
         kind = type(rule).__name__
         raise UsageError(f"{named} is a {kind}.", KINDS["aggregators"])
     known = signature(rule).parameters
     offered = {"f": f, "number": number}
-    words = {key: value for key, value in offered.items() if key in known}
-    made = rule(V.clone(), **words)
+    keywords = {key: value for key, value in offered.items() if key in known}
+    made = rule(V.clone(), **keywords)
     if (
         not isinstance(made, Tensor)
         or made.shape != V.shape[1:]
@@ -246,27 +247,27 @@ def parse_rule(text: str) -> RobustRule:
 
 def _step(text: str, word: str) -> tuple[str, float | None]:
     name, _, number = word.partition(":")
-    own = find("aggregators", name)
-    if name not in (*RULES, *BEFORE) and own is None:
+    plugin = find("aggregators", name)
+    if name not in (*RULES, *BEFORE) and plugin is None:
         known = (*RULES, *BEFORE, *plugins("aggregators"))
         raise unknown("rule of --aggregate", name, known, hint=f"For example {EXAMPLE}.")
-    # Name -> check of its number, and that number in words.
+    # Name -> check of its number, and a description of valid numbers.
     numbers: dict[str, tuple[Callable[[float], bool], str]] = {
         "trimmed": (lambda x: 0.0 <= x < 0.5, "a share below 0.5"),
         "multikrum": (lambda x: x >= 1 and x == int(x), "a number of clients"),
         "clip": (lambda x: x > 0.0, "a norm above 0"),
     }
-    if own is not None:
+    if plugin is not None:
         numbers[name] = (math.isfinite, "a number")
     if name not in numbers and number:
         raise UsageError(
             f"--aggregate {text}: {name} does not take a number.", f"For example {EXAMPLE}."
         )
     # Plug-ins and multikrum (all honest clients) do not need their number.
-    optional = name not in numbers or own is not None or name == "multikrum"
+    optional = name not in numbers or plugin is not None or name == "multikrum"
     if optional and not number:
         return name, None
-    legal, what = numbers[name]
+    legal, valid = numbers[name]
     try:
         value = float(number)
         good = math.isfinite(value) and legal(value)
@@ -277,7 +278,7 @@ def _step(text: str, word: str) -> tuple[str, float | None]:
         if name == "trimmed":
             example = "0.1"
         raise UsageError(
-            f"--aggregate {text}: {name} needs {what}, as in {name}:{example}.",
+            f"--aggregate {text}: {name} needs {valid}, as in {name}:{example}.",
             f"For example {EXAMPLE}.",
         )
     return name, value

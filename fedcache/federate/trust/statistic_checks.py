@@ -41,8 +41,8 @@ class _Checked:
     name: str  # of the tensor
     values: Tensor  # float64
     declared: Statistic
-    eps: float  # relative rounding of its numbers as they were sent
-    others: Mapping[StatisticKind, Tensor]  # all statistics of the upload, float64
+    eps: float  # relative rounding error of the type in which the numbers were sent
+    statistics: Mapping[StatisticKind, Tensor]  # all statistics of the upload, float64
     ridge: float  # on the diagonal of the gram matrix of the upload
     count: Tensor | None  # [C] rows of each class, if the upload has counts
     rows: float  # of the client
@@ -68,8 +68,8 @@ class _Checked:
         return ROUNDINGS * (self.eps * (self.rows + width) + self.declared.rounding)
 
     @property
-    def within(self) -> float:
-        """The longest row, with its rounding."""
+    def max_norm(self) -> float:
+        """``longest`` with a tolerance for the rounding of features."""
         return self.longest * (1.0 + LENGTH_SLACK)
 
     @property
@@ -78,7 +78,7 @@ class _Checked:
         return (math.isqrt(8 * self.values.shape[-1] + 1) - 1) // 2
 
     def too_long(self, what: str, length: float, rows: float) -> str:
-        """In words, that a sum of ``rows`` rows is too long."""
+        """In words, that a sum of ``rows`` rows is too long; ``what`` names the sum and the verb, for example "is"."""
         most = rows * self.longest
         bound = (
             f"{rows:g} rows that are no longer than {self.longest:.3g} sum to at most {most:.3g}"
@@ -86,7 +86,7 @@ class _Checked:
         return f"{what} too long: {length:.3g}, but {bound}"
 
     def too_large(self, what: str, rows: float) -> str:
-        """In words, that a sum of squares of ``rows`` rows is too large."""
+        """In words, that a sum of squares of ``rows`` rows is too large; ``what`` says how large it is."""
         most = rows * self.longest * self.longest
         return (
             f"is too large: {what}, but {rows:g} rows that are no longer than {self.longest:.3g} give at most "
@@ -111,7 +111,7 @@ def statistic_problem(
     declared = {name: t.statistic for name, t in expected.items() if t.statistic is not None}
     if not declared:
         return None
-    others: dict[StatisticKind, Tensor] = {
+    statistics: dict[StatisticKind, Tensor] = {
         statistic.kind: up[name].double() for name, statistic in declared.items()
     }
     # The ridge of the gram matrix, 0 without one.
@@ -121,21 +121,21 @@ def statistic_problem(
     count = next(counts, None)
     for name, statistic in declared.items():
         # A declared bound of the statistic's own rows replaces that of the features.
-        bound = math.inf
+        longest_row = math.inf
         if statistic.longest is not None:
-            bound = statistic.longest
+            longest_row = statistic.longest
         elif longest is not None:
-            bound = longest
+            longest_row = longest
         checked = _Checked(
             name,
-            others[statistic.kind],
+            statistics[statistic.kind],
             statistic,
             torch.finfo(expected[name].dtype).eps,
-            others,
+            statistics,
             ridge,
             count,
             rows,
-            bound,
+            longest_row,
         )
         why = CHECKS[statistic.kind](checked)
         if why is not None:
@@ -146,17 +146,17 @@ def statistic_problem(
 def _sum(checked: _Checked) -> str | None:
     """Sum of all rows, which equals the sum of the class sums."""
     length = float(checked.values.norm())
-    if length > checked.counted * checked.within:
+    if length > checked.counted * checked.max_norm:
         return checked.too_long("is", length, checked.counted)
-    if "class sums" not in checked.others:
+    if "class sums" not in checked.statistics:
         return None
-    of_classes = checked.others["class sums"]
+    of_classes = checked.statistics["class sums"]
     difference = checked.values - of_classes.sum(0)
     apart = float(difference.norm())
     scale = float(of_classes.norm(dim=1).sum())
     # Large rows can cancel in their sum, but their rounding errors do not.
-    if "gram" in checked.others:
-        full = unpack(checked.others["gram"], len(checked.values))
+    if "gram" in checked.statistics:
+        full = unpack(checked.statistics["gram"], len(checked.values))
         squared = float(full.trace())
         scale += math.sqrt(max(0.0, checked.rows * squared))
     if apart > checked.tolerance(len(checked.values)) * scale:
@@ -169,16 +169,16 @@ def _class_sums(checked: _Checked) -> str | None:
     lengths = checked.values.norm(dim=-1)
     if checked.count is None:
         together = float(lengths.sum())
-        if together > checked.rows * checked.within:
+        if together > checked.rows * checked.max_norm:
             return checked.too_long("has class sums that are together", together, checked.rows)
         return None
     absent = (checked.count == 0) & (lengths > 0)
     if absent.any():
         c = int(absent.nonzero()[0])
         return f"is not 0 for class {c}, for which the upload has no rows"
-    if math.isinf(checked.within):
+    if math.isinf(checked.max_norm):
         return None
-    excess = lengths - checked.count * checked.within
+    excess = lengths - checked.count * checked.max_norm
     c = int(excess.argmax())
     if float(excess[c]) > 0.0:
         what = f"has for class {c} a sum that is"
@@ -189,7 +189,7 @@ def _class_sums(checked: _Checked) -> str | None:
 def _class_means(checked: _Checked) -> str | None:
     """Means of the rows of each class."""
     length = float(checked.values.norm(dim=-1).max())
-    if length > checked.within:
+    if length > checked.max_norm:
         return f"has a mean of length {length:.3g}, but no row is longer than {checked.longest:.3g}"
     return None
 
@@ -198,14 +198,14 @@ def _moments(checked: _Checked, width: int) -> Tensor:
     """Rows M [k, D] with sum of z z' >= M'M, by the class sums of the upload; [0, D] without class sums."""
     if checked.count is not None:
         return _moments_of_classes(checked, width)
-    sums = checked.others.get("class sums", checked.values.new_zeros(0, width))
-    total = sums.sum(0, keepdim=True)[: len(sums)]
+    sums = checked.statistics.get("class sums", checked.values.new_zeros(0, width))
+    total = sums.sum(0, keepdim=True)[: len(sums)]  # [1, D], or [0, D] without class sums
     return total / math.sqrt(max(checked.rows, 1.0))
 
 
 def _moments_of_classes(checked: _Checked, width: int) -> Tensor:
     """Rows m_c [C, D] with the sum of z z' of class c >= m_c m_c'; [0, D] without class sums."""
-    sums = checked.others.get("class sums", checked.values.new_zeros(0, width))
+    sums = checked.statistics.get("class sums", checked.values.new_zeros(0, width))
     if checked.count is None:
         return sums / math.sqrt(max(checked.rows, 1.0))
     roots = checked.count[: len(sums)].clamp(min=1.0).sqrt()
@@ -219,8 +219,8 @@ def _gram(checked: _Checked) -> str | None:
     full.diagonal().sub_(checked.ridge)
     why = _second_moments(checked, full, _moments(checked, width), checked.counted)
     # The lengths of class sums add up to at most the sum of all row lengths, whose square is at most n trace(G).
-    if why is None and checked.count is None and "class sums" in checked.others:
-        together = float(checked.others["class sums"].norm(dim=-1).sum())
+    if why is None and checked.count is None and "class sums" in checked.statistics:
+        together = float(checked.statistics["class sums"].norm(dim=-1).sum())
         most = checked.rows * float(full.trace()) * (1.0 + checked.tolerance(width))
         if together * together > most:
             why = "is smaller than the class sums in the same upload need"
@@ -252,7 +252,7 @@ def _second_moments(checked: _Checked, full: Tensor, moments: Tensor, rows: floa
     smallest = float(full.diagonal().min())
     if smallest < -tolerance:
         return f"contains {smallest:.3g} where a sum of squares is expected"
-    if trace > rows * checked.within * checked.within:
+    if trace > rows * checked.max_norm * checked.max_norm:
         return checked.too_large(f"its trace is {trace:.3g}", rows)
     least = float((moments**2).sum())
     if trace + tolerance < least:
@@ -260,7 +260,8 @@ def _second_moments(checked: _Checked, full: Tensor, moments: Tensor, rows: floa
     scatter = full
     if len(moments):
         scatter = full - moments.mT @ moments
-    # A Cholesky factor proves that there is no negative eigenvalue, and is faster than the eigenvalues.
+    # A Cholesky factor proves that there is no negative eigenvalue, and is faster than the eigenvalues. The second
+    # result is 0 if there is a factor.
     shift = torch.eye(width, dtype=full.dtype, device=full.device) * tolerance
     if not torch.linalg.cholesky_ex(scatter + shift)[1]:
         return None
@@ -294,7 +295,7 @@ def _squared(checked: _Checked, squares: Tensor, least: Tensor, counts: list[flo
     for total, rows in zip(squares.sum(-1).tolist(), counts, strict=True):
         if rows == 0.0 and total > 0.0:
             return "is not 0 for classes without rows"
-        if rows > 0.0 and total > rows * checked.within * checked.within:
+        if rows > 0.0 and total > rows * checked.max_norm * checked.max_norm:
             return checked.too_large(f"{total:.3g} in sum", rows)
     rounding = 1.0 + checked.tolerance(squares.shape[-1])
     if len(least) and bool((squares * rounding < least).any()):
@@ -304,7 +305,7 @@ def _squared(checked: _Checked, squares: Tensor, least: Tensor, counts: list[flo
 
 def _ridge_solutions(checked: _Checked) -> str | None:
     """W_c = C^-1 S_c of the client's own rows, with C from the same upload."""
-    packed = checked.others["gram"]
+    packed = checked.statistics["gram"]
     width = checked.values.shape[-1]
     system = unpack(packed, width)
     sums = checked.values @ system  # [C, D]
@@ -316,10 +317,10 @@ def _ridge_solutions(checked: _Checked) -> str | None:
     # Written so that numbers that overflow here are refused too.
     if not energy <= most or not math.isfinite(most):
         return f"fits its rows with {energy:.3g}, but {checked.rows:g} rows give at most {checked.rows:g}"
-    longest = float(sums.norm(dim=-1).sum())
+    together = float(sums.norm(dim=-1).sum())
     error = rounding * float(checked.values.norm(dim=-1).sum())
-    if longest > checked.rows * checked.within + error:
-        return checked.too_long("belongs to class sums that are together", longest, checked.rows)
+    if together > checked.rows * checked.max_norm + error:
+        return checked.too_long("belongs to class sums that are together", together, checked.rows)
     return None
 
 
@@ -328,7 +329,7 @@ def _mixture_deviations(checked: _Checked) -> str | None:
     negative = _negative(checked.values, "standard deviation")
     if negative is not None:
         return negative
-    width = checked.others["mixture means"].shape[-1]
+    width = checked.statistics["mixture means"].shape[-1]
     # A single deviation stands for every feature.
     repeats = width / checked.values.shape[-1]
     total = (checked.values**2).sum(-1) * repeats
@@ -337,7 +338,7 @@ def _mixture_deviations(checked: _Checked) -> str | None:
 
 def _mixture_factors(checked: _Checked) -> str | None:
     """Cholesky factors of covariances, packed row by row."""
-    width = checked.others["mixture means"].shape[-1]
+    width = checked.statistics["mixture means"].shape[-1]
     rows = torch.arange(1, width + 1, device=checked.values.device)
     places = rows * (rows + 1) // 2 - 1
     diagonal = checked.values[..., places]
@@ -356,7 +357,9 @@ def _negative(t: Tensor, what: str) -> str | None:
 def _spread(checked: _Checked, total: Tensor, width: int) -> str | None:
     """In words, that the summed variances of a Gaussian are too large; None if they are not."""
     found = float(total.max())
-    most = checked.within * checked.within + width * checked.declared.ridge * (1.0 + LENGTH_SLACK)
+    most = checked.max_norm * checked.max_norm + width * checked.declared.ridge * (
+        1.0 + LENGTH_SLACK
+    )
     if found > most:
         return (
             f"has a variance of {found:.3g} over all features, but rows no longer than {checked.longest:.3g} have "
@@ -392,7 +395,7 @@ CHECKS: Mapping[StatisticKind, Check] = {
     "squares": _squares,
     "class squares": _class_squares,
     "ridge solutions": _ridge_solutions,
-    "mixture means": _class_means,  # each lies among the rows
+    "mixture means": _class_means,  # each is a weighted mean of rows
     "mixture deviations": _mixture_deviations,
     "mixture factors": _mixture_factors,
     "mixture weights": _mixture_weights,

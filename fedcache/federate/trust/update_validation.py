@@ -1,10 +1,10 @@
 """Update validation: the checks of every upload before ``aggregate``, in every engine.
 
-The method declares the form of its uploads (``Method.uploads``), or it is derived from ``fit`` on a few rows of noise.
-The server also knows the round and the number of rows of each client. An upload of another form, or with a number that
-is not finite, is refused with an error that names client and round, or rejected (``--on-bad-update``). Statistics of
-rows must also satisfy the inequalities of their kind (``statistic_checks``). A valid upload can still be manipulated;
-``federate.trust.robust_rules`` and bounds on norms limit its effect.
+The method declares the form of its uploads (``Method.uploads``), or fedcache derives the form from ``fit`` on a few
+rows of noise. The server also knows the round and the number of rows of each client. An upload of another form, or with
+a number that is not finite, is refused with an error that names client and round, or rejected (``--on-bad-update``).
+Statistics of rows must also satisfy the inequalities of their kind (``statistic_checks``). A valid upload can still be
+manipulated; ``federate.trust.robust_rules`` and bounds on norms limit its effect.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SLACK = 1e-4
 
 
 def probe_uploads(method: Method, data: Data, ctx: Ctx, *, labelled: bool) -> Uploads:
-    """Names, shapes and types of the upload of a client with rows of noise; uploads have no axis of rows.
+    """Names, shapes and types of the upload of a client with rows of noise. They must not depend on the number of rows.
 
     Raises UsageError if the method cannot fit noise, so that it must declare its uploads.
 
@@ -58,11 +58,11 @@ def probe_uploads(method: Method, data: Data, ctx: Ctx, *, labelled: bool) -> Up
         y = (torch.arange(n) % data.classes).to(ctx.env.device)
     rows = stack_clients(x.to(ctx.env.device), y, [np.arange(n)], 0)
     rng = replace(ctx.rng, clients=(PROBE,))
-    alone = replace(ctx, rng=rng, ids=(0,))
+    probe_ctx = replace(ctx, rng=rng, ids=(0,))
     try:
         down = method.broadcast(method.init(ctx), ctx)
-        state = method.enter(down, rows, alone)
-        _, up = method.fit(down, state, rows, alone)
+        state = method.enter(down, rows, probe_ctx)
+        _, up = method.fit(down, state, rows, probe_ctx)
         return {
             name: replace(UploadTensor.like(t), counts_rows=counts_rows(name))
             for name, t in up.items()
@@ -226,8 +226,8 @@ def largest(dtype: torch.dtype) -> float:
 
     For a 16-bit type, which is summed in a wider one, it is the largest number of the type.
 
-    Its square is finite, and so is the sum of 10^19 such uploads. So no upload can make an aggregate overflow, nor the
-    first step that an honest client takes from it.
+    The square of this number is finite, and so is the sum of 10^19 such uploads. So no upload can make an aggregate
+    overflow, nor the first step that an honest client takes from the aggregate.
     """
     wide = torch.finfo(torch.promote_types(dtype, torch.float32)).max
     return min(math.sqrt(wide), torch.finfo(dtype).max)
@@ -293,6 +293,7 @@ def not_finite(
     ``client`` is the number and name of its client, or None for the server's model. In that case each upload was valid,
     so no client is named. Rounds count from 1.
     """
+    # Methods have differently named learning rates; the help of each begins with these words.
     keys = [h.name for h in method.hparams if h.help.startswith("learning rate")]
     rates = ", ".join(f"{key} is {hp[key]!s}" for key in keys)
     rate = "the learning rate"
@@ -308,11 +309,11 @@ def not_finite(
     )
 
 
-def _has_lead(found: Sequence[int], lead: Sequence[int]) -> bool:
+def _has_lead(axes: Sequence[int], lead: Sequence[int]) -> bool:
     """Whether each leading axis is as in ``lead`` or 1."""
-    if len(found) != len(lead):
+    if len(axes) != len(lead):
         return False
-    return all(n in (1, full) for n, full in zip(found, lead, strict=True))
+    return all(n in (1, full) for n, full in zip(axes, lead, strict=True))
 
 
 def _wrong_counts(name: str, counts: Tensor, rows: Sequence[float]) -> list[str]:
@@ -325,10 +326,10 @@ def _wrong_counts(name: str, counts: Tensor, rows: Sequence[float]) -> list[str]
     sound &= (flat >= 0).all(1)
     sound &= is_whole.all(1)
     sound &= total <= n * (1.0 + SLACK) + SLACK
-    found = [""] * len(rows)
+    faults = [""] * len(rows)
     for place in (~sound).nonzero().flatten().tolist():
-        found[place] = _describe_counts(name, flat[place], rows[place])
-    return found
+        faults[place] = _describe_counts(name, flat[place], rows[place])
+    return faults
 
 
 def _describe_counts(name: str, counts: Tensor, rows: float) -> str:
@@ -342,6 +343,6 @@ def _describe_counts(name: str, counts: Tensor, rows: float) -> str:
     if total > rows * (1.0 + SLACK) + SLACK:
         return f"{name} counts {total:g} rows, but the client has {rows:g}"
     apart = (counts - counts.round()).abs()
-    broken = counts[apart > SLACK * counts.clamp(min=1.0)]
-    first = float(broken[0])
+    fractional = counts[apart > SLACK * counts.clamp(min=1.0)]
+    first = float(fractional[0])
     return f"{name} holds {first:g} rows, which is not a whole number"

@@ -17,8 +17,8 @@ QUIET = {
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
 }
-"""Environment that stops Flower's requests to the network; otherwise a run of three messages makes 20 of them. Flower
-reads it when flwr is imported, so every process sets it before the import."""
+"""Environment that stops Flower's requests to the network; otherwise a run of three messages makes 20 requests.
+Flower reads these variables when flwr is imported, so every process sets them before the import."""
 
 os.environ.update(QUIET)
 

@@ -1,7 +1,7 @@
 """Flower's SuperExec for a site, which starts each app as a fork of a process that has imported torch.
 
-Flower starts a new process for every message, which imports torch and the app: two seconds of a processor. A fork has
-both at once, and is as separate: it begins with the imports and with nothing of another message.
+Flower starts a new process for every message, which imports torch and the app: two seconds of a processor. A fork
+begins with both imported, and is as separate as a new process, because it contains nothing of other messages.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ IMPORTED = (
 
 
 def run_app(spec: ExecutionSpec) -> None:
-    """Answer one message, in a fork. It ends with the process that made the fork, which ends with the SuperExec."""
+    """Answer one message, in a fork. The fork ends with the process that made it, which ends with the SuperExec."""
     # Forks start with SIGINT blocked. Flower ends an app with SIGINT, for example if the app's parent has ended.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     parent = os.getppid()

@@ -47,10 +47,10 @@ def levels_for(sites: int) -> int:
 def check_secure(method: Method, hp: Hp, trust: TrustPolicy) -> None:
     """Refuse methods and policies that need single uploads. Raises UsageError, with the reason."""
     stacked = [prefix for prefix, rule in method.pool(hp).items() if rule == "stack"]
-    kept = ", ".join(sorted(prefix or "everything" for prefix in stacked))
-    if kept:
+    needed = ", ".join(sorted(prefix or "everything" for prefix in stacked))
+    if needed:
         raise UsageError(
-            f"{method.name} cannot be aggregated securely: its server needs {kept} of each site, but "
+            f"{method.name} cannot be aggregated securely: its server needs {needed} of each site, but "
             "secure aggregation gives it only sums.",
             "Use a method that averages or adds uploads: fedavg, fedprox, fedncm, fed3r, fedcgs, scaffold, ...",
         )
@@ -80,7 +80,7 @@ class MaskedTensor:
 
 @dataclass(frozen=True)
 class Masking:
-    """Layout and scale of the vectors of a round, which the server sends to the sites."""
+    """Layout and scale of the vectors of a round; the server sends both to the sites."""
 
     tensors: tuple[MaskedTensor, ...]
     scale: float  # n_max
@@ -162,7 +162,7 @@ class Masking:
         self, total: Tensor, broadcast: Tree, rows: Sequence[float]
     ) -> dict[str, tuple[Tensor, torch.dtype]]:
         """The sums for ``UploadPipeline.add_sum``, from the summed vectors of sites with these numbers of rows."""
-        found = {}
+        summed = {}
         start = 0
         for t in self.tensors:
             part = total[start : start + t.size].view(t.shape)
@@ -175,8 +175,8 @@ class Masking:
                 value = value + weight * broadcast[t.name].double()
             if t.counts:
                 value = value.round()
-            found[t.name] = (value, getattr(torch, t.dtype))
-        return found
+            summed[t.name] = (value, getattr(torch, t.dtype))
+        return summed
 
     def _factor(self, t: MaskedTensor, rows: float) -> float:
         """The factor of a tensor in the vector of a site with ``rows`` rows; ``rows=1`` gives the factor of the sum."""

@@ -77,7 +77,7 @@ class PackedMessage:
 def pack(message: SiteMessage) -> PackedMessage:
     """A message as text and bytes."""
     arrays: dict[str, RawTensor] = {}
-    known: dict[bytes, str] = {}
+    at_of_key: dict[bytes, str] = {}
     trees = []
     for tree in message.trees:
         entry: dict[str, Any] = {}
@@ -87,12 +87,12 @@ def pack(message: SiteMessage) -> PackedMessage:
             values = values.reshape(tuple(t.shape))
             outline = f"{values.dtype}{values.shape}"
             key = hashlib.sha256(outline.encode() + values.tobytes()).digest()
-            if key not in known:
-                at = str(len(known))
-                known[key] = at
+            if key not in at_of_key:
+                at = str(len(at_of_key))
+                at_of_key[key] = at
                 for suffix, raw in _rows(values).items():
                     arrays[at + suffix] = raw
-            entry[name] = {"at": known[key], "shape": list(values.shape)}
+            entry[name] = {"at": at_of_key[key], "shape": list(values.shape)}
         trees.append(entry)
     return PackedMessage(json.dumps({**message.words, "trees": trees}), arrays)
 
@@ -106,9 +106,9 @@ def unpack(packed: PackedMessage) -> SiteMessage:
         total = 0
         for entry in entries:
             tree: Tree = {}
-            for name, place in entry.items():
-                at = place["at"]
-                shape = tuple(place["shape"])
+            for name, header in entry.items():
+                at = header["at"]
+                shape = tuple(header["shape"])
                 if not all(type(n) is int and n >= 0 for n in shape):
                     raise MalformedError(f"{name} has no shape")
                 raw = packed.arrays[at]

@@ -1,4 +1,4 @@
-"""Programs of a federation: the server's SuperLink, a site's SuperNode, and the command that starts a run."""
+"""Starts the programs of a federation: the server's SuperLink, a site's SuperNode, and the command for a run."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from fedcache.parsing import host_and_port
 from fedcache.store.files import make_private
 
 MARK = "fedcache> "
-"""Beginning of log lines for ``fedcache flower run``, which JSON follows; ``server_app`` writes these lines."""
+"""Beginning of the log lines that ``server_app`` writes for ``fedcache flower run``; the rest of the line is JSON."""
 
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
@@ -288,13 +288,13 @@ def run_app(
                     lines = [*lines[-30:], ANSI.sub("", line.rstrip())]
                     continue
                 try:
-                    found = json.loads(words)
+                    message = json.loads(words)
                 except ValueError:
                     continue
-                if "done" in found or "error" in found:
-                    last = found
+                if "done" in message or "error" in message:
+                    last = message
                     break
-                on_words(found)
+                on_words(message)
         finally:
             process.terminate()
             try:

@@ -95,7 +95,7 @@ def check_suited(method: Method, hp: Hp, config: TrainConfig) -> None:
             "answers, and see in which rounds they take part.",
             f"{simulation} --dp-clip 1 --dp-noise 1 --dp-seed 0   shows the cost of noise",
         )
-    # Sampling and timing are options of a simulation; those at their defaults may stay.
+    # Sampling and timing are options of a simulation, so only their defaults are accepted.
     plain = TrainConfig()
     options = {}
     for name in (*SAMPLING_OPTIONS, *TIMING_OPTIONS):
@@ -189,9 +189,9 @@ class Plan:
         parse_participation(self.train.participation)
         check_sweeps([self.train.method], self.sweep)
         for key in self.sweep:
-            place, name = split_key(key)
+            section, name = split_key(key)
             # A message has one ``feat_post`` for all points, so a sweep cannot change it.
-            if place != "set" or name == "feat_post":
+            if section != "set" or name == "feat_post":
                 raise UsageError(
                     f"--sweep {key}: a federation can sweep only hyperparameters of the training.",
                     f"Make one app per value: fedcache flower app {_option(key)} VALUE",
@@ -227,17 +227,17 @@ class Plan:
             policy = policy_from_config(config, method)
             check_secure(method, hp, policy)
         participation = parse_participation(participation_text(self.train, method, self.sites))
-        a_round = clients_per_round(participation, self.sites)
-        if min(self.sites, a_round) < LEAST_SITES:
+        per_round = clients_per_round(participation, self.sites)
+        if min(self.sites, per_round) < LEAST_SITES:
             raise UsageError(
                 f"--secure needs at least {LEAST_SITES} sites per round, because a sum of fewer reveals "
                 "single uploads.",
                 f"--sites {LEAST_SITES} or more, and --participation all",
             )
         # Two sums over different sites differ by the uploads of single sites.
-        if a_round < self.sites:
+        if per_round < self.sites:
             raise UsageError(
-                f"--secure needs all sites in every round, but {a_round} of {self.sites} are drawn. The "
+                f"--secure needs all sites in every round, but {per_round} of {self.sites} are drawn. The "
                 "difference of two sums over different sites would reveal single uploads.",
                 "--participation all",
             )
@@ -287,14 +287,14 @@ class Plan:
         for name in ("participation", "seeds", "like"):
             if name in given:
                 given[name] = str(given[name])
-        own = {}
+        plan_fields = {}
         for f in fields(cls):
             if f.name in given:
-                own[f.name] = given.pop(f.name)
+                plan_fields[f.name] = given.pop(f.name)
         section = {**given, "set": settings, "execution": "sequential", "device": "cpu"}
         try:
             made = resolve(TrainConfig, section, {}, "the app's configuration")
-            return cls(made, sweep, **own).checked()
+            return cls(made, sweep, **plan_fields).checked()
         except TypeError as error:
             raise UsageError(
                 f"The configuration of the app has an invalid value: {error}.",

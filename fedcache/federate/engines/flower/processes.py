@@ -1,4 +1,4 @@
-"""Flower's programs as processes with a log, which end reliably with fedcache; and the keys of a federation.
+"""Starts Flower's programs as processes that write a log and end with fedcache, and makes the keys of a federation.
 
 ``need_flower`` checks the installation before anything is started or imported.
 """
@@ -28,8 +28,8 @@ from fedcache.federate.engines.flower import QUIET
 from fedcache.store.files import make_private
 from fedcache.store.lock import write_output
 
-LOW = (1, 41)
-HIGH = (1, 42)
+LOW = (1, 41)  # the first supported version of Flower
+HIGH = (1, 42)  # the first version that is not supported
 INSTALL = "pip install 'fedcache[flower]'"
 
 START_WITHIN = 60.0
@@ -254,8 +254,8 @@ def check_port(host: str, port: int) -> None:
 
 def wait_for_port(process: Process, host: str, port: int) -> None:
     """Wait until a process listens. Raises MachineError, with the end of its log, if it ends first or is late."""
-    last = time.monotonic() + START_WITHIN
-    while time.monotonic() < last and process.alive:
+    deadline = time.monotonic() + START_WITHIN
+    while time.monotonic() < deadline and process.alive:
         with suppress(OSError), socket.create_connection((host, port), timeout=1.0):
             return
         time.sleep(0.2)
@@ -263,7 +263,7 @@ def wait_for_port(process: Process, host: str, port: int) -> None:
 
 
 def failure_of(process: Process, what: str) -> MachineError:
-    """The error for a process that ended by itself; ``what`` says how a process failed that is still alive."""
+    """The error for a process that ended by itself. If the process is still alive, ``what`` says how it failed."""
     if not process.alive:
         what = f"ended with {process.popen.returncode}"
     message = f"{process.name} {what}:\n{process.tail()}"
@@ -274,7 +274,7 @@ def failure_of(process: Process, what: str) -> MachineError:
 # site. They give TLS, and the list of sites that may take part.
 #
 #     KEYS/ca.crt          certificate of the authority, with which sites check the server
-#     KEYS/ca.key          its private key; nothing that runs needs it
+#     KEYS/ca.key          its private key; no running program needs it
 #     KEYS/server.crt|key  certificate and key of the server
 #     KEYS/nodes/NAME.pub  public key of a site, for the server
 #     KEYS/sites/NAME/     node.key and ca.crt: the folder to hand to that site, and nothing else
@@ -408,7 +408,7 @@ def read_site_keys(path: Path) -> tuple[Path, Path]:
 def _authority(keys: Keys) -> tuple[Any, Any]:
     """Key and certificate of the authority, made once.
 
-    Raises UsageError where one of both files is missing: a new authority would lock out all sites.
+    Raises UsageError if one of the two files is missing, because a new authority would lock out all sites.
     """
     path = keys.path / "ca.key"
     missing = [file.name for file in (path, keys.ca) if not file.exists()]
@@ -418,8 +418,8 @@ def _authority(keys: Keys) -> tuple[Any, Any]:
             f"Put {missing[0]} back. Or make new keys in another folder, and give every site its new keys.",
         )
     if not missing:
-        known = load_pem_private_key(path.read_bytes(), None)
-        return known, x509.load_pem_x509_certificate(keys.ca.read_bytes())
+        ca_key = load_pem_private_key(path.read_bytes(), None)
+        return ca_key, x509.load_pem_x509_certificate(keys.ca.read_bytes())
     key = ec.generate_private_key(ec.SECP384R1())
     name = _name("fedcache local authority")
     identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
@@ -491,7 +491,7 @@ def _usage(*, sign: bool) -> Any:
 
 
 def _write_private(path: Path, key: Any, *, ssh: bool = False) -> None:
-    """A private key, readable by its owner alone."""
+    """Write a private key that only its owner can read."""
     form = PrivateFormat.PKCS8
     if ssh:
         form = PrivateFormat.OpenSSH

@@ -55,7 +55,7 @@ def least_that_stay(sites: int) -> int:
 
 
 NUMBER_BYTES = 8
-"""Bytes that count for a number in a message."""
+"""Bytes that are counted for a number in a message."""
 
 
 class MessageExchange(Protocol):

@@ -80,18 +80,21 @@ def _sums_of_job(
     job: ServerJob,
     answer: SecureSum,
     total: Tensor,
-    place: int,
+    position: int,
     masking: Masking,
     down: Tree,
     clients_of: Mapping[int, int],
     weights: Mapping[int, float],
 ) -> SummedUploads:
-    """The part of a sum that belongs to one job; ``clients_of`` maps a node to its client."""
+    """The part of a sum that belongs to one job.
+
+    ``position`` is that of the job in the messages, and ``clients_of`` maps a node to its client.
+    """
     failed = answer.failed
     for node, words in answer.words.items():
         client = clients_of[node]
         try:
-            sound = job.answered(client, words["jobs"][place]) == job.run.round + 1
+            sound = job.answered(client, words["jobs"][position]) == job.run.round + 1
         except (LookupError, TypeError, ValueError):
             sound = False
         # The sum is lost, because a single vector cannot be subtracted from it.
@@ -198,7 +201,7 @@ class Server:
         """For each job: client -> its upload, or why there is none; with secure aggregation the sums."""
         if self.secure_bound is not None:
             return self._summed_round(jobs, samples, downs, common, self.secure_bound)
-        found: list[dict[int, Tree | str]] = [{} for _ in jobs]
+        of_jobs: list[dict[int, Tree | str]] = [{} for _ in jobs]
         messages = {}
         recipients = {}  # node -> its client, and the places in ``jobs`` of that client's jobs
         for client, member in enumerate(self.sites.members):
@@ -210,12 +213,12 @@ class Server:
         for node, answer in self.sites.ask("fit", messages).items():
             client, own_jobs = recipients[node]
             result = _result_or_reason(answer)
-            for place, g in enumerate(own_jobs):
+            for position, g in enumerate(own_jobs):
                 if isinstance(result, str):
-                    found[g][client] = f"{NO_ANSWER}{result}"
+                    of_jobs[g][client] = f"{NO_ANSWER}{result}"
                 else:
-                    found[g][client] = self._checked(jobs[g], client, result, place)
-        return found
+                    of_jobs[g][client] = self._checked(jobs[g], client, result, position)
+        return of_jobs
 
     def _summed_round(
         self,
@@ -230,7 +233,7 @@ class Server:
         ``bound`` is the largest absolute value of a number in a vector.
         """
         sites = self.sites
-        found = [SummedUploads()] * len(jobs)
+        of_jobs = [SummedUploads()] * len(jobs)
         groups: dict[tuple[int, ...], list[int]] = {}
         for g, sample in enumerate(samples):
             groups.setdefault(tuple(sorted(sample)), []).append(g)
@@ -238,7 +241,7 @@ class Server:
             if len(clients) < LEAST_SITES:
                 why = f"the sum has {len(clients)} sites, but a sum of fewer than {LEAST_SITES} reveals single uploads"
                 for g in group:
-                    found[g] = SummedUploads(failed=why)
+                    of_jobs[g] = SummedUploads(failed=why)
                 continue
             first = jobs[group[0]].run
             weights = {client: first.client_rows[client] for client in clients}
@@ -263,19 +266,21 @@ class Server:
             answer = sites.transport.ask_sum(messages, bound, number, sites.terms.timeout)
             # The vectors of all jobs follow one another in the sum.
             start = 0
-            for place, (g, masking) in enumerate(zip(group, maskings, strict=True)):
+            for position, (g, masking) in enumerate(zip(group, maskings, strict=True)):
                 part = answer.total[start : start + masking.size]
                 start += masking.size
-                found[g] = _sums_of_job(
-                    jobs[g], answer, part, place, masking, downs[g], clients_of, weights
+                of_jobs[g] = _sums_of_job(
+                    jobs[g], answer, part, position, masking, downs[g], clients_of, weights
                 )
-        return found
+        return of_jobs
 
-    def _checked(self, job: ServerJob, client: int, answer: SiteMessage, place: int) -> Tree | str:
-        """A valid upload, or why it is not valid."""
+    def _checked(
+        self, job: ServerJob, client: int, answer: SiteMessage, position: int
+    ) -> Tree | str:
+        """The upload for the job at ``position`` of an answer, or why it is not valid."""
         try:
-            up = dict(answer.trees[place])
-            sent_in = job.answered(client, answer.words["jobs"][place])
+            up = dict(answer.trees[position])
+            sent_in = job.answered(client, answer.words["jobs"][position])
         except ValueError as error:
             return str(error)
         except (LookupError, TypeError) as error:
@@ -293,27 +298,27 @@ class Server:
         down: Tree,
         answer: Mapping[int, Tree | str] | SummedUploads,
     ) -> list[int] | None:
-        """Pool the uploads of a round and end it; returns its clients, or None if the job failed."""
+        """Pool the uploads of a round and end the round; returns its clients, or None if the job failed."""
         run = job.run
         number = run.round + 1
         summed = None
         ups: dict[int, Tree] = {}
-        known: dict[int, str] = {}  # client -> why its upload is missing
+        missing: dict[int, str] = {}  # client -> why its upload is missing
         if isinstance(answer, SummedUploads):
             summed = answer
             ids = sorted(summed.clients)
-            known = {client: f"{NO_ANSWER}{why}" for client, why in summed.missing.items()}
+            missing = {client: f"{NO_ANSWER}{why}" for client, why in summed.missing.items()}
         else:
             for client, up in answer.items():
                 if isinstance(up, str):
-                    known[client] = up
+                    missing[client] = up
                 else:
                     ups[client] = up
             ids = sorted(ups)
         reasons = {}
         for client in sample:
             if client not in ids:
-                reasons[client] = known.get(client, f"{NO_ANSWER}no message arrived")
+                reasons[client] = missing.get(client, f"{NO_ANSWER}no message arrived")
         try:
             _check_model_was_usable(job, number, sample, reasons)
             for client, why in sorted(reasons.items()):
@@ -332,10 +337,10 @@ class Server:
                 pipeline.add_weights(ids)
                 for name, (total, dtype) in summed.sums.items():
                     pipeline.add_sum(name, total, dtype)
-            already = len(run.rejected)
+            rejected_before = len(run.rejected)
             pooled = run.pooled(pipeline, ids)
             # Valid uploads can be rejected here too, if the server cannot aggregate with them.
-            for rejected in run.rejected[already:]:
+            for rejected in run.rejected[rejected_before:]:
                 self._note_rejected(number, rejected.client, rejected.why)
                 reasons[rejected.client] = rejected.why
                 ids.remove(rejected.client)
@@ -371,7 +376,10 @@ class Server:
         )
 
     def _note_missing(self, job: ServerJob, client: int, number: int, why: str) -> None:
-        """Note a site without an upload in a round. Raises the refusal of an upload if the policy is ``fail``."""
+        """Note a site without a valid upload in a round.
+
+        Raises the refusal of an invalid upload if the policy is ``fail``.
+        """
         name = self.sites.members[client].facts.name
         run = job.run
         if why.startswith(NO_ANSWER):
@@ -424,6 +432,7 @@ class Server:
             job.evaluation, job.scored_rows = score_counts(job.run, facts, counts)
 
     def _record(self, job: ServerJob, ids: Sequence[int], seconds: float, measured: bool) -> None:
+        """Add the record of the last round, and call ``on_round``; ``measured`` if the round was scored."""
         run = job.run
         traffic = run.traffic.rounds[-1]
         diagnostics: dict[str, float] = {}
@@ -529,11 +538,11 @@ def _result_or_reason(answer: SiteMessage | str) -> SiteMessage | str:
     return answer
 
 
-def checked_counts(answer: SiteMessage, place: int, facts: SiteFacts) -> Tensor | str:
-    """The counts of one job [domains, C, C + 1] as in ``site.counts_of``, or in words why they are wrong."""
+def checked_counts(answer: SiteMessage, position: int, facts: SiteFacts) -> Tensor | str:
+    """The counts [domains, C, C + 1] of the job at ``position`` (``site.counts_of``), or in words what is wrong."""
     C = len(facts.classes)
     try:
-        counts = answer.trees[place]["counts"]
+        counts = answer.trees[position]["counts"]
     except (KeyError, IndexError):
         return "it sent no counts"
     shape = tuple(counts.shape)
@@ -624,12 +633,12 @@ def federate(
     source = SiteRows(facts, _class_text(sites, facts[0]))
     points = _open_points(plan, source, home, observer)
     note_paper_choices(points[0].inputs, points[0].spec, observer)
-    waiting = _begin_points(points, observer, fresh=plan.fresh)
+    begun = _begin_points(points, observer, fresh=plan.fresh)
     server = Server(sites)
     if plan.secure:
         server.secure_bound = plan.secure_bound
     jobs: list[tuple[OpenRun, ServerJob]] = []
-    for run in waiting:
+    for run in begun:
         for seed in run.spec.seeds:
             if not run.restore_seed(seed):
                 jobs.append((run, _start_seed(run, seed, server, observer)))
@@ -645,7 +654,7 @@ def federate(
         total = sum(job.rounds for job in started)
         observer.start(f"{method} over {len(facts)} sites", total, "rounds")
         try:
-            with owning([run.directory.path for run in waiting], observer, Stop()):
+            with owning([run.directory.path for run in begun], observer, Stop()):
                 server.train(started, plan.train.eval_every, common)
         finally:
             observer.stop()
@@ -663,7 +672,7 @@ def federate(
         outcome = outcome_of(job, sites.members)
         seconds = sum(record.seconds for record in job.records)
         run.end_seed(outcome, seconds, scored)
-    for run in waiting:
+    for run in begun:
         if len(run.done) == len(run.spec.seeds):
             run.stored = _finish(run, server, time.perf_counter() - began)
     if errors:
@@ -682,7 +691,7 @@ def _open_points(plan: Plan, source: SiteRows, home: Home, observer: Observer) -
     """Every point of a plan as a run."""
     opened = []
     for swept, config in plan.points:
-        # The server reads and extracts no features, so it has no seconds for that.
+        # The server reads and extracts no features, so the result has no seconds for these steps.
         inputs = replace(prepare_run(config, source), seconds={})
         # With this configuration, `fedcache train --clients-from DIR` repeats the run on a directory of all shards.
         spec = inputs.resolve(replace(config, clients_from="sites"))
@@ -720,7 +729,7 @@ def _begin_points(points: Sequence[OpenRun], observer: Observer, *, fresh: bool)
 
 
 def _start_seed(run: OpenRun, seed: int, server: Server, observer: Observer) -> ServerJob:
-    """Start a seed, from its checkpoint if it has one. Every round takes seconds, so it writes a checkpoint."""
+    """Start a seed, from its checkpoint if it has one. Every round takes seconds, so every round writes one."""
     state = run.checkpoint(seed)
     if state is not None:
         observer.note(f"Seed {seed}: resuming after round {state.meta['round']}.")

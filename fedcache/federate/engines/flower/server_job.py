@@ -76,11 +76,11 @@ class ServerJob:
         if type(number) is not int or not sound:
             raise ValueError("its header is malformed")
         if outline:
-            held = []
+            tensors = []
             for name, shape in sorted(outline.items()):
                 if not name.startswith("rows/"):
-                    held.append((name, tuple(shape)))
-            self.outlines[client] = tuple(held)
+                    tensors.append((name, tuple(shape)))
+            self.outlines[client] = tuple(tensors)
         return number
 
     @property

@@ -1,4 +1,4 @@
-"""Running servers and sites until a stop request, and whole federations on the loopback interface."""
+"""Runs servers and sites until a stop request, and whole federations on the loopback interface."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def _run_until_stop(
             continue
         if unknown_key is not None and KEY_UNKNOWN in process.tail(60).lower():
             raise unknown_key
-        raise failure_of(process, "")
+        raise failure_of(process, "")  # "", because the process has ended
 
 
 def _folder(home: Home, name: str) -> Path:

@@ -1,4 +1,4 @@
-"""Site: its store, the facts it reports, and its answers to messages. It sends uploads and counts, never a row.
+"""A site of a federation: its store, the facts it reports, and its answers: uploads and counts, never a row.
 
 The random streams of a client are seeded by its name, and the message holds all other inputs. So a site sends the same
 bits as the client of that name in the in-process engine. The store is opened for every message, because Flower answers
@@ -93,12 +93,12 @@ class SiteJob:
 
 
 class _OneClientRun(RunState):
-    """A run at one site: every client except its own is ``OTHER``."""
+    """A run at one site: every client except the site's own is ``OTHER``."""
 
     def _eligible(self) -> np.ndarray:
         """The site's own client, also if it has no training rows and is only scored."""
-        known = [client is not OTHER for client in self.training_clients]
-        return np.flatnonzero(known)
+        is_own = [client is not OTHER for client in self.training_clients]
+        return np.flatnonzero(is_own)
 
 
 @dataclass(frozen=True)
@@ -115,14 +115,14 @@ class Site:
         """Answer ``fit`` with uploads, ``score`` with counts. Raises FederatedRunError if the client state is lost."""
         jobs = [SiteJob.from_words(words) for words in message.words["jobs"]]
         clients = int(message.words["clients"])
-        number = int(message.words["client"])
+        client_number = int(message.words["client"])
         dtype = getattr(torch, str(message.words["dtype"]))
         method = self.request.method
         trees: list[Tree] = []
         answers: list[dict[str, Any]] = []
-        fitted: dict[Any, Tree] = {}
+        fitted: dict[Any, Tree] = {}  # key of jobs with equal uploads -> the upload
         for job, down in zip(jobs, message.trees, strict=True):
-            run = self._run(job, clients, number, dtype)
+            run = self._run(job, clients, client_number, dtype)
             if kind == "score":
                 run.round = job.round  # the round that was fitted last
                 run.down = lambda down=down: down  # type: ignore[method-assign, misc]  # a site has no server
@@ -139,8 +139,8 @@ class Site:
                 names = sorted(h.name for h in method.hparams if h.fit)
                 key = (job.seed, *(str(job.hp[name]) for name in names))
             if key not in fitted:
-                fitted[key] = run.fit_one(down, number)
-            kept = dict(run.states.get(number) or {})
+                fitted[key] = run.fit_one(down, client_number)
+            kept = dict(run.states.get(client_number) or {})
             self.memory.save(job, kept)
             up = fitted[key]
             secure = message.words.get("secure")
@@ -153,36 +153,37 @@ class Site:
             answers.append({"id": job.id, "round": job.round, "outline": outline})
         return SiteMessage({"jobs": answers}, trees)
 
-    def _run(self, job: SiteJob, clients: int, number: int, dtype: torch.dtype) -> RunState:
+    def _run(self, job: SiteJob, clients: int, client_number: int, dtype: torch.dtype) -> RunState:
         """The run of a job, with the state of this client after the last round it took part in."""
         all_clients: list[Client] = [OTHER] * clients
-        all_clients[number] = self.client
-        # The server rejects an upload that is not finite; its message names the round and this client.
+        all_clients[client_number] = self.client
+        # With ``reject`` the site sends an upload that is not finite. The server refuses it, naming round and client.
         trust = TrustPolicy(on_bad="reject")
         method = self.request.method
         run = _OneClientRun(method, job.hp, self.data, all_clients, job.seed, dtype, trust=trust)
         if job.since:
-            held = self.memory.load(job)
-            if held:
-                run.states[number] = held
+            state = self.memory.load(job)
+            if state:
+                run.states[client_number] = state
         return run
 
     def _save_model(self, run: RunState, job: SiteJob) -> None:
-        """Save the site's own model of a job, which the server never has, unless all sites use the server's model.
+        """Save the site's own model of a job, unless all sites use the server's model.
 
-        The file is like that of a run in one process, so ``fedcache predict FILE IMAGES`` classifies with it. It is
-        replaced whenever the site is scored, so it holds the model of the last round.
+        The server never has this model. The file is like that of a run in one process, so
+        ``fedcache predict FILE IMAGES`` classifies with it. It is replaced whenever the site is scored, so it holds the
+        model of the last round.
         """
         method = run.method
         protocol = method.protocol(run.hp)
-        number = int(run.eligible[0])
-        if protocol == "global" or not has_model(run, number):
+        client_number = int(run.eligible[0])
+        if protocol == "global" or not has_model(run, client_number):
             return
         store = self.request.store
         keys = tuple(self.request.keys)
         arrays = [store.arrays[key] for key in keys]
         down = run.down()
-        model = deployed_model(run, number, down)
+        model = deployed_model(run, client_number, down)
         facts = ModelFacts(
             run=job.id,
             seed=job.seed,
@@ -200,16 +201,16 @@ class Site:
             views=run.env.views,
             feat_post=self.feat_post,
             clients=run.env.clients,
-            saved={self.client.name: number},
+            saved={self.client.name: client_number},
             computed=computed_as([array.how for array in arrays]),
         )
         text: Tree = {}
         if run.env.text is not None:
             text = {"features/text": run.env.text}
-        own = ClientTensors()
-        own.add(number, owned(client_tensors(model, down)))
+        personal = ClientTensors()
+        personal.add(client_number, owned(client_tensors(model, down)))
         server = {f"server/{name}": t for name, t in down.items()}
-        tensors = owned(text | server) | own.stacked()
+        tensors = owned(text | server) | personal.stacked()
         folder = self.memory.folder / "models"
         make_private(self.memory.folder)
         make_private(folder)
@@ -244,7 +245,7 @@ class StoredClientMemory:
     def load(self, job: SiteJob) -> Tree:
         """The state after the last round in which the server used an upload.
 
-        Raises FederatedRunError if it is missing or damaged. The server gets the message, so it holds no path.
+        Raises FederatedRunError if the state is missing or damaged. The server gets the message, so it names no path.
         """
         round_ = job.since
         hint = "Restore its state directory, or start the run again with --fresh."
@@ -265,7 +266,7 @@ class StoredClientMemory:
     def save(self, job: SiteJob, tree: Tree) -> None:
         """Keep the state after the job's round.
 
-        States from ``since`` on are kept too, because the server may not get the answer and go back to that round.
+        States from ``since`` on are kept too: if the server does not get the answer, it goes back to that round.
         """
         path = self._path(job.id, job.round)
         for folder in (self.folder, path.parent.parent, path.parent):

@@ -23,7 +23,7 @@ TABLE = "names.json"
 """File of the table in a server's folder."""
 
 WHAT = {"kind": "names of a server's sites"}
-"""Seal of the table."""
+"""Facts in the seal of the table."""
 
 
 class SiteNames:

@@ -1,4 +1,4 @@
-"""Sites: the facts that they report, which of them take part, and late arrivals.
+"""Sites of a federation: the facts that they report, and the selection of the sites that take part.
 
 Features of different recipes must never be averaged. So sites whose facts differ from those of more than half of the
 sites are refused, with the difference in words. Without such a majority, ``--like`` must name the site that is right. A
@@ -46,8 +46,8 @@ from fedcache.runs.features import RunFeatures
 from fedcache.store.files import digest_of, sha256_hex
 
 # The facts that a site reports: names, counts and digests, never a feature or a label. Each fact is
-# checked against the limits below and against the others; ``RowLimits`` compares the numbers of rows
-# of all sites.
+# checked against the limits below and against the site's other facts; ``RowLimits`` compares the
+# numbers of rows of all sites.
 
 
 COUNTS = {
@@ -139,9 +139,9 @@ class SiteFacts:
             raise ValueError("the digests of its recipes are wrong")
         train = made.train
         if train + made.test > made.ok or made.ok > made.rows:
-            held = f"a store of {made.rows:,} rows, {made.ok:,} of them readable"
+            store = f"a store of {made.rows:,} rows, {made.ok:,} of them readable"
             raise ValueError(
-                f"it has {train:,} training rows and {made.test:,} test rows, in {held}"
+                f"it has {train:,} training rows and {made.test:,} test rows, in {store}"
             )
         classes = len(made.classes)
         if made.owned > min(train, classes):
@@ -154,7 +154,7 @@ class SiteFacts:
 
 
 def _checked_fact(name: str, value: Any) -> Any:
-    """One fact as its type. Raises ValueError for one outside its limits."""
+    """One fact of a site, with a list as a tuple. Raises ValueError for a fact outside its limits."""
     if name == "number":
         sound = value is None or _is_whole(value, 0, 2**53)
         expected = "a whole number or none"
@@ -278,7 +278,7 @@ def compatible_sites(
     """The largest group of sites with equal facts, in client order, and the refusals of the others.
 
     Among groups of one size, the group with the first site is taken. With ``like``, the group of the site with that
-    name is taken, even if it is smaller. Both lists are empty until that site is there.
+    name is taken, even if it is smaller. Both lists are empty until the site of ``like`` is there.
     """
     ordered = in_client_order(members)
     kinds = []
@@ -462,7 +462,7 @@ class Sites:
         self.joined: list[MissedSite] = []  # sites that arrived after the beginning
         self._request: dict[str, Any] = {}
         self._met: set[int] = set()  # nodes that have reported facts, or get no more requests
-        # node -> requests for its facts that it did not answer
+        # node -> number of requests for its facts that it did not answer
         self._silent: Counter[int] = Counter()
 
     def gather(self, request: Mapping[str, Any]) -> list[Member]:
@@ -472,8 +472,8 @@ class Sites:
         """
         self._request = dict(request)
         arrived: list[Member] = []
-        lacking: list[FedcacheError | str] = []
-        last = time.monotonic() + self.terms.wait
+        reasons: list[FedcacheError | str] = []
+        deadline = time.monotonic() + self.terms.wait
         self.observer.note(f"Waiting for {self.terms.sites} sites.")
         if self.names.path is None:
             self.observer.note(
@@ -483,11 +483,11 @@ class Sites:
             owned = len(self.names.known())
             self.observer.note(f"A name belongs to the first key that uses it. {owned} are taken.")
         while True:
-            arrived += self._request_facts(lacking, max(last - time.monotonic(), ANSWER))
+            arrived += self._request_facts(reasons, max(deadline - time.monotonic(), ANSWER))
             kept, differing, rejected = self._select_members(arrived)
             # ``--like`` names the group of sites, or more than half of them are in one group.
             decided = bool(self.terms.like) or len(arrived) > 2 * len(differing)
-            late = time.monotonic() >= last
+            late = time.monotonic() >= deadline
             if (decided and len(kept) >= self.terms.sites) or late:
                 break
             time.sleep(LOOK_EVERY)
@@ -504,8 +504,8 @@ class Sites:
         if count < needed:
             for member, why, hint in rejected:
                 name = member.facts.name
-                lacking.append(FederatedRunError(f"Site {name!r}: {why}.", hint))
-            raise self._too_few_sites(kept, differing, lacking)
+                reasons.append(FederatedRunError(f"Site {name!r}: {why}.", hint))
+            raise self._too_few_sites(kept, differing, reasons)
         if count < self.terms.sites:
             self.observer.warn(
                 f"{count} of {self.terms.sites} sites are connected; late sites can join during "
@@ -564,8 +564,8 @@ class Sites:
             self.missed.append(entry)
             self.observer.warn(warning)
 
-    def _request_facts(self, lacking: list[FedcacheError | str], wait: float) -> list[Member]:
-        """The new nodes that report their facts; the reasons of the others go to ``lacking``.
+    def _request_facts(self, reasons: list[FedcacheError | str], wait: float) -> list[Member]:
+        """The new nodes that report their facts; the reasons why other nodes do not are added to ``reasons``.
 
         Nodes have ``wait`` seconds to answer, or the terms' timeout if that is less.
         """
@@ -583,20 +583,20 @@ class Sites:
                     self._silent[node] += 1
                 if self._silent[node] >= REQUESTS:
                     self._met.add(node)
-                lacking.append(answer)
+                reasons.append(answer)
                 self.observer.warn(f"a node sent no description: {answer}.")
                 continue
             self._met.add(node)
             refusal = refusal_of(answer)
             if refusal is not None:
-                lacking.append(refusal)
+                reasons.append(refusal)
                 self.observer.warn(f"a site cannot take part: {refusal.message} {refusal.hint}")
                 continue
             try:
                 facts = SiteFacts.from_words(answer.words.get("facts"))
             except ValueError as error:
                 why = f"its description is malformed: {error}"
-                lacking.append(why)
+                reasons.append(why)
                 self.missed.append(MissedSite(0, f"node {node}", f"rejected: {why}"))
                 self.observer.warn(
                     f"node {node} is left out, because its description is invalid: {error}."
@@ -609,8 +609,8 @@ class Sites:
 
     def _no_majority(self, arrived: Sequence[Member], refused: Sequence[Refusal]) -> FedcacheError:
         """The error for sites without a majority that agrees."""
-        others = {member.node for member, *_ in refused}
-        agreeing = (m.facts.name for m in in_client_order(arrived) if m.node not in others)
+        refused_nodes = {member.node for member, *_ in refused}
+        agreeing = (m.facts.name for m in in_client_order(arrived) if m.node not in refused_nodes)
         first = next(agreeing)
         member, why, hint = refused[0]
         other = member.facts.name
@@ -624,7 +624,7 @@ class Sites:
         self,
         kept: Sequence[Member],
         refused: Sequence[Refusal],
-        lacking: Sequence[FedcacheError | str],
+        reasons: Sequence[FedcacheError | str],
     ) -> FedcacheError:
         """The error for too few sites; it shows the first reason, and the log has all of them."""
         names = ", ".join(m.facts.name for m in kept) or "none"
@@ -634,8 +634,8 @@ class Sites:
         if refused:
             member, why, hint = refused[0]
             return StoreError(f"{state} Site {member.facts.name!r} is rejected: {why}.", hint)
-        if lacking:
-            problem = lacking[0]
+        if reasons:
+            problem = reasons[0]
             if isinstance(problem, FedcacheError):
                 return FedcacheError(problem.code, f"{state} {problem.message}", problem.hint)
             return FederatedRunError(f"{state} A node sent no description: {problem}.", START)
@@ -708,7 +708,10 @@ class Sites:
 
 
 class SiteRows:
-    """``RowSource`` of the facts of sites, in client order, and the class text features [C, D], if any."""
+    """``RowSource`` of a federation, which has no rows.
+
+    It has the facts of the sites, in client order, and the class text features [C, D], if any.
+    """
 
     def __init__(self, facts: Sequence[SiteFacts], text: torch.Tensor | None) -> None:
         self.facts = list(facts)
@@ -810,36 +813,36 @@ def score_counts(
     ``counts`` are int64 [domains, C, C + 1] of every client that answered; the last class is no prediction.
     """
     C = run.env.classes
-    own = run.method.protocol(run.hp) != "global"
+    personal = run.method.protocol(run.hp) != "global"
     names = domain_names(facts)
-    none = np.empty(0, np.int64)
-    label = [none]
-    domain = [none]
-    guess = [none]
+    empty = np.empty(0, np.int64)
+    label = [empty]
+    domain = [empty]
+    guess = [empty]
     clients = []
     first: dict[str, np.ndarray] = {}  # test set -> its rows
     start = 0
-    for i, known in enumerate(facts):
+    for i, site in enumerate(facts):
         if i not in counts:
-            clients.append(Client(known.name, none, none))
+            clients.append(Client(site.name, empty, empty))
             continue
         # One global model has one prediction for a row of a test set that several sites hold.
-        key = known.tests
-        if own:
+        key = site.tests
+        if personal:
             key = str(i)
         if key not in first:
             # As many rows of each cell (domain, label, prediction) as the site counted.
             flat = counts[i].numpy().reshape(-1)
             cell = np.repeat(np.arange(len(flat)), flat)
-            place = cell // (C + 1)
+            domain_label = cell // (C + 1)
             predicted_class = cell % (C + 1)
-            label.append(place % C)
-            codes = np.array([names.index(name) for name in known.domains], np.int64)
-            domain.append(codes[place // C])
+            label.append(domain_label % C)
+            codes = np.array([names.index(name) for name in site.domains], np.int64)
+            domain.append(codes[domain_label // C])
             guess.append(np.where(predicted_class == C, -1, predicted_class))
             first[key] = np.arange(start, start + len(cell))
             start += len(cell)
-        clients.append(Client(known.name, first[key], first[key]))
+        clients.append(Client(site.name, first[key], first[key]))  # training rows are not read
     y = torch.from_numpy(np.concatenate(label))
     predicted = torch.from_numpy(np.concatenate(guess))
     domains = torch.from_numpy(np.concatenate(domain))
@@ -854,7 +857,7 @@ def score_counts(
     def model(_client: int) -> Scores:
         return scores
 
-    if own:
+    if personal:
         evaluation = evaluate_personal(model, data, clients, headline=run.method.headline)
     else:
         evaluation = evaluate_global(scores, data, clients)
@@ -863,4 +866,4 @@ def score_counts(
 
 def domain_names(facts: Sequence[SiteFacts]) -> list[str]:
     """Names of the domains of all sites, in the order of their first occurrence."""
-    return list(dict.fromkeys(name for known in facts for name in known.domains))
+    return list(dict.fromkeys(name for site in facts for name in site.domains))

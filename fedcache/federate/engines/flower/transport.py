@@ -1,4 +1,4 @@
-"""Transport of messages through Flower: one message to each site, and its answer or the reason for none."""
+"""Transport of messages through Flower: one message to each site, and its answer or the reason why there is none."""
 
 from __future__ import annotations
 
@@ -87,18 +87,18 @@ class FlowerTransport:
             self.bytes_down += packed.bytes
             record = to_record(packed)
             requests[node] = Message(record, dst_node_id=node, message_type=KINDS[kind])
-        found: Answers = {}
+        answers: Answers = {}
         for node, reply in self.exchange(requests, timeout).items():
             if isinstance(reply, str):
-                found[node] = reply
+                answers[node] = reply
                 continue
             try:
                 packed = from_record(reply.content)
                 self.bytes_up += packed.bytes
-                found[node] = unpack(packed)
+                answers[node] = unpack(packed)
             except MalformedError as error:
-                found[node] = f"its answer is malformed: {error}"
-        return found
+                answers[node] = f"its answer is malformed: {error}"
+        return answers
 
     def ask_sum(self, contents: Requests, bound: float, number: int, timeout: float) -> SecureSum:
         """As ``ask`` for ``fit``, but the server learns only the sum over the nodes."""
@@ -107,26 +107,26 @@ class FlowerTransport:
 
     def exchange(self, messages: Mapping[int, Message], timeout: float) -> dict[int, Message | str]:
         """Send one message to each node; returns the reply of each, or why there is none, in words."""
-        found: dict[int, Message | str] = {}
+        replies: dict[int, Message | str] = {}
         waiting: dict[str, int] = {}
         for node, message in messages.items():
-            found[node] = "the SuperLink did not take the message"
+            replies[node] = "the SuperLink did not take the message"
             # One message at a time, because all of them together can be too large for the SuperLink.
             for message_id in self._grid.push_messages([message]):
                 if message_id:
                     waiting[message_id] = node
-                    found[node] = f"it did not answer within {timeout:g} s"
-        last = time.monotonic() + timeout
-        while waiting and time.monotonic() < last:
+                    replies[node] = f"it did not answer within {timeout:g} s"
+        deadline = time.monotonic() + timeout
+        while waiting and time.monotonic() < deadline:
             time.sleep(PULL_EVERY)
             for reply in self._grid.pull_messages(list(waiting)):
                 # The sender of an error is the SuperLink, so the node is found by the message it answers.
                 sender = waiting.pop(reply.metadata.reply_to_message_id, None)
                 if sender is None:
                     continue
-                found[sender] = reply
+                replies[sender] = reply
                 if reply.has_error():
                     error = reply.error
                     unknown = f"Flower's error {error.code}: {error.reason}"
-                    found[sender] = WHY.get(error.code, unknown)
-        return found
+                    replies[sender] = WHY.get(error.code, unknown)
+        return replies

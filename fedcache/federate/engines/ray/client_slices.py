@@ -58,10 +58,10 @@ class HeldRun:
     def __init__(self, task: ClientsTask) -> None:
         keep_freed_memory()
         torch.set_num_threads(task.threads)
-        # Without extraction, because the driver has extracted the features.
+        # False: no extraction, because the driver has extracted the features.
         preparation = Preparation(task.home, Silent(), Stop(), False, task.repartition)
         rows = row_source(task.config, task.partition, preparation)
-        # None, because the configuration names the method.
+        # None: no method object, because the configuration names the method.
         inputs = prepare_run(task.config, rows, None, task.home.root / LEDGER)
         self.inputs, self.spec = resolve_inputs(inputs, task.config, Silent())
         self._job: RunState | None = None

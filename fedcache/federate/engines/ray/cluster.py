@@ -76,39 +76,39 @@ def check_address(address: str) -> None:
     Raises UsageError for a text that is not HOST:PORT; MachineError if nothing answers there, or a server
     that is not a Ray cluster.
     """
-    place = host_and_port(address)
-    if place is None:
+    host_port = host_and_port(address)
+    if host_port is None:
         raise UsageError(
             f"--ray-address {address} is not HOST:PORT.",
             "For example --ray-address 10.0.0.1:6379, the address that `ray start --head` prints. Run "
             "the command on a node of the cluster.",
         )
-    host, port = place
+    host, port = host_port
     hint = (
         f"ray start --head --port {port}   on {host} starts a cluster;  ray status --address {address}   "
         "shows its state"
     )
-    found = b""
+    reply = b""
     try:
-        with socket.create_connection(place, ANSWER_WITHIN) as line:
+        with socket.create_connection(host_port, ANSWER_WITHIN) as connection:
             # The start of an HTTP/2 connection with empty settings, which every gRPC server answers.
             empty_settings = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
-            line.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + empty_settings)
+            connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + empty_settings)
             with suppress(TimeoutError):  # a server that does not answer HTTP/2
-                found = line.recv(9)
+                reply = connection.recv(9)
     except OSError as error:
         raise MachineError(
             f"No Ray cluster answers at {address}: {error.strerror or error}.", hint
         ) from error
-    if len(found) < 4 or found[3] != 4:  # byte 3 is the type of the frame, 4 for settings
+    if len(reply) < 4 or reply[3] != 4:  # byte 3 is the type of the frame, 4 for settings
         raise MachineError(f"The server at {address} is not a Ray cluster.", hint)
 
 
 class Cluster:
     """A cluster that this process uses; ``words`` name it in messages.
 
-    ``home`` is the user's HOME, for the workers of a local cluster, whose processes start with another HOME; None for a
-    cluster that this process joined.
+    The workers of a local cluster start with another HOME; ``home`` is the user's HOME, which they restore. It is None
+    for a cluster that this process joined.
     """
 
     def __init__(self, ray: Any, words: str, home: str | None = None) -> None:
@@ -139,11 +139,11 @@ class Cluster:
         """``slots``, at least one. Raises MachineError if no node is large enough."""
         slots = self.slots(cpus, gpus)
         if not slots:
-            what = counted(cpus, "CPU")
+            resources = counted(cpus, "CPU")
             if gpus:
-                what = counted(gpus, "GPU")
+                resources = counted(gpus, "GPU")
             raise MachineError(
-                f"No node of {self.words} has {what}.",
+                f"No node of {self.words} has {resources}.",
                 "Use fewer --threads or more --jobs, so that each needs fewer CPUs; `ray status` shows "
                 "the resources.",
             )
@@ -188,7 +188,7 @@ def _start(ray: Any, address: str | None, folder: Path | None, cpus: int, gpus: 
     options: dict[str, Any]
     if address is not None:
         options = {"address": address}
-        what = f"The Ray cluster at {address} could not be joined"
+        failure = f"The Ray cluster at {address} could not be joined"
         hint = (
             "Its nodes need this machine's versions of Python and Ray, and its token "
             f"(RAY_AUTH_TOKEN); ray status --address {address}   shows its state"
@@ -201,13 +201,13 @@ def _start(ray: Any, address: str | None, folder: Path | None, cpus: int, gpus: 
             "object_store_memory": OBJECTS,
             "_temp_dir": str(folder),
         }
-        what = "Ray could not be started"
+        failure = "Ray could not be started"
         hint = "Free some memory and disk space, or leave --engine ray out."
     try:
         ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
     except (Exception, SystemExit) as error:
         why = first_line(error, type(error).__name__)
-        raise MachineError(f"{what}: {why}.", hint) from error
+        raise MachineError(f"{failure}: {why}.", hint) from error
 
 
 def first_line(error: BaseException, otherwise: str) -> str:
@@ -244,7 +244,7 @@ def _local_environment(address: str | None) -> Iterator[Path | None]:
         yield None
         return
     _remove_dead_clusters()
-    folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=_short()))
+    folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=_short_parent()))
     # With an address in the environment, Ray would join the cluster there.
     ours = {**ALONE, "RAY_ADDRESS": None, "HOME": str(folder), "RAY_AUTH_TOKEN": _token()}
     # Packages of the user are found below HOME, which changes here, so their folder is named.
@@ -264,7 +264,7 @@ def _token() -> str:
     return secrets.token_hex(32)
 
 
-def _short() -> str:
+def _short_parent() -> str:
     """Parent of the temporary folders, with a short path: paths of sockets in them have at most 107 characters."""
     usual = tempfile.gettempdir()
     if len(usual) <= 20:
@@ -283,7 +283,7 @@ def _remove_folder(folder: Path) -> None:
 
 def _remove_dead_clusters() -> None:
     """Remove the folders of killed drivers, which do not hold their locks any more."""
-    for left in Path(_short()).glob(f"{PREFIX}*/{HELD}"):
-        with try_lock(left) as free:
+    for lock in Path(_short_parent()).glob(f"{PREFIX}*/{HELD}"):
+        with try_lock(lock) as free:
             if free:
-                shutil.rmtree(left.parent, ignore_errors=True)
+                shutil.rmtree(lock.parent, ignore_errors=True)

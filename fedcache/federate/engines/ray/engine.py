@@ -121,17 +121,18 @@ class Warnings(Silent):
 
 def slices(request: GridRequest) -> list[Slice]:
     """The grid in pieces that give the same bits on any machine."""
+    # With ``exact`` every point is computed alone.
     if request.exact:
         return [((number,),) for number in range(len(request.points))]
-    found: dict[Any, list[tuple[int, ...]]] = {}
+    pieces: dict[Any, list[tuple[int, ...]]] = {}
     for group in point_groups(request.points):
         # All points of a method that shares uploads are one slice; any other group of points is a slice of its own.
         key: str | int = group[0]
         name, _ = request.points[group[0]]
         if shares_uploads(find_method(name)):
             key = name
-        found.setdefault(key, []).append(tuple(group))
-    return [tuple(groups) for groups in found.values()]
+        pieces.setdefault(key, []).append(tuple(group))
+    return [tuple(groups) for groups in pieces.values()]
 
 
 @contextmanager
@@ -177,7 +178,7 @@ def _answers(
 ) -> Iterator[dict[str, Any]]:
     """The answers of all calls, as they end. ``done`` gives the finished work in words.
 
-    Raises FedcacheError, as ``RayWorkerPool.wait``; INTERRUPTED after a stop, when every call has saved its last round.
+    Raises FedcacheError, as ``RayWorkerPool.wait``; StoppedError after a stop, when every call has saved its round.
     """
     begun = 0
     while begun < len(todo) or pool.waiting:
@@ -208,7 +209,7 @@ def _end_point(grid: GridRun, number: int, out: tuple[str, bool] | FedcacheError
 
 
 def read_run(path: Path, *, reused: bool) -> Run:
-    """A run that a worker has finished. Raises MachineError if it is not on this machine's disk; CorruptionError."""
+    """A run that a worker has finished. Raises MachineError if this machine does not have it; CorruptionError."""
     file = path / "result.json"
     if not file.exists():
         raise MachineError(
@@ -237,9 +238,9 @@ def set_up_runs(task: RunsTask) -> RunsTask:
     return task
 
 
-def train_one(task: RunsTask, one: LoneRun) -> dict[str, Any]:
+def train_one(task: RunsTask, lone_run: LoneRun) -> dict[str, Any]:
     """Train one run; returns its directory and whether it was stored before, or {} if it cannot be trained."""
-    config, partition = one
+    config, partition = lone_run
     try:
         with _stopped_by_sigint() as stop:
             done = train(

@@ -1,7 +1,7 @@
 """Remote calls on a Ray cluster. They are idempotent, are repeated if a worker or a node dies, and return small values.
 
-Calls are plain tasks. Each GPU has one actor, so that models are loaded once. The called functions belong to this
-package, so workers import it and never a user's script.
+Without GPUs, calls are plain tasks. With GPUs, each GPU has one actor that takes calls, so that models are loaded once.
+The called functions belong to this package, so workers import it and never a user's script.
 """
 
 from __future__ import annotations
@@ -119,9 +119,9 @@ class RayWorkerPool:
         counts = [0] * len(self._actors)
         for _, actor in self._waiting.values():
             counts[actor] += 1
-        least = counts.index(min(counts))
-        ref = self._actors[least].call.remote(*self._head, *args)
-        self._waiting[ref] = (tag, least)
+        idlest = counts.index(min(counts))
+        ref = self._actors[idlest].call.remote(*self._head, *args)
+        self._waiting[ref] = (tag, idlest)
 
     def wait(self, seconds: float) -> list[tuple[Any, dict[str, Any]]]:
         """(tag, answer) of the calls that have ended, after at most that many seconds.
@@ -215,7 +215,10 @@ _sessions: dict[str, Any] = {}
 def call(
     make: Make, use: Use, session: str, environment: WorkerEnvironment, box: list[Any], *args: Any
 ) -> dict[str, Any]:
-    """In a worker: one call of ``use``, with the value that this process makes of the setup at its first call."""
+    """In a worker: one call of ``use``, with the value of ``make(setup)`` that this process computes at its first call.
+
+    ``box`` is a list with the reference of the setup.
+    """
     try:
         if session not in _sessions:
             import ray

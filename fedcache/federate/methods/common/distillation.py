@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from fedcache.errors import UsageError
-from fedcache.federate.engine.context import own
+from fedcache.federate.engine.context import writable_copies
 from fedcache.federate.engine.local_training import fold_batches, opt_init, optimiser_step
 from fedcache.federate.methods.common import (
     Batch,
@@ -262,7 +262,7 @@ def distil(w: Tree, target: Ensemble, ctx: Ctx) -> Tree:
         return {**updates, **key_updates}
 
     first_key = {f"key/{name}": t for name, t in w.items()}
-    carry = own({**w, **first_key, **opt_init(w, names, ctx)}, ctx)
+    carry = writable_copies({**w, **first_key, **opt_init(w, names, ctx)}, ctx)
     views = _views(ClientData(ctx.public, None, every, (target.size,)), ctx)
     for epoch in range(ctx.count("esd_epochs")):
         if queue is not None and not hp["queue_warm"]:
