@@ -74,6 +74,13 @@ def test_a_section_with_a_comment_is_kept_and_an_inline_section_is_refused(toml)
     assert fedcache("use photos").code == 2
 
 
+def test_a_section_after_an_indented_header_stays_as_it_is(toml):
+    extract = '  [extract]\n  dataset = "digits"\n'
+    toml.write_text(f"[train]\nstore = 'old'\n{extract}")
+    ok("use photos")
+    assert toml.read_text() == f'[train]\ndataset = "photos"\n{extract}'
+
+
 def test_more_features_of_the_chosen_dataset_are_extracted(toml):
     ok("use photos")
     made = ok("extract --backbones pixels --size 8 --workers 0").data

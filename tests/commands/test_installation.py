@@ -34,7 +34,12 @@ def test_a_torch_that_cannot_be_imported_is_told_with_how_to_fix_it(monkeypatch)
 
 @pytest.mark.parametrize(
     ("found", "low", "status"),
-    [("2.10.0+cpu", "2.10", "ok"), ("2.9.1", "2.10", "fail"), ("3.1", "3.1.1", "fail")],
+    [
+        ("2.10.0+cpu", "2.10", "ok"),
+        ("2.10rc1", "2.9", "ok"),
+        ("2.9.1", "2.10", "fail"),
+        ("3.1", "3.1.1", "fail"),
+    ],
 )
 def test_a_version_is_compared_by_its_numbers(monkeypatch, found, low, status):
     monkeypatch.setattr(doctor, "installed", lambda _: found)

@@ -130,6 +130,15 @@ def test_every_trial_is_the_run_that_training_its_point_alone_gives(tmp_path):
     assert best == done["best"]["sweep"]
 
 
+def test_another_score_is_another_search_that_ranks_by_it():
+    plain, pooled = (
+        ok(f"{SEARCH.replace('fedavg', 'fedper')} --trials 2 {score}").data
+        for score in ("", "--score pooled")
+    )
+    assert (plain["score"], pooled["score"]) == ("client-mean", "pooled")
+    assert plain["search"]["study"] != pooled["search"]["study"]
+
+
 def trained_alone(point):
     return f"train {RUN} " + " ".join(f"--set {k}={v}" for k, v in point["sweep"].items())
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from refusal import refused
 
+from fedcache.federate.partition.given import of_rows
 from fedcache.federate.partition.partition import Columns, InfeasibleError, make
 from fedcache.tables.groups import Group
 
