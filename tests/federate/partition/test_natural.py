@@ -48,6 +48,14 @@ def test_a_client_is_a_value_with_its_rows_of_both_splits():
     assert made.default_name() == "natural-by-ward-s0"
 
 
+def test_test_rows_that_only_one_client_brings_are_in_use():
+    data = columns(["n"] * 6, split=[0, 0, 0, 0, 1, 1])
+    rows = {"a": (np.array([0, 1]), np.array([2])), "b": np.array([3])}
+    made = of_rows(data, rows)
+    assert held(made) == {"a": ([0, 1], [2]), "b": ([3], [4, 5])}
+    assert made.dropped == 0
+
+
 def test_a_client_without_test_rows_holds_a_fifth_of_each_class_out_and_a_single_row_is_nobody():
     data = columns(["n"] * 20 + ["s"], label=[0] * 10 + [1] * 10 + [0])
     made = make("natural", data, by="ward")
