@@ -88,7 +88,7 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
     def loss(p: Tree, batch: Batch, _down: Tree, batch_ctx: Ctx) -> Tensor:
         value, z, t = tpfl.forward(p, batch, names, batch_ctx)
         if is_zero(mu):
-            return value  # the same bits as tpfl, at the same price
+            return value  # the same bits as tpfl, at the same cost
         z_g, z_prev = images(batch)
         visual = (batch["w"] * l_aug(z, z_g, z_prev, gamma)).sum(-1)
         text = l_aug(t, t_g, t_prev, gamma).mean(-1)

@@ -43,7 +43,7 @@ def loss(p: Tree, batch: Batch, down: Tree, ctx: Ctx) -> Tensor:
     mu = ctx.number("mu_aug")
     gamma = pull_temperature(ctx)
     if is_zero(mu):
-        return value  # the same bits as tpfl-feat, at the same price
+        return value  # the same bits as tpfl-feat, at the same cost
     x = batch["x"]
     w = batch["w"]
     temperature = over(gamma, w)

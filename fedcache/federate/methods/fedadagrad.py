@@ -15,7 +15,7 @@ from fedcache.federate.methods.common import MethodPage
 from fedcache.federate.methods.fedadam import server_optimiser
 
 
-def adagrad(v: Tensor, square: Tensor, _rest: float | Tensor) -> Tensor:
+def adagrad(v: Tensor, square: Tensor, _new_share: float | Tensor) -> Tensor:
     """v + Delta^2."""
     return v + square
 

@@ -13,7 +13,8 @@ A run warns of a round in which a client has weight 0. If all clients have weigh
 number that shows the server how uneven a client's classes are, travels with n_k in every round. The server holds all
 models of a round at once.
 
-Released FedPCL code has no FedDisco; preset ``official`` is its setting of the other baselines (D-09, D-13).
+The released FedPCL code has no FedDisco, so preset ``official`` uses that code's settings of its other baselines (D-09,
+D-13; docs/readings.md).
 Limits: a = 0 with b = 0 is ``fedavg`` (to rounding); a = 0 with b -> infinity weighs all alike.
 """
 

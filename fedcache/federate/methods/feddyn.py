@@ -23,8 +23,8 @@ F_i(u) - <g_i + alpha w, u> to norm 10 before alpha u is added as weight decay. 
 (``official``) do the same. With ``alpha_by=rows`` each client sends its number of rows and receives the mean number
 before round 1.
 
-The released FedPCL code has no FedDyn; ``official`` combines that code's settings of its baselines (D-09, D-13) with
-``alpha_by=rows`` and ``clip=10``.
+The released FedPCL code has no FedDyn; preset ``official`` combines that code's settings of its baselines (D-09, D-13;
+docs/readings.md) with ``alpha_by=rows`` and ``clip=10``.
 Limits: the first round's models are those of ``fedprox`` with mu = alpha; at lr = 0 nothing moves.
 """
 

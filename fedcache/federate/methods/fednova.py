@@ -14,7 +14,8 @@ gradient. The lengths hold for SGD that starts afresh every round, and for no ot
 statistics are averaged. lr = 0.03 is ours, and 0.3 on the released layers (``preset=official``), as plain SGD is slow
 on projections of unit length.
 
-Released FedPCL code has no FedNova; preset ``official`` is its setting of the other baselines (D-09, D-13, D-14).
+The released FedPCL code has no FedNova, so preset ``official`` uses that code's settings of its other baselines (D-09,
+D-13, D-14; docs/readings.md).
 Limits: clients of equally many steps make it ``fedavg`` with SGD (to rounding); lr = 0 leaves w as it is.
 """
 

@@ -55,7 +55,7 @@ def loss(p: Tree, batch: Tree, down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
     """Cross-entropy plus beta tau^2 KL over the classes that are not true."""
     beta = ctx.number("beta")
     if is_zero(beta):
-        return model.ce_loss(p, batch, down, ctx)  # the same bits as fedavg, at the same price
+        return model.ce_loss(p, batch, down, ctx)  # the same bits as fedavg, at the same cost
     head = model.head_of(ctx.hp)
     x = batch["x"]
     y = batch["y"]

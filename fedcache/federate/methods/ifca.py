@@ -12,7 +12,8 @@ on its rows. All models begin with weights of their own, without which no client
 
 Clients send one model and its number, and receive K models. BatchNorm is off: the statistics of a model that no client
 has trained yet fit no rows, so only the model that was chosen first would be chosen again.
-Released FedPCL code has no IFCA; preset ``official`` is its setting of the other baselines (D-09, D-13, D-14).
+The released FedPCL code has no IFCA, so preset ``official`` uses that code's settings of its other baselines (D-09,
+D-13, D-14; docs/readings.md).
 Limits: K = 1 is ``fedavg`` (to rounding); a model's average holds no weight of a client that chose another.
 """
 

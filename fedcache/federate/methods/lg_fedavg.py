@@ -8,9 +8,9 @@ client learns its own representation, and the model that reads representations i
 Q the global one, C (dim + 1) numbers; both are trained together. The paper scores a client's own rows with its own
 representation, as here, and new clients by an ensemble of all local models, which is not done.
 
-Released FedPCL code has no LG-FedAvg; preset ``official`` is its setting of the other baselines (D-09, D-13, D-14).
-Projections that begin alike (``init=shared``) have coordinates that mean the same at first; with independent ones the
-shared Q has to bring them together.
+The released FedPCL code has no LG-FedAvg, so preset ``official`` uses that code's settings of its other baselines
+(D-09, D-13, D-14; docs/readings.md). Projections that begin alike (``init=shared``) have coordinates that mean the same
+at first; with independent ones the shared Q has to bring them together.
 Limits: one client is ``solo``, bit for bit; Q is the only upload.
 """
 

@@ -11,7 +11,8 @@ is log 2 without a gradient. (Released code starts from the first weights, which
 late.) With ``bn`` all three normalise with the statistics of the batch. mu = 1 and tau = 0.5 as in PFLlib; the paper
 tunes mu in {0.1, 1, 5, 10} and keeps tau.
 
-Released FedPCL code has no MOON; preset ``official`` is its setting of FedAvg (D-02, D-09, D-13, D-14).
+The released FedPCL code has no MOON, so preset ``official`` uses that code's settings of FedAvg (D-02, D-09, D-13,
+D-14; docs/readings.md).
 Limits: mu = 0 is ``fedavg`` bit for bit, and so is every client's first round for every mu.
 """
 
@@ -62,7 +63,7 @@ def loss(p: Tree, batch: Tree, down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
     """Cross-entropy plus mu times the contrast of models."""
     mu = ctx.number("mu")
     if is_zero(mu):
-        return model.ce_loss(p, batch, down, ctx)  # the same bits as fedavg, at the same price
+        return model.ce_loss(p, batch, down, ctx)  # the same bits as fedavg, at the same cost
     head = model.head_of(ctx.hp)
     x = batch["x"]
     w = batch["w"]

@@ -16,7 +16,8 @@ is no other ``opt``, and momentum must be 0. Both means are uniform, as printed;
 so weights n_i on x alone would not make it minimise the weighted loss. K lr = 0 keeps c_i. The paper tunes lr; 0.1 is
 ours, and 1 on the released layers (``preset=official``), as plain SGD is slow on projections of unit length.
 
-Released FedPCL code has no SCAFFOLD; preset ``official`` is its setting of the other baselines (D-02, D-09, D-13).
+The released FedPCL code has no SCAFFOLD, so preset ``official`` uses that code's settings of its other baselines (D-02,
+D-09, D-13; docs/readings.md).
 Limits: while c and all c_i are 0 (round 1) it is ``fedavg`` with ``agg=uniform`` bit for bit; c is the mean of all c_i.
 """
 
