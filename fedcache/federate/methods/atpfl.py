@@ -54,7 +54,7 @@ def enter(down: Tree, _data: ClientData, ctx: Ctx) -> Tree:
 
 
 def fixed_images(down: Tree, previous: Tree, data: ClientData, ctx: Ctx) -> FixedFeatures:
-    """z_g and z_prev of a batch's images. They are computed once, or for each batch if the patch moves."""
+    """Function that returns z_g and z_prev of a batch's images, computed once, or for each batch if the patch moves."""
     if "v" not in down or ctx.hp["vp_template"] != "random_patch":
         z_g = prompts.encode_rows(data, down, ctx)
         same = "v" not in down or torch.equal(down["v"], previous["v"])

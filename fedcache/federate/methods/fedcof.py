@@ -18,7 +18,7 @@ The paper takes gamma from 0.1 to 1 for unnormalised features. On features of un
 variance, and the method becomes FedNCM. So ``gamma=auto`` follows the variance of the features. With
 ``gamma_auto=backbone`` it is the value of the released scripts for the backbone: 0.1 for MobileNets, 1.0 for ViTs and
 SqueezeNets; others get the default of their program, 1.0 (D-86). Features of several backbones get 0.1 only if all are
-MobileNets. The gamma that was taken is in the log of the round.
+MobileNets. The gamma of a run is in the log of the round.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ from fedcache.heads.ridge import solve
 
 MOBILENET = 0.1
 OTHERS = 1.0
-"""gamma of the released scripts."""
+"""gamma of the released scripts for MobileNets, and for all other backbones."""
 
 
 def settle(hp: Hp, env: RunConstants) -> Hp:
-    """gamma of the released scripts, if ``gamma_auto=backbone`` asks for it."""
+    """gamma of the released scripts, for ``gamma_auto=backbone``."""
     if hp["gamma"] is not None or hp["gamma_auto"] != "backbone":
         return hp
     gamma = OTHERS
@@ -110,7 +110,7 @@ def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
 
 
 def estimate(server: Tree, *_: object) -> dict[str, float]:
-    """gamma, and the smallest and the mean K_c of the classes that a client has."""
+    """gamma, and the smallest and the mean K_c over the classes that any client has."""
     known = server["owners"][server["owners"] > 0].double()
     return {
         "gamma": float(server["gamma"]),

@@ -18,10 +18,9 @@ alpha falls, so small values want long local training. BatchNorm's running stati
 
 Interpretation: the released code (alpemreacar/FedDyn, ``utils_methods.py``) departs from the printed algorithm. A
 client of n_i of N rows takes alpha / (n_i M / N) in place of alpha in its loss and in g_i, so that large clients are
-pulled less. The server's step is unchanged, because alpha cancels in it. And it cuts the gradient of
-F_i(u) - <g_i + alpha w, u> to norm 10 before alpha u is added as weight decay. ``alpha_by=rows`` and ``clip=10``
-(``official``) do the same. With ``alpha_by=rows`` each client sends its number of rows and receives the mean number
-before round 1.
+pulled less. The server's step is unchanged, because alpha cancels in it. The code also cuts the gradient of F_i(u) -
+<g_i + alpha w, u> to norm 10 before it adds alpha u as weight decay. ``alpha_by=rows`` and ``clip=10`` (``official``)
+do the same. With ``alpha_by=rows`` each client sends its number of rows and receives the mean number before round 1.
 
 The released FedPCL code has no FedDyn; preset ``official`` combines that code's settings of its baselines (D-09, D-13;
 docs/readings.md) with ``alpha_by=rows`` and ``clip=10``.
@@ -129,10 +128,10 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
     alpha = torch.as_tensor(alpha_of(data, ctx), dtype=ctx.env.dtype, device=ctx.env.device)
     alpha = alpha.expand(ctx.lead)  # one for each client and grid point
     p["alpha"] = alpha
-    how: Loss | ClosedForm = loss
+    objective: Loss | ClosedForm = loss
     if not is_zero(ctx.number("clip")):
-        how = ClosedForm(clipped_gradients)
-    p = train(p, trained, ctx.count("epochs"), how, down, data, ctx)
+        objective = ClosedForm(clipped_gradients)
+    p = train(p, trained, ctx.count("epochs"), objective, down, data, ctx)
     kept = select(p, fedavg.own_statistics(ctx.hp))
     for name in trained:
         kept[f"g/{name}"] = state[f"g/{name}"] - over(alpha, p[name]) * (p[name] - down[name])

@@ -251,7 +251,7 @@ def predict(down: Tree, state: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> 
 
 
 def caution(hp: Hp) -> tuple[str, ...]:
-    """A warning if ``infer_proto=local_padded`` predicts nearly as ``local``, because prototypes differ in length (D-12)."""
+    """A warning if ``local_padded`` predicts nearly as ``local``, because prototypes differ in length (D-12)."""
     by_dots = hp["infer_score"] == "dot" and not hp["proto_norm"]
     if hp["infer_proto"] != "local_padded" or not by_dots:
         return ()
