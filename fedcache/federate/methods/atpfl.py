@@ -15,8 +15,8 @@ every batch, so the images of a batch are then encoded again, with the patch at 
 The paper writes one Gamma in eqs 2 and 4 and prints no value. ``gamma_aug=auto`` is the Gamma of eq 2, 1/scale (0.01
 with CLIP's scale). A number, for example 0.5, is the Gamma of eq 4 alone (D-82). mu is not printed (D-62: 0.5).
 
-Limits: mu = 0 gives the bits of ``tpfl``. In a client's first round z_prev is z_g, so l_aug is log 2 and its gradient
-is 0.
+Special cases: mu = 0 gives the bits of ``tpfl``. In a client's first round z_prev is z_g, so l_aug is log 2 and its
+gradient is 0.
 """
 
 from __future__ import annotations

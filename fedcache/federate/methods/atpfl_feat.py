@@ -10,7 +10,7 @@ participation; in its first participation z_prev is z_g. On cached features both
 computed for each batch. The paper prints one Gamma for eqs 2 and 4, which ``gamma_aug=auto`` takes (1/scale). A number
 sets the Gamma of eq 4 alone (D-82).
 
-Limits: mu_aug = 0 is ``tpfl-feat`` bit for bit.
+Special cases: mu_aug = 0 is ``tpfl-feat`` bit for bit.
 """
 
 from __future__ import annotations

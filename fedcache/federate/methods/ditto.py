@@ -13,8 +13,8 @@ lambda per data set; fedcache takes 1.
 
 The released FedPCL code has no Ditto, so preset ``official`` uses that code's settings of FedAvg (D-02, D-09, D-13,
 D-14; docs/readings.md).
-Limits: w is ``fedavg`` bit for bit for every lambda; lambda = 0 makes v_i ``solo`` bit for bit; with lr * lambda = 1,
-v_i stays within lr |gradient| of w.
+Special cases: w is ``fedavg`` bit for bit for every lambda; lambda = 0 makes v_i ``solo`` bit for bit; for
+lr * lambda = 1, v_i stays within lr |gradient| of w.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ C:
     logits = s I.T + a sum_i sum_{j in O_i} onehot(j) exp(-b (1 - I.F_ij)),    F_ij = mean_ij / |mean_ij|.
 
 A mean of one row is that row: a class with fewer than ``min_rows`` rows on a client is not sent. A mean over few rows
-is no guarantee of privacy either. Limit: a = 0 is ``clip-zs``.
+is no guarantee of privacy either. Special case: a = 0 is ``clip-zs``.
 """
 
 from __future__ import annotations

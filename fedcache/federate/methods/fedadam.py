@@ -17,8 +17,8 @@ FedAdagrad. BatchNorm's running statistics are averaged. Algorithm 2 prints the 
 
 The released FedPCL code has no FedAdam, FedAdagrad or FedYogi, so preset ``official`` uses that code's settings of
 FedAvg (D-09, D-13, D-14; docs/readings.md).
-Limits: tau -> infinity with lr_g = tau and beta1 = 0 is ``fedavg``; no first step moves a weight by more than lr_g
-(1 - beta1) / sqrt(1 - beta2).
+Special cases: tau -> infinity with lr_g = tau and beta1 = 0 is ``fedavg``; no first step moves a weight by more than
+lr_g (1 - beta1) / sqrt(1 - beta2).
 """
 
 from __future__ import annotations

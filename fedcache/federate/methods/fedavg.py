@@ -14,8 +14,8 @@ The released FedPCL code (preset ``official``) differs: it has no BatchNorm, and
 has uniform a_i, and 20 random clients per round if there are more than 20 (D-14). It leaves out the last short batch
 (D-09), and applies ReLU and L2 normalisation to the logits (D-13; docs/readings.md).
 
-Limits: lr = 0 keeps w; one client is ``solo``. With ``bn_mode=local`` BatchNorm's running statistics stay with the
-client, which is scored with its own statistics.
+Special cases: lr = 0 keeps w; one client is ``solo``. With ``bn_mode=local`` BatchNorm's running statistics stay with
+the client, which is scored with its own statistics.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ without a frozen backbone.
 w <- sum_i a_i w_i over trunk, classifier and BatchNorm's statistics; the local loss is the cross-entropy of Q(trunk(x))
 on the images. The paper says "ResNet-18" and 11M parameters: this is the ResNet-18 of CIFAR papers (3 x 3 stem, no max
 pool), which has 11,168,832 parameters without its classifier. The authors' ResNet may have the stem of ImageNet, so
-``fidelity`` is approx. Images are not augmented unless ``augment`` is set. Limit: lr = 0 keeps w except BatchNorm's
-statistics.
+``fidelity`` is approx. Images are not augmented unless ``augment`` is set. Special case: lr = 0 keeps w except
+BatchNorm's statistics.
 """
 
 from __future__ import annotations

@@ -10,7 +10,8 @@ the paper has lr_g = 1, and calls server_momentum = 0.9 a good default. BatchNor
 
 The released FedPCL code has no FedAvgM, so preset ``official`` uses that code's settings of FedAvg (D-09, D-13, D-14;
 docs/readings.md).
-Limits: server_momentum = 0 with lr_g = 1 is ``fedavg`` bit for bit; the first round is ``fedavg`` with a step of lr_g.
+Special cases: server_momentum = 0 with lr_g = 1 is ``fedavg`` bit for bit; the first round is ``fedavg`` with a step of
+lr_g.
 """
 
 from __future__ import annotations

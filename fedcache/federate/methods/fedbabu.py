@@ -10,7 +10,7 @@ Five epochs are the paper's.
 
 Fine-tuning is part of every evaluation, and its result is not kept. The released FedPCL code has no FedBABU, so preset
 ``official`` uses that code's settings of its other baselines (D-09, D-13, D-14; docs/readings.md).
-Limits: tune_epochs = 0 deploys the global model; Q of the global model never changes.
+Special cases: tune_epochs = 0 deploys the global model; Q of the global model never changes.
 """
 
 from __future__ import annotations

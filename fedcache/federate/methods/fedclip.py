@@ -19,7 +19,7 @@ default is 300 (``--rounds 300``). The released code reports the round that is b
 before they are brought to unit length (``feat_post=none``), writes class texts as "a picture of a X", and leaves out a
 batch of one row, whose loss is 0.
 
-Limits: A = B = 0 weighs all numbers alike and is ``clip-zs``; the initial model is close to it.
+Special cases: A = B = 0 weighs all numbers alike and is ``clip-zs``; the initial model is close to it.
 """
 
 from __future__ import annotations

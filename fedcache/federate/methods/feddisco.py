@@ -15,7 +15,7 @@ all models of a round at once.
 
 The released FedPCL code has no FedDisco, so preset ``official`` uses that code's settings of its other baselines (D-09,
 D-13; docs/readings.md).
-Limits: a = 0 with b = 0 is ``fedavg`` (to rounding); a = 0 with b -> infinity weighs all alike.
+Special cases: a = 0 with b = 0 is ``fedavg`` (to rounding); a = 0 with b -> infinity weighs all alike.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ do the same. With ``alpha_by=rows`` each client sends its number of rows and rec
 
 The released FedPCL code has no FedDyn; preset ``official`` combines that code's settings of its baselines (D-09, D-13;
 docs/readings.md) with ``alpha_by=rows`` and ``clip=10``.
-Limits: the first round's models are those of ``fedprox`` with mu = alpha; at lr = 0 nothing moves.
+Special cases: the first round's models are those of ``fedprox`` with mu = alpha; at lr = 0 nothing moves.
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ minimum, because it falls without end as u_y grows; an implementer reports that 
 
 The released FedPCL code has no FedLC, so preset ``official`` uses that code's settings of FedAvg (D-09, D-14;
 docs/readings.md), but with plain logits, because a margin on logits between 0 and 1 is not the paper's.
-Limits, with all classes in the sum: tau = 0 is ``fedavg`` bit for bit; a client with equally many rows of every class
-trains as in ``fedavg``, except for rounding.
+Special cases, with all classes in the sum: tau = 0 is ``fedavg`` bit for bit; a client with equally many rows of every
+class trains as in ``fedavg``, except for rounding.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ plain SGD is slow on projections of unit length.
 
 The released FedPCL code has no FedNova, so preset ``official`` uses that code's settings of its other baselines (D-09,
 D-13, D-14; docs/readings.md).
-Limits: clients of equally many steps make it ``fedavg`` with SGD (to rounding); lr = 0 leaves w as it is.
+Special cases: clients of equally many steps make it ``fedavg`` with SGD (to rounding); lr = 0 leaves w as it is.
 """
 
 from __future__ import annotations

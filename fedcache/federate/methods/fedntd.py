@@ -17,8 +17,8 @@ agree at the first step.
 The default head is linear, so ``bn`` does not change it. ``head=mlp`` has a projection whose outputs have unit length,
 with BatchNorm only if ``bn``.
 
-Limits: beta = 0 is ``fedavg`` bit for bit; at l = g the added term is 0; this term never moves the logit of the true
-class.
+Special cases: beta = 0 is ``fedavg`` bit for bit; at l = g the added term is 0; this term never moves the logit of the
+true class.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ instead.
 
 The released FedPCL code has no FedPer, so preset ``official`` uses that code's settings of its other baselines (D-09,
 D-11, D-13; docs/readings.md).
-Limits: one client is ``solo``, bit for bit; P is the only upload.
+Special cases: one client is ``solo``, bit for bit; P is the only upload.
 """
 
 from __future__ import annotations

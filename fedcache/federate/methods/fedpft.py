@@ -22,7 +22,7 @@ above 65504, features whose means would mostly be sent as 0, and features whose 
 of 16-bit numbers around their mean.
 
 Clients are sorted by the content of their uploads before rows are drawn, so the result does not depend on their order.
-Limit: a Gaussian of scale 0 gives its mean (T-K12).
+Special case: a Gaussian of scale 0 gives its mean (T-K12).
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ dim times smaller (D-73, ``protodist``). On unit projections of frozen features,
 cross-entropy. The layers are those of FedPCL's table 7, as in all its baselines: BatchNorm, and no unit
 length in the paper's preset (D-02). The released code collects prototypes in training mode during the last epoch; here
 they are computed in one pass over the rows after training.
-Limits: lambda_proto = 0 trains exactly as ``solo``; rows whose class has no global prototype add nothing.
+Special cases: lambda_proto = 0 trains exactly as ``solo``; rows whose class has no global prototype add nothing.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ h_i(w) = f_i(w) + (mu/2) |w - w_g|^2.
 
 The released FLESD code adds mu |w - w_g|^2 without the factor 1/2 (D-31, ``prox_half=false``), so its mu is half of the
 paper's.
-Limits: mu = 0 is ``fedavg`` bit for bit; at w = w_g the added gradient is exactly 0.
+Special cases: mu = 0 is ``fedavg`` bit for bit; at w = w_g the added gradient is exactly 0.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Clients train SimCLR encoders without labels, as in ``fedavg-simclr``. A penalty
 one. The server averages the encoders.
 
 The released code leaves out the factor 1/2 (D-31, ``prox_half=false``). Its README has mu = 1e-4; the values that the
-paper tries are not legible. Limit: mu = 0 is ``fedavg-simclr`` bit for bit.
+paper tries are not legible. Special case: mu = 0 is ``fedavg-simclr`` bit for bit.
 """
 
 from __future__ import annotations

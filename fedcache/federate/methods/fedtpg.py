@@ -22,8 +22,8 @@ Training begins with the prompts of a random network. On digits (glyph-clip, 10 
 an accuracy of 85 %. After 20 rounds FedTPG has 73 % with lr=0.003 and 79 % with lr=0.03; after the 500 rounds of the
 default it has 56 %. So set ``--rounds``.
 
-Limits: v depends neither on the order of the names nor on how often all of them are repeated. If B, b and
-the weights of the attention's output map are 0, v is the bias of this map for all names, like a prompt of PromptFL.
+Special cases: v depends neither on the order of the names nor on how often all of them are repeated. If B, b and the
+weights of the attention's output map are 0, v is the bias of this map for all names, like a prompt of PromptFL.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ Yogi resembles Adam, but its second moment falls slowly.
 Reddi et al., "Adaptive federated optimization", ICLR 2021, algorithm 2: as ``fedadam`` with
     v <- v - (1 - beta2) Delta^2 sign(v - Delta^2).
 So in a round v changes by (1 - beta2) Delta^2, up or down. Where Delta^2 is larger than v, v grows as Adam's v does
-from 0. Limits: those of ``fedadam``; from v = 0, Adam and Yogi give the same v.
+from 0. Special cases: those of ``fedadam``; from v = 0, Adam and Yogi give the same v.
 """
 
 from __future__ import annotations

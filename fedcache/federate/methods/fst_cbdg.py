@@ -25,8 +25,8 @@ itself:
   drawn again in every step, up to C max m of them (D-84). ``tsamp_scope=batch`` counts the batch alone.
 ``synth=strata`` draws ``strata`` rows of every class and weighs them by n_k: not eq 5, and labelled approx.
 
-Limits: ``ist_only`` without decay never moves (f - q = beta (f - q_old) = 0 from text weights): it is clip-zs; beta = 1
-keeps q; sigma = 0 makes every synthetic row T_k; lambda = 0 is ``ist_only``.
+Special cases: ``ist_only`` without decay never moves (f - q = beta (f - q_old) = 0 from text weights): it is clip-zs;
+beta = 1 keeps q; sigma = 0 makes every synthetic row T_k; lambda = 0 is ``ist_only``.
 """
 
 from __future__ import annotations

@@ -13,7 +13,8 @@ than features: with the pooled scatter S = sum_c sum_i (f_i - mu_c)(f_i - mu_c)'
 
 The upload is that of ``fedcgs``: G, S_c and N_c add up, so the partition does not matter. The server alone reads the
 class text features T, and sends one linear head s T + alpha W, alpha b. A class without any image is never
-predicted, as it has no Gaussian. Limits: alpha = 0 is ``clip-zs``; where every class has one row S = 0 and P is 0.
+predicted, as it has no Gaussian. Special cases: alpha = 0 is ``clip-zs``; where every class has one row S = 0 and P is
+0.
 
 The ridge needs no choice, because it is an estimate. alpha is a weight of logits, not a ridge. A criterion for alpha
 needs the scores of held-out rows, which cannot be computed from the sums, so alpha has no ``auto``.

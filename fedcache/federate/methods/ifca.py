@@ -14,7 +14,8 @@ Clients send one model and its number, and receive K models. BatchNorm is off: t
 has trained yet fit no rows, so only the model that was chosen first would be chosen again.
 The released FedPCL code has no IFCA, so preset ``official`` uses that code's settings of its other baselines (D-09,
 D-13, D-14; docs/readings.md).
-Limits: K = 1 is ``fedavg`` (to rounding); a client does not affect the average of a model that it did not choose.
+Special cases: K = 1 is ``fedavg`` (to rounding); a client does not affect the average of a model that it did not
+choose.
 """
 
 from __future__ import annotations

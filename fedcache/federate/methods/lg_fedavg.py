@@ -11,7 +11,7 @@ representation, as here, and new clients by an ensemble of all local models, whi
 The released FedPCL code has no LG-FedAvg, so preset ``official`` uses that code's settings of its other baselines
 (D-09, D-13, D-14; docs/readings.md). With ``init=shared`` all projections start from the same weights, so at first
 their coordinates have the same meaning for the shared Q. With ``init=independent`` training must first align them.
-Limits: one client is ``solo``, bit for bit; Q is the only upload.
+Special cases: one client is ``solo``, bit for bit; Q is the only upload.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ that first take part in a later round.) With ``bn`` all three normalise with the
 
 The released FedPCL code has no MOON, so preset ``official`` uses that code's settings of FedAvg (D-02, D-09, D-13,
 D-14; docs/readings.md).
-Limits: mu = 0 is ``fedavg`` bit for bit, and so is every client's first round for every mu.
+Special cases: mu = 0 is ``fedavg`` bit for bit, and so is every client's first round for every mu.
 """
 
 from __future__ import annotations

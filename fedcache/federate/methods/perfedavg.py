@@ -19,7 +19,8 @@ Rates: FedPCL, which compares with Per-FedAvg, prints Adam with 0.001 for all me
 (section 5.1, D-79). The defaults are those of the released code. Plain SGD with beta = 0.001 hardly moves a model in a
 few rounds of a few steps. ``preset=tuned`` has the rates that were chosen once on rows of ``digits`` that are used
 neither for training nor for testing: ``fedcache grid --ready tuned-perfedavg``, which kept alpha.
-Limits: alpha = 0 trains as ``fedavg`` by SGD with lr = beta, bit for bit; adapt_steps = 0 deploys theta as it is.
+Special cases: alpha = 0 trains as ``fedavg`` by SGD with lr = beta, bit for bit; adapt_steps = 0 deploys theta as it
+is.
 """
 
 from __future__ import annotations

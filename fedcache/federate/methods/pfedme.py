@@ -22,7 +22,7 @@ of the way to theta_i a step: too little for a few rounds of a few steps. ``pres
 once on rows of ``digits`` that are used neither for training nor for testing: ``fedcache grid --ready tuned-pfedme``,
 which kept lambda. With these rates, a step moves w_i by eta * lambda = 3 times its distance to theta_i, so beyond
 theta_i.
-Limits: lambda = 0 never moves w; eta * lambda = 1 makes w_i = theta_i; beta = 0 keeps w.
+Special cases: lambda = 0 never moves w; eta * lambda = 1 makes w_i = theta_i; beta = 0 keeps w.
 """
 
 from __future__ import annotations

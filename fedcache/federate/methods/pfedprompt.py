@@ -18,8 +18,8 @@ Dirichlet 0.1).
 
 Nothing but the prompt's vectors travels. A client's model holds its training features and their labels.
 
-Limits: a = 0 is ``promptfl`` to the bit, scored client by client; b = 0 adds the shares of the client's classes to
-every row alike; b -> infinity adds the nearest row's label.
+Special cases: a = 0 is ``promptfl`` to the bit, scored client by client; b = 0 adds the shares of the client's classes
+to every row alike; b -> infinity adds the nearest row's label.
 """
 
 from __future__ import annotations

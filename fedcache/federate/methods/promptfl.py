@@ -13,7 +13,7 @@ here. Optimiser, rate and schedule are those of ATPFL's comparison. Its "epoch=2
 20 rounds, over which the rate follows a cosine (D-81). The other interpretation is one local epoch (``epochs=1``). The
 released code has SGD, five local epochs and a warm-up (D-66).
 
-Limits: if the context vectors are the embedded words of a template and no step is taken, it is clip-zs with that
+Special cases: if the context vectors are the embedded words of a template and no step is taken, it is clip-zs with that
 template; one client with every row is CoOp. ``local_prompt`` and ``tpfl`` add prompts on images.
 """
 

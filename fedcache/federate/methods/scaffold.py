@@ -18,7 +18,8 @@ and 1 on the released layers (``preset=official``), as plain SGD is slow on proj
 
 The released FedPCL code has no SCAFFOLD, so preset ``official`` uses that code's settings of its other baselines (D-02,
 D-09, D-13; docs/readings.md).
-Limits: while c and all c_i are 0 (round 1) it is ``fedavg`` with ``agg=uniform`` bit for bit; c is the mean of all c_i.
+Special cases: while c and all c_i are 0 (round 1) it is ``fedavg`` with ``agg=uniform`` bit for bit; c is the mean of
+all c_i.
 """
 
 from __future__ import annotations

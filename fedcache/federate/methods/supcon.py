@@ -16,7 +16,7 @@ projections that are contrasted always have unit length, and the others only in 
 As printed, the first two of these rows are not local: 32.98 and 43.94 are the FedAvg and FedProto rows of table 11,
 where Solo, the local cross-entropy, has 38.35 (D-19). So compare SupCon's 42.18 with ``solo``, and 32.98 with
 ``fedavg``.
-Limits: with unique labels and two views the loss is NT-Xent; a batch without a positive has loss 0.
+Special cases: with unique labels and two views the loss is NT-Xent; a batch without a positive has loss 0.
 """
 
 from __future__ import annotations

@@ -7,7 +7,8 @@ Zhang et al., "Tip-Adapter: training-free adaption of CLIP for few-shot classifi
     logits = s I.T + a sum_n onehot(y_n) exp(-b (1 - I.F_n))
 with unit features I of the image, T of the class texts and F_n of the cached rows: all training rows of the client.
 
-Limits: a = 0 is ``clip-zs``; b = 0 adds a times the number of cached rows of the class to every row alike (T-K13).
+Special cases: a = 0 is ``clip-zs``; b = 0 adds a times the number of cached rows of the class to every row alike
+(T-K13).
 """
 
 from __future__ import annotations

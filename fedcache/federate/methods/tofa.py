@@ -35,8 +35,8 @@ rows is never predicted (D-105). ``tuned`` has the power and the scale that ``fe
 on validation rows of digits, Dirichlet 0.1. On these data the client's own rows are best weighted most, and with a
 scale of 100 the texts of glyph-clip are overconfident.
 
-Limits: for a client without rows f_V is that of all clients' rows; power = 0 is a discriminant of the client's own rows
-alone; ``fusion=text`` with ``texts=1`` is ``clip-zs``.
+Special cases: for a client without rows f_V is that of all clients' rows; power = 0 is a discriminant of the client's
+own rows alone; ``fusion=text`` with ``texts=1`` is ``clip-zs``.
 """
 
 from __future__ import annotations

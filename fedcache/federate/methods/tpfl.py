@@ -14,8 +14,8 @@ other interpretation, ``epochs=1``, prompts hardly move. The paper does not prin
 number of clients (D-62). Templates of v are those of Bahng et al.: a border, a fixed patch, or a patch that moves with
 every forward pass, at test time too. Their code draws the first v from N(0, 1) (``vp_init=randn``).
 
-Limits: ``vp_size=0`` has no visual prompt and is ``promptfl`` on live features, bit for bit; a border of zeros leaves
-the logits as they are.
+Special cases: ``vp_size=0`` has no visual prompt and is ``promptfl`` on live features, bit for bit; a border of zeros
+leaves the logits as they are.
 """
 
 from __future__ import annotations

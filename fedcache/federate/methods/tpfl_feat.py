@@ -11,7 +11,7 @@ visual prompt,
 with u and rho averaged by n_i / N as the prompts are; rho is one vector for all classes, or with ``csc`` one for each.
 A client sends 2 D numbers (D + C D with ``csc``), which says nothing about what ``tpfl`` sends.
 
-Limits: u = rho = 0 is clip-zs.
+Special cases: u = rho = 0 is clip-zs.
 """
 
 from __future__ import annotations
