@@ -1,4 +1,4 @@
-"""Linear maps x W' + b, of which all heads consist: their products, gradients and initial weights."""
+"""Linear maps x W' + b, the only operation that heads train: products, gradients and initial weights."""
 
 from __future__ import annotations
 

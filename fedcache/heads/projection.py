@@ -74,7 +74,7 @@ class Head:
         return ()
 
     def names(self) -> tuple[str, ...]:
-        """All tensors of the model."""
+        """Names of all tensors of the model."""
         return self.trained() + self.buffers()
 
     def init(self, uniform: Uniform, width: int, classes: int) -> Tree:

@@ -13,12 +13,12 @@ prediction (``w_normalize``; D-74, D-85).
 
 Only the upper triangle of A_i is computed and sent, D(D+1)/2 numbers. The class counts, C more numbers, give the number
 of rows in the sums. The bias column needs the sum of the features, D more numbers. Statistics are float64 and add up,
-so the model is the centralised ridge (T-K2).
+so the model is the centralised ridge (T-K2; see tests/).
 ``precision=float32`` (ours) multiplies blocks of rows in float32 and adds the products in float64. An entry of A is
 then off by at most 6.2e-5 sqrt(a_jj a_kk), and A by 6.2e-5 tr(A) (``gram_single``). A sum in B is off by 6.2e-5 of the
 sum of absolute values. So the model is the same if lam or the smallest eigenvalue of A is well above these errors.
-Special case: lam -> infinity gives lam W -> sum B (T-K5). ``class_weight=local`` weighs a row by 1 / (the client's own
-n_c), so its result depends on the partition.
+Special case: lam -> infinity gives lam W -> sum B. ``class_weight=local`` weighs a row by 1 / (the client's own n_c),
+so its result depends on the partition.
 
 By default ``lam=auto`` (ours): the server takes the lam with the lowest generalised cross-validation, which
 ``heads.ridge.best_ridge`` computes from the sums. So lam does not depend on the partition. The paper's 0.01

@@ -8,7 +8,8 @@ This method is in no paper. min_W |kappa Y - Z W|^2 + lam |W - W0|^2 with W0 = T
 form W = W0 + (A + lam I)^-1 (kappa B - A W0), from the upload of ``fed3r``: A = sum_i Z_i'Z_i, B = sum_i Z_i'Y_i.
 
 The server alone needs the text features. lam is counted in rows: on unit features a direction that lam rows span is
-half prior, half data. Special cases: lam -> infinity is ``clip-zs``; lam -> 0 is least squares for every prior (T-K6).
+half prior, half data. Special cases: lam -> infinity is ``clip-zs``; lam -> 0 is least squares for every prior (T-K6;
+see tests/).
 
 By default ``lam=auto``: the lam with the lowest generalised cross-validation, as in ``fed3r``. W - W0 is the ridge
 regression of kappa Y - Z W0, so the criterion is that of these targets: Z'(kappa Y - Z W0) = kappa B - A W0, and the

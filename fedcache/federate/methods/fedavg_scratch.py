@@ -43,12 +43,12 @@ from fedcache.heads.losses import cross_entropy
 
 
 def trained(hp: Hp) -> tuple[str, ...]:
-    """The trunk's tensors that a gradient moves, and the classifier."""
+    """Names of the trunk's tensors that a gradient moves, and of the classifier's."""
     return (*(name for name in simclr.trained(hp) if name not in PROJECTION), *CLASSIFIER)
 
 
 def names(hp: Hp) -> tuple[str, ...]:
-    """The trained tensors, and BatchNorm's running statistics."""
+    """Names of the trained tensors, and of BatchNorm's running statistics."""
     return (*trained(hp), *simclr.encoder_of(hp).buffers())
 
 

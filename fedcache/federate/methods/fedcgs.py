@@ -14,7 +14,7 @@ by rounding, which grows with |mu|^2.
 (released code: nothing).
 
 Statistics are float64 and add up, so the partition does not matter. With gamma_shrink = 0 neither does an invertible
-affine map of the features (T-K8). C counts the classes that any client has; others are never predicted.
+affine map of the features. C counts the classes that any client has; others are never predicted.
 
 A feature that is constant over all rows is left out (ours): its variance is rounding, which grows with its square and
 would decide the shrinkage.

@@ -4,7 +4,7 @@ Clients train as in FedAvg. Each client also sends one number: how far its class
 server gives clients with uneven classes less weight in the average.
 
 Ye et al., "FedDisco: federated learning with discrepancy-aware collaboration", ICML 2023. n_k is the client's share of
-the round's rows. d_k is the distance of its class shares from even shares, 1/C each.
+the round's rows. d_k is the distance of its class shares from even shares, which are 1/C each. The server sets
     w <- sum_k p_k w_k,    p_k = ReLU(n_k - a d_k + b) / sum_j ReLU(n_j - a d_j + b).
 As released (MediaBrain-SJTU/FedDisco, ``disco.py``) d_k is KL(shares || even) divided by its sum over the round's
 clients; a = 0.5 and b = 0.1 are chosen for this d_k. ``metric=l2`` is the Euclidean distance as it is, which the

@@ -9,8 +9,8 @@ gradient, and the server holds h; both are 0 at first. From the received w a cli
     F_i(u) - <g_i, u> + (alpha/2) |u - w|^2    by local epochs,    then    g_i <- g_i - alpha (u_i - w);
 with S of M clients in the round the server sets
     h <- h - (alpha / M) sum_i (u_i - w),    w <- mean_i u_i - h / alpha.
-The mean is uniform, as printed. h is the mean of all g_i, so a run that has come to rest has h = 0 and every client's
-own gradient at w is g_i. Only models travel: a client makes g_i itself.
+The mean is uniform, as printed. h is the mean of all g_i, so a run that has converged has h = 0, and the gradient of
+each client's loss at w is g_i. Only models travel: a client makes g_i itself.
 
 The paper trains by SGD with rate 0.1. ``preset=official``, which has the released layers, keeps this rate; our default,
 for layers with BatchNorm, is 0.01. The paper takes alpha from {0.1, 0.01, 0.001}; h / alpha is a step that grows as

@@ -11,7 +11,7 @@ S_c is the sum of the features of class c, N_c the number of its rows, and mu_c 
 Subtracting mu adds the same number to all scores of a row, so it changes no prediction, except by rounding. It makes
 the result independent of a constant that is added to all features.
 
-Sums are float64, so every partition of the same rows gives the classifier of all rows in one place (T-K1).
+Sums are float64, so every partition of the same rows gives the classifier of all rows in one place (T-K1; see tests/).
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ the covariance: 16-bit numbers can hold a scale where they would round the varia
 computed from a rounded scale is never indefinite.
 
 A class with n_ic <= k_mix rows is one Gaussian (the released code drops it), with the client's mean and the covariance
-of the class over all clients, merged from their moments (T-K11), because a covariance of so few rows means nothing. A
-mean of one row is that row.
+of the class over all clients, merged from their moments (T-K11; see tests/), because a covariance of so few rows means
+nothing. A mean of one row is that row.
 
 The paper trains on the drawn rows as they are, and SGD then depends on the mean of the features: on data of standard
 deviation 1 the accuracy fell from 0.91 at a mean of 10 to 0.38 at a mean of 30. ``center`` (ours) subtracts the mean of
@@ -22,7 +22,7 @@ above 65504, features whose means would mostly be sent as 0, and features whose 
 of 16-bit numbers around their mean.
 
 Clients are sorted by the content of their uploads before rows are drawn, so the result does not depend on their order.
-Special case: a Gaussian of scale 0 gives its mean (T-K12).
+Special case: a Gaussian of scale 0 gives its mean (T-K12; see tests/).
 """
 
 from __future__ import annotations
@@ -237,7 +237,7 @@ def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
     if not ctx.hp["center"]:
         center = torch.zeros_like(x[0], dtype=torch.float64)
     x = (x - center).to(x.dtype)
-    # The drawn rows are trained on like the rows of one client, with one stored view.
+    # The server trains on the drawn rows like a client: with one stored view, and without a broadcast ({}).
     rows = torch.arange(len(y), device=y.device)
     data = ClientData(x.unsqueeze(1), y, rows, (len(y),))
     uniform = ctx.rng.uniform("init")

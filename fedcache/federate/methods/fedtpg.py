@@ -178,6 +178,7 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
         return cross_entropy(u, place[batch["y"]], batch["w"])
 
     trained = tuple(down)
+    # {} instead of the broadcast, because the loss reads only the trained network.
     p = train({**down, **state}, trained, ctx.count("epochs"), loss, {}, data, now)
     return select(p, state), select(p, trained)
 

@@ -5,7 +5,7 @@ similarities between these images over the clients. It then trains one student e
 similarities.
 
 Shi et al., "Towards communication-efficient and privacy-preserving federated representation learning" (FLESD). Client 0
-holds the public rows, does not train, and everybody can read them. A round:
+holds the public rows and does not train; all clients can read these rows. A round:
     client k: g_k from the broadcast w by SimCLR on its own rows (eq 3); R_k = unit g_k(public view 0)
     M_k = R_k R_k' (eq 4), M = mean_k exp(M_k / tau_T) (eqs 5, 6)
     student from w: min mean_i KL(q_i || p_i), p_ij = softmax_j(z_i . k_j / tau_S), q_ij = M_ij / sum_j M_ij (eqs 7-9)

@@ -102,7 +102,7 @@ def schedule(q: Tensor, data: ClientData, ctx: Ctx, epoch: int) -> Batches:
         classes = balancing_classes(q, data.mask(), ctx)
         yield from with_rows(batches, classes, data, ctx, epoch)
         return
-    # Each step draws its own synthetic rows in ``gradients``, by the soft labels of the step.
+    # If the loss has synthetic rows, ``gradients`` draws those of each step by the step's soft labels.
     for t, (k, batch) in enumerate(batches):
         if ctx.hp["tsamp_scope"] == "iteration":
             # m_k is counted over all rows of the clients that still step.

@@ -60,6 +60,7 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
         u = prompts.scale(batch_ctx) * affine(batch["x"], T)
         return cross_entropy(u, batch["y"], batch["w"])
 
+    # {} instead of the broadcast, because the loss reads only the trained prompt.
     p = train({**down, **state}, NAMES, ctx.count("epochs"), loss, {}, data, now)
     return select(p, state), select(p, NAMES)
 

@@ -107,6 +107,7 @@ def confidence(z: Tensor, texts: Tensor, scale: float) -> Tensor:
 
 def fit(down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """G, S_c and N_c of the client, and its part of the texts' scores."""
+    # ``fedcgs.fit`` reads neither the broadcast nor a state.
     _, sums = fedcgs.fit({}, {}, data, ctx)
     texts = down["texts"].double()
     if len(texts) == 1:

@@ -432,4 +432,5 @@ def train_prompts(loss: Loss, p: Batch, data: ClientData, ctx: Ctx) -> Batch:
                 batch["at"] = torch.tensor(_patch_position(now, epoch, t))
             yield k, batch
 
+    # {} instead of the broadcast, which the losses of these methods do not read.
     return train(p, names, ctx.count("epochs"), loss, {}, data, now, batches=batches)

@@ -112,12 +112,12 @@ BLOCK = 512
 
 
 def names(hp: Hp) -> tuple[str, ...]:
-    """Every tensor of the encoder."""
+    """Names of all tensors of the encoder."""
     return encoder_of(hp).names()
 
 
 def trained(hp: Hp) -> tuple[str, ...]:
-    """Tensors of the encoder that a gradient moves."""
+    """Names of the encoder's tensors that a gradient moves."""
     return encoder_of(hp).trained()
 
 
