@@ -5,7 +5,7 @@ train this network against the class texts. The server averages it.
 
 Lu et al., "FedCLIP: fast generalization and personalization for CLIP in federated learning", IEEE Data Engineering
 Bulletin 2023. Both towers stay frozen; a gate of two layers weighs the numbers of an image feature,
-    g(x) = softmax(B tanh(A x + a) + b),    z = g(x) * x / |g(x) * x|,    logits = s z.T',
+    g(x) = softmax(B tanh(A x + a) + b),    z = g(x) * x / |g(x) * x|,    logits = s z.T'.
 The gate is all that is trained and sent, 2 D (D + 1) numbers. The loss is that of CLIP on a batch: row i matches the
 class text of row i, and not the class texts of the other rows,
     ( CE_i(s z_i.t_y1 .. s z_i.t_yB; i) + CE_i(s z_1.t_yi .. s z_B.t_yi; i) ) / 2,

@@ -15,9 +15,9 @@ s_c = z.C^(c) / tau and A(y) the available classes except y:
 This file follows the equations, as means; eq 6 is computed without the factor 1/|O_j|, which only shrinks norms (D-06;
 ``proto_agg=eq6``). The layers are table 7's FC, ReLU and BatchNorm. Projections then get unit length, which a
 denominator without the positive needs (D-02, D-03).
-Released code (``preset=official``): no BatchNorm (D-02), no L_g, L_p summed over clients (D-05), prototypes as anchors
-and the 2B embeddings of two views as candidates (D-04, D-08), plain means (D-06), dropped last batches (D-09), a first
-round of decay alone (D-10), own initial weights (D-11), prediction by squared distance (D-12).
+The released code (preset ``official``) has no BatchNorm (D-02), no L_g, L_p summed over clients (D-05), prototypes as
+anchors and the 2B embeddings of two views as candidates (D-04, D-08), plain means (D-06), dropped last batches (D-09),
+a first round of decay alone (D-10), own initial weights (D-11), prediction by squared distance (D-12).
 The server keeps the last sets of clients that are not sampled. With one available class there is no negative and the
 loss is 0.
 Images: the released DomainNet code draws two views of every row by flips and rotations, and also computes prototypes

@@ -11,13 +11,14 @@ holds the public rows and does not train; all clients can read these rows. A rou
     student from w: min mean_i KL(q_i || p_i), p_ij = softmax_j(z_i . k_j / tau_S), q_ij = M_ij / sum_j M_ij (eqs 7-9)
     key encoder: th_k <- zeta th_k + (1 - zeta) th (eq 10); w <- student.
 Clients send R_k, Np x d numbers, or the matrix M_k (``send=matrix``). Values that are missing in the paper's text are
-those of the released README. Released code: augmentation by data set (D-91), one-directional contrast (D-30) with
-BatchNorm on each view by itself (D-92), 128-d projections compared (D-32; ``sim_at=trunk`` for 512-d), a queue whose
-first batches of every epoch take no step (D-34: ``queue_warm``) and own keys among the anchors (D-35); short batches
-left out (D-93), keys by the BatchNorm statistics of their batch (D-94), which are computed after eq 10 (D-95), a row's
-own similarity in addition to its n % (D-96), and float16 with a scaled loss, for which ``amp`` uses bfloat16 without a
-scaled loss (D-97). Up to 4,096 public rows, ``anchors=auto`` takes all of them instead of a queue, which is exactly eqs
-7 to 9. Clients of other backbones or trunks keep their own encoder, because only similarities are averaged.
+those of the released README. The released code has augmentation by data set (D-91) and
+one-directional contrast (D-30), with BatchNorm on each view by itself (D-92). It compares 128-d projections (D-32;
+``sim_at=trunk`` for 512-d). It has a queue whose first batches of every epoch take no step (D-34: ``queue_warm``), with
+own keys among the anchors (D-35). It leaves out short batches (D-93), computes keys by the BatchNorm statistics of
+their batch (D-94) and after eq 10 (D-95), and keeps a row's own similarity in addition to its n % (D-96). It trains in
+float16 with a scaled loss; ``amp`` uses bfloat16 without a scaled loss (D-97). Up to 4,096 public rows,
+``anchors=auto`` takes all of them instead of a queue, which is exactly eqs 7 to 9. Clients of other backbones or trunks
+keep their own encoder, because only similarities are averaged.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ theta_i's running statistics.
 The inner step shrinks theta - w_i by the factor 1 - lr_p * lambda: keep lr_p * lambda below 2.
 
 Rates: FedPCL, which compares with pFedMe, prints Adam with 0.001 for all methods, and no rates of this one (section
-5.1, D-79). The defaults are those of its authors' released code for MNIST, with which w_i moves by eta * lambda = 0.075
-of the way to theta_i a step: too little for a few rounds of a few steps. ``preset=tuned`` has rates that were chosen
+5.1, D-79). The defaults are those of pFedMe's released code for MNIST. With them a step moves w_i by eta * lambda =
+0.075 of the way to theta_i: too little for a few rounds of a few steps. ``preset=tuned`` has rates that were chosen
 once on rows of ``digits`` that are used neither for training nor for testing: ``fedcache grid --ready tuned-pfedme``,
 which kept lambda. With these rates, a step moves w_i by eta * lambda = 3 times its distance to theta_i, so beyond
 theta_i.
