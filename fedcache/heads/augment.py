@@ -2,8 +2,9 @@
 
 A view is a function of (image, draws, policy) alone: the same draws give the same view on every execution and machine.
 Each step is torchvision's on tensors: windows of whole pixels, bilinear resizing inside the window, the four colour
-steps in an order of their own for each image, clipped after each, hue as an angle of HSV. The blur is a Gaussian of its
-nominal width, which Pillow's three box filters approximate. Released FLESD flips last; a flip commutes with the rest.
+steps in a drawn order for each image, with values clipped after each step, and hue as an angle of HSV. The blur is a
+Gaussian of its nominal width, which Pillow's three box filters approximate. The released FLESD code flips last, which
+gives the same view, because a flip commutes with the other steps.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def augment(images: Tensor, u: Tensor, policy: Policy) -> Tensor:
     Args:
         images: [B, 3, H, W] in [0, 1].
         u: [B, DRAWS] uniform in [0, 1].
-        policy: how.
+        policy: how views are drawn.
 
     Returns:
         [B, 3, H, W] in [0, 1].
@@ -169,7 +170,7 @@ def _resized(x: Tensor, top: Tensor, left: Tensor, h: Tensor, w: Tensor) -> Tens
 
 
 def _along(x: Tensor, axis: int, values: Tensor) -> Tensor:
-    """Numbers [B, n], one for each image and place along an axis, with the axes of images x."""
+    """Numbers [B, n], one for each image and place along an axis, reshaped to the axes of images x."""
     shape = [len(x), 1, 1, 1]
     shape[axis] = values.shape[1]
     return values.reshape(shape)

@@ -31,7 +31,7 @@ def votes(q: Tensor, weight: Tensor) -> Tensor:
 
 
 def deficits(m: Tensor, gamma: float | Tensor, *, equal: bool = False) -> Tensor:
-    """n_k = round((1 + gamma) max m) - m_k, or with ``equal`` the same total spread evenly (table 4).
+    """n_k = round((1 + gamma) max m) - m_k; with ``equal`` (table 4), the same total, spread evenly over the classes.
 
     Args:
         m: int64 [.., C] rows of each class.

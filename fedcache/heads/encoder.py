@@ -25,10 +25,11 @@ PROJECTION = ("p1.W", "p1.b", "p2.W", "p2.b")
 
 @dataclass(frozen=True)
 class Architecture:
-    """Blocks of a residual network: how many a stage has, and how much wider a block ends than it begins."""
+    """Blocks of a residual network."""
 
-    stages: tuple[int, int, int, int]
-    expansion: int = 1  # 1: basic blocks; else bottlenecks
+    stages: tuple[int, int, int, int]  # number of blocks in each stage
+    # Output channels of a block, divided by the channels of its 3 x 3 convolution; 1: basic blocks; else bottlenecks.
+    expansion: int = 1
 
 
 RESNETS = {"conv": Architecture((2, 2, 2, 2)), "resnet50": Architecture((3, 4, 6, 3), expansion=4)}
@@ -41,10 +42,10 @@ class Encoder:
 
     Attributes:
         kind: mlp | conv | resnet50.
-        hidden: width of the ``mlp`` trunk; a ``conv`` trunk gives 8 x ``channels``, ``resnet50`` 32 x.
+        hidden: width of the ``mlp`` trunk. The width of a ``conv`` trunk is 8 x ``channels``, of ``resnet50`` 32 x.
         proj: width of the projection.
-        channels: of the first convolution.
-        stem: cifar | imagenet, of a residual network.
+        channels: output channels of the first convolution.
+        stem: cifar | imagenet: the first layers of a residual network.
     """
 
     kind: str
@@ -61,7 +62,7 @@ class Encoder:
         return 8 * self.channels * RESNETS[self.kind].expansion
 
     def trained(self) -> tuple[str, ...]:
-        """Names of the tensors a gradient moves."""
+        """Names of the tensors that a gradient moves."""
         if self.kind == "mlp":
             return ("t.W", "t.b", *PROJECTION)
         return _tensors(self, "W", "gain", "shift") + PROJECTION
@@ -73,7 +74,7 @@ class Encoder:
         return _tensors(self, "mean", "var")
 
     def names(self) -> tuple[str, ...]:
-        """All tensors of the model."""
+        """Names of all tensors of the model."""
         return self.trained() + self.buffers()
 
     def init(self, uniform: Uniform, width: int) -> Tree:
@@ -91,7 +92,7 @@ class Encoder:
         return p
 
     def trunk(self, p: Tree, x: Tensor, *, training: bool) -> tuple[Tensor, Tree]:
-        """The representation a probe reads, and BatchNorm's updates.
+        """The representation that a linear probe reads, and BatchNorm's updates.
 
         Args:
             p: tensors by name.
@@ -115,7 +116,7 @@ class Encoder:
 def _blocks(encoder: Encoder) -> list[tuple[str, int, int, int]]:
     """(name, channels in, channels of its 3 x 3 convolution, stride) of every block."""
     out = []
-    before = encoder.channels
+    before = encoder.channels  # channels in
     kind = RESNETS[encoder.kind]
     for stage, count in enumerate(kind.stages):
         # Each stage has twice the channels of the one before.
@@ -136,18 +137,18 @@ def _convolutions(encoder: Encoder) -> dict[str, tuple[int, int, int]]:
     kernel = 3
     if encoder.stem == "imagenet":
         kernel = 7
-    found = {"t.stem": (encoder.channels, 3, kernel)}
+    shapes = {"t.stem": (encoder.channels, 3, kernel)}
     for name, before, wide, stride in _blocks(encoder):
-        after = wide * expansion
+        after = wide * expansion  # channels out
         # A basic block is 3 x 3, 3 x 3; a bottleneck is 1 x 1, 3 x 3, 1 x 1.
-        found[f"{name}.a"] = (wide, before, 3)
-        found[f"{name}.b"] = (wide, wide, 3)
+        shapes[f"{name}.a"] = (wide, before, 3)
+        shapes[f"{name}.b"] = (wide, wide, 3)
         if expansion > 1:
-            found[f"{name}.a"] = (wide, before, 1)
-            found[f"{name}.c"] = (after, wide, 1)
+            shapes[f"{name}.a"] = (wide, before, 1)
+            shapes[f"{name}.c"] = (after, wide, 1)
         if stride > 1 or before != after:
-            found[f"{name}.skip"] = (after, before, 1)
-    return found
+            shapes[f"{name}.skip"] = (after, before, 1)
+    return shapes
 
 
 def _tensors(encoder: Encoder, *parts: str) -> tuple[str, ...]:
@@ -160,10 +161,10 @@ def _tensors(encoder: Encoder, *parts: str) -> tuple[str, ...]:
 
 def _init_conv(uniform: Uniform, encoder: Encoder) -> Tree:
     p: Tree = {}
-    for name, (out, inside, kernel) in _convolutions(encoder).items():
+    for name, (out, channels_in, kernel) in _convolutions(encoder).items():
         # U(-a, a) has variance a^2 / 3; fan_out is out * kernel^2, so a^2 = 6 / fan_out.
         a = math.sqrt(6.0 / (out * kernel * kernel))
-        W = a * uniform((out, inside, kernel, kernel))
+        W = a * uniform((out, channels_in, kernel, kernel))
         p[f"{name}.W"] = W
         # BatchNorm has one number for each output channel.
         p |= init_batchnorm(W[..., 0, 0, 0], f"{name}.")

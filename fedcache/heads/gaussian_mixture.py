@@ -45,7 +45,7 @@ class Gaussians(NamedTuple):
     weight: np.ndarray
 
     def rows(self, noise: np.ndarray, g: np.random.Generator, cov: str) -> np.ndarray:
-        """One draw [n, D] for each standard normal row of ``noise``; the components are drawn by weight."""
+        """Drawn rows [n, D], one for each standard normal row of ``noise``; the components are drawn by weight."""
         times = g.multinomial(len(noise), self.weight / self.weight.sum())
         out = np.repeat(self.mean, times, axis=0)
         start = 0
@@ -64,9 +64,9 @@ class Gaussians(NamedTuple):
 def fit_mixture(
     z: np.ndarray, k: int, cov: str, *, reg: float, tol: float, steps: int, seed: int
 ) -> Gaussians:
-    """A mixture of ``k`` Gaussians of the rows z [n, D] in float64; ``reg`` is added to the diagonal of covariances.
+    """A mixture of ``k`` Gaussians fitted to rows z [n, D] in float64; ``reg`` is added to the diagonal of covariances.
 
-    One Gaussian needs no EM: its fixed point is the mean and the (biased) variance of the sample.
+    One Gaussian needs no EM: the fit is the mean and the (biased) variance of the rows.
 
     Raises:
         ValueError, numpy.linalg.LinAlgError: a covariance is singular.
@@ -89,7 +89,8 @@ def fit_mixture(
         k, covariance_type=cov, tol=tol, reg_covar=reg, max_iter=steps, random_state=seed
     )
     with warnings.catch_warnings():
-        # EM that reached its last step, or fewer distinct rows than Gaussians: the result is still a mixture.
+        # scikit-learn warns if EM reached its last step, or if there are fewer distinct rows than Gaussians. In both
+        # cases the result is a mixture.
         warnings.simplefilter("ignore")
         em = em.fit(z)
     if cov == "full":
@@ -102,17 +103,17 @@ def fit_mixture(
 def of_class(
     mean: np.ndarray, scale: np.ndarray, weight: np.ndarray, count: np.ndarray, c: int
 ) -> Gaussians:
-    """The Gaussians of class ``c`` of all M clients, weighted by the rows behind each, in float64.
+    """The Gaussians of class ``c`` of all M clients in float64; each weight is the number of rows behind the Gaussian.
 
     Args:
         mean: [M, C, K, D].
         scale: [M, C, K, S].
-        weight: [M, C, K] of each client's mixtures; 0 where there is no Gaussian.
+        weight: [M, C, K] weights in each client's mixtures; 0 where there is no Gaussian.
         count: [M, C] rows behind each mixture.
         c: the class.
     """
     rows = (count[:, c, None] * weight[:, c].astype(np.float64)).ravel()
-    # [M K, ..]: the Gaussians of this class of all clients, without those that no row is behind.
+    # [M K, ..]: the Gaussians of this class of all clients, without those that stand for no row.
     real = rows > 0
     means = mean[:, c].reshape(-1, mean.shape[-1])[real]
     scales = scale[:, c].reshape(-1, scale.shape[-1])[real]
@@ -120,13 +121,13 @@ def of_class(
 
 
 def pooled(parts: Gaussians, cov: str) -> tuple[np.ndarray, np.ndarray]:
-    """Moments of the union of samples from their moments: mean [D] and ``scale`` [S].
+    """Mean [D] and ``scale`` [S] of the union of several samples, computed from the moments of each sample.
 
-    mean = sum_k n_k mu_k / n;  covariance = sum_k n_k (Sigma_k + (mu_k - mean)(mu_k - mean)') / n. ``diag`` keeps its
-    diagonal, and ``spherical`` the mean of its diagonal.
+    mean = sum_k n_k mu_k / n;  covariance = sum_k n_k (Sigma_k + (mu_k - mean)(mu_k - mean)') / n. For ``diag`` only
+    the diagonal of the covariance is kept, for ``spherical`` only the mean of its diagonal.
 
     Args:
-        parts: moments with biased covariances, and as weights the rows n_k behind them, not all 0.
+        parts: mean and biased covariance of each sample; its weight is its number of rows n_k (not all are 0).
         cov: form of the scales.
     """
     share = parts.weight / parts.weight.sum()

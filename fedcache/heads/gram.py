@@ -1,17 +1,18 @@
-"""Linear maps on frozen rows in coordinates: what the execution ``gram`` computes with.
+"""Linear maps on frozen rows, in coordinates that are shorter than the weights; the execution ``gram`` trains these.
 
-SGD on a linear map of a client's rows X [n, D] never leaves a small space: with bases B_j [U, D] (the weights it starts
-from, those it is pulled to) every iterate is
+SGD on a linear map of a client's rows X [n, D] to U outputs never leaves a small space. With bases B_j [U, D] (the
+weights that training starts from, and those that it is pulled to) every iterate is
 
     W = sum_j c_j B_j + A' X,        c_j scalar, A [n, U].
 
-A step moves A by the rows of dL/du and, as momentum, weight decay and pulls towards other such maps are linear, acts on
-(c, A) as it would on W. Outputs are u = sum_j c_j (X B_j') + K A with K = X X', computed once. So W [.., U, D] becomes
-one tensor of coordinates [.., k + n, U]: k rows that each repeat c_j, then A; an optimiser steps it like any other.
-It is exact for SGD; not for Adam, whose second moment depends on the coordinates.
+A step moves A by the rows of dL/du. Momentum, weight decay and pulls towards other such maps are linear, so they act on
+(c, A) as they would on W. Outputs are u = sum_j c_j (X B_j') + K A with K = X X', computed once. So W [.., U, D]
+becomes one tensor of coordinates [.., k + n, U]: k rows that each repeat c_j, then A. An optimiser steps it like any
+other tensor. This is exact for SGD, but not for Adam, whose second moment depends on the coordinates.
 
-Inside, the client axis comes first and grid points last, (M, rows, U, G): one GEMM per client serves all points, and a
-step's gradient is an addition of whole rows. In memory the last two change places from ``WIDE`` outputs on.
+Inside this module, the client axis comes first and grid points last, (M, rows, U, G): one GEMM per client serves all
+points, and a step's gradient is an addition of whole rows. With ``WIDE`` or more outputs, the last two axes are swapped
+in memory.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ class GramBasis:
     """Products that give the outputs of a chunk of clients.
 
     Attributes:
-        gram: [M, R, n] products of R rows with the client's own rows, zero beyond them; in training K [M, n, n].
+        gram: [M, R, n] products of R rows with the client's n training rows, zero on padding. In training, the R rows
+            are the training rows themselves, so this is K [M, n, n].
         seen: [M, k, R, U, G or 1] the R rows times B_j'.
         axes: leading axes of the tensors that methods see: 0, 1 (M,) or 2 (G, M).
     """
@@ -107,7 +109,7 @@ class GramBatch:
         c = full[:, :k]
         A = full[:, k:]
         K = basis.gram.reshape(M * R, n).index_select(0, self._rows).view(M, B, n)
-        # u = K A + sum_j c_j (X B_j'), for the rows of the batch: [M, B, U, G] or its last axes swapped.
+        # u = K A + sum_j c_j (X B_j'), for the rows of the batch: [M, B, U, G], or with the last two axes swapped.
         u = torch.bmm(K, A.reshape(M, n, -1)).view(M, B, *last)
         core = seen.shape[3:]
         for j in range(k):
@@ -142,14 +144,17 @@ class GramBatch:
 
 
 class _Outputs(torch.autograd.Function):
-    """Outputs whose backward gives the coordinates of the primal gradient, not the gradient of the coordinates."""
+    """Outputs of maps in coordinates.
+
+    The backward pass gives the coordinates of dL/dW, not the gradient with respect to the coordinates.
+    """
 
     @staticmethod
-    def forward(ctx: Any, W: Tensor, span: GramBatch) -> Tensor:
-        ctx.span = span
+    def forward(ctx: Any, W: Tensor, batch: GramBatch) -> Tensor:
+        ctx.batch = batch
         ctx.save_for_backward(W)
-        return span.outputs(W)
+        return batch.outputs(W)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return ctx.span.moved(grads[0], *ctx.saved_tensors), None
+        return ctx.batch.moved(grads[0], *ctx.saved_tensors), None

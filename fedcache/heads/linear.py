@@ -1,4 +1,4 @@
-"""The linear map, the one operation every head is made of."""
+"""Linear maps x W' + b, the only operation that heads train: products, gradients and initial weights."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from torch import Tensor
 
 from fedcache.heads.gram import GramBatch
 
-# Products of float32 matrices on the CPU by oneDNN, where they are worth it.
+# oneDNN computes large products of float32 matrices on the CPU, if their shape is used repeatedly.
 #
-# oneDNN, which torch brings for convolutions, takes half the time of torch's BLAS for products
-# from some millions of multiplications on: measured on an AMD EPYC with AVX-512; without AVX-512
-# they take the same time, and no processor of another maker was tried. It compiles a kernel for
-# every shape, in up to three times the time of a product of that size, so it serves products of a
-# shape that is used repeatedly: steps of local training, and blocks of a fixed number of rows.
+# torch contains oneDNN for its convolutions. For products of some millions of multiplications or
+# more, oneDNN takes half the time of torch's BLAS, measured on an AMD EPYC with AVX-512. Without
+# AVX-512 both take the same time; processors of other makers were not tried. But oneDNN compiles a
+# kernel for every shape, which takes up to three times as long as one product of this shape. So it
+# is used only for shapes that recur: steps of local training, and blocks of a fixed number of rows.
 
 LEAST = 1 << 20
 """Number of multiplications in a product from which oneDNN is used. Below it, the call costs more than it saves."""
 
 FEW = 16
-"""Number of a client's rows from which W x' is faster than x W', if W has at least four times as many rows."""
+"""With oneDNN: number of a client's rows from which W x' is faster than x W', if W has at least four times as many."""
 
 
 def times_transposed(a: Tensor, b: Tensor) -> Tensor:
-    """a b', [n, m], of matrices a [n, k] and b [m, k] in any order of memory; by oneDNN where ``by_onednn``."""
+    """a b', [n, m], of matrices a [n, k] and b [m, k] in any order of memory; oneDNN computes it if ``by_onednn``."""
     if by_onednn(a, b):
         return _onednn(a, b, None)
     return a @ b.mT
@@ -46,9 +46,9 @@ def each_affine_by_onednn(x: Tensor, W: Tensor, b: Tensor) -> Tensor:
     """x_i W_i' + b_i, [M, B, C], of x [M, B, D], W [M, C, D] and b [M, C], for which ``by_onednn`` holds."""
     B = x.shape[1]
     C = W.shape[1]
-    if FEW <= B <= C // 4:  # takes four fifths of the time
+    if FEW <= B <= C // 4:  # W x' takes four fifths of the time of x W'
         return each_times_transposed(W, x).mT + b.unsqueeze(-2)
-    products = [_onednn(rows, own, shift) for rows, own, shift in zip(x, W, b, strict=True)]
+    products = [_onednn(rows, weight, bias) for rows, weight, bias in zip(x, W, b, strict=True)]
     return _stacked(products)
 
 
@@ -70,10 +70,10 @@ def by_onednn(a: Tensor, b: Tensor) -> bool:
 
 @cache
 def onednn_works() -> bool:
-    """Whether the processor has AVX-512 and torch still has oneDNN's product, with the same result as its own product.
+    """Whether the processor has AVX-512, and torch has oneDNN's product, which gives the result of ``torch.addmm``.
 
-    The product is not in torch's public interface, so another release may rename or change it. Then ``a @ b.mT`` is
-    used.
+    oneDNN's product is not in torch's public interface, so another release may rename or change it. Then ``a @ b.mT``
+    is used instead.
     """
     if (
         torch.backends.cpu.get_cpu_capability() != "AVX512"
@@ -84,25 +84,30 @@ def onednn_works() -> bool:
     b = torch.arange(12.0).view(4, 3) - 5.0
     c = torch.arange(4.0)
     try:
-        # small integers, whose products are exact in float32
+        # Both results must be equal: products of small integers are exact in float32.
         return torch.equal(_onednn(a, b, c), torch.addmm(c, a, b.mT))
     except (AttributeError, TypeError, RuntimeError):
         return False
 
 
 def _onednn(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+    # "none", [], "": no activation function is applied to the product.
     out: Tensor = torch.ops.mkldnn._linear_pointwise(_dense(a), _dense(b), bias, "none", [], "")
     return out
 
 
 def _dense(t: Tensor) -> Tensor:
-    """The matrix without gaps, by rows or by columns: oneDNN is 1,000 times slower with other strides."""
+    """The matrix itself if it is contiguous by rows or by columns, else a copy.
+
+    With other strides, oneDNN is 1,000 times slower.
+    """
     if t.is_contiguous() or t.mT.is_contiguous():
         return t
     return t.contiguous()
 
 
 def _stacked(each: list[Tensor]) -> Tensor:
+    """``torch.stack``, without a copy if there is only one tensor."""
     if len(each) > 1:
         return torch.stack(each)
     return each[0].unsqueeze(0)
@@ -120,13 +125,14 @@ def select(tree: Tree, names: Iterable[str]) -> Tree:
 
 
 FEWEST_ROWS = 16
-"""Number of a client's rows in a batch from which scores may be computed as W x'."""
+"""Without oneDNN: number of a client's rows in a batch from which scores may be computed as W x'."""
 
 
 class _Batched(torch.autograd.Function):
-    """``baddbmm``, or oneDNN's products, with a row-major weight gradient, as fused optimisers need it.
+    """x W' + b of each client, by ``baddbmm`` or oneDNN, with a row-major gradient of W, which fused optimisers need.
 
-    Autograd's own ``bmm`` returns it transposed, and copying it back costs as much as the GEMM for small batches.
+    The gradient of torch's ``bmm`` is transposed. For small batches, a row-major copy of it would cost as much as the
+    product.
     """
 
     @staticmethod
@@ -159,7 +165,7 @@ class _Batched(torch.autograd.Function):
 
 
 def _transposed(classes: int, width: int) -> bool:
-    """Whether W x' is computed in place of x W': 1.2 to 1.7 times as fast for these shapes on the CPUs tried."""
+    """Whether W x' is computed instead of x W': 1.2 to 1.7 times as fast for these shapes on the CPUs tried."""
     return 8 <= classes <= 32 and width >= 512
 
 
@@ -181,7 +187,7 @@ def affine(x: Tensor | GramBatch, W: Tensor, b: Tensor | None = None) -> Tensor:
         if b is not None and W.requires_grad and by_onednn(x, W):
             alone: Tensor = _Batched.apply(x[None], W[None], b[None])
             return alone[0]
-        # The choice must not depend on the number of rows, because an exported program takes any number.
+        # Whether W x' replaces x W' must not depend on the number of rows: an exported program takes any number.
         if not _transposed(*W.shape):
             return torch.nn.functional.linear(x, W, b)
         flat = x.reshape(-1, x.shape[-1])
@@ -207,7 +213,7 @@ def affine(x: Tensor | GramBatch, W: Tensor, b: Tensor | None = None) -> Tensor:
 
 
 def affine_gradients(x: Tensor, du: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradients of W and b behind ``u = x W' + b``, of a function whose gradient with respect to u is ``du``.
+    """Gradients with respect to W and b of a function of u = x W' + b, from its gradient ``du`` with respect to u.
 
     Args:
         x: [.., N, D] rows; leading axes as those of ``du``, or 1.
@@ -245,8 +251,8 @@ def text_head(text: Tensor) -> Tree:
 def head_around(center: Tensor, W: Tensor, b: Tensor, dtype: torch.dtype) -> Tree:
     """The linear head of x that gives the scores (x - center) W' + b.
 
-    The bias is computed in float64 from the rounded weights. So their rounding errors are multiplied by x - center and
-    not by x, which may be thousands of standard deviations from zero.
+    The bias is computed in float64 from the rounded weights. So the weights' rounding errors are multiplied by
+    x - center and not by x, which may be thousands of standard deviations from zero.
 
     Args:
         center: [D] in float64.

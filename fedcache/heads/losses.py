@@ -1,4 +1,4 @@
-"""Losses with one value per client. ``w`` [.., B] is 1/b on the real rows of a batch and 0 on padding."""
+"""Losses with one value per client. ``w`` [.., B] is 1/b on the b real rows of a batch and 0 on padding."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ def _over_classes(kernel: Kernel, u: Tensor) -> Tensor:
         return kernel(u, -1)
     if u.mT.is_contiguous():
         return kernel(u.mT, -2).mT
-    # Scores of a grid have their axes in another order of memory. For the last axis the kernel would copy them first.
+    # Scores of a grid have their axes in another order of memory. Along the last axis, torch's kernel would first copy
+    # them; along the axis that this order gives to the classes, it does not.
     order = sorted(range(u.dim()), key=u.stride, reverse=True)
     in_memory = u.permute(order)
     if not in_memory.is_contiguous() or order[-1] == u.dim() - 1:
@@ -70,27 +71,29 @@ def cross_entropy(u: Tensor, y: Tensor, w: Tensor) -> Tensor:
 
 
 def proto_contrast(u: Tensor, y: Tensor, candidate: Tensor, include: bool) -> Tensor:
-    """Sample-anchored prototype contrast, -s_y + logsumexp_{c in A(y)} s_c (FedPCL eqs 8 and 9).
+    """Prototype contrast with the rows as anchors, -s_y + logsumexp_{c in A(y)} s_c (FedPCL eqs 8 and 9).
+
+    A(y) are the classes that have a prototype, with or without y itself.
 
     Args:
         u: [.., C] similarities s_c = z . C^(c) / tau of each row to each class.
         y: class index of each row, the shape of ``u`` without its last axis.
         candidate: [.., C] true where the class has a prototype, broadcast against ``u``.
-        include: whether A(y) holds y itself (InfoNCE). Excluded as printed, the loss is minus the logit of p_y and
-            has no lower bound unless z has unit length.
+        include: whether A(y) contains y itself, as in InfoNCE. Without y, as printed, the loss is
+            -log(p_y / (1 - p_y)) of the softmax p, which has no lower bound unless z has unit length.
 
     Returns:
-        one value per row, 0 where fewer than two classes have a prototype (there are no negatives). Where y itself
-        has none the value is finite and meaningless: leave such rows out.
+        one value per row, 0 where fewer than two classes have a prototype (there are no negatives). Where class y has
+        no prototype, the value is finite and meaningless: leave such rows out.
     """
-    own = y.unsqueeze(-1)
+    index = y.unsqueeze(-1)
     # Classes without a prototype get a logit so low that their softmax is 0.
     masked = mask_logits(u, candidate)
-    if include:  # one kernel; where y is no candidate the value is meaningless either way
-        value = -log_softmax(masked).gather(-1, own).squeeze(-1)
+    if include:  # log_softmax is one kernel; logsumexp is several
+        value = -log_softmax(masked).gather(-1, index).squeeze(-1)
     else:
-        others = torch.logsumexp(masked.scatter(-1, own, MASKED), -1)
-        value = others - u.gather(-1, own).squeeze(-1)
+        log_sum = torch.logsumexp(masked.scatter(-1, index, MASKED), -1)
+        value = log_sum - u.gather(-1, index).squeeze(-1)
     has_negatives = candidate.sum(-1) > 1
     return value * has_negatives.to(value.dtype)
 
@@ -99,13 +102,13 @@ def anchor_contrast(sim: Tensor, y: Tensor, real: Tensor, *, skip: bool = False)
     """Contrast with one anchor per row, and the rows of its class as positives.
 
     mean_a -1/|Pos(a)| sum_{j in Pos(a)} log( exp(s_aj) / sum_{l != a} exp(s_al) ), Pos(a) = {j != a : y_j = y_a}.
-    Where the anchor is the prototype of row a's class, this is the released ConLoss of FedPCL (D-04).
+    If each row's anchor is the prototype of its class, this is the released ConLoss of FedPCL (D-04).
 
     Args:
         sim: [.., L, L] similarity of row a's anchor to the embedding of row l, over tau.
         y: [.., L] class indices.
         real: [.., L] true for rows that count; padding and rows without a prototype do not.
-        skip: leave anchors without a positive out of the mean; else they add 0 to it.
+        skip: leave anchors without a positive out of the mean; otherwise they count as 0.
 
     Returns:
         [..]: the mean over real rows.
@@ -187,8 +190,8 @@ def not_true_divergence(u: Tensor, g: Tensor, y: Tensor, w: Tensor) -> Tensor:
 
     Args:
         u: [.., B, C] logits of the student, over the temperature.
-        g: [.., B, C] logits of the teacher, likewise; leading axes full or 1.
-        y: [.., B] class indices; their columns are left out of both.
+        g: [.., B, C] logits of the teacher, over the temperature; leading axes full or 1.
+        y: [.., B] class indices; each row's column y is left out of both softmaxes.
         w: [.., B] batch weights.
 
     Returns:
@@ -209,8 +212,8 @@ def model_contrast(z: Tensor, near: Tensor, far: Tensor, tau: float | Tensor, w:
 
     Args:
         z: [.., B, P] projections by the model that trains.
-        near: [.., B, P] by the model it is drawn to; leading axes full or 1.
-        far: [.., B, P] by the model it is pushed from, likewise.
+        near: [.., B, P] projections by the model that z is pulled to; leading axes full or 1.
+        far: [.., B, P] projections by the model that z is pushed from; leading axes full or 1.
         tau: temperature, a number or shaped to scale [.., B].
         w: [.., B] batch weights.
 

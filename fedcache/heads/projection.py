@@ -1,7 +1,7 @@
-"""The projection P and the classifier Q of FedPCL's setting, and the plain linear head, behind one description.
+"""Models of FedPCL's setting, as functions of features: a projection P with a classifier Q, or a plain linear head.
 
-P = FC(D -> dim) + ReLU [+ BatchNorm] [+ L2], Q = FC(dim -> C). A ``Head`` says which of these a run uses; the tensors
-themselves live in flat dicts under the names ``P.*``, ``Q.*`` (mlp) or ``W``, ``b`` (linear).
+P = FC(D -> dim) + ReLU [+ BatchNorm] [+ L2], Q = FC(dim -> C). A ``Head`` says which of these blocks a run uses. Their
+tensors are stored in flat dicts under the names ``P.*``, ``Q.*`` (mlp) or ``W``, ``b`` (linear).
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Head:
         dim: width of the projection.
         bn: BatchNorm after the ReLU of P.
         z_norm: L2-normalise the projection.
-        relu_l2: the released classifier's ReLU and L2 on the logits (D-13).
-        scale: factor of the final logits; a tensor has leading axes only.
+        relu_l2: apply ReLU and L2 normalisation to the logits, as the released FedPCL code does (D-13).
+        scale: factor of the final logits; a tensor has one value for each client, with leading axes only.
     """
 
     kind: str
@@ -54,7 +54,7 @@ class Head:
     scale: float | Tensor = 1.0
 
     def trained(self) -> tuple[str, ...]:
-        """Names of the tensors a gradient moves."""
+        """Names of the tensors that a gradient moves."""
         if self.kind == "linear":
             return ("W", "b")
         if self.kind == "mlp":
@@ -74,7 +74,7 @@ class Head:
         return ()
 
     def names(self) -> tuple[str, ...]:
-        """All tensors of the model."""
+        """Names of all tensors of the model."""
         return self.trained() + self.buffers()
 
     def init(self, uniform: Uniform, width: int, classes: int) -> Tree:
@@ -125,13 +125,13 @@ def unit(x: Tensor) -> Tensor:
 
 
 def embed(head: Head, p: Tree, x: Tensor, w: Tensor | None = None) -> tuple[Tensor, Tree]:
-    """The projection z = h(x), and the statistics that BatchNorm took from this batch.
+    """The projection z = P(x), and BatchNorm's running statistics after this batch.
 
     Args:
         head: the blocks of P.
         p: ``P.*`` with leading axes as ``x``, or none.
         x: [.., B, D] features.
-        w: [.., B] batch weights, 1/b on real rows and 0 on padding, in training; None in evaluation.
+        w: [.., B] batch weights in training, 1/b on the b real rows and 0 on padding; None in evaluation.
 
     Returns:
         z [.., B, dim] and the updated running statistics (empty unless ``bn`` and training).

@@ -1,8 +1,8 @@
-"""Prompts: vectors among the token embeddings of a class name, values added to the pixels of an image.
+"""Prompts: trained vectors among the token embeddings of a class name, or trained values added to an image's pixels.
 
 Zhou et al., "Learning to prompt for vision-language models" (CoOp), IJCV 2022; Bahng et al., "Exploring visual prompts
-for adapting large-scale models", 2022. A visual prompt is held as the vector of the pixels it covers, so that what is
-trained, averaged and counted is exactly the prompt.
+for adapting large-scale models", 2022. A visual prompt is stored as one vector with a value for each pixel and channel
+that it covers. So exactly the prompt is trained, averaged and counted.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch.nn.functional import softplus
 
 
 def slots(end: Tensor, n: int, context: int, position: str) -> tuple[Tensor, Tensor]:
-    """Indices that build [START, v_1 .. v_n, name, END, padding] from the tokens of each name and the vectors.
+    """Indices that build [START, v_1 .. v_n, name, END, padding] from the tokens of each name and the n vectors.
 
     Args:
         end: int64 [C], position of the end token in each name's own sequence [START, name, END, padding].
@@ -22,22 +22,26 @@ def slots(end: Tensor, n: int, context: int, position: str) -> tuple[Tensor, Ten
         position: of the name among the vectors: ``end`` | ``middle`` (after n // 2 of them) | ``front``.
 
     Returns:
-        int64 [C, L] into the name's L tokens followed by the n vectors, and int64 [C]: the new ends.
+        int64 [C, L], indices into the name's L tokens followed by the n vectors; and int64 [C], the new positions of
+        the end token.
     """
     vectors_before = {"end": n, "middle": n // 2, "front": 0}
     before = vectors_before[position]
-    # Index t of the new sequence, [C, L]: START, the vectors before the name, the name, the rest.
+    # For each position t of the new sequence: START, the vectors before the name, the name, and what follows it.
     t = torch.arange(context, device=end.device)
-    name = (end - 1).unsqueeze(-1)
-    # Behind the name: the other vectors, then END and padding.
-    rest = torch.where(t <= n + name, context + t - 1 - name, t - n)
-    inner = torch.where(t <= before + name, t - before, rest)
-    index = torch.where(t <= before, context + t - 1, inner)
+    name_tokens = (end - 1).unsqueeze(-1)
+    # After the name: the other vectors, then END and padding.
+    after_name = torch.where(t <= n + name_tokens, context + t - 1 - name_tokens, t - n)
+    after_vectors = torch.where(t <= before + name_tokens, t - before, after_name)
+    index = torch.where(t <= before, context + t - 1, after_vectors)
     return torch.where(t == 0, 0, index), end + n
 
 
 def weave(names: Tensor, vectors: Tensor, index: Tensor) -> Tensor:
-    """Prompts [C, L, E] of names [C, L, E] and vectors [n, E], or [C, n, E] for a class's own, by ``slots``."""
+    """Prompts [C, L, E] of the tokens of names [C, L, E] and vectors; ``index`` is from ``slots``.
+
+    Vectors are [n, E] for all classes, or [C, n, E] if each class has its own.
+    """
     C, _, E = names.shape
     vectors = vectors.expand(C, *vectors.shape[-2:])
     tokens = torch.cat([names, vectors], 1)
@@ -45,7 +49,10 @@ def weave(names: Tensor, vectors: Tensor, index: Tensor) -> Tensor:
 
 
 def border(height: int, width: int, p: int) -> Tensor:
-    """int64 [6 p (H + W - 2 p)]: places in a flat [3, H, W] within ``p`` pixels of the edge (69,840 for 30 of 224)."""
+    """int64 [6 p (H + W - 2 p)]: places in a flat [3, H, W] within ``p`` pixels of the edge.
+
+    There are 69,840 places for p = 30 in an image of 224 x 224 pixels.
+    """
     inside = torch.zeros(height, width, dtype=torch.bool)
     inside[p : height - p, p : width - p] = True
     return _places(~inside)
@@ -70,7 +77,7 @@ def canvas(v: Tensor, places: Tensor, height: int, width: int) -> Tensor:
 
 
 def l_aug(z: Tensor, z_g: Tensor, z_prev: Tensor, gamma: float | Tensor) -> Tensor:
-    """Loss of features that should be nearer to the global model's than to the client's previous ones (ATPFL eq 4).
+    """Loss that pulls features z towards z_g and away from z_prev (ATPFL eq 4).
 
     -log( e^(z.z_g / G) / (e^(z.z_g / G) + e^(z.z_prev / G)) ) = softplus((z.z_prev - z.z_g) / G)
 

@@ -32,9 +32,10 @@ def merge(sets: Tensor, counts: Tensor, rule: str) -> tuple[Tensor, Tensor]:
 
     Args:
         sets: [.., m, C, P] local prototypes.
-        counts: [.., m, C] examples behind each; 0 where a client does not own the class.
-        rule: ``weighted`` by n_ij / N_j; ``mean`` over the owners (released code); ``eq6`` as printed, with its extra
-            1/|O_j| (D-06).
+        counts: [.., m, C] number of examples behind each; 0 where a client does not own the class.
+        rule: ``weighted``: client i has the weight n_ij / N_j, its share of the examples of class j; ``mean``: all
+            owners O_j of the class have equal weights (released code); ``eq6``: the printed equation, which is
+            ``weighted`` with an extra factor 1/|O_j| (D-06).
 
     Returns:
         prototype [.., C, P] (zero rows where no client has the class) and has [.., C], bool.
@@ -72,7 +73,7 @@ def scores(z: Tensor, prototype: Tensor, has: Tensor, rule: str) -> Tensor:
     Args:
         z: [.., N, P] projections.
         prototype: [.., C, P].
-        has: [.., C] true where the prototype exists; the others are never predicted while one exists.
+        has: [.., C] true where the prototype exists. A class without one is never predicted if another class has one.
         rule: ``dot``; ``cos``; ``mse``, where argmin |z - C|^2 = argmax(z . C - |C|^2 / 2).
 
     Returns:

@@ -1,8 +1,8 @@
 """Linear systems of summed statistics: the packed Gram matrix, and solvers that refuse singular systems.
 
 A system with one ridge is solved by Cholesky. For many ridges, the eigenvalues of the system are computed once
-(``spectrum``), and each ridge then costs one product. With random Fourier features, ridge regression approximates that
-with a Gaussian kernel.
+(``spectrum``), and each ridge then costs one product. With random Fourier features, ridge regression approximates
+kernel ridge regression with a Gaussian kernel.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fedcache.heads.linear import Tree, onednn_works, times_transposed
 
 BLOCKS = 8
 NARROWEST = 64
-"""Maximum number of column blocks of a product, and minimum width of a block. Blocks below the diagonal are skipped."""
+"""Maximum number of column blocks of Z'Z, and minimum width of a block. Blocks below the diagonal are not computed."""
 
 SINGLE_ROWS = 1024
 """Number of rows that one product in float32 sums."""
@@ -39,23 +39,27 @@ SIDE_BY_SIDE = 256 << 20
 """Limit in bytes for the products that a GPU computes in one launch."""
 
 HALVED = 128
-"""Number of columns from which a product computes one triangle. With fewer, a call for each client costs more."""
+"""Number of columns from which only one triangle of Z'Z is computed, client by client.
+
+With fewer columns, separate calls for all clients cost more time than the other triangle."""
 
 
 @lru_cache(maxsize=2)
 def _triangle(width: int, device: torch.device) -> Tensor:
+    """Places of the upper triangle in a flat [width * width], row by row."""
     i, j = torch.triu_indices(width, width, device=device)
     packed: Tensor = i * width + j
     return packed
 
 
 def _edges(width: int) -> list[int]:
+    """The first column of each block of columns, and the end of the last block."""
     count = max(1, min(BLOCKS, width // NARROWEST))
     return [width * k // count for k in range(count + 1)]
 
 
 def gram(z: Tensor) -> Tensor:
-    """Upper triangle of Z'Z, [.., D(D+1)/2] row by row; Z [.., n, D]. Blocks below the diagonal are skipped."""
+    """Upper triangle of Z'Z, [.., D(D+1)/2] row by row; Z [.., n, D]. Blocks below the diagonal are not computed."""
     D = z.shape[-1]
     full = z.new_empty(*z.shape[:-2], D, D)
     for a, b in pairwise(_edges(D)):
@@ -65,11 +69,12 @@ def gram(z: Tensor) -> Tensor:
 
 
 def gram_single(z: Tensor) -> Tensor:
-    """``gram`` of rows [.., n, D] rounded to float32, multiplied ``SINGLE_ROWS`` at a time and added in float64.
+    """``gram`` of rows [.., n, D] in float32: products of ``SINGLE_ROWS`` rows at a time, which are added in float64.
 
     With u = 2^-24 and b = ``SINGLE_ROWS`` rows in a product, every entry (j, k) is off by at most
     b u / (1 - b u) sum_i |z_ij z_ik| <= 6.2e-5 sqrt(a_jj a_kk), for any order of the sum (Higham, Accuracy and
-    Stability, 3.5). Rows in float64 are also rounded; float16 and float32 features are not.
+    Stability, 3.5). For rows in float64, the conversion to float32 adds a rounding error; float16 and float32 rows are
+    converted exactly.
     """
     single = z.float()
     if single.device.type == "cpu" and single.shape[-1] >= HALVED and single.shape[-2]:
@@ -78,7 +83,7 @@ def gram_single(z: Tensor) -> Tensor:
         totals = _by_columns
         if torch.get_num_threads() == 1 and not onednn_works():
             totals = _by_halves
-        # One client's matrix at a time, so that only the packed triangles of all are in memory.
+        # One client's full matrix at a time: for all clients, only the packed triangles are in memory.
         packed = made.view(-1, made.shape[-1])
         for out, total in zip(packed, totals(single.reshape(-1, n, D)), strict=True):
             out.copy_(pack(total))
@@ -121,11 +126,11 @@ def _by_columns(each: Tensor) -> Iterator[Tensor]:
         total = rows.new_zeros(D, D, dtype=torch.float64)
         for block in rows.split(SINGLE_ROWS):
             if onednn_works():
-                # Rows up to a multiple of ``HALVED``, so that few numbers of rows occur.
+                # The number of rows becomes a multiple of ``HALVED``, so that few different numbers occur.
                 missing = -len(block) % HALVED
                 if missing:
                     block = pad(block, (0, 0, 0, missing))
-                # In memory by columns, so that column blocks have no gaps.
+                # Stored by columns, so that a block of columns is contiguous.
                 block = block.mT.contiguous().mT
             columns = block.mT
             # Column blocks a to b against all columns from a on: about half of the square is skipped.
@@ -135,7 +140,7 @@ def _by_columns(each: Tensor) -> Iterator[Tensor]:
 
 
 def _by_halves(each: Tensor) -> Iterator[Tensor]:
-    """As ``_by_columns``, by the BLAS routine that computes one triangle (ssyrk), on one thread.
+    """As ``_by_columns``, by the BLAS routine that computes one triangle (ssyrk of scipy), on one thread.
 
     It takes 0.9 of the time of products of columns. The BLAS libraries of scipy and torch have threads of their own,
     which slow each other down: Fed3R of 10^7 x 256 took 44 s on two threads and 26 s on one.
@@ -145,9 +150,9 @@ def _by_halves(each: Tensor) -> Iterator[Tensor]:
     n, D = each.shape[1:]
     part = np.zeros((D, D), np.float32, order="F")
     upper = torch.from_numpy(part.T)  # the lower triangle by columns is the upper one by rows
-    with _blas().limit(limits=1, user_api="blas"):  # another library's BLAS does not ask torch
+    with _blas().limit(limits=1, user_api="blas"):  # scipy's BLAS ignores torch's thread limit
         for rows in each:
-            # A single block needs no sum in float64: its product is the result.
+            # With a single block there is no sum in float64: the product in ``part``, seen as ``upper``, is the result.
             total = upper
             if n > SINGLE_ROWS:
                 total = torch.zeros(D, D, dtype=torch.float64)
@@ -200,8 +205,8 @@ def factored(system: Tensor, size: Tensor | None = None) -> tuple[Tensor, Tensor
 
     Args:
         system: [.., D, D] symmetric.
-        size: [.., D] diagonal of the larger matrix that the system is the remainder of, whose rounding errors it
-            has. None where nothing was subtracted.
+        size: [.., D] diagonal of A, if the system was computed as a difference A - B and so has rounding errors of
+            the size of A. None where nothing was subtracted.
     """
     factor, failed = torch.linalg.cholesky_ex(system)
     diagonal = system.diagonal(dim1=-2, dim2=-1)
@@ -214,10 +219,10 @@ def factored(system: Tensor, size: Tensor | None = None) -> tuple[Tensor, Tensor
 
 
 def rounding(matrix: Tensor) -> float:
-    """Bound of the eigenvalues that rounding errors give to a singular matrix [.., D, D] with features of size one.
+    """Bound for the smallest eigenvalue that a singular matrix [.., D, D] can get by rounding; its diagonal is about 1.
 
-    They were below 0.6 D eps in all 3,000 singular systems that were tried: D from 3 to 1000, fewer rows than
-    features or one feature that is a sum of others, means up to 10,000 standard deviations.
+    In all 3,000 singular systems that were tried, it was below 0.6 D eps: D from 3 to 1000, fewer rows than features or
+    one feature that is a sum of others, means up to 10,000 standard deviations.
     """
     return 4.0 * matrix.shape[-1] * torch.finfo(matrix.dtype).eps
 
@@ -231,7 +236,7 @@ def varying(size: Tensor, mean: Tensor, rows: Tensor) -> Tensor:
     Args:
         size: [.., D] mean squares.
         mean: [.., D] means.
-        rows: [..] n, rows behind them.
+        rows: [..] n, the number of rows behind the means.
     """
     # The rounding of a sum over n rows, and of the products of D features, at this mean square.
     eps = torch.finfo(size.dtype).eps
@@ -241,9 +246,10 @@ def varying(size: Tensor, mean: Tensor, rows: Tensor) -> Tensor:
 
 
 def without_constants(covariance: Tensor, varies: Tensor) -> Tensor:
-    """A covariance [.., D, D] in which constant features have no covariance with others, and the mean variance.
+    """A covariance [.., D, D] in which constant features have covariance 0 with others, and the others' mean variance.
 
-    So its mean diagonal is that of the features that vary, and the solution for targets of zero is zero.
+    So the mean of its diagonal is the mean variance of the features that vary. In a system with this matrix, a constant
+    feature whose right-hand side is 0 has the solution 0.
 
     Args:
         covariance: [.., D, D].
@@ -264,7 +270,7 @@ STEPS = 3
 def _smallest_eigenvalue(factor: Tensor, size: Tensor) -> Tensor:
     """Smallest eigenvalue [..] of LL' with features scaled by 1 / sqrt(size), by inverse iteration.
 
-    One step costs two triangular solves. An eigenvalue that is tiny compared with the others is found in the first.
+    A step costs two triangular solves. An eigenvalue that is tiny compared with the others is found in the first step.
     """
     scale = size.sqrt().unsqueeze(-1)
     start = torch.from_numpy(_start(factor.shape[-1])).to(factor)
@@ -304,11 +310,11 @@ def solve(
         B: [.., D, C].
         ridge: added to the diagonal.
         size: as in ``factored``.
-        switch: the hyperparameter behind ``ridge``, for the message.
-        unit: ridge = unit * its value.
+        switch: name of the hyperparameter from which ``ridge`` was computed, for the message.
+        unit: ridge = unit * value of this hyperparameter.
 
     Raises:
-        FedcacheError: exit 7 when the system is singular, with a value that works.
+        FedcacheError: exit 7 when the system is singular; the hint has a value of ``switch`` that works, if one does.
     """
     extra = A.new_full((A.shape[-1],), ridge)
     factor, regular = factored(A + torch.diag(extra), size)
@@ -367,14 +373,14 @@ def solve_spectrum(known: Tree, ridge: float, *, switch: str = "lam") -> Tensor:
 MOST_FREE = 0.5
 """Maximum degrees of freedom per row for a ridge that ``best_ridge`` may choose.
 
-With more, rows that are almost copies mislead the estimate. The difference of two copies is a direction with a tiny
-eigenvalue. The ridge fits it exactly, which looks like a perfect prediction. With 2 % of copies, a trial with 0.9
-failed in this way, and no trial with 0.8 did."""
+With more, rows that are almost copies of each other mislead cross-validation. The difference of two copies is a
+direction with a tiny eigenvalue. A small ridge fits this direction exactly, which looks like a perfect prediction. With
+2 % of copies among the rows, a limit of 0.9 failed in this way in a trial, and a limit of 0.8 in none."""
 
 RIDGES = 10.0 ** (np.arange(-48, 33) / 8.0)
 """Ridges that are tried, from 1e-6 to 1e4, eight per factor of ten, as multiples of the mean eigenvalue.
 
-This mean omits the largest eigenvalue, because it belongs to the mean of the rows."""
+This mean omits the largest eigenvalue, which belongs to the mean of the rows."""
 
 
 @dataclass(frozen=True)
@@ -389,7 +395,7 @@ class RidgeChoice:
         """The numbers of the choice that a server keeps, as tensors of the dtype and on the device of ``like``.
 
         Args:
-            switch: the hyperparameter behind the ridge.
+            switch: name of the hyperparameter that sets the ridge.
             like: any tensor.
             unit: ridge = unit * the hyperparameter, as in ``solve``.
         """
@@ -425,12 +431,13 @@ def best_ridge(known: Tree, squares: float, rows: float) -> RidgeChoice:
     """The ridge with the lowest generalised cross-validation n RSS / (n - df)^2 (Golub, Heath and Wahba, 1979).
 
     With the eigenvalues e of A and t = V'B: RSS(l) = squares - 2 sum t^2 / (e + l) + sum e t^2 / (e + l)^2, and
-    df(l) = sum e / (e + l), which is at most ``MOST_FREE`` n. Where no ridge has so few, the largest is taken.
+    df(l) = sum e / (e + l), which is at most ``MOST_FREE`` n. Where no ridge has so few degrees of freedom, the largest
+    ridge is taken.
 
     Args:
         known: from ``spectrum``; A and B are sums over rows.
         squares: sum of the squared targets: the number of rows, where a target is 1 for the class of a row, else 0.
-        rows: n, less one where the targets are around their mean.
+        rows: n, or n - 1 where the mean was subtracted from the targets.
     """
     values = known["values"].clamp(min=0.0)
     tiny = torch.finfo(values.dtype).tiny
@@ -463,9 +470,9 @@ def usual_eigenvalue(A: Tensor) -> float:
     largest = float(vector.norm())
     # The sum of squared eigenvalues over their sum, both without the largest.
     squares = float((A**2).sum()) - largest**2
-    rest = float(A.trace()) - largest
-    if rest > 0.0:
-        return max(squares, 0.0) / rest
+    total = float(A.trace()) - largest
+    if total > 0.0:
+        return max(squares, 0.0) / total
     return 0.0
 
 
@@ -481,7 +488,7 @@ def _singular(
 
     Args:
         variances: [.., D] diagonal of the system without its ridge.
-        size: as in ``factored``, or the largest of them.
+        size: as in ``factored``, or its largest entry.
         ridge: as in ``solve``.
         switch: as in ``solve``.
         unit: as in ``solve``.
@@ -491,8 +498,8 @@ def _singular(
     if len(positive):
         most = DESTROYS * float(positive.median())
     least = 2.0 * rounding(variances) * float(size.max())
-    # Ten times the smallest ridge that makes the system regular, but not above the limit of the median variance. The
-    # diagonal itself is no guide, because it may hold the square of a mean.
+    # Ten times the smallest ridge that makes the system regular, but not above ``most``. The diagonal itself does not
+    # give this ridge, because it may contain the square of a mean.
     works = min(10.0 * max(least, ridge), most)
     if max(least, ridge) < most:
         hint = f"Regularise more, for example --set {switch}={works / unit:.1g}"

@@ -1,6 +1,6 @@
 """SimCLR's contrast of two views, and FLESD's distillation of similarities.
 
-In the losses ``w`` [.., B] is 1/b on the real rows of a batch and 0 on padding; each loss has one value per client.
+In the losses ``w`` [.., B] is 1/b on the b real rows of a batch and 0 on padding; each loss has one value per client.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from fedcache.heads.losses import mask_logits
 
 
 def nt_xent(z1: Tensor, z2: Tensor, w: Tensor, tau: float | Tensor) -> Tensor:
-    """SimCLR's loss: each of the 2B embeddings against the other 2B - 1; its positive is its other view.
+    """SimCLR's loss: each of the 2B embeddings against the other 2B - 1; its positive is the other view of its row.
 
     Args:
         z1: [.., B, P] unit embeddings of one view.
-        z2: [.., B, P] of the other.
+        z2: [.., B, P] unit embeddings of the other view.
         w: [.., B] batch weights.
         tau: temperature, a number or broadcast against [.., 2B, 2B].
 
@@ -35,7 +35,7 @@ def nt_xent(z1: Tensor, z2: Tensor, w: Tensor, tau: float | Tensor) -> Tensor:
     other = ~itself & (both > 0).unsqueeze(-2)
     total = torch.logsumexp(mask_logits(s, other), -1)
     positive = torch.cat([s.diagonal(B, -2, -1), s.diagonal(-B, -2, -1)], -1)
-    # A padded row may have no candidate. Its weight is 0, and its total is finite because masked logits are.
+    # A padded row may have no candidate. Its weight is 0, and its total is finite, because masked logits are finite.
     return (0.5 * both * (total - positive)).sum(-1)
 
 
@@ -74,16 +74,17 @@ def similarity_divergence(
 class Ensemble:
     """Rows of the ensembled similarity matrix M = mean_k exp(M_k / tau), M_k = R_k R_k' (FLESD eqs 4 to 6).
 
-    Its entries are computed as exp((M_k - 1) / tau), which does not overflow in float32, because no entry of M_k is
-    above 1. This is eq 5 up to one constant factor, which the normalisation of eq 8 removes. The matrix is built once
-    for up to ``EAGER`` rows. A larger one might not fit in memory, so its rows are computed when they are needed.
+    Entries are computed as exp((M_k - 1) / tau), which does not overflow in float32, because no entry of M_k is above
+    1. This is eq 5 up to one constant factor, which the normalisation of eq 8 removes. The matrix is built once for up
+    to ``EAGER`` rows. A larger one might not fit in memory, so its rows are computed when they are needed.
 
     Args:
         R: [K, N, d] unit representations of the public rows by each client.
-        M: [K, N, N] similarities, when clients sent matrices instead (exactly one of the two is given).
+        M: [K, N, N] similarities M_k, if clients sent these instead (exactly one of R and M is given).
         tau: the target temperature.
-        keep: share of similarities kept in a row, the largest; the others count as 0 (``sim_topk_percent``).
-        own: whether a row's own similarity is kept next to them (D-96).
+        keep: share of the similarities of a row that is kept (the largest ones); the others count as 0
+            (``sim_topk_percent``).
+        own: whether a row's similarity to itself is kept in addition (D-96).
     """
 
     EAGER = 5000
@@ -137,9 +138,9 @@ class Ensemble:
 
 
 def kept(rows: int, keep: float, *, own: bool = False) -> int:
-    """How many of ``rows`` similarities of a row are kept: the nearest number to the share, and at least one.
+    """Number of similarities of a row that are kept, of ``rows``: the share ``keep``, rounded, and at least one.
 
-    ``own`` counts as the released code does (D-96): the share rounded down, plus the row's own similarity, which is
+    With ``own``, as in the released code (D-96): the share rounded down, plus the row's similarity to itself, which is
     always 1 and need not be sent.
     """
     if keep >= 1.0:

@@ -54,7 +54,8 @@ class HParam:
     # Value of the preset ``tuned``, selected on validation rows; None if that preset takes the paper's value.
     tuned: Value = None
     auto: str = ""  # meaning of ``auto``; makes None (written ``auto``) a legal value
-    # Whether ``fit`` reads it. Runs that differ only in other hyperparameters have the same uploads.
+    # True if the clients' ``Method.fit`` reads it. False if only the server or the evaluation reads it: then it cannot
+    # change an upload, so the points of a grid that differ only in such hyperparameters share their uploads.
     fit: bool = True
 
     def of_preset(self, preset: str) -> Value:

@@ -364,8 +364,9 @@ class Method:
         check: (hp, ctx) -> None; raises if the switches and the data do not fit together.
         uneven_rows: why rows of different clients count differently in one full step of every client; "" if they
             count the same, so that the averaged step is the step on all rows together.
-        depends_on_origin: why predictions of a one-round method change when the same number is added to all features,
-            for example because scores are cosines; "" if they do not change.
+        depends_on_origin: the reason, as text, why the predictions of a one-round method change when the same number is
+            added to all features (when the origin of the feature space moves), for example because scores are cosines.
+            "" if the predictions do not change.
         upload_descriptions: name of an uploaded tensor -> (what it holds, what it reveals of the client's rows). Names
             that several methods use are described in ``report.methods.facts``.
         page: text of the documentation page; None for a method outside fedcache.

@@ -30,7 +30,8 @@ def module_of(name: str) -> str:
 class MethodTable(MutableMapping[str, "Method"]):
     """The methods by name: those of this folder, imported when first read, and plug-ins, loaded when requested by name.
 
-    Iteration gives the names of this folder only. Installed packages are searched only for a name that is none of them.
+    Iteration gives the names of this folder only. Installed packages are searched only for a name that is not in this
+    folder.
     """
 
     def __init__(self, names: tuple[str, ...]) -> None:

@@ -11,11 +11,11 @@ sends W_k = C_k^-1 X_k'Y_k and C_k = X_k'X_k + gamma I. The absolute aggregation
 and the server merges one client after another. After K of them W is the ridge solution of all rows with K gamma instead
 of gamma; its removal,
     W <- W + K gamma (C - K gamma I)^-1 W,
-leaves the least squares of all rows, X'X W = X'Y, for every partition: ``fed3r`` with lam = 0, which needs no matrix of
-single clients and no merging. What AFL adds is that each client has a model of its own before anything is sent.
+leaves the least squares of all rows, X'X W = X'Y, for every partition: this is ``fed3r`` with lam = 0, which needs no
+merging and no separate matrix of each client. AFL adds that each client has a model of its own before anything is sent.
 
-The removal needs X'X to be regular: more rows than features, and no feature that is a sum of others. Where it is not,
-the ridge K gamma stays, and ``cleaned`` is 0 in the log of the round. ``clean=false`` keeps it in any case.
+The removal needs X'X to be regular: more rows than features, and no feature that is a sum of others. If X'X is not
+regular, the ridge K gamma stays, and ``cleaned`` is 0 in the log of the round. ``clean=false`` always keeps the ridge.
 
 Checked against the released code (ZHUANGHP/Analytic-federated-learning, ``afl.py``): the steps here are the same, with
 factors instead of inverses. The released commands set gamma = 1 and remove the ridge. C_k travels as a triangle; the
@@ -79,8 +79,8 @@ def merge(Wu: Tensor, Cu: Tensor, Wv: Tensor, Cv: Tensor) -> tuple[Tensor, Tenso
 
     def term(W: Tensor, C: Tensor, other: Tensor) -> Tensor:
         t = other @ W
-        rest = t - other @ solve(S, t, 0.0, switch="gamma")
-        return W - solve(C, rest, 0.0, switch="gamma")
+        difference = t - other @ solve(S, t, 0.0, switch="gamma")
+        return W - solve(C, difference, 0.0, switch="gamma")
 
     return term(Wu, Cu, Cv) + term(Wv, Cv, Cu), S
 

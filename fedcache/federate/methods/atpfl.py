@@ -15,8 +15,8 @@ every batch, so the images of a batch are then encoded again, with the patch at 
 The paper writes one Gamma in eqs 2 and 4 and prints no value. ``gamma_aug=auto`` is the Gamma of eq 2, 1/scale (0.01
 with CLIP's scale). A number, for example 0.5, is the Gamma of eq 4 alone (D-82). mu is not printed (D-62: 0.5).
 
-Limits: mu = 0 gives the bits of ``tpfl``. In a client's first round z_prev is z_g, so l_aug is log 2 and its gradient
-is 0.
+Special cases: mu = 0 gives the bits of ``tpfl``. In a client's first round z_prev is z_g, so l_aug is log 2 and its
+gradient is 0.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def enter(down: Tree, _data: ClientData, ctx: Ctx) -> Tree:
 
 
 def fixed_images(down: Tree, previous: Tree, data: ClientData, ctx: Ctx) -> FixedFeatures:
-    """z_g and z_prev of a batch's images. They are computed once, or for each batch if the patch moves."""
+    """Function that returns z_g and z_prev of a batch's images, computed once, or for each batch if the patch moves."""
     if "v" not in down or ctx.hp["vp_template"] != "random_patch":
         z_g = prompts.encode_rows(data, down, ctx)
         same = "v" not in down or torch.equal(down["v"], previous["v"])
@@ -88,7 +88,7 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
     def loss(p: Tree, batch: Batch, _down: Tree, batch_ctx: Ctx) -> Tensor:
         value, z, t = tpfl.forward(p, batch, names, batch_ctx)
         if is_zero(mu):
-            return value  # the same bits as tpfl, at the same price
+            return value  # the same bits as tpfl, at the same cost
         z_g, z_prev = images(batch)
         visual = (batch["w"] * l_aug(z, z_g, z_prev, gamma)).sum(-1)
         text = l_aug(t, t_g, t_prev, gamma).mean(-1)

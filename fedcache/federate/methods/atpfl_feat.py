@@ -4,13 +4,13 @@ This approximates ``atpfl`` on cached features: trained vectors are added to the
 instead of the two prompts. An extra loss pulls the features towards those of the received vectors, and away from those
 of the client's previous vectors. No encoder runs, so training takes seconds.
 
-Not of the paper. It applies ATPFL's eqs 4 and 5 to the features of ``tpfl-feat``. z_g comes from the vectors that the
-client receives in this round. z_prev comes from the vectors that the client had at the end of its last participation;
-in its first participation z_prev is z_g. On cached features both cost an addition, so they are made with each batch.
-The paper prints one Gamma for eqs 2 and 4, which ``gamma_aug=auto`` takes (1/scale). A number sets the Gamma of eq 4
-alone (D-82).
+This method is not from the paper. It applies ATPFL's eqs 4 and 5 to the features of ``tpfl-feat``. z_g comes from the
+vectors that the client receives in this round. z_prev comes from the vectors that the client had at the end of its last
+participation; in its first participation z_prev is z_g. On cached features both cost only an addition, so they are
+computed for each batch. The paper prints one Gamma for eqs 2 and 4, which ``gamma_aug=auto`` takes (1/scale). A number
+sets the Gamma of eq 4 alone (D-82).
 
-Limits: mu_aug = 0 is ``tpfl-feat`` bit for bit.
+Special cases: mu_aug = 0 is ``tpfl-feat`` bit for bit.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def loss(p: Tree, batch: Batch, down: Tree, ctx: Ctx) -> Tensor:
     mu = ctx.number("mu_aug")
     gamma = pull_temperature(ctx)
     if is_zero(mu):
-        return value  # the same bits as tpfl-feat, at the same price
+        return value  # the same bits as tpfl-feat, at the same cost
     x = batch["x"]
     w = batch["w"]
     temperature = over(gamma, w)

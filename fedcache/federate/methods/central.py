@@ -1,4 +1,4 @@
-"""The centralised reference: one linear head on all clients' labelled rows; not federated, nothing travels.
+"""The centralised reference: one linear head on all clients' labelled rows. It is not federated, and nothing is sent.
 
 All labelled rows are brought to one place, and one linear head is trained on them. This is not federated: it is the
 reference that federated linear heads are compared with. By default, L-BFGS trains the head to convergence, so the

@@ -6,7 +6,7 @@ label is read. The server sends the text features to the clients once.
 Radford et al., ICML 2021. The logits are s I T', with the unit features I of the images and T of the class texts.
 
 The default is s = 1, because eq 2 of the ``fst-cbdg`` paper is a softmax of I T' without a scale. CLIP learned
-s = exp(logit_scale) = 100, the value of preset ``official``. The argmax is the same for every s > 0 (T-Z1).
+s = exp(logit_scale) = 100, the value of preset ``official``. The argmax is the same for every s > 0 (T-Z1; see tests/).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Ditto: every client trains a model of its own, held near a FedAvg model that does not depend on it.
+"""Ditto: every client trains a model of its own, held near a FedAvg model, which the personal models do not influence.
 
 Clients train a global model by FedAvg. In addition, every client trains a personal model, which a penalty keeps near
 the global one. Only the global model travels.
@@ -7,13 +7,14 @@ Li et al., "Ditto: fair and robust federated learning through personalization", 
     w: FedAvg,    v_i <- argmin F_i(v) + (lambda/2) |v - w|^2,
 by local epochs on v_i against the w that was just received. v_i starts at the run's first weights. Only w travels.
 
-As in PFLlib v takes ``personal_epochs`` of the same optimiser with the same learning rate. Both models pass over the
-same batches in the same order, so the limits below hold draw for draw. The paper tunes lambda per data set; fedcache
-takes 1.
+As in PFLlib, v is trained for ``personal_epochs`` by the same optimiser with the same learning rate. Both models pass
+over the same batches in the same order, so the special cases below hold for the same random draws. The paper tunes
+lambda per data set; fedcache takes 1.
 
-Released FedPCL code has no Ditto; preset ``official`` is its setting of FedAvg (D-02, D-09, D-13, D-14).
-Limits: w is ``fedavg`` bit for bit for every lambda; lambda = 0 makes v_i ``solo`` bit for bit; lr lambda = 1 keeps
-v_i within lr |gradient| of w.
+The released FedPCL code has no Ditto, so preset ``official`` uses that code's settings of FedAvg (D-02, D-09, D-13,
+D-14; docs/readings.md).
+Special cases: w is ``fedavg`` bit for bit for every lambda; lambda = 0 makes v_i ``solo`` bit for bit; for
+lr * lambda = 1, v_i stays within lr |gradient| of w.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def personal(state: Tree) -> Tree:
 
 
 def enter(down: Tree, data: ClientData, ctx: Ctx) -> Tree:
-    """v_i at the run's first weights, and what FedAvg keeps."""
+    """v_i at the run's first weights, and the state of a FedAvg client."""
     v = solo.enter(down, data, ctx)
     own = {OWN + k: t for k, t in v.items()}
     return {**fedavg.enter(down, data, ctx), **own}
@@ -59,7 +60,7 @@ def loss(p: Tree, batch: Tree, down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
     value, updates = model.ce_loss(p, batch, down, ctx)
     lam = ctx.number("lambda")
     if is_zero(lam):
-        return value, updates  # the same bits as solo, at the same price
+        return value, updates  # the same bits as solo, at the same cost
     return value + 0.5 * lam * proximal(p, down, ctx), updates
 
 

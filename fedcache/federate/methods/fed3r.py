@@ -11,14 +11,14 @@ Paper: no bias. Released code: a column of ones is appended and regularised like
 The weights and the bias of a class are divided by the norm of its weights without the bias, which can change the
 prediction (``w_normalize``; D-74, D-85).
 
-Only the upper triangle of A_i is computed and sent, D(D+1)/2 numbers. The class counts, C numbers more, say how many
-rows were summed; the bias column costs the feature sums, D more. Statistics are float64 and add up, so the model is the
-centralised ridge (T-K2).
+Only the upper triangle of A_i is computed and sent, D(D+1)/2 numbers. The class counts, C more numbers, give the number
+of rows in the sums. The bias column needs the sum of the features, D more numbers. Statistics are float64 and add up,
+so the model is the centralised ridge (T-K2; see tests/).
 ``precision=float32`` (ours) multiplies blocks of rows in float32 and adds the products in float64. An entry of A is
 then off by at most 6.2e-5 sqrt(a_jj a_kk), and A by 6.2e-5 tr(A) (``gram_single``). A sum in B is off by 6.2e-5 of the
 sum of absolute values. So the model is the same if lam or the smallest eigenvalue of A is well above these errors.
-Limits: lam -> infinity gives lam W -> sum B (T-K5); ``class_weight=local`` weighs a row by 1 / (the client's own n_c),
-which does depend on the partition.
+Special case: lam -> infinity gives lam W -> sum B. ``class_weight=local`` weighs a row by 1 / (the client's own n_c),
+so its result depends on the partition.
 
 By default ``lam=auto`` (ours): the server takes the lam with the lowest generalised cross-validation, which
 ``heads.ridge.best_ridge`` computes from the sums. So lam does not depend on the partition. The paper's 0.01
@@ -36,8 +36,9 @@ mean. The mean is over all clients, even if only some take part in the round. Th
 round, as one scalar up and one scalar down for every client. The log of the round has the mean as ``rff_sigma``. Sites
 of a real federation do not have that exchange, so their users set a number.
 
-``omega`` > 0 (ours) is a personal model: client i solves (A + omega A_i + lam I)^-1 (B + omega B_i) from the sums that
-come back to it, so its own rows count 1 + omega times. omega = 0 is the global model, omega -> infinity its rows alone.
+``omega`` > 0 (ours) gives personal models: client i solves (A + omega A_i + lam I)^-1 (B + omega B_i) from the summed
+statistics that it receives, so its own rows count 1 + omega times. omega = 0 gives the global model, and omega ->
+infinity the model of the client's rows alone.
 """
 
 from __future__ import annotations
@@ -95,6 +96,7 @@ from fedcache.heads.ridge import (
 
 @lru_cache(maxsize=1)
 def _drawn(seed: int, width: int, dim: int, scale: float) -> tuple[Tensor, Tensor]:
+    """Frequencies and phases of a run, the same for all clients and the server."""
     return drawn_fourier(generator(seed, "fourier", width, dim), width, dim, scale)
 
 
@@ -120,7 +122,7 @@ def sums_single(z: Tensor, block: ClientData, ctx: Ctx, weight: Tensor) -> tuple
     class_blocks = torch.split(y, SINGLE_ROWS, -1)
     for rows, classes in zip(row_blocks, class_blocks, strict=True):
         part = z.new_zeros(*lead, C, D)
-        # One client's rows are added by class at once, which is faster than a place for each number.
+        # For one client, ``index_add_`` adds whole rows, which is faster than an index for each number.
         if z.dim() == 2:
             total += part.index_add_(0, classes, rows)
         else:
@@ -130,12 +132,12 @@ def sums_single(z: Tensor, block: ClientData, ctx: Ctx, weight: Tensor) -> tuple
 
 
 def statistics(data: ClientData, ctx: Ctx) -> Tree:
-    """A_i, B_i and the class counts of the client (and, with a bias, the sums of the column of ones)."""
-    owned = None
+    """A_i, B_i and the class counts of the client; with a bias, also the sum of the features."""
+    class_counts = None
     single = ctx.hp["precision"] == "float32"
     if ctx.hp["class_weight"] == "local":
-        # n_c of all rows of the client, by which the rows of each block are weighed.
-        owned = class_rows(data, ctx)
+        # n_c over all rows of the client, not only over a block.
+        class_counts = class_rows(data, ctx)
 
     def sums(block: ClientData) -> Tree:
         x, mask = block.full()
@@ -150,13 +152,13 @@ def statistics(data: ClientData, ctx: Ctx) -> Tree:
             z = z * weight.to(z.dtype).unsqueeze(-1)
         rooted = z
         weighted = z
-        if owned is not None:
+        if class_counts is not None:
             # A row counts by its weight: once in B_i, and by the root in both factors of the product in A_i.
-            rows_of_class = owned.clamp(min=1.0).gather(-1, block.labels())
+            rows_of_class = class_counts.clamp(min=1.0).gather(-1, block.labels())
             weight = weight / rows_of_class
-            own = weight.to(z.dtype).unsqueeze(-1)
-            rooted = z * own.sqrt()
-            weighted = z * own
+            factor = weight.to(z.dtype).unsqueeze(-1)
+            rooted = z * factor.sqrt()
+            weighted = z * factor
         if single:
             total, count = sums_single(weighted, block, ctx, weight)
             matrix = gram_single(rooted)
@@ -179,7 +181,7 @@ def fit(_down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tr
 
 
 def uploads(_server: Tree, ctx: Ctx) -> Uploads:
-    """The triangle of A_i and B_i of D features (or Fourier features), the class counts, and with a bias the sums."""
+    """The triangle of A_i, B_i, and the class counts; with a bias, also the sum of the (Fourier) features."""
     C = ctx.env.classes
     D = ctx.env.width
     longest = None
@@ -237,9 +239,9 @@ def system(sums: Tree, ctx: Ctx) -> tuple[Tensor, Tensor]:
 
 
 def prepare(sums: Tree, ctx: Ctx) -> Tree:
-    """The sums with the eigenvalues of A: for an automatic lam, and for a given lam if they serve the solution.
+    """The sums with the eigenvalues of A, for an automatic lam, or if a given lam can be solved with them.
 
-    They serve it if every diagonal entry gets the same ridge and there is one model.
+    It can if every diagonal entry gets the same ridge and there is only one model.
     """
     if ctx.hp["lam_by"] == "clients":
         total = {name: t.sum(0) for name, t in sums.items()}
@@ -281,7 +283,7 @@ def best_for_clients(up: Tree, known: Tree, ctx: Ctx) -> Tensor:
         ctx: of the server.
 
     Raises:
-        FedcacheError: exit 7 for one client.
+        FedcacheError: exit 7 if there is only one client.
     """
     if len(up["gram"]) < 2:
         raise FederatedRunError(
@@ -299,7 +301,7 @@ def best_for_clients(up: Tree, known: Tree, ctx: Ctx) -> Tensor:
             W, b = weights(others, ctx, ridge)
             if ctx.hp["bias"]:
                 W = torch.cat([W, b.unsqueeze(-2)], -2)
-            # Without n_i, which does not depend on the ridge.
+            # The error without its term n_i, which does not depend on the ridge.
             errors[k] += (W * (A @ W - 2.0 * B)).sum()
     return ridges[errors.argmin()]
 
@@ -407,8 +409,9 @@ def notice(sums: Tree, ctx: Ctx) -> str:
 
 
 PAPER_LAM = 0.01
+"""lam of the paper."""
 FEW_ROWS = 3
-"""Rows per feature below which least squares without a ridge follow single rows."""
+"""Number of rows per feature below which least squares without a ridge overfits single rows."""
 
 
 def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
@@ -444,7 +447,7 @@ def personal_part(down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> Tree:
 
 
 def scores(down: Tree, own: Tree, data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:
-    """phi(x) W + b, [.., N, C], of the client's own head where it has one."""
+    """phi(x) W + b, [.., N, C], with the client's own head if it has one."""
     z = embed(down, own, x, ctx)
     return predict({**down, **own}, {}, data, z, ctx)
 
@@ -479,7 +482,7 @@ def settle(hp: Hp, env: RunConstants) -> Hp:
 def chosen(
     server: Tree, _states: Mapping[int, Tree], _labels: Mapping[int, Tensor], ctx: Ctx
 ) -> dict[str, float]:
-    """The bandwidth; an automatic lam, the mean eigenvalue without the largest, whether lam is the lowest allowed."""
+    """Numbers for the log: the bandwidth, and those of an automatic lam (``RidgeChoice.numbers``)."""
     numbers = chosen_numbers(server, "lam")
     if ctx.count("rff_dim"):
         numbers["rff_sigma"] = ctx.scalar("rff_sigma")

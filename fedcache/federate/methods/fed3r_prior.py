@@ -4,18 +4,20 @@ This is ``fed3r`` with a different target for its ridge: the weights shrink towa
 zero. Clients send the same sums as in ``fed3r``, and only the server needs the texts. With few rows the result is close
 to zero-shot; with many rows it is close to least squares.
 
-Not in any paper. min_W |kappa Y - Z W|^2 + lam |W - W0|^2 with W0 = T', the text features, has the closed form
-W = W0 + (A + lam I)^-1 (kappa B - A W0), from the upload of ``fed3r``: A = sum_i Z_i'Z_i, B = sum_i Z_i'Y_i.
+This method is in no paper. min_W |kappa Y - Z W|^2 + lam |W - W0|^2 with W0 = T', the text features, has the closed
+form W = W0 + (A + lam I)^-1 (kappa B - A W0), from the upload of ``fed3r``: A = sum_i Z_i'Z_i, B = sum_i Z_i'Y_i.
 
 The server alone needs the text features. lam is counted in rows: on unit features a direction that lam rows span is
-half prior, half data. Limits: lam -> infinity is ``clip-zs``; lam -> 0 is least squares for every prior (T-K6).
+half prior, half data. Special cases: lam -> infinity is ``clip-zs``; lam -> 0 is least squares for every prior (T-K6;
+see tests/).
 
 By default ``lam=auto``: the lam with the lowest generalised cross-validation, as in ``fed3r``. W - W0 is the ridge
 regression of kappa Y - Z W0, so the criterion is that of these targets: Z'(kappa Y - Z W0) = kappa B - A W0, and the
-sum of their squares is kappa^2 n - 2 kappa tr(W0'B) + tr(W0'A W0). Unit rows add 1 each to tr(A), so n is tr(A), and
-nothing else travels. Where ``feat_post`` does not make unit rows, n is unknown and lam is 1, as in ``preset=paper``.
-The criterion measures squared errors, not accuracy: on the packaged digits (glyph-clip, 20 draws) ``auto`` has 1.0
-points less than lam = 1 with 100 rows, 0.4 more with 200 and 2.8 more with 3,000, where the texts no longer count.
+sum of their squares is kappa^2 n - 2 kappa tr(W0'B) + tr(W0'A W0). Each row of unit length adds 1 to tr(A), so n is
+tr(A), and nothing else needs to be sent. If ``feat_post`` does not give rows unit length, n is unknown and lam is 1, as
+in preset ``paper``. The criterion measures squared errors, not accuracy: on the packaged digits (glyph-clip, 20 draws)
+``auto`` has 1.0 points less than lam = 1 with 100 rows, 0.4 more with 200 and 2.8 more with 3,000, where the texts no
+longer count.
 """
 
 from __future__ import annotations
@@ -41,12 +43,13 @@ from fedcache.federate.methods.common import (
 from fedcache.heads.ridge import best_ridge, chosen_numbers, solve_spectrum, spectrum, unpack
 
 PAPER_LAM = 1.0
+"""lam of preset ``paper``, although no paper has this method."""
 
 UNIT_ROWS = ("l2", "l2_concat", "center")
 """Values of ``feat_post`` that give every row the length 1 (with class texts there is only one backbone)."""
 
 SUMS = ("gram", "class_sum")
-"""A_i and B_i among the statistics of ``fedcgs``."""
+"""Names of A_i and B_i among the statistics of ``fedcgs``."""
 
 
 def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
@@ -93,7 +96,7 @@ def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
 
 
 def settle(hp: Hp, _env: RunConstants) -> Hp:
-    """The paper's lam instead of an automatic one, if the number of rows cannot be found from the sums."""
+    """``PAPER_LAM`` instead of an automatic lam, if the number of rows cannot be computed from the sums."""
     if hp["lam"] is None and hp["feat_post"] not in UNIT_ROWS:
         return {**hp, "lam": PAPER_LAM}
     return hp

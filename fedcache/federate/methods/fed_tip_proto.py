@@ -3,12 +3,13 @@
 Each client sends one mean feature for each of its classes. The server collects these means in a cache. Predictions add
 two scores: the zero-shot score, and the similarity of the image to the cached means.
 
-Not in any paper. The cache of ``tip-local`` holds raw features of labelled images, which must not be shared. Here
-client i sends, for each class it has, the unit mean of its unit features; the cache is all these means, at most m C:
+This method is in no paper. The cache of ``tip-local`` holds raw features of labelled images, which must not be shared.
+Here client i sends, for each class it has, the unit mean of its unit features; the cache is all these means, at most m
+C:
     logits = s I.T + a sum_i sum_{j in O_i} onehot(j) exp(-b (1 - I.F_ij)),    F_ij = mean_ij / |mean_ij|.
 
 A mean of one row is that row: a class with fewer than ``min_rows`` rows on a client is not sent. A mean over few rows
-is no guarantee of privacy either. Limit: a = 0 is ``clip-zs``.
+is no guarantee of privacy either. Special case: a = 0 is ``clip-zs``.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@ Clients train as in FedAvg. The server does not take their average directly: it 
 square root of all its squared changes so far. The steps therefore become shorter with every round.
 
 Reddi et al., "Adaptive federated optimization", ICLR 2021, algorithm 2: as ``fedadam`` with v <- v + Delta^2 and no
-first moment (beta1 = 0), so steps shorten round by round. Limits: those of ``fedadam``; no step is longer than lr_g.
+first moment (beta1 = 0), so steps shorten round by round. Special cases: those of ``fedadam``; no step is longer than
+lr_g.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from fedcache.federate.methods.common import MethodPage
 from fedcache.federate.methods.fedadam import server_optimiser
 
 
-def adagrad(v: Tensor, square: Tensor, _rest: float | Tensor) -> Tensor:
+def adagrad(v: Tensor, square: Tensor, _new_share: float | Tensor) -> Tensor:
     """v + Delta^2."""
     return v + square
 

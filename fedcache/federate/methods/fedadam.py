@@ -1,4 +1,4 @@
-"""FedAdam: FedAvg whose server takes Adam's steps. FedAdagrad and FedYogi use the same code.
+"""FedAdam: FedAvg whose server takes Adam's steps. FedAdagrad and FedYogi use this file's code.
 
 Clients train as in FedAvg. The server treats the average change of the weights as a gradient and applies Adam to it.
 Each weight therefore gets a step size of its own.
@@ -15,9 +15,10 @@ FedAdagrad), beta2 = 0.99 and tau = 1e-3. It tunes lr_g for each task. The defau
 FedAdagrad. BatchNorm's running statistics are averaged. Algorithm 2 prints the uniform mean of clients
 (``agg=uniform``).
 
-Released FedPCL code has none of them; preset ``official`` is its setting of FedAvg (D-09, D-13, D-14).
-Limits: tau -> infinity with lr_g = tau and beta1 = 0 is ``fedavg``; no first step moves a weight by more than lr_g
-(1 - beta1) / sqrt(1 - beta2).
+The released FedPCL code has no FedAdam, FedAdagrad or FedYogi, so preset ``official`` uses that code's settings of
+FedAvg (D-09, D-13, D-14; docs/readings.md).
+Special cases: tau -> infinity with lr_g = tau and beta1 = 0 is ``fedavg``; no first step moves a weight by more than
+lr_g (1 - beta1) / sqrt(1 - beta2).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from fedcache.federate.methods.common import Ctx, HParam, Method, MethodPage, Tr
 from fedcache.federate.methods.fedavgm import LR_G, broadcast
 
 SecondMoment = Callable[[Tensor, Tensor, float | Tensor], Tensor]
-"""(v, Delta^2, 1 - beta2) -> v of the next round."""
+"""(v, Delta^2, 1 - beta2) -> v of the next round. 1 - beta2 is called ``new_share``: the share of Delta^2 in v."""
 
 
 def init(ctx: Ctx) -> Tree:
@@ -52,14 +53,14 @@ def aggregate_by(second_moment: SecondMoment) -> Callable[[Tree, Tree, Ctx], Tre
             beta1 = over(ctx.number("beta1"), delta)
             tau = over(ctx.number("tau"), delta)
             lr_g = over(ctx.number("lr_g"), delta)
-            rest: float | Tensor = 1.0
+            new_share: float | Tensor = 1.0
             if "beta2" in ctx.hp:
-                rest = over(1.0 - ctx.number("beta2"), delta)
+                new_share = over(1.0 - ctx.number("beta2"), delta)
             v = server[f"v/{name}"]
             # The first v is set here and not in ``init``, because the points of a grid begin with one server and may
             # have different tau.
             first = torch.ones_like(v) * tau**2
-            v = second_moment(torch.where(v == 0, first, v), delta**2, rest)
+            v = second_moment(torch.where(v == 0, first, v), delta**2, new_share)
             m = beta1 * server[f"m/{name}"] + (1.0 - beta1) * delta
             out[f"m/{name}"] = m
             out[f"v/{name}"] = v
@@ -69,9 +70,9 @@ def aggregate_by(second_moment: SecondMoment) -> Callable[[Tree, Tree, Ctx], Tre
     return aggregate
 
 
-def adam(v: Tensor, square: Tensor, rest: float | Tensor) -> Tensor:
+def adam(v: Tensor, square: Tensor, new_share: float | Tensor) -> Tensor:
     """beta2 v + (1 - beta2) Delta^2."""
-    return v + rest * (square - v)
+    return v + new_share * (square - v)
 
 
 BETA2 = HParam(
@@ -116,7 +117,7 @@ def server_optimiser(
                 fit=False,
             ),
         ),
-        executions=("sequential", "batched"),  # the step is no combination of the round's models
+        executions=("sequential", "batched"),  # not gram: the step is not linear in the models
         init=init,
         broadcast=broadcast,
         aggregate=aggregate_by(rule),

@@ -10,12 +10,12 @@ The model has the layers that FedPCL prints for all its methods (table 7): FC, R
 has no variance, so it joins the batch before it, and a client with one row does not train. The server averages running
 means and variances like weights.
 
-Released FedPCL code, where it differs: no BatchNorm, and projections of unit length (D-02); uniform a_i, and 20 random
-clients a round when there are more than 20 (D-14); the last short batch is left out (D-09); ReLU and L2 follow the
-logits (D-13).
+The released FedPCL code (preset ``official``) differs: it has no BatchNorm, and projections of unit length (D-02). It
+has uniform a_i, and 20 random clients per round if there are more than 20 (D-14). It leaves out the last short batch
+(D-09), and applies ReLU and L2 normalisation to the logits (D-13; docs/readings.md).
 
-Limits: lr = 0 keeps w; one client is ``solo``. With ``bn_mode=local`` BatchNorm's running statistics stay with the
-client, which is scored with its own statistics.
+Special cases: lr = 0 keeps w; one client is ``solo``. With ``bn_mode=local`` BatchNorm's running statistics stay with
+the client, which is scored with its own statistics.
 """
 
 from __future__ import annotations

@@ -5,8 +5,9 @@ without a frozen backbone.
 
 w <- sum_i a_i w_i over trunk, classifier and BatchNorm's statistics; the local loss is the cross-entropy of Q(trunk(x))
 on the images. The paper says "ResNet-18" and 11M parameters: this is the ResNet-18 of CIFAR papers (3 x 3 stem, no max
-pool), which has 11,168,832 without its classifier; the released one may have the stem of ImageNet, so a result is
-``approx``. No augmentation unless ``augment`` asks for one. Limit: lr = 0 keeps w except BatchNorm's statistics.
+pool), which has 11,168,832 parameters without its classifier. The authors' ResNet may have the stem of ImageNet, so
+``fidelity`` is approx. Images are not augmented unless ``augment`` is set. Special case: lr = 0 keeps w except
+BatchNorm's statistics.
 """
 
 from __future__ import annotations
@@ -42,12 +43,12 @@ from fedcache.heads.losses import cross_entropy
 
 
 def trained(hp: Hp) -> tuple[str, ...]:
-    """The trunk's tensors that a gradient moves, and the classifier."""
+    """Names of the trunk's tensors that a gradient moves, and of the classifier's."""
     return (*(name for name in simclr.trained(hp) if name not in PROJECTION), *CLASSIFIER)
 
 
 def names(hp: Hp) -> tuple[str, ...]:
-    """The trained tensors, and BatchNorm's running statistics."""
+    """Names of the trained tensors, and of BatchNorm's running statistics."""
     return (*trained(hp), *simclr.encoder_of(hp).buffers())
 
 

@@ -3,9 +3,9 @@
 Clients train an image encoder without labels: SimCLR pulls two augmentations of one image together, and pushes those of
 different images apart. The server averages the encoders. A linear probe on labelled rows measures the result.
 
-Shi et al., "Towards communication-efficient and privacy-preserving federated representation learning" (FLESD), eq 3 for
-the local loss; the released code averages uniformly (D-36), contrasts in one direction (D-30) and normalises images
-differently in training and inference (D-37; here, both are the same). Labels are read by the probe alone.
+Shi et al., "Towards communication-efficient and privacy-preserving federated representation learning" (FLESD); eq 3 is
+the local loss. The released code averages uniformly (D-36), contrasts in one direction (D-30) and normalises images
+differently in training and inference (D-37; here, both are the same). Only the probe reads labels.
 """
 
 from __future__ import annotations

@@ -6,10 +6,12 @@ smooths the jumps between rounds.
 Hsu, Qi & Brown, "Measuring the effects of non-identical data distribution for federated visual classification", 2019.
 With the weighted mean w' of the round's models and Delta = w - w',
     v <- server_momentum v + Delta,    w <- w - lr_g v;
-the paper has lr_g = 1 and names server_momentum 0.9 as a good default. BatchNorm's running statistics are averaged.
+the paper has lr_g = 1, and calls server_momentum = 0.9 a good default. BatchNorm's running statistics are averaged.
 
-The released FedPCL code has no FedAvgM, so preset ``official`` is that code's setting of FedAvg (D-09, D-13, D-14).
-Limits: server_momentum = 0 with lr_g = 1 is ``fedavg`` bit for bit; the first round is ``fedavg`` with a step of lr_g.
+The released FedPCL code has no FedAvgM, so preset ``official`` uses that code's settings of FedAvg (D-09, D-13, D-14;
+docs/readings.md).
+Special cases: server_momentum = 0 with lr_g = 1 is ``fedavg`` bit for bit; the first round is ``fedavg`` with a step of
+lr_g.
 """
 
 from __future__ import annotations
@@ -46,11 +48,12 @@ def broadcast(server: Tree, ctx: Ctx) -> Tree:
 
 def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
     """v and w of the next round."""
-    # A hyperparameter that a grid sweeps is a tensor, which ``over`` shapes to scale a weight.
+    # In a grid, a swept hyperparameter is a tensor with one value per grid point. ``over(h, w)`` reshapes it so that it
+    # broadcasts against w.
     momentum = ctx.number("server_momentum")
     lr_g = ctx.number("lr_g")
     full_step = not isinstance(lr_g, Tensor) and lr_g == 1.0
-    # ``up`` holds the means of the round. Those of BatchNorm's statistics stay, those of weights are replaced below.
+    # ``up`` holds the means of the round. Means of BatchNorm's statistics stay, means of weights are replaced below.
     out = {**server, **up}
     for name in model.trained(ctx.hp):
         delta = server[name] - up[name]
@@ -82,7 +85,7 @@ METHOD = replace(
         ),
         LR_G,
     ),
-    # Without gram, which needs a model that is a linear combination of the round's models; v also has earlier rounds.
+    # Not gram: it needs a global model that is a linear combination of the round's models, but v has earlier changes.
     executions=("sequential", "batched"),
     init=init,
     broadcast=broadcast,

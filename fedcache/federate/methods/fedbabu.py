@@ -8,9 +8,9 @@ keeps its first weights, the same for all clients, while P is trained under it a
 global model after ``tune_epochs`` epochs on its own training rows: of all weights (the paper's choice), of Q or of P.
 Five epochs are the paper's.
 
-Fine-tuning is part of every evaluation, and its result is not kept. Released FedPCL code has no FedBABU; preset
-``official`` is its setting of the other baselines (D-09, D-13, D-14).
-Limits: tune_epochs = 0 deploys the global model; Q of the global model never changes.
+Fine-tuning is part of every evaluation, and its result is not kept. The released FedPCL code has no FedBABU, so preset
+``official`` uses that code's settings of its other baselines (D-09, D-13, D-14; docs/readings.md).
+Special cases: tune_epochs = 0 deploys the global model; Q of the global model never changes.
 """
 
 from __future__ import annotations

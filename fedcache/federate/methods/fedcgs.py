@@ -10,10 +10,11 @@ matrix G_i = Z'Z, the class sums S_c and the class counts N_c; the server solves
 with the mean mu of all rows. The paper has no mu: its scores differ by a number that is the same for all classes, and
 by rounding, which grows with |mu|^2.
 ``cov=within``: Sigma = (G - sum_c N_c mu_c mu_c') / (N - C), right for Gaussian classes that share a covariance.
-``cov=total``, the released code (D-75): Sigma = (G - N mu mu') / (N - 1). Sigma gets ``gamma_shrink`` I (code: none).
+``cov=total``, the released code (D-75): Sigma = (G - N mu mu') / (N - 1). ``gamma_shrink`` I is added to Sigma
+(released code: nothing).
 
 Statistics are float64 and add up, so the partition does not matter. With gamma_shrink = 0 neither does an invertible
-affine map of the features (T-K8). C counts the classes that any client has; others are never predicted.
+affine map of the features. C counts the classes that any client has; others are never predicted.
 
 A feature that is constant over all rows is left out (ours): its variance is rounding, which grows with its square and
 would decide the shrinkage.
@@ -23,7 +24,7 @@ cross-validation of ridge regression on the classes around the mean, as ``fed3r`
 S_w = (N - C) Sigma, S_t = S_w + M'M, the rows sqrt(N_c) (mu_c - mu) of M, and B' = diag(sqrt N_c) M, its solutions
 (S_t + lam I)^-1 B span the same directions as the discriminants (S_w + lam I)^-1 M' (Woodbury): this is penalised
 discriminant analysis (Hastie, Buja and Tibshirani, 1995). With ``cov=total`` the two are one system, and N - 1 takes
-the place of N - C. All of it follows from G, S_c and N_c.
+the place of N - C. All of this can be computed from G, S_c and N_c.
 """
 
 from __future__ import annotations
@@ -134,7 +135,7 @@ def moments(up: Tree) -> torch.Tensor:
 
 
 def features_that_vary(up: Tree) -> torch.Tensor:
-    """1.0 for each feature that varies over all rows, else 0.0, [D]."""
+    """[D]: 1.0 for each feature that varies over all rows, else 0.0."""
     n = up["count"].sum()
     mean = up["class_sum"].sum(0) / n
     return varying(moments(up), mean, n)
@@ -160,11 +161,11 @@ def prepare(up: Tree, ctx: Ctx) -> Tree:
 def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
     """The discriminant functions, as a linear head, and the numbers of an automatic shrinkage."""
     n = up["count"]
-    known = "values" in up
+    has_spectrum = "values" in up
     varies = features_that_vary(up)
     center, deviation = around_mean(up["class_sum"], n)
     deviation = deviation * varies
-    if known:
+    if has_spectrum:
         # After ``prepare``, only the dtype and the device of ``sigma`` are used.
         sigma = up["values"].diag()
     else:
@@ -177,7 +178,7 @@ def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
         gamma = float(kept[name])
     else:
         gamma = ctx.scalar(name)
-    if known:
+    if has_spectrum:
         W = solve_spectrum(up, gamma, switch=name).mT
     else:
         W = solve(sigma, deviation.mT, gamma, size=moments(up) * varies, switch=name).mT

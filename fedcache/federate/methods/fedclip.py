@@ -5,21 +5,21 @@ train this network against the class texts. The server averages it.
 
 Lu et al., "FedCLIP: fast generalization and personalization for CLIP in federated learning", IEEE Data Engineering
 Bulletin 2023. Both towers stay frozen; a gate of two layers weighs the numbers of an image feature,
-    g(x) = softmax(B tanh(A x + a) + b),    z = g(x) * x / |g(x) * x|,    logits = s z.T',
-and is all that is trained and sent, 2 D (D + 1) numbers. Its loss is CLIP's on a batch, in which row i belongs to the
-text of its own class and to no other's,
+    g(x) = softmax(B tanh(A x + a) + b),    z = g(x) * x / |g(x) * x|,    logits = s z.T'.
+The gate is all that is trained and sent, 2 D (D + 1) numbers. The loss is that of CLIP on a batch: row i matches the
+class text of row i, and not the class texts of the other rows,
     ( CE_i(s z_i.t_y1 .. s z_i.t_yB; i) + CE_i(s z_1.t_yi .. s z_B.t_yi; i) ) / 2,
 so that rows of one class in a batch are each other's negatives. ``objective=ce`` (ours) is cross-entropy over classes.
 
 The gate, the loss, Adam at 5e-5 and rounds of one epoch are those of the released code (microsoft/PersonalizedFL,
-``fedclip/methods/fed_at_clip.py``). Preset ``official`` also has its equal weights of clients and its Adam with beta
-0.9 and 0.98, epsilon 1e-6 and weight decay 0.2, fresh in every round. Without the preset, Adam has torch's constants
-and no decay. The commands in the repository run 200 rounds, the default here; the program's own default is 300
-(``--rounds 300``). The code reports the round that is best on validation rows, reads features before they are brought
-to unit length (``feat_post=none``), writes class texts as "a picture of a X", and leaves out a batch of one row, whose
-loss is 0.
+``fedclip/methods/fed_at_clip.py``). Preset ``official`` also has that code's equal weights of clients, and its Adam
+with beta 0.9 and 0.98, epsilon 1e-6 and weight decay 0.2, which starts again in every round. Without the preset, Adam
+has torch's constants and no decay. The commands in the repository run 200 rounds, the default here; the program's own
+default is 300 (``--rounds 300``). The released code reports the round that is best on validation rows, reads features
+before they are brought to unit length (``feat_post=none``), writes class texts as "a picture of a X", and leaves out a
+batch of one row, whose loss is 0.
 
-Limits: A = B = 0 weighs all numbers alike and is ``clip-zs``, which the first model nearly is.
+Special cases: A = B = 0 weighs all numbers alike and is ``clip-zs``; the initial model is close to it.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ from fedcache.heads.linear import init_linear
 from fedcache.heads.losses import cross_entropy, mask_logits
 
 NAMES = ("A.W", "A.b", "B.W", "B.b")
+"""Names of the gate's tensors."""
 
 
 def names(_hp: Hp) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ Goswami et al., "Covariances for free: exploiting mean distributions for trainin
 2025. Clients send sums and counts per class. Means of n_kc rows scatter with covariance Sigma_c / n_kc, so over the K_c
 clients with class c
     Sig_c = 1/(K_c - 1) sum_k n_kc (mu_kc - mu_c)(mu_kc - mu_c)' + gamma I
-is unbiased (before gamma) when a class's rows are assigned to clients at random (T-K9); K_c = 1 leaves gamma I. Then
+is unbiased (before gamma) when a class's rows are assigned to clients at random; K_c = 1 leaves gamma I. Then
     G = sum_c (N_c - 1) Sig_c + N mu mu',    W_c = G^-1 S_c / |G^-1 S_c|,    b = 0:
 ridge regression whose Gram matrix is estimated, without the scatter between classes. Few clients per class make a weak
 estimate, so the log of the round has the smallest and the mean K_c (``owners_min``, ``owners_mean``). With one row per
@@ -17,8 +17,8 @@ client Sig_c is the sample covariance itself.
 The paper takes gamma from 0.1 to 1 for unnormalised features. On features of unit length that is tens of times their
 variance, and the method becomes FedNCM. So ``gamma=auto`` follows the variance of the features. With
 ``gamma_auto=backbone`` it is the value of the released scripts for the backbone: 0.1 for MobileNets, 1.0 for ViTs and
-SqueezeNets; others get the default of their program, 1.0 (D-86). Features of several backbones get 0.1 only if all are
-MobileNets. The gamma that was taken is in the log of the round.
+SqueezeNets; other backbones get the default of the released program, 1.0 (D-86). Features of several backbones get 0.1
+only if all are MobileNets. The gamma of a run is in the log of the round.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ from fedcache.heads.ridge import solve
 
 MOBILENET = 0.1
 OTHERS = 1.0
-"""gamma of the released scripts."""
+"""gamma of the released scripts for MobileNets, and for all other backbones."""
 
 
 def settle(hp: Hp, env: RunConstants) -> Hp:
-    """gamma of the released scripts, if ``gamma_auto=backbone`` asks for it."""
+    """gamma of the released scripts, for ``gamma_auto=backbone``."""
     if hp["gamma"] is not None or hp["gamma_auto"] != "backbone":
         return hp
     gamma = OTHERS
@@ -110,7 +110,7 @@ def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
 
 
 def estimate(server: Tree, *_: object) -> dict[str, float]:
-    """gamma, and the smallest and the mean K_c of the classes that a client has."""
+    """gamma, and the smallest and the mean K_c over the classes that any client has."""
     known = server["owners"][server["owners"] > 0].double()
     return {
         "gamma": float(server["gamma"]),

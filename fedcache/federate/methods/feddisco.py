@@ -3,18 +3,19 @@
 Clients train as in FedAvg. Each client also sends one number: how far its class frequencies are from uniform. The
 server gives clients with uneven classes less weight in the average.
 
-Ye et al., "FedDisco: federated learning with discrepancy-aware collaboration", ICML 2023. With n_k the client's share
-of the round's rows and d_k the distance between its class shares and even ones, 1/C each,
+Ye et al., "FedDisco: federated learning with discrepancy-aware collaboration", ICML 2023. n_k is the client's share of
+the round's rows. d_k is the distance of its class shares from even shares, which are 1/C each. The server sets
     w <- sum_k p_k w_k,    p_k = ReLU(n_k - a d_k + b) / sum_j ReLU(n_j - a d_j + b).
 As released (MediaBrain-SJTU/FedDisco, ``disco.py``) d_k is KL(shares || even) divided by its sum over the round's
-clients, and a = 0.5 and b = 0.1 belong to that. ``metric=l2`` is the Euclidean distance as it is, which the released
-code offers too: it is near 1 for a client of one class, so the same a and b give most of such clients weight 0.
-A run warns of a round in which a client has weight 0. If all clients have weight 0, they are weighted by n_k. d_k, one
-number that shows the server how uneven a client's classes are, travels with n_k in every round. The server holds all
-models of a round at once.
+clients; a = 0.5 and b = 0.1 are chosen for this d_k. ``metric=l2`` is the Euclidean distance as it is, which the
+released code offers too: it is near 1 for a client of one class, so the same a and b give most of such clients weight
+0. A run warns of a round in which a client has weight 0. If all clients have weight 0, they are weighted by n_k. d_k,
+one number that shows the server how uneven a client's classes are, travels with n_k in every round. The server holds
+all models of a round at once.
 
-Released FedPCL code has no FedDisco; preset ``official`` is its setting of the other baselines (D-09, D-13).
-Limits: a = 0 with b = 0 is ``fedavg`` (to rounding); a = 0 with b -> infinity weighs all alike.
+The released FedPCL code has no FedDisco, so preset ``official`` uses that code's settings of its other baselines (D-09,
+D-13; docs/readings.md).
+Special cases: a = 0 with b = 0 is ``fedavg`` (to rounding); a = 0 with b -> infinity weighs all alike.
 """
 
 from __future__ import annotations
@@ -46,8 +47,9 @@ from fedcache.federate.methods.fedncm import class_rows
 
 ROWS = "n"
 GAP = "discrepancy"
-"""Names of n_k and of the client's distance, [1] each, in an upload."""
+"""Names of the client's number of rows and of its distance, [1] each, in an upload."""
 SMALLER = "Use a smaller a or a larger b, for example --set a=0.1"
+"""Hint of ``notice``."""
 
 
 def discrepancy(shares: Tensor, metric: str) -> Tensor:
@@ -71,7 +73,7 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
 
 
 def uploads(server: Tree, ctx: Ctx) -> Uploads:
-    """The model, n_k and d_k."""
+    """The model, the number of rows, and the distance."""
     return {
         **fedavg.uploads(server, ctx),
         ROWS: UploadTensor((1,), torch.float64, counts_rows=True),
@@ -80,7 +82,7 @@ def uploads(server: Tree, ctx: Ctx) -> Uploads:
 
 
 def part_of_sum(t: Tensor, otherwise: float | Tensor) -> Tensor:
-    """Each client's part [S, ..] of the sum over clients; ``otherwise`` where the sum is 0."""
+    """Each client's share [S, ..] of the sum over clients; ``otherwise`` where the sum is 0."""
     total = t.sum(0, keepdim=True)
     divisor = torch.where(total > 0, total, 1.0)
     return torch.where(total > 0, t / divisor, otherwise)

@@ -9,8 +9,8 @@ gradient, and the server holds h; both are 0 at first. From the received w a cli
     F_i(u) - <g_i, u> + (alpha/2) |u - w|^2    by local epochs,    then    g_i <- g_i - alpha (u_i - w);
 with S of M clients in the round the server sets
     h <- h - (alpha / M) sum_i (u_i - w),    w <- mean_i u_i - h / alpha.
-The mean is uniform, as printed. h is the mean of all g_i, so a run that has come to rest has h = 0 and every client's
-own gradient at w is g_i. Only models travel: a client makes g_i itself.
+The mean is uniform, as printed. h is the mean of all g_i, so a run that has converged has h = 0, and the gradient of
+each client's loss at w is g_i. Only models travel: a client makes g_i itself.
 
 The paper trains by SGD with rate 0.1. ``preset=official``, which has the released layers, keeps this rate; our default,
 for layers with BatchNorm, is 0.01. The paper takes alpha from {0.1, 0.01, 0.001}; h / alpha is a step that grows as
@@ -18,14 +18,13 @@ alpha falls, so small values want long local training. BatchNorm's running stati
 
 Interpretation: the released code (alpemreacar/FedDyn, ``utils_methods.py``) departs from the printed algorithm. A
 client of n_i of N rows takes alpha / (n_i M / N) in place of alpha in its loss and in g_i, so that large clients are
-pulled less. The server's step is unchanged, because alpha cancels in it. And it cuts the gradient of
-F_i(u) - <g_i + alpha w, u> to norm 10 before alpha u is added as weight decay. ``alpha_by=rows`` and ``clip=10``
-(``official``) do the same. With ``alpha_by=rows`` each client sends its number of rows and receives the mean number
-before round 1.
+pulled less. The server's step is unchanged, because alpha cancels in it. The code also cuts the gradient of F_i(u) -
+<g_i + alpha w, u> to norm 10 before it adds alpha u as weight decay. ``alpha_by=rows`` and ``clip=10`` (``official``)
+do the same. With ``alpha_by=rows`` each client sends its number of rows and receives the mean number before round 1.
 
-The released FedPCL code has no FedDyn; ``official`` combines that code's settings of its baselines (D-09, D-13) with
-``alpha_by=rows`` and ``clip=10``.
-Limits: the first round's models are those of ``fedprox`` with mu = alpha; at lr = 0 nothing moves.
+The released FedPCL code has no FedDyn; preset ``official`` combines that code's settings of its baselines (D-09, D-13;
+docs/readings.md) with ``alpha_by=rows`` and ``clip=10``.
+Special cases: the first round's models are those of ``fedprox`` with mu = alpha; at lr = 0 nothing moves.
 """
 
 from __future__ import annotations
@@ -129,10 +128,10 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
     alpha = torch.as_tensor(alpha_of(data, ctx), dtype=ctx.env.dtype, device=ctx.env.device)
     alpha = alpha.expand(ctx.lead)  # one for each client and grid point
     p["alpha"] = alpha
-    how: Loss | ClosedForm = loss
+    objective: Loss | ClosedForm = loss
     if not is_zero(ctx.number("clip")):
-        how = ClosedForm(clipped_gradients)
-    p = train(p, trained, ctx.count("epochs"), how, down, data, ctx)
+        objective = ClosedForm(clipped_gradients)
+    p = train(p, trained, ctx.count("epochs"), objective, down, data, ctx)
     kept = select(p, fedavg.own_statistics(ctx.hp))
     for name in trained:
         kept[f"g/{name}"] = state[f"g/{name}"] - over(alpha, p[name]) * (p[name] - down[name])

@@ -7,20 +7,20 @@ Zhang et al., "Federated learning with label distribution skew via logits calibr
 class c at the client, its loss is the cross-entropy of
     u_c - tau n_c^(-1/4)
 in place of the logits u_c, so that rare classes must win by a larger margin. The formula does not cover classes without
-any row at the client. They count as ``absent`` rows. Public code has 1e-8: the margin of 100 tau takes such a class out
-of the sum, so no row pushes its logit down. On frozen features and clients of few classes the result is far below
-FedAvg, so the default is 1. The global model is used with its own logits. All else is FedAvg; counts stay with the
-client. The paper tunes tau; 1 is ours.
+any row at the client. They count as ``absent`` rows. Public code has 1e-8 rows: the margin of 100 tau removes such a
+class from the sum of the loss, so no row pushes its logit down. On frozen features and clients of few classes the
+result is far below FedAvg, so the default is 1. The global model is used with its own logits. All else is FedAvg;
+counts stay with the client. The paper tunes tau; 1 is ours.
 
 Interpretation: the paper prints the sum of the loss over all classes but the row's own, c != y. That loss has no
 minimum, because it falls without end as u_y grows; an implementer reports that training collapses
 (KarhouTam/FL-bench, issue 5), and public code (FL-bench, fluke) sums over all classes. The default follows that code;
 ``denominator=exclude`` is the loss as printed.
 
-Released FedPCL code has no FedLC; preset ``official`` is its setting of FedAvg (D-09, D-14) with plain logits, because
-a margin on logits between 0 and 1 is not the paper's.
-Limits, with all classes in the sum: tau = 0 is ``fedavg`` bit for bit; a client with equally many rows of every class
-trains as in ``fedavg``, except for rounding.
+The released FedPCL code has no FedLC, so preset ``official`` uses that code's settings of FedAvg (D-09, D-14;
+docs/readings.md), but with plain logits, because a margin on logits between 0 and 1 is not the paper's.
+Special cases, with all classes in the sum: tau = 0 is ``fedavg`` bit for bit; a client with equally many rows of every
+class trains as in ``fedavg``, except for rounding.
 """
 
 from __future__ import annotations
@@ -55,19 +55,19 @@ from fedcache.heads.projection import logits
 
 
 def loss(p: Tree, batch: Tree, down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
-    """Cross-entropy of u - tau n^(-1/4), whose sum is over all classes or over all but the row's own."""
+    """Cross-entropy of u - tau n^(-1/4), whose denominator sums over all classes, or all but the row's own."""
     tau = ctx.number("tau")
     printed = ctx.hp["denominator"] == "exclude"
     if is_zero(tau) and not printed:
-        return model.ce_loss(p, batch, down, ctx)  # the same bits as fedavg, at the same price
+        return model.ce_loss(p, batch, down, ctx)  # the same bits as fedavg, at the same cost
     u, updates = logits(model.head_of(ctx.hp), p, batch["x"], batch["w"])
     margin = p["margin"].unsqueeze(-2)
     calibrated = u - over(tau, margin) * margin
     if not printed:
         return cross_entropy(calibrated, batch["y"], batch["w"]), updates
-    own = batch["y"].expand(calibrated.shape[:-1]).unsqueeze(-1)
-    others = calibrated.scatter(-1, own, MASKED).logsumexp(-1)
-    value = others - calibrated.gather(-1, own).squeeze(-1)
+    index = batch["y"].expand(calibrated.shape[:-1]).unsqueeze(-1)
+    log_sum = calibrated.scatter(-1, index, MASKED).logsumexp(-1)
+    value = log_sum - calibrated.gather(-1, index).squeeze(-1)
     return (batch["w"] * value).sum(-1), updates
 
 

@@ -8,10 +8,10 @@ S_c is the sum of the features of class c, N_c the number of its rows, and mu_c 
 ``metric=cos``: W_c = mu_c / |mu_c|, b = 0.
 ``metric=euclid`` is the nearest mean. With mu, the mean of all rows: W_c = mu_c - mu, b_c = -|W_c|^2 / 2 - mu' W_c.
 
-Without mu, all scores of a row would change by the same number, which changes no prediction except by rounding.
-With mu, a constant that is added to all features changes nothing.
+Subtracting mu adds the same number to all scores of a row, so it changes no prediction, except by rounding. It makes
+the result independent of a constant that is added to all features.
 
-Sums are float64, so every partition of the same rows gives the classifier of all rows in one place (T-K1).
+Sums are float64, so every partition of the same rows gives the classifier of all rows in one place (T-K1; see tests/).
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from fedcache.heads.linear import head_around
 from fedcache.heads.losses import mask_logits
 
 BLOCK_BYTES = 16 << 20
-"""Bytes of a block of rows in float64. Intermediate results stay small even if a client has many rows."""
+"""Bytes of a block of rows in float64, so that intermediate results stay small even if a client has many rows."""
 
 GPU_BLOCK_BYTES = 256 << 20
-"""The same on a GPU, for which ``BLOCK_BYTES`` is too small."""
+"""Bytes of a block on a GPU, for which ``BLOCK_BYTES`` is too small."""
 
 FEW_ROWS = 1024
-"""Up to this number, rows are added to their classes by a product with a 0/1 matrix. Above it they are added one by
-one, because the product costs C times as much. Also the smallest number of rows in a block.
+"""Up to this number of rows, a product with a 0/1 matrix adds the rows to their classes. With more rows they are added
+one by one, because the product costs C times as much. This is also the smallest number of rows in a block.
 """
 
 
@@ -95,10 +95,10 @@ def class_sums(z: Tensor, data: ClientData, classes: int, weight: Tensor) -> tup
         weight: [.., R] weight of each row; 0 on padding.
     """
     y = data.labels()
-    # Many rows of one client (see ``FEW_ROWS``).
+    # Many rows of one client are added one by one (see ``FEW_ROWS``).
     if z.dim() == 2 and len(z) > FEW_ROWS and z.device.type == "cpu":
         rows = z
-        # The product copies all rows, so it is left out if it would change nothing.
+        # Weighting copies all rows, so it is skipped if all weights are 1.
         if not bool((weight == 1.0).all()):
             rows = z * weight.unsqueeze(-1)
         total = z.new_zeros(classes, z.shape[1]).index_add_(0, y, rows)
@@ -108,7 +108,7 @@ def class_sums(z: Tensor, data: ClientData, classes: int, weight: Tensor) -> tup
 
 
 def fit(_down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
-    """No state, and the client's own part of S_c and N_c."""
+    """An empty state, and the client's own part of S_c and N_c."""
 
     def sums(block: ClientData) -> Tree:
         x, mask = block.full()

@@ -9,13 +9,14 @@ which its gradients enter w - w_i, in units of lr (section 4):
     a_i = tau_i for plain SGD,    a_i = [tau_i - rho (1 - rho^tau_i) / (1 - rho)] / (1 - rho) with momentum rho.
 With p_i = n_i / N the server sets
     w <- w - (sum_i p_i a_i) sum_i p_i d_i.
-FedAvg is sum_i p_i a_i d_i instead, which minimises a loss where clients weigh n_i a_i. Decay counts as part of the
-gradient. The lengths hold for SGD that starts afresh every round, and for no other optimiser. BatchNorm's running
-statistics are averaged. lr = 0.03 is ours, and 0.3 on the released layers (``preset=official``), as plain SGD is slow
-on projections of unit length.
+FedAvg takes the step sum_i p_i a_i d_i instead, which minimises a loss in which client i has the weight n_i a_i. Decay
+counts as part of the gradient. The lengths hold for SGD that starts afresh every round, and for no other optimiser.
+BatchNorm's running statistics are averaged. lr = 0.03 is ours, and 0.3 on the released layers (``preset=official``), as
+plain SGD is slow on projections of unit length.
 
-Released FedPCL code has no FedNova; preset ``official`` is its setting of the other baselines (D-09, D-13, D-14).
-Limits: clients of equally many steps make it ``fedavg`` with SGD (to rounding); lr = 0 leaves w as it is.
+The released FedPCL code has no FedNova, so preset ``official`` uses that code's settings of its other baselines (D-09,
+D-13, D-14; docs/readings.md).
+Special cases: clients of equally many steps make it ``fedavg`` with SGD (to rounding); lr = 0 leaves w as it is.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ SGD = (
 
 
 def length(data: ClientData, ctx: Ctx) -> Tensor:
-    """a_i of every client, [*lead, 1], with axes of 1 where clients agree."""
+    """a_i of every client, [*lead, 1]; the axis of grid points has length 1 if all have the same momentum."""
     tau = local_steps(data, ctx)
     rho = ctx.number("momentum")
     a = (tau - rho * (1.0 - rho**tau) / (1.0 - rho)) / (1.0 - rho)
@@ -80,7 +81,7 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
     a = length(data, ctx)
     up = {k: p[k] for k in fedavg.sent_names(ctx.hp) if k not in trained}
     for name in trained:
-        # a_i is 0 or at least 1, so the minimum only avoids a division by 0.
+        # a_i is 0 or at least 1, so ``clamp`` only avoids a division by 0.
         divisor = torch.as_tensor(over(a.squeeze(-1), p[name]))
         up[name] = (down[name] - p[name]) / divisor.clamp(min=1.0)
     up[LENGTH] = a.expand(*ctx.lead, 1)

@@ -17,7 +17,8 @@ agree at the first step.
 The default head is linear, so ``bn`` does not change it. ``head=mlp`` has a projection whose outputs have unit length,
 with BatchNorm only if ``bn``.
 
-Limits: beta = 0 is ``fedavg`` bit for bit; at l = g the added term is 0; it never moves the logit of the true class.
+Special cases: beta = 0 is ``fedavg`` bit for bit; at l = g the added term is 0; this term never moves the logit of the
+true class.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def loss(p: Tree, batch: Tree, down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
     """Cross-entropy plus beta tau^2 KL over the classes that are not true."""
     beta = ctx.number("beta")
     if is_zero(beta):
-        return model.ce_loss(p, batch, down, ctx)  # the same bits as fedavg, at the same price
+        return model.ce_loss(p, batch, down, ctx)  # the same bits as fedavg, at the same cost
     head = model.head_of(ctx.hp)
     x = batch["x"]
     y = batch["y"]
@@ -65,8 +66,8 @@ def loss(p: Tree, batch: Tree, down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
         g = logits(head, down, x, w)[0]
     tau = ctx.number("tau")
     temperature = over(tau, u)
-    kept = not_true_divergence(u / temperature, g / temperature, y, w)
-    return cross_entropy(u, y, w) + beta * tau**2 * kept, updates
+    divergence = not_true_divergence(u / temperature, g / temperature, y, w)
+    return cross_entropy(u, y, w) + beta * tau**2 * divergence, updates
 
 
 def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:

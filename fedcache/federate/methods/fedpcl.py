@@ -12,26 +12,28 @@ s_c = z.C^(c) / tau and A(y) the available classes except y:
     L_g = -s_y + logsumexp_{c in A(y)} s_c with Cbar                                    (eq 8)
     L_p = (1/m) sum_p [the same with C_p]                                               (eq 9)
     L = L_g + L_p                                                                       (eq 10, mean over the batch)
-This file follows the equations, as means; eq 6 is without the 1/|O_j|, which only shrinks norms (D-06;
+This file follows the equations, as means; eq 6 is computed without the factor 1/|O_j|, which only shrinks norms (D-06;
 ``proto_agg=eq6``). The layers are table 7's FC, ReLU and BatchNorm. Projections then get unit length, which a
 denominator without the positive needs (D-02, D-03).
-Released code (``preset=official``): no BatchNorm (D-02), no L_g, L_p summed over clients (D-05), prototypes as anchors
-and the 2B embeddings of two views as candidates (D-04, D-08), plain means (D-06), dropped last batches (D-09), a first
-round of decay alone (D-10), own initial weights (D-11), mse (D-12).
-Stale sets of clients that were not sampled are kept. With one available class there is no negative and the loss is 0.
-Images: the released DomainNet code draws two views of every row by flips and rotations, and its prototype pass reads
-them too (D-08): extract with ``--views 9 --augment domainnet``, train with ``train_view=aug proto_view=aug``. On the
-other data sets its two views are equal. A stored view is drawn for every row in every epoch; tests are plain.
+The released code (preset ``official``) has no BatchNorm (D-02), no L_g, L_p summed over clients (D-05), prototypes as
+anchors and the 2B embeddings of two views as candidates (D-04, D-08), plain means (D-06), dropped last batches (D-09),
+a first round of decay alone (D-10), own initial weights (D-11), prediction by squared distance (D-12).
+The server keeps the last sets of clients that are not sampled. With one available class there is no negative and the
+loss is 0.
+Images: the released DomainNet code draws two views of every row by flips and rotations, and also computes prototypes
+from them (D-08). To do the same, extract with ``--views 9 --augment domainnet`` and train with ``train_view=aug
+proto_view=aug``. On other data sets, the two views of the released code are equal. A stored view is drawn for every row
+in every epoch; tests are plain.
 For the local losses of table 5 see ``supcon``. The paper selects hyperparameters on a fifth of the training rows and
 then trains again on all of them (A.1.4): ``fedcache grid --method fedpcl --sweep tau=0.05,0.1 --validation 0.2
 --retrain``.
 
-Noise (section 5) on what leaves a client or on what it trains on: xt = (1 - p) x + e, elementwise; s = .05 for
-prototypes, .2 for images. The same s is not the same power: Laplace noise of scale s has variance 2 s^2, Gaussian noise
-s^2. No differential-privacy guarantee follows from it. Noise on images is drawn before the backbone (``extract
---views 9 --augment gaussian-noise=51:0.1``: 51 of 255 levels are .2) and trained on by ``train_view=aug views=twice``:
-one draw serves both views, prototypes and tests stay plain (D-20). Without images ``noise_on=features`` approximates
-it.
+Noise (section 5) is added to the prototypes that a client sends, or to its training data: xt = (1 - p) x + e,
+elementwise, where e has the scale s = .05 for prototypes and .2 for images. The same s is not the same power: Laplace
+noise of scale s has variance 2 s^2, Gaussian noise s^2. No differential-privacy guarantee follows from it. Noise on
+images is drawn before the backbone (``extract --views 9 --augment gaussian-noise=51:0.1``: 51 of 255 levels are .2).
+Training then reads it with ``train_view=aug views=twice``: one draw serves both views, and prototypes and tests stay
+plain (D-20). Without images ``noise_on=features`` approximates it.
 """
 
 from __future__ import annotations
@@ -112,14 +114,14 @@ def init(ctx: Ctx) -> Tree:
 def broadcast(server: Tree, ctx: Ctx) -> Tree:
     """Cbar [C, P] and the padded sets [m, C, P], and which classes they have: ``has`` [C] and ``in`` [m, C]."""
     sets = server["sets"]
-    own = server["counts"] > 0
+    owned = server["counts"] > 0
     bar, has = merge(sets, server["counts"], str(ctx.hp["proto_agg"]))
     if ctx.hp["proto_norm"]:
         bar = normalize(bar, dim=-1)
     if ctx.hp["pad"]:
-        sets = torch.where(own.unsqueeze(-1), sets, bar.unsqueeze(-3))
-        own = has.unsqueeze(-2).expand(own.shape)
-    return {"bar": bar, "has": has, "sets": sets, "in": own}
+        sets = torch.where(owned.unsqueeze(-1), sets, bar.unsqueeze(-3))
+        owned = has.unsqueeze(-2).expand(owned.shape)
+    return {"bar": bar, "has": has, "sets": sets, "in": owned}
 
 
 def enter(_down: Tree, _data: ClientData, ctx: Ctx) -> Tree:
@@ -166,7 +168,7 @@ def loss(p: Tree, batch: Tree, known: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
 
 
 def draw(rows: Sequence[int], width: int, ctx: Ctx, *key: int) -> Tensor:
-    """Unit noise [*lead, max(rows), width]; client i has ``rows[i]`` rows of it, then zeros."""
+    """Noise of scale 1, [*lead, max(rows), width]; client i has ``rows[i]`` rows of noise, then zeros."""
 
     def one(g: np.random.Generator, client: int) -> np.ndarray:
         shape = (rows[client], width)
@@ -178,7 +180,7 @@ def draw(rows: Sequence[int], width: int, ctx: Ctx, *key: int) -> Tensor:
 
 
 def perturb(x: Tensor, e: Tensor, ctx: Ctx) -> Tensor:
-    """(1 - p) x + s e for unit noise ``e``; p = s = 0 is ``x`` itself."""
+    """(1 - p) x + s e for noise ``e`` of scale 1; p = s = 0 is ``x`` itself."""
     return over(1.0 - ctx.number("p"), x) * x + over(ctx.number("s"), e) * e
 
 
@@ -205,7 +207,8 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
     """Local epochs (none before the first prototypes exist), then one pass over the rows for C_i and n_ij."""
 
     def batches(epoch: int) -> Batches:
-        clean = prototypes.view_batches(data, ctx, epoch)  # prototypes and tests stay clean (D-20)
+        # Only the training batches may get noise on their features; prototypes and tests stay clean (D-20).
+        clean = prototypes.view_batches(data, ctx, epoch)
         if ctx.hp["noise_on"] == "features":
             return noisy(clean, data, ctx, epoch)
         return clean
@@ -223,7 +226,7 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
 
 
 def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
-    """Store the uploaded sets; those of absent clients stay."""
+    """Replace the sets of the round's clients by the uploaded ones; the sets of all other clients stay."""
     ids = torch.tensor(ctx.ids, device=ctx.env.device)
     sets = server["sets"].index_copy(-3, ids, up["proto"])
     counts = server["counts"].index_copy(-2, ids, up["count"])
@@ -235,20 +238,20 @@ def predict(down: Tree, state: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> 
     z = prototypes.project(down, state, x, ctx)
     rule = ctx.hp["infer_proto"]
     # The classes that the client's own prototypes are used for, and all classes that have a prototype.
-    own = state["count"] > 0
-    has = own | down["has"]
+    owned = state["count"] > 0
+    has = owned | down["has"]
     if rule == "global":
-        own = torch.zeros_like(own)
+        owned = torch.zeros_like(owned)
         has = down["has"]
     elif rule == "local":
-        untrained = ~own.any(-1, keepdim=True)
-        has = own | untrained & down["has"]
-    proto = torch.where(own.unsqueeze(-1), state["proto"], down["bar"])
+        untrained = ~owned.any(-1, keepdim=True)
+        has = owned | untrained & down["has"]
+    proto = torch.where(owned.unsqueeze(-1), state["proto"], down["bar"])
     return scores(z, proto, has, str(ctx.hp["infer_score"]))
 
 
 def caution(hp: Hp) -> tuple[str, ...]:
-    """A warning of a rule that hardly differs from another, because prototypes differ in length (D-12)."""
+    """A warning if ``local_padded`` predicts nearly as ``local``, because prototypes differ in length (D-12)."""
     by_dots = hp["infer_score"] == "dot" and not hp["proto_norm"]
     if hp["infer_proto"] != "local_padded" or not by_dots:
         return ()

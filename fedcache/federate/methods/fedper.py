@@ -4,11 +4,12 @@ Clients share a projection of the features, and each keeps a classifier of its o
 Only the projection is averaged.
 
 Arivazhagan et al., "Federated learning with personalization layers", 2019: the base layers are averaged, the
-personalization layers stay. Here P is the base and Q the personal layer. ``fedrep`` differs in training them one after
-the other.
+personalization layers stay. Here P is the base and Q the personal layer. ``fedrep`` trains P and Q one after the other
+instead.
 
-Released FedPCL code has no FedPer; preset ``official`` is its setting of the other baselines (D-09, D-11, D-13).
-Limits: one client is ``solo``, bit for bit; P is the only upload.
+The released FedPCL code has no FedPer, so preset ``official`` uses that code's settings of its other baselines (D-09,
+D-11, D-13; docs/readings.md).
+Special cases: one client is ``solo``, bit for bit; P is the only upload.
 """
 
 from __future__ import annotations

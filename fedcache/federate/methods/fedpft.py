@@ -7,20 +7,22 @@ Beitollahi et al., "Parametric feature transfer: one-shot federated learning wit
 fits a mixture of ``k_mix`` Gaussians to its features of each class it has (EM by scikit-learn; one Gaussian is the
 sample mean and variance, T-K10) and sends means, scales, weights and the count n_ic as 16-bit numbers. The server draws
 n_ic rows from each and trains W, b by SGD. A scale is a standard deviation, or for ``cov=full`` the Cholesky factor of
-the covariance: 16 bits hold it where they would round a variance to zero, and its square is never indefinite.
+the covariance: 16-bit numbers can hold a scale where they would round the variance to zero, and a covariance that is
+computed from a rounded scale is never indefinite.
 
 A class with n_ic <= k_mix rows is one Gaussian (the released code drops it), with the client's mean and the covariance
-of the class over all clients, merged from their moments (T-K11): its own covariance says nothing. A mean of one row is
-that row.
+of the class over all clients, merged from their moments (T-K11; see tests/), because a covariance of so few rows means
+nothing. A mean of one row is that row.
 
 The paper trains on the drawn rows as they are, and SGD then depends on the mean of the features: on data of standard
-deviation 1 the accuracy fell from 0.91 at a mean of 10 to 0.38 at a mean of 30. ``center`` (ours) trains on the rows
-less the mean of all Gaussians, and moves the bias back. The uploaded means still have 16 bits: 1,000 is rounded to
-halves. Features that 16 bits cannot hold end the run: those above 65504, those whose means would mostly be sent as 0,
-and those whose deviation is less than half the distance of 16-bit numbers around their mean.
+deviation 1 the accuracy fell from 0.91 at a mean of 10 to 0.38 at a mean of 30. ``center`` (ours) subtracts the mean of
+all Gaussians from the rows before the training, and corrects the bias afterwards. The uploaded means still have 16
+bits: numbers near 1,000 are rounded to multiples of 0.5. Features that 16-bit numbers cannot hold end the run: features
+above 65504, features whose means would mostly be sent as 0, and features whose deviation is less than half the spacing
+of 16-bit numbers around their mean.
 
-Draws are numbered in an order of content, so clients may come in any order. Limit: a Gaussian of scale 0 gives its mean
-(T-K12).
+Clients are sorted by the content of their uploads before rows are drawn, so the result does not depend on their order.
+Special case: a Gaussian of scale 0 gives its mean (T-K12; see tests/).
 """
 
 from __future__ import annotations
@@ -58,7 +60,7 @@ from fedcache.heads.gaussian_mixture import Gaussians, fit_mixture, of_class, po
 from fedcache.heads.linear import head_around, init_linear
 
 SCALE = "Bring the features to mean 0 and variance 1 with --set feat_post=standardize"
-"""The remedy for features that 16-bit numbers cannot hold."""
+"""Hint of messages about features that 16-bit numbers cannot hold."""
 
 COUNT_LIMIT = 65_535
 """Largest count of two bytes; a larger one takes two scalars."""
@@ -121,7 +123,10 @@ def uploads(_server: Tree, ctx: Ctx) -> Uploads:
 
 
 def _fitted(z: np.ndarray, k: int, cov: str, ctx: Ctx, seed: int) -> Gaussians:
-    """A mixture of k Gaussians of the rows z [n, D] that 16-bit numbers can hold."""
+    """A mixture of k Gaussians fitted to the rows z [n, D].
+
+    Raises FederatedRunError if a covariance is singular, or if 16-bit numbers cannot hold the mixture.
+    """
     reg = ctx.scalar("reg_covar")
     # The engine refuses an upload with NaN, and its message names the client, which EM does not know.
     if not np.isfinite(z).all():
@@ -181,7 +186,7 @@ def draw(up: Tree, ctx: Ctx) -> tuple[Tensor, Tensor]:
     # Clients are sorted by content, so that the draws do not depend on the order of clients.
     order = sorted(range(len(count)), key=content)
     count, mean, scale, weight = (a[order] for a in (count, mean, scale, weight))
-    # With so few rows a client's own covariance means nothing, so that of the class over all clients replaces it.
+    # With so few rows a client's own covariance means nothing, so the covariance over all clients replaces it.
     few = (count > 0) & (count <= ctx.count("k_mix"))
     shared = {}
     for c in np.flatnonzero(few.any(0)).tolist():
@@ -232,7 +237,7 @@ def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
     if not ctx.hp["center"]:
         center = torch.zeros_like(x[0], dtype=torch.float64)
     x = (x - center).to(x.dtype)
-    # The drawn rows are trained on like the rows of one client, with one stored view.
+    # The server trains on the drawn rows like a client: with one stored view, and without a broadcast ({}).
     rows = torch.arange(len(y), device=y.device)
     data = ClientData(x.unsqueeze(1), y, rows, (len(y),))
     uniform = ctx.rng.uniform("init")
@@ -259,13 +264,13 @@ def diagonal_of_product(factor: Tensor, width: int) -> Tensor:
 
 def notice(up: Tree, ctx: Ctx) -> str:
     """A sentence for a ``reg_covar`` that is larger than the variance of the features; else empty."""
-    found = float(variances(up, ctx).mean())
+    mean_variance = float(variances(up, ctx).mean())
     reg = ctx.scalar("reg_covar")
-    if found >= reg:
+    if mean_variance >= reg:
         return ""
     return (
-        f"the features have a variance of {found:.2g}, less than reg_covar={reg:g}, which is added to it, so the "
-        f"drawn rows are mostly noise. {SCALE}"
+        f"the features have a variance of {mean_variance:.2g}, less than reg_covar={reg:g}, which is added to it, so "
+        f"the drawn rows are mostly noise. {SCALE}"
     )
 
 
@@ -274,15 +279,15 @@ def variances(up: Tree, ctx: Ctx) -> Tensor:
     D = up["mean"].shape[-1]
     scale = up["scale"].double()
     if ctx.hp["cov"] == "full":
-        own = diagonal_of_product(scale, D)
+        within = diagonal_of_product(scale, D)
     else:
-        own = scale**2
+        within = scale**2
     rows = up["count"].double().unsqueeze(-1) * up["weight"].double()
     share = (rows / rows.sum()).unsqueeze(-1)
     deviation = up["mean"].double() - mean_of(up)
-    total = (share * (own + deviation**2)).sum((0, 1, 2))
-    found: Tensor = (total - ctx.scalar("reg_covar")).clamp(min=0.0)
-    return found
+    total = (share * (within + deviation**2)).sum((0, 1, 2))
+    variance: Tensor = (total - ctx.scalar("reg_covar")).clamp(min=0.0)
+    return variance
 
 
 def paper_count(width: int, classes: int, _clients: int, hp: Hp) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""FedProto: clients share class prototypes instead of weights, and are pulled towards the global ones.
+"""FedProto: clients share class prototypes instead of weights. A penalty pulls projections to the global prototypes.
 
 Each client trains a model of its own. A penalty pulls the projection of each row towards the global prototype (mean
 projected feature) of its class. Only prototypes travel, so the clients' networks may differ.
@@ -10,12 +10,12 @@ After training, C_i^(j) is the mean of z over the client's rows of class j; the 
 n_ij / N_j; the released code's plain mean; or eq 6 of FedPCL as printed). A class that no client sent this round keeps
 its prototype. Inference: argmin_j |z - Cbar^(j)|.
 
-The paper has a squared L2 distance; released code (``preset=official``) takes its mean over dimensions, dim times
-smaller (D-73: ``protodist``), which is next to nothing compared with the cross-entropy on unit projections of frozen
-features. The layers are those of FedPCL's table 7, as in all its baselines: BatchNorm, and no unit
-length in the paper's preset (D-02). Released code collects prototypes in training mode during the last epoch; here
-they come from one pass afterwards.
-Limits: lambda_proto = 0 trains exactly as ``solo``; rows whose class has no global prototype add nothing.
+The paper has a squared L2 distance; the released code (preset ``official``) takes its mean over dimensions, which is
+dim times smaller (D-73, ``protodist``). On unit projections of frozen features, this mean is tiny compared with the
+cross-entropy. The layers are those of FedPCL's table 7, as in all its baselines: BatchNorm, and no unit
+length in the paper's preset (D-02). The released code collects prototypes in training mode during the last epoch; here
+they are computed in one pass over the rows after training.
+Special cases: lambda_proto = 0 trains exactly as ``solo``; rows whose class has no global prototype add nothing.
 """
 
 from __future__ import annotations
@@ -112,8 +112,8 @@ def loss(p: Tree, batch: Tree, down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
 def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """Local epochs, then one pass over all rows for the prototypes."""
     names = model.names(ctx.hp)
-    own = {k: t for k, t in state.items() if k in names or k.startswith("opt/")}
-    p = train(own, model.trained(ctx.hp), ctx.count("epochs"), loss, down, data, ctx)
+    start = {k: t for k, t in state.items() if k in names or k.startswith("opt/")}
+    p = train(start, model.trained(ctx.hp), ctx.count("epochs"), loss, down, data, ctx)
     x, mask = prototypes.prototype_rows(data, ctx)
     z = embed(model.head_of(ctx.hp), p, x)[0]
     proto, count = class_means(z, data.labels(), mask, ctx.env.classes)
@@ -122,7 +122,7 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
 
 
 def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
-    """Merge the uploaded prototypes; those of other classes stay."""
+    """Merge the uploaded prototypes; classes without an upload keep their prototypes."""
     bar, has = merge(up["proto"], up["count"], str(ctx.hp["proto_agg"]))
     bar = torch.where(has.unsqueeze(-1), bar, server["bar"])
     return {"bar": bar, "has": has | server["has"]}
@@ -134,12 +134,12 @@ def predict(down: Tree, state: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> 
     rule = ctx.hp["proto_infer"]
     if rule == "head":
         return classify(model.head_of(ctx.hp), state, z)
-    own = state["count"] > 0
+    owned = state["count"] > 0
     if rule == "local":
-        return scores(z, state["proto"], own, "mse")
+        return scores(z, state["proto"], owned, "mse")
     has = down["has"]
     if rule == "global_own":
-        has = has & own
+        has = has & owned
     return scores(z, down["bar"], has, "mse")
 
 

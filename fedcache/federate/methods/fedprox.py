@@ -6,8 +6,9 @@ too far in many local steps.
 Li et al., "Federated optimization in heterogeneous networks", MLSys 2020:
 h_i(w) = f_i(w) + (mu/2) |w - w_g|^2.
 
-Released FLESD code adds mu |w - w_g|^2 without the half (D-31): ``prox_half=false``, so its mu is half of the paper's.
-Limits: mu = 0 is ``fedavg`` bit for bit; at w = w_g the added gradient is exactly 0.
+The released FLESD code adds mu |w - w_g|^2 without the factor 1/2 (D-31, ``prox_half=false``), so its mu is half of the
+paper's.
+Special cases: mu = 0 is ``fedavg`` bit for bit; at w = w_g the added gradient is exactly 0.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 Clients train SimCLR encoders without labels, as in ``fedavg-simclr``. A penalty keeps each encoder near the received
 one. The server averages the encoders.
 
-The released code leaves out the half (D-31, ``prox_half=false``); its README has mu = 1e-4, the paper's grid is not
-legible. Limit: mu = 0 is ``fedavg-simclr`` bit for bit.
+The released code leaves out the factor 1/2 (D-31, ``prox_half=false``). Its README has mu = 1e-4; the values that the
+paper tries are not legible. Special case: mu = 0 is ``fedavg-simclr`` bit for bit.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ takes e_h = 10 (D-72: ``--set e_h=10``) and SGD (``--set opt=sgd --set lr=0.01 -
 client's Q once more after the last round, which is not done here. Ten epochs on logits behind a ReLU leave classes
 whose logit is 0 for every row and never learn again: with ``e_h=10`` take ``logit_head=plain``.
 Both phases start with a fresh optimiser and have their own order of rows. A frozen P with BatchNorm uses its running
-statistics, as it does in inference. Limits: e_h = 0 never changes a Q, e_b = 0 never changes P.
+statistics, as it does in inference. Special cases: e_h = 0 never changes a Q, e_b = 0 never changes P.
 """
 
 from __future__ import annotations

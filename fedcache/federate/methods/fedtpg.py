@@ -1,4 +1,4 @@
-"""FedTPG: a small network that makes the context words of CLIP's prompts from the class names, trained and averaged.
+"""FedTPG: clients train a small network that makes the context words of CLIP's prompts from the class names.
 
 A small network reads the class names and produces the context words of CLIP's prompts. Clients train this network on
 their own classes. The server averages it, and it also makes prompts for new class names.
@@ -9,20 +9,21 @@ available classes are encoded as they are, T [C, D] of unit length, and read by 
 after which come ``depth`` blocks of self-attention, x = v + MHA(LN(v)), v = x + FF(x). The v are the context vectors of
 every class's prompt, [START, v_1 .. v_m, name, END], and the classifier is that of PromptFL. The network travels.
 
-Clients know the names of their own classes only (``names=own``): T, and the classes that cross-entropy tells apart, are
-those. Scoring uses all names. ``names=all`` (ours) trains with all of them too.
+With ``names=own`` clients know only the names of their own classes: T has these names, and cross-entropy is over these
+classes. Scoring uses all names. ``names=all`` (ours) also trains with all names.
 
 Checked against the released code (boschresearch/FedTPG, ``model/prompt_net.py``, ``federated``): m = 4 queries of
 N(0, 0.02^2), 4 heads, a hidden layer of 4 E, no blocks, no residual around the first attention, torch's first weights;
 SGD with 0.003 and momentum 0.9, decay 1e-5, batches of 200, one epoch in each of 500 rounds, a cosine over them,
-momentum that a client keeps, and clients averaged with equal weights. It computes in half precision. Where texts have
-D numbers and tokens E of them, the attention maps the one to the other (D-106).
+momentum that a client keeps, and clients averaged with equal weights. The released code computes in half precision. A
+text has D numbers and a token has E; the attention maps D to E (D-106).
 
-It begins with the prompts of a random network. On digits (glyph-clip, 10 clients, Dirichlet 0.1), where zero-shot has
-85 %, 20 rounds have 73 % at 0.003 and 79 % at 0.03; the 500 rounds of the default have 56 %: set ``--rounds``.
+Training begins with the prompts of a random network. On digits (glyph-clip, 10 clients, Dirichlet 0.1), zero-shot has
+an accuracy of 85 %. After 20 rounds FedTPG has 73 % with lr=0.003 and 79 % with lr=0.03; after the 500 rounds of the
+default it has 56 %. So set ``--rounds``.
 
-Limits: v depends neither on the order of the names nor on how often all of them are repeated. If B, b and
-the weights of the attention's output map are 0, v is the bias of this map for all names, like a prompt of PromptFL.
+Special cases: v depends neither on the order of the names nor on how often all of them are repeated. If B, b and the
+weights of the attention's output map are 0, v is the bias of this map for all names, like a prompt of PromptFL.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ WIDER = 4
 
 
 def init_block(uniform: Uniform, E: int, D: int, name: str) -> Tree:
-    """First weights as torch draws them, of an attention with its norms and of a feed-forward block.
+    """Initial weights of an attention with its norms, and of a feed-forward block, drawn from torch's distributions.
 
     The attention has queries [m, E] and keys [c, D].
     """
@@ -164,7 +165,7 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
     texts = texts_of_names(ctx)
     place = torch.arange(ctx.env.classes, device=texts.device)
     if ctx.hp["names"] == "own":
-        # Labels become places among the known classes, because only their texts are scored.
+        # A label becomes the place of its class among the known ones, because only their texts are scored.
         known = torch.unique(data.labels())
         place = place.new_zeros(ctx.env.classes).index_copy(0, known, place[: len(known)])
         texts = texts[known]
@@ -177,6 +178,7 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
         return cross_entropy(u, place[batch["y"]], batch["w"])
 
     trained = tuple(down)
+    # {} instead of the broadcast, because the loss reads only the trained network.
     p = train({**down, **state}, trained, ctx.count("epochs"), loss, {}, data, now)
     return select(p, state), select(p, trained)
 

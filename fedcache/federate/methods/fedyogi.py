@@ -5,8 +5,8 @@ Yogi resembles Adam, but its second moment falls slowly.
 
 Reddi et al., "Adaptive federated optimization", ICLR 2021, algorithm 2: as ``fedadam`` with
     v <- v - (1 - beta2) Delta^2 sign(v - Delta^2).
-So v moves by at most (1 - beta2) Delta^2 a round, whichever way; where Delta^2 is larger than v it grows as Adam's does
-from 0. Limits: those of ``fedadam``; from v = 0, Adam and Yogi give the same v.
+So in a round v changes by (1 - beta2) Delta^2, up or down. Where Delta^2 is larger than v, v grows as Adam's v does
+from 0. Special cases: those of ``fedadam``; from v = 0, Adam and Yogi give the same v.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from fedcache.federate.methods.common import MethodPage
 from fedcache.federate.methods.fedadam import BETA2, server_optimiser
 
 
-def yogi(v: Tensor, square: Tensor, rest: float | Tensor) -> Tensor:
+def yogi(v: Tensor, square: Tensor, new_share: float | Tensor) -> Tensor:
     """v - (1 - beta2) Delta^2 sign(v - Delta^2)."""
-    return v - rest * square * (v - square).sign()
+    return v - new_share * square * (v - square).sign()
 
 
 METHOD = server_optimiser(

@@ -1,23 +1,24 @@
-"""FLESD: clients' encoders meet in an ensembled similarity matrix, which the server distils into one student.
+"""FLESD: the server averages the clients' similarities of public rows, and distils them into one student encoder.
 
 Clients train image encoders without labels. Each client encodes the same public images, and the server averages the
 similarities between these images over the clients. It then trains one student encoder to reproduce the averaged
 similarities.
 
 Shi et al., "Towards communication-efficient and privacy-preserving federated representation learning" (FLESD). Client 0
-holds the public rows, does not train, and everybody can read them. A round:
+holds the public rows and does not train; all clients can read these rows. A round:
     client k: g_k from the broadcast w by SimCLR on its own rows (eq 3); R_k = unit g_k(public view 0)
     M_k = R_k R_k' (eq 4), M = mean_k exp(M_k / tau_T) (eqs 5, 6)
     student from w: min mean_i KL(q_i || p_i), p_ij = softmax_j(z_i . k_j / tau_S), q_ij = M_ij / sum_j M_ij (eqs 7-9)
     key encoder: th_k <- zeta th_k + (1 - zeta) th (eq 10); w <- student.
-What goes up is R_k, Np x d numbers, or the matrix (``send=matrix``); values that are missing in the paper's text are
-those of the released README. Released code: augmentation by data set (D-91), one-directional contrast (D-30) with
-BatchNorm on each view by itself (D-92), 128-d projections compared (D-32; ``sim_at=trunk`` for 512-d), a queue whose
-first batches of every epoch take no step (D-34: ``queue_warm``) and own keys among the anchors (D-35); short batches
-left out (D-93), keys by BatchNorm of their batch (D-94) and after the average has moved (D-95), a row's own similarity
-in addition to its n % (D-96), float16 with a scaled loss, for which ``amp`` has bfloat16 without (D-97).
-Up to 4,096 public rows ``anchors=auto`` takes them all instead of a queue: eqs 7 to 9 exactly.
-Clients of other backbones or trunks keep their own encoder, since only similarities meet.
+Clients send R_k, Np x d numbers, or the matrix M_k (``send=matrix``). Values that are missing in the paper's text are
+those of the released README. The released code has augmentation by data set (D-91) and
+one-directional contrast (D-30), with BatchNorm on each view by itself (D-92). It compares 128-d projections (D-32;
+``sim_at=trunk`` for 512-d). It has a queue whose first batches of every epoch take no step (D-34: ``queue_warm``), with
+own keys among the anchors (D-35). It leaves out short batches (D-93), computes keys by the BatchNorm statistics of
+their batch (D-94) and after eq 10 (D-95), and keeps a row's own similarity in addition to its n % (D-96). It trains in
+float16 with a scaled loss; ``amp`` uses bfloat16 without a scaled loss (D-97). Up to 4,096 public rows,
+``anchors=auto`` takes all of them instead of a queue, which is exactly eqs 7 to 9. Clients of other backbones or trunks
+keep their own encoder, because only similarities are averaged.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def init(ctx: Ctx) -> Tree:
 
 
 def enter(down: Tree, data: ClientData, ctx: Ctx) -> Tree:
-    """The client's losses, and an encoder of its own if its trunk does not fit the student's."""
+    """Sums of the client's losses, and an encoder of its own if its trunk does not fit the student's."""
     losses = simclr.enter(down, data, ctx)
     # A smaller or larger trunk cannot start at the student's weights, so it is kept by the client. A ResNet has no
     # ``t.W``, and is the same on all clients.
@@ -106,14 +107,14 @@ def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
 
 
 def sent(up: Tree, ctx: Ctx) -> int:
-    """Np d numbers, or the upper triangle of M_k; for each number in a sparse row also its place."""
+    """Np d numbers of R_k, or the upper triangle of M_k; if rows are sparse, each kept number of M_k and its place."""
     if "R" in up:
         return up["R"].numel()
     rows = up["M"].shape[-1]
     share = ctx.scalar("sim_topk_percent") / 100.0
     if share < 1.0:
         own = bool(ctx.hp["sim_topk_own"])
-        # The similarity of a row to itself is always 1, so it is not sent.
+        # With ``sim_topk_own`` a row's similarity to itself is kept, but it is always 1, so it is not sent.
         return 2 * rows * (kept(rows, share, own=own) - own)
     return rows * (rows - 1) // 2
 

@@ -13,7 +13,7 @@ from fedcache.federate.methods.flesd_head import METHOD as HEAD
 
 
 def needs(hp: Hp) -> frozenset[str]:
-    """As ``flesd`` on images, as ``flesd-head`` on features."""
+    """The inputs of ``flesd`` for an encoder on images, and of ``flesd-head`` for one on features."""
     return simclr.needs(hp) | {"public"}
 
 

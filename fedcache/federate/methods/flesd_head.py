@@ -3,9 +3,9 @@
 This is ``flesd`` on cached features. A small network with two layers replaces the ResNet, and stored augmented views
 replace the images. Clients send the similarities of public rows.
 
-Not the paper's experiment, hence a name of its own and fidelity ``cached_views``: each step draws two of the stored
-augmentations of a row (extract with --views 4 or more), or two dropout masks of its one view (``approx``). The
-equations of a round are those of ``flesd``; the probe reads the trunk.
+This is not the paper's experiment, so it has a name of its own and the fidelity ``cached_views``: each step draws two
+of the stored augmentations of a row (extract with --views 4 or more), or two dropout masks of its one view
+(``approx``). The equations of a round are those of ``flesd``; the probe reads the trunk.
 """
 
 from __future__ import annotations

@@ -25,8 +25,8 @@ itself:
   drawn again in every step, up to C max m of them (D-84). ``tsamp_scope=batch`` counts the batch alone.
 ``synth=strata`` draws ``strata`` rows of every class and weighs them by n_k: not eq 5, and labelled approx.
 
-Limits: ``ist_only`` without decay never moves (f - q = beta (f - q_old) = 0 from text weights): it is clip-zs; beta = 1
-keeps q; sigma = 0 makes every synthetic row T_k; lambda = 0 is ``ist_only``.
+Special cases: ``ist_only`` without decay never moves (f - q = beta (f - q_old) = 0 from text weights): it is clip-zs;
+beta = 1 keeps q; sigma = 0 makes every synthetic row T_k; lambda = 0 is ``ist_only``.
 """
 
 from __future__ import annotations
@@ -80,6 +80,7 @@ from fedcache.heads.losses import cross_entropy, softmax
 from fedcache.heads.projection import logits
 
 NAMES = ("W", "b")
+"""Names of the head's tensors."""
 
 
 def enter(down: Tree, data: ClientData, ctx: Ctx) -> Tree:
@@ -101,7 +102,7 @@ def schedule(q: Tensor, data: ClientData, ctx: Ctx, epoch: int) -> Batches:
         classes = balancing_classes(q, data.mask(), ctx)
         yield from with_rows(batches, classes, data, ctx, epoch)
         return
-    # Each step draws its own rows by its soft labels, if it uses any.
+    # If the loss has synthetic rows, ``gradients`` draws those of each step by the step's soft labels.
     for t, (k, batch) in enumerate(batches):
         if ctx.hp["tsamp_scope"] == "iteration":
             # m_k is counted over all rows of the clients that still step.
@@ -120,7 +121,7 @@ def classify(p: Tree, x: Tensor, ctx: Ctx) -> Tensor:
 
 
 def gradients(p: Tree, batch: Batch, _down: Tree, ctx: Ctx) -> list[Tensor]:
-    """dL/dW and dL/db of eq 8. First it moves the soft labels in ``p`` (eq 4).
+    """dL/dW and dL/db of eq 8, after an update of the soft labels in ``p`` (eq 4).
 
     With f = softmax(u), u = s (W I + b), eq 3 has dL/du_j = w_j (f_j - q_j), since q_j sums to 1; eq 6 has the same
     with 1 for the row's own class instead of q. The new q_j is as far from f as q_j was, times beta.
@@ -134,8 +135,8 @@ def gradients(p: Tree, batch: Batch, _down: Tree, ctx: Ctx) -> list[Tensor]:
     change = (1.0 - over(ctx.number("beta"), f)) * gap
     # Padding points at the client's first row. So increments are added (0 for padding) instead of written.
     q.scatter_add_(-2, index, change * (batch["w"] > 0).unsqueeze(-1))
-    alone = without_synthetic(ctx.hp)
-    if not alone and "z" not in batch:
+    real_only = without_synthetic(ctx.hp)
+    if not real_only and "z" not in batch:
         epoch, t = batch["at"].tolist()
         if "all" in batch:
             counted = (q, batch["all"])
@@ -143,20 +144,20 @@ def gradients(p: Tree, batch: Batch, _down: Tree, ctx: Ctx) -> list[Tensor]:
             counted = (old + change, batch["w"])
         rows = at_once(balancing_classes(*counted, ctx), ctx, epoch, t)
         batch = {**batch, **rows}
-    # Real rows are compared with the soft labels that have just moved, synthetic ones with their class.
+    # Real rows are compared with the soft labels after their update, synthetic rows with their class.
     share: float | Tensor = 1.0
     synthetic_share: float | Tensor = 0.0
-    if not alone:
+    if not real_only:
         share, synthetic_share = shares(batch, ctx)
     parts = []
     if ctx.hp["ablation"] != "tsamp_only":
         du = weighted(gap - change, batch["w"], share, ctx)
         parts.append(affine_gradients(batch["x"], du))
-    if not alone:
+    if not real_only:
         classes = batch["k"]
-        own = classes.expand(f.shape[:-2] + classes.shape[-1:]).unsqueeze(-1)
+        class_index = classes.expand(f.shape[:-2] + classes.shape[-1:]).unsqueeze(-1)
         f = softmax(classify(p, batch["z"], ctx))
-        error = f.scatter_add(-1, own, f.new_full((), -1.0).expand(own.shape))
+        error = f.scatter_add(-1, class_index, f.new_full((), -1.0).expand(class_index.shape))
         du = weighted(error, batch["kw"], synthetic_share, ctx)
         parts.append(affine_gradients(batch["z"], du))
     # ``tsamp_only`` with lambda = 0 has no term.
@@ -215,7 +216,7 @@ def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
             return value / batch["kw"].sum(-1)
         return value
 
-    # ``train`` reads only ``batches``, whose number of clients is 1: the server. ``none`` fills the place of the data.
+    # ``train`` reads only ``batches``, whose number of clients is 1: the server. ``none`` is passed instead of data.
     none = ClientData(ctx.text, None, torch.zeros(0, dtype=torch.int64), (0,))
     done = train(head, NAMES, ctx.count("epochs"), tsamp, {}, none, ctx, batches=batches)
     return {**server, **select(done, NAMES)}

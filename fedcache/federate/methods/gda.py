@@ -13,17 +13,18 @@ than features: with the pooled scatter S = sum_c sum_i (f_i - mu_c)(f_i - mu_c)'
 
 The upload is that of ``fedcgs``: G, S_c and N_c add up, so the partition does not matter. The server alone reads the
 class text features T, and sends one linear head s T + alpha W, alpha b. A class without any image is never
-predicted, as it has no Gaussian. Limits: alpha = 0 is ``clip-zs``; where every class has one row S = 0 and P is 0.
+predicted, as it has no Gaussian. Special cases: alpha = 0 is ``clip-zs``; where every class has one row S = 0 and P is
+0.
 
-The ridge needs no choice: it is an estimate already. alpha weighs logits and is no ridge; a criterion for it needs the
-scores of held-out rows, which do not follow from the sums, so it has no ``auto``.
+The ridge needs no choice, because it is an estimate. alpha is a weight of logits, not a ridge. A criterion for alpha
+needs the scores of held-out rows, which cannot be computed from the sums, so alpha has no ``auto``.
 
 The paper searches alpha among 1e-4, 1e-3 .. 100 on validation rows: ``--sweep alpha=...`` with ``--validation``.
 Checked against the released code (mrflogs/ICLR24, ``main_few_shots.py``): s = 100, the estimator and the priors.
 Interpretation: that code takes means and scatter from ``augment_epoch`` random crops and flips of every image, and from
-no plain image; the paper's equations say nothing of it. ``proto_view=aug`` does so with the augmentations that are
-stored (``fedcache extract --views 11`` for ten). A client sends the mean of its sums over views, and the server takes
-every row as many times as there are views.
+no plain image; the paper's equations say nothing of it. ``proto_view=aug`` does this with the stored augmentations
+(``fedcache extract --views 11`` for ten). A client sends the mean of its sums over views, and the server takes every
+row as many times as there are views.
 """
 
 from __future__ import annotations

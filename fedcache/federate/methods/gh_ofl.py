@@ -5,7 +5,8 @@ classifiers from them: naive Bayes, or a linear or quadratic discriminant. There
 the rows does not matter.
 
 Turazza et al., "The Gaussian-Head OFL family: one-shot federated learning from client global statistics", ICLR 2026.
-Clients send numbers and sums of the rows of each class, and what the head needs of their squares; the server scores
+Clients send the number and the sum of the rows of each class, and the squares or products that the head needs. The
+server's scores are
     log pi_c - log det Sigma_c / 2 - (x - mu_c)' Sigma_c^-1 (x - mu_c) / 2,    pi_c = N_c / N,
 with one of three covariances (``head``):
     nb   naive Bayes: the variances of each class, E[x^2] - mu_c^2, at least 1e-6; ``variance=pooled`` has one diagonal
@@ -22,12 +23,13 @@ of a covariance (OAS), which follows from the same sums, was tried for qda: 5.9 
 with 100 rows, 4.7 less on the packaged digits with 500 (glyph-clip).
 
 All statistics add up, so the partition does not matter. C counts the classes that any client has; others are never
-predicted. A feature that is constant over all rows is left out (ours): its variance is rounding. A client sends what
-the head needs, and no more. ``lda`` is ``fedcgs`` with nearly the same ridge. The paper's heads that are trained on
-samples drawn in a Fisher subspace (FisherMix, Proto-Hyper) and its random projections are not here.
+predicted. A feature that is constant over all rows is left out (ours): its variance is rounding. A client sends only
+what the head needs. ``lda`` is ``fedcgs`` with nearly the same ridge. The paper's random projections, and its heads
+that are trained on samples drawn in a Fisher subspace (FisherMix, Proto-Hyper), are not implemented.
 
-Checked against the released code (FabioTur-dev/One-Shot-FL, ``server/GH_OFL_server.py``), from which the floors and the
-shrinkage are; it counts absent classes in C, gives them a prior of 1e-12, and computes qda in float32.
+Checked against the released code (FabioTur-dev/One-Shot-FL, ``server/GH_OFL_server.py``), which is the source of the
+floors and the shrinkage. That code counts absent classes in C, gives them a prior of 1e-12, and computes qda in
+float32.
 """
 
 from __future__ import annotations
@@ -83,7 +85,7 @@ STATISTICS: Mapping[str, StatisticKind] = {
     "gram": "gram",
     "class_gram": "class grams",
 }
-"""Name of the uploaded squares -> their kind of statistic."""
+"""Name of the uploaded squares or products -> their kind of statistic."""
 
 
 def square_kind(hp: Hp) -> str:
@@ -111,10 +113,10 @@ def class_grams(z: Tensor, y: Tensor, weight: Tensor, classes: int) -> Tensor:
         member = y == c
         if z.dim() == 2:
             # Rows of one client can be selected, so every row is multiplied once.
-            own = z[member & (weight > 0)]
+            rows = z[member & (weight > 0)]
         else:
-            own = z * (weight * member).unsqueeze(-1)
-        grams.append(gram(own))
+            rows = z * (weight * member).unsqueeze(-1)
+        grams.append(gram(rows))
     return torch.stack(grams, -2)
 
 
@@ -234,17 +236,17 @@ def notice(up: Tree, ctx: Ctx) -> str:
     """A sentence for features with a variance below the floor; else empty."""
     mean = up["class_sum"].sum(0) / up["count"].sum()
     variance = mean_squares(up, square_kind(ctx.hp)) - mean**2
-    found = float(variance.mean())
-    if found >= FLOOR:
+    mean_variance = float(variance.mean())
+    if mean_variance >= FLOOR:
         return ""
     return (
-        f"the features have a variance of {found:.2g}, less than the {FLOOR:g} that the released code adds to it, so "
-        "the classes hardly differ. Bring the features to mean 0 and variance 1 with --set feat_post=standardize"
+        f"the features have a variance of {mean_variance:.2g}, less than the {FLOOR:g} that the released code adds to "
+        "it, so the classes hardly differ. Bring the features to mean 0 and variance 1 with --set feat_post=standardize"
     )
 
 
 def shrinkage(sigma: Tensor, up: Tree, ctx: Ctx) -> tuple[float, Tree]:
-    """``shrink`` for lda, and for an automatic one the numbers that the server keeps (``RidgeChoice.numbers``)."""
+    """``shrink`` for lda; if it is automatic, also the numbers that the server keeps (``RidgeChoice.numbers``)."""
     if ctx.hp["shrink"] is not None:
         return ctx.scalar("shrink"), {}
     free = fedcgs.freedom(up, "within")

@@ -6,14 +6,16 @@ trains that one. The server averages each model over the clients that selected i
 Ghosh et al., "An efficient framework for clustered federated learning", NeurIPS 2020, algorithm 1 with model averaging.
 In every round a client receives all K models w_1 .. w_K, finds
     j = argmin_k F_i(w_k)    on its training rows,
-trains w_j and sends it with j; the server averages the models that were sent for each j, by their clients' rows (the
-paper: alike, ``agg=uniform``), and keeps a model that no client selected. Client i deploys the model of smallest loss
-on its rows. All models begin with weights of their own, without which no client could tell them apart.
+trains w_j and sends it with j; the server averages the models that were sent for each j, weighted by their clients'
+rows (in the paper with equal weights, ``agg=uniform``), and keeps a model that no client selected. Client i deploys the
+model of smallest loss on its rows. All models begin with different weights; otherwise no client could tell them apart.
 
 Clients send one model and its number, and receive K models. BatchNorm is off: the statistics of a model that no client
 has trained yet fit no rows, so only the model that was chosen first would be chosen again.
-Released FedPCL code has no IFCA; preset ``official`` is its setting of the other baselines (D-09, D-13, D-14).
-Limits: K = 1 is ``fedavg`` (to rounding); a model's average holds no weight of a client that chose another.
+The released FedPCL code has no IFCA, so preset ``official`` uses that code's settings of its other baselines (D-09,
+D-13, D-14; docs/readings.md).
+Special cases: K = 1 is ``fedavg`` (to rounding); a client does not affect the average of a model that it did not
+choose.
 """
 
 from __future__ import annotations
@@ -57,7 +59,8 @@ from fedcache.heads.projection import logits
 ALL = "models/"
 """Prefix of tensors that hold all K models, [K, ...]."""
 CHOSEN = "chosen"
-"""Name of the clients' weights by model, [K]: in an upload the client's own in one place, at the server their sum."""
+"""Name of a tensor [K] with a number for each model. In an upload it is the client's weight for the chosen model, and 0
+for the others. At the server it is the sum of these weights."""
 
 
 def init(ctx: Ctx) -> Tree:
@@ -90,20 +93,20 @@ def losses(down: Tree, data: ClientData, ctx: Ctx) -> Tensor:
         x, mask = block.full()
         y = block.labels()
         head = model.head_of(ctx.hp)
-        found = []
+        values = []
         for k in range(ctx.count("models")):
             u, _ = logits(head, one_model(down, k, ctx), x)
-            found.append(cross_entropy(u, y, mask).double())
-        return {"loss": torch.stack(found, -1)}
+            values.append(cross_entropy(u, y, mask).double())
+        return {"loss": torch.stack(values, -1)}
 
-    # The models are only compared here; the chosen one is trained afterwards.
+    # Without gradients, because the models are only compared here; the chosen one is trained afterwards.
     width = max(ctx.env.width, ctx.count("dim"))
     with torch.no_grad():
         return add_up(data, ctx, width, sums)["loss"]
 
 
 def best(down: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tensor]:
-    """The model of smallest loss under its plain names, and its place as 0 and 1, float64 [*lead, K]."""
+    """The model of smallest loss under its plain names, and its number as a one-hot vector, float64 [*lead, K]."""
     K = ctx.count("models")
     at = losses(down, data, ctx).argmin(-1).expand(ctx.lead)
     return models_at(down, at, ctx), one_hot(at, K).double()
@@ -125,7 +128,7 @@ def models_at(down: Tree, at: Tensor, ctx: Ctx) -> Tree:
 
 
 def fit(down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
-    """Local epochs of the model that fits best, sent in its place with the client's weight."""
+    """Local epochs of the model that fits best. It is sent at its place among the K, times the client's weight."""
     p, place = best(down, data, ctx)
     p = train(p, model.trained(ctx.hp), ctx.count("epochs"), model.ce_loss, down, data, ctx)
     weight = place
@@ -149,7 +152,7 @@ def uploads(server: Tree, ctx: Ctx) -> Uploads:
 
 
 def sent_numbers(up: Tree, ctx: Ctx) -> int:
-    """The numbers of one model, and which it is: all other places are 0."""
+    """The scalars of one model, and its number: all other places are 0."""
     of_all_places = sum(t.numel() for name, t in up.items() if name != CHOSEN)
     return of_all_places // ctx.count("models") + 1
 
@@ -181,12 +184,12 @@ def deployed(down: Tree, own: Tree, ctx: Ctx) -> Tree:
 
 
 def predict(down: Tree, own: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:
-    """Logits [.., N, C] of that model."""
+    """Logits [.., N, C] of the ``deployed`` model."""
     return logits(model.head_of(ctx.hp), deployed(down, own, ctx), x)[0]
 
 
 def embed(down: Tree, own: Tree, x: Tensor, ctx: Ctx) -> Tensor:
-    """Projections [.., N, dim] of features by that model."""
+    """Projections [.., N, dim] of features by the ``deployed`` model."""
     return model.embed(deployed(down, own, ctx), {}, x, ctx)
 
 

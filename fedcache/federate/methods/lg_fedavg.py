@@ -6,12 +6,12 @@ are trained together. Only the classifier is averaged.
 Liang et al., "Think locally, act globally: federated learning with local and global representations", 2020: every
 client learns its own representation, and the model that reads representations is averaged. Here P is the local part and
 Q the global one, C (dim + 1) numbers; both are trained together. The paper scores a client's own rows with its own
-representation, as here, and new clients by an ensemble of all local models, which is not done.
+representation, as here, and new clients by an ensemble of all local models, which is not implemented.
 
-Released FedPCL code has no LG-FedAvg; preset ``official`` is its setting of the other baselines (D-09, D-13, D-14).
-Projections that begin alike (``init=shared``) have coordinates that mean the same at first; with independent ones the
-shared Q has to bring them together.
-Limits: one client is ``solo``, bit for bit; Q is the only upload.
+The released FedPCL code has no LG-FedAvg, so preset ``official`` uses that code's settings of its other baselines
+(D-09, D-13, D-14; docs/readings.md). With ``init=shared`` all projections start from the same weights, so at first
+their coordinates have the same meaning for the shared Q. With ``init=independent`` training must first align them.
+Special cases: one client is ``solo``, bit for bit; Q is the only upload.
 """
 
 from __future__ import annotations

@@ -3,9 +3,8 @@
 Every client learns a text prompt and a visual prompt on its own rows, as in ``tpfl``, and sends nothing. The prompts of
 each client are scored on the test rows of all clients.
 
-The computation of ``tpfl`` without the server; each client's prompts are scored on the test rows of all clients, and
-the report is the mean over clients. TPFL's text has gains up to 18.5 points over local prompts, TPFL's tables 54.6
-(D-63).
+This is ``tpfl`` without the server; the reported accuracy is the mean over clients. TPFL's text reports gains of up to
+18.5 points over local prompts, but its tables show a gain of 54.6 points (D-63).
 """
 
 from __future__ import annotations

@@ -5,9 +5,10 @@ its own classifier or by a linear probe.
 
 Shi et al., "Towards communication-efficient and privacy-preserving federated representation learning" (FLESD), section
 3: supervised training on skewed clients loses more than SimCLR does. Every model is scored on all test rows, by its own
-classifier or (``score=probe``) by a linear probe on its trunk, trained on all labelled rows; the number is the mean of
-clients. One client of ``fedavg-scratch`` is the same computation. The text does not describe the augmentation:
-``paper`` has none, ``official`` the released crop over a margin of 4 pixels and flip (D-91); results are ``approx``.
+classifier or (``score=probe``) by a linear probe on its trunk, trained on all labelled rows; the reported accuracy is
+the mean over clients. One client of ``fedavg-scratch`` is the same computation. The paper does not describe the
+augmentation. Preset ``paper`` has none; preset ``official`` has the released crop over a margin of 4 pixels and flip
+(D-91). ``fidelity`` is approx.
 """
 
 from __future__ import annotations

@@ -18,11 +18,12 @@ first values in the first round and with the average afterwards, and makes ``epo
 are averaged by n_i / N. One client and one round are the paper's method. A class without rows at the client begins with
 w_k = 0.
 
-Released code, where it differs (``official``): momentum 0.9 on w; a bias, which begins with random numbers there and
-with 0 here; and alpha moves by the sum of all its gradients so far, since nothing sets them to zero
-(``alpha_grad=sum``). Checked against it (FereshteShakeri/FewShot-CLIP-Strong-Baseline, ``methods/linear_probe_p2.py``
-and ``utils.py``), which takes the iterate that is best on validation rows, and half precision. Its step of alpha is a
-sixteenth of 4 N / max_k sum_i (f_i.t_k)^2, the step that would correspond to that of w.
+The released code (preset ``official``) differs: it has momentum 0.9 on w, and a bias, which begins with random numbers
+there and with 0 here. Its alpha moves by the sum of all gradients so far, because nothing sets them to zero
+(``alpha_grad=sum``). Checked against this code (FereshteShakeri/FewShot-CLIP-Strong-Baseline,
+``methods/linear_probe_p2.py`` and ``utils.py``), which also uses the iterate that is best on validation rows, and half
+precision. Its step of alpha is a sixteenth of 4 N / max_k sum_i (f_i.t_k)^2, the step that would correspond to that of
+w.
 """
 
 from __future__ import annotations
@@ -123,14 +124,14 @@ def fit(down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tre
         u = affine(x, p["W"], p.get("b")) + p["alpha"].unsqueeze(-2) * t
         weight = mask / n.unsqueeze(-1)  # of each row in the mean loss
         error = (softmax(u) - Y) * weight.unsqueeze(-1)
-        moved = {"W": error.mT @ x, "b": error.sum(-2)}
-        pull = (error * t).sum(-2)
+        gradients = {"W": error.mT @ x, "b": error.sum(-2)}
+        alpha_gradient = (error * t).sum(-2)
         if ctx.hp["alpha_grad"] == "sum":
-            summed = summed + pull
+            summed = summed + alpha_gradient
         else:
-            summed = pull
+            summed = alpha_gradient
         for name, v in velocity.items():
-            v.mul_(over(ctx.number("momentum"), v)).add_(moved[name])
+            v.mul_(over(ctx.number("momentum"), v)).add_(gradients[name])
             p[name].sub_(over(step_w, v) * v)
         if iteration % ctx.count("alpha_every") == 0:
             p["alpha"].sub_(over(step_alpha, summed) * summed)

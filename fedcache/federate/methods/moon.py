@@ -1,4 +1,4 @@
-"""MOON: clients are drawn to the broadcast model's projection and pushed from that of their own last model.
+"""MOON: a loss pulls clients to the broadcast model's projection, and away from that of their own last model.
 
 Clients train as in FedAvg with a contrastive loss. It pulls the projection of each row towards that of the received
 model, and pushes it away from that of the client's own previous model.
@@ -7,12 +7,13 @@ Li, He & Song, "Model-contrastive federated learning", CVPR 2021. With z = P(x) 
 model that was received and z_prev of the client's model at the end of its last round,
     L = CE + mu * mean of -log[ e^{cos(z, z_g) / tau} / (e^{cos(z, z_g) / tau} + e^{cos(z, z_prev) / tau}) ].
 z_g and z_prev are constants. A client that takes part for the first time has no last model: z_prev is z_g, whose term
-is log 2 without a gradient. (Released code starts from the first weights, which differs only for clients that come
-late.) With ``bn`` all three normalise with the statistics of the batch. mu = 1 and tau = 0.5 as in PFLlib; the paper
-tunes mu in {0.1, 1, 5, 10} and keeps tau.
+is log 2 without a gradient. (The released code takes the run's first weights instead, which differs only for clients
+that first take part in a later round.) With ``bn`` all three normalise with the statistics of the batch. mu = 1 and tau
+= 0.5 as in PFLlib; the paper tunes mu in {0.1, 1, 5, 10} and keeps tau.
 
-Released FedPCL code has no MOON; preset ``official`` is its setting of FedAvg (D-02, D-09, D-13, D-14).
-Limits: mu = 0 is ``fedavg`` bit for bit, and so is every client's first round for every mu.
+The released FedPCL code has no MOON, so preset ``official`` uses that code's settings of FedAvg (D-02, D-09, D-13,
+D-14; docs/readings.md).
+Special cases: mu = 0 is ``fedavg`` bit for bit, and so is every client's first round for every mu.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ LAST = "last/"
 
 
 def enter(down: Tree, data: ClientData, ctx: Ctx) -> Tree:
-    """The received projection as the last one, and what FedAvg keeps."""
+    """The received projection as the last one, and the state of a FedAvg client."""
     last = {LAST + name: down[name] for name in model.head_of(ctx.hp).body()}
     return {**fedavg.enter(down, data, ctx), **last}
 
@@ -62,7 +63,7 @@ def loss(p: Tree, batch: Tree, down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
     """Cross-entropy plus mu times the contrast of models."""
     mu = ctx.number("mu")
     if is_zero(mu):
-        return model.ce_loss(p, batch, down, ctx)  # the same bits as fedavg, at the same price
+        return model.ce_loss(p, batch, down, ctx)  # the same bits as fedavg, at the same cost
     head = model.head_of(ctx.hp)
     x = batch["x"]
     w = batch["w"]

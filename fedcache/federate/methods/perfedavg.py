@@ -1,4 +1,4 @@
-"""Per-FedAvg: a global model from which one gradient step makes a good model of each client. First order.
+"""Per-FedAvg: a global model from which one gradient step makes a good model for each client, in its first-order form.
 
 Clients train a global model that becomes good after one gradient step on a client's own rows. Before use, each client
 takes one or more such steps. The server averages the models as in FedAvg.
@@ -11,15 +11,16 @@ the server averages theta. Client i deploys theta after ``adapt_steps`` steps of
 training rows. The factor (I - alpha Hessian) of the exact meta-gradient is left out.
 
 Both steps are plain SGD. B2 is the stream of batches that ``fedavg`` sees and B1 a second one over the same rows, so an
-epoch passes twice over them. Released code adapts twice on batches of the TEST set, labels included (D-71,
-``preset=official``): the engine warns that such an accuracy is no test accuracy, and the tables of ``reproduce`` adapt
-on training rows, with the leak in a row of its own.
+epoch passes twice over them. The released code (preset ``official``) adapts twice on batches of the TEST set, with its
+labels (D-71). The engine warns that such an accuracy is no test accuracy. The tables of ``fedcache reproduce`` adapt on
+training rows, and show the accuracy with this leak in a separate row.
 
 Rates: FedPCL, which compares with Per-FedAvg, prints Adam with 0.001 for all methods, and no rates of this one
-(section 5.1, D-79). The defaults are those of released code; beta = 0.001 of plain SGD hardly moves a model in a few
-rounds of a few steps. ``preset=tuned`` has the rates that were chosen once on rows of ``digits`` that are used neither
-for training nor for testing: ``fedcache grid --ready tuned-perfedavg``, which kept alpha.
-Limits: alpha = 0 trains as ``fedavg`` by SGD with lr = beta, bit for bit; adapt_steps = 0 deploys theta as it is.
+(section 5.1, D-79). The defaults are those of the released code. Plain SGD with beta = 0.001 hardly moves a model in a
+few rounds of a few steps. ``preset=tuned`` has the rates that were chosen once on rows of ``digits`` that are used
+neither for training nor for testing: ``fedcache grid --ready tuned-perfedavg``, which kept alpha.
+Special cases: alpha = 0 trains as ``fedavg`` by SGD with lr = beta, bit for bit; adapt_steps = 0 deploys theta as it
+is.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def loss(p: Tree, batch: Batch, down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
     """f(theta'; B2) with theta' = theta - alpha grad f(theta; B1), where that gradient counts as a constant."""
     alpha = ctx.number("alpha")
     if is_zero(alpha):
-        return model.ce_loss(p, batch, down, ctx)  # the same bits as fedavg, at the same price
+        return model.ce_loss(p, batch, down, ctx)  # the same bits as fedavg, at the same cost
     trained = model.trained(ctx.hp)
     first = {**batch, "x": batch["x1"], "y": batch["y1"], "i": batch["i1"]}
     g, _ = grads(model.ce_loss, trained, p, first, down, ctx)

@@ -11,17 +11,18 @@ theta = w_i = w and, for each batch,
 the server mixes w <- (1 - beta) w + beta * sum_i a_i w_i. Client i deploys theta_i (``eval=personalised``).
 
 Both steps are plain SGD. theta continues from batch to batch within a round and starts from w in the next, as in
-released code, which also decays theta by 0.001 in the inner step (D-70: ``inner_decay``). There all clients train every
-round and a sample of them is averaged; here only the sample trains. With BatchNorm w_i takes theta_i's running
-statistics.
+released code, which also decays theta by 0.001 in the inner step (D-70: ``inner_decay``). In the released code all
+clients train in every round, and a sample of them is averaged; here only the sample trains. With BatchNorm w_i takes
+theta_i's running statistics.
 The inner step shrinks theta - w_i by the factor 1 - lr_p * lambda: keep lr_p * lambda below 2.
 
 Rates: FedPCL, which compares with pFedMe, prints Adam with 0.001 for all methods, and no rates of this one (section
-5.1, D-79). The defaults are those of its authors' released code for MNIST, with which w_i moves by eta * lambda = 0.075
-of the way to theta_i a step: too little for a few rounds of a few steps. ``preset=tuned`` has rates that were chosen
+5.1, D-79). The defaults are those of pFedMe's released code for MNIST. With them a step moves w_i by eta * lambda =
+0.075 of the way to theta_i: too little for a few rounds of a few steps. ``preset=tuned`` has rates that were chosen
 once on rows of ``digits`` that are used neither for training nor for testing: ``fedcache grid --ready tuned-pfedme``,
-which kept lambda. With them w_i goes beyond theta_i, by eta * lambda = 3 of the way.
-Limits: lambda = 0 never moves w; eta * lambda = 1 makes w_i = theta_i; beta = 0 keeps w.
+which kept lambda. With these rates, a step moves w_i by eta * lambda = 3 times its distance to theta_i, so beyond
+theta_i.
+Special cases: lambda = 0 never moves w; eta * lambda = 1 makes w_i = theta_i; beta = 0 keeps w.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ def envelope(down: Tree) -> Step:
 
 
 def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
-    """Local epochs; w_i leaves, theta_i stays."""
+    """Local epochs; w_i is sent, and theta_i stays with the client."""
     trained = model.trained(ctx.hp)
     near = {NEAR + name: down[name] for name in trained}
     p = writable_copies({**select(down, model.names(ctx.hp)), **near}, ctx)

@@ -4,21 +4,22 @@ All clients learn one text prompt together, as in ``promptfl``. When a client pr
 stored training features: rows that resemble the image vote for their labels. Only the prompt travels.
 
 Guo et al., "pFedPrompt: learning personalized prompt for vision-language models in federated learning", WWW 2023. Its
-abstract: users agree in the space of texts, where clients learn a prompt together, and differ in the space of images,
-to which each adapts without parameters. Neither its equations nor code were available; others call the second part an
-attention on the client. The first part is ``promptfl`` with all its switches. The second is our interpretation (D-107):
-a prediction attends to the client's own training rows F_n of unit length, n = 1 .. N_k, and to nothing else,
+abstract: users agree in the space of texts, where clients learn a prompt together. They differ in the space of images,
+to which each client adapts without parameters. Neither equations nor code were available; other papers call the second
+part an attention on the client. The first part is ``promptfl`` with all its switches. The second is our interpretation
+(D-107): a prediction attends to the client's own training rows F_n of unit length, n = 1 .. N_k, and to nothing else,
     w_n = softmax_n(b x.F_n),
     ``values=labels``:    logits = s x.T' + a sum_n w_n onehot(y_n)
     ``values=features``:  logits = s z.T',  z = x + a sum_n w_n F_n, made unit.
-The first is kernel regression of the labels, added to the prompt's logits as ``tip-local`` adds its cache. Its weights
-sum to 1, so a client with many rows is no surer than one with few. Its a is in logits: with s = 100, a = 30 is worth a
-cosine of 0.3. Both a and b are ours, chosen on validation rows of digits (glyph-clip, Dirichlet 0.1).
+``values=labels`` is kernel regression of the labels, added to the prompt's logits as ``tip-local`` adds its cache. The
+weights w_n sum to 1, so a client with many rows is no more confident than one with few. a is in units of logits: with s
+= 100, a = 30 is worth a cosine of 0.3. Both a and b are ours, chosen on validation rows of digits (glyph-clip,
+Dirichlet 0.1).
 
 Nothing but the prompt's vectors travels. A client's model holds its training features and their labels.
 
-Limits: a = 0 is ``promptfl`` to the bit, scored client by client; b = 0 adds the shares of the client's classes to
-every row alike; b -> infinity adds the nearest row's label.
+Special cases: a = 0 is ``promptfl`` to the bit, scored client by client; b = 0 adds the shares of the client's classes
+to every row alike; b -> infinity adds the nearest row's label.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def attended(x: Tensor, keys: Tensor, values: Tensor, b: float | Tensor) -> Tens
 
 
 def predict(down: Tree, own: Tree, data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:
-    """Logits [N, C]; without a personal part those of the prompt alone."""
+    """Logits [N, C]; without a personal part, only those of the prompt."""
     a = ctx.number("a")
     if not own or is_zero(a) or not len(own["keys"]):
         return promptfl.predict(down, {}, data, x, ctx)

@@ -8,13 +8,13 @@ Guo et al., "PromptFL", arXiv:2208.11625, 2022; the prompt is CoOp's (Zhou et al
 Image features are the cached ones: only the text tower needs a gradient, so this is exact.
 
 Interpretations: eq 2 of ATPFL indexes its denominator by c_i instead of c_j (D-60). a_i = n_i / N; the released code
-averages uniformly, and by a slip keeps the last client's vectors (D-64, D-65; only the first is offered). Optimiser,
-rate and schedule are those of ATPFL's comparison. Its "epoch=20" is read as 20 local epochs in each of 20 rounds, over
-which the rate follows a cosine (D-81). The other interpretation is one local epoch (``epochs=1``). The released code
-has SGD, five local epochs and a warm-up (D-66).
+averages uniformly (D-64, ``agg=uniform``), and by mistake keeps the last client's vectors (D-65), which is not offered
+here. Optimiser, rate and schedule are those of ATPFL's comparison. Its "epoch=20" is read as 20 local epochs in each of
+20 rounds, over which the rate follows a cosine (D-81). The other interpretation is one local epoch (``epochs=1``). The
+released code has SGD, five local epochs and a warm-up (D-66).
 
-Limits: context vectors that are the embedded words of a template, and no step, are clip-zs with that template; one
-client with every row is CoOp. ``local_prompt`` and ``tpfl`` add prompts on images.
+Special cases: if the context vectors are the embedded words of a template and no step is taken, it is clip-zs with that
+template; one client with every row is CoOp. ``local_prompt`` and ``tpfl`` add prompts on images.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ from fedcache.federate.methods.common.prompts import CONTEXT, PROMPT_TRAINING, S
 from fedcache.heads.losses import cross_entropy
 
 NAMES = ("ctx",)
+"""Names of the tensors that are trained, sent and averaged."""
 
 
 def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
@@ -59,6 +60,7 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
         u = prompts.scale(batch_ctx) * affine(batch["x"], T)
         return cross_entropy(u, batch["y"], batch["w"])
 
+    # {} instead of the broadcast, because the loss reads only the trained prompt.
     p = train({**down, **state}, NAMES, ctx.count("epochs"), loss, {}, data, now)
     return select(p, state), select(p, NAMES)
 

@@ -5,19 +5,21 @@ of all clients (control variates), and corrects every local step by their differ
 control variate.
 
 Karimireddy et al., "SCAFFOLD: stochastic controlled averaging for federated learning", ICML 2020. The server holds x
-and c, client i holds c_i, all variates 0 at first. A client takes K steps of plain SGD from y = x,
+and c, and client i holds c_i. The variates c and c_i are 0 at first. A client takes K steps of plain SGD from y = x,
     y <- y - lr (g(y) - c_i + c),    then    c_i+ = c_i - c + (x - y) / (K lr)      (option II)
 and sends y and c_i+ - c_i; with S clients of M the server sets
     x <- x + (lr_g / S) sum_i (y_i - x),    c <- c + (1 / M) sum_i (c_i+ - c_i).
 The correction is the linear term <c - c_i, y> of the loss; decay counts as part of the loss.
 
-Option II reads the mean gradient off the distance travelled, which is right for plain SGD and for nothing else: there
-is no other ``opt``, and momentum must be 0. Both means are uniform, as printed; a run that has come to rest has c = 0,
-so weights n_i on x alone would not make it minimise the weighted loss. K lr = 0 keeps c_i. The paper tunes lr; 0.1 is
-ours, and 1 on the released layers (``preset=official``), as plain SGD is slow on projections of unit length.
+Option II computes the mean gradient from the change of the weights, which is right only for plain SGD: there is no
+other ``opt``, and momentum must be 0. Both means are uniform, as printed. A run that has converged has c = 0, so with
+weights n_i for x alone it would not minimise the weighted loss. K lr = 0 keeps c_i. The paper tunes lr; 0.1 is ours,
+and 1 on the released layers (``preset=official``), as plain SGD is slow on projections of unit length.
 
-Released FedPCL code has no SCAFFOLD; preset ``official`` is its setting of the other baselines (D-02, D-09, D-13).
-Limits: while c and all c_i are 0 (round 1) it is ``fedavg`` with ``agg=uniform`` bit for bit; c is the mean of all c_i.
+The released FedPCL code has no SCAFFOLD, so preset ``official`` uses that code's settings of its other baselines (D-02,
+D-09, D-13; docs/readings.md).
+Special cases: while c and all c_i are 0 (round 1) it is ``fedavg`` with ``agg=uniform`` bit for bit; c is the mean of
+all c_i.
 """
 
 from __future__ import annotations
@@ -117,13 +119,13 @@ def uploads(server: Tree, ctx: Ctx) -> Uploads:
 
 
 def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
-    """x by lr_g, c by the share of the clients that took part; BatchNorm's statistics are averaged."""
+    """x moves by lr_g, and c by the share of clients that took part; BatchNorm's statistics are averaged."""
     share = len(ctx.ids) / ctx.env.clients
     lr_g = ctx.number("lr_g")
     out = {**server, **up}
     for name in model.trained(ctx.hp):
         out[f"c/{name}"] = server[f"c/{name}"] + share * up[f"c/{name}"]
-        if isinstance(lr_g, Tensor) or lr_g != 1.0:  # at 1 the mean itself, without a rounding
+        if isinstance(lr_g, Tensor) or lr_g != 1.0:  # for 1, ``out`` has the mean, without rounding
             out[name] = server[name] + over(lr_g, up[name]) * (up[name] - server[name])
     return out
 

@@ -4,19 +4,20 @@ Each client predicts its unlabelled images with the class texts, and adds up its
 probabilities. The server divides the sums to get a mean feature for each class. A row gets the class whose mean is most
 similar, after all directions have been scaled to a similar variance.
 
-Ours. It is one step of expectation and maximisation for Gaussian classes with one covariance, from class texts, without
-class frequencies. With the features z of all clients, their number N and mean m, their covariance Sigma, and class
-texts T,
+This method is ours. It is one step of expectation and maximisation (EM) for Gaussian classes that share one covariance.
+It starts from class texts, and uses no class frequencies. With the features z of all clients, their number N and mean
+m, their covariance Sigma, and class texts T,
     q = softmax(s z T'),    mu_c = sum q_c z / sum q_c - m,
     W_c = P mu_c / sqrt(mu_c' P mu_c),    P = (Sigma + ridge tr(Sigma) / D I)^-1,    b_c = -m' W_c.
 W_c z + b_c is, up to a factor that is the same for all classes, the cosine of z - m and mu_c after both are multiplied
 by P^(1/2).
 
-A second step confirms itself: accuracy falls with each. So one round is the method, and its statistics add up: the
-partition does not matter. Class frequencies never enter, and so a class that no client has is still predicted.
+More EM steps reinforce the errors of the first, and accuracy falls with each. So the method has one round. Its
+statistics add up, so the partition does not matter. Without class frequencies, a class that no client has can still be
+predicted.
 
-With ``own_mean=true``, each client first subtracts the mean of its own rows and makes them unit length again. It costs
-no traffic and is for clients of one domain each. The partition then matters.
+With ``own_mean=true``, each client first subtracts the mean of its own rows and makes them unit length again. This
+costs no traffic, and helps if each client has rows of one domain. The result then depends on the partition.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def centred(x: Tensor, own: Tree) -> Tensor:
 
 
 def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
-    """G, packed, and for each class the sum of its probabilities and of rows times them."""
+    """G, packed; for each class the sum of its probabilities, and the sum of the rows, weighted by them."""
     own = own_mean(down, state, data, ctx)
 
     def sums(block: ClientData) -> Tree:
@@ -87,7 +88,7 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
 
 
 def uploads(_server: Tree, ctx: Ctx) -> Uploads:
-    """G_i, packed [D (D + 1) / 2], sums of each class [C, D], and of its probabilities [C]."""
+    """G_i, packed [D (D + 1) / 2]; the weighted sums of rows of each class [C, D]; the sums of probabilities [C]."""
     C = ctx.env.classes
     D = ctx.env.width
     return {
@@ -99,7 +100,7 @@ def uploads(_server: Tree, ctx: Ctx) -> Uploads:
 
 def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
     """The head W, b."""
-    # With noise, the probabilities of a class may sum to less than zero; such a class has no mean.
+    # With noise on the uploads, the probabilities of a class may sum to less than zero; such a class has no mean.
     count = up["soft_count"].clamp(min=0.0).unsqueeze(-1)
     mean = torch.where(count > 0, up["soft_sum"] / count, 0.0)
     rows = count.sum()

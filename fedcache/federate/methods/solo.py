@@ -3,12 +3,13 @@
 Every client trains a model on its own rows, and sends nothing. It is the lower bound for every method that gives each
 client its own model.
 
-The lower bound of every comparison: argmin of the mean cross-entropy of Q(P(r)) on the client's own rows
-(FedPCL's table 2, "Solo"). One client of ``fedavg`` is the same computation, bit for bit.
+Each client minimises the mean cross-entropy of Q(P(x)) over its own rows (FedPCL's table 2, "Solo"). One client of
+``fedavg`` is the same computation, bit for bit.
 
-Released FedPCL code, where it differs: no BatchNorm, and projections of unit length (D-02); each client draws its own
-initial weights (D-11), the last short batch is left out (D-09), and ReLU and L2 follow the logits (D-13). The
-cross-entropy row of FedPCL's table 5 is not this method but ``fedavg`` (D-19).
+The released FedPCL code (preset ``official``) differs: it has no BatchNorm, and projections of unit length (D-02). Each
+client draws its own initial weights (D-11). The last short batch is left out (D-09), and ReLU and L2 normalisation are
+applied to the logits (D-13; docs/readings.md). The cross-entropy row of FedPCL's table 5 is not this method but
+``fedavg`` (D-19).
 """
 
 from __future__ import annotations

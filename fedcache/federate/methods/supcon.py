@@ -13,9 +13,10 @@ The methods below have the local losses of FedPCL's table 5. In both presets the
 projections that are contrasted always have unit length, and the others only in the released code (D-02).
     cross-entropy   ``solo``, or ``fedavg``       CE + ProtoDist   ``fedproto`` (``--set proto_infer=local``)
     SupCon          ``supcon``                    FedPCL           ``fedpcl``
-The printed first two rows are not local: 32.98 and 43.94 are the FedAvg and FedProto rows of table 11, where Solo, the
-local cross-entropy, has 38.35 (D-19). So compare SupCon's 42.18 with ``solo``, and 32.98 with ``fedavg``.
-Limits: with unique labels and two views the loss is NT-Xent; a batch without a positive has loss 0.
+As printed, the first two of these rows are not local: 32.98 and 43.94 are the FedAvg and FedProto rows of table 11,
+where Solo, the local cross-entropy, has 38.35 (D-19). So compare SupCon's 42.18 with ``solo``, and 32.98 with
+``fedavg``.
+Special cases: with unique labels and two views the loss is NT-Xent; a batch without a positive has loss 0.
 """
 
 from __future__ import annotations

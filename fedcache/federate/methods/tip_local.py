@@ -1,4 +1,4 @@
-"""Tip-Adapter on each client: zero-shot logits and a cache of the client's own labelled features; nothing leaves it.
+"""Tip-Adapter on each client: zero-shot logits and a cache of the client's own labelled features; nothing is sent.
 
 Each client stores the features of its labelled rows. A prediction adds two scores: the zero-shot score of CLIP, and the
 labels of stored rows that resemble the image. Nothing is trained or sent.
@@ -7,7 +7,7 @@ Zhang et al., "Tip-Adapter: training-free adaption of CLIP for few-shot classifi
     logits = s I.T + a sum_n onehot(y_n) exp(-b (1 - I.F_n))
 with unit features I of the image, T of the class texts and F_n of the cached rows: all training rows of the client.
 
-Limits: a = 0 is ``clip-zs``; b = 0 adds a times the number of cached rows of the class to every row alike (T-K13).
+Special cases: a = 0 is ``clip-zs``; b = 0 adds a times the number of cached rows of the class to every row alike.
 """
 
 from __future__ import annotations

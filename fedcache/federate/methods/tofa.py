@@ -11,17 +11,19 @@ nor code was available. One round without training, on unit image features z and
 Prototypes. Classes are Gaussians N(w_c, Sigma) under an uninformative prior. In client k's posterior the rows D of all
 clients count by a power,
     q(theta^k) ~ L(D^k | theta^k) L(D | theta)^power prior(theta),
-which is closed (normal, inverse Wishart): with counts N_c, sums S_c and second moments G of all rows, and n_c, s_c, g
-of its own, it is that of rows with counts n_c + power N_c, sums s_c + power S_c and moments g + power G. The upload is
-that of ``fedcgs``. With the means w_c of these rows, their scatter S within classes and their number n,
+which has a closed form (normal, inverse Wishart). With counts N_c, sums S_c and second moments G of all rows, and n_c,
+s_c, g of the client's own rows, it is the posterior of rows with counts n_c + power N_c, sums s_c + power S_c and
+moments g + power G. The upload is that of ``fedcgs``. With the means w_c of these rows, their scatter S within classes
+and their number n,
     f_V = z P w_c - w_c' P w_c / 2 + log pi_c,    P = n (S + tr(S) / n I)^-1.
 
 Texts. t^0 is the backbone's own template, t^1 .. t^(M-1) are others. Clients score every text of every class, the
 server averages the scores over the K clients and weighs the texts by them,
     r(t_c^m) = 1/K sum_k u^k(t_c^0) log( u^k(t_c^m) / u^k(t_c^0) ),
     T_c = sum_m softmax_m(r / tau) t_c^m, made unit,    f_T = s z T'.
-In the paper a language model writes the texts on the clients. That cannot be had offline: here they are fixed templates
-(``TEMPLATES``), which the server encodes and sends. A store keeps one text of each class, so the tower is needed.
+In the paper a language model writes the texts on the clients. fedcache works offline, so here the texts are fixed
+templates (``TEMPLATES``), which the server encodes and sends. A store keeps only one text of each class, so the text
+tower is needed.
 
 Fusion, for each row:  f = eta f_V + (1 - eta) f_T,  eta = sigmoid(log(max softmax f_V / max softmax f_T)).
 
@@ -30,11 +32,11 @@ values: the mean probability of class c on its rows, and the mean of 1 minus thi
 probability, t_c^m competes with the t^0 of the other classes (D-102). P has the ridge of ``gda``, but not its factor
 D (D-103). pi_c is proportional to n_c + power N_c; in ``gda`` all classes have the same prior (D-104). A class without
 rows is never predicted (D-105). ``tuned`` has the power and the scale that ``fedcache grid --ready tuned-tofa`` chose
-on validation rows of digits, Dirichlet 0.1: own rows count most there, and with a scale of 100 glyph-clip's
-texts are overconfident.
+on validation rows of digits, Dirichlet 0.1. On these data the client's own rows are best weighted most, and with a
+scale of 100 the texts of glyph-clip are overconfident.
 
-Limits: without own rows f_V is that of all clients' rows; power = 0 is a discriminant of the own rows alone;
-``fusion=text`` with ``texts=1`` is ``clip-zs``.
+Special cases: for a client without rows f_V is that of all clients' rows; power = 0 is a discriminant of the client's
+own rows alone; ``fusion=text`` with ``texts=1`` is ``clip-zs``.
 """
 
 from __future__ import annotations
@@ -77,21 +79,23 @@ TEMPLATES = (
 """Texts in addition to the backbone's own template."""
 
 SUMS = ("gram", "class_sum", "count")
+"""Names of G, S_c and N_c."""
 
 
 def init(ctx: Ctx) -> Tree:
     """The class texts [M, C, D], of unit length."""
-    # The first text is the backbone's own template, against which the others are weighed.
+    # The first text is the backbone's own template; the scores of the others are relative to it.
     templates = (ctx.towers.template, *TEMPLATES[: ctx.count("texts") - 1])
     made = [prompts.template_features(template, ctx) for template in templates]
     return {"texts": torch.stack(made)}
 
 
 def confidence(z: Tensor, texts: Tensor, scale: float) -> Tensor:
-    """Probability of class c when its text is t_c^m among the others' t^0, [R, M, C], of rows z [R, D] (D-102)."""
+    """Probabilities [R, M, C] of class c for rows z [R, D], with text t_c^m for c and t^0 for other classes (D-102)."""
     u = scale * torch.einsum("rd,mcd->rmc", z, texts)
     none = u.new_full((*u.shape[:1], 1), -torch.inf)
-    # log sum of exp u_j with t^0 over j < c, and over j > c. That is exact even if one class outweighs all others.
+    # The log of the sum of exp u_j with t^0, over j < c and over j > c. Subtracting c from a sum over all classes would
+    # lose all digits if c outweighs the others.
     first = u[:, 0]
     below = first[:, :-1].logcumsumexp(-1)
     above = first.flip(-1)[:, :-1].logcumsumexp(-1).flip(-1)
@@ -103,6 +107,7 @@ def confidence(z: Tensor, texts: Tensor, scale: float) -> Tensor:
 
 def fit(down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """G, S_c and N_c of the client, and its part of the texts' scores."""
+    # ``fedcgs.fit`` reads neither the broadcast nor a state.
     _, sums = fedcgs.fit({}, {}, data, ctx)
     texts = down["texts"].double()
     if len(texts) == 1:
@@ -119,10 +124,10 @@ def fit(down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tre
 
     made = fedncm.add_up(data, ctx, ctx.env.width * len(texts), beliefs)
     n = sums["count"]
-    rest = n.sum() - n
-    # u is the mean of the values on rows of the class and on other rows, or the only one of them that exists.
-    parts = (n > 0).double() + (rest > 0).double()
-    u = made["own"] / n.clamp(min=1.0) + made["other"] / rest.clamp(min=1.0)
+    other_rows = n.sum() - n
+    # u is the mean of the two values, on rows of the class and on other rows; if one does not exist, it is the other.
+    parts = (n > 0).double() + (other_rows > 0).double()
+    u = made["own"] / n.clamp(min=1.0) + made["other"] / other_rows.clamp(min=1.0)
     tiny = torch.finfo(torch.float64).tiny
     u = (u / parts.clamp(min=1.0)).clamp(min=tiny)
     return {}, {**sums, "score": u[0] * (u / u[0]).log()}
@@ -190,7 +195,7 @@ def personal_part(down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> Tree:
 
 
 def predict(down: Tree, own: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:
-    """f [.., N, C]; without a personal part that of the server."""
+    """f [.., N, C]; without a personal part, f_V uses the rows of all clients alone."""
     text = prompts.scale(ctx) * affine(x, down["T"])
     if ctx.hp["fusion"] == "text":
         return text

@@ -10,12 +10,12 @@ with v added after CLIP's normalisation, a_i = n_i / N, Adam 1e-3 and a cosine o
 and a gradient through both frozen towers; ``tpfl-feat`` is the approximation on cached features.
 
 The paper prints "epoch=20" without saying of what. We take 20 local epochs of a round, and 20 rounds (D-81). With the
-other interpretation, ``epochs=1``, prompts hardly move. Not printed: sizes, clients (D-62). Templates of v are those of
-Bahng et al.: a border, a fixed patch, or a patch that moves with every forward pass, at test time too. Their code
-starts from N(0, 1), ``vp_init=randn``.
+other interpretation, ``epochs=1``, prompts hardly move. The paper does not print the sizes of the prompts and the
+number of clients (D-62). Templates of v are those of Bahng et al.: a border, a fixed patch, or a patch that moves with
+every forward pass, at test time too. Their code draws the first v from N(0, 1) (``vp_init=randn``).
 
-Limits: ``vp_size=0`` has no visual prompt and is ``promptfl`` on live features, bit for bit; a border of zeros leaves
-the logits as they are.
+Special cases: ``vp_size=0`` has no visual prompt and is ``promptfl`` on live features, bit for bit; a border of zeros
+leaves the logits as they are.
 """
 
 from __future__ import annotations

@@ -3,14 +3,15 @@
 This approximates ``tpfl`` on cached features. Clients train one vector that is added to the image features, and another
 that is added to the class texts. The server averages both; no encoder runs.
 
-Not of the paper. ``tpfl`` needs images and a gradient through both towers; here, to first order in the visual prompt,
+This method is not from the paper. ``tpfl`` needs images and a gradient through both towers. Here, to first order in the
+visual prompt,
     z_v = norm(f(x) + u)              u stands for J_x v, taken the same for every image,
     t'_c = norm(t_c + a rho_c)        a residual on the class text features (TaskRes, Yu et al., CVPR 2023),
     p(c | x) = softmax_c(100 cos(z_v, t'_c)),
 with u and rho averaged by n_i / N as the prompts are; rho is one vector for all classes, or with ``csc`` one for each.
 A client sends 2 D numbers (D + C D with ``csc``), which says nothing about what ``tpfl`` sends.
 
-Limits: u = rho = 0 is clip-zs.
+Special cases: u = rho = 0 is clip-zs.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ from fedcache.federate.methods.common.prompts import PROMPT_TRAINING, scheduled
 from fedcache.heads.losses import cross_entropy
 
 NAMES = ("u", "rho")
+"""Names of the two trained vectors."""
 
 
 def names(_hp: Hp) -> tuple[str, ...]:

@@ -34,7 +34,7 @@ from fedcache.federate.methods.common.live_images import precision
 from fedcache.heads.simclr import Ensemble, similarity_divergence
 
 ALL = 4096
-"""Public rows up to which ``anchors=auto`` takes them all."""
+"""Number of public rows up to which ``anchors=auto`` uses all of them as anchors."""
 
 DISTIL = (
     HParam("tau_T", 0.1, "float", "temperature of the ensemble (eq 5)", low=1e-6),
@@ -140,15 +140,15 @@ def unit(p: Tree, x: Tensor, ctx: Ctx) -> Tensor:
 
 @dataclass
 class Queue:
-    """Keys [K, d] of the rows ``places`` [K], the oldest overwritten first. ``at``: keys pushed since it was empty."""
+    """Queue of keys, in which new keys overwrite the oldest."""
 
-    keys: Tensor
-    places: Tensor
-    at: int = 0
+    keys: Tensor  # [K, d]
+    places: Tensor  # [K], the numbers of the keys' public rows
+    at: int = 0  # number of keys pushed since the queue was empty
 
     def push(self, keys: Tensor, rows: Tensor) -> None:
-        """Take in a batch of keys."""
-        # A ring: the next slots after the last, from the beginning again where the queue ends.
+        """Add a batch of keys, those of the public rows ``rows``."""
+        # The keys get the slots after the last one; after the end of the queue, slots are counted from 0 again.
         slots = (self.at + torch.arange(len(rows), device=rows.device)) % len(self.places)
         self.keys[slots] = keys
         self.places[slots] = rows
@@ -161,7 +161,7 @@ def queued(hp: Hp, rows: int) -> bool:
 
 
 def check(hp: Hp, ctx: Ctx) -> None:
-    """Refuse a queue that the public rows cannot fill, whose batches straddle its end, or that leaves no step."""
+    """Refuse a queue that is longer than the public rows or not whole batches, and settings without a training step."""
     simclr.check(hp, ctx)
     rows = len(ctx.public)
     size = ctx.count("queue")
@@ -199,7 +199,7 @@ def distil(w: Tree, target: Ensemble, ctx: Ctx) -> Tree:
     """The student after ``esd_epochs`` epochs.
 
     Args:
-        w: weights and buffers of the encoder.
+        w: weights and buffers of the encoder, from which student and key encoder start.
         target: the ensembled similarities of the public rows.
         ctx: the server's; reads ``public`` [Np, V, D].
 
@@ -228,9 +228,10 @@ def distil(w: Tree, target: Ensemble, ctx: Ctx) -> Tree:
         # Only trunk outputs are compared, so the projection is not trained.
         names = tuple(name for name in names if name.startswith("t."))
     take_step = optimiser_step(_loss(target), names, {})
-    by_batch = hp["key_mode"] == "train"
+    batch_statistics = hp["key_mode"] == "train"
 
     def follow(p: Tree) -> None:
+        """Move the key encoder towards the student (eq 10)."""
         for name in names:
             p[f"key/{name}"].lerp_(p[name], 1.0 - zeta)
 
@@ -246,11 +247,11 @@ def distil(w: Tree, target: Ensemble, ctx: Ctx) -> Tree:
         else:  # keys are pushed before the logits are computed, so each query meets its own key (D-35)
             with torch.no_grad():
                 view = batch.get("x2", batch["x"])
-                keys, _ = _embed(key, view, now, training=by_batch)
+                keys, _ = _embed(key, view, now, training=batch_statistics)
                 queue.push(keys, batch["i"])
             batch = {**batch, "keys": queue.keys, "anchors": queue.places}
-        # While a cold queue fills, its other keys are noise and no anchors (D-34). So no step is taken, but the
-        # student's BatchNorm sees the batch.
+        # With ``queue_warm=false`` the queue is filled again in every epoch, and its keys are no anchors until it is
+        # full (D-34). Until then no step is taken, but the student's BatchNorm reads the batch.
         if filling:
             updates = _batchnorm_updates(p, batch, now)
         else:
@@ -279,7 +280,7 @@ def _views(data: ClientData, ctx: Ctx) -> Callable[[Tree, int], Batches]:
 
 
 def _embed(p: Tree, x: Tensor, ctx: Ctx, *, training: bool) -> tuple[Tensor, Tree]:
-    """``unit`` of a batch as the encoder reads it, and BatchNorm's updates."""
+    """``unit`` of a batch that is already in the encoder's input format, and BatchNorm's updates."""
     encoder = simclr.encoder_of(ctx.hp)
     with precision(ctx):
         h, updates = encoder.trunk(p, x, training=training)
@@ -290,7 +291,7 @@ def _embed(p: Tree, x: Tensor, ctx: Ctx, *, training: bool) -> tuple[Tensor, Tre
 
 
 def _batchnorm_updates(p: Tree, batch: Batch, ctx: Ctx) -> Tree:
-    """BatchNorm's updates of a batch that takes no step."""
+    """BatchNorm's updates by a batch on which no step is taken."""
     encoder = simclr.encoder_of(ctx.hp)
     if not encoder.buffers():
         return {}
@@ -299,6 +300,8 @@ def _batchnorm_updates(p: Tree, batch: Batch, ctx: Ctx) -> Tree:
 
 
 def _loss(target: Ensemble) -> Callable[[Tree, Batch, Tree, Ctx], tuple[Tensor, Tree]]:
+    """L_ESD of a batch against the ensembled similarities, and BatchNorm's updates."""
+
     def loss(p: Tree, batch: Batch, _down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
         z, updates = _embed(p, batch["x"], ctx, training=True)
         exclude_self = bool(ctx.hp["exclude_self"])
@@ -311,7 +314,7 @@ def _loss(target: Ensemble) -> Callable[[Tree, Batch, Tree, Ctx], tuple[Tensor, 
 
 
 def _filled_queue(w: Tree, every: Tensor, ctx: Ctx) -> Queue:
-    """A queue with the keys of K_q random public rows by the first weights."""
+    """A queue with the keys that the weights ``w`` give to K_q random public rows."""
     # Random rows, because public rows may be sorted by class.
     order = ctx.rng.each("queue", lambda g, _client: g.permutation(len(every)))
     rows = every[order[: ctx.count("queue")]]

@@ -1,4 +1,4 @@
-"""The switches of methods that train an encoder on images: which encoder, how views are drawn, in which precision.
+"""Switches of methods that train an encoder on images: which encoder, how views are drawn, and in which precision.
 
 Augmentation is a named policy whose numbers can be set one by one. FLESD says only that augmentation differs by data
 set (5.1) and that local training is SimCLR. Preset ``paper`` takes the policy of Chen et al. for CIFAR at half
@@ -28,7 +28,7 @@ ON_IMAGES = HParam(
 )
 
 SMALL_IMAGE = 32
-"""Pixels up to which ``augment=auto`` takes CIFAR's policy; FLESD's other data sets have 64 and 224."""
+"""Image side in pixels up to which ``augment=auto`` takes CIFAR's policy; FLESD's other data sets have 64 and 224."""
 
 POLICIES = {
     "plain": Policy(flip=False),
@@ -37,10 +37,11 @@ POLICIES = {
     "imagenet": Policy("resized", jitter=0.8, hue=0.4, grey=0.5, blur=0.5),
     "supervised": Policy("padded"),
 }
-"""simclr: Chen et al., B.9, colours at strength 0.5, with FLESD's least area; the others as FLESD released them."""
+"""``plain`` changes nothing. ``simclr`` is that of Chen et al. (B.9), with colours at strength 0.5 and FLESD's area.
+The others are those of the released FLESD code."""
 
 LARGE_SUPERVISED = Policy("resized", area=0.08)
-"""``supervised`` beyond ``SMALL_IMAGE``, as released for Tiny-ImageNet and ImageNet-100."""
+"""``supervised`` for images larger than ``SMALL_IMAGE``, as released for Tiny-ImageNet and ImageNet-100."""
 
 AUGMENT = (
     HParam(
@@ -156,16 +157,16 @@ def policy_of(hp: Hp, image: tuple[int, int]) -> Policy:
         policy = POLICIES[name]
     # A switch that is set replaces the number of the policy.
     keys = {"crop_area": "area", "jitter": "jitter", "hue": "hue", "grey": "grey", "blur": "blur"}
-    own = {}
+    numbers = {}
     for key, field in keys.items():
         if hp[key] is not None:
-            own[field] = float(cast(float, hp[key]))
+            numbers[field] = float(cast(float, hp[key]))
     if hp["crop"] == "auto":
         crop = policy.crop
     else:
         crop = cast(Crop, hp["crop"])
     flip = policy.flip and bool(hp["flip"])
-    return replace(policy, crop=crop, flip=flip, **own)
+    return replace(policy, crop=crop, flip=flip, **numbers)
 
 
 def view(x: Tensor, u: Tensor, ctx: Ctx) -> Tensor:

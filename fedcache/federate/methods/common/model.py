@@ -1,4 +1,4 @@
-"""The model that the gradient methods share, as their switches describe it: P and Q, or one linear map."""
+"""The model that the gradient methods share: by its switches, a projection P with a classifier Q, or one linear map."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ PROJECTION = (
         official=False,
     ),
 )
-"""Table 7 of FedPCL layer by layer: FC, ReLU, BatchNorm; the methods that contrast projections need unit length too."""
+"""The layers of FedPCL's table 7: FC, ReLU, BatchNorm. Methods that contrast projections also need ``z_norm=l2``."""
 
 BN_MODE = HParam(
     "bn_mode",
@@ -227,7 +227,7 @@ OWN_STEPS = (
     *declare(FEAT_POST, without(MODEL, "bn_mode"), INIT, AGG),
     *without(TRAINING, "opt", "lr", "wd", "momentum", "reset_opt"),
 )
-"""Hyperparameters of methods that take steps of their own, whose learning rates have other names."""
+"""Hyperparameters of methods that do not use the common optimiser; their learning rates have names of their own."""
 
 
 def head_of(hp: Hp, kind: str | None = None) -> Head:
@@ -243,12 +243,12 @@ def head_of(hp: Hp, kind: str | None = None) -> Head:
 
 
 def names(hp: Hp, left_out: Sequence[str] = ()) -> tuple[str, ...]:
-    """The tensors of the model that are not ``left_out``."""
+    """Names of the model's tensors that are not ``left_out``."""
     return tuple(name for name in head_of(hp).names() if name not in left_out)
 
 
 def trained(hp: Hp) -> tuple[str, ...]:
-    """The tensors of the model that a gradient moves."""
+    """Names of the model's tensors that a gradient moves."""
     return head_of(hp).trained()
 
 
@@ -275,7 +275,7 @@ def zero_shot(ctx: Ctx) -> Callable[[Tensor], Tensor] | None:
 
 
 def drawn(ctx: Ctx, *, independent: bool = False) -> Tree:
-    """Random weights of the model: the same for all clients, or other ones for each client."""
+    """Random weights of the model: the same for all clients, or different ones for each client."""
     uniform = ctx.rng.uniform("init", independent=independent)
     return head_of(ctx.hp).init(uniform, ctx.env.width, ctx.env.classes)
 
@@ -300,7 +300,7 @@ def zeros_for(p: Tree, prefix: str, ctx: Ctx) -> Tree:
 
 
 def predict(down: Tree, own: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:
-    """Logits [.., N, C] of features; a tensor of the client's own replaces the broadcast one of its name."""
+    """Logits [.., N, C] of features; tensors of ``own``, the personal part, replace those of that name in ``down``."""
     return logits(head_of(ctx.hp), {**down, **own}, x)[0]
 
 

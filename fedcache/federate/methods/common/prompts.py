@@ -1,7 +1,8 @@
 """Shared code of the prompt methods: switches, initial prompts, features of prompted texts and images.
 
 Live encoders take one batch axis, so these functions have no leading axes (the ``sequential`` execution); the weights
-of both towers are frozen, and only what is under ``ctx`` and ``v`` is trained, averaged and counted.
+of both towers are frozen. Only the tensors with the names ``ctx`` (context vectors) and ``v`` (visual prompt) are
+trained, averaged and counted.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from fedcache.federate.methods.common import (
 from fedcache.heads.prompt import border, canvas, slots, square, weave
 
 PAPER_ROUNDS = 20
-"""T_g of ATPFL, the period of its cosine."""
+"""T_g of ATPFL: the number of rounds in which its learning rate falls along a cosine."""
 
 PAPER_SIDE = 224
 PAPER_PROMPT = 30
@@ -150,7 +151,7 @@ def scheduled(ctx: Ctx) -> Ctx:
         return ctx.with_hp(lr=ctx.number("warm_lr"))
     if ctx.hp["sched_unit"] == "none":
         return ctx
-    # Never None in a run: ``runs.spec`` replaces None by the number of rounds.
+    # ``sched_rounds`` is None only outside of runs: ``runs.spec`` replaces None by the run's number of rounds.
     if ctx.hp["sched_rounds"] is None:
         rounds = PAPER_ROUNDS
     else:
@@ -194,16 +195,16 @@ class Names:
 
 
 def class_names(ctx: Ctx, n: int) -> Names:
-    """The tokens of every class name and of the text behind ``{}`` in the template, with room for ``n`` vectors.
+    """The tokens of every class name and of the template's text after ``{}``, with room for ``n`` vectors.
 
-    CoOp keeps the full stop of the template too.
+    As in CoOp, this text stays in the prompt; in most templates it is a full stop.
 
     Raises:
         UsageError, when a prompt does not fit the text tower.
     """
     tower = ctx.towers.text
-    after = ctx.towers.template.partition("{}")[2]
-    tokens, end = tower.embed([name + after for name in ctx.env.names])
+    text_after = ctx.towers.template.partition("{}")[2]
+    tokens, end = tower.embed([name + text_after for name in ctx.env.names])
     # The tower reads a fixed number of tokens; the longest name leaves the least room for vectors.
     last = int(end.max())
     room = tower.context - 1 - last
@@ -212,7 +213,7 @@ def class_names(ctx: Ctx, n: int) -> Names:
         fix = "Shorten the class name, or use another --backbones."
         if room > 0:
             fix = f"--set n_ctx={room}"
-            # With the words of the template, their number decides and not n_ctx.
+            # With ctx_init=words, the number of words in the template decides, not n_ctx.
             if ctx.hp.get("ctx_init") == "words":
                 fix = f"--set ctx_init=normal {fix}"
         raise UsageError(
@@ -255,10 +256,10 @@ def moved(
         prompts = [states[c] for c in sorted(states)]
     if not prompts:
         return {}
-    found = {"context_moved": [distance(p["ctx"], init_context(ctx)) for p in prompts]}
+    distances = {"context_moved": [distance(p["ctx"], init_context(ctx)) for p in prompts]}
     if "v" in prompts[0]:
-        found["visual_moved"] = [distance(p["v"], init_visual(ctx)) for p in prompts]
-    return {name: sum(norms) / len(norms) for name, norms in found.items()}
+        distances["visual_moved"] = [distance(p["v"], init_visual(ctx)) for p in prompts]
+    return {name: sum(norms) / len(norms) for name, norms in distances.items()}
 
 
 def distance(a: Tensor, b: Tensor) -> float:
@@ -275,7 +276,7 @@ def prompt_size(ctx: Ctx) -> int:
 
 
 def places(ctx: Ctx, at: Sequence[int] = (0, 0)) -> Tensor:
-    """The pixels a visual prompt covers, with its patch (if it is one) at (top, left)."""
+    """Places of the values that a visual prompt covers; a patch begins at ``at``, which is (top, left)."""
     height, width = ctx.image
     p = prompt_size(ctx)
     if ctx.hp["vp_template"] == "padding":
@@ -398,7 +399,7 @@ def encode_rows(data: ClientData, p: Batch, ctx: Ctx) -> Tensor:
 
 
 def encode_images(x: Tensor, p: Batch, ctx: Ctx) -> Tensor:
-    """Unit features [N, D] of images uint8 [N, H W 3]; a random patch moves with every block of them."""
+    """Unit features [N, D] of images uint8 [N, H W 3]; a random patch has another position for each block of images."""
     blocks: tuple[Tensor, ...] = (x,)
     # An exported program must read any number of rows, so it cannot have a loop over blocks.
     if not torch.compiler.is_exporting():
@@ -431,4 +432,5 @@ def train_prompts(loss: Loss, p: Batch, data: ClientData, ctx: Ctx) -> Batch:
                 batch["at"] = torch.tensor(_patch_position(now, epoch, t))
             yield k, batch
 
+    # {} instead of the broadcast, which the losses of these methods do not read.
     return train(p, names, ctx.count("epochs"), loss, {}, data, now, batches=batches)

@@ -1,4 +1,4 @@
-"""Shared code of the contrastive methods: P alone, a batch of one or two views, a client's own prototypes."""
+"""Shared code of the contrastive methods: models of P alone, batches of one or two views, a client's own prototypes."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def train_body(
 
 
 def view_batches(data: ClientData, ctx: Ctx, epoch: int) -> Batches:
-    """``minibatches`` of one epoch; the second view of every row, where there is one, comes as ``x2``."""
+    """``minibatches`` of one epoch; ``x2`` is the second view of every row, if there are two."""
     if ctx.hp["views"] == "2":
         views = drawn_views(data, ctx, epoch, 2)
     else:
@@ -156,7 +156,7 @@ def prototype_rows(data: ClientData, ctx: Ctx) -> tuple[Tensor, Tensor]:
 
 
 def own_prototypes(p: Tree, data: ClientData, ctx: Ctx) -> Tree:
-    """The client's prototypes, ``proto`` [.., C, P], and the rows behind each, ``count`` [.., C] (FedPCL eq 5)."""
+    """The client's prototypes, ``proto`` [.., C, P], and their numbers of rows, ``count`` [.., C] (FedPCL eq 5)."""
     x, mask = prototype_rows(data, ctx)
     if ctx.hp["proto_drop_last"]:
         # The released code leaves out the last short batch of a shuffled pass over the rows.
@@ -182,10 +182,10 @@ def cached_views(hp: Hp, views: int) -> str:
 
 
 def uploads(_server: Tree, ctx: Ctx) -> Uploads:
-    """Clients send a prototype of each class, ``proto`` [C, P], and the rows behind it, ``count`` [C]."""
+    """Clients send a prototype of each class, ``proto`` [C, P], and its number of rows, ``count`` [C]."""
     C = ctx.env.classes
     dtype = ctx.env.dtype
-    # The mean of unit rows is no longer than 1, which update validation checks.
+    # The mean of rows of length 1 has at most length 1, which update validation checks.
     unit = ctx.hp.get("z_norm") == "l2" or bool(ctx.hp.get("proto_norm"))
     noisy = ctx.hp.get("noise_on") == "proto"
     longest = math.inf

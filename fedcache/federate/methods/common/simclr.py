@@ -1,10 +1,11 @@
 """Shared code of the self-supervised methods: pairs of views, SimCLR's loss, and the linear probe.
 
 Chen et al., "A simple framework for contrastive learning of visual representations", ICML 2020; FLESD eq 3. On images
-the two views are made live, step by step as torchvision makes them (``heads.augment``), which is exact. On features
-each row shows two of its stored augmentations; ``fidelity`` is then cached_views, and at least four stored views are
-recommended. With only one stored view, each row shows this view under two dropout masks (approx).
-The probe: freeze, drop the projection, train one linear layer on all labelled rows, report test accuracy.
+the two views are made live, by the same steps as in torchvision (``heads.augment``), so ``fidelity`` is exact. On
+features each row shows two of its stored augmentations; ``fidelity`` is then cached_views, and at least four stored
+views are recommended. With only one stored view, each row shows this view under two dropout masks (approx).
+The linear probe freezes the encoder, drops the projection and trains one linear layer on all labelled rows. Its test
+accuracy is reported.
 """
 
 from __future__ import annotations
@@ -111,12 +112,12 @@ BLOCK = 512
 
 
 def names(hp: Hp) -> tuple[str, ...]:
-    """Every tensor of the encoder."""
+    """Names of all tensors of the encoder."""
     return encoder_of(hp).names()
 
 
 def trained(hp: Hp) -> tuple[str, ...]:
-    """Tensors of the encoder that a gradient moves."""
+    """Names of the encoder's tensors that a gradient moves."""
     return encoder_of(hp).trained()
 
 
@@ -134,7 +135,7 @@ def init(ctx: Ctx) -> Tree:
 
 
 def enter(_down: Tree, _data: ClientData, ctx: Ctx) -> Tree:
-    """``loss`` [.., 4]: sum and number of the losses of the steps of a round's first epoch, and of its last."""
+    """``loss`` [.., 4]: sum of the steps' losses and number of steps, of a round's first epoch and of its last."""
     return {"loss": ctx.zeros(*ctx.lead, 4)}
 
 
@@ -229,7 +230,8 @@ def fit_with(loss: Loss, *, send: bool) -> Fit:
     """Local epochs of a loss on pairs of views; the encoder is sent, or stays."""
 
     def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
-        # If each view is normalised by itself, a batch of one image has no variance, and joins another batch.
+        # If each view is normalised by itself, a batch of one image has no variance. With ``bn``, ``batch_sizes`` joins
+        # it to another batch.
         separate = on_images(ctx.hp) and ctx.hp["bn_views"] == "separate"
         ctx = ctx.with_hp(bn=separate)
         epochs = ctx.count("epochs")
@@ -246,8 +248,8 @@ def fit_with(loss: Loss, *, send: bool) -> Fit:
             counted.copy_(counted.new_tensor([[first, 0, last, 0], [0, first, 0, last]]))
             return make_batches(carry, epoch)
 
-        def watched(q: Tree, batch: Batch, sent: Tree, at: Ctx) -> tuple[Tensor, Tree]:
-            value, updates = cast(tuple[Tensor, Tree], loss(q, batch, sent, at))
+        def watched(q: Tree, batch: Batch, broadcast: Tree, now: Ctx) -> tuple[Tensor, Tree]:
+            value, updates = cast(tuple[Tensor, Tree], loss(q, batch, broadcast, now))
             total = q["loss"] + value.detach().unsqueeze(-1) * counted[0] + counted[1]
             return value, {**updates, "loss": total}
 
@@ -286,7 +288,7 @@ def probe(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> Tree:
     width = encoder_of(ctx.hp).width
     x = data.full()[0]
     if not len(x):
-        # Without labelled rows there is no probe. Its scores are NaN, and nothing is scored.
+        # Without labelled rows no probe can be trained, so its weights and its scores are NaN.
         nan = ctx.zeros(ctx.env.classes).fill_(torch.nan)
         return {**p, "probe.W": nan.unsqueeze(-1).expand(-1, width), "probe.b": nan}
     h = represent(p, x, ctx, project=False)
@@ -306,14 +308,14 @@ def probe(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> Tree:
     batch = ctx.hp["probe_batch"]
     sgd = ctx.with_hp(opt="sgd", wd=0.0, momentum=0.9, batch=batch, drop_last=False)
 
-    def fitted(q: Tree, batch: Tree, _down: Tree, _ctx: Ctx) -> Tensor:
+    def probe_loss(q: Tree, batch: Tree, _down: Tree, _ctx: Ctx) -> Tensor:
         return cross_entropy(affine(batch["x"], q["W"], q["b"]), batch["y"], batch["w"])
 
     # Each phase has a tenth of the rate of the phase before.
     for phase, (begin, end) in enumerate(pairwise(cuts)):
         now = sgd.with_hp(lr=rate * 0.1**phase)
         purpose = f"probe{phase}"
-        head = train(head, ("W", "b"), end - begin, fitted, {}, frozen, now, purpose=purpose)
+        head = train(head, ("W", "b"), end - begin, probe_loss, {}, frozen, now, purpose=purpose)
     return {**down, **state, "probe.W": head["W"], "probe.b": head["b"]}
 
 
@@ -328,7 +330,7 @@ def embed(down: Tree, _own: Tree, x: Tensor, ctx: Ctx) -> Tensor:
 
 
 def fidelity(hp: Hp, views: int) -> str:
-    """Live augmentation of images is exact; three stored views give two different augmentations."""
+    """Live augmentation of images is exact. From three stored views on, a row shows two different augmentations."""
     if on_images(hp):
         return "exact"
     if views > 2:
@@ -339,7 +341,7 @@ def fidelity(hp: Hp, views: int) -> str:
 def trainable(server: Tree, state: Tree, parts: tuple[str, ...] = ("t.", "p1", "p2")) -> int:
     """Scalars of one encoder that a gradient moves: not BatchNorm's running statistics, and not the probe.
 
-    ``parts`` are the beginnings of names that count: of the trunk and of the projection.
+    ``parts`` are the beginnings of the names that count; by default those of the trunk and the projection.
     """
     return sum(
         t.numel()

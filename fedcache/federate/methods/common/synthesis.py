@@ -1,4 +1,4 @@
-"""Synthetic rows around class text features, as many of each class as soft labels lack (FST-CBDG eqs 5 and 7)."""
+"""Synthetic rows around class text features, which balance the classes of soft labels (FST-CBDG eqs 5 and 7)."""
 
 from __future__ import annotations
 
@@ -58,7 +58,13 @@ SYNTHESIS = (
 
 
 def synthetic(label: list[np.ndarray], ctx: Ctx, epoch: int, t: int) -> Batch:
-    """z_ki ~ N(T_k, sigma^2 I) for each client's class labels k; the draws are those of step ``t`` of an epoch.
+    """Rows z_ki ~ N(T_k, sigma^2 I) for step ``t`` of an epoch.
+
+    Args:
+        label: the class k of each row, one array for each client (of each grid point).
+        ctx: reads ``sigma``, ``tsamp_reduce`` and ``renorm_synth``.
+        epoch: of the round.
+        t: number of the step in the epoch.
 
     Returns:
         rows ``z`` [.., R, D], classes ``k`` [.., R] and weights ``kw`` [.., R]; padding weighs 0.
@@ -68,15 +74,15 @@ def synthetic(label: list[np.ndarray], ctx: Ctx, epoch: int, t: int) -> Batch:
     if len(ctx.lead) == 2:
         points = ctx.lead[0]
     longest = max(counts)
-    # Clients need different numbers of rows: all are padded to the longest, with weight 0.
+    # Clients need different numbers of rows, so all are padded to the largest number, with weight 0.
     k = np.zeros((len(counts), longest), np.int64)
     w = np.zeros((len(counts), longest))
-    for i, own in enumerate(label):
+    for i, labels in enumerate(label):
         weight_of_row = 1.0
-        if ctx.hp["tsamp_reduce"] == "mean" and len(own):
-            weight_of_row = 1.0 / len(own)
-        k[i, : len(own)] = own
-        w[i, : len(own)] = weight_of_row
+        if ctx.hp["tsamp_reduce"] == "mean" and len(labels):
+            weight_of_row = 1.0 / len(labels)
+        k[i, : len(labels)] = labels
+        w[i, : len(labels)] = weight_of_row
     shape = (*ctx.lead, longest)
     classes = torch.from_numpy(k).to(ctx.env.device).reshape(shape)
     # Grid points share draws: each takes as many of the longest draw as it needs, from the beginning.
@@ -100,7 +106,7 @@ def synthetic(label: list[np.ndarray], ctx: Ctx, epoch: int, t: int) -> Batch:
 
 
 def shares(batch: Batch, ctx: Ctx) -> tuple[float | Tensor, float | Tensor]:
-    """a and b of L = a L_iST + b L_tSamp (eq 8: 1 and lambda), numbers or one of each client.
+    """The factors a and b of L = a L_iST + b L_tSamp (1 and lambda in eq 8), each a number or one value per client.
 
     Under ``tsamp_reduce=joint`` L is one mean over the B real and R synthetic rows of a step, in which a synthetic row
     weighs lambda: (sum over real rows + lambda sum over synthetic ones) / (B + lambda R).
@@ -125,17 +131,20 @@ def at_once(label: list[np.ndarray], ctx: Ctx, epoch: int, t: int) -> Batch:
 
 
 def stratified(label: list[np.ndarray], steps: list[int], ctx: Ctx, epoch: int, t: int) -> Batch:
-    """``strata`` rows of every class, which stand for a client's class labels k of all ``steps`` (not in the paper).
+    """``strata`` rows of every class, instead of a step's part of the client's synthetic rows (not in the paper).
 
-    A row of class k weighs n_k / strata. So the expected gradient of a step is the same as with rows that are shuffled
-    and assigned to steps. Its variance is smaller because no class is missing, and far fewer rows are drawn.
+    ``label`` has the class of each synthetic row of the epoch, one array for each client, and ``steps`` has the number
+    of steps of each client. If n_k of the client's rows are of class k, a drawn row of class k weighs
+    n_k / (steps strata), or n_k / (strata sum_k n_k) for ``tsamp_reduce=mean``. So the expected gradient of a step is
+    the same as with rows that are shuffled and assigned to steps. Its variance is smaller because no class is missing,
+    and far fewer rows are drawn.
 
     Returns:
         as ``synthetic``.
     """
     C = ctx.env.classes
     R = ctx.count("strata")
-    n = np.stack([np.bincount(own, minlength=C) for own in label]).astype(np.float64)
+    n = np.stack([np.bincount(labels, minlength=C) for labels in label]).astype(np.float64)
     if ctx.hp["tsamp_reduce"] == "mean":
         whole = n.sum(1)
     else:
@@ -149,7 +158,7 @@ def stratified(label: list[np.ndarray], steps: list[int], ctx: Ctx, epoch: int, 
 
 
 def balancing_classes(q: Tensor, weight: Tensor, ctx: Ctx) -> list[np.ndarray]:
-    """Classes of the synthetic rows that balance soft labels q [.., R, C]: for each client an array of n_k times k."""
+    """Classes of the synthetic rows that balance soft labels q [.., R, C]: each client's array has k n_k times."""
     # A class gets as many rows as it lacks votes compared with the largest class.
     n = deficits(votes(q, weight), ctx.number("gamma"), equal=ctx.hp["sampling"] == "equal")
     flat = n.reshape(-1, n.shape[-1]).cpu().numpy()
@@ -172,8 +181,8 @@ def with_rows(
     steps = [len(batch_sizes(n, ctx.hp)) for n in data.n]
     strata = ctx.hp["synth"] == "strata"
     if not strata:
-        for i, own in enumerate(classes):
-            ctx.rng.generator("deal", i % M, epoch).shuffle(own)
+        for i, labels in enumerate(classes):
+            ctx.rng.generator("deal", i % M, epoch).shuffle(labels)
     for t, (k, batch) in enumerate(batches):
         now = ctx.narrow(k)
         # There is an array for each client of each grid point. The first k clients of a point still step.
