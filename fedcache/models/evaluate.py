@@ -806,7 +806,7 @@ def measure_prior(
 
 
 def _added(a: Measures, b: Measures) -> Measures:
-    """Summed counts of two models on the same rows; ``by_class`` and the measures that are no counts are those of ``a``."""
+    """Summed counts of two models on the same rows. ``by_class`` and all measures that are no counts are those of a."""
     # A domain that is missing in one of the two counts as 0 rows.
     domains = dict(a.by_domain)
     for name, d in b.by_domain.items():
