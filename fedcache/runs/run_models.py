@@ -57,8 +57,8 @@ from fedcache.runs.directory import (
     check_place,
     command_again,
     has_model,
+    header_of_models,
     read_result,
-    what_of_models,
 )
 from fedcache.runs.features import RunInputs
 from fedcache.runs.identity import Identity
@@ -280,7 +280,7 @@ def seal(run: Path, digest: str, result: str, seeds: Sequence[int], kept: KeptMo
         return
     which = kept.which
     with suppress(CorruptionError):
-        before = read_sealed(index, what_of_models(digest))
+        before = read_sealed(index, header_of_models(digest))
         # Models that another command keeps stay, also if a grid that keeps the best model adds seeds.
         if before is not None and before.content["kept"] != "best":
             which = before.content["kept"]
@@ -288,7 +288,7 @@ def seal(run: Path, digest: str, result: str, seeds: Sequence[int], kept: KeptMo
     for file in files:
         listed[file.name] = {"sha256": file_sha256(file), "bytes": file.stat().st_size}
     content = {"result": result, "files": listed, "kept": which}
-    write_sealed(index, what_of_models(digest), content)
+    write_sealed(index, header_of_models(digest), content)
 
 
 def whole_seed(run: Path, digest: str, seed: int) -> bool:
@@ -341,7 +341,7 @@ def load_seed(run: Path, seed: int | None = None) -> SavedModel:
     folder = run / MODELS
     digest = str(result["digest"])
     try:
-        found = read_sealed(folder / INDEX, what_of_models(digest))
+        found = read_sealed(folder / INDEX, header_of_models(digest))
     except CorruptionError as error:
         raise CorruptionError(error.message, hint) from error
     if found is None:
@@ -395,7 +395,7 @@ def drop(run: Path, seeds: Sequence[int] | None = None) -> None:
 def drop_unless_requested(run: Path, digest: str) -> None:
     """Remove the models of a grid's point that is not the best, unless another command keeps them."""
     try:
-        found = read_sealed(run / MODELS / INDEX, what_of_models(digest))
+        found = read_sealed(run / MODELS / INDEX, header_of_models(digest))
     except CorruptionError:
         return
     if found is not None and found.content["kept"] == "best":
