@@ -149,8 +149,8 @@ class RunDirectory:
     ) -> None:
         """Make the directory, and write the partitions made for the run, and its config with a note at the top.
 
-        ``partitions`` has the name of each partition file and its bytes, in parts. If a result is stored already, seeds are added to it,
-        and its config stays until the new result is written.
+        ``partitions`` has the name of each partition file and its bytes, in parts. If a result is stored already, seeds
+        are added to it, and its config stays until the new result is written.
         """
         make_private(self.path.parent)
         make_private(self.path)

@@ -59,7 +59,7 @@ def find_garbage(
 ) -> list[Garbage]:
     """Files that can be deleted, largest first; nothing is changed.
 
-    - leftovers: temporary files of killed processes, and files in a store that neither its manifest nor a journal lists.
+    - leftovers: temporary files of killed processes; files in a store that neither its manifest nor a journal lists.
     - given-up: runs without a result, unfinished arrays, and copies of published stores, if they did not change for
       ``idle_days``.
     - old-runs: results of another version of the code, which no command finds again.
