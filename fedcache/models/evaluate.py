@@ -43,9 +43,8 @@ class RightRows:
 
     rows: int  # that have a label and a prediction
     right: int  # rows whose prediction is their label
-    interval: tuple[float, float] | None = (
-        None  # None without rows, or if several models predict the rows
-    )
+    # None without rows, or if several models predict the rows
+    interval: tuple[float, float] | None = None
 
     @property
     def accuracy(self) -> float | None:

@@ -301,13 +301,10 @@ class RunDirectory:
         self.restart(seeds)
         # Delete the partial files of killed writers. A file of the last minute may belong to a process that trains the
         # same run now.
-        for partial_file in (
-            *self.path.glob(".*.partial"),
-            *self.path.glob(f"{MODELS}/.*.partial"),
-        ):
+        for part in (*self.path.glob(".*.partial"), *self.path.glob(f"{MODELS}/.*.partial")):
             with suppress(OSError):
-                if partial_file.stat().st_mtime < time.time() - MINUTE:
-                    partial_file.unlink()
+                if part.stat().st_mtime < time.time() - MINUTE:
+                    part.unlink()
         return complete
 
     def partition_file(self, seed: int) -> Path:

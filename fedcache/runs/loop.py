@@ -796,8 +796,8 @@ def train_seeds(
 ) -> dict[int, FedcacheError]:
     """Train every seed of runs that have begun; seeds that ended before are restored.
 
-    Raises FedcacheError for an error of all runs; INTERRUPTED after a stop. ``cache`` holds values that the points of a
-    grid share, None for a run alone. ``grid_points`` is the number of points with those that have ended before.
+    Raises FedcacheError for an error of all runs; StoppedError after a stop. ``cache`` holds values that the points of
+    a grid share, None for a run alone. ``grid_points`` is the number of points with those that have ended before.
 
     Returns:
         the errors that ended single runs, by the place of the run in ``runs``; the other runs continue.
@@ -869,9 +869,8 @@ class CheckpointPolicy:
         """Start rounds after round ``kept``, whose state is written."""
         self.kept = kept
         self.done = kept
-        self._writes: bool | None = (
-            None  # the answer of ``writes`` for this round; None until a run asks for it
-        )
+        # The answer of ``writes`` for this round; None until a run asks for it.
+        self._writes: bool | None = None
 
     def check(self) -> None:
         """Raise StoppedError if a stop is requested and the training may end here, inside a round."""
@@ -1045,7 +1044,7 @@ def train_together(
 ) -> None:
     """Train points that differ only in floats together, and store each as a run.
 
-    Raises FedcacheError for an error of all points; INTERRUPTED after a stop.
+    Raises FedcacheError for an error of all points; StoppedError after a stop.
 
     Args:
         points: of the grid.
@@ -1082,6 +1081,7 @@ def train_together(
             on_end(number, error)
     if not opened:
         return
+    # Raises before anything is written if the models of --save-clients do not fit into memory.
     if options.kept.clients is not None:
         first = next(iter(opened.values()))
         forecast_run(first.inputs, first.spec, len(opened), options.kept, options.runs)

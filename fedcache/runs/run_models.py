@@ -100,7 +100,7 @@ class KeptModels:
             chosen_clients(names, self.clients)
 
     def check_room(
-        self, method: Method, load: Load, found: Forecast, names: Sequence[str], free: int
+        self, method: Method, load: Load, peak: Forecast, names: Sequence[str], free: int
     ) -> None:
         """Raise MachineError before training if the requested models of clients do not fit into memory to be written.
 
@@ -110,7 +110,7 @@ class KeptModels:
         Args:
             method: of the run.
             load: sizes of the run.
-            found: peak memory; the state of clients and server is still in memory at the end.
+            peak: memory of the training; the state of clients and server is still in memory at the end.
             names: of the clients.
             free: bytes of memory.
         """
@@ -127,8 +127,8 @@ class KeptModels:
             each = 2 * load.head_bytes + int(load.rows.mean()) * load.width * load.itemsize
         clients = len(numbers)
         size = each * clients
-        held = found.above - found.working
-        if held + COPIES * size > free:
+        in_use = peak.above - peak.working
+        if in_use + COPIES * size > free:
             megabytes = size / 1e6
             free_megabytes = free / 1e6
             most = MOST_BYTES / 1e6
@@ -430,9 +430,9 @@ def digest_of_data(inputs: RunInputs, spec: ResolvedRun, seed: int) -> str:
     between runs whose clients send different values, or whose server uses them differently.
     """
     left_out = {"set", "execution", "together", "device", "engine"}
-    words = {name: value for name, value in spec.to_identity().items() if name not in left_out}
+    settings = {name: value for name, value in spec.to_identity().items() if name not in left_out}
     partition = inputs.partitions[seed]
-    parts = [words, inputs.features.digests, inputs.dataset["digest"], partition.digest]
+    parts = [settings, inputs.features.digests, inputs.dataset["digest"], partition.digest]
     return digest_of(parts)
 
 
@@ -452,17 +452,17 @@ def forecast_run(
     spec.trust.check_round(clients_per_round(spec.participation, len(inputs.clients)))
     first_seed = training_run(inputs, spec, spec.seeds[0])
     execution, load = plan(first_seed, inputs.settings, points=points)
-    found = forecast(
+    peak = forecast(
         load,
         execution,
         opt=str(inputs.settings.get("opt", "sgd")),
         stacked="stack" in inputs.method.pool(inputs.settings).values(),
         closed=not inputs.method.gradient,
     )
-    refuse_too_much(found, load, execution, free_memory_on(load.device), loaded=True)
+    refuse_too_much(peak, load, execution, free_memory_on(load.device), loaded=True)
     personal = inputs.method.protocol(inputs.settings) != "global" and not spec.trust.protects
     if kept is not None and personal:
-        kept.check_room(inputs.method, load, found, names_of(inputs.clients), free_memory())
+        kept.check_room(inputs.method, load, peak, names_of(inputs.clients), free_memory())
     if place is not None:
         refuse_too_little_room(load, execution, place)
-    return execution, found
+    return execution, peak

@@ -853,9 +853,8 @@ def _with_feature_steps(
         return _ready(make_pipeline(_to_unit(widths), linear))
     centre = StandardScaler(with_std=False)
     pipeline = _ready(make_pipeline(_to_unit(widths), centre, _to_unit(widths), linear))
-    centre.mean_ = (
-        scaling.mean
-    )  # replaces the mean of the zeros to which ``_ready`` fitted the step
+    # Replaces the mean of the zeros to which ``_ready`` fitted the step.
+    centre.mean_ = scaling.mean
     return pipeline
 
 
