@@ -73,7 +73,7 @@ def _without_a_share(spec: TrainingRun) -> tuple[RowLists, NDArray[np.int64]]:
     train = RowLists.of([client.train for client in spec.clients])
     label = spec.data.y.cpu().numpy()
     # Every row gets 16 random bytes, and ``hold_out`` removes the rows with the smallest ones. A random choice is
-    # needed, because neighbouring rows of a store may be similar. All seeds of a run remove the same rows.
+    # needed, because neighbouring rows of a store may be similar. The bytes are the same for all seeds of a run.
     drawn = np.random.default_rng(0).bytes(16 * len(label))
     order = np.frombuffer(drawn, np.uint8).reshape(-1, 16)
     remaining, removed = hold_out(train, label, order, SHARE)

@@ -256,17 +256,19 @@ class LeftOutRows:
 
     def sentences(self) -> list[str]:
         """One sentence for each reason that occurs."""
-        made = []
+        reasons = []
         if self.unknown:
             listed = [f"{name} ({rows:,})" for name, rows in self.unknown.items()]
             names = some_names(listed, 8)
             rows = sum(self.unknown.values())
-            made.append(_not_scored(rows, "of classes that are unknown to the model", f": {names}"))
+            reasons.append(
+                _not_scored(rows, "of classes that are unknown to the model", f": {names}")
+            )
         if self.unlabelled:
-            made.append(_not_scored(self.unlabelled, "without a label"))
+            reasons.append(_not_scored(self.unlabelled, "without a label"))
         if self.unreadable:
-            made.append(_not_scored(self.unreadable, "without readable features"))
-        return made
+            reasons.append(_not_scored(self.unreadable, "without readable features"))
+        return reasons
 
 
 def _not_scored(rows: int, which: str, names: str = "") -> str:
@@ -432,10 +434,10 @@ def calibration_error(bins: NDArray[Any]) -> float:
 def bin_sums(confidence: Floats, right: NDArray[np.bool_]) -> Floats:
     """Sums [BINS, 3] over the rows of each bin: rows, confidence, right rows; confidence [n] is in [0, 1]."""
     number = np.ceil(confidence * BINS).astype(np.int64) - 1
-    place = np.clip(number, 0, BINS - 1)
-    rows = np.bincount(place, minlength=BINS)
-    confidences = np.bincount(place, confidence, BINS)
-    hits = np.bincount(place, right, BINS)
+    bin_of_row = np.clip(number, 0, BINS - 1)
+    rows = np.bincount(bin_of_row, minlength=BINS)
+    confidences = np.bincount(bin_of_row, confidence, BINS)
+    hits = np.bincount(bin_of_row, right, BINS)
     return np.stack([rows, confidences, hits], 1)
 
 
@@ -595,9 +597,9 @@ def matched(
             "predict",
         )
     if not known.any():
-        own = some_names(classes, 5)
+        listed = some_names(classes, 5)
         raise StoreError(
-            f"{name}: no row is labelled with a class of the model. The model's classes are {own}. {reasons}",
+            f"{name}: no row is labelled with a class of the model. The model's classes are {listed}. {reasons}",
             "Give data with classes of these names.",
         )
     domains = tuple(names[1])
@@ -639,7 +641,7 @@ def measure(
     confidence = np.zeros(n)
     log_p = np.zeros(n)
     step = sample_step(n * C * len(predictor.members))
-    kept: list[Floats] = []
+    sampled: list[Floats] = []
     start = 0
     for scores in rows.scores(predictor):
         part = slice(start, start + scores.shape[1])
@@ -654,7 +656,7 @@ def measure(
         if fit:
             # The first row of the sample in this block. A copy, because a view would keep the whole block in memory.
             first = -part.start % step
-            kept.append(scores[:, first::step].copy())
+            sampled.append(scores[:, first::step].copy())
         if done is not None:
             done(scores.shape[1])
     known = predicted >= 0
@@ -669,7 +671,7 @@ def measure(
     fitted = None
     if fit:
         sample = known[::step]
-        sampled_scores = np.concatenate(kept, 1)[:, sample]
+        sampled_scores = np.concatenate(sampled, 1)[:, sample]
         fitted = fit_temperature(sampled_scores, rows.label[::step][sample])
     nll = float("nan")
     if known.any():
@@ -805,7 +807,7 @@ def measure_prior(
 
 
 def _added(a: Measures, b: Measures) -> Measures:
-    """Summed counts of two models on the same rows. ``by_class`` and all measures that are no counts are those of a."""
+    """Sum the counts of two models on the same rows. ``by_class`` and all other measures are taken from ``a``."""
     # A domain that is missing in one of the two counts as 0 rows.
     domains = dict(a.by_domain)
     for name, d in b.by_domain.items():

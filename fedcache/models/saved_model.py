@@ -725,10 +725,10 @@ class SavedModel:
             name, number = client
             ids = (number,)
         # A client may read only some columns and may have its own hyperparameters.
-        own = self.overrides(*ids)
+        overrides = self.overrides(*ids)
         width = facts.width
-        if own.columns:
-            width = sum(stop - start for start, stop in own.columns)
+        if overrides.columns:
+            width = sum(stop - start for start, stop in overrides.columns)
         text = self.tensors.get("features/text")
         if text is not None:
             text = text.to(device)
@@ -746,7 +746,7 @@ class SavedModel:
         )
         rng = ClientRng(facts.seed, facts.rounds, (name,), axes=0, dtype=dtype, device=env.device)
         return Ctx(
-            lead=(), hp={**facts.hp, **own.hp}, env=env, rng=rng, ids=ids, round=facts.rounds
+            lead=(), hp={**facts.hp, **overrides.hp}, env=env, rng=rng, ids=ids, round=facts.rounds
         )
 
     def overrides(self, number: int | None = None) -> ClientOverrides:
@@ -790,10 +790,10 @@ class SavedModel:
 
     def own_columns(self, x: Tensor, number: int | None = None) -> Tensor:
         """The columns of features [N, D] that the model of a client reads, by its number; as ``overrides``."""
-        own = self.overrides(number)
-        if not own.columns:
+        overrides = self.overrides(number)
+        if not overrides.columns:
             return x
-        return torch.cat([x[:, start:stop] for start, stop in own.columns], -1)
+        return torch.cat([x[:, start:stop] for start, stop in overrides.columns], -1)
 
     @property
     def scaling(self) -> Scaling | None:
@@ -971,8 +971,8 @@ def collect(
 def client_tensors(model: DeployedModel, shared: Tree) -> Tree:
     """A client's tensors: ``down/NAME`` replaces a shared tensor, ``own/NAME`` is added to the shared ones."""
     # A tensor that was not replaced is the shared object itself.
-    own = {f"down/{k}": t for k, t in model.down.items() if t is not shared.get(k)}
-    return own | {f"own/{k}": t for k, t in model.personal.items()}
+    replaced = {f"down/{k}": t for k, t in model.down.items() if t is not shared.get(k)}
+    return replaced | {f"own/{k}": t for k, t in model.personal.items()}
 
 
 def chosen_clients(names: Sequence[str], choice: str | None) -> list[int]:

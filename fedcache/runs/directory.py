@@ -667,9 +667,9 @@ def owning(
                 if private:
                     raise
         # In the directories that are not locked, a file contains the path of the first one, until the block ends.
-        others = [folder / LOCK for folder in folders if folder not in locked]
-        held.callback(_remove_locks, others)
-        for file in others:
+        pointers = [folder / LOCK for folder in folders if folder not in locked]
+        held.callback(_remove_locks, pointers)
+        for file in pointers:
             with suppress(OSError):
                 write_atomic(file, str(folders[0].resolve()).encode())
         yield
@@ -741,9 +741,9 @@ def tags_of(run: Path) -> tuple[str, ...]:
 
 def write_tags(run: Path, tags: Iterable[str]) -> None:
     """Replace the tags of the run in a directory."""
-    kept = sorted(set(tags))
-    if kept:
-        write_sealed(run / TAGS, _tags_header(run), kept)
+    distinct = sorted(set(tags))
+    if distinct:
+        write_sealed(run / TAGS, _tags_header(run), distinct)
     else:
         (run / TAGS).unlink(missing_ok=True)
 

@@ -441,15 +441,15 @@ def _warning(
             seen = np.isin(np.arange(evaluated.rows), trained)
         else:
             seen = np.isin(np.array(shard["rows"], np.int64), trained)
-        same = int(seen[rows.rows].sum())
-        if not same:
+        common = int(seen[rows.rows].sum())
+        if not common:
             return None
         advice = ". To leave these rows out: --split test"
         # A scheme may assign rows of the test split too, and then --split test does not help.
         if (seen & (split == TEST)).any():
             advice = "."
         store = evaluated.path.name
-        return f"{label} {was} trained on {same:,} {of_all} of {store}{advice}"
+        return f"{label} {was} trained on {common:,} {of_all} of {store}{advice}"
     if own is None:
         return None
     if trained is None:
@@ -458,13 +458,13 @@ def _warning(
     if evaluated is not None:
         digests = _keys(evaluated.column("uid")[rows.rows])
         trained_digests = _keys(own.column("uid")[trained])
-        same = int(np.isin(digests, trained_digests).sum())
+        common = int(np.isin(digests, trained_digests).sum())
     else:
-        same = _same_features(own, trained, members[0], rows)
-    if not same:
+        common = _same_features(own, trained, members[0], rows)
+    if not common:
         return None
     dataset = data["slug"]
-    return f"{same:,} {of_all} have the same content as rows of {dataset} that {label} {was} trained on."
+    return f"{common:,} {of_all} have the same content as rows of {dataset} that {label} {was} trained on."
 
 
 def rows_of_clients(

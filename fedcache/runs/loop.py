@@ -210,11 +210,11 @@ def _return_stored(run: OpenRun, stored: Run) -> Run:
     observer = run.options.observer
     position = run.events.position
     note_stored(stored, observer)
-    more = set(run.earlier) - set(run.spec.seeds)
-    if more:
+    other_seeds = set(run.earlier) - set(run.spec.seeds)
+    if other_seeds:
         seeds = len(run.earlier)
         observer.note(
-            f"This run was also trained with seeds {seeds_text(more)}. The result covers all {seeds} "
+            f"This run was also trained with seeds {seeds_text(other_seeds)}. The result covers all {seeds} "
             "seeds."
         )
     kept = run.options.kept
@@ -421,10 +421,10 @@ def _identity_of_partition(inputs: RunInputs) -> str:
 def note_earlier(run: OpenRun) -> None:
     """Note which seeds of a run are stored already, and which seeds are trained now."""
     missing = seeds_text(set(run.spec.seeds) - set(run.earlier))
-    before = seeds_text(run.earlier)
+    stored = seeds_text(run.earlier)
     every = seeds_text({*run.spec.seeds, *run.earlier})
     run.events.observer.note(
-        f"{run.name} already has results of seeds {before}. This command trains seeds {missing}. The "
+        f"{run.name} already has results of seeds {stored}. This command trains seeds {missing}. The "
         f"result covers seeds {every}."
     )
 
@@ -1006,10 +1006,10 @@ class SeedTraining:
         """End a round of all runs. Raise StoppedError if a stop was requested and every state is written."""
         # No state is written after the last round, because the seed ends then.
         if self.policy.round_ended(number):
-            kept = "the state is kept"
+            kept_states = "the state is kept"
             if self.cache is not None:
-                kept = f"the states of {len(self.runs)} configurations are kept"
-            raise stopped(f"after round {number} of seed {self.seed}; {kept}")
+                kept_states = f"the states of {len(self.runs)} configurations are kept"
+            raise stopped(f"after round {number} of seed {self.seed}; {kept_states}")
 
     def _on_done(self, first: int, ended: Sequence[TrainingOutput | FedcacheError]) -> None:
         """Store the results of runs that have ended the seed; ``first`` is the number of the first of them."""

@@ -596,13 +596,13 @@ def read_clients(path: Path, store: Store) -> tuple[Group, np.ndarray | None]:
         raise UsageError(f"{path} has the columns {columns}.", _FIRST_LINE)
     has_splits = len(head) == 3
     if len(lines) < 2:
-        line = f"{example},north"
+        example_line = f"{example},north"
         if has_splits:
-            line += ",train"
+            example_line += ",train"
         first_line = ",".join(head)
         raise UsageError(
             f"{path} has no line after its first line, {first_line}.",
-            f"Add a line for each row that a client holds, for example {line}",
+            f"Add a line for each row that a client holds, for example {example_line}",
         )
     row_of = {name: row for row, name in enumerate(store.samples.name)}
     client = [""] * store.rows

@@ -1,4 +1,4 @@
-"""Result files: columns of clients, in ``result.json`` for few and in a parquet file for many, and test rows.
+"""Files of a result: values of single clients (many are in a parquet file, few in ``result.json``), and test rows.
 
 A result has the digests of these files, so a damaged or changed file is never read.
 """

@@ -118,15 +118,15 @@ class KeptModels:
             return
         numbers = chosen_clients(names, self.clients)
         # A state may also hold tensors that only training reads and that are not saved; then the model is smaller.
-        each = min(load.state_bytes, load.head_bytes)
+        per_client = min(load.state_bytes, load.head_bytes)
         # A probe that is trained for the model, or a model that is adapted.
         if method.deploy is not keep_down:
-            each += load.head_bytes
+            per_client += load.head_bytes
         # an adapted model with its optimiser, or a cache of rows
         if method.personal_part is not less_training_state:
-            each = 2 * load.head_bytes + int(load.rows.mean()) * load.width * load.itemsize
+            per_client = 2 * load.head_bytes + int(load.rows.mean()) * load.width * load.itemsize
         clients = len(numbers)
-        size = each * clients
+        size = per_client * clients
         in_use = peak.above - peak.working
         if in_use + COPIES * size > free:
             megabytes = size / 1e6

@@ -281,17 +281,17 @@ def order_of_run(result: Mapping[str, Any]) -> Order:
     """Sort key of runs with equal figures: the method, then its hyperparameters and all other settings."""
     partition = result.get("partition", {})
     trust = result.get("trust", {})
-    rest = {key: result.get(key) for key in ("backbones", "preset", "rounds", "participation")}
+    further = {key: result.get(key) for key in ("backbones", "preset", "rounds", "participation")}
     for key, value in partition.get("args", {}).items():
-        rest[f"partition.{key}"] = value
+        further[f"partition.{key}"] = value
     for key, value in trust.items():
         if not isinstance(value, dict | list):
-            rest[f"trust.{key}"] = value
+            further[f"trust.{key}"] = value
     method = order_of_settings({"method": result.get("method")})
     return (
         *method,
         *order_of_settings(result.get("hyperparameters", {})),
-        *order_of_settings(rest),
+        *order_of_settings(further),
     )
 
 

@@ -594,12 +594,12 @@ def open_clients(folder: Path) -> list[Store]:
     for kind, keys in (("number", list(map(str, numbers))), ("name", names)):
         repeated, times = Counter(keys).most_common(1)[0]
         if times > 1:
-            same = [
+            paths = [
                 str(store.path) for store, key in zip(stores, keys, strict=True) if key == repeated
             ]
-            listed = ", ".join(same)
+            listed = ", ".join(paths)
             raise StoreError(
-                f"{len(same)} stores belong to the same client, with the {kind} {repeated}: {listed}.",
+                f"{len(paths)} stores belong to the same client, with the {kind} {repeated}: {listed}.",
                 "Keep one of them, and remove or move the others.",
             )
     # Without a missing client, another federation would be trained.

@@ -556,7 +556,7 @@ def write(out: Path, kind: str, parts: Parts) -> dict[str, Any]:
 
 
 def write_folder(out: Path, parts: Parts) -> dict[str, Any]:
-    """``model.pt2``, ``head.safetensors``, ``model.json``, ``predict.py`` and ``README.md``; other files stay."""
+    """Write ``model.pt2``, ``head.safetensors``, ``model.json``, ``predict.py`` and ``README.md``; other files stay."""
     assert parts.program is not None
     out.mkdir(parents=True, exist_ok=True)
     reads = parts.program.inputs[0].kind
@@ -582,7 +582,7 @@ def write_folder(out: Path, parts: Parts) -> dict[str, Any]:
 
 
 def write_torch(out: Path, parts: Parts) -> dict[str, Any]:
-    """A program for ``torch.export.load``, with ``model.json`` and ``README.md`` as its extra files."""
+    """Write a program for ``torch.export.load``, with ``model.json`` and ``README.md`` as its extra files."""
     assert parts.program is not None
     buffer = io.BytesIO()
     extra = {"model.json": json.dumps(parts.facts, ensure_ascii=False), "README.md": parts.card}
@@ -593,7 +593,7 @@ def write_torch(out: Path, parts: Parts) -> dict[str, Any]:
 
 
 def write_onnx(out: Path, parts: Parts) -> dict[str, Any]:
-    """One graph from pixels to probabilities, compared with torch in onnxruntime before it is written.
+    """Write one graph from pixels to probabilities, after comparing its outputs in onnxruntime with those of torch.
 
     Raises UsageError for weights of more than ``MOST_ONNX`` bytes and for a ``predict`` that needs operators that ONNX
     does not have, MachineError for a graph with other outputs.
@@ -817,13 +817,13 @@ def estimator(predictor: Predictor, head: LinearHead) -> Any:
     order = np.argsort(np.array(facts.classes), kind="stable")
     coef = head.coef[order] / predictor.softmax_temperature
     intercept = head.intercept[order] / predictor.softmax_temperature
-    own = saved.overrides(facts.saved.get(predictor.client or ""))
-    if own.columns:
+    overrides = saved.overrides(facts.saved.get(predictor.client or ""))
+    if overrides.columns:
         # Columns that the client does not read have the coefficient 0.
-        read = np.concatenate([np.arange(start, stop) for start, stop in own.columns])
-        whole = np.zeros((len(coef), facts.width))
-        whole[:, read] = coef
-        coef = whole
+        read = np.concatenate([np.arange(start, stop) for start, stop in overrides.columns])
+        all_columns = np.zeros((len(coef), facts.width))
+        all_columns[:, read] = coef
+        coef = all_columns
     if facts.feat_post == "standardize" and saved.scaling is not None:
         coef = coef / saved.scaling.scale
         intercept = intercept - coef @ saved.scaling.mean

@@ -154,7 +154,7 @@ def parameters_of(round_: Round) -> dict[str, bool | int | float | str]:
     for name in ("fedcache", "torch", "numpy"):
         with suppress(metadata.PackageNotFoundError):  # not installed, but run from a folder
             versions[f"version.{name}"] = metadata.version(name)
-    given = {
+    parameters = {
         **from_file,
         **round_.settings,
         "method": round_.method,
@@ -166,7 +166,7 @@ def parameters_of(round_: Round) -> dict[str, bool | int | float | str]:
         "run": round_.path.name,
         **versions,
     }
-    return {key: _plain(value) for key, value in given.items() if value is not None}
+    return {key: _plain(value) for key, value in parameters.items() if value is not None}
 
 
 def _plain(value: Any) -> bool | int | float | str:
