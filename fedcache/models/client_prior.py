@@ -134,7 +134,7 @@ def fit_concentration(counts: Counts, shares: Floats) -> float:
         shares: [C], above 0 for each class that has a row.
     """
     rows = counts.sum(1).astype(np.float64)
-    # A class of which a client has no rows adds nothing: Gamma(n + a) / Gamma(a) is 1 for n = 0.
+    # If a client has no rows of a class, the class adds nothing: Gamma(n + a) / Gamma(a) is 1 for n = 0.
     client, of_class = np.nonzero(counts)
     n = counts[client, of_class].astype(np.float64)
     share = shares[of_class]

@@ -126,7 +126,7 @@ class PriorTests:
     store: Store
     partition: Partition
     priors: ClientPriors
-    # [K], sorted: the number in the partition of each client that is scored, i.e. of each row of ``priors``
+    # [K], sorted: for each scored client, thus for each row of ``priors``, its number in the partition
     numbers: NDArray[np.int64]
     # names of clients that are scored by their own models; None if one model scores all
     own_models: frozenset[str] | None
