@@ -84,7 +84,7 @@ def with_client_prior(
 
 
 def find_run(place: Path, digest: str, home: Home) -> tuple[Path, dict[str, Any]] | None:
-    """The directory and result of a model's run, which is next to the model or in the home; None if it is gone."""
+    """The directory and result of a model's run, searched next to the model and in the home; None if it is gone."""
     for folder in (run_folder(place), home.runs / digest[:16]):
         with suppress(FedcacheError):  # a damaged run
             found = result_of(folder, digest)
