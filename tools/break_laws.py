@@ -715,8 +715,8 @@ TABLE = (
         "a_second_training_finds_nearly_the_temperature_of_the_test_rows",
         "it trains on the rows it is calibrated on",
         "models/calibrate.py",
-        "return kept, taken.distinct",
-        "return train, taken.distinct",
+        "return remaining, removed.distinct",
+        "return train, removed.distinct",
     ),
     B(
         "a_class_has_its_own_name_from_the_file_to_the_prediction",

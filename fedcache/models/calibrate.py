@@ -9,9 +9,9 @@ variances near 0 cause, can raise it until the probabilities of all other rows a
 The temperature is fitted on rows on which the model was not trained:
 
 - the validation rows of the partition, for every method with a global model;
-- without validation rows, a fifth of every client's training rows, for methods in closed form. The method is trained
-  again without these rows, and the first model gets the temperature of the second one. For methods that take gradient
-  steps this would double the time of the run, so they have no temperature.
+- if there are no validation rows: a fifth of every client's training rows, for methods in closed form. The method is
+  trained again without this fifth, and the first model gets the temperature of the second one. For methods that take
+  gradient steps this would double the time of the run, so they have no temperature.
 
 Only simulated runs have a temperature, because fitting needs the rows of all clients in one place.
 """
@@ -48,36 +48,36 @@ def temperature_of(spec: TrainingRun, out: TrainingOutput) -> float | None:
     """
     if out.protocol != "global" or spec.trust.privacy is not None:
         return None
-    held = None
+    validation = None
     if isinstance(spec.clients, ClientTable):
-        held = spec.clients.validation
-    if held is not None:
-        return _fitted(spec, out, held.rows)
+        validation = spec.clients.validation
+    if validation is not None:
+        return _fitted(spec, out, validation.rows)
     if spec.method.gradient or "labels" not in spec.method.needs:
         return None
     try:
         train, rows = _without_a_share(spec)
-        # The second training has no test rows: all clients share an empty list.
-        without = ClientTable.dealt(names_of(spec.clients), train, np.empty(0, np.int64), None)
-        second = run(replace(spec, clients=without, eval_every=0), out.hp)
+        # The second training has no test rows: without own tests (None), all clients share an empty list.
+        clients = ClientTable.dealt(names_of(spec.clients), train, np.empty(0, np.int64), None)
+        second = run(replace(spec, clients=clients, eval_every=0), out.hp)
         return _fitted(spec, second, rows)
     except (UsageError, FederatedRunError):  # too few rows, or a method that fails with so few
         return None
 
 
 def _without_a_share(spec: TrainingRun) -> tuple[RowLists, NDArray[np.int64]]:
-    """The training rows of every client without a share of each class, and the rows of that share.
+    """Remove a share of each class from every client's training rows; returns the remaining and the removed rows.
 
     Raises UsageError if clients share rows and one of them would keep none.
     """
     train = RowLists.of([client.train for client in spec.clients])
     label = spec.data.y.cpu().numpy()
-    # ``hold_out`` takes the rows with the smallest of these 16 bytes. They are drawn, because neighbouring rows of a
-    # store may be similar, and they are equal for all seeds.
+    # Every row gets 16 random bytes, and ``hold_out`` removes the rows with the smallest ones. A random choice is
+    # needed, because neighbouring rows of a store may be similar. The bytes are the same for all seeds of a run.
     drawn = np.random.default_rng(0).bytes(16 * len(label))
     order = np.frombuffer(drawn, np.uint8).reshape(-1, 16)
-    kept, taken = hold_out(train, label, order, SHARE)
-    return kept, taken.distinct
+    remaining, removed = hold_out(train, label, order, SHARE)
+    return remaining, removed.distinct
 
 
 def _fitted(spec: TrainingRun, out: TrainingOutput, rows: NDArray[np.int64]) -> float | None:
@@ -102,8 +102,8 @@ def consistent_temperature(scores: NDArray[np.float64], label: NDArray[np.int64]
     """The temperature at which the mean probability of the predicted classes equals their accuracy.
 
     The accuracy is estimated as (right + 1) / (n + 2), so that it is below 1 and the temperature above 0 if all rows
-    are right. Returns ``HOTTEST`` if the probabilities are too high even there, and None if they are too low at
-    ``COLDEST``.
+    are right. Returns ``HOTTEST`` if the probabilities are too high even at that temperature, and None if they are too
+    low at ``COLDEST``.
 
     Args:
         scores: [n, C]; the highest score of each row is finite.
@@ -132,7 +132,7 @@ def scores_of_rows(
     parts = []
     numbers = torch.from_numpy(rows).to(spec.data.x.device)
     for block in torch.split(numbers, BLOCK):
-        x = spec.data.x[block, 0]
+        x = spec.data.x[block, 0]  # the first view of each row
         if x.is_floating_point():
             x = x.to(spec.dtype)
         with torch.no_grad():

@@ -27,15 +27,16 @@ Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
 
 NEVER = -1e20
-"""A class with a lower score or log-probability is never predicted by the model, so its probability is 0. Such classes
-have the score -1e30 (``heads.losses.MASKED``) times the factor of the method."""
+"""A class with a score or log-probability below this is never predicted by the model, so its probability is 0. The
+score of such a class is -1e30 (``heads.losses.MASKED``), which some methods multiply by a factor."""
 LEAST = 1e-3
 MOST = 1e6
 """Lowest and highest concentration that is tried."""
 GRID = 55
-"""Number of values that are tried before the search between two of them: about six per factor of ten."""
+"""Number of values that ``grid_minimum`` tries before it searches between two of them. For concentrations these are
+about six per factor of ten."""
 MASKED_SHARE = 0.05
-"""Share of a client's rows that a mask may exclude by their class; above it, there is a warning."""
+"""A warning is given if a mask is expected to exclude the right class of at least this share of a client's rows."""
 EM_STEPS = 1000
 EM_CLOSE = 1e-6
 """EM ends after ``EM_STEPS`` steps, or when no class share changes by more than ``EM_CLOSE``."""
@@ -76,8 +77,8 @@ class ClientPriors:
         k = fit_concentration(self.counts, self.shares)
         rows = self.counts.sum(1)
         masked = (self.counts == 0) @ self.shares
-        of_clients = k * masked / (rows + k)
-        lost = float(of_clients[rows > 0].mean())
+        excluded = k * masked / (rows + k)  # [M]
+        lost = float(excluded[rows > 0].mean())
         if lost < MASKED_SHARE:
             return None
         return (
@@ -101,8 +102,8 @@ class ClientPriors:
         elif self.kind == "classes":
             counts = np.minimum(counts, 1.0)
         with np.errstate(divide="ignore"):
-            found: Floats = np.log(counts)
-        return found
+            log_prior: Floats = np.log(counts)
+        return log_prior
 
 
 def class_counts(train: Sequence[np.ndarray], label: Counts, classes: int) -> Counts:
@@ -116,7 +117,7 @@ def class_counts(train: Sequence[np.ndarray], label: Counts, classes: int) -> Co
     lists = RowLists.of(train)
     labels = label[lists.rows]
     known = labels >= 0
-    # One number for each pair of client and class, counted at once.
+    # Each pair of client and class has a number of its own, so one ``bincount`` counts all pairs.
     cells = lists.owner[known].astype(np.int64) * classes + labels[known]
     counts: Counts = np.bincount(cells, minlength=len(lists) * classes).reshape(-1, classes)
     return counts
@@ -133,16 +134,16 @@ def fit_concentration(counts: Counts, shares: Floats) -> float:
         shares: [C], above 0 for each class that has a row.
     """
     rows = counts.sum(1).astype(np.float64)
-    # Only classes that a client has contribute: Gamma(n + a) / Gamma(a) is 1 for n = 0.
+    # If a client has no rows of a class, the class adds nothing: Gamma(n + a) / Gamma(a) is 1 for n = 0.
     client, of_class = np.nonzero(counts)
     n = counts[client, of_class].astype(np.float64)
     share = shares[of_class]
 
     def loss(log_k: float) -> float:
         k = np.exp(log_k)
-        own = scipy.special.gammaln(n + k * share) - scipy.special.gammaln(k * share)
-        all_rows = scipy.special.gammaln(rows + k) - scipy.special.gammaln(k)
-        return float(all_rows.sum() - own.sum())
+        by_class = scipy.special.gammaln(n + k * share) - scipy.special.gammaln(k * share)
+        by_client = scipy.special.gammaln(rows + k) - scipy.special.gammaln(k)
+        return float(by_client.sum() - by_class.sum())
 
     # A grid comes first, because the likelihood is flat at both ends.
     log_k, _loss = grid_minimum(loss, np.log(LEAST), np.log(MOST))
@@ -158,10 +159,10 @@ def grid_minimum(loss: Callable[[float], float], low: float, high: float) -> tup
     best = int(np.argmin([loss(value) for value in grid]))
     start = grid[max(0, best - 1)]
     end = grid[min(GRID - 1, best + 1)]
-    found = scipy.optimize.minimize_scalar(
+    minimum = scipy.optimize.minimize_scalar(
         loss, bounds=(start, end), method="bounded", options={"xatol": 1e-6}
     )
-    return float(found.x), float(found.fun)
+    return float(minimum.x), float(minimum.fun)
 
 
 def estimate_log_prior(probabilities: Floats, shares: Floats) -> Floats:
@@ -177,20 +178,19 @@ def estimate_log_prior(probabilities: Floats, shares: Floats) -> Floats:
     p = probabilities * (shares > 0)
     p = p[p.sum(-1) > 0]
     trained = np.where(shares > 0, shares, 1.0)
-    found = shares
-    # Without rows, the class shares of the training rows remain.
+    estimate = shares
     steps = EM_STEPS
     if not len(p):
-        steps = 0
+        steps = 0  # without rows, the estimate stays at the class shares of the training rows
     for _ in range(steps):
-        posterior = p * (found / trained)
+        posterior = p * (estimate / trained)
         posterior /= posterior.sum(-1, keepdims=True)
-        last = found
-        found = posterior.mean(0)
-        if np.abs(found - last).max() <= EM_CLOSE:
+        last = estimate
+        estimate = posterior.mean(0)
+        if np.abs(estimate - last).max() <= EM_CLOSE:
             break
     with np.errstate(divide="ignore"):
-        log_prior: Floats = np.log(found / trained)
+        log_prior: Floats = np.log(estimate / trained)
     return log_prior
 
 
@@ -224,7 +224,7 @@ class ModelWithPrior(DeployedModel):
 
 
 def add_offset(scores: Tensor, offset: Tensor) -> Tensor:
-    """Scores [.., C] with the offset [C] of a client prior; unchanged rows where the sum excludes every class."""
+    """Scores [.., C] plus the offset [C] of a client prior. A row stays unchanged if the sum excludes every class."""
     adjusted = scores + offset.to(scores)
     excluded = adjusted.amax(-1, keepdim=True) < NEVER
     return torch.where(excluded, scores, adjusted)

@@ -27,7 +27,7 @@ class ClientTensors:
     """Builder of the stacks; clients are added one after another."""
 
     def __init__(self) -> None:
-        # Names, dtypes and shapes -> the clients that have them, and name -> each client's tensor.
+        # Outline (names, dtypes and shapes) -> the numbers of the clients that have it, and their tensors by name.
         self._groups: dict[tuple[Any, ...], tuple[list[int], dict[str, list[Tensor]]]] = {}
 
     def add(self, number: int, tree: Tree) -> None:
@@ -92,13 +92,13 @@ class ClientStacks:
         return cls(groups, places)
 
     def group_of(self, number: int | None) -> str:
-        """The group of a client; "" for a client without own tensors."""
+        """The group of a client; "" for a client that is in no group."""
         if number not in self.places:
             return ""
         return self.places[number][0]
 
     def tree(self, number: int | None, part: str) -> Tree:
-        """Copies of a client's tensors in ``down`` or ``own`` by name; {} for a client without tensors."""
+        """Copies of a client's tensors in ``part`` (``down`` or ``own``), by name; {} for a client in no group."""
         if number not in self.places:
             return {}
         group, row = self.places[number]

@@ -39,10 +39,11 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class RightRows:
-    """Number of rows with a right prediction, and Wilson's interval; None if several models predict the rows."""
+    """Number of rows with a right prediction, and Wilson's interval of the accuracy."""
 
     rows: int  # that have a label and a prediction
     right: int  # rows whose prediction is their label
+    # None without rows, or if several models predict the rows
     interval: tuple[float, float] | None = None
 
     @property
@@ -142,12 +143,12 @@ class ClientSpread:
 
     @property
     def mean(self) -> float:
-        """Unweighted, over clients."""
+        """The unweighted mean over clients."""
         return float(np.nanmean(list(self.clients.values())))
 
     @property
     def std(self) -> float | None:
-        """With ddof 1; None for one client."""
+        """The standard deviation over clients, with ddof 1; None for one client."""
         known = list(self._known.values())
         if len(known) > 1:
             return float(np.std(known, ddof=1))
@@ -204,7 +205,7 @@ class PriorAccuracy:
 
     @property
     def without(self) -> dict[str, float]:
-        """``client_mean``, unweighted over clients, and ``pooled``, over all rows."""
+        """Accuracies without the prior: ``client_mean``, unweighted over clients, and ``pooled``, over all rows."""
         return self._accuracy([c.right for c in self.clients.values()])
 
     @property
@@ -255,17 +256,19 @@ class LeftOutRows:
 
     def sentences(self) -> list[str]:
         """One sentence for each reason that occurs."""
-        made = []
+        reasons = []
         if self.unknown:
             listed = [f"{name} ({rows:,})" for name, rows in self.unknown.items()]
             names = some_names(listed, 8)
             rows = sum(self.unknown.values())
-            made.append(_not_scored(rows, "of classes that are unknown to the model", f": {names}"))
+            reasons.append(
+                _not_scored(rows, "of classes that are unknown to the model", f": {names}")
+            )
         if self.unlabelled:
-            made.append(_not_scored(self.unlabelled, "without a label"))
+            reasons.append(_not_scored(self.unlabelled, "without a label"))
         if self.unreadable:
-            made.append(_not_scored(self.unreadable, "without readable features"))
-        return made
+            reasons.append(_not_scored(self.unreadable, "without readable features"))
+        return reasons
 
 
 def _not_scored(rows: int, which: str, names: str = "") -> str:
@@ -431,18 +434,18 @@ def calibration_error(bins: NDArray[Any]) -> float:
 def bin_sums(confidence: Floats, right: NDArray[np.bool_]) -> Floats:
     """Sums [BINS, 3] over the rows of each bin: rows, confidence, right rows; confidence [n] is in [0, 1]."""
     number = np.ceil(confidence * BINS).astype(np.int64) - 1
-    place = np.clip(number, 0, BINS - 1)
-    rows = np.bincount(place, minlength=BINS)
-    confidences = np.bincount(place, confidence, BINS)
-    hits = np.bincount(place, right, BINS)
+    bin_of_row = np.clip(number, 0, BINS - 1)
+    rows = np.bincount(bin_of_row, minlength=BINS)
+    confidences = np.bincount(bin_of_row, confidence, BINS)
+    hits = np.bincount(bin_of_row, right, BINS)
     return np.stack([rows, confidences, hits], 1)
 
 
 def mean_bins(sums: Floats) -> tuple[tuple[int, float, float], ...]:
     """Rows, mean confidence and accuracy of each bin; 0 in a bin without rows."""
     rows, confidence, right = sums.T
-    least = np.maximum(rows, 1)
-    bins = zip(rows, confidence / least, right / least, strict=True)
+    divisor = np.maximum(rows, 1)
+    bins = zip(rows, confidence / divisor, right / divisor, strict=True)
     return tuple((int(n), float(c), float(r)) for n, c, r in bins)
 
 
@@ -453,17 +456,17 @@ def class_measures(pairs: Counts, classes: Sequence[str]) -> tuple[ClassMeasures
     rows = np.bincount(label, count, C)
     predicted = np.bincount(prediction, count, C)
     right = np.bincount(label, count * (label == prediction), C)
-    found = []
+    measures = []
     for c in np.flatnonzero(rows).tolist():
-        found.append(ClassMeasures(classes[c], int(rows[c]), int(predicted[c]), int(right[c])))
-    return tuple(found)
+        measures.append(ClassMeasures(classes[c], int(rows[c]), int(predicted[c]), int(right[c])))
+    return tuple(measures)
 
 
 def count_pairs(label: Counts, predicted: Counts, classes: int) -> Counts:
     """[P, 3]: label, prediction and rows of the pairs that occur."""
     pairs = label.astype(np.int64) * classes + predicted
-    found, rows = np.unique(pairs, return_counts=True)
-    return np.stack([found // classes, found % classes, rows], 1)
+    distinct, rows = np.unique(pairs, return_counts=True)
+    return np.stack([distinct // classes, distinct % classes, rows], 1)
 
 
 MOST_KEPT = 64 << 20
@@ -473,9 +476,9 @@ HOTTEST = 1e6
 """Lowest and highest temperature that is tried."""
 
 
-def sample_step(numbers: int) -> int:
-    """The least k for which every k-th row of scores, ``numbers`` float64 in all, takes at most ``MOST_KEPT`` bytes."""
-    return max(1, math.ceil(8 * numbers / MOST_KEPT))
+def sample_step(scores: int) -> int:
+    """The smallest k such that every k-th row fits in ``MOST_KEPT`` bytes, if all rows have ``scores`` float64."""
+    return max(1, math.ceil(8 * scores / MOST_KEPT))
 
 
 @dataclass(frozen=True)
@@ -493,8 +496,8 @@ class LabelledRows:
     def scores(self, predictor: Predictor) -> Iterator[NDArray[np.float64]]:
         """Scores [E, k, C] of the rows in order, block by block. Raises as ``Predictor.over_store``."""
         if isinstance(self.source, Store):
-            for _, found in predictor.over_store(self.source, self.rows):
-                yield found
+            for _, scores in predictor.over_store(self.source, self.rows):
+                yield scores
             return
         for arrays in self.source.of_rows(self.rows):
             yield predictor.scores(*arrays)
@@ -527,17 +530,17 @@ def _rows_words(path: Path, split: str | None) -> str:
 def rows_of_file(path: Path, split: str | None, predictor: Predictor) -> LabelledRows:
     """The labelled rows of a file of embeddings, as ``rows_of_store``.
 
-    Raises UsageError for a file that cannot be read, StoreError for other features than the model's or without labels.
+    Raises UsageError for a file that cannot be read, StoreError if it lacks features of the model or has no labels.
     """
-    held = open_embeddings(path)
-    features = features_of_file(predictor.members[0], held.features, path)
-    rows = np.arange(len(held.names))
+    table = open_embeddings(path)
+    features = features_of_file(predictor.members[0], table.features, path)
+    rows = np.arange(len(table.names))
     if split is not None:
         if split not in SPLIT_NAMES:
             raise unknown("split", split, SPLIT_NAMES)
-        if held.splits is not None:
-            rows = np.flatnonzero(held.splits == SPLIT_NAMES.index(split))
-        if held.splits is None or not len(rows):
+        if table.splits is not None:
+            rows = np.flatnonzero(table.splits == SPLIT_NAMES.index(split))
+        if table.splits is None or not len(rows):
             raise StoreError(f"{path} has no rows of the split {split}.", "Leave --split out.")
     # A row has features if all of its arrays are finite.
     finite = []
@@ -547,9 +550,9 @@ def rows_of_file(path: Path, split: str | None, predictor: Predictor) -> Labelle
     return matched(
         name=_rows_words(path, split),
         rows=rows,
-        codes=(held.labels, held.domains),
+        codes=(table.labels, table.domains),
         readable=np.concatenate(finite)[rows],
-        names=(held.classes, held.domain_names),
+        names=(table.classes, table.domain_names),
         classes=predictor.classes,
         source=features,
     )
@@ -594,9 +597,9 @@ def matched(
             "predict",
         )
     if not known.any():
-        own = some_names(classes, 5)
+        listed = some_names(classes, 5)
         raise StoreError(
-            f"{name}: no row is labelled with a class of the model. The model's classes are {own}. {reasons}",
+            f"{name}: no row is labelled with a class of the model. The model's classes are {listed}. {reasons}",
             "Give data with classes of these names.",
         )
     domains = tuple(names[1])
@@ -607,9 +610,9 @@ def model_labels(
     label: NDArray[Any], names: Sequence[str], classes: Sequence[str]
 ) -> NDArray[np.int64]:
     """Labels [n], indices into ``names``, as indices into a model's ``classes``; -1 for an unknown class."""
-    number = {c: i for i, c in enumerate(classes)}
+    index = {c: i for i, c in enumerate(classes)}
     # The last entry is for the label -1 of unlabelled rows.
-    numbers = [number.get(c, -1) for c in names] + [-1]
+    numbers = [index.get(c, -1) for c in names] + [-1]
     codes: NDArray[np.int64] = np.array(numbers, np.int64)[label]
     return codes
 
@@ -638,7 +641,7 @@ def measure(
     confidence = np.zeros(n)
     log_p = np.zeros(n)
     step = sample_step(n * C * len(predictor.members))
-    kept: list[Floats] = []
+    sampled: list[Floats] = []
     start = 0
     for scores in rows.scores(predictor):
         part = slice(start, start + scores.shape[1])
@@ -653,7 +656,7 @@ def measure(
         if fit:
             # The first row of the sample in this block. A copy, because a view would keep the whole block in memory.
             first = -part.start % step
-            kept.append(scores[:, first::step].copy())
+            sampled.append(scores[:, first::step].copy())
         if done is not None:
             done(scores.shape[1])
     known = predicted >= 0
@@ -668,7 +671,7 @@ def measure(
     fitted = None
     if fit:
         sample = known[::step]
-        sampled_scores = np.concatenate(kept, 1)[:, sample]
+        sampled_scores = np.concatenate(sampled, 1)[:, sample]
         fitted = fit_temperature(sampled_scores, rows.label[::step][sample])
     nll = float("nan")
     if known.any():
@@ -690,15 +693,15 @@ def measure(
 def log_probabilities(scores: Floats, temperature: float) -> Floats:
     """Scores [E, n, C] -> [n, C]: log of the mean over E of softmax(scores / temperature); NaN for a row of NaN.
 
-    It is -inf for a class that a model never predicts.
+    The result is -inf for a class that no member of the ensemble ever predicts.
     """
     each = torch.from_numpy(scores / temperature).log_softmax(-1)
     each.masked_fill_(each < NEVER, -torch.inf)
     mean = each[0]
     if len(each) > 1:
         mean = each.logsumexp(0) - np.log(len(each))
-    found: Floats = mean.numpy()
-    return found
+    logs: Floats = mean.numpy()
+    return logs
 
 
 def fit_temperature(scores: Floats, label: Counts) -> Temperature | None:
@@ -729,14 +732,17 @@ def right_rows(right: NDArray[np.bool_]) -> RightRows:
     hits = int(right.sum())
     if not n:
         return RightRows(n, hits)
-    found = scipy.stats.binomtest(hits, n).proportion_ci(LEVEL, method="wilson")
-    return RightRows(n, hits, (float(found.low), float(found.high)))
+    interval = scipy.stats.binomtest(hits, n).proportion_ci(LEVEL, method="wilson")
+    return RightRows(n, hits, (float(interval.low), float(interval.high)))
 
 
 def measure_clients(
     models: Iterable[tuple[str, Predictor]], rows: LabelledRows
 ) -> tuple[Measures, ClientSpread]:
-    """Every client's model on all rows: summed counts, means of the other measures, and the spread of accuracies."""
+    """Measure every client's model on all rows.
+
+    Returns the counts summed over models with the means of the other measures, and the accuracy of each client's model.
+    """
     accuracy: dict[str, float] = {}
     means: list[tuple[float, float, float]] = []
     total: Measures | None = None
@@ -756,8 +762,8 @@ def measure_clients(
         )
     f1, ece, nll = (float(np.nanmean(column)) for column in zip(*means, strict=True))
     # All models of a run have the same classes.
-    number = {name: i for i, name in enumerate(predictor.classes)}
-    pairs = [(number[label], number[found], n) for label, found, n in total.confusion]
+    index = {name: i for i, name in enumerate(predictor.classes)}
+    pairs = [(index[label], index[predicted], n) for label, predicted, n in total.confusion]
     together = replace(
         total,
         # Predictions of several models for one row are not independent, so there is no interval.
@@ -779,16 +785,16 @@ def measure_prior(
 
     Args:
         store: that has the model's features.
-        tests: of each client its prior, the model that it uses, and its test rows.
+        tests: for each client its prior, its model, and its test rows.
         label: [N] of all rows of the store, by number of the model's class.
     """
-    found: dict[str, PriorHits] = {}
-    for prior, predictor, held in tests:
+    by_client: dict[str, PriorHits] = {}
+    for prior, predictor, test_rows in tests:
         offset = prior.offset(predictor.softmax_temperature)
         rows = 0
         right = 0
         right_with_prior = 0
-        for part, scores in predictor.over_store(store, held):
+        for part, scores in predictor.over_store(store, test_rows):
             predicted = predictor.predicted(scores)
             shifted = add_offset(torch.from_numpy(scores), offset).numpy()
             with_prior = predictor.predicted(shifted)
@@ -796,12 +802,12 @@ def measure_prior(
             right += int((predicted == label[part]).sum())
             right_with_prior += int((with_prior == label[part]).sum())
         if rows:
-            found[prior.client] = PriorHits(rows, right, right_with_prior)
-    return found
+            by_client[prior.client] = PriorHits(rows, right, right_with_prior)
+    return by_client
 
 
 def _added(a: Measures, b: Measures) -> Measures:
-    """Summed counts of two models on the same rows, without those of classes; other measures are those of ``a``."""
+    """Sum the counts of two models on the same rows. ``by_class`` and all other measures are taken from ``a``."""
     # A domain that is missing in one of the two counts as 0 rows.
     domains = dict(a.by_domain)
     for name, d in b.by_domain.items():
@@ -830,8 +836,7 @@ def _sum(a: RightRows, b: RightRows) -> RightRows:
     return RightRows(a.rows + b.rows, a.right + b.right)
 
 
-# The most confident mistakes on rows of a store, each row scored by the model of the client that
-# holds it.
+# The most confident mistakes of a run on rows of a store.
 
 
 MOST = 24
@@ -853,14 +858,14 @@ def find_mistakes(store: Store, models: Iterable[ScoredRows]) -> Mistakes:
     wrong_rows = 0
     clients = 0
     label = np.empty(0, np.int64)
-    for client, predictor, held in models:
+    for client, predictor, rows_of_model in models:
         clients += client is not None
         names = predictor.classes
         # All models of a run have the same classes.
         if not len(label):
             known = model_labels(s.label, s.classes, names)
             label = np.where(s.ok == 1, known, -1)
-        rows = np.asarray(held, np.int64)
+        rows = np.asarray(rows_of_model, np.int64)
         rows = rows[label[rows] >= 0]
         for part, scores in predictor.over_store(store, rows):
             predicted = predictor.predicted(scores)
@@ -874,7 +879,7 @@ def find_mistakes(store: Store, models: Iterable[ScoredRows]) -> Mistakes:
             for i in wrong[by_confidence[:MOST]]:
                 row = int(part[i])
                 truth = names[label[row]]
-                found = names[predicted[i]]
-                best.append(Mistake(row, s.name[row], truth, found, float(confidence[i]), client))
+                guess = names[predicted[i]]
+                best.append(Mistake(row, s.name[row], truth, guess, float(confidence[i]), client))
             best = sorted(best, key=lambda m: (-m.probability, m.row))[:MOST]
     return Mistakes(store.path, tuple(best), wrong_rows, rows_scored, clients)

@@ -136,11 +136,11 @@ class FedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         method = self._method()
         hp = method.resolve(self.preset, self.settings)
         # Norms and counts of rows can be computed from the features; nothing else is available.
-        others = method.reads(hp) - {"labels", "row norms", "row counts"}
-        if others:
-            more = ", ".join(sorted(others))
+        unavailable = method.reads(hp) - {"labels", "row norms", "row counts"}
+        if unavailable:
+            listed = ", ".join(sorted(unavailable))
             raise UsageError(
-                f"{method.name} also reads {more}, but FedClassifier passes only features and labels.",
+                f"{method.name} also reads {listed}, but FedClassifier passes only features and labels.",
                 f"fedcache.train({method.name!r}, store)   trains on a store that has them.",
             )
         seed = self.random_state
@@ -170,14 +170,14 @@ class FedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         facts = self._facts(out, feat_post, X.shape[1])
         if self.temperature is None:
             facts = replace(facts, temperature=temperature_of(spec, out))
-        found = collect(out, facts, data, scaling, "all")
-        if found is None:
+        collected = collect(out, facts, data, scaling, "all")  # all clients' models
+        if collected is None:
             raise UsageError(
                 f"{method.name} trained no model that can predict.", "fedcache methods list"
             )
         # predict_proba computes in float64, so the tensors are converted once.
-        facts = replace(found.model.facts, dtype="float64")
-        self.model_ = SavedModel(facts, in_double(found.model.tensors))
+        facts = replace(collected.model.facts, dtype="float64")
+        self.model_ = SavedModel(facts, in_double(collected.model.tensors))
         return self
 
     def decision_function(self, X: Any, groups: Any = None) -> NDArray[np.float64]:
@@ -244,6 +244,7 @@ class FedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return [_client(name, rows) for name, rows in zip(names, assigned.train, strict=True)]
 
     def _facts(self, out: TrainingOutput, feat_post: str, width: int) -> ModelFacts:
+        # There is no stored run, and ``collect`` fills ``saved``.
         return ModelFacts(
             run="",
             seed=out.seed,
@@ -287,10 +288,10 @@ class FedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _predictor(self, client: str | None) -> Predictor:
         method = self._method()
-        own = None
+        custom = None
         if METHODS.get(method.name) is not method:
-            own = method
-        return Predictor((self.model_,), client, method=own)
+            custom = method
+        return Predictor((self.model_,), client, method=custom)
 
 
 def _client(name: str, rows: NDArray[np.int64]) -> Client:

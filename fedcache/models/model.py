@@ -63,7 +63,7 @@ class Model:
     @property
     def state(self) -> dict[str, Tensor]:
         """Every tensor of the model file by its name. Raises UsageError for an ensemble."""
-        return dict(self._alone("state").tensors)
+        return dict(self._only_member("state").tensors)
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
         """Write the model file, which ``fedcache.load_model`` and ``fedcache predict`` read. Returns its path.
@@ -71,7 +71,7 @@ class Model:
         It holds the models of all clients that the run saved. Raises UsageError for an ensemble, for a model with a
         client prior, and for a file that exists unless ``overwrite``; otherwise as ``SavedModel.save``.
         """
-        model = self._alone("a file")
+        model = self._only_member("a file")
         if self.predictor.prior is not None:
             raise UsageError(
                 "A model file cannot contain a client prior.",
@@ -105,7 +105,7 @@ class Model:
         """
         if top is not None:
             self.predictor.check_top(top, "top")
-        # The items are texts and not features if the first one is a text.
+        # Strings are texts to classify if the model reads texts; otherwise they are paths of images.
         texts = isinstance(_first(images), str)
         if texts and reads_of_model(self.predictor.members[0]) == TEXTS:
             named: NamedImages | None = texts_in_memory(images)
@@ -115,15 +115,15 @@ class Model:
         if named is None:
             scores = self.predictor.scores(*self._arrays(images))
             names = [str(i) for i in range(scores.shape[1])]
-            found = named_predictions(self.predictor, names, scores, count)
+            predictions = named_predictions(self.predictor, names, scores, count)
         else:
             config = ExtractConfig()
-            found = predict_images(
+            predictions = predict_images(
                 self.predictor, named, config, self.home, self.observer, Stop(), top=count
             )
         if top is None:
-            return [next(iter(row.classes), None) for row in found]
-        return [list(zip(row.classes, row.probabilities, strict=True)) for row in found]
+            return [next(iter(row.classes), None) for row in predictions]
+        return [list(zip(row.classes, row.probabilities, strict=True)) for row in predictions]
 
     def scores(self, X: Features) -> NDArray[np.float64]:
         """Scores float64 [N, C] of features, [E, N, C] of an ensemble; the classifier takes the highest score.
@@ -154,11 +154,12 @@ class Model:
         """
         return self.predictor.embed(*self._arrays(X))
 
-    def _alone(self, what: str) -> SavedModel:
+    def _only_member(self, purpose: str) -> SavedModel:
+        """The model of the only seed. Raises UsageError for an ensemble, with the purpose as the subject."""
         count = len(self.predictor.members)
         if count > 1:
             raise UsageError(
-                f"{what.capitalize()} needs one seed, but {count} are loaded.",
+                f"{purpose.capitalize()} needs one seed, but {count} are loaded.",
                 "Load one seed: seed=0",
             )
         return self.predictor.members[0]
@@ -222,8 +223,8 @@ class Model:
             details += f", client {known['client']}"
         if known["client prior"] is not None:
             details += f", client prior {known['client prior']}"
-        what = "{method} on {dataset}, {reads}".format(**known)
-        return f"Model({what}: {details}, seed {known['seeds']})"
+        title = "{method} on {dataset}, {reads}".format(**known)
+        return f"Model({title}: {details}, seed {known['seeds']})"
 
     def _repr_html_(self) -> str:
         return html_facts(repr(self), self._facts())
@@ -254,6 +255,7 @@ def _images(given: Any) -> NamedImages | None:
     if given and all(isinstance(one, str | Path) for one in given):
         return find_images([Path(one) for one in given])
     if given:
+        # Arrays are images if they are uint8 and have at least two axes; all other arrays are features.
         first = np.asarray(given[0])
         if first.dtype != np.uint8 or first.ndim == 1:
             return None

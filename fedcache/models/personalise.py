@@ -97,30 +97,30 @@ def personalise(
         each_round: called before every round; an exception that it raises ends the training.
     """
     facts = model.facts
-    used = model.find_method()
-    hp = settled(model, used, settings or {})
+    method = model.find_method()
+    hp = settled(model, method, settings or {})
     n = len(client.train)
     if not n:
         raise StoreError(
             f"{client.name} has no labelled training rows.",
             "Give a store with labelled training rows.",
         )
-    if trains(used) and used.gradient and "batch" in hp:
+    if trains(method) and method.gradient and "batch" in hp:
         batch = int(hp["batch"])
-        # Two batches of rows give a batch if any number of rows does.
+        # A client with more rows than two batches is checked as if it had two: more rows give no fewer batches.
         if not batch_sizes(min(n, 2 * batch), hp):
             raise StoreError(
                 f"{client.name} has {n} rows, too few for one batch of {batch}.", "--set batch=1"
             )
     # A new client has the number after the last one. Columns and settings of single clients of the run do not apply.
     number = facts.saved.get(client.name, facts.clients)
-    alone = replace(model, facts=replace(facts, hp=hp, overrides={}))
-    ctx = alone.context((client.name, number), encoders=encoders, device=device)
+    base = replace(model, facts=replace(facts, hp=hp, overrides={}))
+    ctx = base.context((client.name, number), encoders=encoders, device=device)
     ctx = replace(ctx, env=replace(ctx.env, views=client.x.shape[1]))
     check_views(hp, ctx.env.views)
     down = {k: t.to(device) for k, t in model.tree("server/").items()}
     label = None
-    if "labels" in used.reads(hp):
+    if "labels" in method.reads(hp):
         label = client.label.to(device)
     x = client.x.to(device)
     # ``data`` holds copies of the training rows; ``seen`` refers to the same rows in ``x``, as in the scores of a run.
@@ -128,27 +128,27 @@ def personalise(
     seen = stack_clients(x, label, [client.train], 0)
     if rounds is None:
         rounds = facts.rounds
-    if not trains(used):
+    if not trains(method):
         rounds = 0
     try:
-        state = used.enter(down, data, ctx)
+        state = method.enter(down, data, ctx)
         for number_of_round in range(rounds):
             each_round()
-            state, _ = used.fit(down, state, data, at_round(ctx, number_of_round))
+            state, _ = method.fit(down, state, data, at_round(ctx, number_of_round))
         deployed = down
-        if used.deploy is not keep_down:
+        if method.deploy is not keep_down:
             # A probe would be trained on the labelled rows of all clients.
             absent = missing_rows(
-                f"A model of {used.name} ends with a probe that is trained on the labelled rows of all "
+                f"A model of {method.name} ends with a probe that is trained on the labelled rows of all "
                 "clients. These rows are not available here.",
                 "Train again with the new client taking part.",
             )
-            deployed = used.deploy(down, state, absent, ctx)
+            deployed = method.deploy(down, state, absent, ctx)
         with torch.no_grad():
-            part = used.personal_part(deployed, state, seen, ctx)
+            part = method.personal_part(deployed, state, seen, ctx)
     except KeyError as error:
         raise StoreError(
-            f"The stored server message lacks {error}, which {used.name} needs to make a personal model.",
+            f"The stored server message lacks {error}, which {method.name} needs to make a personal model.",
             "Train the run again with --fresh and this version of fedcache.",
         ) from error
     except RuntimeError as error:
@@ -158,18 +158,18 @@ def personalise(
         raise UsageError(
             f"{words} does not fit the message of the run's server: {error}", "Leave --set out."
         ) from error
-    made = DeployedModel(used, deployed, part, no_training_rows(used.name), ctx)
-    own = owned(client_tensors(made, down))
-    floats = {k: t for k, t in own.items() if t.is_floating_point()}
+    personal = DeployedModel(method, deployed, part, no_training_rows(method.name), ctx)
+    tensors = owned(client_tensors(personal, down))
+    floats = {k: t for k, t in tensors.items() if t.is_floating_point()}
     if not all_bounded(floats):
         raise FederatedRunError(
             f"The training of {client.name} diverged.", "Try a smaller learning rate: --set lr=0.01"
         )
     shared = {k: t for k, t in model.tensors.items() if not k.startswith(PREFIX)}
-    rows = ClientTensors()
-    rows.add(number, own)
-    kept = replace(alone.facts, saved={client.name: number})
-    return SavedModel(kept, {**shared, **rows.stacked()})
+    stacks = ClientTensors()
+    stacks.add(number, tensors)
+    new_facts = replace(base.facts, saved={client.name: number})
+    return SavedModel(new_facts, {**shared, **stacks.stacked()})
 
 
 def at_round(ctx: Ctx, number: int) -> Ctx:

@@ -23,7 +23,7 @@ FORMATS = (".csv", ".jsonl", ".parquet")
 ROW_GROUP = 1 << 16
 """Number of rows of a .parquet file that are written at once."""
 NO_FEATURES = "its features are not all finite numbers"
-"""Reason why a row is not classified, because of its features."""
+"""Reason that is given for a row that cannot be classified because of its features."""
 
 
 @dataclass(frozen=True)
@@ -80,13 +80,13 @@ def best_of(
         np.put_along_axis(falling, best_class, -np.inf, 1)
         order = np.argsort(falling, 1, kind="stable")[:, :top]
     chosen = order.tolist()
-    shares = np.take_along_axis(probability, order, 1).tolist()
+    probabilities = np.take_along_axis(probability, order, 1).tolist()
     for row, name in enumerate(names):
         if row in reasons or predicted[row] < 0:
             yield Prediction(name, (), (), reasons.get(row, NO_FEATURES))
         else:
             best = [classes[c] for c in chosen[row]]
-            yield Prediction(name, tuple(best), tuple(shares[row]))
+            yield Prediction(name, tuple(best), tuple(probabilities[row]))
 
 
 def check_out(path: Path) -> None:
@@ -110,7 +110,7 @@ def write_predictions(path: Path, predictions: Iterable[Prediction], top: int) -
     unchanged.
     """
     check_out(path)
-    columns = list(_flat({"name": "", "top": [], "reason": ""}, top))
+    columns = list(_flat({"name": "", "top": [], "reason": ""}, top))  # the same for every row
     with output_file(path) as file:
         if path.suffix.lower() == ".parquet":
             _write_parquet(file, columns, predictions, top)

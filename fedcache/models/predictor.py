@@ -96,7 +96,7 @@ class Predictor:
         return float(np.exp(np.log(fitted).mean()))
 
     def check_top(self, top: int, name: str = "--top") -> None:
-        """Refuse a number of classes for each row that is not a whole number from 1 to C. Raises UsageError."""
+        """Refuse a ``top`` (classes to list for each row) that is not a whole number from 1 to C. Raises UsageError."""
         C = len(self.classes)
         if not isinstance(top, Integral) or not 1 <= top <= C:
             raise UsageError(
@@ -107,7 +107,7 @@ class Predictor:
     @cached_property
     def deployed(self) -> tuple[DeployedModel, ...]:
         """The members' models, ready to score."""
-        made = []
+        models = []
         for member in self.members:
             model = member.deployed(
                 self.client,
@@ -119,8 +119,8 @@ class Predictor:
             if self.prior is not None:
                 offset = self.prior.offset(self.softmax_temperature).to(self.device)
                 model = ModelWithPrior(**vars(model), offset=offset)
-            made.append(model)
-        return tuple(made)
+            models.append(model)
+        return tuple(models)
 
     def checked(self) -> Predictor:
         """This predictor, after every member's model was built. Raises UsageError, StoreError, as ``deployed``."""
@@ -142,7 +142,7 @@ class Predictor:
         for e, (member, model) in enumerate(zip(self.members, self.deployed, strict=True)):
             for part in _blocks(N):
                 x = member.read([a[part] for a in arrays], self.client).to(self.device)
-                scores = out[e, part]
+                scores = out[e, part]  # a view: writing to it fills ``out``
                 with torch.no_grad():
                     scores[...] = model.scores(x).double().cpu().numpy()
                 lost = np.zeros(len(scores), bool)
@@ -171,15 +171,15 @@ class Predictor:
         member = self.members[0]
         model = self.deployed[0]
         parts = []
-        # Without rows there is one empty block, because its embeddings have a width too.
+        # If there are no rows, one empty block is embedded, so that the result has the right width.
         for part in _blocks(max(1, len(arrays[0]))):
             x = member.read([a[part] for a in arrays], self.client).to(self.device)
             with torch.no_grad():
-                made = model.embed(x).double()
+                embedded = model.embed(x).double()
             if x.is_floating_point():
                 lost = torch.isnan(x).any(-1, keepdim=True)
-                made = made.masked_fill(lost, torch.nan)
-            parts.append(made.cpu().numpy())
+                embedded = embedded.masked_fill(lost, torch.nan)
+            parts.append(embedded.cpu().numpy())
         return np.concatenate(parts)
 
     def probabilities(self, *arrays: Rows) -> NDArray[np.float64]:
@@ -190,8 +190,8 @@ class Predictor:
     def mean_probability(self, scores: NDArray[np.float64]) -> NDArray[np.float64]:
         """Scores [E, N, C] -> probabilities [N, C]."""
         each: Tensor = torch.from_numpy(scores / self.softmax_temperature).softmax(-1)
-        found: NDArray[np.float64] = each.mean(0).numpy()
-        return found
+        mean: NDArray[np.float64] = each.mean(0).numpy()
+        return mean
 
     def ranking(self, scores: NDArray[np.float64]) -> NDArray[np.float64]:
         """Scores [E, N, C] -> numbers [N, C] that rank the classes, also if probabilities are rounded to 0.
@@ -201,8 +201,8 @@ class Predictor:
         if len(scores) == 1:
             return np.asarray(scores[0])
         each: Tensor = torch.from_numpy(scores / self.softmax_temperature).log_softmax(-1)
-        found: NDArray[np.float64] = each.logsumexp(0).numpy()
-        return found
+        log_sum: NDArray[np.float64] = each.logsumexp(0).numpy()
+        return log_sum
 
     def predicted(self, scores: NDArray[np.float64]) -> NDArray[np.int64]:
         """Scores [E, N, C] -> int64 [N]: the class of the highest score or, in an ensemble, probability; -1 for NaN."""
@@ -245,17 +245,17 @@ def array_keys(model: SavedModel, store: Store) -> list[str]:
 
     Raises StoreError, naming the missing backbone and the command that extracts its features.
     """
-    found = []
+    keys = []
     for key, recipe in model.facts.inputs:
         needed = _of_one_view(recipe)
-        same = [k for k, a in store.arrays.items() if _of_one_view(a.recipe) == needed]
-        if not same:
+        matching = [k for k, a in store.arrays.items() if _of_one_view(a.recipe) == needed]
+        if not matching:
             raise _missing_array(store, key, recipe)
-        if key in same:
-            found.append(key)
+        if key in matching:
+            keys.append(key)
         else:
-            found.append(same[0])
-    return found
+            keys.append(matching[0])
+    return keys
 
 
 def _missing_array(store: Store, key: str, recipe: Mapping[str, Any]) -> StoreError:
@@ -283,8 +283,8 @@ def _missing_array(store: Store, key: str, recipe: Mapping[str, Any]) -> StoreEr
         hint = more_features(store, name)
     else:
         with suppress(FedcacheError):  # a backbone that is not installed here
-            made = Recipe.from_dict(recipe)
-            options = lookup_recorded(made).options_of(made)
+            parsed = Recipe.from_dict(recipe)
+            options = lookup_recorded(parsed).options_of(parsed)
             hint = more_features(store, name, recipe=options)
     return StoreError(f"{message}; {has}.", hint)
 

@@ -77,7 +77,8 @@ TALLEST = 8192
 """Upper limit of the height and width of an image, in pixels."""
 COLDEST = 1e-9
 HOTTEST = 1e9
-"""Lowest and highest temperature. Outside this range, probabilities are 0 and 1, or all of them are equal."""
+"""Lowest and highest temperature that a file or a user may give. Outside this range, probabilities are 0 and 1, or all
+of them are equal."""
 
 
 @dataclass(frozen=True)
@@ -88,9 +89,9 @@ class FactKind:
     words: str  # the expected values, for an error message
 
 
-def refused(what: str) -> StoreError:
-    """The error for a model file that fedcache cannot have written; ``what`` names the fault."""
-    return StoreError(f"The model file was not written by fedcache: {what}.", HINT)
+def refused(fault: str) -> StoreError:
+    """The error for a model file that fedcache cannot have written."""
+    return StoreError(f"The model file was not written by fedcache: {fault}.", HINT)
 
 
 def check_format(found: Any) -> None:
@@ -200,7 +201,7 @@ LATER: Mapping[str, Any] = {
     "computed": (),
     "temperature": None,
 }
-"""Facts that files of earlier releases may lack -> the value that fedcache then uses."""
+"""Facts that files of earlier releases may lack -> the value that fedcache uses instead."""
 
 
 def check_facts(facts: Mapping[str, Any]) -> None:
@@ -242,17 +243,17 @@ def _check_recipe(key: str, recipe: Mapping[str, Any]) -> None:
     strange = sorted(set(recipe) - {f.name for f in fields(Recipe)})
     if strange:
         raise refused(f"the recipe of {key} has unknown fields: {_shown(strange)}")
-    made = Recipe.from_dict(recipe)
-    if made.key != key:
-        raise refused(f"its recipe belongs to {made.key}, but it was trained on {key}")
+    parsed = Recipe.from_dict(recipe)
+    if parsed.key != key:
+        raise refused(f"its recipe belongs to {parsed.key}, but it was trained on {key}")
     try:
-        row = declared(made.backbone)
+        row = declared(parsed.backbone)
         if row is not None:
-            row.accepts(made)
-            made.check_departures(row.recipe)
+            row.accepts(parsed)
+            parsed.check_departures(row.recipe)
     except UsageError as error:
         why = error.message.rstrip(".")
-        raise refused(f"its recipe is not valid for {_shown(made.backbone)} ({why})") from error
+        raise refused(f"its recipe is not valid for {_shown(parsed.backbone)} ({why})") from error
 
 
 def _check_computed(how: Mapping[str, Any]) -> None:
@@ -293,15 +294,15 @@ def _check_clients(known: Mapping[str, Any]) -> None:
             f"its saved clients have the numbers {_shown(numbers)}, but there are {clients} clients"
         )
     width = sum(known["widths"])
-    for number, own in known["overrides"].items():
+    for number, override in known["overrides"].items():
         # Number -1 has the settings for rows without a client.
         known_client = number.isdecimal() and int(number) <= clients
         if number != "-1" and not known_client:
             raise refused(
                 f"it has settings of client {_shown(number)}, but there are {clients} clients"
             )
-        if any(not 0 <= start < stop <= width for start, stop in own["columns"]):
-            columns = _shown(own["columns"])
+        if any(not 0 <= start < stop <= width for start, stop in override["columns"]):
+            columns = _shown(override["columns"])
             raise refused(
                 f"client {number} reads the columns {columns}, but there are {width} columns"
             )
@@ -515,11 +516,11 @@ def check_place(path: Path) -> None:
 
 
 def computed_as(how: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
-    """``ModelFacts.computed`` of arrays with these records of their computation."""
-    kept = []
+    """The value of ``ModelFacts.computed`` for arrays whose computation has these records."""
+    computed = []
     for record in how:
-        kept.append({name: record[name] for name in COMPUTED if name in record})
-    return tuple(kept)
+        computed.append({name: record[name] for name in COMPUTED if name in record})
+    return tuple(computed)
 
 
 @dataclass(frozen=True)
@@ -558,7 +559,7 @@ class SavedModel:
         for a file whose bytes do not match its seal.
         """
         try:
-            found = read_sealed(path, KIND)
+            sealed = read_sealed(path, KIND)
         except CorruptionError as error:
             if path.is_file() and not is_sealed(path):
                 raise StoreError(
@@ -571,13 +572,13 @@ class SavedModel:
                 "To write the file again, run the command of the run with --fresh. For a new client:  fedcache "
                 "personalise --help",
             ) from error
-        if found is None:
+        if sealed is None:
             raise StoreError(
                 f"There is no model at {path}.", "`fedcache train` saves one with every run."
             )
-        facts = ModelFacts.from_dict(found.content)
-        tensors = found.tensors
-        stacked = found.content["format"] == FORMAT
+        facts = ModelFacts.from_dict(sealed.content)
+        tensors = sealed.tensors
+        stacked = sealed.content["format"] == FORMAT
         # Files of format 1 hold the tensors of each client separately.
         if not stacked:
             try:
@@ -588,7 +589,7 @@ class SavedModel:
         return cls(facts, tensors)
 
     def tree(self, folder: str) -> Tree:
-        """The tensors in ``features/`` or ``server/`` by their last name."""
+        """The tensors whose names begin with ``folder`` (``features/`` or ``server/``), by the rest of the name."""
         inside = {name: t for name, t in self.tensors.items() if name.startswith(folder)}
         return {name.removeprefix(folder): t for name, t in inside.items()}
 
@@ -631,7 +632,7 @@ class SavedModel:
                     "Leave --client out.",
                 )
             return None
-        # The file of a single client needs no name.
+        # If the file holds the model of a single client, no name is needed.
         if client is None and len(facts.saved) == 1:
             return next(iter(facts.saved.values()))
         if client is not None and client in facts.saved:
@@ -680,22 +681,22 @@ class SavedModel:
         if not one_for_all:
             number = self.number_of(client)
         if number is not None:
-            # Without a name it is the only saved client.
+            # Without a name, ``number_of`` took the only saved client.
             named = (client or self.clients[0], number)
         ctx = self.context(named, encoders=encoders, device=device)
-        own = self.client_stacks.tree(number, "own")
+        personal = self.client_stacks.tree(number, "own")
         down = self.tree("server/") | self.client_stacks.tree(number, "down")
         down = {k: t.to(device) for k, t in down.items()}
-        part = {k: t.to(device) for k, t in own.items()}
-        made = DeployedModel(used, down, part, no_training_rows(used.name), ctx)
+        personal = {k: t.to(device) for k, t in personal.items()}
+        model = DeployedModel(used, down, personal, no_training_rows(used.name), ctx)
         if method is None:
             check_settings(used, ctx.hp, self.facts.protocol)
             # Clients of one group have tensors of the same names and shapes, so one of them is checked for all.
             group = self.client_stacks.group_of(number)
             if (one_for_all, group) not in self._checked:
-                _check_scores(made, needs_client=one_for_all and self.facts.personal)
+                _check_scores(model, needs_client=one_for_all and self.facts.personal)
                 self._checked.add((one_for_all, group))
-        return made
+        return model
 
     @cached_property
     def _checked(self) -> set[tuple[bool, str]]:
@@ -724,10 +725,10 @@ class SavedModel:
             name, number = client
             ids = (number,)
         # A client may read only some columns and may have its own hyperparameters.
-        own = self.overrides(*ids)
+        overrides = self.overrides(*ids)
         width = facts.width
-        if own.columns:
-            width = sum(stop - start for start, stop in own.columns)
+        if overrides.columns:
+            width = sum(stop - start for start, stop in overrides.columns)
         text = self.tensors.get("features/text")
         if text is not None:
             text = text.to(device)
@@ -745,7 +746,7 @@ class SavedModel:
         )
         rng = ClientRng(facts.seed, facts.rounds, (name,), axes=0, dtype=dtype, device=env.device)
         return Ctx(
-            lead=(), hp={**facts.hp, **own.hp}, env=env, rng=rng, ids=ids, round=facts.rounds
+            lead=(), hp={**facts.hp, **overrides.hp}, env=env, rng=rng, ids=ids, round=facts.rounds
         )
 
     def overrides(self, number: int | None = None) -> ClientOverrides:
@@ -789,10 +790,10 @@ class SavedModel:
 
     def own_columns(self, x: Tensor, number: int | None = None) -> Tensor:
         """The columns of features [N, D] that the model of a client reads, by its number; as ``overrides``."""
-        own = self.overrides(number)
-        if not own.columns:
+        overrides = self.overrides(number)
+        if not overrides.columns:
             return x
-        return torch.cat([x[:, start:stop] for start, stop in own.columns], -1)
+        return torch.cat([x[:, start:stop] for start, stop in overrides.columns], -1)
 
     @property
     def scaling(self) -> Scaling | None:
@@ -866,8 +867,8 @@ def _check_scores(model: DeployedModel, *, needs_client: bool) -> None:
         row = torch.zeros(1, 3 * height * width, dtype=torch.uint8)
     try:
         with torch.no_grad():
-            # The tensors with which a run begins: stored ones have the same dtypes and shapes.
-            begun = model.method.broadcast(model.method.init(model.ctx), model.ctx)
+            # The tensors with which a run begins. The stored tensors must have the same dtypes and shapes.
+            initial = model.method.broadcast(model.method.init(model.ctx), model.ctx)
             scores = model.scores(row.to(env.device))
     except (FedcacheError, torch.OutOfMemoryError):
         raise
@@ -880,10 +881,10 @@ def _check_scores(model: DeployedModel, *, needs_client: bool) -> None:
                 "Use the personal model of a client: --client NAME",
             ) from None
         raise refused(f"{name} cannot score with its tensors ({reason(error)})") from error
-    for tensor in begun.keys() & model.down.keys():
-        # A tensor with a single number would be broadcast without an error.
+    for tensor in initial.keys() & model.down.keys():
+        # Scoring does not fail for every wrong shape: a tensor with a single number would be broadcast.
         found = type_of(model.down[tensor])
-        expected = type_of(begun[tensor])
+        expected = type_of(initial[tensor])
         if found != expected:
             raise refused(f"{tensor} of {name} is {found}, expected {expected}")
     if tuple(scores.shape) != (1, env.classes) or not scores.is_floating_point():
@@ -934,44 +935,44 @@ def collect(
         tensors["features/mean"] = torch.from_numpy(scaling.mean)
         tensors["features/scale"] = torch.from_numpy(scaling.scale)
     if not facts.personal:
-        one = out.deployed(None)
-        if one is None:
+        model = out.deployed(None)
+        if model is None:
             return None
-        check_saved(one, data)
-        tensors |= {f"server/{name}": t for name, t in one.down.items()}
+        check_saved(model, data)
+        tensors |= {f"server/{name}": t for name, t in model.down.items()}
         return Collected(SavedModel(facts, owned(tensors)), ())
     saved: dict[str, int] = {}
     notes: tuple[str, ...] = ()
-    rows = ClientTensors()
+    stacks = ClientTensors()
     shared = out.broadcast()
     tensors = owned(tensors | {f"server/{name}": t for name, t in shared.items()})
     for number in chosen_clients(out.clients, clients):
-        own = out.deployed(number)
-        if own is None:
+        model = out.deployed(number)
+        if model is None:
             continue
         if not saved:
-            check_saved(own, data)
-        one_client = client_tensors(own, shared)
+            check_saved(model, data)
+        one_client = client_tensors(model, shared)
         # The first client stands for all, because models of most methods have the same size.
-        whole = sum(t.nbytes for t in one_client.values()) * len(out.clients)
+        all_clients = sum(t.nbytes for t in one_client.values()) * len(out.clients)
         by_default = clients is None and not saved
-        if by_default and whole > MOST_BYTES:
-            megabytes = whole / 1e6
+        if by_default and all_clients > MOST_BYTES:
+            megabytes = all_clients / 1e6
             notes = (
                 f"The personal models of {len(out.clients):,} clients would take {megabytes:,.0f} MB and "
                 "are not saved. To save them: --fresh --save-clients all, or the names of some clients.",
             )
             break
         saved[out.clients[number]] = number
-        rows.add(number, owned(one_client))
-    return Collected(SavedModel(replace(facts, saved=saved), tensors | rows.stacked()), notes)
+        stacks.add(number, owned(one_client))
+    return Collected(SavedModel(replace(facts, saved=saved), tensors | stacks.stacked()), notes)
 
 
 def client_tensors(model: DeployedModel, shared: Tree) -> Tree:
     """A client's tensors: ``down/NAME`` replaces a shared tensor, ``own/NAME`` is added to the shared ones."""
     # A tensor that was not replaced is the shared object itself.
-    own = {f"down/{k}": t for k, t in model.down.items() if t is not shared.get(k)}
-    return own | {f"own/{k}": t for k, t in model.personal.items()}
+    replaced = {f"down/{k}": t for k, t in model.down.items() if t is not shared.get(k)}
+    return replaced | {f"own/{k}": t for k, t in model.personal.items()}
 
 
 def chosen_clients(names: Sequence[str], choice: str | None) -> list[int]:
@@ -1001,12 +1002,12 @@ def check_saved(model: DeployedModel, data: Data) -> None:
     x = data.x[:1, 0, : model.ctx.env.width]
     if x.is_floating_point():
         x = x.to(model.ctx.env.dtype)
-    apart = replace(model, data=no_training_rows(name))
+    without_data = replace(model, data=no_training_rows(name))
     with torch.no_grad():
-        found = apart.scores(x).shape[-1]
-    if found != data.classes:
+        count = without_data.scores(x).shape[-1]
+    if count != data.classes:
         raise UsageError(
-            f"predict of {name} gives {found} scores for {data.classes} classes.",
+            f"predict of {name} gives {count} scores for {data.classes} classes.",
             "Return scores [N, C].",
         )
 

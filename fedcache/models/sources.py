@@ -102,7 +102,7 @@ def predict_images(
     options = ExtractionOptions(
         workers=config.workers,
         chunk_rows=None,
-        max_bad=len(images.names),
+        max_bad=len(images.names),  # a damaged image gets a prediction with a reason
         wait=False,
         fresh=False,
         stop=stop,
@@ -161,17 +161,17 @@ def rows_of_split(store: Store, split: str | None) -> NDArray[np.int64]:
 
 
 def predict_embeddings(
-    predictor: Predictor, held: Embeddings, path: Path, *, top: int
+    predictor: Predictor, table: Embeddings, path: Path, *, top: int
 ) -> Iterator[Prediction]:
-    """Predictions for every row of an opened file of features, ``path``.
+    """Predictions for every row of ``table``, the opened file ``path``.
 
     Raises as ``features_of_file``; UsageError for a damaged file.
     """
-    features = features_of_file(predictor.members[0], held.features, path)
+    features = features_of_file(predictor.members[0], table.features, path)
     start = 0
     for arrays in features.blocks():
         end = start + len(arrays[0])
-        names = held.names[start:end]
+        names = table.names[start:end]
         yield from named_predictions(predictor, names, predictor.scores(*arrays), top)
         start = end
 
@@ -217,10 +217,10 @@ class FileFeatures:
         """Features [n, d] of each backbone, all rows in order. Raises UsageError for a damaged file."""
         of_columns = [blocks_of(column, BLOCK) for column in self.columns]
         for parts in zip(*of_columns, strict=True):
-            first = [part[:, 0] for part in parts]
+            arrays = [part[:, 0] for part in parts]
             if self.cuts:
-                first = np.split(first[0], self.cuts, axis=-1)
-            yield first
+                arrays = np.split(arrays[0], self.cuts, axis=-1)
+            yield arrays
 
     def of_rows(self, rows: NDArray[np.int64]) -> Iterator[list[Rows]]:
         """Features of some rows, int [n] ascending; blocks without any of these rows are skipped."""
@@ -249,9 +249,9 @@ def features_of_file(model: SavedModel, columns: Mapping[str, Any], path: Path) 
         raise UsageError(
             f"{facts.method} reads images, not embeddings.", "fedcache predict RUN photo.jpg"
         )
-    for known in (facts.keys, facts.backbones):
-        if known and all(name in columns for name in known):
-            return FileFeatures(tuple(columns[name] for name in known))
+    for names in (facts.keys, facts.backbones):
+        if names and all(name in columns for name in names):
+            return FileFeatures(tuple(columns[name] for name in names))
     if len(columns) == 1:
         (whole,) = columns.values()
         if whole.shape[-1] == facts.width:

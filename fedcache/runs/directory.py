@@ -112,7 +112,7 @@ class DamagedRunError(CorruptionError):
         self._args = (path, why)
 
     def __reduce__(self) -> tuple[type[FedcacheError], tuple[Any, ...]]:
-        # So that a copy in another process is a DamagedRunError too; ``FedcacheError`` would make it a FedcacheError.
+        # Without this method, pickling the error for another process would turn it into a plain FedcacheError.
         return DamagedRunError, self._args
 
 
@@ -149,8 +149,8 @@ class RunDirectory:
     ) -> None:
         """Make the directory, and write the partitions made for the run, and its config with a note at the top.
 
-        ``partitions`` are the parts of each file, by its name. If a result is stored already, seeds are added to it,
-        and its config stays until the new result is written.
+        ``partitions`` has the name of each partition file and its bytes, in parts. If a result is stored already, seeds
+        are added to it, and its config stays until the new result is written.
         """
         make_private(self.path.parent)
         make_private(self.path)
@@ -217,7 +217,7 @@ class RunDirectory:
         path = self._checkpoint(seed)
         size = sum(tensor.nbytes for tensor in tensors.values())
         with explain_disk_errors(path, size):
-            write_sealed(path, self._what("checkpoint", seed), content, tensors)
+            write_sealed(path, self._header("checkpoint", seed), content, tensors)
 
     def seed_result(self, seed: int, warn: Callable[[str], None]) -> dict[str, Any] | None:
         """The result of a finished seed, or None; ``warn`` receives why a damaged one is deleted."""
@@ -233,7 +233,7 @@ class RunDirectory:
 
     def save_seed(self, seed: int, result: Mapping[str, Any]) -> None:
         """Write the result of a finished seed, and delete its checkpoint."""
-        write_sealed(self._seed(seed), self._what("finished seed", seed), dict(result))
+        write_sealed(self._seed(seed), self._header("finished seed", seed), dict(result))
         self.forget(seed)
 
     def forget(self, seed: int) -> None:
@@ -249,13 +249,13 @@ class RunDirectory:
     def _read(self, path: Path, kind: str, seed: int, warn: Callable[[str], None]) -> Sealed | None:
         """A sealed file of a seed, or None; a damaged one is deleted, and ``warn`` receives the reason."""
         try:
-            return read_sealed(path, self._what(kind, seed))
+            return read_sealed(path, self._header(kind, seed))
         except CorruptionError as error:
             warn(f"{error.message} Seed {seed} is trained again from the start.")
             path.unlink(missing_ok=True)
             return None
 
-    def _what(self, kind: str, seed: int) -> dict[str, Any]:
+    def _header(self, kind: str, seed: int) -> dict[str, Any]:
         """The header of a sealed file of a seed."""
         return {"kind": kind, "run": self.identity.digest, "seed": seed}
 
@@ -292,19 +292,20 @@ class RunDirectory:
         partitions = self._write_config(text, filter(Path.is_file, files_of_seeds))
         for name, raw in without_config.items():
             write_atomic(self.path / name, raw)
-        write_sealed(self.path / MEASURED, _what_measured(self.identity.digest), dict(measured))
+        write_sealed(self.path / MEASURED, _measured_header(self.identity.digest), dict(measured))
         digests = {name: file_digest(name, raw) for name, raw in listed.items()}
-        whole = {**result, "files": {**partitions, **digests}}
-        before(whole)
-        write_result(path, whole)
+        complete = {**result, "files": {**partitions, **digests}}
+        before(complete)
+        write_result(path, complete)
         # Now nothing is left to resume.
         self.restart(seeds)
-        # Delete the partial files of killed writers. Younger ones may belong to a process that trains the same run now.
-        for left in (*self.path.glob(".*.partial"), *self.path.glob(f"{MODELS}/.*.partial")):
+        # Delete the partial files of killed writers. A file of the last minute may belong to a process that trains the
+        # same run now.
+        for part in (*self.path.glob(".*.partial"), *self.path.glob(f"{MODELS}/.*.partial")):
             with suppress(OSError):
-                if left.stat().st_mtime < time.time() - MINUTE:
-                    left.unlink()
-        return whole
+                if part.stat().st_mtime < time.time() - MINUTE:
+                    part.unlink()
+        return complete
 
     def partition_file(self, seed: int) -> Path:
         """The file of the partition that was made for a seed."""
@@ -369,18 +370,18 @@ def is_of_run(name: str) -> bool:
 
 def mark_pruned(run: Path, facts: Mapping[str, Any]) -> None:
     """Mark the directory of a run that a search stopped; training the run to its end removes the mark."""
-    write_sealed(run / PRUNED, _what_pruned(run), dict(facts))
+    write_sealed(run / PRUNED, _pruned_header(run), dict(facts))
 
 
 def read_pruned(run: Path) -> dict[str, Any] | None:
     """The mark of ``mark_pruned``; None for a run that no search stopped. Raises CorruptionError for a damaged file."""
-    found = read_sealed(run / PRUNED, _what_pruned(run))
+    found = read_sealed(run / PRUNED, _pruned_header(run))
     if found is None:
         return None
     return dict(found.content)
 
 
-def _what_pruned(run: Path) -> dict[str, str]:
+def _pruned_header(run: Path) -> dict[str, str]:
     """The header of ``PRUNED``, for its seal."""
     return {"kind": "mark of a pruned run", "run": name_of_run(run)}
 
@@ -437,7 +438,7 @@ def result_of(place: Path, run: str) -> dict[str, Any] | None:
 def measured_of(folder: Path, result: Mapping[str, Any]) -> dict[str, Any] | None:
     """Measured values of a run; None if the file is missing or damaged, because a result does not need it."""
     try:
-        found = read_sealed(folder / MEASURED, _what_measured(str(result.get("digest"))))
+        found = read_sealed(folder / MEASURED, _measured_header(str(result.get("digest"))))
     except CorruptionError:
         return None
     if found is None:
@@ -445,7 +446,7 @@ def measured_of(folder: Path, result: Mapping[str, Any]) -> dict[str, Any] | Non
     return dict(found.content)
 
 
-def _what_measured(run: str) -> dict[str, Any]:
+def _measured_header(run: str) -> dict[str, Any]:
     """The header of ``MEASURED``, for its seal; ``run`` is a digest."""
     return {"kind": "measurements", "run": run}
 
@@ -485,7 +486,7 @@ def check_config(path: Path | None) -> None:
             digest = sha256_hex(raw)
         else:
             digest = file_digest(name, raw)
-        # A config without a digest to compare with is accepted.
+        # A file without a digest to compare with is accepted.
         if digest != digests.get(name, digest):
             raise CorruptionError(
                 f"{folder / name} is missing or was changed.",
@@ -521,10 +522,10 @@ def check_files(folder: Path, result: Mapping[str, Any]) -> None:
     check_place(folder, result)
     for name, digest in result.get("files", {}).items():
         try:
-            whole = file_digest(name, read_whole(folder / name)) == digest
+            intact = file_digest(name, read_whole(folder / name)) == digest
         except OSError:
             raise DamagedRunError(folder / name, "is missing or unreadable") from None
-        if not whole:
+        if not intact:
             raise DamagedRunError(folder / name)
 
 
@@ -535,7 +536,7 @@ def check_models(folder: Path, result: Mapping[str, Any]) -> None:
     """
     index = folder / MODELS / INDEX
     try:
-        listed = read_sealed(index, what_of_models(str(result["digest"])))
+        listed = read_sealed(index, header_of_models(str(result["digest"])))
     except CorruptionError as error:
         raise DamagedRunError(index) from error
     files: Mapping[str, Any] = {}
@@ -552,7 +553,7 @@ def check_models(folder: Path, result: Mapping[str, Any]) -> None:
             raise DamagedRunError(file, "is missing or was changed after fedcache wrote it")
 
 
-def what_of_models(digest: str) -> dict[str, Any]:
+def header_of_models(digest: str) -> dict[str, Any]:
     """The header of the list of a run's models, for its seal."""
     return {"kind": "models of a run", "run": digest}
 
@@ -654,21 +655,21 @@ def owning(
             make_private(folder.parent)
             make_private(folder)
         for folder in locked:
-            words = (
+            message = (
                 f"{folder.name} is being trained by another process or thread. Waiting until that training "
                 f"ends{why}."
             )
             # The lock file stays when the block ends, because waiting processes have it open.
-            lock = wait_for_lock(folder / LOCK, partial(observer.note, words), give_up_if_stopped)
+            lock = wait_for_lock(folder / LOCK, partial(observer.note, message), give_up_if_stopped)
             try:
                 held.enter_context(lock)
             except MachineError:
                 if private:
                     raise
         # In the directories that are not locked, a file contains the path of the first one, until the block ends.
-        others = [folder / LOCK for folder in folders if folder not in locked]
-        held.callback(_forget, others)
-        for file in others:
+        pointers = [folder / LOCK for folder in folders if folder not in locked]
+        held.callback(_remove_locks, pointers)
+        for file in pointers:
             with suppress(OSError):
                 write_atomic(file, str(folders[0].resolve()).encode())
         yield
@@ -688,7 +689,7 @@ def is_running(folder: Path) -> bool:
     return held.exists() and is_held(held)
 
 
-def _forget(locks: Sequence[Path]) -> None:
+def _remove_locks(locks: Sequence[Path]) -> None:
     """Remove files of the name ``LOCK`` that contain the path of another directory."""
     for lock in locks:
         with suppress(OSError):
@@ -717,7 +718,7 @@ def tags_of(run: Path) -> tuple[str, ...]:
     """The tags of the run in a directory, sorted. Raises CorruptionError if the file was changed."""
     path = run / TAGS
     try:
-        found = read_sealed(path, _what(run))
+        found = read_sealed(path, _tags_header(run))
     except CorruptionError as error:
         plain = _plain_words(path)
         if plain:
@@ -740,14 +741,14 @@ def tags_of(run: Path) -> tuple[str, ...]:
 
 def write_tags(run: Path, tags: Iterable[str]) -> None:
     """Replace the tags of the run in a directory."""
-    kept = sorted(set(tags))
-    if kept:
-        write_sealed(run / TAGS, _what(run), kept)
+    distinct = sorted(set(tags))
+    if distinct:
+        write_sealed(run / TAGS, _tags_header(run), distinct)
     else:
         (run / TAGS).unlink(missing_ok=True)
 
 
-def _what(run: Path) -> dict[str, str]:
+def _tags_header(run: Path) -> dict[str, str]:
     """The header of ``TAGS``, for its seal."""
     return {"kind": "tags of a run", "run": name_of_run(run)}
 

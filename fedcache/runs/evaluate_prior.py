@@ -1,4 +1,7 @@
-"""Clients of a run on their own test rows: the partition behind the run, and accuracy with a client prior."""
+"""Scores the clients of a run on their own test rows, without and with a client prior.
+
+For this, the module finds the run of a model and the partition of that run.
+"""
 
 from __future__ import annotations
 
@@ -71,16 +74,17 @@ def with_client_prior(
         raise UsageError(
             "--client-prior needs the client whose class prior is added.", "--client NAME"
         )
-    # None: the rows are those of the run's own store.
+    # The source None stands for the run's own store.
     tests = PriorTests.of(place, predictor, None, kind, home, [name], observer)
     number = tests.partition.table.names.index(name)
-    place_of_client = int(np.searchsorted(tests.numbers, number))
-    log_prior = tests.priors.log_prior(place_of_client)
+    # ``priors`` has one row for each scored client. ``numbers`` has their numbers, sorted.
+    row_in_priors = int(np.searchsorted(tests.numbers, number))
+    log_prior = tests.priors.log_prior(row_in_priors)
     return replace(predictor, prior=ClientPrior(name, kind, log_prior))
 
 
 def find_run(place: Path, digest: str, home: Home) -> tuple[Path, dict[str, Any]] | None:
-    """The directory and result of a model's run, which is next to the model or in the home; None if it is gone."""
+    """The directory and result of a model's run, searched next to the model and in the home; None if it is gone."""
     for folder in (run_folder(place), home.runs / digest[:16]):
         with suppress(FedcacheError):  # a damaged run
             found = result_of(folder, digest)
@@ -122,7 +126,8 @@ class PriorTests:
     store: Store
     partition: Partition
     priors: ClientPriors
-    numbers: NDArray[np.int64]  # [K] numbers in the partition of the clients in ``priors``
+    # [K], sorted: for each scored client, thus for each row of ``priors``, its number in the partition
+    numbers: NDArray[np.int64]
     # names of clients that are scored by their own models; None if one model scores all
     own_models: frozenset[str] | None
     label: NDArray[np.int64]  # [N], number of the model's class; -1 if it is unknown
@@ -164,10 +169,10 @@ class PriorTests:
         if source is None:
             source = store_behind(folder, result)
         if not isinstance(source, Store) or source.dataset["digest"] != result["dataset"]["digest"]:
-            own = store_behind(folder, result)
+            own_store = store_behind(folder, result)
             hint = "fedcache ls"
-            if own is not None:
-                hint = f"--store {shell_word(own.path)}"
+            if own_store is not None:
+                hint = f"--store {shell_word(own_store.path)}"
             raise UsageError(
                 "A client prior needs the store that the run was trained on, because no other store has "
                 "the clients' rows.",
@@ -193,6 +198,7 @@ class PriorTests:
                 "--client-prior counts",
             )
         partitions = []
+        # A run of --clients-from has no partition of one store, so the check below refuses it.
         if not train_table(folder).get("clients_from"):
             for member in first.members:
                 of_seed = partition_of_seed(folder, result, member.facts.seed, store)
@@ -212,8 +218,8 @@ class PriorTests:
         samples = store.samples
         label = model_labels(np.asarray(samples.label, np.int64), samples.classes, first.classes)
         label = np.where(samples.ok == 1, label, -1)
-        # A row counts once for each client that is tested on it.
         table = partition.table
+        # A row counts once for each client that is tested on it.
         test_rows = int(table.test_sizes.sum())
         step = max(1, -(-test_rows // MOST_SCORED))
         numbers = np.arange(0, len(table), step)
@@ -245,14 +251,14 @@ class PriorTests:
         wanted[rows.rows] = True
         with piece_of_work(observer, "client priors", len(self.numbers), "clients"):
             tests = self._tests(first, wanted, observer, stop)
-            found = measure_prior(self.store, tests, self.label)
-        if not found:
+            by_client = measure_prior(self.store, tests, self.label)
+        if not by_client:
             raise StoreError(
                 "No client has a test row among the rows that are evaluated.",
                 "Leave --split out, or use --split test.",
             )
         return PriorAccuracy(
-            self.priors.kind, self.priors.concentration, self.partition.test_protocol, found
+            self.priors.kind, self.priors.concentration, self.partition.test_protocol, by_client
         )
 
     def _tests(
@@ -260,7 +266,7 @@ class PriorTests:
     ) -> Iterator[tuple[ClientPrior, Predictor, NDArray[np.int64]]]:
         """Yield the prior, the model and the test rows of each client."""
         table = self.partition.table
-        for place, number in enumerate(self.numbers.tolist()):
+        for row_in_priors, number in enumerate(self.numbers.tolist()):
             if stop.requested:
                 raise StoppedError(
                     "Stopped before every client was evaluated.", "Run the same command again."
@@ -275,23 +281,23 @@ class PriorTests:
             test = np.asarray(table.test_of(number), np.int64)
             test = test[wanted[test]]
             if self.priors.kind == "em":
-                log_prior = self._estimated(predictor, test, place)
+                log_prior = self._estimated(predictor, test, row_in_priors)
             else:
-                log_prior = self.priors.log_prior(place)
+                log_prior = self.priors.log_prior(row_in_priors)
             yield ClientPrior(name, self.priors.kind, log_prior), predictor, test
 
     def _estimated(
-        self, predictor: Predictor, test: NDArray[np.int64], place: int
+        self, predictor: Predictor, test: NDArray[np.int64], row_in_priors: int
     ) -> NDArray[np.float64]:
         """The log-prior [C] of ``em``, from a sample of a client's test rows that limits the memory."""
         shares = self.priors.shares
         if self.own_models is not None:
             # The client's own model has learned the class shares of its client.
-            counts = self.priors.counts[place]
+            counts = self.priors.counts[row_in_priors]
             shares = counts / max(1, counts.sum())
         classes = len(shares)
         step = max(1, -(-len(test) * classes // MOST_ESTIMATED))
-        # Without test rows, only the empty array is concatenated.
+        # The empty array gives ``concatenate`` something to work on if there are no test rows.
         probabilities = [np.empty((0, classes))]
         for _, scores in predictor.over_store(self.store, test[::step]):
             probabilities.append(predictor.mean_probability(scores))
@@ -320,21 +326,22 @@ def prior_accuracy(
     truth = label[rows]
     scores = torch.from_numpy(scores_of_rows(model, spec, rows))
     plain = scores.argmax(-1).numpy() == truth
-    found = []
+    figures = []
+    # All test rows are scored with the prior of each client.
     step = max(1, len(table) * len(rows) // MOST_SCORED)
     for number in range(0, len(table), step):
-        own = np.flatnonzero(np.isin(rows, table.test_of(number)))
-        if not len(own):
+        own_rows = np.flatnonzero(np.isin(rows, table.test_of(number)))
+        if not len(own_rows):
             continue
         if kind == "em":
-            probabilities = (scores[own] / temperature).softmax(-1).numpy()
+            probabilities = (scores[own_rows] / temperature).softmax(-1).numpy()
             log_prior = estimate_log_prior(probabilities, priors.shares)
         else:
-            log_prior = priors.log_prior(number)
+            log_prior = priors.log_prior(number)  # here ``priors`` has a row for every client
         offset = ClientPrior(table.names[number], kind, log_prior).offset(temperature)
         right = add_offset(scores, offset).argmax(-1).numpy() == truth
-        found.append((plain[own].mean(), right[own].mean(), plain.mean(), right.mean()))
-    if not found:
+        figures.append((plain[own_rows].mean(), right[own_rows].mean(), plain.mean(), right.mean()))
+    if not figures:
         return None, priors.caution()
-    means = np.mean(found, 0).tolist()
+    means = np.mean(figures, 0).tolist()
     return dict(zip(PRIOR_FIGURES, means, strict=True)), priors.caution()

@@ -89,7 +89,7 @@ def evaluate_runs(
         check_weights(options, [facts.backbones for facts in facts_of_runs])
         some_personal = any(facts.personal for facts in facts_of_runs)
         for i, facts in enumerate(facts_of_runs):
-            # A global model is also the model of the named client.
+            # If some runs have a model for each client, a global model counts as the model of the named client too.
             if options.client is not None and some_personal and not facts.personal:
                 options_of_runs[i] = replace(options, client=None)
                 name = places[i].name
@@ -97,11 +97,11 @@ def evaluate_runs(
                     f"{name}: {facts.method} trained one global model, which is also the model of client "
                     f"{options.client}."
                 )
-    found = []
+    evaluations = []
     for place, of_run in zip(places, options_of_runs, strict=True):
         with named_in_errors(place, places):
-            found.append(evaluate_run(place, of_run, request, config, home, observer, stop))
-    return found
+            evaluations.append(evaluate_run(place, of_run, request, config, home, observer, stop))
+    return evaluations
 
 
 @contextmanager
@@ -198,7 +198,7 @@ def evaluate_run(
         measured = "the global model"
     if len(members) > 1:
         measured += f", mean probability of {len(members)} seeds"
-    found = RunEvaluation(
+    evaluation = RunEvaluation(
         run=label,
         digest=facts.run,
         method=facts.method,
@@ -214,10 +214,10 @@ def evaluate_run(
         mistakes=mistakes,
         client_prior=prior,
     )
-    warning = warning_of_trained_rows(place, members, found.short_run, rows, home)
+    warning = warning_of_trained_rows(place, members, evaluation.short_run, rows, home)
     if warning is not None:
         observer.warn(warning)
-    return found
+    return evaluation
 
 
 def label_of(place: Path) -> str:
@@ -326,19 +326,19 @@ def store_with_features(
 ) -> Store:
     """The store of a dataset with the arrays that a model reads; missing ones are extracted with the model's recipes.
 
-    If ``config`` gives no batch and dtype, they are those of the model's own features, as in ``predict``. The home
-    still remembers the dataset that was extracted last before, because ``train`` must not use a dataset of evaluation.
+    If ``config`` gives no batch and dtype, they are those of the model's own features, as in ``predict``. The dataset
+    that the home remembers as last extracted stays the same, because ``train`` must not use a dataset of evaluation.
 
     Raises MachineError for weights that are not those of the model; other errors as ``extract``.
     """
     spec = str(config.dataset)
-    known = ingested_path(home, spec)
-    if known is None:
+    folder = ingested_path(home, spec)
+    if folder is None:
         found = peek(spec, context_of(config, home))
         if found is not None:
-            known = place_of_content(home, *found)
-    if known is not None and known.exists():
-        store = Store.open(known)
+            folder = place_of_content(home, *found)
+    if folder is not None and folder.exists():
+        store = Store.open(folder)
         try:
             array_keys(model, store)
             return store
@@ -354,11 +354,11 @@ def store_with_features(
         observer.note(note)
     last = recall_last(home)
     try:
-        for item, like in zip(planned, computed, strict=True):
+        for item, record in zip(planned, computed, strict=True):
             name = item.backbone.name
             weights = {key: path for key, path in choice.weights.items() if key == name}
             options = item.backbone.options_of(item.recipe)
-            _, how = resolve_compute_as(config, like, [item.backbone])
+            _, how = resolve_compute_as(config, record, [item.backbone])
             of_backbone = replace(
                 config,
                 backbones=(name,),
@@ -367,8 +367,8 @@ def store_with_features(
                 batch=how.batch,
                 dtype=how.dtype,
             )
-            done = extract(of_backbone, home, observer=observer, stop=stop, keep_text=True)
-            store = done.store
+            extraction = extract(of_backbone, home, observer=observer, stop=stop, keep_text=True)
+            store = extraction.store
     finally:
         if last is not None:
             remember_last(home, *last)
@@ -385,7 +385,7 @@ BLOCK = 4096
 def warning_of_trained_rows(
     place: Path, members: Sequence[SavedModel], label: str, rows: LabelledRows, home: Home
 ) -> str | None:
-    """A warning if a model was trained on some of the rows; None otherwise, and if this is not known.
+    """A warning if a model was trained on some of the rows; None if it was not, or if its training rows are unknown.
 
     Rows of the run's own dataset are compared by their numbers, rows of other datasets by their content, and rows of a
     file by their features, if the run's store still exists. Without the run's partition, all training rows of its
@@ -409,16 +409,17 @@ def warning_of_trained_rows(
 def _warning(
     run: tuple[Path, dict[str, Any]], members: Sequence[SavedModel], label: str, rows: LabelledRows
 ) -> str | None:
+    """The warning of ``warning_of_trained_rows``; ``run`` has the run's directory and its result."""
     folder, result = run
     data = result["dataset"]
-    given = None
-    own = None
+    evaluated = None
+    own = None  # the store on which the run was trained
     shard: Mapping[str, Any] = {}
     if isinstance(rows.source, Store):
-        given = rows.source
-        shard = given.dataset.get("shard", {})
-        if given.dataset.get("digest") == data["digest"]:
-            own = given
+        evaluated = rows.source
+        shard = evaluated.dataset.get("shard", {})
+        if evaluated.dataset.get("digest") == data["digest"]:
+            own = evaluated
     is_own = own is not None
     if not is_own:
         own = store_behind(folder, result)
@@ -432,38 +433,38 @@ def _warning(
     of_all = f"of {len(rows.rows):,} rows"
     # Rows of the same dataset, or of a client store that was made from it, are compared by their numbers.
     is_part = shard.get("parent") == data["digest"]
-    if given is not None and (is_own or is_part):
-        split = given.column("split")
+    if evaluated is not None and (is_own or is_part):
+        split = evaluated.column("split")
         if trained is None:
             seen = split == TRAIN
         elif is_own:
-            seen = np.isin(np.arange(given.rows), trained)
+            seen = np.isin(np.arange(evaluated.rows), trained)
         else:
             seen = np.isin(np.array(shard["rows"], np.int64), trained)
-        same = int(seen[rows.rows].sum())
-        if not same:
+        common = int(seen[rows.rows].sum())
+        if not common:
             return None
         advice = ". To leave these rows out: --split test"
         # A scheme may assign rows of the test split too, and then --split test does not help.
         if (seen & (split == TEST)).any():
             advice = "."
-        store = given.path.name
-        return f"{label} {was} trained on {same:,} {of_all} of {store}{advice}"
+        store = evaluated.path.name
+        return f"{label} {was} trained on {common:,} {of_all} of {store}{advice}"
     if own is None:
         return None
     if trained is None:
         trained = np.flatnonzero((own.column("split") == TRAIN) & (own.column("ok") == 1))
     # Rows of another dataset are compared by the digests of their content, rows of a file by their features.
-    if given is not None:
-        digests = _keys(given.column("uid")[rows.rows])
+    if evaluated is not None:
+        digests = _keys(evaluated.column("uid")[rows.rows])
         trained_digests = _keys(own.column("uid")[trained])
-        same = int(np.isin(digests, trained_digests).sum())
+        common = int(np.isin(digests, trained_digests).sum())
     else:
-        same = _same_features(own, trained, members[0], rows)
-    if not same:
+        common = _same_features(own, trained, members[0], rows)
+    if not common:
         return None
     dataset = data["slug"]
-    return f"{same:,} {of_all} have the same content as rows of {dataset} that {label} {was} trained on."
+    return f"{common:,} {of_all} have the same content as rows of {dataset} that {label} {was} trained on."
 
 
 def rows_of_clients(
@@ -481,8 +482,8 @@ def rows_of_clients(
     """
     table = train_table(folder)
     digest = str(result["dataset"]["digest"])
-    found = []
-    # The partition of such a run numbers the rows of all clients, and not those of the dataset.
+    row_lists = []
+    # The partition of a run of --clients-from numbers the rows of all client stores, and not those of the dataset.
     if table.get("clients_from"):
         stores = open_clients(Path(table["clients_from"]))
         if stores[0].dataset["shard"]["parent"] != digest:
@@ -490,14 +491,14 @@ def rows_of_clients(
         for client_store in stores:
             numbers = np.array(client_store.dataset["shard"]["rows"], np.int64)
             train = client_store.column("split") == TRAIN
-            found.append(numbers[train & (client_store.column("ok") == 1)])
-        return np.unique(np.concatenate(found))
+            row_lists.append(numbers[train & (client_store.column("ok") == 1)])
+        return np.unique(np.concatenate(row_lists))
     for seed in seeds:
         partition = partition_of_seed(folder, result, seed, store)
         if partition is None:
             return None
-        found.append(partition.table.train.rows)
-    return np.unique(np.concatenate(found))
+        row_lists.append(partition.table.train.rows)
+    return np.unique(np.concatenate(row_lists))
 
 
 def _same_features(
@@ -507,21 +508,20 @@ def _same_features(
     assert not isinstance(rows.source, Store)
     reader = store.reader(array_keys(model, store)[0])
     digests = []
-    with np.errstate(
-        over="ignore"
-    ):  # a value that does not fit into the stored dtype is in no stored row
+    # A value that overflows the stored dtype becomes infinite, and is in no stored row.
+    with np.errstate(over="ignore"):
         for first, *_ in rows.source.of_rows(rows.rows):
             digests.append(row_digests(first.astype(reader.info.dtype)))
-    known = []
+    trained_digests = []
     # At least one block is read, so that there is an array to concatenate.
     for start in range(0, max(1, len(trained)), BLOCK):
         features = reader.rows(trained[start : start + BLOCK])
-        known.append(row_digests(features[:, 0]))
-    same = np.isin(_keys(np.concatenate(digests)), _keys(np.concatenate(known)))
+        trained_digests.append(row_digests(features[:, 0]))
+    same = np.isin(_keys(np.concatenate(digests)), _keys(np.concatenate(trained_digests)))
     return int(same.sum())
 
 
 def _keys(uid: NDArray[np.uint8]) -> NDArray[np.void]:
     """Digests [n, 16] as [n] values that can be compared."""
-    found: NDArray[np.void] = np.ascontiguousarray(uid).view("V16").ravel()
-    return found
+    keys: NDArray[np.void] = np.ascontiguousarray(uid).view("V16").ravel()
+    return keys

@@ -152,14 +152,14 @@ def shown_settings(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 def origin(facts: Mapping[str, Any]) -> dict[str, Any]:
     """Digests of a run and the arguments of its partition in one dictionary, with keys such as ``partition.alpha``."""
-    found = _selected(facts, ("digest", "code", "device"))
+    flat = _selected(facts, ("digest", "code", "device"))
     if "digest" in facts["dataset"]:
-        found["dataset_digest"] = facts["dataset"]["digest"]
+        flat["dataset_digest"] = facts["dataset"]["digest"]
     partition = facts.get("partition", {})
-    words = {**_selected(partition, ("scheme", "seed", "digest")), **partition.get("args", {})}
-    for name, value in words.items():
-        found[f"partition.{name}"] = value
-    return found
+    shown = {**_selected(partition, ("scheme", "seed", "digest")), **partition.get("args", {})}
+    for name, value in shown.items():
+        flat[f"partition.{name}"] = value
+    return flat
 
 
 def replay_stored(

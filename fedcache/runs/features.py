@@ -111,10 +111,10 @@ LOOKED_AT = 64
 def all_alike(array: Reader, ok: NDArray[np.bool_]) -> int:
     """Number of compared rows if all have the same features; 0 if any two differ."""
     rows = np.flatnonzero(ok)[:LOOKED_AT]
-    found = array.rows(rows)
+    features = array.rows(rows)
     if len(rows) < 2:
         return 0
-    first_view = found[:, 0]
+    first_view = features[:, 0]
     if (first_view == first_view[:1]).all():
         return len(rows)
     return 0
@@ -145,10 +145,10 @@ def read_client_stores(
     arrays = []
     for key in keys:
         info = first.arrays[key]
-        whole = np.full((count, *info.shape[1:]), np.nan, np.dtype(info.dtype))
+        matrix = np.full((count, *info.shape[1:]), np.nan, np.dtype(info.dtype))
         for store, places in zip(stores, rows, strict=True):
-            whole[places] = store.reader(key).all()
-        arrays.append(whole)
+            matrix[places] = store.reader(key).all()
+        arrays.append(matrix)
     label = np.full(count, -1, np.int64)
     domain = np.zeros(count, np.int64)
     for store, places in zip(stores, rows, strict=True):

@@ -59,8 +59,9 @@ def find_garbage(
 ) -> list[Garbage]:
     """Files that can be deleted, largest first; nothing is changed.
 
-    - leftovers: temporary files of killed processes, and files in a store that neither its manifest nor a journal has.
-    - given-up: runs without a result, unfinished arrays, and copies of published stores, unchanged for ``idle_days``.
+    - leftovers: temporary files of killed processes; files in a store that neither its manifest nor a journal lists.
+    - given-up: runs without a result, unfinished arrays, and copies of published stores, if they did not change for
+      ``idle_days``.
     - old-runs: results of another version of the code, which no command finds again.
     - old-stores: stores with content that the dataset of the same name no longer has.
     - models: the models of every finished run; the results stay.
@@ -82,7 +83,7 @@ def find_garbage(
 
 
 def _cannot_delete(path: Path, error: OSError, deleted: str) -> FedcacheError:
-    """The error of a file that cannot be deleted; ``deleted`` says what was deleted before."""
+    """The error of a file that cannot be deleted; ``deleted`` counts the items that were deleted before it."""
     return MachineError(
         f"{path} cannot be deleted: {error.strerror}. {deleted} were deleted.",
         "Check its owner and permissions, then run the same command again.",
@@ -95,7 +96,7 @@ def remove(garbage: Sequence[Garbage]) -> list[Garbage]:
     Raises MachineError if one of them cannot be deleted; the rest of the list then stays.
     """
     done: list[Garbage] = []
-    # Files come before directories: the journal of an array before its chunks.
+    # Files are deleted before directories, so that the journal of an array goes before its chunks.
     for item in sorted(garbage, key=lambda item: item.path.is_dir()):
         path = item.path
         try:
@@ -129,6 +130,7 @@ def _leftovers(home: Home) -> Iterator[tuple[Path, str]]:
     for path in sorted(written):
         if not is_being_written(path):
             yield path, "left by a killed process"
+    # The name of a loopback folder is up.PID-..., with the number of the process that made it.
     for path in folders_in(home.root / "flower" / "loopback"):
         pid = path.name.removeprefix("up.").partition("-")[0]
         if not (pid.isdigit() and is_alive(int(pid))):
@@ -215,18 +217,18 @@ def plan_removal(folder: Path) -> Removal:
         )
     if folder.is_symlink():
         return Removal(folder, (folder,), (), 0)
-    own = []
+    run_files = []
     kept = []  # files that the user put into the directory
     for path in sorted(folder.iterdir()):
         is_own = path.name == MODELS or is_of_run(path.name)
         if is_own or path.name.endswith(".partial"):
-            own.append(path)
+            run_files.append(path)
         else:
             kept.append(path.name)
     # If files are kept, the directory stays too.
     parts = [folder]
     if kept:
-        parts = own
+        parts = run_files
     board = folder.parent / BOARDS / folder.name
     if board.is_dir():
         parts.append(board)

@@ -109,9 +109,9 @@ def _with_imports(folder: Path, name: str) -> set[Path]:
             module = node.module or ""
             if not module.startswith(package):
                 continue
-            place = module.removeprefix(package).strip(".")
-            if place:
-                todo.append(place)
+            relative = module.removeprefix(package).strip(".")
+            if relative:
+                todo.append(relative)
             else:
                 todo += [alias.name for alias in node.names]
     return seen

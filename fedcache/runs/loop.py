@@ -138,7 +138,8 @@ def train(
 
     Seeds that are stored already are not trained again.
 
-    Raises UsageError, StoreError, CorruptionError, FederatedRunError; StoppedError after a stop, resumable.
+    Raises UsageError, StoreError, CorruptionError, FederatedRunError; StoppedError after a stop, and the same call then
+    resumes the training.
 
     Args:
         config: what to train; None fields take the defaults of the method's paper.
@@ -209,16 +210,16 @@ def _return_stored(run: OpenRun, stored: Run) -> Run:
     observer = run.options.observer
     position = run.events.position
     note_stored(stored, observer)
-    more = set(run.earlier) - set(run.spec.seeds)
-    if more:
+    other_seeds = set(run.earlier) - set(run.spec.seeds)
+    if other_seeds:
         seeds = len(run.earlier)
         observer.note(
-            f"This run was also trained with seeds {seeds_text(more)}. The result covers all {seeds} "
+            f"This run was also trained with seeds {seeds_text(other_seeds)}. The result covers all {seeds} "
             "seeds."
         )
     kept = run.options.kept
     note = kept.note_on_stored(stored.path)
-    # In a grid, every point would repeat the note, so it is shown only if the user requested all models.
+    # In a grid every point would repeat the note, so there it is shown only if the user requested all models.
     if note is not None and (position is ALONE or kept.which == "all"):
         observer.note(note)
     replay_stored(observer, stored.path, stored.result, position)
@@ -310,11 +311,11 @@ def resolve_inputs(
         observer.note(describe_privacy(cost))  # before anything is trained
         # Publishing all rows of one client drawn at random has a delta of 1 / clients.
         delta = cost["delta"]
-        least = 1 / clients
-        if cost["noise"] and delta >= least:
+        limit = 1 / clients
+        if cost["noise"] and delta >= limit:
             observer.warn(
                 f"A delta of {delta:g} allows revealing all data of 1 of {clients:,} clients. Choose a "
-                f"delta far below {least:g} (--dp-delta)."
+                f"delta far below {limit:g} (--dp-delta)."
             )
     check_participation(config, clients)
     note_paper_choices(inputs, spec, observer)
@@ -402,10 +403,10 @@ def _identity_of_config(spec: ResolvedRun) -> dict[str, Any]:
 
     The name is kept for a run with noise, because it is a part of the key of simulated noise.
     """
-    words = spec.to_identity()
+    settings = spec.to_identity()
     if spec.trust.privacy is None:
-        del words["preset"]
-    return words
+        del settings["preset"]
+    return settings
 
 
 def _identity_of_partition(inputs: RunInputs) -> str:
@@ -420,10 +421,10 @@ def _identity_of_partition(inputs: RunInputs) -> str:
 def note_earlier(run: OpenRun) -> None:
     """Note which seeds of a run are stored already, and which seeds are trained now."""
     missing = seeds_text(set(run.spec.seeds) - set(run.earlier))
-    before = seeds_text(run.earlier)
+    stored = seeds_text(run.earlier)
     every = seeds_text({*run.spec.seeds, *run.earlier})
     run.events.observer.note(
-        f"{run.name} already has results of seeds {before}. This command trains seeds {missing}. The "
+        f"{run.name} already has results of seeds {stored}. This command trains seeds {missing}. The "
         f"result covers seeds {every}."
     )
 
@@ -532,7 +533,7 @@ class OpenRun:
         try:
             self.directory.stored()
         except DamagedRunError:
-            seeds = None
+            seeds = None  # the models of all seeds
             (self.directory.path / "result.json").unlink(missing_ok=True)
         self.directory.restart(self.spec.seeds)
         drop(self.directory.path, seeds)
@@ -570,13 +571,13 @@ class OpenRun:
         if released and reported is not None and reported <= rounds:
             return
         if not released:
-            later = "the privacy ledger has no entry for this seed"
+            why = "the privacy ledger has no entry for this seed"
         elif reported is None:
-            later = "the number of published rounds is unknown"
+            why = "the number of published rounds is unknown"
         else:
-            later = f"round {reported:,} was published already"
+            why = f"round {reported:,} was published already"
         self.events.observer.warn(
-            f"Seed {seed} of {self.name} resumes from its stored state after round {rounds:,}, but {later}. "
+            f"Seed {seed} of {self.name} resumes from its stored state after round {rounds:,}, but {why}. "
             "The later rounds draw new noise, which spends privacy again."
         )
         self._record_release(seed)
@@ -623,23 +624,23 @@ class OpenRun:
         if self.fresh:
             return False
         path = self.directory.path
-        found = self.directory.seed_result(seed, self.events.observer.warn)
-        if found is None:
+        stored = self.directory.seed_result(seed, self.events.observer.warn)
+        if stored is None:
             if seed in self.earlier:  # its model is written again, perhaps with other bits
                 drop(path, [seed])
             return False
         # A seed of a stored result needs no model, because models may be removed.
-        needs_model = found.get("model") and seed not in self.earlier
+        needs_model = stored.get("model") and seed not in self.earlier
         if needs_model and not whole_seed(path, self.identity.digest, seed):
             self.events.observer.warn(
                 f"The model of seed {seed} is missing or damaged. Seed {seed} is trained again from the "
                 "start."
             )
             return False
-        done = SeedResult.from_dict(found)
-        if done.partition.get("digest") != self.inputs.partitions[seed].digest:
+        result = SeedResult.from_dict(stored)
+        if result.partition.get("digest") != self.inputs.partitions[seed].digest:
             return False
-        self.done[seed] = done
+        self.done[seed] = result
         self._saved.add(seed)
         return True
 
@@ -744,7 +745,7 @@ class OpenRun:
             }
             # Models are sealed with the digest of this result, before the result itself is written.
             kept = self.options.kept
-            whole = self.directory.finish(
+            complete = self.directory.finish(
                 summary,
                 list(chain.from_iterable(s.rounds for s in seeds)),
                 figures,
@@ -754,7 +755,7 @@ class OpenRun:
                 files=files_of_clients(seeds),
                 config=self._config_of(spec),
             )
-        run = Run(self.directory.path, whole, figures)
+        run = Run(self.directory.path, complete, figures)
         warnings = chain.from_iterable(self.done[seed].warnings for seed in self.spec.seeds)
         for warning in dict.fromkeys(warnings):
             self.events.observer.warn(warning)
@@ -763,20 +764,20 @@ class OpenRun:
 
     def _all_seeds(self) -> list[SeedResult]:
         """The results of the seeds of this command and of all other seeds in the directory, in increasing order."""
-        found = dict(self.done)
+        results = dict(self.done)
         for seed in self.directory.seeds():
-            if seed not in found:
-                kept = self.directory.seed_result(seed, self.events.observer.warn)
-                if kept is not None:
-                    found[seed] = SeedResult.from_dict(kept)
-        lost = set(self.earlier) - found.keys()
+            if seed not in results:
+                stored = self.directory.seed_result(seed, self.events.observer.warn)
+                if stored is not None:
+                    results[seed] = SeedResult.from_dict(stored)
+        lost = set(self.earlier) - results.keys()
         if lost:
             seeds = seeds_text(lost)
             self.events.observer.warn(
                 f"The files of seeds {seeds} of {self.name} are missing or damaged, so the result does not "
                 f"include these seeds. To train them again: --seeds {seeds}"
             )
-        return [found[seed] for seed in sorted(found)]
+        return [results[seed] for seed in sorted(results)]
 
 
 # Train: train the missing seeds, from their checkpoints.
@@ -795,8 +796,8 @@ def train_seeds(
 ) -> dict[int, FedcacheError]:
     """Train every seed of runs that have begun; seeds that ended before are restored.
 
-    Raises FedcacheError for an error of all runs; INTERRUPTED after a stop. ``cache`` holds values that the points of a
-    grid share, None for a run alone. ``grid_points`` is the number of points with those that have ended before.
+    Raises FedcacheError for an error of all runs; StoppedError after a stop. ``cache`` holds values that the points of
+    a grid share, None for a run alone. ``grid_points`` is the number of points with those that have ended before.
 
     Returns:
         the errors that ended single runs, by the place of the run in ``runs``; the other runs continue.
@@ -810,7 +811,7 @@ def train_seeds(
     total = len(spec.seeds) * spec.rounds * len(runs)
     with piece_of_work(observer, f"training {configurations}{spec.method}", total, "rounds"):
         for seed in spec.seeds:
-            waiting: list[int] = []
+            waiting: list[int] = []  # places of the runs that train this seed
             for place, run in enumerate(runs):
                 if run.restore_seed(seed):
                     run.events.replay(seed, run.done[seed].rounds)
@@ -868,6 +869,7 @@ class CheckpointPolicy:
         """Start rounds after round ``kept``, whose state is written."""
         self.kept = kept
         self.done = kept
+        # The answer of ``writes`` for this round; None until a run asks for it.
         self._writes: bool | None = None
 
     def check(self) -> None:
@@ -1004,10 +1006,10 @@ class SeedTraining:
         """End a round of all runs. Raise StoppedError if a stop was requested and every state is written."""
         # No state is written after the last round, because the seed ends then.
         if self.policy.round_ended(number):
-            kept = "the state is kept"
+            kept_states = "the state is kept"
             if self.cache is not None:
-                kept = f"the states of {len(self.runs)} configurations are kept"
-            raise stopped(f"after round {number} of seed {self.seed}; {kept}")
+                kept_states = f"the states of {len(self.runs)} configurations are kept"
+            raise stopped(f"after round {number} of seed {self.seed}; {kept_states}")
 
     def _on_done(self, first: int, ended: Sequence[TrainingOutput | FedcacheError]) -> None:
         """Store the results of runs that have ended the seed; ``first`` is the number of the first of them."""
@@ -1042,7 +1044,7 @@ def train_together(
 ) -> None:
     """Train points that differ only in floats together, and store each as a run.
 
-    Raises FedcacheError for an error of all points; INTERRUPTED after a stop.
+    Raises FedcacheError for an error of all points; StoppedError after a stop.
 
     Args:
         points: of the grid.
@@ -1067,7 +1069,7 @@ def train_together(
             on_end(number, run.stored)
             continue
         opened[number] = run
-    # The missing seeds of a run that was trained alone are trained alone too, so that they are equal bit for bit.
+    # If a run was trained alone, its missing seeds are trained alone too, so that all its seeds are computed alike.
     alone = [number for number, run in opened.items() if run.earlier and not run.spec.together]
     for number in alone:
         run = opened.pop(number)
@@ -1079,6 +1081,7 @@ def train_together(
             on_end(number, error)
     if not opened:
         return
+    # Raises before anything is written if the models of --save-clients do not fit into memory.
     if options.kept.clients is not None:
         first = next(iter(opened.values()))
         forecast_run(first.inputs, first.spec, len(opened), options.kept, options.runs)

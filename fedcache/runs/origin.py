@@ -1,4 +1,4 @@
-"""Origin of a run's rows: the store of a stored run, and text features of the same weights as the images."""
+"""Origin of a run's rows: finds the store of a stored run, and refuses text features of weights unlike the images'."""
 
 from __future__ import annotations
 

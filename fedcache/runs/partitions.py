@@ -191,7 +191,7 @@ def save_partition(store: Store, made: Partition, name: str, *, replace: bool = 
 def report_notes(made: Partition, observer: Observer) -> None:
     """Report the notes of a partition; clients with fewer rows than requested are a warning."""
     for note in made.notes:
-        if FEWER in note:
+        if FEWER in note:  # the phrase of every note on clients with fewer rows than requested
             observer.warn(note)
         else:
             observer.note(note)
@@ -273,16 +273,16 @@ def default_partition(
     if scheme not in SCHEMES:
         raise unknown("partition scheme", scheme, SCHEMES)
     # The default number of clients is that of the method's paper, not that of the scheme.
-    known = {argument.name: argument.default for argument in SCHEMES[scheme].arguments}
+    defaults = {argument.name: argument.default for argument in SCHEMES[scheme].arguments}
     if config.clients is not None:
         arguments["clients"] = config.clients
-    elif known.get("clients") is not None and "clients" not in arguments:
+    elif defaults.get("clients") is not None and "clients" not in arguments:
         clients = method.defaults.clients
         arguments["clients"] = clients
         observer.note(
             Detail(f"Clients: {clients} (default of {method.name}'s paper; change with --clients).")
         )
-    if domain and "domain" in known:
+    if domain and "domain" in defaults:
         arguments["domain"] = tuple(domain)
     return scheme, arguments
 
@@ -531,8 +531,8 @@ def _by_name(clients: Any, store: Store) -> Group | None:
     if not names or not all(isinstance(name, str) for name in names):
         return None
     # Rows are matched by name, so that their order does not matter.
-    place = {name: row for row, name in enumerate(store.samples.name)}
-    unknown_names = [name for name in names if name not in place]
+    row_of = {name: row for row, name in enumerate(store.samples.name)}
+    unknown_names = [name for name in names if name not in row_of]
     if unknown_names or len(set(names)) < len(names):
         first = Counter(names).most_common(1)[0][0]
         wrong = "twice"
@@ -547,7 +547,7 @@ def _by_name(clients: Any, store: Store) -> Group | None:
         )
     values: list[Any] = [None] * store.rows
     for name, client in zip(names, clients.tolist(), strict=True):
-        values[place[name]] = client
+        values[row_of[name]] = client
     return Group.of(values)
 
 
@@ -596,15 +596,15 @@ def read_clients(path: Path, store: Store) -> tuple[Group, np.ndarray | None]:
         raise UsageError(f"{path} has the columns {columns}.", _FIRST_LINE)
     has_splits = len(head) == 3
     if len(lines) < 2:
-        line = f"{example},north"
+        example_line = f"{example},north"
         if has_splits:
-            line += ",train"
+            example_line += ",train"
         first_line = ",".join(head)
         raise UsageError(
             f"{path} has no line after its first line, {first_line}.",
-            f"Add a line for each row that a client holds, for example {line}",
+            f"Add a line for each row that a client holds, for example {example_line}",
         )
-    place = {name: row for row, name in enumerate(store.samples.name)}
+    row_of = {name: row for row, name in enumerate(store.samples.name)}
     client = [""] * store.rows
     split = np.full(store.rows, -1, np.int8)
     codes = {"train": 0, "training": 0, "test": 1, "validation": 2, "val": 2, "valid": 2}
@@ -613,7 +613,7 @@ def read_clients(path: Path, store: Store) -> tuple[Group, np.ndarray | None]:
         if len(fields) != len(head):
             raise UsageError(f"Line {number:,} of {path} has {len(fields)} fields.", _FIRST_LINE)
         name = fields[0]
-        row = place.get(name)
+        row = row_of.get(name)
         if row is None:
             raise UsageError(
                 f"Line {number:,} of {path}: {store.path.name} has no row called {name!r}.",
@@ -694,10 +694,10 @@ def check_held_out_domains(store: Store, arguments: Mapping[str, Any]) -> None:
     for value in values:
         if value in store.samples.domains:
             continue
-        words = {"class": store.samples.classes}
+        values_of = {"class": store.samples.classes}
         for name in store.groups:
-            words[name] = store.group(name).words
-        columns = [name for name, known in words.items() if value in known]
+            values_of[name] = store.group(name).words
+        columns = [name for name, known in values_of.items() if value in known]
         hint = "To hold out values of another column: --by COLUMN"
         if columns:
             options = " or ".join(f"--by {shell_word(name)}" for name in columns[:4])

@@ -91,10 +91,10 @@ def open_members(place: Path, options: ModelOptions, observer: Observer) -> tupl
         )
     if place.suffix == ".safetensors":
         members: tuple[SavedModel, ...] = (SavedModel.load(place),)
-        held = members[0].facts.seed
-        if options.seed not in (None, str(held)):
+        seed = members[0].facts.seed
+        if options.seed not in (None, str(seed)):
             raise UsageError(
-                f"The file contains seed {held}, not {options.seed}.",
+                f"The file contains seed {seed}, not {options.seed}.",
                 "Leave --seed out, or give the run instead of the file.",
             )
     else:
@@ -151,11 +151,11 @@ def warn_of_other_code(facts: ModelFacts, observer: Observer) -> None:
     """
     if facts.method not in NAMES or not facts.code:
         return
-    own_code = code_digest(facts.method)
-    if facts.code == own_code:
+    installed_code = code_digest(facts.method)
+    if facts.code == installed_code:
         return
     made_by = facts.code[:8]
-    installed = own_code[:8]
+    installed = installed_code[:8]
     observer.warn(
         f"The model was trained by another version of {facts.method} ({made_by}) than the installed one "
         f"({installed}), so its predictions may differ from those that the run scored. To check:  "
@@ -264,12 +264,12 @@ def predict_rows(
         if rows.split != "all":
             split = rows.split
         numbers = rows_of_split(store, split)
-        found = predict_store(predictor, store, numbers, top=rows.top)
-        return each_counted(found, len(numbers), observer, stop)
+        predictions = predict_store(predictor, store, numbers, top=rows.top)
+        return each_counted(predictions, len(numbers), observer, stop)
     path = Path(str(rows.embeddings))
     embeddings = open_embeddings(path)
-    found = predict_embeddings(predictor, embeddings, path, top=rows.top)
-    return each_counted(found, len(embeddings.names), observer, stop)
+    predictions = predict_embeddings(predictor, embeddings, path, top=rows.top)
+    return each_counted(predictions, len(embeddings.names), observer, stop)
 
 
 def each_counted(
@@ -285,7 +285,7 @@ def each_counted(
 
 @contextmanager
 def counted(
-    observer: Observer, stop: Stop, what: str, total: int
+    observer: Observer, stop: Stop, title: str, total: int
 ) -> Iterator[Callable[[int], None]]:
     """A context with a function that counts finished rows; the function raises StoppedError after a stop."""
     so_far = 0
@@ -300,7 +300,7 @@ def counted(
                 "Run the same command again to start over.",
             )
 
-    with piece_of_work(observer, what, total, "rows"):
+    with piece_of_work(observer, title, total, "rows"):
         yield done
 
 
@@ -480,22 +480,22 @@ def client_of_store(
     readers = [store.reader(key) for key in array_keys(model, store)]
     views = min(facts.views, *(reader.shape[1] for reader in readers))
     if "views" in reads and views < facts.views:
-        held = f"{store.path.name} has {views} view(s) of each image"
+        stored = f"{store.path.name} has {views} view(s) of each image"
         backbones = shell_word(",".join(facts.backbones))
         raise StoreError(
-            f"{held}, but {facts.method} was trained on {facts.views} views.",
+            f"{stored}, but {facts.method} was trained on {facts.views} views.",
             f"fedcache extract --views {shell_word(facts.views)} --backbones {backbones}",
         )
     if facts.image is not None:
-        whole = readers[-1].all()[:, 0]
-        if whole.shape[1:3] != facts.image:
+        images = readers[-1].all()[:, 0]
+        if images.shape[1:3] != facts.image:
             height, width = facts.image
-            held = " x ".join(map(str, whole.shape[1:3]))
+            size = " x ".join(map(str, images.shape[1:3]))
             raise StoreError(
-                f"The model reads images of {height} x {width}, but {store.path.name} contains {held}.",
+                f"The model reads images of {height} x {width}, but {store.path.name} contains {size}.",
                 f"fedcache extract --backbones pixels --size {shell_word(height)}",
             )
-        x = torch.from_numpy(np.ascontiguousarray(whole)).view(len(whole), 1, -1)
+        x = torch.from_numpy(np.ascontiguousarray(images)).view(len(images), 1, -1)
     else:
         scratch = home.root / "scratch"
         x, _ = prepare_features(

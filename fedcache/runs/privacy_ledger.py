@@ -3,9 +3,9 @@
 Epsilon composes: two releases about the same clients reveal more than one, whether they are seeds, points of a grid,
 repeats with ``--fresh`` or other methods. A line is written when the first round of a seed has ended, before the round
 is stored or reported. No line is written if training resumes from the last checkpoint, or if a stored result is
-returned. Simulations release nothing and are not in the ledger. Lines are numbered and each names the one before, so a
-line that is lost from the middle is noticed. ``privacy-count.json`` has the number of lines, so a line that is lost
-from the end is noticed.
+returned. Simulations release nothing and are not in the ledger. Each line has its number and the digest of the line
+before, so a line that is lost from the middle is noticed. ``privacy-count.json`` has the number of lines, so a line
+that is lost from the end is noticed.
 
 ``privacy-rounds/`` has the number of reported rounds of every seed in training. A run that resumes from an older
 checkpoint draws noise for reported rounds again, and that is another release. If somebody restores an older copy of the
@@ -37,7 +37,8 @@ LEDGER = "privacy.jsonl"
 COUNT = "privacy-count.json"
 """File with the ledger's number of lines. It is written after each line, so a kill can leave it one too low."""
 
-COUNT_IS = {"kind": "number of lines of the ledger of privacy"}
+COUNT_HEADER = {"kind": "number of lines of the ledger of privacy"}
+"""Header of ``COUNT``, for its seal."""
 
 ROUNDS = "privacy-rounds"
 """Folder of files with the number of published rounds, one for each seed in training."""
@@ -114,13 +115,13 @@ def record_release(ledger: Path, release: Release) -> None:
         _check_count(ledger, lines.count, _read_count(ledger))
         with explain_disk_errors(ledger, 0):
             lines.append(asdict(release))
-            write_sealed(ledger.with_name(COUNT), COUNT_IS, lines.count)
+            write_sealed(ledger.with_name(COUNT), COUNT_HEADER, lines.count)
 
 
 def reported_rounds(ledger: Path, run: str, seed: int) -> int | None:
     """Number of reported rounds of a seed in training; None if it is not known."""
     try:
-        found = read_sealed(_rounds_file(ledger, run, seed), _rounds_are(run, seed))
+        found = read_sealed(_rounds_file(ledger, run, seed), _rounds_header(run, seed))
     except CorruptionError:
         return None
     if found is None:
@@ -136,7 +137,7 @@ def keep_reported_rounds(ledger: Path, run: str, seed: int, rounds: int) -> None
     path = _rounds_file(ledger, run, seed)
     with explain_disk_errors(path, 0):
         make_private(path.parent)
-        write_sealed(path, _rounds_are(run, seed), rounds)
+        write_sealed(path, _rounds_header(run, seed), rounds)
 
 
 def forget_reported_rounds(ledger: Path, run: str, seed: int) -> None:
@@ -148,7 +149,7 @@ def _rounds_file(ledger: Path, run: str, seed: int) -> Path:
     return ledger.parent / ROUNDS / f"{run}-{seed}.json"
 
 
-def _rounds_are(run: str, seed: int) -> dict[str, Any]:
+def _rounds_header(run: str, seed: int) -> dict[str, Any]:
     return {"kind": "number of published rounds", "run": run, "seed": seed}
 
 
@@ -202,24 +203,24 @@ def totals_of_datasets(releases: Iterable[Release]) -> list[DatasetTotal]:
     groups: list[list[Release]] = []
     for release in releases:
         joined = [release]
-        others = []
+        separate = []
         for group in groups:
             same_name = any(other.dataset == release.dataset for other in group)
             same_content = any(other.dataset_digest == release.dataset_digest for other in group)
             if same_name or same_content:
                 joined = [*group, *joined]
             else:
-                others.append(group)
-        groups = [*others, joined]
-    found = []
+                separate.append(group)
+        groups = [*separate, joined]
+    of_datasets = []
     for group in sorted(groups, key=lambda group: min(release.time for release in group)):
         names = dict.fromkeys(release.dataset for release in group)
         partitions = {(release.dataset_digest, release.partition) for release in group}
         total = DatasetTotal(
             dataset=", ".join(names), partitions=len(partitions), **_together(group)
         )
-        found.append(total)
-    return found
+        of_datasets.append(total)
+    return of_datasets
 
 
 def _together(group: Sequence[Release]) -> dict[str, Any]:
@@ -238,7 +239,7 @@ def _together(group: Sequence[Release]) -> dict[str, Any]:
 def _read_count(ledger: Path) -> int:
     """Number of lines that the ledger should have; 0 before the first line."""
     try:
-        count = read_sealed(ledger.with_name(COUNT), COUNT_IS)
+        count = read_sealed(ledger.with_name(COUNT), COUNT_HEADER)
     except CorruptionError as error:
         why = f"is damaged: its end is unknown, because {COUNT} was changed"
         raise _damaged(ledger, ValueError(why)) from error
@@ -256,6 +257,7 @@ def _check_count(ledger: Path, lines: int, count: int) -> None:
 
 
 def _damaged(ledger: Path, error: OSError | ValueError) -> FedcacheError:
+    """The error of a damaged ledger. The text of a ValueError continues the sentence that begins with the path."""
     why = str(error)
     if isinstance(error, OSError):
         why = f"cannot be read ({error.strerror})"
@@ -275,7 +277,7 @@ def describe_privacy(cost: Mapping[str, Any]) -> str:
     if not cost["noise"]:
         return "Privacy: none, because updates are clipped but no noise is added."
     together = cost["composed"]
-    known = cost.get("participants_known")
+    known = cost.get("participants_known")  # the cost if the participants of rounds are known
     figures = f"epsilon {_tight(cost)}"
     renyi = _number(cost["epsilon_rdp"])
     # Seeds train on the same rows, so they cost more together than each alone.

@@ -1,4 +1,4 @@
-"""Result files: columns of clients, in ``result.json`` for few and in a parquet file for many, and test rows.
+"""Files of a result: values of single clients (many are in a parquet file, few in ``result.json``), and test rows.
 
 A result has the digests of these files, so a damaged or changed file is never read.
 """
@@ -65,21 +65,21 @@ class ClientColumns:
         import pyarrow as pa
         from pyarrow import parquet
 
-        def known(values: np.ndarray) -> Any:
+        def nan_as_null(values: np.ndarray) -> Any:
             return pa.array(values, pa.float64(), mask=np.isnan(values))
 
         columns = {
             "client": pa.array(list(self.names), pa.string()),
-            "accuracy": known(self.accuracy),
+            "accuracy": nan_as_null(self.accuracy),
             "classes_owned": pa.array(self.classes_owned, pa.float64()),
         }
         for seed, values in zip(seeds, self.per_seed, strict=True):
-            columns[f"accuracy_seed_{seed}"] = known(values)
+            columns[f"accuracy_seed_{seed}"] = nan_as_null(values)
         if self.validation is not None:
-            columns["validation"] = known(self.validation)
-        held = io.BytesIO()
-        parquet.write_table(pa.table(columns), held, compression="zstd")
-        return held.getvalue()
+            columns["validation"] = nan_as_null(self.validation)
+        buffer = io.BytesIO()
+        parquet.write_table(pa.table(columns), buffer, compression="zstd")
+        return buffer.getvalue()
 
 
 class _ColumnOfNames(LazySequence[str]):
@@ -120,9 +120,9 @@ def client_columns(result: Mapping[str, Any], folder: Path) -> ClientColumns:
         if "classes_owned" in result:  # not in results of the earliest releases
             owned = np.array(result["classes_owned"]["per_client"], np.float64)
         per_seed = np.empty((0, len(accuracy)))
-        held = result.get("validation")
-        if held is not None:
-            validation = np.array(held["per_client"], np.float64)
+        stored = result.get("validation")
+        if stored is not None:
+            validation = np.array(stored["per_client"], np.float64)
         return ClientColumns(result["clients"], accuracy, owned, per_seed, validation)
     path = folder / CLIENTS_FILE
     raw = _unchanged(path, files[CLIENTS_FILE])
@@ -133,8 +133,8 @@ def client_columns(result: Mapping[str, Any], folder: Path) -> ClientColumns:
 
     def numbers(name: str) -> np.ndarray:
         column = table[name].to_numpy(zero_copy_only=False)
-        found: np.ndarray = column.astype(np.float64, copy=False)
-        return found
+        values: np.ndarray = column.astype(np.float64, copy=False)
+        return values
 
     of_seeds = [numbers(name) for name in table.column_names if name.startswith("accuracy_seed_")]
     if "validation" in table.column_names:
@@ -208,14 +208,14 @@ class TestRows:
 def rows_file(seeds: Mapping[int, TestRows | None]) -> bytes | None:
     """The content of ``ROWS_FILE``; None unless every seed has rows. Equal rows give equal bytes."""
     arrays = {}
-    for seed, found in seeds.items():
-        if found is None:
+    for seed, rows in seeds.items():
+        if rows is None:
             return None
-        for name, values in vars(found).items():
+        for name, values in vars(rows).items():
             arrays[f"{name}_{seed}"] = values
-    held = io.BytesIO()
-    np.savez_compressed(held, allow_pickle=False, **arrays)
-    return held.getvalue()
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, allow_pickle=False, **arrays)
+    return buffer.getvalue()
 
 
 def test_rows(result: Mapping[str, Any], folder: Path) -> dict[int, TestRows] | None:
@@ -230,15 +230,15 @@ def test_rows(result: Mapping[str, Any], folder: Path) -> dict[int, TestRows] | 
     raw = _unchanged(path, digest)
     seeds: Sequence[int] = result["seeds"]
     names = [field.name for field in fields(TestRows)]
-    found = {}
+    by_seed = {}
     try:
-        with zipfile.ZipFile(io.BytesIO(raw)) as held:
+        with zipfile.ZipFile(io.BytesIO(raw)) as archive:
             for seed in seeds:
-                arrays = {name: _array(held.read(f"{name}_{seed}.npy")) for name in names}
-                found[seed] = TestRows(**arrays)
+                arrays = {name: _array(archive.read(f"{name}_{seed}.npy")) for name in names}
+                by_seed[seed] = TestRows(**arrays)
     except (KeyError, ValueError, zipfile.BadZipFile) as error:
         raise DamagedRunError(path) from error
-    return found
+    return by_seed
 
 
 def _array(raw: bytes) -> np.ndarray:

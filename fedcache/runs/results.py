@@ -58,7 +58,7 @@ class SeedResult:
     # the paper counts
     per_round: dict[str, float]
     rounds: list[dict[str, Any]]  # records without times
-    protocol: str  # global | personalised
+    protocol: str  # global | personalised | everywhere
     fidelity: str  # exact | cached_views | approx
     execution: str  # how clients were computed: sequential | batched | gram
     chunk: int  # clients computed at once
@@ -144,8 +144,8 @@ def seed_result(
 ) -> SeedResult:
     """The result of one seed.
 
-    ``secret`` leaves out which clients took part in each round, and the time of each round, because it depends on the
-    number of these clients.
+    ``secret`` leaves out which clients took part in each round, the time of each round (it depends on the number of
+    these clients), and the outcomes of single test rows.
     """
     rounds = [
         {
@@ -255,7 +255,7 @@ def summarise(
     """``result.json`` of a run: only values that are equal if the run is repeated, so no times and no paths."""
     first = seeds[0]
     clients = columns_of_seeds(seeds)
-    # The values of many clients are in a file next to the result, and not in the result.
+    # The values of single clients. If there are many clients, a file next to the result has these values.
     named: ClientColumns | None = clients
     names: list[str] | None = list(first.clients)
     classes_owned = clients.classes_owned
@@ -265,12 +265,11 @@ def summarise(
         names = None
         owned = {"least": float(classes_owned.min()), "most": float(classes_owned.max())}
     owned["mean"] = float(classes_owned.mean())
-    fixed = (
-        None  # parameters of the backbones; only those of the backbones in ``PARAMETERS`` are known
-    )
+    # Parameters of the backbones; None if one of them is not in ``PARAMETERS``.
+    fixed = None
     if all(name in PARAMETERS for name in inputs.backbones):
         fixed = sum(PARAMETERS[name] for name in inputs.backbones)
-    last = [seed.rounds[-1].get("diagnostics", {}) for seed in seeds]
+    last_rounds = [seed.rounds[-1].get("diagnostics", {}) for seed in seeds]
     result = {
         "method": spec.method,
         "preset": spec.requested.preset,
@@ -297,7 +296,7 @@ def summarise(
         "traffic": _traffic(seeds),
         "confusion": _confusion(seeds),
         **_trust(spec, seeds),
-        "diagnostics": _means(last),
+        "diagnostics": _means(last_rounds),
         "execution": first.execution,
         "chunk": first.chunk,
         "points": first.points,
@@ -309,9 +308,9 @@ def summarise(
         "digest": identity.digest,
     }
     # A result has these sections only if the run uses them.
-    words = spec.sampling.words()
-    if words:
-        result["participants"] = words
+    sampling = spec.sampling.words()
+    if sampling:
+        result["participants"] = sampling
     if spec.timing is not None:
         result["timing"] = _timing(spec.timing, seeds)
     if first.validation:
@@ -372,7 +371,7 @@ def partition_section(name: str | None, facts: Sequence[Mapping[str, Any]]) -> d
     """The partition of a run from the facts of its seeds; every seed has the scheme of the first."""
     digests = [of_seed["digest"] for of_seed in facts]
     section: dict[str, Any] = {"name": name, **facts[0], "digests": digests}
-    # The number of validation rows is ``rows`` in the section ``validation`` of a result.
+    # Removed, because a result has this number as ``rows`` in its section ``validation``.
     section.pop("validation_rows", None)
     return section
 
@@ -383,10 +382,10 @@ def columns_of_seeds(seeds: Sequence[SeedResult]) -> ClientColumns:
     # The values of each client are contiguous, so that they are summed in the order of a mean of this client alone.
     accuracy = np.ascontiguousarray(per_seed.T).mean(1)
     owned = np.array([seed.classes_owned for seed in seeds], np.float64).mean(0)
-    held = [seed.validation_per_client for seed in seeds if seed.validation_per_client is not None]
+    known = [seed.validation_per_client for seed in seeds if seed.validation_per_client is not None]
     validation = None
-    if len(held) == len(seeds):
-        validation = np.stack(held).mean(0)
+    if len(known) == len(seeds):
+        validation = np.stack(known).mean(0)
     return ClientColumns(seeds[0].clients, accuracy, owned, per_seed, validation)
 
 
@@ -436,22 +435,22 @@ def _accuracy(
 
 def _validation(seeds: Sequence[SeedResult], clients: ClientColumns | None) -> dict[str, Any]:
     """Accuracy on validation rows, like ``_accuracy``; ``rows`` is their number in the first seed's partition."""
-    found = [seed.validation or {} for seed in seeds]
-    by_round: list[dict[int, float | None]] = []
+    of_seeds = [seed.validation or {} for seed in seeds]
+    curves: list[dict[int, float | None]] = []  # of each seed: round -> accuracy
     for seed in seeds:
-        known = {}
+        by_round = {}
         for record in seed.rounds:
             diagnostics = record["diagnostics"]
             if VALIDATION_ACCURACY in diagnostics:
-                known[record["round"]] = diagnostics[VALIDATION_ACCURACY]
-        by_round.append(known)
+                by_round[record["round"]] = diagnostics[VALIDATION_ACCURACY]
+        curves.append(by_round)
     curve = []
-    for round_ in by_round[0]:
-        curve.append({"round": round_, "mean": _mean([known.get(round_) for known in by_round])})
+    for round_ in curves[0]:
+        curve.append({"round": round_, "mean": _mean([each.get(round_) for each in curves])})
     section = {
-        **_spread([values.get("accuracy") for values in found]),
-        "client_mean": _mean([values.get("client_mean") for values in found]),
-        "pooled": _mean([values.get("pooled") for values in found]),
+        **_spread([values.get("accuracy") for values in of_seeds]),
+        "client_mean": _mean([values.get("client_mean") for values in of_seeds]),
+        "pooled": _mean([values.get("pooled") for values in of_seeds]),
         "per_round": curve,
         "rows": seeds[0].partition["validation_rows"],
     }
@@ -570,23 +569,23 @@ MOST_SCORED = 1 << 21
 
 
 def count_test_rows(
-    found: Evaluation, clients: Sequence[ClientRows], labels: Tensor
+    evaluation: Evaluation, clients: Sequence[ClientRows], labels: Tensor
 ) -> TestRows | None:
     """The test rows of an evaluation; None if predictions were not kept, or above ``MOST_ROWS`` or ``MOST_SCORED``.
 
     Args:
-        found: evaluation of ``clients``.
+        evaluation: of ``clients``.
         clients: rows of each client; their test rows were evaluated.
         labels: int64 [N] of all rows of the store; a row with -1 has no label and is not scored.
     """
     # ``sizes`` is None for one global model. Its rows are distinct; those of personal models may repeat.
-    too_many = found.sizes is None and len(found.rows) > MOST_ROWS
-    if not len(found.rows) or not found.whole or too_many:
+    too_many = evaluation.sizes is None and len(evaluation.rows) > MOST_ROWS
+    if not len(evaluation.rows) or not evaluation.whole or too_many:
         return None
-    if found.sizes is None:
-        lists = _one_model(found, ClientTable.tests_only(clients))
+    if evaluation.sizes is None:
+        lists = _one_model(evaluation, ClientTable.tests_only(clients))
     else:
-        lists = (found.rows, found.predictions, found.sizes)
+        lists = (evaluation.rows, evaluation.predictions, evaluation.sizes)
     if lists is None:
         return None
     rows, guesses, sizes = lists
@@ -615,7 +614,7 @@ def count_test_rows(
 
 
 def _one_model(
-    found: Evaluation, table: ClientTable
+    evaluation: Evaluation, table: ClientTable
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
     """The test rows of all clients, the predictions of one model for them, and the number of rows of each entry.
 
@@ -632,5 +631,5 @@ def _one_model(
         shared = int(table.shares.sum())
         rows = np.concatenate([table.tests.rows, np.tile(table.common, shared)])
         sizes = np.concatenate([table.tests.sizes, np.full(shared, len(table.common))])
-    predictions = found.predictions[np.searchsorted(found.rows, rows)]
+    predictions = evaluation.predictions[np.searchsorted(evaluation.rows, rows)]
     return rows, predictions, sizes

@@ -203,7 +203,7 @@ class StoreRows(OneStore):
     def partitions(
         self, method: Method, seeds: Sequence[int]
     ) -> tuple[dict[int, Partition], str | None]:
-        """A saved partition, or those of a scheme. Labels that the method cannot use are refused or cause a warning."""
+        """A saved partition, or those of a scheme. Missing labels are refused; a single class causes a warning."""
         p = self.preparation
         config = self.config
         samples = self.store.samples
@@ -227,11 +227,11 @@ class StoreRows(OneStore):
                     repartition=p.repartition,
                     observer=p.observer,
                 )
-        found, name = p.cache.partitions[key]
+        by_seed, name = p.cache.partitions[key]
         if p.whole:
-            found = without_validation(found)
+            by_seed = without_validation(by_seed)
             name = None  # the saved partition has other training rows
-        first = next(iter(found.values()))
+        first = next(iter(by_seed.values()))
         rows = all_train_rows(first.clients)
         self._trained_rows = rows
         need_labels(method, self.store, rows)
@@ -241,7 +241,7 @@ class StoreRows(OneStore):
             p.observer.warn(warning)
         if (samples.label[first.test] < 0).all():
             p.observer.note("No test row has a label, so models are trained but not scored.")
-        return found, name
+        return by_seed, name
 
     def read(
         self, method: Method, settings: Mapping[str, Value], arrays: Sequence[str], feat_post: str
@@ -261,12 +261,14 @@ class StoreRows(OneStore):
             features = encoders.add_to(features, store)
         if features.templates:
             say_templates(list(features.templates), p.observer)
-        needs_labels = bool(reads & {"labels", "text"})
-        if not needs_labels and (store.samples.label[self._trained_rows] < 0).all():
+        # A method that reads neither labels nor texts learns no classes, so a linear probe classifies its features.
+        has_classes = bool(reads & {"labels", "text"})
+        if not has_classes and (store.samples.label[self._trained_rows] < 0).all():
             p.observer.note(
                 "No training row has a label, so no linear probe can be trained and nothing is scored."
             )
         views = features.data.x.shape[1]
+        # View 0 is the plain image, and a pair of different augmentations needs two more.
         if "views" in reads and views < 3:
             p.observer.note(
                 f"{method.name} uses augmented views, but the store has {views} view per image, so the "
@@ -316,19 +318,19 @@ class StoreRows(OneStore):
             "digest": str(dataset["digest"]),
             "rows": self.store.rows,
             "ok": self.store.rows_ok,
-            **_held(self.store),
+            **_kind_of_rows(self.store),
         }
 
     def choices(self, arrays: Sequence[str]) -> dict[str, Any]:
         """The names of the arrays, and the path of the store if the user did not name it."""
-        found = super().choices(arrays)
+        choices = super().choices(arrays)
         if self.config.store or self.config.dataset:
-            return found
+            return choices
         place = self.store.address or str(self.store.path.resolve())
-        return {"store": place, **found}
+        return {"store": place, **choices}
 
 
-def _held(store: Store) -> dict[str, str]:
+def _kind_of_rows(store: Store) -> dict[str, str]:
     """The kind of the rows, if they are not images."""
     kind = held_by(array.recipe for array in store.arrays.values())
     if kind == IMAGES:
@@ -426,13 +428,13 @@ class ShardRows(OneStore):
             clients=ClientTable.of(self._clients, test, validation),
             test=test,
             dataset=str(self.store.dataset["shard"]["parent"]),
-            pool=1 + max(int(places.max(initial=-1)) for places in self._places),
+            pool=1 + max(int(places.max(initial=-1)) for places in self._places),  # distinct rows
             dropped=0,
         )
-        found = dict.fromkeys(seeds, partition)
+        by_seed = dict.fromkeys(seeds, partition)
         if self.preparation.whole:
-            found = without_validation(found)
-        return found, None
+            by_seed = without_validation(by_seed)
+        return by_seed, None
 
     def read(
         self, method: Method, settings: Mapping[str, Value], arrays: Sequence[str], feat_post: str
@@ -462,7 +464,7 @@ class ShardRows(OneStore):
             "digest": str(self.store.dataset["shard"]["parent"]),
             "rows": sum(store.rows for store in self.stores),
             "ok": sum(store.rows_ok for store in self.stores),
-            **_held(self.store),
+            **_kind_of_rows(self.store),
         }
 
 

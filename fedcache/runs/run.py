@@ -83,7 +83,7 @@ class TrafficFigures(Figures):
 
 
 def is_claimed(result: Mapping[str, Any]) -> bool:
-    """Whether the accuracy of a result was reported by the sites of a federation; the default for federations."""
+    """Whether the sites of a federation reported the accuracy of a result. They did if the result does not say."""
     federation = result.get("federation")
     return federation is not None and "accuracy" in federation.get("claimed", ("accuracy",))
 
@@ -159,8 +159,8 @@ class Run:
 
     @property
     def accuracy(self) -> Figures:
-        """mean, std (over seeds, ddof 1), per_seed, per_client as fractions; reported by the sites of a federation."""
-        return Figures(self._scored_by("accuracy"), self.result["accuracy"])
+        """mean, std (over seeds, ddof 1), per_seed and per_client, as fractions; in a federation, sites report them."""
+        return Figures(self._label_of("accuracy"), self.result["accuracy"])
 
     @property
     def validation(self) -> Figures:
@@ -188,7 +188,7 @@ class Run:
     @property
     def fairness(self) -> Figures:
         """Spread of accuracy over clients; the mean of a tail is None if there are too few clients for it."""
-        return Figures(self._scored_by("fairness"), self.result["fairness"])
+        return Figures(self._label_of("fairness"), self.result["fairness"])
 
     @property
     def trust(self) -> Figures:
@@ -275,10 +275,10 @@ class Run:
     def _repr_html_(self) -> str:
         return html_facts(f"Run: {self._title()}", facts_of(self.result, self.measured, self.path))
 
-    def _scored_by(self, what: str) -> str:
+    def _label_of(self, figure: str) -> str:
         if self.claimed:
-            return f"claimed {what}"
-        return what
+            return f"claimed {figure}"
+        return figure
 
     def _title(self) -> str:
         r = self.result

@@ -57,8 +57,8 @@ from fedcache.runs.directory import (
     check_place,
     command_again,
     has_model,
+    header_of_models,
     read_result,
-    what_of_models,
 )
 from fedcache.runs.features import RunInputs
 from fedcache.runs.identity import Identity
@@ -100,7 +100,7 @@ class KeptModels:
             chosen_clients(names, self.clients)
 
     def check_room(
-        self, method: Method, load: Load, found: Forecast, names: Sequence[str], free: int
+        self, method: Method, load: Load, peak: Forecast, names: Sequence[str], free: int
     ) -> None:
         """Raise MachineError before training if the requested models of clients do not fit into memory to be written.
 
@@ -110,7 +110,7 @@ class KeptModels:
         Args:
             method: of the run.
             load: sizes of the run.
-            found: peak memory; the state of clients and server is still in memory at the end.
+            peak: memory of the training; the state of clients and server is still in memory at the end.
             names: of the clients.
             free: bytes of memory.
         """
@@ -118,17 +118,17 @@ class KeptModels:
             return
         numbers = chosen_clients(names, self.clients)
         # A state may also hold tensors that only training reads and that are not saved; then the model is smaller.
-        each = min(load.state_bytes, load.head_bytes)
+        per_client = min(load.state_bytes, load.head_bytes)
         # A probe that is trained for the model, or a model that is adapted.
         if method.deploy is not keep_down:
-            each += load.head_bytes
+            per_client += load.head_bytes
         # an adapted model with its optimiser, or a cache of rows
         if method.personal_part is not less_training_state:
-            each = 2 * load.head_bytes + int(load.rows.mean()) * load.width * load.itemsize
+            per_client = 2 * load.head_bytes + int(load.rows.mean()) * load.width * load.itemsize
         clients = len(numbers)
-        size = each * clients
-        held = found.above - found.working
-        if held + COPIES * size > free:
+        size = per_client * clients
+        in_use = peak.above - peak.working
+        if in_use + COPIES * size > free:
             megabytes = size / 1e6
             free_megabytes = free / 1e6
             most = MOST_BYTES / 1e6
@@ -280,7 +280,7 @@ def seal(run: Path, digest: str, result: str, seeds: Sequence[int], kept: KeptMo
         return
     which = kept.which
     with suppress(CorruptionError):
-        before = read_sealed(index, what_of_models(digest))
+        before = read_sealed(index, header_of_models(digest))
         # Models that another command keeps stay, also if a grid that keeps the best model adds seeds.
         if before is not None and before.content["kept"] != "best":
             which = before.content["kept"]
@@ -288,7 +288,7 @@ def seal(run: Path, digest: str, result: str, seeds: Sequence[int], kept: KeptMo
     for file in files:
         listed[file.name] = {"sha256": file_sha256(file), "bytes": file.stat().st_size}
     content = {"result": result, "files": listed, "kept": which}
-    write_sealed(index, what_of_models(digest), content)
+    write_sealed(index, header_of_models(digest), content)
 
 
 def whole_seed(run: Path, digest: str, seed: int) -> bool:
@@ -341,7 +341,7 @@ def load_seed(run: Path, seed: int | None = None) -> SavedModel:
     folder = run / MODELS
     digest = str(result["digest"])
     try:
-        found = read_sealed(folder / INDEX, what_of_models(digest))
+        found = read_sealed(folder / INDEX, header_of_models(digest))
     except CorruptionError as error:
         raise CorruptionError(error.message, hint) from error
     if found is None:
@@ -395,7 +395,7 @@ def drop(run: Path, seeds: Sequence[int] | None = None) -> None:
 def drop_unless_requested(run: Path, digest: str) -> None:
     """Remove the models of a grid's point that is not the best, unless another command keeps them."""
     try:
-        found = read_sealed(run / MODELS / INDEX, what_of_models(digest))
+        found = read_sealed(run / MODELS / INDEX, header_of_models(digest))
     except CorruptionError:
         return
     if found is not None and found.content["kept"] == "best":
@@ -430,9 +430,9 @@ def digest_of_data(inputs: RunInputs, spec: ResolvedRun, seed: int) -> str:
     between runs whose clients send different values, or whose server uses them differently.
     """
     left_out = {"set", "execution", "together", "device", "engine"}
-    words = {name: value for name, value in spec.to_identity().items() if name not in left_out}
+    settings = {name: value for name, value in spec.to_identity().items() if name not in left_out}
     partition = inputs.partitions[seed]
-    parts = [words, inputs.features.digests, inputs.dataset["digest"], partition.digest]
+    parts = [settings, inputs.features.digests, inputs.dataset["digest"], partition.digest]
     return digest_of(parts)
 
 
@@ -452,17 +452,17 @@ def forecast_run(
     spec.trust.check_round(clients_per_round(spec.participation, len(inputs.clients)))
     first_seed = training_run(inputs, spec, spec.seeds[0])
     execution, load = plan(first_seed, inputs.settings, points=points)
-    found = forecast(
+    peak = forecast(
         load,
         execution,
         opt=str(inputs.settings.get("opt", "sgd")),
         stacked="stack" in inputs.method.pool(inputs.settings).values(),
         closed=not inputs.method.gradient,
     )
-    refuse_too_much(found, load, execution, free_memory_on(load.device), loaded=True)
+    refuse_too_much(peak, load, execution, free_memory_on(load.device), loaded=True)
     personal = inputs.method.protocol(inputs.settings) != "global" and not spec.trust.protects
     if kept is not None and personal:
-        kept.check_room(inputs.method, load, found, names_of(inputs.clients), free_memory())
+        kept.check_room(inputs.method, load, peak, names_of(inputs.clients), free_memory())
     if place is not None:
         refuse_too_little_room(load, execution, place)
-    return execution, found
+    return execution, peak

@@ -1,8 +1,8 @@
-"""Scores of runs: the accuracy by which the methods of a table are compared, and by which runs are selected (D-89).
+"""Scores of runs: the accuracy by which the methods of a table are compared, and by which runs are selected.
 
 The primary metric differs between methods. For one global model it is the accuracy on the pooled test rows, for
 personal models the mean (or minimum) over clients. To compare methods, every result has two scores for every method:
-the mean over clients, and the accuracy on the pooled test rows.
+the mean over clients, and the accuracy on the pooled test rows (D-89 in docs/readings.md).
 """
 
 from __future__ import annotations
@@ -93,10 +93,10 @@ def _over_seeds(mean: float | None, seeds: int) -> Score:
 
 def values_held_out(result: Mapping[str, Any]) -> tuple[str, ...]:
     """The held-out values of a column, whose rows are test rows and not trained on; () if there are none."""
-    held = result.get("partition", {}).get("args", {}).get("hold_out") or ()
-    if isinstance(held, str):
-        return (held,)
-    return tuple(map(str, held))
+    values = result.get("partition", {}).get("args", {}).get("hold_out") or ()
+    if isinstance(values, str):
+        return (values,)
+    return tuple(map(str, values))
 
 
 def score_for(results: Iterable[Mapping[str, Any]]) -> str:
@@ -156,10 +156,10 @@ def rows_interval(
     rows = partition.get("test_rows")
     if counts.size:
         rows = int(counts.sum()) // len(per_seed)
-    found = wilson(per_seed[0], rows, level)
-    if found is None or rows is None:
+    interval = wilson(per_seed[0], rows, level)
+    if interval is None or rows is None:
         return None
-    return (rows, *found)
+    return (rows, *interval)
 
 
 # Whether the accuracy of a result is better than that of a guess.
@@ -252,20 +252,20 @@ def validation_value(result: Mapping[str, Any], score: str = "own") -> float | N
 
     It is the primary metric if an earlier result does not have this score.
     """
-    held = result.get("validation")
-    if held is None:
+    section = result.get("validation")
+    if section is None:
         return None
     key = "mean"
     if score != "own":
         key = score.replace("-", "_")
-    mean: float | None = held.get(key, held["mean"])
+    mean: float | None = section.get(key, section["mean"])
     return mean
 
 
 def has_validation(results: Iterable[Mapping[str, Any]]) -> bool:
     """Whether there are results, and all of them have validation rows."""
-    held = ["validation" in result for result in results]
-    return bool(held) and all(held)
+    flags = ["validation" in result for result in results]
+    return bool(flags) and all(flags)
 
 
 def order_of_settings(settings: Mapping[str, Any]) -> Order:
@@ -281,17 +281,17 @@ def order_of_run(result: Mapping[str, Any]) -> Order:
     """Sort key of runs with equal figures: the method, then its hyperparameters and all other settings."""
     partition = result.get("partition", {})
     trust = result.get("trust", {})
-    rest = {key: result.get(key) for key in ("backbones", "preset", "rounds", "participation")}
+    further = {key: result.get(key) for key in ("backbones", "preset", "rounds", "participation")}
     for key, value in partition.get("args", {}).items():
-        rest[f"partition.{key}"] = value
+        further[f"partition.{key}"] = value
     for key, value in trust.items():
         if not isinstance(value, dict | list):
-            rest[f"trust.{key}"] = value
+            further[f"trust.{key}"] = value
     method = order_of_settings({"method": result.get("method")})
     return (
         *method,
         *order_of_settings(result.get("hyperparameters", {})),
-        *order_of_settings(rest),
+        *order_of_settings(further),
     )
 
 

@@ -84,20 +84,20 @@ def client_overrides(
     """
     # Columns (start, stop) of each backbone in the concatenated row.
     stops = np.cumsum(widths)
-    place = {
+    columns_of = {
         key: (int(stop) - width, int(stop))
         for key, stop, width in zip(keys, stops, widths, strict=False)
     }
     columns = []
     for entry in train.client_backbones:
         chosen = chosen_arrays(store, entry.split("+"))
-        other = [key for key in chosen if key not in place]
-        if other:
+        not_read = [key for key in chosen if key not in columns_of]
+        if not_read:
             raise UsageError(
-                f"--client-backbones names {other[0]}, which is not among the run's backbones.",
+                f"--client-backbones names {not_read[0]}, which is not among the run's backbones.",
                 "Leave --backbones out, or name in it all backbones of --client-backbones.",
             )
-        columns.append(tuple(place[key] for key in chosen))
+        columns.append(tuple(columns_of[key] for key in chosen))
     # Each value is parsed once, and not for every client.
     typed = {}
     for key, text in train.client_set.items():
@@ -276,8 +276,8 @@ class ResolvedRun:
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of the computation."""
-        found: torch.dtype = getattr(torch, self.requested.dtype)
-        return found
+        dtype: torch.dtype = getattr(torch, self.requested.dtype)
+        return dtype
 
     @property
     def hyperparameters(self) -> dict[str, Value | str]:
@@ -295,7 +295,7 @@ class ResolvedRun:
     def to_identity(self) -> dict[str, Any]:
         """The part of a run's identity that its configuration determines, without the seeds, as plain JSON values."""
         requested = self.requested
-        found = {
+        identity = {
             "method": self.method,
             "preset": requested.preset,
             "backbones": list(self.arrays),
@@ -312,20 +312,20 @@ class ResolvedRun:
         }
         # Rare settings are part of the identity only if they are used, so that older results keep their digests.
         if self.timing is not None:
-            found |= self.timing.words()
+            identity |= self.timing.words()
         if self.eval_clients is not None:
-            found["eval_clients"] = requested.eval_clients
+            identity["eval_clients"] = requested.eval_clients
         if requested.client_prior != "none":
-            found["client_prior"] = requested.client_prior
+            identity["client_prior"] = requested.client_prior
         if requested.client_backbones:
-            found["client_backbones"] = list(requested.client_backbones)
+            identity["client_backbones"] = list(requested.client_backbones)
         if requested.client_set:
-            found["client_set"] = {key: str(value) for key, value in requested.client_set.items()}
+            identity["client_set"] = {k: str(value) for k, value in requested.client_set.items()}
         if self.engine:
-            found["engine"] = self.engine
+            identity["engine"] = self.engine
         if self.together:
-            found["together"] = True
-        return found
+            identity["together"] = True
+        return identity
 
     def to_config(self) -> dict[str, Any]:
         """The ``[train]`` section that runs the same again."""
@@ -656,9 +656,9 @@ def policy_from_config(config: TrainConfig, method: Method | None = None) -> Tru
     requested and its accounting is not installed.
     """
     privacy = None
-    words = (config.dp_clip, config.dp_noise, config.dp_delta, config.dp_seed, config.dp_allow)
-    if any(word is not None for word in words):
-        privacy = parse_privacy(*words)
+    options = (config.dp_clip, config.dp_noise, config.dp_delta, config.dp_seed, config.dp_allow)
+    if any(option is not None for option in options):
+        privacy = parse_privacy(*options)
     if privacy is not None:
         privacy.require()  # before anything is trained
     trust = parse_policy(
@@ -684,17 +684,17 @@ def non_default_options(config: TrainConfig) -> dict[str, Any]:
 
     Equal options have equal text, so that equal runs have the same identity.
     """
-    found = {name: getattr(config, name) for name in _changed(config, TRUST_OPTIONS)}
-    if found.get("attack") == NO_ATTACK:
-        del found["attack"]
-    elif "attack" in found:
-        found["attack"] = parse_attack(found["attack"]).text
-    if found.get("on_bad_update") == "fail":  # the default
-        del found["on_bad_update"]
+    options = {name: getattr(config, name) for name in _changed(config, TRUST_OPTIONS)}
+    if options.get("attack") == NO_ATTACK:
+        del options["attack"]
+    elif "attack" in options:
+        options["attack"] = parse_attack(options["attack"]).text
+    if options.get("on_bad_update") == "fail":  # the default
+        del options["on_bad_update"]
     if config.aggregate == "mean":
-        found.pop("byzantine", None)  # the mean has no number of expected attackers
-    if config.dp_clip is not None and "dp_delta" not in found:
-        found["dp_delta"] = DELTA
-    if "dp_allow" in found:
-        found["dp_allow"] = ",".join(parse_allowed(found["dp_allow"]))
-    return found
+        options.pop("byzantine", None)  # the mean has no number of expected attackers
+    if config.dp_clip is not None and "dp_delta" not in options:
+        options["dp_delta"] = DELTA
+    if "dp_allow" in options:
+        options["dp_allow"] = ",".join(parse_allowed(options["dp_allow"]))
+    return options

@@ -88,24 +88,24 @@ def chosen_arrays(store: Store, names: Sequence[str], *, pixels: bool = False) -
     sized = {key: names_of(key, array)[2] for key, array in info.items()}
 
     def key_of(name: str) -> str:
-        found = _matching(info, name)
-        if not found:
+        matches = _matching(info, name)
+        if not matches:
             have = ", ".join(sized.values())
             raise StoreError(
                 f"{store.path.name} has no features of {name!r}; it has {have}.",
                 more_features(store, name.partition("@")[0]),
             )
-        if len(found) > 1:
+        if len(matches) > 1:
             # Keys are shown if two arrays have the same name and size.
-            options = [sized[key] for key in found]
-            if len(set(options)) < len(found):
-                options = [f"{key} ({_difference(info[key])})" for key in found]
+            options = [sized[key] for key in matches]
+            if len(set(options)) < len(matches):
+                options = [f"{key} ({_difference(info[key])})" for key in matches]
             listed = ", ".join(options)
             raise UsageError(
-                f"{name!r} matches {len(found)} feature sets of the store.",
+                f"{name!r} matches {len(matches)} feature sets of the store.",
                 f"Choose with --backbones: {listed}",
             )
-        return found[0]
+        return matches[0]
 
     keys = all_at_once(partial(key_of, name) for name in names)
     return list(dict.fromkeys(keys))
@@ -116,16 +116,16 @@ def _matching(arrays: Mapping[str, ArrayInfo], name: str) -> list[str]:
 
     If the name has a size and the arrays differ only in their views, only the one without augmentations is meant.
     """
-    found = match_arrays(arrays, name)
-    plain = [key for key in found if arrays[key].shape[1] == 1]
-    without_views = set()
-    for key in found:
+    matches = match_arrays(arrays, name)
+    plain = [key for key in matches if arrays[key].shape[1] == 1]
+    digests = set()  # of the recipes without their fields about views
+    for key in matches:
         recipe = arrays[key].recipe
-        kept = {option: value for option, value in recipe.items() if option not in OF_VIEWS}
-        without_views.add(digest_of(kept))
-    if "@" in name and len(plain) == len(without_views) == 1:
+        of_one_view = {option: value for option, value in recipe.items() if option not in OF_VIEWS}
+        digests.add(digest_of(of_one_view))
+    if "@" in name and len(plain) == len(digests) == 1:
         return plain
-    return found
+    return matches
 
 
 def _difference(array: ArrayInfo) -> str:
@@ -223,9 +223,9 @@ def common_arrays(stores: Sequence[Store], config: TrainConfig, reads_text: bool
     for store in stores:
         for key in keys:
             if key not in store.arrays or store.arrays[key].digest != first.arrays[key].digest:
-                has = first.path.name
+                first_name = first.path.name
                 raise StoreError(
-                    f"{store.path.name} has no features {key}, but {has} has them.",
+                    f"{store.path.name} has no features {key}, but {first_name} has them.",
                     "Run `fedcache shard` again, so that all clients have the same features.",
                 )
     return keys
@@ -235,9 +235,9 @@ def image_array(method: Method, store: Store, names: Sequence[str]) -> str:
     """The one array of images a method trains an encoder on: that of ``--backbones``, or the store's only one."""
     images = [key for key, array in store.arrays.items() if array.dtype == "uint8"]
     if not images:
-        held = store.path.name
+        store_name = store.path.name
         raise StoreError(
-            f"{method.name} trains on images, but {held} has none.",
+            f"{method.name} trains on images, but {store_name} has none.",
             more_features(store, "pixels", recipe={"size": "32"}),
         )
     chosen = chosen_arrays(store, names or ("pixels",), pixels=True)
@@ -256,11 +256,11 @@ def images_for(store: Store, key: str) -> str:
     Raises StoreError, with the command that makes them.
     """
     recipe = Recipe.from_dict(store.arrays[key].recipe)
-    found = {key: array.recipe for key, array in store.arrays.items() if array.dtype == "uint8"}
-    for pixels, other in found.items():
-        if all(other.get(option) == getattr(recipe, option) for option in INPUT):
+    images = {key: array.recipe for key, array in store.arrays.items() if array.dtype == "uint8"}
+    for pixels, stored in images.items():
+        if all(stored.get(option) == getattr(recipe, option) for option in INPUT):
             return pixels
-    sizes = [f"{other.get('backbone')}@{other.get('size')}" for other in found.values()]
+    sizes = [f"{stored.get('backbone')}@{stored.get('size')}" for stored in images.values()]
     has = ", ".join(sizes) or "none"
     needed = f"{recipe.size} px, {recipe.resize}"
     name = store.path.name
@@ -293,11 +293,11 @@ def feat_post_for(
     elif all(store.has_text(name) for name in names):
         chosen = "l2"
     if chosen != "none" and observer is not None:
-        other = ""
+        advice = ""
         if "feat_post" in hp:
-            other = " (--set feat_post=none leaves features as they are)"
+            advice = " (--set feat_post=none leaves features as they are)"
         backbones = " + ".join(names)
-        observer.note(Detail(f"feat_post: {chosen} (default for features of {backbones}{other})."))
+        observer.note(Detail(f"feat_post: {chosen} (default for features of {backbones}{advice})."))
     return chosen
 
 
@@ -393,10 +393,10 @@ def complete_array(
     (planned, *_), _ = plan(array.order, home, observer)
     key = planned.recipe.key
     if key != array.key:
-        weights = shell_word(array.backbone)
+        backbone = shell_word(array.backbone)
         raise StoreError(
             f"{state}, but {array.backbone} now gives {key}, because its weights changed.",
-            f"To continue with the earlier weights:  {command} --weights {weights}=FILE",
+            f"To continue with the earlier weights:  {command} --weights {backbone}=FILE",
         )
     observer.note(
         f"{state}. fedcache computes the missing features first (--no-extract prevents this)."
@@ -425,8 +425,8 @@ def refuse_partial_store(home: Home, dataset: str, names: Sequence[str]) -> None
         if isinstance(fact, list) and path == home.store(*fact):
             parts.append(Store.open(path))
     if parts:
-        held = {_backbone_of(array) for array in parts[0].arrays.values()}
-        example = ",".join(names or sorted(held)) or "efficientnet-lite0"
+        have = {_backbone_of(array) for array in parts[0].arrays.values()}
+        example = ",".join(names or sorted(have)) or "efficientnet-lite0"
         sizes = []
         for part in parts:
             name = part.dataset["slug"]
@@ -500,7 +500,7 @@ def find_or_extract(
     backbones, recipe = to_extract(method, backbones, home)
     dataset = train.dataset or "digits"
     order = ExtractConfig(dataset=dataset, backbones=tuple(backbones), recipe=recipe)
-    making = shlex.join(["fedcache", "extract", *option_words(order)])
+    command = shlex.join(["fedcache", "extract", *option_words(order)])
     if store is None:
         if train.dataset is not None:
             refuse_partial_store(home, train.dataset, train.backbones)
@@ -515,34 +515,34 @@ def find_or_extract(
     if no_store is not None and finished_stores(home):
         raise no_store  # another dataset is extracted, and digits instead of it would be another run
     if not extract or not (packaged or train.backbones):
-        raise no_store or StoreError(f"The dataset {dataset} has no features yet.", making)
+        raise no_store or StoreError(f"The dataset {dataset} has no features yet.", command)
     if store is None and train.partition is not None and not Path(train.partition).exists():
         name = train.partition.partition("@")[0]  # refused now, and not after the extraction
         raise StoreError(
             f"There is no partition {name!r}, because the dataset {dataset} has no features yet.",
-            f"{making}, then  fedcache partition --name {shell_word(name)}",
+            f"{command}, then  fedcache partition --name {shell_word(name)}",
         )
     why = ""
     if not train.backbones:
         why = " (the default)"
         if needs_text(method):
             why = f" ({method.name} needs text features)"
-    found = "Nothing extracted yet"
+    reason = "Nothing extracted yet"
     if no_store:
-        found = "There is no finished extraction"
+        reason = "There is no finished extraction"
     listed = ", ".join(backbones)
     observer.note(
-        f"{found}: extracting {listed}{why} on {dataset} first (--no-extract prevents this)."
+        f"{reason}: extracting {listed}{why} on {dataset} first (--no-extract prevents this)."
     )
     without_sizes = tuple(name.partition("@")[0] for name in backbones)
-    done = run_extract(
+    extraction = run_extract(
         replace(order, backbones=without_sizes),
         home,
         observer=observer,
         stop=stop,
         keep_text=True,  # texts that the user chose by extract --text stay
     )
-    return done.store, time.perf_counter() - began
+    return extraction.store, time.perf_counter() - began
 
 
 # ``--clients-from DIR``: the stores of a directory, one for each client.
@@ -594,12 +594,12 @@ def open_clients(folder: Path) -> list[Store]:
     for kind, keys in (("number", list(map(str, numbers))), ("name", names)):
         repeated, times = Counter(keys).most_common(1)[0]
         if times > 1:
-            same = [
+            paths = [
                 str(store.path) for store, key in zip(stores, keys, strict=True) if key == repeated
             ]
-            listed = ", ".join(same)
+            listed = ", ".join(paths)
             raise StoreError(
-                f"{len(same)} stores belong to the same client, with the {kind} {repeated}: {listed}.",
+                f"{len(paths)} stores belong to the same client, with the {kind} {repeated}: {listed}.",
                 "Keep one of them, and remove or move the others.",
             )
     # Without a missing client, another federation would be trained.

@@ -139,19 +139,22 @@ class ImageModel(nn.Module):
     ) -> None:
         super().__init__()
         self.saved = predictor.members[0]
-        self.made = predictor.deployed[0]
+        self.model = predictor.deployed[0]
         self.temperature = predictor.softmax_temperature
         self.encoders = tuple(encoders)
         self.reads = tuple(reads)
         # Submodules and buffers, so that torch.export finds all weights.
-        live = getattr(predictor.encoders, "encoder", None)
-        held = [e.module for e in (*encoders, live) if isinstance(e, ModuleEncoder)]
-        self.backbones = nn.ModuleList(held)
-        self._names = [self._hold("server", self.made.down), self._hold("own", self.made.personal)]
+        live = getattr(predictor.encoders, "encoder", None)  # of a method with live encoders
+        modules = [e.module for e in (*encoders, live) if isinstance(e, ModuleEncoder)]
+        self.backbones = nn.ModuleList(modules)
+        self._names = [
+            self._hold("server", self.model.down),
+            self._hold("own", self.model.personal),
+        ]
         self._scaling = self._hold("features", self.saved.tree("features/"))
 
     def _hold(self, group: str, tree: Tree) -> dict[str, str]:
-        """Register tensors as buffers: name in the tree -> name of the buffer."""
+        """Register tensors as buffers. Returns for each name in the tree the name of its buffer."""
         names = {}
         for name, t in tree.items():
             plain = name.replace(".", "__").replace("/", "__")
@@ -170,8 +173,8 @@ class ImageModel(nn.Module):
         if not self.encoders:
             return list(torch.split(inputs[0], list(self.saved.facts.widths), -1))
         parts = []
-        for encoder, which in zip(self.encoders, self.reads, strict=True):
-            images = inputs[which].permute(0, 2, 3, 1)
+        for encoder, index in zip(self.encoders, self.reads, strict=True):
+            images = inputs[index].permute(0, 2, 3, 1)
             parts.append(encoder.features(encoder.normalise(images)))
         return parts
 
@@ -183,7 +186,7 @@ class ImageModel(nn.Module):
                 if recipe.dtype == "float16":
                     parts[place] = parts[place].half().float()
         # ``ids`` is empty for a global model.
-        x = self.saved.own_columns(self._post(parts), *self.made.ctx.ids)
+        x = self.saved.own_columns(self._post(parts), *self.model.ctx.ids)
         return x.to(getattr(torch, self.saved.facts.dtype))
 
     def _post(self, parts: Sequence[Tensor]) -> Tensor:
@@ -214,7 +217,7 @@ class ImageModel(nn.Module):
         of_down, of_own = self._names
         down = {name: getattr(self, buffer) for name, buffer in of_down.items()}
         own = {name: getattr(self, buffer) for name, buffer in of_own.items()}
-        scores = replace(self.made, down=down, personal=own).scores(x)
+        scores = replace(self.model, down=down, personal=own).scores(x)
         return scores.float(), (scores / self.temperature).softmax(-1).float()
 
 
@@ -235,8 +238,8 @@ class ModelProgram:
     @property
     def bytes(self) -> int:
         """Size of weights and constants."""
-        held = [*self.exported.state_dict.values(), *self.exported.constants.values()]
-        return sum(t.nbytes for t in held if isinstance(t, Tensor))
+        values = [*self.exported.state_dict.values(), *self.exported.constants.values()]
+        return sum(t.nbytes for t in values if isinstance(t, Tensor))
 
 
 def make_program(predictor: Predictor, home: Home, given: Any = None) -> ModelProgram:
@@ -308,7 +311,7 @@ def moved_by_libraries(module: ImageModel, inputs: Sequence[ModelInput]) -> Answ
 
 def image_inputs(recipes: Sequence[Recipe]) -> tuple[tuple[ModelInput, ...], tuple[int, ...]]:
     """One input for each way of resizing, and the index of the input that each recipe reads."""
-    found: dict[tuple[Any, ...], ModelInput] = {}
+    by_key: dict[tuple[Any, ...], ModelInput] = {}
     keys = []
     for r in recipes:
         one = ModelInput(
@@ -320,13 +323,13 @@ def image_inputs(recipes: Sequence[Recipe]) -> tuple[tuple[ModelInput, ...], tup
             interpolation=r.interpolation,
             crop_pct=r.crop_pct,
         )
-        same = found.get(one.how, one)
-        found[one.how] = replace(same, backbones=(*same.backbones, r.backbone))
+        shared = by_key.get(one.how, one)
+        by_key[one.how] = replace(shared, backbones=(*shared.backbones, r.backbone))
         keys.append(one.how)
-    inputs = tuple(found.values())
+    inputs = tuple(by_key.values())
     if len(inputs) > 1:
         inputs = tuple(replace(one, name=f"images_{n}") for n, one in enumerate(inputs, 1))
-    positions = list(found)
+    positions = list(by_key)
     return inputs, tuple(positions.index(key) for key in keys)
 
 
@@ -353,8 +356,8 @@ def export(module: ImageModel, inputs: Sequence[ModelInput]) -> torch.export.Exp
     try:
         with torch.no_grad(), quiet_export():
             examples = tuple(i.example(2) for i in inputs)
-            made = torch.export.export(module, examples, dynamic_shapes=shapes, strict=False)
-            return without_unused(made)
+            program = torch.export.export(module, examples, dynamic_shapes=shapes, strict=False)
+            return without_unused(program)
     except Exception as error:  # torch.export raises errors of many classes
         method = module.saved.facts.method
         raise UsageError(
@@ -363,10 +366,10 @@ def export(module: ImageModel, inputs: Sequence[ModelInput]) -> torch.export.Exp
         ) from error
 
 
-def without_unused(made: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+def without_unused(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
     """The program without unused weights, such as those of a text tower; changed in place."""
-    signature = made.graph_signature
-    placeholders = [node for node in made.graph.nodes if node.op == "placeholder"]
+    signature = program.graph_signature
+    placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
     unread = {node.name: node for node in placeholders if not node.users}
     kept = []
     # A weight is an input of the graph: it is unused if its placeholder has no users.
@@ -375,12 +378,12 @@ def without_unused(made: torch.export.ExportedProgram) -> torch.export.ExportedP
         if spec.kind not in WEIGHTS or node is None:
             kept.append(spec)
             continue
-        made.state_dict.pop(str(spec.target), None)
-        made.constants.pop(str(spec.target), None)
-        made.graph.erase_node(node)
+        program.state_dict.pop(str(spec.target), None)
+        program.constants.pop(str(spec.target), None)
+        program.graph.erase_node(node)
     signature.input_specs[:] = kept
-    made.graph_module.recompile()
-    return made
+    program.graph_module.recompile()
+    return program
 
 
 @contextmanager
@@ -431,7 +434,7 @@ class Parts:
 
     predictor: Predictor
     card: str  # Markdown
-    program: ModelProgram | None = None  # of the formats in ``PROGRAMS``
+    program: ModelProgram | None = None  # None for a format that is not in ``PROGRAMS``
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -475,7 +478,7 @@ def format_of(out: Path, requested: str | None) -> str:
     Raises UsageError for an unknown ending, and for the ending of another format than the requested one.
     """
     ending = out.suffix.lower()
-    endings = {known: name for name, known in FORMATS.items() if known}
+    endings = {suffix: name for name, suffix in FORMATS.items() if suffix}
     if requested is None:
         if out.is_dir() or not ending:
             return "folder"
@@ -553,7 +556,7 @@ def write(out: Path, kind: str, parts: Parts) -> dict[str, Any]:
 
 
 def write_folder(out: Path, parts: Parts) -> dict[str, Any]:
-    """``model.pt2``, ``head.safetensors``, ``model.json``, ``predict.py`` and ``README.md``; other files stay."""
+    """Write ``model.pt2``, ``head.safetensors``, ``model.json``, ``predict.py`` and ``README.md``; other files stay."""
     assert parts.program is not None
     out.mkdir(parents=True, exist_ok=True)
     reads = parts.program.inputs[0].kind
@@ -579,18 +582,18 @@ def write_folder(out: Path, parts: Parts) -> dict[str, Any]:
 
 
 def write_torch(out: Path, parts: Parts) -> dict[str, Any]:
-    """A program for ``torch.export.load``, with ``model.json`` and ``README.md`` as its extra files."""
+    """Write a program for ``torch.export.load``, with ``model.json`` and ``README.md`` as its extra files."""
     assert parts.program is not None
-    held = io.BytesIO()
+    buffer = io.BytesIO()
     extra = {"model.json": json.dumps(parts.facts, ensure_ascii=False), "README.md": parts.card}
     with quiet_export():
-        torch.export.save(parts.program.exported, held, extra_files=extra)
-    write_output(out, held.getbuffer())
+        torch.export.save(parts.program.exported, buffer, extra_files=extra)
+    write_output(out, buffer.getbuffer())
     return _facts_of_program(parts, parts.program.difference)
 
 
 def write_onnx(out: Path, parts: Parts) -> dict[str, Any]:
-    """One graph from pixels to probabilities, compared with torch in onnxruntime before it is written.
+    """Write one graph from pixels to probabilities, after comparing its outputs in onnxruntime with those of torch.
 
     Raises UsageError for weights of more than ``MOST_ONNX`` bytes and for a ``predict`` that needs operators that ONNX
     does not have, MachineError for a graph with other outputs.
@@ -605,7 +608,7 @@ def write_onnx(out: Path, parts: Parts) -> dict[str, Any]:
     method = parts.facts["method"]
     try:
         with quiet_export():
-            made: Any = torch.onnx.export(
+            graph: Any = torch.onnx.export(
                 program.exported,
                 dynamo=True,
                 opset_version=OPSET,
@@ -613,9 +616,9 @@ def write_onnx(out: Path, parts: Parts) -> dict[str, Any]:
                 input_names=[i.name for i in program.inputs],
                 output_names=["scores", "probabilities"],
             )
-        made.model.metadata_props.update(parts.metadata)
-        raw = made.model_proto.SerializeToString()
-        gap, most = onnx_difference(raw, program)
+        graph.model.metadata_props.update(parts.metadata)
+        raw = graph.model_proto.SerializeToString()
+        gap, accepted = onnx_difference(raw, program)
     except MemoryError:
         raise
     except Exception as error:  # torch.onnx and onnxruntime raise errors of many classes
@@ -624,10 +627,10 @@ def write_onnx(out: Path, parts: Parts) -> dict[str, Any]:
             "fedcache export-model RUN -o model.pt2   writes it for torch.",
         ) from error
     # NaN must be an error too, so the check is whether the gaps are small.
-    agrees = gap.scores <= most.scores and gap.probabilities <= most.probabilities
+    agrees = gap.scores <= accepted.scores and gap.probabilities <= accepted.probabilities
     if not agrees:
         found = f"scores of {method} differ by {gap.scores:.1g} and probabilities by {gap.probabilities:.1g}"
-        expected = f"{most.scores:.1g} and {most.probabilities:.1g}"
+        expected = f"{accepted.scores:.1g} and {accepted.probabilities:.1g}"
         raise MachineError(
             f"In onnxruntime, {found} from those in torch, expected at most {expected}. Nothing is written.",
             "fedcache export-model RUN -o model.pt2",
@@ -666,22 +669,22 @@ def onnx_difference(raw: bytes, program: ModelProgram) -> tuple[AnswerGap, Answe
 
 
 def write_head(out: Path, parts: Parts) -> dict[str, Any]:
-    """Only the trained tensors: ``server/..``, ``own/..``, ``features/..``, and ``linear/..`` of a linear head.
+    """Write only the trained tensors: ``server/..``, ``own/..``, ``features/..``, and ``linear/..`` of a linear head.
 
     ``prior/offset`` is the number that a client prior adds to each class score; ``linear/bias`` includes it.
     """
     predictor = parts.predictor
-    made = predictor.deployed[0]
+    model = predictor.deployed[0]
     trees = {
-        "server": made.down,
-        "own": made.personal,
+        "server": model.down,
+        "own": model.personal,
         "features": predictor.members[0].tree("features/"),
     }
     tensors: Tree = {}
     for group, tree in trees.items():
         tensors |= {f"{group}/{name}": t for name, t in tree.items()}
-    if isinstance(made, ModelWithPrior):
-        tensors["prior/offset"] = made.offset
+    if isinstance(model, ModelWithPrior):
+        tensors["prior/offset"] = model.offset
     head: LinearHead | None
     try:
         head = linear_head(predictor)
@@ -690,20 +693,20 @@ def write_head(out: Path, parts: Parts) -> dict[str, Any]:
     if head is not None:
         tensors["linear/weight"] = torch.from_numpy(head.coef).float()
         tensors["linear/bias"] = torch.from_numpy(head.intercept).float()
-    whole = owned(tensors)
-    write_output(out, save(whole, parts.metadata))
-    shapes = {name: list(t.shape) for name, t in whole.items()}
+    copies = owned(tensors)
+    write_output(out, save(copies, parts.metadata))
+    shapes = {name: list(t.shape) for name, t in copies.items()}
     return {"tensors": shapes, "linear": head is not None}
 
 
 def write_sklearn(out: Path, parts: Parts) -> dict[str, Any]:
-    """A scikit-learn classifier of features, for ``joblib.load``. Raises UsageError for a head that is not linear."""
+    """Write a scikit-learn classifier of features, for ``joblib.load``. Raises UsageError for a nonlinear head."""
     head = linear_head(parts.predictor)
-    made = estimator(parts.predictor, head)
-    made.fedcache_ = parts.metadata
-    held = io.BytesIO()
-    joblib.dump(made, held)
-    write_output(out, held.getbuffer())
+    classifier = estimator(parts.predictor, head)
+    classifier.fedcache_ = parts.metadata
+    buffer = io.BytesIO()
+    joblib.dump(classifier, buffer)
+    write_output(out, buffer.getbuffer())
     return {"features": sum(parts.predictor.members[0].facts.widths), "centred": head.centred}
 
 
@@ -746,9 +749,9 @@ def linear_head(predictor: Predictor) -> LinearHead:
         )
     exact = _exact(predictor.deployed[0])
     for centred in (False, True):
-        found = _fitted(exact, centred)
-        if found is not None:
-            return found
+        head = _fitted(exact, centred)
+        if head is not None:
+            return head
     raise UsageError(
         f"The scores of {name} are not linear in the features, so coefficients cannot represent them.",
         "fedcache export-model RUN -o DIR, model.onnx, model.pt2 or head.safetensors   supports every "
@@ -771,7 +774,7 @@ def _fitted(model: DeployedModel, centred: bool) -> LinearHead | None:
     D = model.ctx.env.width
     origin = torch.zeros(1, D, dtype=torch.float64)
     with torch.no_grad():
-        # A class that is never predicted has one very low score.
+        # A class that is never predicted has a very low score, which must not enter means and sizes.
         live = model.scores(origin)[0] > MASKED / 2
 
     def scores(x: Tensor) -> Tensor:
@@ -801,8 +804,8 @@ def _fitted(model: DeployedModel, centred: bool) -> LinearHead | None:
 def estimator(predictor: Predictor, head: LinearHead) -> Any:
     """A scikit-learn classifier of raw features [N, D], all backbones concatenated; ``classes_`` has sorted names.
 
-    A ``LogisticRegression`` with the head's coefficients, after the steps of ``feat_post`` that are not linear. Its
-    probabilities are those of ``fedcache predict``. Raises UsageError for a model of one class.
+    It is a ``LogisticRegression`` with the head's coefficients; the steps of ``feat_post`` that are not linear come
+    before it. Its probabilities are those of ``fedcache predict``. Raises UsageError for a model of one class.
     """
     saved = predictor.members[0]
     facts = saved.facts
@@ -814,44 +817,45 @@ def estimator(predictor: Predictor, head: LinearHead) -> Any:
     order = np.argsort(np.array(facts.classes), kind="stable")
     coef = head.coef[order] / predictor.softmax_temperature
     intercept = head.intercept[order] / predictor.softmax_temperature
-    own = saved.overrides(facts.saved.get(predictor.client or ""))
-    if own.columns:
+    overrides = saved.overrides(facts.saved.get(predictor.client or ""))
+    if overrides.columns:
         # Columns that the client does not read have the coefficient 0.
-        read = np.concatenate([np.arange(start, stop) for start, stop in own.columns])
-        whole = np.zeros((len(coef), facts.width))
-        whole[:, read] = coef
-        coef = whole
+        read = np.concatenate([np.arange(start, stop) for start, stop in overrides.columns])
+        all_columns = np.zeros((len(coef), facts.width))
+        all_columns[:, read] = coef
+        coef = all_columns
     if facts.feat_post == "standardize" and saved.scaling is not None:
         coef = coef / saved.scaling.scale
         intercept = intercept - coef @ saved.scaling.mean
     if len(order) == 2:  # scikit-learn keeps one row for two classes
         coef = coef[1:] - coef[:1]
         intercept = intercept[1:] - intercept[:1]
-    last = LogisticRegression()
-    last.coef_ = coef
-    last.intercept_ = intercept
-    last.classes_ = np.array(facts.classes)[order]
-    last.n_features_in_ = facts.width
-    last.n_iter_ = np.array([0])
-    return _with_feature_steps(facts.feat_post, facts.widths, saved.scaling, last)
+    linear = LogisticRegression()
+    linear.coef_ = coef
+    linear.intercept_ = intercept
+    linear.classes_ = np.array(facts.classes)[order]
+    linear.n_features_in_ = facts.width
+    linear.n_iter_ = np.array([0])
+    return _with_feature_steps(facts.feat_post, facts.widths, saved.scaling, linear)
 
 
 def _with_feature_steps(
-    feat_post: str, widths: tuple[int, ...], scaling: Scaling | None, last: LogisticRegression
+    feat_post: str, widths: tuple[int, ...], scaling: Scaling | None, linear: LogisticRegression
 ) -> Any:
-    """The classifier after the steps of ``feat_post``; its coefficients include ``standardize``."""
+    """The classifier with the steps of ``feat_post`` before it; ``standardize`` is part of its coefficients."""
     if feat_post in ("none", "standardize"):
-        return last
+        return linear
     if feat_post == "sign":
-        return _ready(make_pipeline(Binarizer(threshold=0.0), last))
+        return _ready(make_pipeline(Binarizer(threshold=0.0), linear))
     if feat_post == "l2_concat":
         widths = (sum(widths),)
     if feat_post != "center" or scaling is None:
-        return _ready(make_pipeline(_to_unit(widths), last))
+        return _ready(make_pipeline(_to_unit(widths), linear))
     centre = StandardScaler(with_std=False)
-    made = _ready(make_pipeline(_to_unit(widths), centre, _to_unit(widths), last))
+    pipeline = _ready(make_pipeline(_to_unit(widths), centre, _to_unit(widths), linear))
+    # Replaces the mean of the zeros to which ``_ready`` fitted the step.
     centre.mean_ = scaling.mean
-    return made
+    return pipeline
 
 
 def _to_unit(widths: tuple[int, ...]) -> Any:
@@ -866,9 +870,9 @@ def _to_unit(widths: tuple[int, ...]) -> Any:
     return ColumnTransformer(blocks)
 
 
-def _ready(made: Pipeline) -> Pipeline:
-    """The pipeline, with steps that need no fit."""
-    _, last = made.steps[-1]
-    for _, step in made.steps[:-1]:
+def _ready(pipeline: Pipeline) -> Pipeline:
+    """The pipeline with all steps fitted to a row of zeros, so that scikit-learn accepts it as fitted."""
+    _, last = pipeline.steps[-1]
+    for _, step in pipeline.steps[:-1]:
         step.fit(np.zeros((1, last.n_features_in_)))
-    return made
+    return pipeline

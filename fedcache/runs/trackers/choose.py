@@ -78,20 +78,20 @@ def tracker(spec: str, runs: Path) -> Tracker:
     it.
     """
     name, colon, place = spec.partition(":")
-    own = find("trackers", name)
+    plugin = find("trackers", name)
     kind = TRACKERS.get(name)
-    if kind is None and own is None:
+    if kind is None and plugin is None:
         raise unknown("tracker", name, [*TRACKERS, *plugins("trackers")])
     if colon and not place:
         raise UsageError(
             f"--track {spec} has an empty directory.",
             f"For example --track {shell_word(name)}:boards",
         )
-    if own is not None:
+    if plugin is not None:
         folder = runs / name
         if place:
             folder = Path(place).expanduser()
-        return _tracker_of(own, folder)
+        return _tracker_of(plugin, folder)
     assert kind is not None
     missing = [package for package in kind.packages if find_spec(package) is None]
     if missing:
@@ -130,9 +130,9 @@ def look_at(spec: str, runs: Path) -> str | None:
     return kind.look.format(place=shell_word(folder.absolute()))
 
 
-def _tracker_of(own: Plugin, place: Path) -> Tracker:
+def _tracker_of(plugin: Plugin, place: Path) -> Tracker:
     """The tracker that a plug-in makes for a folder. Raises UsageError if it cannot be loaded or is no tracker."""
-    made = own.load()
+    made = plugin.load()
     # The plug-in must be a function that makes the tracker. Another object is refused below.
     if callable(made):
         made = made(place)
@@ -140,7 +140,7 @@ def _tracker_of(own: Plugin, place: Path) -> Tracker:
     if not callable(made) or not callable(getattr(made, "close", None)):
         kind = type(made).__name__
         raise UsageError(
-            f"The tracker {own.name!r} of {own.origin} returned a {kind}.",
+            f"The tracker {plugin.name!r} of {plugin.origin} returned a {kind}.",
             f"Expected {KINDS['trackers']}.",
         )
     tracker: Tracker = made
@@ -171,12 +171,12 @@ def tracking(
         yield trackers
 
 
-def _close(spec: str, made: Tracker, runs: Path, observer: Observer | None) -> None:
+def _close(spec: str, hook: Tracker, runs: Path, observer: Observer | None) -> None:
     """Close a tracker, and report the command that shows its results, or its error."""
     try:
-        made.close()
+        hook.close()
         command = None
-        if not getattr(made, "failed", False):
+        if not getattr(hook, "failed", False):
             command = look_at(spec, runs)
         if observer is not None and command is not None:
             name = spec.partition(":")[0]

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 KEY = "fedcache.key"
 GROUP = "fedcache.group"
-"""Tags by which the tracker finds its MLflow runs of seeds and of groups."""
+"""Tags of MLflow runs: the key by which the tracker finds the run of a seed or a group, and the group of a seed."""
 
 FLUSH_SECONDS = 1.0
 FLUSH_METRICS = 500
@@ -87,9 +87,9 @@ class MLflow(SeedTracker):
         if name.group:
             tags |= {GROUP: name.group, "mlflow.parentRunId": self._group(name.group)}
         run = self._create(name.name, tags)
-        given = [Param(key, str(value)) for key, value in parameters_of(round_).items()]
-        for start in range(0, len(given), MOST_PARAMETERS):
-            self._client.log_batch(run, params=given[start : start + MOST_PARAMETERS])
+        params = [Param(key, str(value)) for key, value in parameters_of(round_).items()]
+        for start in range(0, len(params), MOST_PARAMETERS):
+            self._client.log_batch(run, params=params[start : start + MOST_PARAMETERS])
         return run
 
     def _group(self, name: str) -> str:

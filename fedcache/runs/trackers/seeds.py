@@ -154,7 +154,7 @@ def parameters_of(round_: Round) -> dict[str, bool | int | float | str]:
     for name in ("fedcache", "torch", "numpy"):
         with suppress(metadata.PackageNotFoundError):  # not installed, but run from a folder
             versions[f"version.{name}"] = metadata.version(name)
-    given = {
+    parameters = {
         **from_file,
         **round_.settings,
         "method": round_.method,
@@ -166,7 +166,7 @@ def parameters_of(round_: Round) -> dict[str, bool | int | float | str]:
         "run": round_.path.name,
         **versions,
     }
-    return {key: _plain(value) for key, value in given.items() if value is not None}
+    return {key: _plain(value) for key, value in parameters.items() if value is not None}
 
 
 def _plain(value: Any) -> bool | int | float | str:
@@ -179,23 +179,23 @@ def _plain(value: Any) -> bool | int | float | str:
 
 def final_figures(path: Path, result: Mapping[str, Any], seed: int) -> dict[str, float]:
     """Final figures of a run: the values of one seed, and ``mean`` and ``std`` over all seeds. All are finite."""
-    place = [int(number) for number in result["seeds"]].index(seed)
-    found: dict[str, Any] = {}
+    index = [int(number) for number in result["seeds"]].index(seed)
+    values: dict[str, Any] = {}
     for name in ("accuracy", "validation", "macro_f1"):
         figures = result.get(name) or {}
         per_seed = figures.get("per_seed") or []
-        if place < len(per_seed):
-            found[name] = per_seed[place]
-        found[f"{name}_mean"] = figures.get("mean")
-        found[f"{name}_std"] = figures.get("std")
+        if index < len(per_seed):
+            values[name] = per_seed[index]
+        values[f"{name}_mean"] = figures.get("mean")
+        values[f"{name}_std"] = figures.get("std")
     for name, value in result.get("fairness", {}).items():
-        found[f"clients/{name}"] = value
-    found["trainable_parameters"] = result.get("parameters", {}).get("trainable")
+        values[f"clients/{name}"] = value
+    values["trainable_parameters"] = result.get("parameters", {}).get("trainable")
     measured = measured_of(path, result) or {}
     seconds = measured.get("seconds") or {}
-    found["seconds"] = seconds.get("train")
+    values["seconds"] = seconds.get("train")
     finite = {}
-    for name, value in found.items():
+    for name, value in values.items():
         if isinstance(value, int | float) and math.isfinite(value):
             finite[f"final/{name}"] = float(value)
     return finite

@@ -27,8 +27,8 @@ class TensorBoard(SeedTracker):
     def begin(self, round_: Round) -> EventFile:
         """A new file of events; older files of the seed are deleted."""
         place = self.folder / round_.path.name / f"seed-{round_.seed}"
-        for left in place.glob("events.out.tfevents.*"):
-            left.unlink()
+        for old in place.glob("events.out.tfevents.*"):
+            old.unlink()
         return EventFile(self._writer(place), round_)
 
     def _writer(self, place: Path) -> SummaryWriter:
@@ -65,7 +65,7 @@ class EventFile:
                 name: value if isinstance(value, bool | int | float) else str(value)
                 for name, value in given.items()
             }
-            # Without ``run_name``, they would be another run, in a folder with the time as its name.
+            # Without ``run_name``, the hyperparameters would be another run, in a folder with the time as its name.
             self._writer.add_hparams(plain, {"hparam/accuracy": round_.accuracy}, run_name=".")
 
     def end(self, figures: Figures | None) -> None:

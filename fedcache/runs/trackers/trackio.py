@@ -26,7 +26,7 @@ class Trackio(SeedTracker):
     """
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(1)
+        super().__init__(1)  # one seed at a time
         self.folder = folder
 
     def begin(self, round_: Round) -> TrackioRun:

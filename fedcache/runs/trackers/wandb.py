@@ -45,8 +45,8 @@ class WandB(SeedTracker):
             # Offline, a run that is logged again replaces the files of the one before.
             resume = None
             os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
-            for left in (self.folder / "wandb").glob(f"offline-run-*-{name.key}"):
-                shutil.rmtree(left)
+            for old in (self.folder / "wandb").glob(f"offline-run-*-{name.key}"):
+                shutil.rmtree(old)
         self.folder.mkdir(parents=True, exist_ok=True)
         run = wandb.init(
             project=os.environ.get("WANDB_PROJECT") or PROJECT,
