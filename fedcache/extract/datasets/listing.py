@@ -1,4 +1,4 @@
-"""List of the datasets that can be named, details of each, and downloads."""
+"""Lists the datasets that a spec can name, describes each in detail, and downloads datasets."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def pull(
 
 
 def _context(roots: Mapping[str, Path] | None, data: Path | None) -> Context:
-    """The context with which datasets are looked for on the disk."""
+    """The context for a search for datasets on the disk."""
     return Context(DigestMemory(data or Path()), roots or {}, data)
 
 
@@ -92,7 +92,7 @@ def known(
         add(spec, files.about, "your files", True)
     for plugin in plugins("datasets").values():
         add(f"{plugin.name}:REST", f"a reader of {plugin.origin}", "its files", True)
-    # Datasets of the papers, with the command that downloads them or says how to get them.
+    # For a dataset of the papers: the command that downloads it, or the command that says how to get it.
     for name in paper.NAMES:
         held = paper.read(name)
         command = "info"
@@ -131,11 +131,11 @@ def info(
         files = KINDS[kind].files
     if files is not None:
         return {**entries[files.spec], "note": files.note}
-    of_plugin = entries.get(f"{kind}:REST")
-    if of_plugin is not None:
-        return {**of_plugin, "note": "the reader defines REST"}
+    plugin_entry = entries.get(f"{kind}:REST")
+    if plugin_entry is not None:
+        return {**plugin_entry, "note": "the reader defines REST"}
     if kind == "paper":
-        details = papers.info(rest, context)  # which refuses an unknown name
+        details = papers.info(rest, context)  # refuses an unknown name
         return {**entries[name], **details}
     entry = torchvision.entry_of(rest)
     looked_in = ""

@@ -1,7 +1,7 @@
 """``paper:NAME``: the datasets of the papers, with their classes, domains, splits and orders.
 
-``papers/NAME.toml`` describes each dataset, and ``paper_index`` reads its rows. Nothing is downloaded except by
-``pull``. Rows are in the order of the published lists and files, which protocols mean by "the first n".
+``papers/NAME.toml`` describes each dataset, and ``paper_index`` reads its rows. Only ``download.pull`` downloads
+anything. Rows are in the order of the published lists and files: protocols that take "the first n" mean this order.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _look_for(name: str, context: Context) -> tuple[Path | None, FoundLayout | N
 
 
 def key(rest: str, context: Context) -> list[Any]:
-    """The data file, and the stat of every file that determines the rows; no image is read."""
+    """The digest of the data file, and the state of all files and folders that determine the rows; reads no image."""
     place = _require(rest, context)
     stats = []
     for path in files_of(place):
@@ -112,7 +112,7 @@ def load(rest: str, context: Context) -> Dataset:
 
 
 def miscounted(place: FoundLayout, rows: PaperIndex) -> list[tuple[str, int, int]]:
-    """(what, published number, number found) of every count that differs: a split, a domain, or ``domain/split``."""
+    """(what, published number, number found) of counts that differ; ``what`` is a split, domain or ``domain/split``."""
     found: Counter[str] = Counter()
     for number, split in zip(rows.domain, rows.split, strict=True):
         domain = place.paper.domains[number]
@@ -123,7 +123,7 @@ def miscounted(place: FoundLayout, rows: PaperIndex) -> list[tuple[str, int, int
 
 
 def info(name: str, context: Context) -> dict[str, Any]:
-    """The content of the data file, and whether the dataset is available."""
+    """The content of the data file, where the dataset was looked for, and the layout found there; "" for none."""
     held = paper.read(name)
     root, place = _look_for(name, context)
     recipe = "as published by the backbone"
@@ -186,25 +186,25 @@ def _require(name: str, context: Context) -> FoundLayout:
     root, place = _look_for(name, context)
     if place is not None:
         return replace(place, follow_links=context.follow_links)
-    looked = "no folder, because --data was not given"
+    looked_in = "no folder, because --data was not given"
     layout = held.layouts[0]
     found = ""
     if root is not None:
-        looked = str(root)
-        layout, there, missing = paper.nearest(held, root)
-        if there:
-            present = ", ".join(there)
+        looked_in = str(root)
+        layout, present, missing = paper.nearest(held, root)
+        if present:
+            existing = ", ".join(present)
             lacking = ", ".join(missing)
-            found = f"; found {present}, but not {lacking}"
+            found = f"; found {existing}, but not {lacking}"
     needs = ", ".join(layout.needs)
     raise MachineError(
-        f"{held.title} was not found (looked in {looked}); expected {layout.name}: {needs}{found}.",
+        f"{held.title} was not found (looked in {looked_in}); expected {layout.name}: {needs}{found}.",
         "\n".join(steps(held)),
     )
 
 
 def check(name: str, root: Path) -> dict[str, Any]:
-    """What is missing or wrong in a copy of a dataset, for ``fedcache datasets check``; no image is decoded.
+    """Report for ``fedcache datasets check``: what is missing or wrong in a copy of a dataset. No image is decoded.
 
     Returns ``{"name", "path", "layout", "missing", "wrong", "counts"}``. ``missing`` and ``wrong`` are lists of
     sentences, empty for a complete copy; ``counts`` is ``{"train": 50000, ...}`` as found. Raises UsageError for a path
@@ -229,12 +229,12 @@ def check(name: str, root: Path) -> dict[str, Any]:
     }
     place = paper.find(held, root)
     if place is None:
-        layout, there, lacking = paper.nearest(held, root)
-        others = ""
-        if there:
-            present = ", ".join(there)
-            others = f" (found: {present})"
-        missing += [f"{what}{others}, for the layout {layout.name!r}" for what in lacking]
+        layout, present, lacking = paper.nearest(held, root)
+        found = ""
+        if present:
+            existing = ", ".join(present)
+            found = f" (found: {existing})"
+        missing += [f"{need}{found}, for the layout {layout.name!r}" for need in lacking]
         return report
     report["layout"] = place.layout.name
     for name_of_file, md5 in place.layout.md5.items():
