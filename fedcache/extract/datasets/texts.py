@@ -72,6 +72,7 @@ def open_texts(path: Path) -> tuple[list[str], TextSource]:
             "Give a table with a column of texts: .csv, .tsv, .parquet or .feather.",
         )
     raw, _, source = _read(path, None)
+    # None: the user names no column of row names.
     _, names, _ = find_names(path, raw, None, len(source))
     return list(names), source
 
