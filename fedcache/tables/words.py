@@ -423,7 +423,7 @@ def is_missing(value: Any) -> bool:
 
 
 def as_column(values: NDArray[Any]) -> Column:
-    """An array as a column. Numbers [N] and matrices of floats stay as they are; words, dates, objects become ``Words``.
+    """An array as a column. Numbers [N] and matrices of floats stay unchanged; words, dates and objects become ``Words``.
 
     Other arrays become ``Unread``. [N, 1] becomes [N], unless it holds floats, which may be features of width 1.
     """
