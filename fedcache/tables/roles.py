@@ -90,7 +90,7 @@ ONE_DOMAIN = "all"
 """Name of the domain of rows without a domain. It is not the dataset's name, which depends on where its files are."""
 
 MOST_LETTERS = 1 << 26
-"""Maximum total number of characters of a group's distinct words, all of which the file of the group holds."""
+"""Maximum total number of characters of a group's distinct words, because the file of the group holds all of them."""
 
 
 @dataclass(frozen=True)

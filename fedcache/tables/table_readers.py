@@ -558,7 +558,7 @@ class GatheredColumn:
 
 
 def _integers_with_gaps(values: NDArray[Any], known: NDArray[np.bool_]) -> Column:
-    """Integers [N] of which some are missing, as floats with NaN, or as words if a float would round an integer."""
+    """Integers [N], some of them missing, as floats with NaN, or as words if a float would round an integer."""
     if int(np.abs(values).max()) < FLOAT_INTEGERS:
         return np.where(known, values.astype(np.float64), np.nan)
     words: list[str | None] = [str(value) for value in values.tolist()]

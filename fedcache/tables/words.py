@@ -139,7 +139,7 @@ def explain_damage(path: Path) -> Iterator[None]:
 
 
 def blocks_of(rows: Rows, size: int) -> Iterator[NDArray[Any]]:
-    """Blocks of ``size`` rows in order, the last of which may be smaller, from a file or from memory.
+    """Blocks of ``size`` rows in order, from a file or from memory; the last block may be smaller.
 
     Errors as ``FileRows.blocks``.
     """
@@ -423,7 +423,7 @@ def is_missing(value: Any) -> bool:
 
 
 def as_column(values: NDArray[Any]) -> Column:
-    """An array as a column. Numbers [N] and matrices of floats stay unchanged; words, dates and objects become ``Words``.
+    """An array as a column. Numbers [N] and matrices of floats stay unchanged; words, dates, objects become ``Words``.
 
     Other arrays become ``Unread``. [N, 1] becomes [N], unless it holds floats, which may be features of width 1.
     """

@@ -156,7 +156,7 @@ def find(paper: Paper, root: Path) -> FoundLayout | None:
 
 
 def nearest(paper: Paper, root: Path) -> tuple[PaperLayout, list[str], list[str]]:
-    """The layout of which most files exist, these files, and its missing files."""
+    """The layout that has the most files on the disk, its existing files, and its missing files."""
     nearest_layout = paper.layouts[0]
     found: list[str] = []
     for layout in paper.layouts:
