@@ -133,10 +133,10 @@ def _joined_splits(
     Raises UsageError for features of different widths.
     """
 
-    def has_rows(held: Mapping[str, Any]) -> bool:
-        chosen = [key for key in choice.features if key in held]
-        usual = [key for key in held if is_feature(key) or last_level(key) == DATA]
-        return any(len(held[key].shape) > 1 for key in chosen or usual)
+    def has_rows(table: Mapping[str, Any]) -> bool:
+        chosen = [key for key in choice.features if key in table]
+        usual = [key for key in table if is_feature(key) or last_level(key) == DATA]
+        return any(len(table[key].shape) > 1 for key in chosen or usual)
 
     if ending_of(path) in TABLES:
         return raw, None, {}
@@ -154,16 +154,16 @@ def _joined_splits(
     *of_splits, (_, without_split) = tables
     # The number of rows of a split is that of its features; its other columns must have as many.
     lengths = []
-    for _, held in of_splits:
-        keys = features_of(path, held, choice.features)[1]
-        lengths.append(len(held[min(keys)]))
+    for _, table in of_splits:
+        keys = features_of(path, table, choice.features)[1]
+        lengths.append(len(table[min(keys)]))
     # Names of the columns of all splits, in the order of the file.
     names: dict[str, None] = {}
-    for _, held in of_splits:
-        names |= dict.fromkeys(held)
+    for _, table in of_splits:
+        names |= dict.fromkeys(table)
     joined: dict[str, Any] = {}
     for name in names:
-        parts: list[Any] = [held.get(name) for _, held in of_splits]
+        parts: list[Any] = [table.get(name) for _, table in of_splits]
         if all(part is not None and is_matrix(part) for part in parts):
             joined[name] = joined_rows(path, name, parts)
         else:

@@ -183,10 +183,10 @@ def _coded(where: str, column: Any, hint: str = ANOTHER_COLUMN) -> Group:
     try:
         return Group.of(column)
     except UsageError as error:
-        held = as_a_part(error.message)
+        content = as_a_part(error.message)
         rows = column.shape[0]
         raise UsageError(
-            f"{where} holds {held}, expected {rows:,} integers or words.", hint
+            f"{where} holds {content}, expected {rows:,} integers or words.", hint
         ) from error
 
 

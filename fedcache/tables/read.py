@@ -117,12 +117,12 @@ def _objects(shape: tuple[int, ...], file: IO[bytes]) -> Any:
     if not _one_per_row(shape):
         return Unread(shape, "objects", "objects")
     try:
-        held = load_plain(file)
+        content = load_plain(file)
     except ValueError as error:
         return Unread(shape, "objects", f"a pickle of more than words and numbers: {error}"[:160])
-    if not isinstance(held, np.ndarray) or held.shape != shape:
+    if not isinstance(content, np.ndarray) or content.shape != shape:
         return Unread(shape, "objects", "a pickle of something else")
-    return objects_of(held.ravel().tolist())
+    return objects_of(content.ravel().tolist())
 
 
 def _npy_parts(

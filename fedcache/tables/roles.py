@@ -687,7 +687,7 @@ def _no_features(path: Path, raw: Mapping[str, Any]) -> FedcacheError:
             f"{path} has no features; its column {texts[0]} holds texts, which a sentence encoder reads.",
             f"fedcache extract --dataset texts:{shell_word(path)} --backbones hf:FOLDER",
         )
-    held = some_names(sorted(raw)) or "nothing"
+    listed_columns = some_names(sorted(raw)) or "nothing"
     hint = (
         "Name the columns of features features/<backbone>, features, embeddings or X, or choose them: "
         "--features-key NAME. In a table, features are one column of lists, or columns f0, f1, f2, .."
@@ -696,7 +696,7 @@ def _no_features(path: Path, raw: Mapping[str, Any]) -> FedcacheError:
     if likely is not None:
         listed = in_a_list([likely])
         hint = f"Choose the columns of features: --features-key {shell_word(listed)}"
-    return UsageError(f"{path} has no features; it has {held}.", hint)
+    return UsageError(f"{path} has no features; it has {listed_columns}.", hint)
 
 
 def _likely_features(raw: Mapping[str, Any]) -> str | None:

@@ -101,14 +101,14 @@ def by_split(
     unclear: list[str] = []
     for name, column in columns.items():
         base, word = split_of_name(name)
-        held = without_split
+        table = without_split
         if word:
-            held = tables.setdefault(word, {})
-        if word and base in held:
+            table = tables.setdefault(word, {})
+        if word and base in table:
             unclear.append(name)
-        held[base] = column
+        table[base] = column
     # A split is a table only if it has its own images or features.
-    with_rows = [word for word, held in tables.items() if has_rows(held)]
+    with_rows = [word for word, table in tables.items() if has_rows(table)]
     # A backbone may be called train: if features/train is the only column of its kind, it is no split.
     is_backbone = len(with_rows) == 1 and f"features/{with_rows[0]}" in columns
     if not with_rows or is_backbone:

@@ -88,10 +88,10 @@ def hugging_face_features(schema: Any) -> dict[str, dict[str, Any]]:
     """Hugging Face's description of each column of a file, by name; {} if there is none or it is damaged."""
     metadata = schema.metadata or {}
     try:
-        held = parse_json(metadata.get(b"huggingface", b"{}"))
+        content = parse_json(metadata.get(b"huggingface", b"{}"))
     except ValueError:
         return {}
-    match held:
+    match content:
         case {"info": {"features": features}}:
             return usable_features(features)
     return {}
@@ -104,9 +104,8 @@ def usable_features(found: Any) -> dict[str, dict[str, Any]]:
     features = {name: feature for name, feature in found.items() if isinstance(feature, dict)}
     for feature in features.values():
         names = feature.get("names")
-        inner = feature.get(
-            "feature"
-        )  # description of the values, if each row has a list of one value
+        # If each row has a list of one value, the description of the values.
+        inner = feature.get("feature")
         if isinstance(inner, dict):
             names = inner.get("names")
         if isinstance(names, list) and all(isinstance(name, str) for name in names):
@@ -156,9 +155,8 @@ def _feather(path: Path) -> Table:
 
     with pa.OSFile(str(path)) as raw, pa.ipc.open_file(raw) as file:
         table = _table(path, file.schema, batches, None)
-    names = list(
-        table.types
-    )  # all columns in the order of the file; ``batches`` reads this variable
+    # All columns in the order of the file. The function ``batches`` above reads this variable.
+    names = list(table.types)
     return table
 
 
@@ -311,17 +309,17 @@ def _json(path: Path) -> Table:
         whole = _whole_json(path, start)
     if whole is None:
         with path.open("rb") as file:
-            held = _table_of_records([parse_json(line) for line in file if line.strip()])
+            table = _table_of_records([parse_json(line) for line in file if line.strip()])
     elif isinstance(whole, dict):
-        held = _table_of_columns(_leaf_columns(path, whole))
+        table = _table_of_columns(_leaf_columns(path, whole))
     else:
-        held = _table_of_records(whole)
-    types = _checked(path, held.schema)
+        table = _table_of_records(whole)
+    types = _checked(path, table.schema)
 
     def batches(columns: Sequence[str], rows: int, *, floats: bool = False) -> Iterator[Any]:
-        yield from held.select(list(columns)).combine_chunks().to_batches(rows)
+        yield from table.select(list(columns)).combine_chunks().to_batches(rows)
 
-    return Table(path, types, batches, held.num_rows)
+    return Table(path, types, batches, table.num_rows)
 
 
 def _whole_json(path: Path, start: bytes) -> Any:
@@ -366,13 +364,13 @@ def _table_of_columns(columns: Mapping[str, Sequence[Any]]) -> Any:
     return pa.table(found)
 
 
-def _leaf_columns(path: Path, held: dict[str, Any]) -> dict[str, list[Any]]:
+def _leaf_columns(path: Path, content: dict[str, Any]) -> dict[str, list[Any]]:
     """The rows of all users of LEAF as columns; ``x`` is renamed ``text`` if it holds texts.
 
     Raises UsageError for a user whose x and y are not lists of the same length.
     """
     found: dict[str, list[Any]] = {"x": [], "y": [], "client": []}
-    for user, rows in held["user_data"].items():
+    for user, rows in content["user_data"].items():
         x = rows.get("x")
         y = rows.get("y")
         if not isinstance(x, list) or not isinstance(y, list) or len(x) != len(y):

@@ -446,9 +446,7 @@ def _uneven(path: Path, name: str, lengths: set[int]) -> FedcacheError:
 class GatheredColumn:
     """One column while its batches are read: numbers, dates, or words as codes."""
 
-    code_of: dict[str, int] = field(
-        default_factory=dict
-    )  # word -> code, in the order of first occurrence
+    code_of: dict[str, int] = field(default_factory=dict)  # word -> code, by first occurrence
     parts: list[NDArray[Any]] = field(default_factory=list)  # values or codes of each batch
     # for each batch of integers: which rows have a value, because integers have no NaN
     known: list[NDArray[np.bool_]] = field(default_factory=list)

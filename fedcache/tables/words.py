@@ -357,9 +357,7 @@ class Words(Coded):
         known = {word: convert(number) for word, number in numbers.items()}
         values = [known.get(word, math.nan) for word in self.words]
         if has_gaps:
-            values.append(
-                math.nan
-            )  # rows without a word have code -1, which selects this last value
+            values.append(math.nan)  # code -1, of rows without a word, selects this last value
         return np.array(values)[self.codes]
 
     def _only(self, kept: Collection[str]) -> Words:

@@ -67,9 +67,7 @@ class FileArray:
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     read: Callable[[], NDArray[Any]]  # reads the whole array, which must be small
-    source: Callable[
-        [RowLayout], Source
-    ]  # makes a source of its rows, as images or as unchanged numbers
+    source: Callable[[RowLayout], Source]  # reader of its rows, as images or as numbers
 
     def column(self, where: str) -> NDArray[Any]:
         """All values of a column of numbers or words.
@@ -172,11 +170,11 @@ def _whole(file: IO[bytes], shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDA
             return np.asarray(np.lib.format.read_array(file, allow_pickle=False))
         # Reads the header, so that the pickle comes next. 0: the size of the file is not compared for objects.
         _header(file, 0)
-        held = load_plain(file)
-        if not isinstance(held, np.ndarray) or held.shape != shape:
+        content = load_plain(file)
+        if not isinstance(content, np.ndarray) or content.shape != shape:
             raise ValueError("a pickle that does not match its header")
         # ``load_plain`` returns a subclass of an array; this is a plain one.
-        return np.array(held.tolist(), dtype=object)
+        return np.array(content.tolist(), dtype=object)
 
 
 def _npz(path: Path, context: Context) -> dict[str, FileArray]:
@@ -341,8 +339,8 @@ def load_arrays(reading: Reading, rest: str, context: Context) -> Dataset:
     path = locate(request.place)
     arrays = read_arrays(path, context)
 
-    def has_rows(held: _Columns) -> bool:
-        return _rows_of(held, request, reading) is not None
+    def has_rows(of_split: _Columns) -> bool:
+        return _rows_of(of_split, request, reading) is not None
 
     if request.content and request.content in arrays:
         with_rows = [name for name, array in arrays.items() if len(array.shape) > 1]
@@ -357,13 +355,13 @@ def load_arrays(reading: Reading, rest: str, context: Context) -> Dataset:
             described.append(f"{name} {array.dtype} {shape}")
         shapes = ", ".join(described) or "no arrays"
         fitting = [name for name, array in arrays.items() if reading.fits(array)]
-        missing = f"no column of {reading.holds}"
+        problem = f"no column of {reading.holds}"
         if request.content:
-            missing = f"no column {request.content!r}"
+            problem = f"no column {request.content!r}"
         elif len(fitting) > 1:
-            missing = f"several columns that could be {reading.holds}"
+            problem = f"several columns that could be {reading.holds}"
         raise UsageError(
-            f"{path} has {missing}; it holds {shapes}.",
+            f"{path} has {problem}; it holds {shapes}.",
             f"Choose the column of {reading.holds} with --images-key NAME",
         )
     parts = []
@@ -381,8 +379,8 @@ def load_arrays(reading: Reading, rest: str, context: Context) -> Dataset:
             class_names = words_in(as_column(values))
         for name, array in without_split.items():
             left_out[name] = Unread(array.shape, str(array.dtype), NO_SPLIT)
-    for split, held in tables:
-        part, how = _part(split, held, request, path, reading)
+    for split, of_split in tables:
+        part, how = _part(split, of_split, request, path, reading)
         parts.append(replace(part, left_out=left_out))
     return columns.assemble(
         f"{reading.kind}:{rest}",
@@ -415,16 +413,16 @@ def locate(place: str) -> Path:
     return path
 
 
-def _rows_of(held: _Columns, request: DatasetRequest, reading: Reading) -> str | None:
+def _rows_of(arrays: _Columns, request: DatasetRequest, reading: Reading) -> str | None:
     """The column of images or rows: the requested one, else one of a usual name, else the only array that fits."""
     if request.content:
-        if request.content in held:
+        if request.content in arrays:
             return request.content
         return None
-    usual = find_column(reading.holds, held, None, reading.usual, "--images-key")
-    if usual is not None and len(held[usual].shape) > 1:
+    usual = find_column(reading.holds, arrays, None, reading.usual, "--images-key")
+    if usual is not None and len(arrays[usual].shape) > 1:
         return usual
-    fitting = [name for name, array in held.items() if reading.fits(array)]
+    fitting = [name for name, array in arrays.items() if reading.fits(array)]
     if len(fitting) == 1:
         return fitting[0]
     return None
@@ -432,18 +430,18 @@ def _rows_of(held: _Columns, request: DatasetRequest, reading: Reading) -> str |
 
 def _part(
     split: int | None,
-    held: dict[str, FileArray],
+    arrays: dict[str, FileArray],
     request: DatasetRequest,
     path: Path,
     reading: Reading,
 ) -> tuple[TableRows, str]:
     """The rows of a split, and a clause that describes for the user what was read."""
-    name = str(_rows_of(held, request, reading))
-    images = held.pop(name)
+    name = str(_rows_of(arrays, request, reading))
+    images = arrays.pop(name)
     layout = reading.layout(images.shape, images.dtype, f"{path}, {name}")
     count = images.shape[0]
     found: dict[str, Column] = {}
-    for column, array in held.items():
+    for column, array in arrays.items():
         found[column] = _column(array, count, f"{path}, {column}")
     names = columns.row_names(count, split)
     part = TableRows(names, images.source(layout), found, split)

@@ -170,9 +170,9 @@ def with_keys(spec: str, options: Mapping[str, str | None]) -> str:
         words = {option: word for word, option in keys_of(kind).items() if option}
     for option in given:
         if option not in words:
-            able = ", ".join(f"{name}:" for name in CONTENT)
+            with_columns = ", ".join(f"{name}:" for name in CONTENT)
             raise UsageError(
-                f"{option} applies only to a single dataset with columns ({able}), not to {spec}.",
+                f"{option} applies only to a single dataset with columns ({with_columns}), not to {spec}.",
                 "For several datasets as domains, give the columns of each: "
                 "a=arrays:a.npz?label=grade,b=arrays:b.npz?label=y",
             )
@@ -268,8 +268,8 @@ def from_rows(
 
     Raises UsageError if columns contradict each other, if there are no rows, or if two rows have the same name.
     """
-    read = {column: objects_of(found) for column, found in values.items()}
-    rows = TableRows(names, source, read)
+    columns = {column: objects_of(cells) for column, cells in values.items()}
+    rows = TableRows(names, source, columns)
     choice = ColumnChoice(label=label, groups=groups)
     request = DatasetRequest(str(place), choice=choice)
     # Without a key nothing is remembered, so every row is read here.

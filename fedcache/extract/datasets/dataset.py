@@ -274,8 +274,8 @@ def order_of_names(names: Sequence[str]) -> NDArray[np.int64]:
 def index_of(values: Sequence[str]) -> tuple[tuple[str, ...], NDArray[np.int64]]:
     """(sorted distinct values, [N] index of each value among them)."""
     distinct = tuple(sorted(set(values)))
-    place = {value: i for i, value in enumerate(distinct)}
-    return distinct, np.array([place[value] for value in values], dtype=np.int64)
+    index = {value: i for i, value in enumerate(distinct)}
+    return distinct, np.array([index[value] for value in values], dtype=np.int64)
 
 
 def domain_column(index: NDArray[np.integer[Any]], domains: Sequence[str]) -> NDArray[np.int16]:
@@ -295,12 +295,12 @@ def counts(
 ) -> str:
     """``60,000 images (50,000 train, 10,000 test), 10 classes, 1 domain``."""
     numbers = np.bincount(split, minlength=3).tolist()
-    found = zip(SPLIT_NAMES, numbers, strict=True)
-    parts = ", ".join(f"{n:,} {word}" for word, n in found if n)
-    rows = counted(len(split), one_of(holds))
-    kinds = counted(len(classes), "class")
-    places = counted(len(domains), "domain")
-    return f"{rows} ({parts}), {kinds}, {places}"
+    numbers_by_name = zip(SPLIT_NAMES, numbers, strict=True)
+    parts = ", ".join(f"{n:,} {word}" for word, n in numbers_by_name if n)
+    row_count = counted(len(split), one_of(holds))
+    class_count = counted(len(classes), "class")
+    domain_count = counted(len(domains), "domain")
+    return f"{row_count} ({parts}), {class_count}, {domain_count}"
 
 
 @dataclass(frozen=True)
@@ -342,16 +342,16 @@ def join(spec: str, members: Mapping[str, Dataset]) -> Dataset:
     first_name, first = next(iter(members.items()))
     for name, member in members.items():
         if member.holds != first.holds:
-            both = f"{first_name} holds {first.holds} and {name} holds {member.holds}"
+            contents_of_both = f"{first_name} holds {first.holds} and {name} holds {member.holds}"
             raise UsageError(
-                f"{both}, but a dataset can contain only one kind.",
+                f"{contents_of_both}, but a dataset can contain only one kind.",
                 "Extract each as a separate dataset",
             )
         _check_classes(first_name, first, name, member)
     domains: list[str] = []
     names: list[str] = []
     labels = []
-    places = []
+    domain_codes = []
     readings = []
     unused: dict[str, str] = {}
     may_be_labels: dict[str, int] = {}
@@ -362,7 +362,7 @@ def join(spec: str, members: Mapping[str, Dataset]) -> Dataset:
         for column, values in member.may_be_labels.items():
             may_be_labels[f"{name}/{column}"] = values
         labels.append(Coded(member.label, member.classes).recoded(first.classes))
-        places.append(member.domain.astype(np.int64) + len(domains))
+        domain_codes.append(member.domain.astype(np.int64) + len(domains))
         if len(member.domains) == 1:
             domains.append(name)
         else:
@@ -388,7 +388,7 @@ def join(spec: str, members: Mapping[str, Dataset]) -> Dataset:
         domains=tuple(domains),
         names=tuple(names[i] for i in order),
         label=np.concatenate(labels)[order],
-        domain=domain_column(np.concatenate(places)[order], domains),
+        domain=domain_column(np.concatenate(domain_codes)[order], domains),
         split=split,
         uid=np.concatenate([part.uid for part in parts])[order],
         template=template,

@@ -108,12 +108,12 @@ def fetch(
             size = "size unknown"
             if expected:
                 size = f"{expected / 1e6:,.1f} MB"
-            words = f"{target.name} ({size}) from {url}"
+            announcement = f"{target.name} ({size}) from {url}"
             mode = "wb"
             if start:
-                words += f", resuming at {start / 1e6:,.1f} MB"
+                announcement += f", resuming at {start / 1e6:,.1f} MB"
                 mode = "ab"
-            say(words)
+            say(announcement)
             if answer.headers.get("Content-Type", "").startswith("text/html"):
                 raise _failed(url, "the server returned a web page, not a file")
             with part.open(mode) as out:

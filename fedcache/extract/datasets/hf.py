@@ -283,12 +283,12 @@ def _saved(path: Path, names: Sequence[str]) -> list[str]:
 
 def _read_json(path: Path) -> dict[str, Any]:
     """The object in a small JSON file; {} if the file is missing, damaged or holds something else."""
-    held = None
+    content = None
     with suppress(OSError, ValueError):
         if path.is_file():
-            held = parse_json(path.read_text(encoding="utf-8"))
-    if isinstance(held, dict):
-        return held
+            content = parse_json(path.read_text(encoding="utf-8"))
+    if isinstance(content, dict):
+        return content
     return {}
 
 

@@ -46,13 +46,13 @@ def pull(
     context = _context(roots, data)
     root = context.root_of(kind, name) or data / name
     if kind == "paper":
-        held = paper.read(name)
-        if not held.pulls:
+        paper_entry = paper.read(name)
+        if not paper_entry.pulls:
             raise MachineError(
-                f"{held.title} has no permanent address for a direct download; get it by hand.",
-                "\n".join(papers.steps(held)),
+                f"{paper_entry.title} has no permanent address for a direct download; get it by hand.",
+                "\n".join(papers.steps(paper_entry)),
             )
-        download.pull(held, root, say=say, mirror=mirror)
+        download.pull(paper_entry, root, say=say, mirror=mirror)
         return root
     if kind == "hf" and mirror is None:
         hf.pull(name, root, say)
@@ -94,12 +94,12 @@ def known(
         add(f"{plugin.name}:REST", f"a reader of {plugin.origin}", "its files", True)
     # For a dataset of the papers: the command that downloads it, or the command that says how to get it.
     for name in paper.NAMES:
-        held = paper.read(name)
+        paper_entry = paper.read(name)
         command = "info"
-        if held.pulls:
+        if paper_entry.pulls:
             command = "pull"
         get = f"fedcache datasets {command} {shell_word(name)}"
-        add(f"paper:{name}", held.about, get, papers.ready(name, context))
+        add(f"paper:{name}", paper_entry.about, get, papers.ready(name, context))
     for name, entry in torchvision.TABLE.items():
         if entry.pulls:
             get = f"fedcache datasets pull torchvision:{shell_word(name)}"

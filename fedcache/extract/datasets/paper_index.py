@@ -172,16 +172,16 @@ def _read_files(place: FoundLayout, notes: list[str]) -> Iterator[ImageEntry]:
         )
     domains = place.paper.domains
     options = place.layout.options
-    for split, top, label, folder in class_folders:
+    for split, top, class_number, folder in class_folders:
         domain = 0
         if top in domains:
             domain = domains.index(top)
         # A link that leads out of the folder is still a row, so that the numbers of the rows stay the same. It is
         # quarantined when it is read.
-        folder_name = place.paper.folders[label]
+        class_folder = place.paper.folders[class_number]
         for image in tree.scan(folder, None).paths:
-            path = f"{top}/{folder_name}/{image}"
-            yield ImageEntry(path, path, label, domain, SPLIT_WORDS[split])
+            path = f"{top}/{class_folder}/{image}"
+            yield ImageEntry(path, path, class_number, domain, SPLIT_WORDS[split])
     for domain, split, file in _lists(place):
         if options["line"] == "pickle":
             listed = list(_pairs(file))
@@ -209,15 +209,15 @@ def _read_files(place: FoundLayout, notes: list[str]) -> Iterator[ImageEntry]:
 
 
 def _class_folders(place: FoundLayout) -> Iterator[tuple[str, str, int, Path]]:
-    """(split, top, label, folder) of each class folder. The folder ``top`` above it is a split or a domain."""
+    """(split, top, class number, folder) of each class folder. The folder ``top`` above it is a split or a domain."""
     options = place.layout.options
     has_only_lists = "lists" in options and "splits" not in options
     if place.layout.format != "files" or has_only_lists:
         return
     tops: Mapping[str, str] = options.get("splits") or dict.fromkeys(place.paper.domains, "train")
     for top, split in tops.items():
-        for label, folder in enumerate(place.paper.folders):
-            yield split, top, label, place.base / top / folder
+        for number, folder in enumerate(place.paper.folders):
+            yield split, top, number, place.base / top / folder
 
 
 def _lists(place: FoundLayout) -> Iterator[tuple[int, str, Path]]:
@@ -269,16 +269,16 @@ def _pairs(file: Path) -> Iterator[tuple[str, str]]:
 
     The first folder of each path is left out: it is the place of the dataset on the authors' machine.
     """
-    held = load_pickle(file)
-    if not _is_pair(held) or len(held[0]) != len(held[1]):
+    content = load_pickle(file)
+    if not _is_pair(content) or len(content[0]) != len(content[1]):
         raise damaged(file, "it does not contain the pair (paths, class names)")
-    images, words = held
+    images, words = content
     for image, word in zip(images, words, strict=True):
         yield str(image).partition("/")[2], str(word)
 
 
-def _is_pair(held: Any) -> bool:
-    return isinstance(held, tuple | list) and len(held) == 2
+def _is_pair(content: Any) -> bool:
+    return isinstance(content, tuple | list) and len(content) == 2
 
 
 def _text(path: Path) -> str:
@@ -304,15 +304,15 @@ def _read_coop(place: FoundLayout, notes: list[str]) -> Iterator[ImageEntry]:
     """CoOp's ``{"train": [[path, label, class name], ...], "val": ..., "test": ...}``."""
     path = place.path(place.layout.needs[0])
     try:
-        held = parse_json(_text(path))
+        content = parse_json(_text(path))
     except ValueError as error:
         raise damaged(path, f"it is not JSON ({error})") from None
-    if not isinstance(held, dict) or not {"train", "val", "test"} <= set(held):
+    if not isinstance(content, dict) or not {"train", "val", "test"} <= set(content):
         raise damaged(path, "it does not contain the lists train, val and test")
     # Label -> CoOp's spelling of its class. They are compared at the end, when all labels have been read.
     spelled: dict[int, str] = {}
     for split in ("train", "val", "test"):
-        for entry in held[split]:
+        for entry in content[split]:
             match entry:
                 case [str(image), int(label), str(word)] if 0 <= label < len(place.paper.classes):
                     yield ImageEntry(image, image, label, 0, SPLIT_WORDS[split])
@@ -385,10 +385,10 @@ def _read_cars(place: FoundLayout, notes: list[str]) -> Iterator[ImageEntry]:
 
 def _column(path: Path, key: str, high: int) -> list[int]:
     """The whole numbers of a column of a MATLAB file; CorruptionError unless all are from 1 to ``high``."""
-    held = _mat(path).get(key)
-    if held is None or not np.issubdtype(held.dtype, np.number):
+    array = _mat(path).get(key)
+    if array is None or not np.issubdtype(array.dtype, np.number):
         raise damaged(path, f"it has no array of numbers called {key!r}")
-    values: list[int] = held.reshape(-1).astype(np.int64).tolist()
+    values: list[int] = array.reshape(-1).astype(np.int64).tolist()
     for value in values:
         if not 1 <= value <= high:
             raise damaged(path, f"{key} has {value}; expected 1 to {high:,}")
@@ -400,7 +400,7 @@ def _mat(path: Path) -> dict[str, Any]:
     import scipy.io
 
     try:
-        held: dict[str, Any] = scipy.io.loadmat(path)
+        arrays: dict[str, Any] = scipy.io.loadmat(path)
     except FileNotFoundError:
         raise _missing(path) from None
     except Exception as error:
@@ -408,7 +408,7 @@ def _mat(path: Path) -> dict[str, Any]:
         kind = type(error).__name__
         reason = str(error)[:80]
         raise damaged(path, f"scipy cannot read it ({kind}: {reason})") from None
-    return held
+    return arrays
 
 
 # Pickles of arrays (CIFAR's Python batches, and the digits of FedBN's release): format "arrays"
@@ -506,22 +506,22 @@ def read_images(path: Path, labels_key: str) -> tuple[NDArray[np.uint8], NDArray
     The pickle holds ``{"data": uint8 [n, 3072], labels_key: [n]}`` (channels first, as CIFAR has them). If
     ``labels_key`` is empty, it holds the pair (images, labels).
     """
-    held = load_pickle(path)
+    content = load_pickle(path)
     if labels_key:
-        if not isinstance(held, dict) or "data" not in held or labels_key not in held:
+        if not isinstance(content, dict) or "data" not in content or labels_key not in content:
             raise damaged(path, f"it does not contain 'data' and {labels_key!r}")
-        flat = np.asarray(held["data"])
-        raw = held[labels_key]
+        flat = np.asarray(content["data"])
+        raw = content[labels_key]
         if flat.dtype != np.uint8 or flat.ndim != 2 or flat.shape[1] != 3072:
             shape = list(flat.shape)
             raise damaged(path, f"its data are {flat.dtype} {shape}; expected uint8 [n, 3072]")
         # A row is three planes of 32 x 32 pixels: red, green, blue.
         images = flat.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
     else:
-        if not _is_pair(held):
+        if not _is_pair(content):
             raise damaged(path, "it does not contain the pair (images, labels)")
-        images = np.asarray(held[0])
-        raw = held[1]
+        images = np.asarray(content[0])
+        raw = content[1]
         is_gray = images.ndim == 3
         is_rgb = images.ndim == 4 and images.shape[3] == 3
         if images.dtype != np.uint8 or not (is_gray or is_rgb):

@@ -362,8 +362,6 @@ class Shards(Reopened):
                 # A copy opens its own file handle, and closes it when the copy is deleted below.
                 source = copy.copy(self.sources[number])
             while len(self._warm) >= self.warm:
-                del self._warm[
-                    next(iter(self._warm))
-                ]  # the source that was not used for the longest time
+                del self._warm[next(iter(self._warm))]  # the source used longest ago
             self._warm[number] = source
         return source.read(row_of_file)

@@ -61,9 +61,8 @@ class _Shard:
     entries: archives.Entries  # entries of the images
     keys: tuple[str, ...]  # [n] names of the samples
     fields: list[Mapping[str, Any]]  # [n] fields of .json
-    texts: dict[
-        str, list[str | None]
-    ]  # cls or txt -> [n] text; None for a sample without such a part
+    # cls or txt -> [n] text; None for a sample without such a part
+    texts: dict[str, list[str | None]]
 
 
 def key(rest: str, context: Context) -> list[Any]:
@@ -264,16 +263,16 @@ def _fields(reader: archives.ArchiveSource, parts: Mapping[str, int], path: Path
     if "json" not in parts:
         return {}
     try:
-        held = parse_json(_text(reader, parts["json"], path))
+        content = parse_json(_text(reader, parts["json"], path))
     except ValueError:
         name = reader.entries.names[parts["json"]]
         raise UsageError(
             f"{name} in {path} is not JSON.", "Write it again, or leave it out of the shard"
         ) from None
-    if not isinstance(held, dict):
-        held = {"json": held}
+    if not isinstance(content, dict):
+        content = {"json": content}
     found: dict[str, Any] = {}
-    for name, value in held.items():
+    for name, value in content.items():
         if isinstance(value, dict) or (isinstance(value, list) and len(value) > 1):
             value = type(value)()  # {} or []
         found[name] = value
