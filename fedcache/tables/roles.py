@@ -212,7 +212,7 @@ def read_roles(
     Args:
         where: the file, for messages.
         raw: columns by name: numbers, ``Words``, ``FileRows`` of matrices, or ``Unread``.
-        count: of rows.
+        count: number of rows.
         choice: the columns that the user names.
         known_roles: the role of each column that has one already.
         splits: [N] split code of each row, if the names of files or columns give it. It is used if it has several
@@ -252,7 +252,7 @@ def read_roles(
         labels = columns.get(label_key or "")
         if _index_classes(labels, class_count):
             classes = [str(index) for index in range(class_count)]
-    coded, notes = _labels(where, columns, label_key, classes, count, choice)
+    coded, label_notes = _labels(where, columns, label_key, classes, count, choice)
     domains, domain_names, sentences = _domains(where, columns, domain_key, count)
     for key in columns:
         if key.lower() == "domains" and key != domain_key:
@@ -271,8 +271,10 @@ def read_roles(
         splits = found.codes
         sentences += found.notes
     elif split_key is not None:
+        # ``Unread``: the column is listed as not used, and becomes no group.
         raw = {**raw, split_key: Unread((count,), "", NAMES_SAY_IT)}
     if splits is not None:
+        # The same for columns such as is_test.
         reason = NAMES_SAY_IT
         if split_keys:
             reason = f"{split_keys[0]} gives the split"
@@ -310,7 +312,7 @@ def read_roles(
         notes=[
             *sentences,
             *_chosen_labels(columns, label_key),
-            *notes,
+            *label_notes,
             *groups_sentence(groups),
             *_renamed(possible_groups, groups),
         ],

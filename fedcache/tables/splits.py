@@ -109,7 +109,7 @@ def by_split(
         table[base] = column
     # A split is a table only if it has its own images or features.
     with_rows = [word for word, table in tables.items() if has_rows(table)]
-    # A backbone may be called train: if features/train is the only column of its kind, it is no split.
+    # A backbone may be called train: if no other split has rows and features/train is a column, train is no split.
     is_backbone = len(with_rows) == 1 and f"features/{with_rows[0]}" in columns
     if not with_rows or is_backbone:
         return [(None, dict(columns))]
@@ -153,10 +153,10 @@ def refuse_one_split(chosen: str, names: Sequence[str], where: str, option: str)
     features/train and features/test are accepted, because backbones may be called train and test.
     """
     base, word = split_of_name(chosen)
-    others = [name for name in names if name != chosen and split_of_name(name)[0] == base]
-    is_part = word and others and base not in others
+    of_other_splits = [name for name in names if name != chosen and split_of_name(name)[0] == base]
+    is_part = word and of_other_splits and base not in of_other_splits
     if is_part and not base.startswith("features"):
-        left_out = ", ".join(others)
+        left_out = ", ".join(of_other_splits)
         raise UsageError(
             f"{where}: {chosen} has the rows of only one split; the rows of {left_out} would be left out.",
             f"{option} {shell_word(base)} uses the rows of all splits.",
@@ -188,7 +188,7 @@ def find_splits(
         chosen: column that the user names.
         usual: column with a usual name of columns of splits.
         groups: columns that the user names as groups. Such a column is ignored if its values are not splits.
-        count: of rows.
+        count: number of rows.
 
     Raises UsageError if a column is called like a column of splits and has values that are not splits.
     """

@@ -348,6 +348,7 @@ def load_arrays(reading: Reading, rest: str, context: Context) -> Dataset:
         tables: list[tuple[int | None, dict[str, FileArray]]] = [(None, dict(arrays))]
     else:
         tables = by_split(arrays, has_rows, str(path), "Choose one with --images-key NAME")
+    # A table is (split code or None, arrays by name).
     if not has_rows(tables[0][1]):
         described = []
         for name, array in list(arrays.items())[:8]:

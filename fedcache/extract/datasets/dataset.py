@@ -279,7 +279,7 @@ def index_of(values: Sequence[str]) -> tuple[tuple[str, ...], NDArray[np.int64]]
 
 
 def domain_column(index: NDArray[np.integer[Any]], domains: Sequence[str]) -> NDArray[np.int16]:
-    """The domain column as int16. Raises UsageError for too many domains, as a wrong layout makes them from folders."""
+    """The domain column as int16. Raises UsageError for too many domains: a wrong layout may make each folder one."""
     if len(domains) > np.iinfo(np.int16).max:
         first = domains[0]
         raise UsageError(

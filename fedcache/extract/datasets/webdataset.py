@@ -122,6 +122,7 @@ def _shards(place: str, context: Context) -> tuple[Path, list[Path]]:
     path = Path(pattern)
     top = path
     if place and path.is_dir():
+        # ``others`` are the files that are no images.
         others = sorted(tree.scan(path, context.within(path)).others)
         found = [path / name for name in others if name.endswith(".tar")]
         if not found:
