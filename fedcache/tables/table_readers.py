@@ -84,7 +84,7 @@ def read_table(path: Path, features: Sequence[str]) -> dict[str, Any]:
             found[key] = Words.of(meta[key])
     for name, entry in meta.get("text", {}).items():
         found[f"text/{name}"] = _matrix(entry)
-    # Columns of features with one dimension each; () if there are none.
+    # The columns of the features if there is one for each dimension; otherwise ().
     wide = _family(table, features)
     matrices = [name for name in table.types if _is_matrix(table, name, features)]
     if not wide and not matrices:
