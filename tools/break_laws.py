@@ -958,8 +958,8 @@ TABLE = (
         "two_arrays_of_one_split_are_joined_with_their_own_columns",
         "arrays of one split share their columns",
         "tables/splits.py",
-        "held = tables.setdefault(word, {})",
-        "held = tables.setdefault(word.replace('dev', 'val'), {})",
+        "table = tables.setdefault(word, {})",
+        "table = tables.setdefault(word.replace('dev', 'val'), {})",
     ),
     B(
         "a_value_of_its_own_in_every_row_is_a_group_only_when_asked_for",

@@ -1,1 +1,1 @@
-"""Tables: the columns of a file, and what each of them means, for every command that reads one."""
+"""Tables: reads the columns of a file and finds out what each of them means, for every command that reads a table."""

@@ -1,9 +1,9 @@
-"""Files of embeddings, with the meaning of their columns.
+"""Opens files of embeddings, and finds out what their columns mean.
 
-One layout for npz, npy, h5, parquet and safetensors: ``features/<name>`` [N, D] (or [N, V, D]) per backbone,
-``labels``, ``domain``, ``split`` [N], and ``name`` where the format has strings, with the class and domain names, a
-column for each group, and class text features, ``text/<name>`` [C, D]. What ``export`` writes, ``ingest`` reads; it
-also reads tables as other programs write them (``table_readers``).
+Files that ``export`` writes have one layout in npz, npy, h5, parquet and safetensors: ``features/<name>`` [N, D] (or
+[N, V, D]) per backbone; ``labels``, ``domain`` and ``split`` [N]; ``name`` [N] if the format has strings; the class
+names and domain names; a column for each group; and the text features of the classes, ``text/<name>`` [C, D].
+``ingest`` reads these files, and also tables as other programs write them (``table_readers``).
 """
 
 from __future__ import annotations
@@ -51,24 +51,25 @@ from fedcache.tables.words import (
 class Embeddings(Roles):
     """Content of a file of embeddings: features and the roles of its other columns."""
 
-    # [N, V, D] per backbone name: arrays, or ``FileRows`` that stay in the file
+    # backbone name -> features [N, V, D], as an array or as ``FileRows`` that stay in the file
     features: dict[str, Any]
-    texts: dict[str, NDArray[np.float32]]  # [C, D] per backbone name, features of the class names
+    texts: dict[str, NDArray[np.float32]]  # backbone name -> features [C, D] of the class names
 
 
 def open_embeddings(path: Path, choice: ColumnChoice | None = None) -> Embeddings:
     """A file of embeddings. Its features stay in the file and are read block by block.
 
-    Columns are found as the module ``roles`` describes, unless ``choice`` names them. Without labels every row has -1.
+    Columns are found as the module ``roles`` describes, unless ``choice`` names them. If there are no labels, each row
+    has label -1.
     Raises UsageError for a missing file, an unknown ending, features that are a pickle, or columns that do not fit.
     """
-    takes = f"fedcache ingest FILE --name NAME   reads {', '.join(ENDINGS)}"
+    hint = f"fedcache ingest FILE --name NAME   reads {', '.join(ENDINGS)}"
     if not path.exists():
-        raise UsageError(f"There is no file {path}.", takes)
+        raise UsageError(f"There is no file {path}.", hint)
     if ending_of(path) in REFUSED and path.is_file():
         raise refused_file(path, ending_of(path))
     if ending_of(path) not in ENDINGS and not path.is_dir():
-        raise UsageError(f"Unknown file ending {ending_of(path)!r}.", takes)
+        raise UsageError(f"Unknown file ending {ending_of(path)!r}.", hint)
     choice = choice or ColumnChoice()
     return assemble(path, read_columns(path, choice.features), choice)
 
@@ -86,11 +87,11 @@ def assemble(path: Path, raw: dict[str, Any], choice: ColumnChoice) -> Embedding
             f"{path} has features of {found} rows.",
             "All features need the same number of rows, at least 1.",
         )
-    taken = dict.fromkeys(keys, "features")
+    known_roles = dict.fromkeys(keys, "features")
     texts = {}
     for key, values in raw.items():
         if _is_text_features(key, values):
-            taken[key] = "text features"
+            known_roles[key] = "text features"
             name, matrix = _text_of(path, key, values, features)
             texts[name] = matrix
     # Labels that are integers index the text features, which have one row for each class.
@@ -102,7 +103,7 @@ def assemble(path: Path, raw: dict[str, Any], choice: ColumnChoice) -> Embedding
         raw,
         count,
         choice,
-        taken=taken,
+        known_roles=known_roles,
         splits=splits,
         class_count=class_count,
         left_out=unused,
@@ -115,11 +116,11 @@ def assemble(path: Path, raw: dict[str, Any], choice: ColumnChoice) -> Embedding
                 "Give one row per class, in the order of classes.",
             )
     notes = [*wide_sentence(features), *roles.notes, *unused_sentence(roles.unused)]
-    held = {**vars(roles), "domains": roles.domains.astype(np.int16), "notes": notes}
+    fields = {**vars(roles), "domains": roles.domains.astype(np.int16), "notes": notes}
     # A file with text features can be used without labels, so the user need not name a column of labels.
     if texts:
-        held["may_be_labels"] = {}
-    return Embeddings(**held, features=features, texts=texts)
+        fields["may_be_labels"] = {}
+    return Embeddings(**fields, features=features, texts=texts)
 
 
 def _joined_splits(
@@ -127,15 +128,15 @@ def _joined_splits(
 ) -> tuple[dict[str, Any], NDArray[np.uint8] | None, dict[str, Unread]]:
     """The columns of all rows, the split code of each row, and the columns that belong to no rows.
 
-    If the names of columns give the split, ``X_train``, ``y_train``, ``X_test`` become X and y, with the rows of test
-    before those of train. Otherwise, and for a table, the columns stay as they are and the split codes are None.
+    If the names of columns give the split, ``X_train``, ``y_train``, ``X_test`` and ``y_test`` become X and y, with the
+    test rows first. Otherwise, and for files of ``TABLES``, the columns stay as they are and the split codes are None.
     Raises UsageError for features of different widths.
     """
 
-    def has_rows(held: Mapping[str, Any]) -> bool:
-        chosen = [key for key in choice.features if key in held]
-        usual = [key for key in held if is_feature(key) or last_level(key) == DATA]
-        return any(len(held[key].shape) > 1 for key in chosen or usual)
+    def has_rows(table: Mapping[str, Any]) -> bool:
+        chosen = [key for key in choice.features if key in table]
+        usual = [key for key in table if is_feature(key) or last_level(key) == DATA]
+        return any(len(table[key].shape) > 1 for key in chosen or usual)
 
     if ending_of(path) in TABLES:
         return raw, None, {}
@@ -150,26 +151,27 @@ def _joined_splits(
     if len(tables) == 1:
         return raw, None, {}
     # The last table has the columns without a split.
-    *of_splits, (_, others) = tables
-    # The features of a split show how many rows its other columns must have.
+    *of_splits, (_, without_split) = tables
+    # The number of rows of a split is that of its features; its other columns must have as many.
     lengths = []
-    for _, held in of_splits:
-        keys = features_of(path, held, choice.features)[1]
-        lengths.append(len(held[min(keys)]))
+    for _, table in of_splits:
+        keys = features_of(path, table, choice.features)[1]
+        lengths.append(len(table[min(keys)]))
     # Names of the columns of all splits, in the order of the file.
     names: dict[str, None] = {}
-    for _, held in of_splits:
-        names |= dict.fromkeys(held)
+    for _, table in of_splits:
+        names |= dict.fromkeys(table)
     joined: dict[str, Any] = {}
     for name in names:
-        parts: list[Any] = [held.get(name) for _, held in of_splits]
+        parts: list[Any] = [table.get(name) for _, table in of_splits]
         if all(part is not None and is_matrix(part) for part in parts):
             joined[name] = joined_rows(path, name, parts)
         else:
             parts = [part if part is None else vector(part) for part in parts]
             joined[name] = joined_columns(parts, lengths)
     unused: dict[str, Unread] = {}
-    for name, values in others.items():
+    # Lists of class or domain names, and text features of the classes, belong to no rows, but are used.
+    for name, values in without_split.items():
         lists_names = last_level(name) in (*CLASS_NAMES, "domains")
         if lists_names or name == "text" or name.startswith("text/"):
             joined[name] = values
@@ -180,7 +182,7 @@ def _joined_splits(
 
 
 def _is_text_features(key: str, values: Any) -> bool:
-    """Whether a column holds text features of the classes; a column of words that is called text does not."""
+    """Whether a column holds text features of the classes; a column called ``text`` that holds words does not."""
     if key != "text":
         return key.startswith("text/")
     return is_matrix(values)
@@ -189,7 +191,11 @@ def _is_text_features(key: str, values: Any) -> bool:
 def _text_of(
     path: Path, key: str, values: Any, features: Mapping[str, Any]
 ) -> tuple[str, NDArray[np.float32]]:
-    """The backbone and the unit rows [C, D] of ``text/<backbone>``, or of ``text`` in a file with one backbone."""
+    """The backbone's name, and the rows [C, D], scaled to norm 1, of a column ``text/<backbone>``.
+
+    In a file with one backbone, the column may be called ``text``. Raises UsageError for a column that does not fit,
+    and CorruptionError for a row that is zero or not finite.
+    """
     first = next(iter(features))
     ambiguous = key == "text" and len(features) > 1
     name = first

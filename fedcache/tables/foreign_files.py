@@ -1,8 +1,8 @@
-"""Files of embeddings as other programs for federated learning and retrieval write them.
+"""Reads or refuses files of embeddings that other programs for federated learning and retrieval write.
 
-fedcache reads HDF5 with one group for each client (TensorFlow Federated), folders of clip-retrieval, and LEAF's JSON
-(``table_files``). It refuses pickles (PFLlib and others), which could run code, and images, which an encoder has to
-read first. The error of a refused file shows the lines of Python that convert it.
+fedcache reads HDF5 with one group for each client (TensorFlow Federated, below), folders of clip-retrieval (``read``),
+and LEAF's JSON (``table_files``). It refuses pickles (PFLlib and others), because they could run code, and images,
+because an encoder has to read them first. The error of a refused file shows the lines of Python that convert it.
 """
 
 from __future__ import annotations
@@ -18,26 +18,27 @@ from fedcache.errors import FedcacheError, UsageError, shell_word
 from fedcache.tables.words import Words, is_matrix, joined_columns, joined_rows, stem_of
 
 CLIENT = "client"
-"""Column with the client of each row, made from files with a separate part per client."""
+"""Name of the column with the client of each row, which is made for files with a separate part per client."""
 
 ONE_OBJECT = "one Python object"
 """Reason why an array of an npz is not used: it holds one object, such as a dict of settings."""
 
 TRUSTED = "# runs code in the file: only for a file that you trust"
+"""Comment in lines of Python that load a pickle."""
 
 PIXELS = ("pixels", "image", "images")
-"""Columns of images in files with a separate part per client."""
+"""Usual names of columns of images in files with a separate part per client."""
 
 
 BEGIN = "Convert it with Python:"
-"""First line of a hint that lines of Python follow."""
+"""First line of a hint; lines of Python follow it."""
 
 MARK = "    "
 """Beginning of the lines of Python in a hint."""
 
 
 def conversion(lines: Sequence[str], following: str) -> str:
-    """A hint: lines that convert a file, and the command that reads the converted file.
+    """A hint with lines of Python that convert a file, and ``following``, the command that reads the new file.
 
     >>> print(conversion(["import numpy"], "fedcache ingest new.npz --name NAME"))
     Convert it with Python:
@@ -52,16 +53,17 @@ def conversion(lines: Sequence[str], following: str) -> str:
 
 
 def pickled_dict(path: Path, name: str, *, images: bool = False) -> FedcacheError:
-    """The error of an npz without features whose array ``name`` is one pickled object, with lines that write arrays.
+    """The error for an npz without features whose array ``name`` is one pickled object.
 
-    PFLlib writes one such file for every client, ``train/0.npz`` with ``x`` and ``y`` in ``data``: the lines read all
-    of them, with their client and split. If ``images`` is true, the rows are images and keep their shape.
+    The hint has lines of Python that write plain arrays. PFLlib writes one such file for every client, ``train/0.npz``
+    with ``x`` and ``y`` in ``data``: then the lines read the files of all clients, and keep the client and split of
+    each row. If ``images`` is true, the rows are images and keep their shape.
     """
-    rows = "features"
-    flat = ".reshape(len(d['y']), -1)"
+    array = "features"
+    flatten = ".reshape(len(d['y']), -1)"
     if images:
-        rows = "images"
-        flat = ""
+        array = "images"
+        flatten = ""
     if name == "data" and path.parent.name.lower() in ("train", "test"):
         folder = path.parent.parent
         out = folder.with_name(f"{folder.resolve().name}-all.npz")
@@ -72,30 +74,31 @@ def pickled_dict(path: Path, name: str, *, images: bool = False) -> FedcacheErro
             f"held = []  {TRUSTED}",
             "for f in files: held.append(numpy.load(f, allow_pickle=True)['data'].item())",
             "counts = [len(d['y']) for d in held]",
-            f"numpy.savez({str(out)!r}, {rows}=numpy.concatenate([d['x']{flat} for d in held]),",
+            f"numpy.savez({str(out)!r}, {array}=numpy.concatenate([d['x']{flatten} for d in held]),",
             "    labels=numpy.concatenate([d['y'] for d in held]),",
             "    client=numpy.repeat([f.stem for f in files], counts),",
             "    split=numpy.repeat([f.parent.name for f in files], counts))",
         ]
-        what = "client files of PFLlib"
+        content = "client files of PFLlib"
     else:
         out = path.with_name(f"{stem_of(path)}-plain.npz")
         load = f"numpy.load({str(path)!r}, allow_pickle=True)[{name!r}].item()"
         lines = ["import numpy", f"d = {load}  {TRUSTED}"]
         if name == "data":
-            lines.append(f"numpy.savez({str(out)!r}, {rows}=d['x']{flat}, labels=d['y'])")
+            lines.append(f"numpy.savez({str(out)!r}, {array}=d['x']{flatten}, labels=d['y'])")
         else:
             lines.append(f"numpy.savez({str(out)!r}, **d)")
-        what = ONE_OBJECT
+        content = ONE_OBJECT
     following = f"fedcache ingest {shell_word(out)} --name NAME"
     if images:
         following = f"fedcache extract --dataset arrays:{shell_word(out)}"
     return UsageError(
-        f"{path}: {name} is a pickle ({what}), which fedcache never opens, because a pickle may run code.",
+        f"{path}: {name} is a pickle ({content}), which fedcache never opens, because a pickle may run code.",
         conversion(lines, following),
     )
 
 
+# Values of ``REFUSED`` below.
 _PICKLE = (
     "is a pickle, which fedcache never opens, because a pickle may run code.",
     ".parquet",
@@ -129,14 +132,14 @@ _MATLAB = (
     ),
 )
 REFUSED = {".pkl": _PICKLE, ".pickle": _PICKLE, ".mat": _MATLAB, ".pt": _TORCH, ".pth": _TORCH}
-"""Ending of files that are not read -> the reason, the ending of a converted file, and lines of Python that convert.
+"""Ending of files that are refused -> the reason, the ending of the converted file, and lines of Python that convert.
 
-``format`` fills in ``{path}`` and ``{out}``, so other braces are doubled.
+``format`` fills in ``{path}`` and ``{out}`` in the lines, so other braces are doubled.
 """
 
 
 def refused_file(path: Path, ending: str) -> FedcacheError:
-    """The error of a file that is not read, with the lines that convert it; ``ending`` is one of ``REFUSED``."""
+    """The error for a refused file, with the lines that convert it; ``ending`` is a key of ``REFUSED``."""
     why, new_ending, lines = REFUSED[ending]
     out = path.with_name(f"{stem_of(path)}{new_ending}")
     filled = [line.format(path=str(path), out=str(out)) for line in lines]
@@ -150,7 +153,7 @@ _OF_CLIENT = re.compile(r"examples/(.+)/([^/]+)")
 
 
 def clients_of(names: Sequence[str]) -> dict[str, dict[str, str]]:
-    """The datasets of an HDF5 file of TensorFlow Federated: client -> column -> name; empty for another file."""
+    """client -> column -> name of the dataset, for an HDF5 file of TensorFlow Federated; {} for another file."""
     found: dict[str, dict[str, str]] = {}
     for name in names:
         match = _OF_CLIENT.fullmatch(name)
@@ -161,7 +164,7 @@ def clients_of(names: Sequence[str]) -> dict[str, dict[str, str]]:
 
 
 def refuse_client_images(path: Path, columns: Sequence[str]) -> None:
-    """Raise UsageError for images by client, with the lines that make one file of ``arrays:``."""
+    """Raise UsageError if the clients of a file have images, with the lines that make one file for ``arrays:FILE``."""
     image = next((name for name in PIXELS if name in columns), None)
     if image is None:
         return
@@ -183,32 +186,32 @@ def refuse_client_images(path: Path, columns: Sequence[str]) -> None:
 
 
 def joined_clients(path: Path, columns: Mapping[str, Any]) -> dict[str, Any]:
-    """The joined columns of all clients, with a column that names the client; columns of another file as they are."""
+    """The columns, joined over all clients, and a column ``CLIENT``; for a file without clients, the same columns."""
     clients = clients_of([*columns])
     if not clients:
         return dict(columns)
     names = list(next(iter(clients.values())))
     refuse_client_images(path, names)
-    for client, held in clients.items():
-        if held.keys() != set(names):
-            own = ", ".join(held)
+    for client, name_of in clients.items():
+        if name_of.keys() != set(names):
+            found = ", ".join(name_of)
             expected = ", ".join(names)
             raise UsageError(
-                f"{path}: the client {client} has {own}, but the first client has {expected}.",
+                f"{path}: the client {client} has {found}, but the first client has {expected}.",
                 "Write the same columns for every client.",
             )
     joined: dict[str, Any] = {}
     for name in names:
-        parts = [columns[held[name]] for held in clients.values()]
+        parts = [columns[name_of[name]] for name_of in clients.values()]
         joined[name] = end_to_end(path, name, parts)
-    counts = [_rows_of(columns[held[names[0]]]) for held in clients.values()]
+    counts = [_rows_of(columns[name_of[names[0]]]) for name_of in clients.values()]
     client_of = np.repeat(np.arange(len(clients), dtype=np.int32), counts)
     joined[CLIENT] = Words(client_of, tuple(clients))
     return joined
 
 
 def end_to_end(path: Path, name: str, parts: Sequence[Any]) -> Any:
-    """One column of all parts of a dataset. Raises UsageError for rows of different shapes."""
+    """One column from its parts, one after another. Raises UsageError for rows of different shapes."""
     # Features and images are matrices; all other columns have one value for each row.
     if all(map(is_matrix, parts)):
         return joined_rows(path, name, parts)

@@ -1,4 +1,4 @@
-"""Groups: columns that came with the data and sort its rows, such as a hospital, a writer or a device."""
+"""Groups: columns of the data that divide its rows, such as by hospital, writer or device."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ class Group(Coded):
             known = ~np.isnan(column)
             values = column[known]
             hint = "Give words, or integers."
-            whole = np.isfinite(values) & (values == np.rint(values))
-            if not whole.all():
+            are_whole = np.isfinite(values) & (values == np.rint(values))
+            if not are_whole.all():
                 raise UsageError("Numbers with decimals cannot be a group.", hint)
             if not (np.abs(values) < FLOAT_INTEGERS).all():
                 raise UsageError(
@@ -65,12 +65,12 @@ class Group(Coded):
         elif column.dtype.kind in "iub":
             known = np.ones(len(column), bool)
         else:
-            made = as_column(column)
-            if isinstance(made, Unread):
+            words = as_column(column)
+            if isinstance(words, Unread):
                 raise UsageError(
-                    f"A group needs a word or a number per row, not {made.why}.", "Give words."
+                    f"A group needs a word or a number per row, not {words.why}.", "Give words."
                 )
-            return cls.of(made)
+            return cls.of(words)
         # Numbers are sorted as numbers (writer 2 before writer 10).
         distinct, inverse = np.unique(column[known], return_inverse=True)
         codes = np.full(len(column), -1, np.int32)
@@ -79,7 +79,7 @@ class Group(Coded):
 
     @classmethod
     def of_words(cls, column: Words) -> Group:
-        """A group of words; an empty word is no value, and surrounding space is removed."""
+        """The group of a column of words. An empty word is no value, and surrounding space is removed."""
         used = np.unique(column.codes).tolist()
         clean = [word.strip() for word in column.words]
         words = sorted_words(clean[code] for code in used if code >= 0 and clean[code])
@@ -96,7 +96,7 @@ class Group(Coded):
 
 
 def as_a_part(message: str) -> str:
-    """The message of an error of ``Group.of`` as a part of another sentence.
+    """The message of an error that ``Group.of`` raised, as a part of another sentence.
 
     >>> as_a_part("Numbers with decimals cannot be a group.")
     'numbers with decimals'
@@ -106,9 +106,9 @@ def as_a_part(message: str) -> str:
 
 
 def joined(parts: Sequence[Mapping[str, Group]], rows: Sequence[int]) -> dict[str, Group]:
-    """Groups of several datasets, one after another; the rows of a dataset without a group have no value in it.
+    """The groups of several datasets, whose rows follow one another.
 
-    ``rows`` are the numbers of rows of the datasets.
+    ``rows`` has the number of rows of each dataset. If a dataset lacks a group, its rows have no value in the group.
     """
     groups = {}
     for name in dict.fromkeys(chain(*parts)):
@@ -117,15 +117,15 @@ def joined(parts: Sequence[Mapping[str, Group]], rows: Sequence[int]) -> dict[st
             if name in part:
                 words |= dict.fromkeys(part[name].words)
         codes = [np.full(count, -1, np.int32) for count in rows]
-        for place, part in enumerate(parts):
+        for index, part in enumerate(parts):
             if name in part:
-                codes[place] = part[name].recoded(tuple(words))
+                codes[index] = part[name].recoded(tuple(words))
         groups[name] = Group(np.concatenate(codes), tuple(words))
     return groups
 
 
 def differs_in_every_row(group: Group) -> bool:
-    """Whether there are more than nine different values for ten rows with a value."""
+    """Whether the number of different values is more than nine tenths of the number of rows with a value."""
     known = int((group.codes >= 0).sum())
     return known > 1 and 10 * len(group.words) > 9 * known
 
@@ -133,7 +133,7 @@ def differs_in_every_row(group: Group) -> bool:
 def usable_group_name(name: str) -> str:
     """The name of a column as the name of a group: characters other than a-z, A-Z, 0-9, '.', '_' and '-' become '_'.
 
-    Raises UsageError for a reserved name, and for a name without such a letter or digit.
+    Raises UsageError for a reserved name, and for a name that is too long or has none of these letters and digits.
     """
     if not name.strip():
         raise UsageError("A column has no name.", "Give every column a name.")

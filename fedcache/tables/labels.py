@@ -1,4 +1,4 @@
-"""Labels and domains: a column as class indices and class names, the same for every command that reads a table.
+"""Labels and domains: turns a column into class indices and class names, in the same way for all commands.
 
 The classes are the values that occur. Whole numbers are in numeric order, words in alphabetical order. A file that
 lists its class names (``class_names``, Hugging Face's ClassLabel) declares all classes and their order. A row has no
@@ -31,21 +31,22 @@ ANOTHER_COLUMN = "--label-key NAME selects another column."
 
 
 def with_names(column: Column, names: Sequence[str], where: str) -> Words:
-    """The words of a column whose values are class names of its file or indices into these names; -1 is no label.
+    """The class name of each row. Values of ``column`` are class names, or indices into ``names``; -1 is no label.
 
     Raises UsageError for a number or word without a name.
     """
     group = Group.of(column)
     repeated = tuple(name for name, times in Counter(names).items() if times > 1)
     names = distinct_names(names)
-    place = {name: index for index, name in enumerate(names)}
-    target = []
-    # A column of words may hold class names; else its values are their indices.
-    are_names = isinstance(column, Words) and any(word in place for word in group.words)
+    index_of = {name: index for index, name in enumerate(names)}
+    indices = []
+    # If the column holds a class name, its words are class names; otherwise, they are indices of class names.
+    are_names = isinstance(column, Words) and any(word in index_of for word in group.words)
     for word in group.words:
+        # This index is illegal. It stays if the word has no meaning.
         index = len(names)
         if are_names:
-            index = place.get(word, index)
+            index = index_of.get(word, index)
         elif is_integer(word):
             index = int(word)
         else:
@@ -58,13 +59,14 @@ def with_names(column: Column, names: Sequence[str], where: str) -> Words:
                 f"{where} has the label {word!r}, but the file has {count:,} class names: {shown}.",
                 "Give every label a class name, or leave the class names out of the file.",
             )
-        target.append(index)
-    codes = np.array([*target, -1], np.int32)[group.codes]
+        indices.append(index)
+    # A row without a value has code -1, which selects the last entry, -1.
+    codes = np.array([*indices, -1], np.int32)[group.codes]
     return Words(codes, names, declared=True, repeated=repeated)
 
 
 def distinct_names(names: Sequence[str]) -> tuple[str, ...]:
-    """Distinct class names: a name that occurs twice gets its index, because ImageNet has two classes called crane."""
+    """Distinct class names: a repeated name is followed by its index. ImageNet has two classes called crane."""
     times = Counter(names)
     distinct = []
     for index, name in enumerate(names):
@@ -81,22 +83,23 @@ def read_labels(
 
     Args:
         where: file and column, for messages.
-        column: as it was read from the file.
+        column: the labels as they were read from the file.
+        count: number of rows.
         no_label: values that mean that no label is known.
 
     Raises UsageError for another shape, and for measurements.
     """
     column = _one_per_row(where, column, count)
-    every = _coded(where, column)
+    all_values = _coded(where, column)
     are_words = isinstance(column, Words)
     # Numbers are compared as numbers: -1.0 names the label -1.
     no_label_words = {value.strip() for value in no_label}
     if not are_words:
         no_label_words = {_as_number(value) for value in no_label_words}
-    kept = tuple(word for word in every.words if word not in no_label_words)
-    coded = Group(every.recoded(kept), kept)
-    notes = _unlabelled(column, every, no_label_words)
-    for value in sorted(no_label_words.difference(every.words)):
+    classes = tuple(word for word in all_values.words if word not in no_label_words)
+    coded = Group(all_values.recoded(classes), classes)
+    notes = _unlabelled(column, all_values, no_label_words)
+    for value in sorted(no_label_words.difference(all_values.words)):
         notes.append(f"No row has the label {value}.")
     if not are_words or not column.declared:
         notes += _likely_missing(coded)
@@ -109,7 +112,8 @@ def read_labels(
 
 
 def _unlabelled(column: Any, coded: Group, no_label_words: Collection[str]) -> list[str]:
-    """A note on rows without a label, and how the file marks them."""
+    """A note on rows without a label, and how the file marks them; [] if all rows have labels."""
+    # Mark of unlabelled rows, in words -> number of rows.
     without_value = "empty"
     if isinstance(column, Words) and column.declared:
         without_value = "with -1 or no value"
@@ -130,7 +134,7 @@ def _unlabelled(column: Any, coded: Group, no_label_words: Collection[str]) -> l
 
 
 def _as_number(word: str) -> str:
-    """A whole number in the spelling of labels, -1 for -1.0; other words as they are."""
+    """A whole number as labels are spelled, such as -1 for -1.0; any other word as it is."""
     try:
         number = float(word)
     except ValueError:
@@ -142,16 +146,16 @@ def _as_number(word: str) -> str:
 
 def read_domains(where: str, column: Any, count: int) -> Group:
     """The domain of each row, -1 for a row without one; errors as of ``read_labels``."""
-    another = "--domain-key NAME selects another column."
-    column = _one_per_row(where, column, count, another)
-    return _coded(where, column, another)
+    hint = "--domain-key NAME selects another column."
+    column = _one_per_row(where, column, count, hint)
+    return _coded(where, column, hint)
 
 
-def _one_per_row(where: str, column: Any, count: int, another: str = ANOTHER_COLUMN) -> Any:
-    """A column with one value for each of ``count`` rows. Raises UsageError for another column."""
+def _one_per_row(where: str, column: Any, count: int, another_column: str = ANOTHER_COLUMN) -> Any:
+    """The column as [N], with one value for each of ``count`` rows. Raises UsageError if its shape does not fit."""
     column = vector(column)
-    unread = isinstance(column, Unread)
-    if column.shape == (count,) and not unread:
+    is_unread = isinstance(column, Unread)
+    if column.shape == (count,) and not is_unread:
         return column
     hint = "Give every row one label."
     one_hot = (
@@ -159,8 +163,8 @@ def _one_per_row(where: str, column: Any, count: int, another: str = ANOTHER_COL
     )
     if len(column.shape) == 2 and column.shape[0] == count:
         hint = one_hot
-    elif unread:
-        hint = another
+    elif is_unread:
+        hint = another_column
         if column.kind == "objects":
             hint = "labels.astype(str)   converts labels to words"
         elif column.why == "lists":
@@ -173,16 +177,16 @@ def _one_per_row(where: str, column: Any, count: int, another: str = ANOTHER_COL
 
 
 def _coded(where: str, column: Any, hint: str = ANOTHER_COLUMN) -> Group:
-    """A column as a group; words that the file declares keep their order."""
+    """A column as a group; words keep their order if the file lists them."""
     if isinstance(column, Words) and column.declared:
         return Group(column.codes, column.words)
     try:
         return Group.of(column)
     except UsageError as error:
-        held = as_a_part(error.message)
+        content = as_a_part(error.message)
         rows = column.shape[0]
         raise UsageError(
-            f"{where} holds {held}, expected {rows:,} integers or words.", hint
+            f"{where} holds {content}, expected {rows:,} integers or words.", hint
         ) from error
 
 

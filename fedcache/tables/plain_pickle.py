@@ -1,9 +1,9 @@
-"""Pickles of arrays, lists, texts and numbers, read without running anything they name.
+"""Reads pickles of arrays, lists, texts and numbers without running any function that they name.
 
-A pickle is a program that may call any function it names. Datasets of research code are often pickles (CIFAR's
-batches, the lists and digits of FedBN), and so are columns of words in an npz. They need only a few functions of
-numpy, which are replaced here by functions that can do nothing else. Reading stops at any other name, before the name
-is looked up.
+A pickle is a program that may call any function whose name it contains. Datasets of research code are often pickles
+(CIFAR's batches, the lists and digits of FedBN), and so are columns of words in an npz. They need only a few functions
+of numpy, which are replaced here by functions that only make arrays and bytes. Reading stops at any other name, before
+the name is looked up.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _DTYPE = re.compile(r"[<>=|]?[biufSUO]\d{0,6}")
 
 
 class _PickledDtype:
-    """A dtype whose state is checked. numpy's own class would take any state from the pickle."""
+    """A dtype that checks the state in the pickle. numpy's own class would accept any state."""
 
     __slots__ = ("dtype",)
 
@@ -28,7 +28,7 @@ class _PickledDtype:
         self.dtype = dtype
 
     def __setstate__(self, state: Any) -> None:
-        """Take the byte order from ``(version, byte order, None, None, None, ...)``."""
+        """Take the byte order from numpy's state, ``(version, byte order, None, None, None, ...)``."""
         match state:
             case (int(), "<" | ">" | "|" | "=" as order, None, None, None, *_):
                 if order not in "|=":
@@ -38,7 +38,7 @@ class _PickledDtype:
 
 
 class _Array(np.ndarray[Any, Any]):
-    """An array that is filled by numpy, which checks sizes, with a dtype that was checked here."""
+    """An array whose dtype is checked here. numpy fills the array, and checks its size."""
 
     def __setstate__(self, state: Any) -> None:
         match state:
@@ -54,13 +54,16 @@ class _Array(np.ndarray[Any, Any]):
                 raise pickle.UnpicklingError("an array that numpy did not write")
 
 
+# Replacements of the functions that pickles of arrays call, with the arguments that numpy writes.
+
+
 def _reconstruct(kind: Any, shape: Any, code: Any) -> _Array:
     if kind is not _allowed()["numpy", "ndarray"] or shape != (0,):
         raise pickle.UnpicklingError("an array that numpy did not write")
     return np.ndarray.__new__(_Array, (0,), dtype="b")
 
 
-def _dtype(code: Any, *rest: Any) -> _PickledDtype:
+def _dtype(code: Any, *flags: Any) -> _PickledDtype:
     if not isinstance(code, str) or not _DTYPE.fullmatch(code):
         shown = str(code)[:40]
         raise pickle.UnpicklingError(f"the dtype {shown!r}")
@@ -90,7 +93,7 @@ def _no_bytes() -> bytes:
     return b""
 
 
-def _never(*words: Any) -> Any:
+def _never(*args: Any) -> Any:
     raise pickle.UnpicklingError("an array that numpy did not write")
 
 
@@ -102,8 +105,8 @@ class _Frozen:
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
 
-    def __call__(self, *words: Any) -> Any:
-        return self._function(*words)
+    def __call__(self, *args: Any) -> Any:
+        return self._function(*args)
 
     def __setstate__(self, state: Any) -> None:
         raise pickle.UnpicklingError("it modifies an object")
@@ -111,7 +114,7 @@ class _Frozen:
 
 @cache
 def _allowed() -> dict[tuple[str, str], _Frozen]:
-    """Objects that a pickle may use, by module and name."""
+    """(module, name) in a pickle -> the object that fedcache uses for it."""
     allowed = {
         ("numpy", "ndarray"): _Frozen(_never),  # pickles name the class but do not call it
         ("numpy", "dtype"): _Frozen(_dtype),
@@ -134,9 +137,9 @@ class _Unpickler(pickle.Unpickler):
 
 
 def load_plain(file: IO[bytes]) -> Any:
-    """The content of a pickle of plain data. Raises ValueError for another pickle, with the reason."""
+    """The content of a pickle of plain data. Raises ValueError, with the reason, for any other pickle."""
     try:
-        # Python 2 wrote CIFAR's batches: its byte strings are read as latin1 texts, as numpy expects.
+        # Python 2 wrote CIFAR's batches. Its byte strings are read as latin1 texts, as numpy requires.
         return _Unpickler(file, encoding="latin1").load()
     except (
         OSError,

@@ -1,8 +1,8 @@
-"""Columns of a file of embeddings: npz, npy, h5, safetensors and tables; nothing that could run code is ever built.
+"""Reads the columns of a file of embeddings (npz, npy, h5, safetensors, tables) without running code from the file.
 
 Features are read block by block in the order of their rows, as often as they are requested, so that a file larger than
-memory can be ingested. Other columns are read whole if they have one value for each row, and not at all otherwise.
-Each format's library is imported by the function that needs it.
+memory can be ingested. Other columns are read as a whole if they have one value for each row; otherwise they are not
+read. Each function imports the library of its format.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ Found = dict[str, Any]
 def read_columns(path: Path, features: Sequence[str]) -> Found:
     """Columns by name; errors as ``embeddings.open_embeddings``.
 
-    ``features`` are the columns that the user names as features. For a table they may also be the common beginning of
-    the names of its dimensions.
+    ``features`` are the columns that the user names as features. For a table with one column per dimension, the user
+    may also give the common beginning of the names of these columns.
     """
     with explain_damage(path):
         if path.is_dir():
@@ -61,7 +61,7 @@ UNKNOWN_NPY = "another version of numpy's format"
 
 
 def npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]] | None:
-    """Shape, whether the array is in Fortran order, and dtype of a ``.npy`` file, which is read up to its first row.
+    """(shape, whether the array is in Fortran order, dtype) of an open ``.npy`` file; reads it up to its first row.
 
     None for an unknown version of the format. Raises ValueError for a damaged header.
     """
@@ -77,11 +77,14 @@ def npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]] |
 
 
 def _npy(path: Path, opened: Callable[[], AbstractContextManager[IO[bytes]]], size: int) -> Any:
-    """An array in numpy's own format, ``size`` bytes with its header; matrices of floats stay in the file."""
+    """A column from numpy's own format. Matrices of floats stay in the file.
+
+    ``opened`` opens the array, which has ``size`` bytes with its header.
+    """
     with opened() as file:
         header = npy_header(file)
         if header is None:
-            return Unread((), UNKNOWN_NPY, "an array of an unknown kind")
+            return Unread((), UNKNOWN_NPY, "an array of an unknown kind")  # (): unknown shape
         shape, fortran, dtype = header
         start = file.tell()
         if dtype.hasobject:
@@ -90,12 +93,12 @@ def _npy(path: Path, opened: Callable[[], AbstractContextManager[IO[bytes]]], si
             raise ValueError(
                 f"an array of shape {shape} and {dtype} does not fit into {size:,} bytes"
             )
-        # Matrices of floats may be features: they stay in the file, unless their rows do not follow each other.
-        floats = dtype.kind == "f" and len(shape) in (2, 3)
-        if floats and not fortran:
+        # Matrices of floats may be features. They stay in the file, except in Fortran order, which splits their rows.
+        may_be_features = dtype.kind == "f" and len(shape) in (2, 3)
+        if may_be_features and not fortran:
             return FileRows(path, shape, dtype, partial(_npy_parts, opened, start, shape, dtype))
-    if shape and not floats and not _one_per_row(shape):
-        # Only the shape is needed; no value is read.
+    if shape and not may_be_features and not _one_per_row(shape):
+        # Such an array is no column, so only its shape is needed, and no value is read.
         without_values = np.broadcast_to(np.zeros((), dtype), shape)
         return as_column(without_values)
     with opened() as file:
@@ -108,18 +111,18 @@ def _one_per_row(shape: tuple[int, ...]) -> bool:
 
 
 def _objects(shape: tuple[int, ...], file: IO[bytes]) -> Any:
-    """A column of Python objects, which numpy stores as a pickle; ``file`` is at the beginning of the pickle."""
+    """A column of Python objects, which numpy stores as a pickle; ``file`` is positioned at the pickle's first byte."""
     if not shape:
         return Unread(shape, "objects", ONE_OBJECT)
     if not _one_per_row(shape):
         return Unread(shape, "objects", "objects")
     try:
-        held = load_plain(file)
+        content = load_plain(file)
     except ValueError as error:
         return Unread(shape, "objects", f"a pickle of more than words and numbers: {error}"[:160])
-    if not isinstance(held, np.ndarray) or held.shape != shape:
+    if not isinstance(content, np.ndarray) or content.shape != shape:
         return Unread(shape, "objects", "a pickle of something else")
-    return objects_of(held.ravel().tolist())
+    return objects_of(content.ravel().tolist())
 
 
 def _npy_parts(
@@ -131,14 +134,14 @@ def _npy_parts(
 ) -> Iterator[NDArray[Any]]:
     width = math.prod(shape[1:]) * dtype.itemsize
     with opened() as file:
-        # Read, not seek: a zip computes its checksum while it is read from the beginning.
+        # The header is read, not skipped by ``seek``: a zip computes its checksum while it is read from the beginning.
         file.read(start)
         for first in range(0, shape[0], rows):
             count = min(rows, shape[0] - first)
             raw = file.read(count * width)
             values = np.frombuffer(raw, dtype, count * width // dtype.itemsize)
             yield values.reshape(count, *shape[1:])
-        file.read(1)  # at its end a zip compares the checksum
+        file.read(1)  # a zip compares the checksum when its end is read
 
 
 @contextmanager
@@ -169,7 +172,7 @@ def _read_npy(path: Path) -> Found:
 
 
 def h5_items(path: Path, group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """(name, dataset) of an open file, at all levels. Raises UsageError for data that are in another file."""
+    """(name, dataset) of a group of an open file, at all levels. Raises UsageError for data in another file."""
     import h5py
 
     for name in group:
@@ -208,7 +211,7 @@ def _read_h5(path: Path) -> Found:
 
 
 def h5_class_names(path: Path, file: Any) -> Iterator[tuple[str, NDArray[Any]]]:
-    """Class names in attributes: ``class_names`` of an open file, and ``label/class_names`` of its datasets."""
+    """(name, class names) from attributes: of a dataset ``label``, as ``label/class_names``, and of the whole file."""
     # Attributes of datasets come first: they are more specific than those of the whole file.
     for key, item in (*h5_items(path, file), ("", file)):
         for name in CLASS_NAMES:
@@ -220,15 +223,15 @@ def h5_class_names(path: Path, file: Any) -> Iterator[tuple[str, NDArray[Any]]]:
 def _h5_column(item: Any) -> Any:
     import h5py
 
-    text = h5py.check_string_dtype(item.dtype) is not None
-    readable = text or item.dtype.kind in "iufbS"
+    are_words = h5py.check_string_dtype(item.dtype) is not None
+    readable = are_words or item.dtype.kind in "iufbS"
     if item.shape is None or not _one_per_row(item.shape) or not readable:
         why = "one value"
         if item.shape:
             why = f"{item.dtype} with shape {item.shape}"
         return Unread(item.shape or (), str(item.dtype), why)
     values = np.asarray(item[()])
-    if text:
+    if are_words:
         return objects_of(values.ravel().tolist())
     return as_column(values)
 
@@ -263,7 +266,7 @@ def _read_safetensors(path: Path) -> Found:
                 found[name] = as_column(file.get_tensor(name))
             else:
                 found[name] = Unread(shape, kind, f"{kind} with shape {shape}")
-    # Safetensors hold no words: the column of a group holds codes, and the head of the file lists their words.
+    # Safetensors hold no words: the column of a group holds codes, and the metadata of the file list their words.
     for name, words in meta.get("groups", {}).items():
         found[name] = Words.coded(found[name], words)
     for key in ("classes", "domains"):
@@ -284,7 +287,7 @@ def _safetensors_parts(path: Path, name: str, count: int, rows: int) -> Iterator
 
 
 def _read_folder(path: Path) -> Found:
-    """A folder of clip-retrieval: ``img_emb/*.npy``, ``text_emb/*.npy`` and ``metadata/*.parquet``, part by part.
+    """The columns of a folder of clip-retrieval: ``img_emb/*.npy``, ``text_emb/*.npy`` and ``metadata/*.parquet``.
 
     Raises UsageError for another folder, with the names of its files.
     """
@@ -296,7 +299,7 @@ def _read_folder(path: Path) -> Found:
             found[f"features/{name}"] = end_to_end(path, name, parts)
     if not found:
         raise _no_embeddings(path)
-    # Every part has a table; a column that is missing in one of them is left out.
+    # Every part has a table. A column that is missing in one of these tables is left out.
     tables = []
     for file in _parts_of(path / "metadata", ".parquet"):
         table = TABLES[".parquet"](file)
@@ -319,10 +322,10 @@ def _parts_of(folder: Path, ending: str) -> list[Path]:
 
 
 def _no_embeddings(path: Path) -> FedcacheError:
-    """The error of a folder that clip-retrieval did not write, with the files to give instead."""
+    """The error for a folder that clip-retrieval did not write, with the files to give instead."""
     clients = sorted([*path.glob("train/*.npz"), *path.glob("test/*.npz"), *path.glob("*.npz")])
     if clients:
-        _read_npz(clients[0])  # its error says how files of clients are converted
+        _read_npz(clients[0])  # may raise an error that says how files of clients are converted
     names = sorted(file.name for file in path.iterdir())
     readable = [name for name in names if ending_of(Path(name)) in ENDINGS]
     endings = ", ".join(ENDINGS)

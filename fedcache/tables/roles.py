@@ -1,7 +1,7 @@
-"""Roles: what the columns of a table mean, for every command that reads one.
+"""Roles: finds out what the columns of a table mean, for every command that reads a table.
 
-A column is found by its name, as in most tables, or by the name that the user gives. Every other column that has a word
-or whole number for each row is a group. The notes say which column has which role, and name every column without one.
+A column is found by a usual name, or by the name that the user gives. Every other column that has a word or whole
+number for each row is a group. Notes for the user say which column has which role, and list the columns without a role.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ from fedcache.tables.words import (
     without_blanks,
 )
 
+# The usual names of columns, by role. They are compared without case, and the first name that a file has is used.
 LABELS = (
     "labels",
     "label",
@@ -68,7 +69,7 @@ LABELS = (
 TEXTS = ("text", "texts", "sentence", "sentences", "review", "content", "body", "document")
 NAMES = ("name", "sample_id", "id", "filename", "file_name", "path")
 LIKE_LABELS = re.compile(r"(?i).*(label|class|target|diagnos|outcome|grade)|(y|diag|dx)(_|$)")
-"""Pattern of names that are more common for columns of labels than for other columns."""
+"""Pattern of names that columns of labels have more often than other columns."""
 
 LIKE_GROUPS = re.compile(
     r"(.*_)?(?i:site|hospital|cent(er|re)|patient|subject|sex|gender|age)(?![a-z])"
@@ -77,7 +78,7 @@ LIKE_GROUPS = re.compile(
 
 DOMAINS = ("domain", "domains")
 CLASS_NAMES = ("classes", "class_names", "label_names")
-"""Usual names of columns, compared without case. The first name that a file has is used."""
+"""Usual names of a column that lists the class names."""
 
 NAMES_SAY_IT = "the names of the files or columns give the split"
 """Reason why a column of splits is not used."""
@@ -89,12 +90,12 @@ ONE_DOMAIN = "all"
 """Name of the domain of rows without a domain. It is not the dataset's name, which depends on where its files are."""
 
 MOST_LETTERS = 1 << 26
-"""Maximum number of characters in all words of a group together, because the file of the group holds them."""
+"""Maximum total number of characters of a group's distinct words, because the file of the group holds all of them."""
 
 
 @dataclass(frozen=True)
 class ColumnChoice:
-    """Columns that the user names; the others are found by their names."""
+    """Columns that the user names; all others are found by their usual names."""
 
     features: tuple[str, ...] = option(
         (),
@@ -154,7 +155,7 @@ class ColumnChoice:
     )
 
     def options(self) -> list[str]:
-        """The same as options of ``ingest``."""
+        """This choice as command-line options of ``ingest``."""
         words: list[str] = []
         for item in fields(self):
             value = getattr(self, item.name)
@@ -179,12 +180,12 @@ class Roles:
     # [N]: 0 train, 1 test, 2 validation; None if nothing gives the split
     splits: NDArray[np.uint8] | None
     names: Sequence[str]  # [N]
-    groups: dict[str, Group]  # columns that sort the rows, by name
-    unused: dict[str, str]  # columns without a role, and why
+    groups: dict[str, Group]  # columns that divide the rows, by name
+    unused: dict[str, str]  # columns without a role, each with the reason
     label_key: str | None  # the column of labels
     # number of values of each column that may be the labels, if there is no column of labels
     may_be_labels: dict[str, int]
-    notes: list[str]  # which column has which role, as sentences
+    notes: list[str]  # sentences for the user that say which column has which role
 
 
 def has_a_meaning(name: str) -> bool:
@@ -199,7 +200,7 @@ def read_roles(
     count: int,
     choice: ColumnChoice,
     *,
-    taken: Mapping[str, str] | None = None,
+    known_roles: Mapping[str, str] | None = None,
     splits: NDArray[np.uint8] | None = None,
     names: Sequence[str] | None = None,
     classes: Sequence[str] | None = None,
@@ -211,19 +212,19 @@ def read_roles(
     Args:
         where: the file, for messages.
         raw: columns by name: numbers, ``Words``, ``FileRows`` of matrices, or ``Unread``.
-        count: of rows.
+        count: number of rows.
         choice: the columns that the user names.
-        taken: role by name, of columns that have a role already.
+        known_roles: the role of each column that has one already.
         splits: [N] split code of each row, if the names of files or columns give it. It is used if it has several
             values and the user names no column of splits.
         names: [N] name of each row, if no column gives it.
-        classes: class names, if they are listed elsewhere than in a column of the file.
+        classes: class names, if they are not listed in a column of the file.
         class_count: number of classes of the text features; labels that are integers index these classes.
         left_out: columns whose values cannot be assigned to rows, with the reason.
 
     Raises UsageError for columns that make no sense.
     """
-    roles = dict(taken or {})
+    roles = dict(known_roles or {})
     raw = without_blanks(where, raw)
     columns = {key: values for key, values in raw.items() if key not in roles}
     left_out = left_out or {}
@@ -233,15 +234,15 @@ def read_roles(
     lacks_labels = label_key is None and not choice.unlabelled
     if lacks_labels:
         _refuse_lost_labels(where, left_out, count)
-    # A column of another kind, such as measurements, is taken too, so that it is refused.
+    # A column called domain is chosen even if it holds, for example, measurements, so that it is refused.
     called_domain = {
         key: values
         for key, values in columns.items()
         if values.shape == (count,) and last_level(key) == "domain"
     }
-    places = (_of_rows(columns, count), called_domain)
-    domain_key = _choose(where, columns, choice.domain, DOMAINS, places, "--domain-key")
-    # Class names come from the caller, from a column that lists them, or are the indices of text features.
+    candidates = (_of_rows(columns, count), called_domain)
+    domain_key = _choose(where, columns, choice.domain, DOMAINS, candidates, "--domain-key")
+    # Class names come from the caller or from a column that lists them; else they are the indices of text features.
     class_key = _class_names_column(columns, label_key, count)
     if class_key is not None:
         roles[class_key] = "class names"
@@ -251,7 +252,7 @@ def read_roles(
         labels = columns.get(label_key or "")
         if _index_classes(labels, class_count):
             classes = [str(index) for index in range(class_count)]
-    coded, notes = _labels(where, columns, label_key, classes, count, choice)
+    coded, label_notes = _labels(where, columns, label_key, classes, count, choice)
     domains, domain_names, sentences = _domains(where, columns, domain_key, count)
     for key in columns:
         if key.lower() == "domains" and key != domain_key:
@@ -259,23 +260,26 @@ def read_roles(
     # The split is given by a column, or by the names of files or columns.
     split_key = find_column(where, columns, choice.split, SPLITS, "--split-key")
     split_keys: tuple[str, ...] = ()
-    # Names that put every row into one split say nothing, and a column that the user names comes before names.
+    # A column of splits is searched in three cases: names of files or columns give no split; they give the same split
+    # for all rows; or the user names a column.
     one_split = splits is not None and bool((splits == splits[0]).all())
     if splits is None or one_split or choice.split is not None:
         other_roles = {label_key, domain_key} - {choice.split}
-        others = {key: values for key, values in columns.items() if key not in other_roles}
-        found = find_splits(str(where), others, choice.split, split_key, chosen_groups, count)
+        possible = {key: values for key, values in columns.items() if key not in other_roles}
+        found = find_splits(str(where), possible, choice.split, split_key, chosen_groups, count)
         split_keys = found.keys
         splits = found.codes
         sentences += found.notes
     elif split_key is not None:
+        # ``Unread``: the column is listed as not used, and becomes no group.
         raw = {**raw, split_key: Unread((count,), "", NAMES_SAY_IT)}
     if splits is not None:
+        # The same for columns such as is_test.
         reason = NAMES_SAY_IT
         if split_keys:
             reason = f"{split_keys[0]} gives the split"
-        kept = (*split_keys, *chosen_groups)
-        flags = {key: values for key, values in columns.items() if key not in kept}
+        used = (*split_keys, *chosen_groups)
+        flags = {key: values for key, values in columns.items() if key not in used}
         raw = {**raw, **unused_flags(flags, splits, reason, count)}
     name_key: str | None = None
     if names is None:
@@ -286,14 +290,14 @@ def read_roles(
             roles[column] = role
     roles |= dict.fromkeys(split_keys, "split")
     # All other columns of words and whole numbers are groups.
-    groups, unused, sorters = groups_of(where, raw, roles, count, choice.groups)
+    groups, unused, possible_groups = groups_of(where, raw, roles, count, choice.groups)
     if choice.groups is None:
         unused |= {name: column.why for name, column in left_out.items()}
     may_be_labels = {}
     if lacks_labels:
         marked_groups = [key for key in raw if key.startswith(GROUP)]
         declared = [*chosen_groups, *marked_groups]
-        may_be_labels = _may_be_labels(sorters, declared, len(coded.words))
+        may_be_labels = _may_be_labels(possible_groups, declared, len(coded.words))
     return Roles(
         labels=coded.codes,
         classes=coded.words,
@@ -308,9 +312,9 @@ def read_roles(
         notes=[
             *sentences,
             *_chosen_labels(columns, label_key),
-            *notes,
+            *label_notes,
             *groups_sentence(groups),
-            *_renamed(sorters, groups),
+            *_renamed(possible_groups, groups),
         ],
     )
 
@@ -320,9 +324,9 @@ def find_column(
 ) -> str | None:
     """The column ``chosen`` by the user, else the first with a usual name, without regard to case; None if none fits.
 
-    Names in an HDF5 file have levels: only the last level is compared. If several columns have one usual name, the one
-    that is spelled exactly like it is taken. Raises UsageError if the file lacks the column that ``option`` requested,
-    and if several columns have one usual name and no column is spelled exactly like it.
+    Names in an HDF5 file have levels: only the last level is compared. If several columns have the same usual name, the
+    one that is spelled exactly like the usual name is taken. Raises UsageError if the file lacks the column that
+    ``option`` requested, and if several columns have the same usual name but none is spelled exactly like it.
     """
     if chosen is not None:
         if chosen not in raw and chosen.strip() in raw:
@@ -333,14 +337,14 @@ def find_column(
             error = unknown("column", chosen, raw, hint=hint)
             raise UsageError(f"{error.message} The name was given with {option}.", hint)
         return chosen
-    # Keys by their name in small letters; the first usual name among them is taken.
-    found: dict[str, list[str]] = {}
+    # Last level of a name, in small letters -> the columns that have it.
+    keys_of: dict[str, list[str]] = {}
     for key in raw:
-        found.setdefault(last_level(key), []).append(key)
-    name = next((name for name in usual if name in found), None)
+        keys_of.setdefault(last_level(key), []).append(key)
+    name = next((name for name in usual if name in keys_of), None)
     if name is None:
         return None
-    keys = found[name]
+    keys = keys_of[name]
     if name in keys:
         return name
     if len(keys) > 1:
@@ -357,33 +361,35 @@ def _choose(
     columns: Mapping[str, Any],
     chosen: str | None,
     usual: Sequence[str],
-    places: Sequence[Mapping[str, Any]],
+    candidates: Sequence[Mapping[str, Any]],
     option: str,
 ) -> str | None:
-    """The column that the user names, else one of a usual name in the first of ``places`` that has one."""
+    """The column that the user names, else the first column of a usual name; earlier ``candidates`` come first."""
+    # (): only the column that the user names. None: only columns of a usual name.
     key = find_column(where, columns, chosen, (), option)
-    for place in places:
-        key = key or find_column(where, place, None, usual, option)
+    for possible in candidates:
+        key = key or find_column(where, possible, None, usual, option)
     return key
 
 
 def need_labels(
     where: Path | str, may_be_labels: Mapping[str, int], spec: str = ""
 ) -> FedcacheError:
-    """The error of a table without a column of labels, if some of its columns ``may_be_labels``.
+    """The error for a table without a column of labels, some of whose columns ``may_be_labels``.
 
-    The hint names the first of them. ``spec`` is a dataset that selects this column; the hint shows it too.
+    The hint names the first of these columns. ``spec``, if given, is a dataset spec that selects this column; the hint
+    shows it too.
     """
     likely = next(iter(may_be_labels))
-    also = ""
+    or_spec = ""
     if spec:
-        also = f", in a spec {shell_word(spec)}"
+        or_spec = f", in a spec {shell_word(spec)}"
     *usual, last = LABELS[:8]  # enough names for a sentence
     names = ", ".join(usual)
     candidates = candidates_sentence(may_be_labels)
     return UsageError(
         f"{where} has no column called {names} or {last}; {candidates}.",
-        f"Name the column of labels: --label-key {shell_word(likely)}{also}. If there are no labels: "
+        f"Name the column of labels: --label-key {shell_word(likely)}{or_spec}. If there are no labels: "
         "--unlabelled",
     )
 
@@ -398,17 +404,17 @@ def candidates_sentence(may_be_labels: Mapping[str, int]) -> str:
 
 
 def _of_rows(columns: Mapping[str, Any], count: int) -> dict[str, Any]:
-    """The columns that can have a value for each row, and are not empty."""
+    """The columns that have the shape [N] or [N, 1] and at least one value."""
     found = {}
     for key, values in columns.items():
         column = vector(values)
         if isinstance(column, Unread) or column.shape != (count,):
             continue
         if isinstance(column, Words):
-            empty = not Group.of(column).words
+            is_empty = not Group.of(column).words
         else:
-            empty = column.dtype.kind == "f" and bool(np.isnan(column).all())
-        if not empty:
+            is_empty = column.dtype.kind == "f" and bool(np.isnan(column).all())
+        if not is_empty:
             found[key] = values
     return found
 
@@ -418,31 +424,32 @@ def _label_column(
 ) -> str | None:
     """The column of labels: the requested one, or the first of a usual name with a value for each row.
 
-    Columns whose class names are listed in the file come first. If no other column fits, a column of a usual name with
-    another shape is taken, so that its shape is refused.
+    Columns whose class names are listed in the file come first. If no column fits, one with a usual name and another
+    shape is returned, so that its shape is refused. If no column has a usual name, the only one with class names is the
+    column of labels.
     """
     if choice.unlabelled:
         return None
-    marked = {
+    with_class_names = {
         key: values
         for key, values in columns.items()
         if isinstance(values, Words) and values.declared
     }
-    places = (marked, _of_rows(columns, count), columns)
-    key = _choose(where, columns, choice.label, LABELS, places, "--label-key")
-    if key is None and len(marked) > 1:
-        listed = ", ".join(marked)
+    candidates = (with_class_names, _of_rows(columns, count), columns)
+    key = _choose(where, columns, choice.label, LABELS, candidates, "--label-key")
+    if key is None and len(with_class_names) > 1:
+        listed = ", ".join(with_class_names)
         raise UsageError(
             f"{where} has several columns that could be the labels: {listed}.",
             "Choose one: --label-key NAME",
         )
-    return key or next(iter(marked), None)
+    return key or next(iter(with_class_names), None)
 
 
 def _refuse_named(
     where: Path | str, left_out: Mapping[str, Unread], raw: Mapping[str, Any], choice: ColumnChoice
 ) -> None:
-    """Refuse a column that the user names if it belongs to no rows. Raises UsageError."""
+    """Raise UsageError if a column that the user names belongs to no rows."""
     named = [choice.label, choice.split, choice.domain, choice.row_name, *(choice.groups or ())]
     for name in named:
         if name is not None and name in left_out and name not in raw:
@@ -454,7 +461,7 @@ def _refuse_named(
 
 
 def _refuse_lost_labels(where: Path | str, left_out: Mapping[str, Unread], count: int) -> None:
-    """Refuse a table without labels if a column that may hold them belongs to no rows. Raises UsageError."""
+    """Raise UsageError, for a table without labels, if a column that may hold the labels belongs to no rows."""
     for name, column in left_out.items():
         may_be = column.shape in ((count,), (count, 1)) and not has_a_meaning(name)
         if may_be or last_level(name) in LABELS:
@@ -477,13 +484,13 @@ def _chosen_labels(columns: Mapping[str, Any], label_key: str | None) -> list[st
 def _class_names_column(
     columns: Mapping[str, Any], label_key: str | None, count: int
 ) -> str | None:
-    """The column that lists the class names: one word for each class, not for each row."""
+    """The column that lists the class names, with one word for each class instead of each row."""
     for usual in CLASS_NAMES:
         for key, values in columns.items():
-            # An attribute of a column of HDF5 names the values of that column alone.
+            # Class names in an attribute of an HDF5 column belong only to this column.
             owner = key.rpartition("/")[0]
-            of_another = owner in columns and owner != label_key
-            if key == label_key or last_level(key) != usual or of_another:
+            of_other_column = owner in columns and owner != label_key
+            if key == label_key or last_level(key) != usual or of_other_column:
                 continue
             column = vector(values)
             if len(column.shape) != 1 or isinstance(column, Unread | FileRows):
@@ -496,7 +503,7 @@ def _class_names_column(
 def _fits_as_names(names: Any, labels: Any) -> bool:
     """Whether a column with a word for each row lists class names: its words are distinct, and labels index them.
 
-    Without labels that are numbers, it lists class names only if the table has a single row.
+    If there are no labels that are numbers, it lists class names only if the table has a single row.
     """
     words = words_in(names)
     if len(set(words)) < len(words):
@@ -518,7 +525,7 @@ def _index_classes(labels: Any, class_count: int) -> bool:
 
 
 def words_in(values: Any) -> list[str]:
-    """The words of a column in order; an empty word for a row without a value."""
+    """The word of each row of a column; "" for a row without a value."""
     if not isinstance(values, Words):
         values = np.asarray(values).ravel()
     return [word or "" for word in as_words(values)]
@@ -537,6 +544,7 @@ def _labels(
         no_labels = np.full(count, -1, np.int32)
         return Group(no_labels, distinct_names(classes or ())), []
     column = vector(columns[key])
+    # File and column, for messages.
     place = f"{where}: {key}"
     if classes is not None and column.shape == (count,) and not isinstance(column, Unread):
         column = with_names(column, classes, place)
@@ -571,24 +579,25 @@ def _domains(
                 )
         column = with_names(vector(column), names, f"{where}: {key}")
     coded = read_domains(f"{where}: {key}", column, count)
-    without = coded.codes < 0
-    if not without.any():
+    is_without = coded.codes < 0
+    if not is_without.any():
         return coded.codes, coded.words, []
     words = sorted_words([*coded.words, ONE_DOMAIN])
     codes = coded.recoded(words)
-    codes[without] = words.index(ONE_DOMAIN)
-    rows = int(without.sum())
+    codes[is_without] = words.index(ONE_DOMAIN)
+    rows = int(is_without.sum())
     note = f"{rows:,} rows have no {key}; they are in the domain {ONE_DOMAIN}."
     return codes, tuple(words), [note]
 
 
 def _may_be_labels(
-    groups: Mapping[str, Group], declared: Sequence[str], class_names: int
+    groups: Mapping[str, Group], declared: Sequence[str], class_count: int
 ) -> dict[str, int]:
     """Number of values of each column that may be the labels, the likeliest column first.
 
-    A column with as many values as the file has ``class_names`` is the likeliest, then one whose name is like that of
-    labels, then one whose name is not like that of a site. Words come before numbers, and few values before many.
+    Columns with ``class_count`` values come first, then columns called like labels (``LIKE_LABELS``), then columns that
+    are not called like the origin of a row (``LIKE_GROUPS``). Words come before numbers, and few values before many.
+    Columns in ``declared`` are groups and never labels.
     """
     rank: dict[str, tuple[object, ...]] = {}
     for name, group in groups.items():
@@ -597,7 +606,7 @@ def _may_be_labels(
             continue
         # False is sorted before True.
         rank[name] = (
-            len(words) != class_names,
+            len(words) != class_count,
             LIKE_LABELS.match(name) is None,
             LIKE_GROUPS.match(name) is not None,
             all(word.lstrip("-").isdigit() for word in words),
@@ -616,8 +625,9 @@ def features_of(
 ) -> tuple[dict[str, Any], set[str]]:
     """Features [N, V, D] by backbone name, and the names of their columns.
 
-    ``chosen`` are the columns that the user names, or the common beginning of the names of a wide table's columns.
-    Raises UsageError if there are no features, or if they are not floats.
+    ``chosen`` are the columns that the user names. For a table with one column per dimension, the user may also give
+    the common beginning of the names of these columns. Raises UsageError if there are no features, or if they are not
+    floats.
     """
     keys = _feature_keys(path, raw, chosen)
     found: dict[str, Any] = {}
@@ -650,24 +660,25 @@ def _feature_keys(path: Path, raw: Mapping[str, Any], chosen: Sequence[str]) -> 
     """The columns of features: those that the user names, else those with a usual name."""
     if chosen:
         keys = []
+        # The features of a table with one column per dimension.
         wide = [k for k, values in raw.items() if isinstance(values, FileRows) and values.columns]
         for key in chosen:
-            # The common beginning of the names of a wide table's columns.
+            # The user gave the common beginning of the names of these columns.
             if key not in raw and wide:
                 key = wide[0]
-            find_column(path, raw, key, (), "--features-key")
+            find_column(path, raw, key, (), "--features-key")  # refuses a name that is no column
             keys.append(key)
         return keys
     matrices = [key for key, values in raw.items() if len(values.shape) > 1]
     usual = {key for key in matrices if is_feature(key)}
     keys = [key for key in raw if key in usual or key.startswith("features/")]
     keys = keys or [key for key in matrices if last_level(key) == DATA_COLUMN]
-    # A column with one number a row is never a feature. It is returned if nothing else is, and refused later.
+    # A column with one number per row is never a feature. If nothing else is found, it is returned and refused later.
     return keys or [key for key in raw if is_feature(key)]
 
 
 def _no_features(path: Path, raw: Mapping[str, Any]) -> FedcacheError:
-    """The error of a file without features; the hint depends on the columns that it has."""
+    """The error for a file without features; the hint depends on its columns."""
     texts = [
         key
         for key, values in raw.items()
@@ -678,7 +689,7 @@ def _no_features(path: Path, raw: Mapping[str, Any]) -> FedcacheError:
             f"{path} has no features; its column {texts[0]} holds texts, which a sentence encoder reads.",
             f"fedcache extract --dataset texts:{shell_word(path)} --backbones hf:FOLDER",
         )
-    held = some_names(sorted(raw)) or "nothing"
+    listed_columns = some_names(sorted(raw)) or "nothing"
     hint = (
         "Name the columns of features features/<backbone>, features, embeddings or X, or choose them: "
         "--features-key NAME. In a table, features are one column of lists, or columns f0, f1, f2, .."
@@ -687,11 +698,11 @@ def _no_features(path: Path, raw: Mapping[str, Any]) -> FedcacheError:
     if likely is not None:
         listed = in_a_list([likely])
         hint = f"Choose the columns of features: --features-key {shell_word(listed)}"
-    return UsageError(f"{path} has no features; it has {held}.", hint)
+    return UsageError(f"{path} has no features; it has {listed_columns}.", hint)
 
 
 def _likely_features(raw: Mapping[str, Any]) -> str | None:
-    """The only matrix of floats, or the common name of the matrices of all splits; None if several names are left."""
+    """The only matrix of floats, or the name that the matrices of all splits have in common; None if there are more."""
     matrices = [
         name for name, values in raw.items() if isinstance(values, FileRows) and values.ndim == 2
     ]
@@ -704,6 +715,7 @@ def _likely_features(raw: Mapping[str, Any]) -> str | None:
 
 
 def _backbone(path: Path, key: str) -> str:
+    """The name of the backbone whose features are in a column: NAME for ``features/NAME``."""
     if key.startswith("features/"):
         return key.removeprefix("features/")
     if is_feature(key) or last_level(key) == DATA_COLUMN:
@@ -712,7 +724,7 @@ def _backbone(path: Path, key: str) -> str:
 
 
 def wide_sentence(features: Mapping[str, Any]) -> list[str]:
-    """A note on the columns of a wide table that are the features."""
+    """A note on the columns that are the features, for a table with one column per dimension."""
     lines = []
     for values in features.values():
         if isinstance(values, FileRows) and values.columns:
@@ -731,8 +743,9 @@ def find_names(
     """The column of row names or None, the name of each row, and notes; rows are numbered if there is no such column.
 
     A column with a usual name is not used if its values repeat or are empty. Integers are padded with zeros, so that
-    rows stay in their order. Raises UsageError if the column that the user names has another shape.
+    rows stay in their order. Raises UsageError if the column that the user names does not have one value for each row.
     """
+    # (): at this point, no usual names.
     key = find_column(where, raw, chosen, (), "--name-key")
     if key is not None:
         values = vector(raw[key])
@@ -748,6 +761,7 @@ def find_names(
         values = vector(raw[key])
         if isinstance(values, Unread | FileRows) or values.shape != (count,):
             continue
+        # Only words and integers are names. For other values, () fails the test below.
         if isinstance(values, Words) or values.dtype.kind in "iu":
             names = _names(values)
         else:
@@ -774,29 +788,30 @@ def _names(values: Any) -> tuple[str, ...]:
 def groups_of(
     where: Path | str,
     raw: Mapping[str, Any],
-    taken: Mapping[str, str],
+    known_roles: Mapping[str, str],
     count: int,
     chosen: Sequence[str] | None,
 ) -> tuple[dict[str, Group], dict[str, str], dict[str, Group]]:
-    """Groups by name, columns that are not used with the reason, and a group for every column that sorts the rows.
+    """Groups by name, the reason for each column that is not used, and the possible groups by column.
 
-    ``taken`` is the role of each column that has one already. Raises UsageError if a column cannot be a group and the
-    user names it or its name begins with ``group/``.
+    Possible groups are all columns whose values can divide the rows, even if the name of a column cannot be a group's.
+    ``known_roles`` has the role of each column that has one already. Raises UsageError for a column that cannot be a
+    group, if the user names it or if its name begins with ``group/``.
     """
     for name in chosen or ():
         find_column(where, raw, name, (), "--group-key")
-        if taken.get(name) in ("class", "domain"):
-            hint = f"--by {shell_word(taken[name])} makes one client of each value."
+        if known_roles.get(name) in ("class", "domain"):
+            hint = f"--by {shell_word(known_roles[name])} makes one client of each value."
             raise UsageError(
-                f"{where}: {name} is the {taken[name]} of each row, which every store already has.",
+                f"{where}: {name} is the {known_roles[name]} of each row, which every store already has.",
                 hint,
             )
-    found: dict[str, Group] = {}
-    left: dict[str, str] = {}
-    sorters: dict[str, Group] = {}
+    groups: dict[str, Group] = {}
+    unused: dict[str, str] = {}
+    possible_groups: dict[str, Group] = {}
     for key, values in raw.items():
         if chosen is None:
-            skip = key in taken
+            skip = key in known_roles
         else:
             skip = key not in chosen
         if skip:
@@ -804,39 +819,39 @@ def groups_of(
         requested = chosen is not None or key.startswith(GROUP)
         try:
             group = _group(vector(values), count)
-            # Sentences, paths and times sort nothing, and may reveal whose row it is.
+            # Sentences, paths and times do not divide the rows, and may reveal whose row it is.
             mostly_distinct = not requested and differs_in_every_row(group)
             if not mostly_distinct:
-                sorters[key] = group
+                possible_groups[key] = group
             name = usable_group_name(key.removeprefix(GROUP))
             if mostly_distinct:
                 listed = in_a_list([key])
-                words = f"{len(group.words):,} different values in {count:,} rows"
-                left[key] = f"{words}; --group-key {shell_word(listed)} keeps the column"
+                reason = f"{len(group.words):,} different values in {count:,} rows"
+                unused[key] = f"{reason}; --group-key {shell_word(listed)} keeps the column"
                 continue
-            # A column that is called ``name`` keeps this name if it is a group itself.
+            # This column cannot be the group ``name`` if another column has exactly this name and is a group itself.
             other_column = name != key and name in raw
-            other_group = other_column and name not in taken and name in (chosen or raw)
-            if name in found or other_group:
+            other_group = other_column and name not in known_roles and name in (chosen or raw)
+            if name in groups or other_group:
                 raise UsageError(
                     f"Another column is already the group {name}.",
                     "Give every column a name of its own.",
                 )
-            found[name] = group
+            groups[name] = group
         except FedcacheError as error:
             why = as_a_part(error.message)
             if requested:
                 raise UsageError(f"{where}: {key} cannot be a group: {why}.", error.hint) from error
-            left[key] = why
-    return found, left, sorters
+            unused[key] = why
+    return groups, unused, possible_groups
 
 
-def _renamed(sorters: Mapping[str, Group], groups: Mapping[str, Group]) -> list[str]:
-    """A note on groups whose names differ from their columns."""
+def _renamed(possible_groups: Mapping[str, Group], groups: Mapping[str, Group]) -> list[str]:
+    """Notes on groups whose names differ from the names of their columns."""
     lines = []
-    for key, group in sorters.items():
+    for key, group in possible_groups.items():
         column = key.removeprefix(GROUP)
-        name = next((name for name, kept in groups.items() if kept is group), None)
+        name = next((name for name, used in groups.items() if used is group), None)
         if name is not None and column not in groups:
             lines.append(
                 f"{column} is the group {name}: names of groups have the characters a-z, A-Z, 0-9, '.', '_', '-'."
@@ -845,6 +860,7 @@ def _renamed(sorters: Mapping[str, Group], groups: Mapping[str, Group]) -> list[
 
 
 def _group(values: Any, count: int) -> Group:
+    """A column as a group. The message of a UsageError is only a reason, which ``groups_of`` completes."""
     if isinstance(values, Unread):
         raise UsageError(f"{values.why}.", "Groups are words or whole numbers.")
     if len(values.shape) != 1:
@@ -854,14 +870,14 @@ def _group(values: Any, count: int) -> Group:
         raise UsageError(
             f"{values.shape[0]:,} values for {count:,} rows.", "Groups have a value for each row."
         )
-    made = Group.of(values)
-    if not made.words:
+    group = Group.of(values)
+    if not group.words:
         raise UsageError("no row has a value.", "Groups have values.")
-    if sum(map(len, made.words)) > MOST_LETTERS:
+    if sum(map(len, group.words)) > MOST_LETTERS:
         raise UsageError(
-            f"its {len(made.words):,} values are too long.", "Groups have short values."
+            f"its {len(group.words):,} values are too long.", "Groups have short values."
         )
-    return made
+    return group
 
 
 def groups_sentence(groups: Mapping[str, Group]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Splits: which rows are training, test and validation rows, by a column, or by the names of columns and files."""
+"""Splits: finds the training, test and validation rows, by a column, or by the names of columns and files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ SPLITS = ("split", "splits")
 """Usual names of the column of splits."""
 
 MAYBE_SPLITS = ("subset", "set", "fold", "partition", "phase")
-"""Names of columns that give the split if all their values are names of splits. Otherwise, the column is a group."""
+"""Names of columns that may give the split. Such a column is a group if none of its values is a name of a split, and it
+is refused if only some of them are."""
 
 BARE_FLAGS = ("train", "test", "val", "validation")
 """Names of columns of truth values for one split. Such a column may also be something else, such as a medical test."""
@@ -40,6 +41,7 @@ BARE_FLAGS = ("train", "test", "val", "validation")
 BESIDE_OTHERS = ("is_valid", "val", "validation")
 """Columns that mark validation rows only if another column marks training or test rows: "valid" can mean "usable"."""
 
+# Word in a column of splits, in lower case -> code of the split.
 CODES = {"0": TRAIN, "1": TEST, "2": VALIDATION}
 CODES_AND_WORDS = CODES | SPLIT_WORDS
 TRUTH = {
@@ -52,24 +54,25 @@ NO_SPLIT = "no split in its name"
 """Reason why a column belongs to no rows, if the names of other columns contain a split."""
 
 UNKNOWN = -1
-"""Code of a row whose value gives no split and no truth value."""
+"""Code of a row whose value is neither a split nor a truth value."""
 
 _FLAG = re.compile(rf"(?i:is|in)(?:[ _.-]|(?=[A-Z][a-z]))(?i:{'|'.join(SPLIT_WORDS)})")
 """Pattern of names of columns of truth values for one split, such as is_test and inTrain."""
 
+# What separates the words of a name: other characters, or a change from small to capital letters, as in isTest.
 _BETWEEN_WORDS = re.compile(r"[^0-9A-Za-z]+|(?<=[a-z])(?=[A-Z])")
 
 Held = TypeVar("Held")
 
 
 def split_of_name(name: str) -> tuple[str, str]:
-    """A column's name without the word of a split, and that word: x and train for ``x_train``; "" if it has none."""
+    """A column's name without the word of a split, and this word: (x, train) for ``x_train``; (x, "") for ``x``."""
     if sounds_like_a_split(name):
         return name, ""
     for mark in ("/", "_", "-"):
         head, _, tail = name.rpartition(mark)
         first, _, rest = name.partition(mark)
-        # train_is_test is the column is_test of train, and x_test is the column x of test.
+        # x_test is the column x of the split test; but train_is_test is the column is_test of the split train.
         if head and tail.lower() in SPLIT_WORDS and not _FLAG.fullmatch(rest):
             return head, tail.lower()
         if rest and first.lower() in SPLIT_WORDS:
@@ -83,34 +86,34 @@ def by_split(
     where: str,
     hint: str,
 ) -> list[tuple[int | None, dict[str, Held]]]:
-    """Tables of columns with the code of their split, if the names of columns give it; else one table with None.
+    """(split code, columns) of each split that the names of columns give; if they give none, all columns with None.
 
     ``x_train``, ``y_train``, ``x_test``, ``y_test`` become two tables with the columns x and y, in the order of the
     names of the splits. ``x_val`` and ``x_dev`` become two tables of one split, in the order of the file. The columns
-    of a split are a table only if they have rows, which are images or features: ``has_rows`` says so. If there are
-    splits, the last table has None and the remaining columns, which belong to no rows.
+    of a split are a table only if ``has_rows`` says that they have rows, which are images or features. If there are
+    splits, the last table has None instead of a code, and the remaining columns, which belong to no rows.
 
-    Raises UsageError, with ``hint``, if some rows have a split in their name and others have none; also if it is not
+    Raises UsageError, with ``hint``, if only some of the columns of rows have a split in their name; also if it is not
     clear to which rows a column belongs.
     """
     tables: dict[str, dict[str, Held]] = {}
-    without: dict[str, Held] = {}
+    without_split: dict[str, Held] = {}
     unclear: list[str] = []
     for name, column in columns.items():
         base, word = split_of_name(name)
-        held = without
+        table = without_split
         if word:
-            held = tables.setdefault(word, {})
-        if word and base in held:
+            table = tables.setdefault(word, {})
+        if word and base in table:
             unclear.append(name)
-        held[base] = column
-    # Only a split with images or features of its own is a table.
-    with_rows = [word for word, held in tables.items() if has_rows(held)]
-    # A backbone may be called train: features/train alone is no split.
+        table[base] = column
+    # A split is a table only if it has its own images or features.
+    with_rows = [word for word, table in tables.items() if has_rows(table)]
+    # A backbone may be called train: if no other split has rows and features/train is a column, train is no split.
     is_backbone = len(with_rows) == 1 and f"features/{with_rows[0]}" in columns
     if not with_rows or is_backbone:
         return [(None, dict(columns))]
-    for name, column in without.items():
+    for name, column in without_split.items():
         in_a_split = any(name in tables[word] for word in with_rows)
         if in_a_split and has_rows({name: column}):
             raise UsageError(
@@ -121,10 +124,10 @@ def by_split(
         base, word = split_of_name(name)
         if not word or word in with_rows:
             continue
-        # y_validation belongs to X_val, if that is the only array of the split.
+        # The split of this column has no rows under this word. y_validation belongs to X_val, if only X_val has rows.
         partners = [other for other in with_rows if SPLIT_WORDS[other] == SPLIT_WORDS[word]]
         if not partners:
-            without[name] = columns[name]
+            without_split[name] = columns[name]
             continue
         partner = tables[partners[0]]
         if len(partners) > 1 or base in partner:
@@ -140,21 +143,22 @@ def by_split(
     of_splits: list[tuple[int | None, dict[str, Held]]] = []
     for word in sorted(with_rows, key=lambda word: SPLIT_NAMES[SPLIT_WORDS[word]]):
         of_splits.append((SPLIT_WORDS[word], tables[word]))
-    return [*of_splits, (None, without)]
+    return [*of_splits, (None, without_split)]
 
 
 def refuse_one_split(chosen: str, names: Sequence[str], where: str, option: str) -> None:
-    """Refuse a ``chosen`` column with the rows of one split, if other columns of ``names`` hold those of other splits.
+    """Refuse a ``chosen`` column with the rows of one split if other columns of ``names`` have rows of other splits.
 
-    Raises UsageError with the name that these columns have in common. Backbones may be called features/train.
+    Raises UsageError with the name that these columns have in common, which ``option`` should name. Columns called
+    features/train and features/test are accepted, because backbones may be called train and test.
     """
     base, word = split_of_name(chosen)
-    others = [name for name in names if name != chosen and split_of_name(name)[0] == base]
-    is_part = word and others and base not in others
+    of_other_splits = [name for name in names if name != chosen and split_of_name(name)[0] == base]
+    is_part = word and of_other_splits and base not in of_other_splits
     if is_part and not base.startswith("features"):
-        rest = ", ".join(others)
+        left_out = ", ".join(of_other_splits)
         raise UsageError(
-            f"{where}: {chosen} has the rows of only one split; the rows of {rest} would be left out.",
+            f"{where}: {chosen} has the rows of only one split; the rows of {left_out} would be left out.",
             f"{option} {shell_word(base)} uses the rows of all splits.",
         )
 
@@ -176,15 +180,15 @@ def find_splits(
     groups: Sequence[str],
     count: int,
 ) -> FoundSplits:
-    """The split of each row: of the column that the user names, of a column of splits, or of columns of truth values.
+    """The split of each row, from a column that the user names, a column of splits, or columns of truth values.
 
     Args:
         where: file, for messages.
         raw: columns by name, without those of labels and domains.
         chosen: column that the user names.
-        usual: column with a usual name.
+        usual: column with a usual name of columns of splits.
         groups: columns that the user names as groups. Such a column is ignored if its values are not splits.
-        count: of rows.
+        count: number of rows.
 
     Raises UsageError if a column is called like a column of splits and has values that are not splits.
     """
@@ -213,9 +217,9 @@ def find_splits(
 def unused_flags(
     raw: Mapping[str, Any], splits: NDArray[np.uint8], reason: str, count: int
 ) -> dict[str, Unread]:
-    """Columns such as is_test that are not used, because the split is known already; ``reason`` says how.
+    """Columns such as is_test that are not used because the split is known already.
 
-    ``splits`` are the split codes [N] of the rows.
+    ``reason`` says how it is known. ``splits`` are the split codes [N] of the rows.
     """
     found: dict[str, Unread] = {}
     for key, column in raw.items():
@@ -235,7 +239,7 @@ def unused_flags(
 def _refuse_unused_splits(
     where: str, raw: Mapping[str, Any], groups: Sequence[str], count: int
 ) -> None:
-    """Refuse a column that holds only names of splits and is not called like a split: it would be ignored."""
+    """Refuse a column that holds only names of splits but is not called like one, because it would be ignored."""
     for key, column in raw.items():
         is_group = key in groups or key.startswith("group/")
         if is_group or not isinstance(vector(column), Words):
@@ -257,12 +261,12 @@ def _refuse_unused_splits(
 
 
 def sounds_like_a_split(name: str) -> bool:
-    """Whether a column of this name may give the split of each row."""
+    """Whether the name of a column suggests that it gives the split of each row."""
     return name.lower() in (*SPLITS, *MAYBE_SPLITS) or _flag_of(name) is not None
 
 
 def _flag_of(name: str) -> int | None:
-    """The split whose rows a column of truth values marks: is_test, inTrain, test; None for another name."""
+    """The split whose rows a column of truth values marks, by its name (is_test, inTrain, test); None if none."""
     bare = name.strip()
     if _FLAG.fullmatch(bare) or bare.lower() in BARE_FLAGS:
         return _meaning_of(bare)
@@ -270,7 +274,7 @@ def _flag_of(name: str) -> int | None:
 
 
 def _meaning_of(name: str) -> int | None:
-    """The split that the words of a name mean; None if they mean none, several, or the opposite, as in not_train."""
+    """The split that the words of a name mean; None if they mean none or several, or negate it, as in not_train."""
     words = [word.lower() for word in _BETWEEN_WORDS.split(name)]
     codes = {SPLIT_WORDS[word] for word in words if word in SPLIT_WORDS}
     if len(codes) != 1 or not {"not", "no", "non"}.isdisjoint(words):
@@ -290,7 +294,7 @@ def _values(column: Any, count: int) -> Group | None:
 
 
 def _read(group: Group, meanings: Mapping[str, int]) -> NDArray[np.int64]:
-    """The code in ``meanings`` of each row's value; ``UNKNOWN`` for another value and for a row without one."""
+    """The code that ``meanings`` has for each row's value; ``UNKNOWN`` for a missing value and any other value."""
     codes = [meanings.get(word.lower(), UNKNOWN) for word in group.words]
     return np.array([*codes, UNKNOWN], np.int64)[group.codes]
 
@@ -305,10 +309,10 @@ def _codes_of(
     *,
     every: bool,
 ) -> NDArray[np.int64] | None:
-    """The code of each row's value in ``meanings``; None for a column that is empty or holds other values.
+    """The code that ``meanings`` has for each row's value; None for a column that is empty or has no such value.
 
-    A column is refused if some of its values have a meaning and others have none. If ``every`` value must have a
-    meaning, a column without such a value is refused too. Raises UsageError with the first row.
+    Raises UsageError, with the first row, if some values have a meaning and others have none. If ``every`` value must
+    have a meaning, a column in which no value has one is refused too. A column in ``groups`` is never refused.
     """
     group = _values(column, count)
     if group is None:
@@ -330,7 +334,7 @@ def _flags(where: str, raw: Mapping[str, Any], groups: Sequence[str], count: int
     """The splits of columns of truth values, such as is_test and is_val."""
     flags: dict[str, NDArray[np.bool_]] = {}
     meanings: dict[str, int] = {}
-    # Columns that count only next to others come last.
+    # Columns that count only if another column marks rows come last.
     for key in sorted(raw, key=lambda key: key.lower() in BESIDE_OTHERS):
         name = key.lower()
         meaning = _flag_of(key)
@@ -350,10 +354,11 @@ def _flags(where: str, raw: Mapping[str, Any], groups: Sequence[str], count: int
 def _of_flags(
     where: str, flags: Mapping[str, NDArray[np.bool_]], meanings: Mapping[str, int], count: int
 ) -> FoundSplits:
-    """The splits of a table in which each flag column marks the rows of one split, its code in ``meanings``.
+    """The splits of a table in which columns of truth values mark rows.
 
-    Rows without a mark belong to the first split that has no column. Raises UsageError if columns mark a row
-    differently, and if a row has no mark although every split has a column.
+    ``flags`` has these columns, and ``meanings`` the code of the split whose rows each column marks. Rows without a
+    mark belong to the first of train, test and validation that has no column. Raises UsageError if columns contradict
+    each other, and if a row has no mark although every split has a column.
     """
     names = ", ".join(flags)
     # Every column writes its split into the rows that it marks; two different marks of a row are an error.
@@ -367,10 +372,10 @@ def _of_flags(
             clash = clash | (truth != flags[same[0]])
         if clash.any():
             row = int(np.argmax(clash))
-            one = next(iter(flags))
+            example = next(iter(flags))
             raise UsageError(
                 f"{where}: {names} contradict each other, first in row {row:,}.",
-                f"Mark every row once, or use only one column: --split-key {shell_word(one)}",
+                f"Mark every row once, or use only one column: --split-key {shell_word(example)}",
             )
         codes[truth] = code
     free = [code for code in (TRAIN, TEST, VALIDATION) if code not in meanings.values()]
@@ -390,7 +395,7 @@ def _of_flags(
 
 
 def _splits_by_option(where: str, key: str, column: Any, count: int) -> FoundSplits:
-    """The splits of the column that the user names; its name gives the split that truth values mark."""
+    """The splits in the column that the user names. The name of a column of truth values gives the split they mark."""
     group = _values(column, count)
     if group is None:
         raise _unreadable(where, key, column, count)
@@ -419,6 +424,7 @@ def _found_in(key: str, codes: NDArray[np.int64]) -> FoundSplits:
 
 
 def _is_called_split(name: str) -> bool:
+    """Whether a column is called like a column of splits, in which 0 and 1 are codes and not truth values."""
     words = {word.lower() for word in _BETWEEN_WORDS.split(name)}
     return not words.isdisjoint((*SPLITS, "subset"))
 
@@ -436,7 +442,7 @@ def _rows_of_splits(codes: NDArray[np.int64]) -> str:
 def _strange(
     where: str, key: str, group: Group, codes: NDArray[np.int64], meanings: Mapping[str, int]
 ) -> FedcacheError:
-    """The error of a column of splits with a value that is not a split."""
+    """The error for a column of splits with a value that is not one of ``meanings``."""
     first = int(np.argmax(codes == UNKNOWN))
     code = int(group.codes[first])
     rows = int((group.codes == code).sum())
@@ -451,31 +457,32 @@ def _strange(
 
 
 def _unreadable(where: str, key: str, column: Any, count: int) -> FedcacheError:
-    """The error of a column of splits that has no word or whole number for each row."""
-    what = shape_of(column)
+    """The error for a column of splits that does not have a word or whole number for each row."""
+    content = shape_of(column)
     if isinstance(column, Unread):
-        what = column.why
+        content = column.why
     elif isinstance(column, np.ndarray) and column.shape == (count,):
-        what = "numbers with decimals"
+        content = "numbers with decimals"
     return UsageError(
-        f"{where}: {key} is {what}, expected a split for each of {count:,} rows.",
+        f"{where}: {key} is {content}, expected a split for each of {count:,} rows.",
         f"Write 0 for train, 1 for test and 2 for validation, or these words. {_otherwise(key)}",
     )
 
 
 def _otherwise(key: str) -> str:
-    """A hint for a column that is called like a column of splits and holds other values."""
-    another = "--split-key NAME selects another column"
+    """A hint for a column that is called like a column of splits but holds other values."""
+    another_column = "--split-key NAME selects another column"
+    # A group cannot have a reserved name, so --group-key would not help.
     if key.lower() in RESERVED:
-        return f"{another}; without a split column, a fifth of the rows is held out."
+        return f"{another_column}; without a split column, a fifth of the rows is held out."
     listed = in_a_list([key])
-    return f"{another}; --group-key {shell_word(listed)} keeps this column as a group."
+    return f"{another_column}; --group-key {shell_word(listed)} keeps this column as a group."
 
 
-def split_named(tokens: Sequence[str]) -> int | None:
-    """The split of the first word that is a name of a split; None if no word is."""
-    for token in tokens:
-        split = SPLIT_WORDS.get(token.lower())
+def split_named(words: Sequence[str]) -> int | None:
+    """The split of the first word that is a name of a split; None if no word is one."""
+    for word in words:
+        split = SPLIT_WORDS.get(word.lower())
         if split is not None:
             return split
     return None

@@ -1,4 +1,4 @@
-"""Files of rows and named columns, opened to be read in batches: parquet, CSV and TSV (also .gz), feather, and JSON."""
+"""Opens tables, to be read in batches of rows: parquet, CSV and TSV (also .gz), feather, and JSON."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fedcache.tables.foreign_files import conversion
 from fedcache.tables.words import Words, as_words, ending_of, named_twice, objects_of, stem_of
 
 TEXT_BLOCK = 8 << 20
-"""Bytes of a CSV file that are parsed at a time, and limit for one row."""
+"""Bytes of a CSV file that are parsed at a time; also the limit for one row."""
 
 EMPTY_CELLS = ["", "NA", "N/A", "n/a", "nan", "NaN", "NAN", "null", "NULL", "None", "<NA>", "?"]
 """Cells of a CSV file that mean NaN in columns of numbers."""
@@ -32,7 +32,7 @@ class Batches(Protocol):
     """Reads a table from its beginning."""
 
     def __call__(self, columns: Sequence[str], rows: int, *, floats: bool = False) -> Iterator[Any]:
-        """Batches of at most ``rows`` rows with some columns; the cells of a CSV are ``floats``, or words."""
+        """Batches of at most ``rows`` rows of ``columns``; cells of a CSV are words, or floats with ``floats``."""
 
 
 @dataclass(frozen=True)
@@ -40,17 +40,17 @@ class Table:
     """A file of rows and named columns."""
 
     path: Path
-    types: dict[str, Any]  # arrow's type by column; of a CSV the types of its first block
+    types: dict[str, Any]  # column -> arrow's type; for a CSV, the type in its first block
     batches: Batches
     count: int | None  # number of rows; None if the file has to be read to count them
     meta: dict[str, Any] = field(default_factory=dict)  # what ``export`` wrote next to the columns
     is_text: bool = False  # whether it is a CSV, whose cells are words until the whole file is read
-    # by column that is a ClassLabel of Hugging Face
+    # column that is a ClassLabel of Hugging Face -> its class names
     class_names: dict[str, list[str]] = field(default_factory=dict)
     # columns of a CSV whose first rows hold floats that are not whole
     measured: frozenset[str] = frozenset()
     separator: str = ""  # between the cells of a CSV
-    encoding: str = "utf8"  # of a CSV
+    encoding: str = "utf8"  # of a CSV: utf8 or utf-16
 
 
 def arrow() -> Any:
@@ -88,10 +88,10 @@ def hugging_face_features(schema: Any) -> dict[str, dict[str, Any]]:
     """Hugging Face's description of each column of a file, by name; {} if there is none or it is damaged."""
     metadata = schema.metadata or {}
     try:
-        held = parse_json(metadata.get(b"huggingface", b"{}"))
+        content = parse_json(metadata.get(b"huggingface", b"{}"))
     except ValueError:
         return {}
-    match held:
+    match content:
         case {"info": {"features": features}}:
             return usable_features(features)
     return {}
@@ -104,7 +104,8 @@ def usable_features(found: Any) -> dict[str, dict[str, Any]]:
     features = {name: feature for name, feature in found.items() if isinstance(feature, dict)}
     for feature in features.values():
         names = feature.get("names")
-        inner = feature.get("feature")  # of a list of one value a row
+        # If each row has a list of one value, the description of the values.
+        inner = feature.get("feature")
         if isinstance(inner, dict):
             names = inner.get("names")
         if isinstance(names, list) and all(isinstance(name, str) for name in names):
@@ -132,7 +133,7 @@ def _parquet(path: Path) -> Table:
 
     def batches(columns: Sequence[str], rows: int, *, floats: bool = False) -> Iterator[Any]:
         with pa.parquet.ParquetFile(path) as file:
-            # never more than one row group in memory
+            # pyarrow never holds more than one row group in memory.
             yield from file.iter_batches(rows, columns=list(columns))
 
     with pa.parquet.ParquetFile(path) as file:
@@ -154,12 +155,13 @@ def _feather(path: Path) -> Table:
 
     with pa.OSFile(str(path)) as raw, pa.ipc.open_file(raw) as file:
         table = _table(path, file.schema, batches, None)
-    names = list(table.types)  # of all columns in order, for ``batches``
+    # All columns in the order of the file. The function ``batches`` above reads this variable.
+    names = list(table.types)
     return table
 
 
 def _text(path: Path) -> Table:
-    """A CSV. Dimensions of features are read as floats, other cells as words. Their type is found when all are read."""
+    """A CSV. Dimensions of features are read as floats, other cells as words, whose type is found when all are read."""
     pa = arrow()
     csv = pa.csv
     dialect = dialect_of(path)
@@ -188,10 +190,12 @@ def _text(path: Path) -> Table:
                 for start in range(0, len(batch), rows):
                     yield batch.slice(start, rows)
 
-    # The first block alone, for the names and types of the columns.
+    # Only the first block is read, to find the names and types of the columns. {}: pyarrow chooses the types; None: all
+    # columns.
     with opened_csv({}, None) as file:
         schema = file.schema
         first = next(iter(file), None)
+    # A first line of numbers is a row, except for numbers without a gap, which can be the names of dimensions.
     are_numbers = all(is_number(name) for name in schema.names)
     if are_numbers and not _are_consecutive(sorted(schema.names, key=float)):
         raise UsageError(
@@ -238,7 +242,7 @@ def _are_consecutive(words: Sequence[str]) -> bool:
 
 
 def is_list_text(column: Any) -> bool:
-    """Whether the first word of a column is numbers in brackets."""
+    """Whether the first word of a column that is not empty is a list of numbers in brackets."""
     word = next(filter(None, column.to_pylist()), "")
     try:
         return bool(numbers_in(word))
@@ -254,7 +258,7 @@ def is_number_kind(kind: Any) -> bool:
 
 
 def list_kind(kind: Any) -> Any:
-    """The type of the values in the lists of a column; None if the column holds no lists."""
+    """The type of the values in lists of arrow's type ``kind``; None if it is no type of lists."""
     types = arrow().types
     if types.is_fixed_size_list(kind) or types.is_list(kind) or types.is_large_list(kind):
         return kind.value_type
@@ -294,7 +298,10 @@ def are_words(kind: Any) -> bool:
 
 
 def _json(path: Path) -> Table:
-    """Records, one a line or in a list, or LEAF's JSON with ``users`` and ``user_data``. The file is read whole."""
+    """A file of records, one per line or in a list, or LEAF's JSON with ``users`` and ``user_data``.
+
+    The whole file is read into memory.
+    """
     with path.open("rb") as file:
         start = file.read(4096).lstrip()
     whole = None
@@ -302,26 +309,26 @@ def _json(path: Path) -> Table:
         whole = _whole_json(path, start)
     if whole is None:
         with path.open("rb") as file:
-            held = _table_of_records([parse_json(line) for line in file if line.strip()])
+            table = _table_of_records([parse_json(line) for line in file if line.strip()])
     elif isinstance(whole, dict):
-        held = _table_of_columns(_leaf_columns(path, whole))
+        table = _table_of_columns(_leaf_columns(path, whole))
     else:
-        held = _table_of_records(whole)
-    types = _checked(path, held.schema)
+        table = _table_of_records(whole)
+    types = _checked(path, table.schema)
 
     def batches(columns: Sequence[str], rows: int, *, floats: bool = False) -> Iterator[Any]:
-        yield from held.select(list(columns)).combine_chunks().to_batches(rows)
+        yield from table.select(list(columns)).combine_chunks().to_batches(rows)
 
-    return Table(path, types, batches, held.num_rows)
+    return Table(path, types, batches, table.num_rows)
 
 
 def _whole_json(path: Path, start: bytes) -> Any:
-    """A list of records, or a dict of LEAF; None for records one a line. Raises UsageError for another dict."""
+    """A list of records, or a dict of LEAF; None for a file with one record per line. Raises UsageError for others."""
     try:
         found = parse_json(path.read_bytes())
     except ValueError:
         if start.startswith(b"{"):
-            return None  # more than one value: lines
+            return None  # the file is no single value, so it has one record per line
         raise
     if isinstance(found, list) and all(isinstance(record, dict) for record in found):
         return found
@@ -346,7 +353,7 @@ def _table_of_records(records: Sequence[dict[str, Any]]) -> Any:
 
 
 def _table_of_columns(columns: Mapping[str, Sequence[Any]]) -> Any:
-    """Python values as a table. A column that mixes words and numbers, or would be rounded as floats, holds words."""
+    """Python values as a table. A column becomes words if it mixes words and numbers, or if floats would round it."""
     pa = arrow()
     found = {}
     for name, values in columns.items():
@@ -357,10 +364,13 @@ def _table_of_columns(columns: Mapping[str, Sequence[Any]]) -> Any:
     return pa.table(found)
 
 
-def _leaf_columns(path: Path, held: dict[str, Any]) -> dict[str, list[Any]]:
-    """The rows of all users of LEAF as columns; ``x`` is called ``text`` if it holds texts. Raises UsageError."""
+def _leaf_columns(path: Path, content: dict[str, Any]) -> dict[str, list[Any]]:
+    """The rows of all users of LEAF as columns; ``x`` is renamed ``text`` if it holds texts.
+
+    Raises UsageError for a user whose x and y are not lists of the same length.
+    """
     found: dict[str, list[Any]] = {"x": [], "y": [], "client": []}
-    for user, rows in held["user_data"].items():
+    for user, rows in content["user_data"].items():
         x = rows.get("x")
         y = rows.get("y")
         if not isinstance(x, list) or not isinstance(y, list) or len(x) != len(y):
@@ -389,25 +399,26 @@ TABLES: dict[str, Callable[[Path], Table]] = {
 }
 
 
-# The dialect of a CSV is its separator and its encoding. Every command that reads a CSV finds them here.
+# The rest of this module finds the dialect of a CSV, its separator and encoding, for every command that reads a CSV.
 #
-# Excel writes semicolons where numbers have decimal commas, tabs in UTF-16 as "Unicode text", and on request a first
-# line ``sep=;`` that names the separator.
+# Excel writes semicolons as separators in countries with decimal commas. Its format "Unicode text" has tabs, in UTF-16.
+# A first line ``sep=;`` may name the separator.
 
 
 PIECE = 64 << 10
 """Bytes of a text file that are decoded at a time."""
 
 DIALECT_BYTES = 8 << 20
-"""Bytes of a file that are decoded to find its dialect, and limit for its first line."""
+"""Bytes of a file that are decoded to find its dialect; also the limit for its first line."""
 
 SEPARATORS = (",", ";", "\t")
 MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-"""First bytes of a file in UTF-16. Excel writes such files."""
+"""Possible first bytes of a file in UTF-16, which Excel writes."""
 
 _CODECS = {"utf8": "utf-8-sig", "utf-16": "utf-16"}
 """Encoding of a CSV file -> Python's name of it."""
 
+# A first line that names the separator.
 _NAMED = re.compile(r"sep=(.)\s*", re.IGNORECASE)
 _QUOTED = re.compile(r'"[^"]*"')
 
@@ -447,7 +458,8 @@ def _dialect(file: IO[bytes], path: Path) -> Dialect:
         encoding = "utf-16"
     decoder = codecs.getincrementaldecoder(_CODECS[encoding])()
     head = ""
-    # Much more than the first line is decoded, so that another encoding is refused before columns are missed.
+    # Much more than the first line is decoded, so that another encoding is refused before an error says that columns
+    # are missing.
     for _ in range(DIALECT_BYTES // PIECE):
         try:
             text = decoder.decode(piece)
@@ -458,6 +470,7 @@ def _dialect(file: IO[bytes], path: Path) -> Dialect:
         piece = file.read(PIECE)
         if not piece:
             break
+    # The first line that is not empty.
     head = next(iter(head.lstrip("\r\n").splitlines()), "")
     named = _NAMED.fullmatch(head)
     if named is not None:
@@ -478,7 +491,7 @@ def open_bytes(path: Path) -> IO[bytes]:
 
 
 def other_encoding(path: Path) -> FedcacheError:
-    """The error of a CSV that is neither UTF-8 nor UTF-16, with the lines that convert it."""
+    """The error for a CSV that is neither UTF-8 nor UTF-16, with the lines that convert it."""
     ending = ending_of(path)
     out = path.with_name(f"{stem_of(path)}-utf8{ending.removesuffix('.gz')}")
     raw = f"pathlib.Path({str(path)!r}).read_bytes()"

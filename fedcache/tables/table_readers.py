@@ -1,7 +1,7 @@
-"""Columns of a table: parquet, CSV and TSV (also .gz), and feather.
+"""Reads the columns of a table (``table_files``) in batches of rows: features, and all other columns.
 
 Features are one column of lists, one column of texts such as "[0.1, 0.2]", or one column for each dimension (f0 ..
-f511). A table is read in batches of rows. Only the part of each column that is used is kept.
+f511). Features stay in the file. Of the other columns, only the values that fedcache can use are kept in memory.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ LONGEST = 4096
 """Maximum number of characters in a word. A longer value is a text or a thumbnail, and cannot be a class or a group."""
 
 FLOAT_DIGITS = 15
-"""Maximum number of digits with which a float holds every integer without rounding."""
+"""Every integer with at most this many digits fits into a float without rounding."""
 
 BATCH = 1 << 16
 """Number of rows in one batch, for a single column of words or numbers."""
 
 MANY_NUMBERS = 16
-"""Number of columns of numbers from which a table probably contains features, even if no name says so."""
+"""A table with at least this many columns of numbers probably contains features, even if no name says so."""
 
 COLUMNS = 4096
 """Maximum number of columns of words and numbers that are read in one pass over a table."""
@@ -68,10 +68,10 @@ CELLS = 16 * BATCH
 """Maximum number of cells in one batch."""
 
 FIRST_ROWS = 64
-"""Number of first rows that show whether a column contains long texts or pictures."""
+"""Number of rows, the first ones, that show whether a column contains long texts or pictures."""
 
 NOT_FEATURES = ("y", "label", "labels", "target", "class", "category", "id", "index", "fold")
-"""Beginnings of names that numbered columns of features never have; label0 and label1, for example, are labels."""
+"""Words before the numbers of numbered columns that are never features: label0 and label1, for example, are labels."""
 
 
 def read_table(path: Path, features: Sequence[str]) -> dict[str, Any]:
@@ -84,6 +84,7 @@ def read_table(path: Path, features: Sequence[str]) -> dict[str, Any]:
             found[key] = Words.of(meta[key])
     for name, entry in meta.get("text", {}).items():
         found[f"text/{name}"] = _matrix(entry)
+    # The columns of the features if there is one for each dimension; otherwise ().
     wide = _family(table, features)
     matrices = [name for name in table.types if _is_matrix(table, name, features)]
     if not wide and not matrices:
@@ -91,7 +92,7 @@ def read_table(path: Path, features: Sequence[str]) -> dict[str, Any]:
     of_features = [*matrices, *wide]
     distinct = {*of_features}
     others = [name for name in table.types if name not in distinct]
-    # At least one column is read, because the number of rows comes with it.
+    # If all columns are features, one of them is read, because ``read_others`` also counts the rows.
     columns, count = read_others(table, others or of_features[:1])
     if not count:
         raise UsageError(f"{path} has 0 rows.", "It needs at least 1 row.")
@@ -109,7 +110,10 @@ def read_table(path: Path, features: Sequence[str]) -> dict[str, Any]:
 
 
 def _matrix(entry: dict[str, Any]) -> NDArray[np.float32]:
-    """Text features [C, D] from the head of a parquet file that ``export`` wrote. Raises ValueError for bad ones."""
+    """Text features [C, D] from the metadata of a parquet file that ``export`` wrote.
+
+    Raises ValueError for damaged metadata.
+    """
     rows, width = entry["shape"]
     raw = base64.b64decode(entry["float32"], validate=True)
     return np.frombuffer(raw, "<f4").reshape(rows, width)
@@ -119,10 +123,11 @@ def _matrix(entry: dict[str, Any]) -> NDArray[np.float32]:
 
 
 def _is_matrix(table: Table, name: str, features: Sequence[str]) -> bool:
+    """Whether a column holds features: lists of floats, or texts of lists under a usual or a requested name."""
     inner = list_kind(table.types[name])
     if inner is not None and arrow().types.is_floating(inner):
         return True
-    # Words such as "[0.1, 0.2]", if the column has a usual name or the user named it.
+    # Words such as "[0.1, 0.2]" are features only if the column has a usual name or the user names it.
     if not are_words(table.types[name]) or is_binary(table.types[name]):
         return False
     if not is_feature(name) and name not in features:
@@ -135,6 +140,7 @@ def _first_is_list(table: Table, name: str) -> bool:
     return batch is not None and is_list_text(batch.column(0))
 
 
+# Name of a numbered column, such as f0, emb_1 or x[2]: a word and a number.
 _DIMENSION = re.compile(r"(.*?)[_.\-\[ ]?(\d{1,9})\]?")
 
 
@@ -149,8 +155,10 @@ def _numbered(names: Iterable[str]) -> dict[str, dict[int, str]]:
 
 
 def _families(types: dict[str, Any]) -> dict[str, tuple[str, ...]]:
-    """Families of numeric columns whose names are a word and then 0, 1, 2, ..: word -> columns in order."""
-    # Numbers without a gap are dimensions; they may begin at any number.
+    """Families of numeric columns whose names are a word and then 0, 1, 2, ..: word -> columns in order.
+
+    The numbers may begin with any number, but must not have a gap.
+    """
     families = {}
     for prefix, by_number in _numbered(types).items():
         count = len(by_number)
@@ -161,17 +169,18 @@ def _families(types: dict[str, Any]) -> dict[str, tuple[str, ...]]:
 
 
 def _family(table: Table, requested: Sequence[str]) -> tuple[str, ...]:
-    """The columns, in order, of the features of a table with one column per dimension; () for another table.
+    """The columns of the features, in order, if the table has one column per dimension; otherwise ().
 
     Raises UsageError if several families of columns may be the features.
     """
     families = _families(table.types)
     for word in requested:
         for prefix, names in families.items():
-            # The word is a column of the family, or its prefix if no column is called so.
+            # The word is one column of the family, or the prefix of the family if no column has this name.
             is_prefix = word not in table.types and word.rstrip("_.- ") == prefix
             if word in names or is_prefix:
                 return names
+    # A column of lists, or of texts of lists, that is called like features comes before numbered columns.
     features = {name: kind for name, kind in table.types.items() if is_feature(name)}
     if requested or any(list_kind(kind) is not None for kind in features.values()):
         return ()
@@ -198,16 +207,17 @@ def _are_usual(prefix: str) -> bool:
 
 
 def _refuse_almost_features(table: Table, requested: Sequence[str]) -> None:
-    """Refuse numbered columns that are no features only because one of them is missing or holds words.
+    """Raise UsageError for numbered columns that would be features if none were missing and none held words.
 
-    Raises UsageError that names this column, and the row of its first word.
+    The error names the missing column, or the column that holds words and the row of its first word. Many columns of
+    numbers whose names give no role are refused too.
     """
     path = table.path
     types = table.types
     if not requested and any(name.lower() in TEXTS for name in types):
         return  # a table of texts, which has no features
     if all(map(arrow().types.is_null, types.values())):
-        return  # a first line and no rows, which ``read_table`` refuses
+        return  # the table has no rows, so ``read_table`` refuses it
     prefixes = {word.rstrip("_.- ") for word in requested}
     for prefix, by_number in _numbered(types).items():
         if requested:
@@ -224,11 +234,12 @@ def _refuse_almost_features(table: Table, requested: Sequence[str]) -> None:
         if not lacking:
             continue
         first = names[0]
-        gone = re.sub(r"\d+(?=\]?$)", str(min(lacking)), first)
+        # The name of the first column with the number of the missing one.
+        missing = re.sub(r"\d+(?=\]?$)", str(min(lacking)), first)
         raise UsageError(
-            f"{path}: {gone} is missing between {first} and {names[-1]}, so these columns are not used as "
+            f"{path}: {missing} is missing between {first} and {names[-1]}, so these columns are not used as "
             "features.",
-            f"Add the column {gone}, or number the columns without a gap.",
+            f"Add the column {missing}, or number the columns without a gap.",
         )
     numeric = [name for name, kind in types.items() if is_number_kind(kind)]
     unnamed = [name for name in numeric if not has_a_meaning(name)]
@@ -239,9 +250,9 @@ def _refuse_almost_features(table: Table, requested: Sequence[str]) -> None:
 def _named_dimensions(
     table: Table, numeric: Sequence[str], unnamed: Sequence[str]
 ) -> FedcacheError:
-    """The error of a table whose dimensions have names of their own, such as genes, with code that numbers them.
+    """The error for a table whose dimensions have names of their own, such as genes, with code that numbers them.
 
-    ``numeric`` are its columns of numbers, and ``unnamed`` those whose names do not give them a role.
+    ``numeric`` are all columns of numbers, and ``unnamed`` those of them whose names give no role.
     """
     path = table.path
     out = path.with_name(f"{stem_of(path)}-numbered.parquet")
@@ -252,7 +263,7 @@ def _named_dimensions(
         options += f", sep={table.separator!r}"
     if table.encoding != "utf8":
         options += f", encoding={table.encoding!r}"
-    kept = [name for name in numeric if has_a_meaning(name)]
+    with_roles = [name for name in numeric if has_a_meaning(name)]
     count = len(unnamed)
     return UsageError(
         f"{path} has {count:,} columns of numbers with names of their own, {some_names(unnamed, 3)}. "
@@ -261,7 +272,7 @@ def _named_dimensions(
             [
                 "import pandas",
                 f"table = pandas.read_{reader}({str(path)!r}{options})",
-                f"numbers = table.select_dtypes('number').columns.drop({kept!r})  # or a list of columns",
+                f"numbers = table.select_dtypes('number').columns.drop({with_roles!r})  # or a list of columns",
                 "table = table.rename(columns={name: f'f{i}' for i, name in enumerate(numbers)})",
                 f"table.to_parquet({str(out)!r})",
             ],
@@ -271,7 +282,7 @@ def _named_dimensions(
 
 
 def _no_numbers(table: Table, name: str) -> FedcacheError:
-    """The error of a dimension that does not hold numbers, with the row of the first word in it."""
+    """The error for a dimension of features that does not hold numbers, with the row of its first word."""
     path = table.path
     row = 0
     if are_words(table.types[name]) and not is_binary(table.types[name]):
@@ -294,10 +305,10 @@ def _no_numbers(table: Table, name: str) -> FedcacheError:
             f"{path}: {name} contains numbers that are stored as words.",
             "Write numbers; pandas: .astype('float32')",
         )
-    what = f"contains {table.types[name]}, not numbers"
+    problem = f"contains {table.types[name]}, not numbers"
     if arrow().types.is_null(table.types[name]):
-        what = "is empty in all rows"
-    return UsageError(f"{path}: {name} {what}.", "Write numbers there, or drop the column.")
+        problem = "is empty in all rows"
+    return UsageError(f"{path}: {name} {problem}.", "Write numbers there, or drop the column.")
 
 
 _DECIMAL_COMMA = re.compile(r"[+-]?\d*,\d+([eE][+-]?\d+)?")
@@ -307,10 +318,10 @@ _DECIMAL_COMMA = re.compile(r"[+-]?\d*,\d+([eE][+-]?\d+)?")
 
 
 def _float_of(kind: Any) -> np.dtype[Any]:
-    """The dtype that features of one arrow type are read as."""
+    """The dtype to which features of arrow's type ``kind`` are converted."""
     if arrow().types.is_floating(kind):
-        found: np.dtype[Any] = np.dtype(kind.to_pandas_dtype())
-        return found
+        dtype: np.dtype[Any] = np.dtype(kind.to_pandas_dtype())
+        return dtype
     return np.dtype("f8")
 
 
@@ -326,6 +337,7 @@ def _wide_parts(
 
 
 def _list_rows(table: Table, name: str, count: int) -> FileRows:
+    """The features in a column of lists, or of texts of lists; they stay in the file."""
     shape = table.meta.get("shapes", {}).get(name)
     kind = table.types[name]
     inner = list_kind(kind)
@@ -343,6 +355,7 @@ def _list_rows(table: Table, name: str, count: int) -> FileRows:
 
 
 def _first_width(column: Any) -> int:
+    """The length of the first list that is not empty; 0 if all are empty."""
     if list_kind(column.type) is not None:
         return next(filter(None, column.value_lengths().to_pylist()), 0)
     return next((len(numbers_in(word)) for word in column.to_pylist() if word), 0)
@@ -351,7 +364,7 @@ def _first_width(column: Any) -> int:
 def _list_parts(
     table: Table, name: str, shape: tuple[int, ...], rows: int
 ) -> Iterator[NDArray[Any]]:
-    """Blocks [n, *shape] of a column of lists, or of texts of lists; rows and values that are empty are NaN."""
+    """Blocks [n, *shape] of a column of lists, or of texts of lists. Empty rows and empty values become NaN."""
     width = math.prod(shape)
     for batch in table.batches([name], rows):
         column = batch.column(0)
@@ -363,26 +376,26 @@ def _list_parts(
 
 
 def _lists(path: Path, name: str, column: Any, width: int) -> NDArray[Any]:
-    """The values of lists of ``width`` numbers, [n, width]."""
-    empty = np.asarray(column.is_null())
+    """The values [n, width] of a column of lists; UsageError unless each list has ``width`` numbers."""
+    is_empty = np.asarray(column.is_null())
     lengths = np.asarray(column.value_lengths().fill_null(width))
     if (lengths != width).any():
         raise _uneven(path, name, {width, *lengths.tolist()})
-    # ``flatten`` leaves out empty rows, so the values are those of the other rows.
+    # ``flatten`` leaves out empty rows, so ``values`` has only the values of the other rows.
     values = np.asarray(column.flatten().to_numpy(zero_copy_only=False))
-    if not empty.any():
+    if not is_empty.any():
         return values.reshape(len(column), width)
     out = np.full((len(column), width), np.nan, values.dtype)
-    out[~empty] = values.reshape(-1, width)
+    out[~is_empty] = values.reshape(-1, width)
     return out
 
 
 def _texts(path: Path, name: str, column: Any, width: int) -> NDArray[Any]:
-    """The values of texts of ``width`` numbers, [n, width]."""
-    # All rows at once if they are regular, else row by row.
-    whole = _all_texts(column, width)
-    if whole is not None:
-        return whole
+    """The values [n, width] of a column of texts of lists; UsageError unless each text has ``width`` numbers."""
+    # All rows are read at once if all texts have the same form, otherwise row by row.
+    at_once = _all_texts(column, width)
+    if at_once is not None:
+        return at_once
     out = np.full((len(column), width), np.nan)
     for row, word in enumerate(column.to_pylist()):
         if word is None or not word.strip():
@@ -395,7 +408,7 @@ def _texts(path: Path, name: str, column: Any, width: int) -> NDArray[Any]:
 
 
 def _all_texts(column: Any, width: int) -> NDArray[np.float64] | None:
-    """Texts "[0.1, 0.2]" with ``width`` numbers each, as [n, width]; None if a text is different.
+    """The values [n, width] of texts "[0.1, 0.2]" with ``width`` numbers each; None if a text has another form.
 
     This is five times as fast as reading one text after another.
     """
@@ -418,9 +431,10 @@ def _all_texts(column: Any, width: int) -> NDArray[np.float64] | None:
 
 
 def _uneven(path: Path, name: str, lengths: set[int]) -> FedcacheError:
-    some = sorted(lengths)[:4]
+    """The error for a column of lists of different ``lengths``."""
+    shown = sorted(lengths)[:4]
     return UsageError(
-        f"{path}: the rows of {name} have lengths {some}.",
+        f"{path}: the rows of {name} have lengths {shown}.",
         "Every row needs the same number of values.",
     )
 
@@ -432,14 +446,14 @@ def _uneven(path: Path, name: str, lengths: set[int]) -> FedcacheError:
 class GatheredColumn:
     """One column while its batches are read: numbers, dates, or words as codes."""
 
-    place: dict[str, int] = field(default_factory=dict)  # code of each word, by first occurrence
+    code_of: dict[str, int] = field(default_factory=dict)  # word -> code, by first occurrence
     parts: list[NDArray[Any]] = field(default_factory=list)  # values or codes of each batch
-    # where integers have a value, by batch; they have no NaN
+    # for each batch of integers: which rows have a value, because integers have no NaN
     known: list[NDArray[np.bool_]] = field(default_factory=list)
-    rows: int = 0
-    kind: str = "null"  # arrow's, for messages
+    rows: int = 0  # number of rows so far
+    kind: str = "null"  # arrow's type, for messages
     words: bool = False  # whether ``parts`` are codes of words
-    why: str = ""  # why the column is of no use; its values are not kept after this is known
+    why: str = ""  # why the column is of no use. After this is known, no values are kept.
 
     def add(self, column: Any) -> None:
         """Add the next rows."""
@@ -471,8 +485,8 @@ class GatheredColumn:
             floats = column.cast(pa.float64())
             values = np.asarray(floats.to_numpy(zero_copy_only=False))
             known = values[~np.isnan(values)]
-            whole = np.isfinite(known) & (known == np.rint(known))
-            if not whole.all():
+            are_whole = np.isfinite(known) & (known == np.rint(known))
+            if not are_whole.all():
                 self.why = "numbers with decimals"
             self.parts.append(values)
         elif types.is_integer(kind):
@@ -482,15 +496,15 @@ class GatheredColumn:
             times = column.cast(pa.timestamp("us"))
             self.parts.append(times.to_numpy(zero_copy_only=False))
         elif _are_single(column):
-            self.rows -= len(column)  # the next call counts these rows again
+            self.rows -= len(column)  # ``add`` counts these rows again
             self.add(column.flatten())
         elif not types.is_null(kind):
             self.why = self.kind
             if list_kind(kind) is not None:
                 self.why = "lists"
 
-    def _add_words(self, encoded: Any, written: Callable[[str], str]) -> None:
-        """Add the rows of a dictionary-encoded column; ``written`` gives the spelling of a word."""
+    def _add_words(self, encoded: Any, spelling: Callable[[str], str]) -> None:
+        """Add the rows of a dictionary-encoded column; ``spelling`` converts each word, such as true to True."""
         pa = arrow()
         compute = pa.compute
         words = encoded.dictionary
@@ -513,24 +527,25 @@ class GatheredColumn:
         for word in words.to_pylist():
             code = -1
             if word is not None:
-                code = self.place.setdefault(written(word), len(self.place))
+                code = self.code_of.setdefault(spelling(word), len(self.code_of))
             translated.append(code)
+        # A row without a word gets an index of its own, which is translated to -1.
         codes = np.asarray(encoded.indices.fill_null(len(translated)))
-        translated.append(-1)  # of rows without a word
+        translated.append(-1)
         self.parts.append(np.array(translated, np.int32)[codes])
 
     def column(self, *, text: bool) -> Column:
-        """The column of parsed cells; words of a ``text`` file may be numbers."""
+        """The column of all rows; in a ``text`` file, which has no types, its words may become numbers."""
         if self.why:
             return Unread((self.rows,), self.kind, self.why)
         if not self.parts:
             return Words(np.full(self.rows, -1, np.int32), ())
         values = np.concatenate(self.parts)
         if self.words:
-            found = Words(values, tuple(self.place))
+            column = Words(values, tuple(self.code_of))
             if text:
-                return found.typed()
-            return found
+                return column.typed()
+            return column
         if self.known:
             known = np.concatenate(self.known)
             if not known.all():
@@ -541,7 +556,7 @@ class GatheredColumn:
 
 
 def _integers_with_gaps(values: NDArray[Any], known: NDArray[np.bool_]) -> Column:
-    """Integers [N], some without a value: floats with NaN, or words where a float would round a large integer."""
+    """Integers [N], some of them missing, as floats with NaN, or as words if a float would round an integer."""
     if int(np.abs(values).max()) < FLOAT_INTEGERS:
         return np.where(known, values.astype(np.float64), np.nan)
     words: list[str | None] = [str(value) for value in values.tolist()]
@@ -561,27 +576,28 @@ def _are_single(column: Any) -> bool:
 
 def read_others(table: Table, names: Sequence[str]) -> tuple[dict[str, Any], int]:
     """Columns by name, and the number of rows. A CSV is read once, other tables once for every ``COLUMNS`` columns."""
-    # Measurements are of no use here. If all columns are measurements, one is read for the number of rows.
+    # Measurements are of no use here. If all columns are measurements, one is read to count the rows.
     needed = [name for name in names if name not in table.measured] or list(names)[:1]
     columns = {name: GatheredColumn() for name in needed}
     # Every pass opens the table and reads the description of all its columns; a pass over a CSV reads the whole file.
     if table.is_text:
-        left = needed
-        width = max(1, len(left))
+        to_read = needed
+        width = max(1, len(to_read))
     else:
-        left = _of_use(table, columns)
+        to_read = _of_use(table, columns)
         width = COLUMNS
     count = table.count
-    for start in range(0, len(left), width):
-        some = left[start : start + width]
-        rows = max(1, CELLS // len(some))
-        for batch in table.batches(some, rows):
-            for name in some:
+    for start in range(0, len(to_read), width):
+        of_pass = to_read[start : start + width]
+        rows = max(1, CELLS // len(of_pass))
+        for batch in table.batches(of_pass, rows):
+            for name in of_pass:
                 columns[name].add(batch.column(name))
-            if count is not None and all(columns[name].why for name in some):
+            # The rest of the pass is skipped if no column is of use, unless it has to count the rows.
+            if count is not None and all(columns[name].why for name in of_pass):
                 break
         if count is None:
-            count = columns[some[0]].rows
+            count = columns[of_pass[0]].rows
     found: dict[str, Any] = {}
     for name, column in columns.items():
         column.rows = count or 0
@@ -595,14 +611,17 @@ def read_others(table: Table, names: Sequence[str]) -> tuple[dict[str, Any], int
 
 
 def _of_use(table: Table, columns: dict[str, GatheredColumn]) -> list[str]:
-    """The columns that may be of use, judged by their first rows. Long texts and pictures are not among them."""
+    """The columns that may be of use, judged by their first rows: not long texts or pictures.
+
+    Replaces each of them in ``columns``, so that it is read from its first row again.
+    """
     for batch in table.batches([*columns], FIRST_ROWS):
         for name, column in columns.items():
             column.add(batch.column(name))
         break
-    left = [name for name, column in columns.items() if not column.why]
-    if table.count is None and not left:
-        left = [*columns][:1]  # one column has to be read for the number of rows
-    for name in left:
+    useful = [name for name, column in columns.items() if not column.why]
+    if table.count is None and not useful:
+        useful = [*columns][:1]  # one column has to be read to count the rows
+    for name in useful:
         columns[name] = GatheredColumn()
-    return left
+    return useful

@@ -1,6 +1,7 @@
-"""Columns of words from any representation: strings, bytes, Python objects, dates, categories.
+"""Columns of a table in memory or in a file: makes columns of words from strings, bytes, Python objects and dates.
 
-A column is kept as its distinct words and a code for each row. Most columns of a million rows have few distinct words.
+A column of words is kept as its distinct words and a code for each row, because most columns of a million rows have few
+distinct words.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ FEATURES = (
     "vector",
     "vectors",
 )
-"""Columns that are features by default, in lower case; so are columns called ``features/NAME``."""
+"""Names, in lower case, of columns that are features by default, in addition to ``features/NAME``."""
 
 
 DATA = "data"
-"""Column that is features if the file has no column of ``FEATURES``."""
+"""Name of the column of features in a file that has no column of ``FEATURES``."""
 
 
 def last_level(name: str) -> str:
@@ -54,9 +55,9 @@ def last_level(name: str) -> str:
 
 
 def without_blanks(where: Path | str, columns: Mapping[str, Held]) -> dict[str, Held]:
-    """Columns by their names without surrounding blanks, which follow the commas in some CSV files.
+    """The same columns, with names without surrounding blanks; some CSV files have blanks after commas.
 
-    Raises UsageError for two columns that then have the same name.
+    Raises UsageError if two columns have the same name without blanks.
     """
     found: dict[str, Held] = {}
     for name, column in columns.items():
@@ -68,19 +69,19 @@ def without_blanks(where: Path | str, columns: Mapping[str, Held]) -> dict[str, 
 
 
 def named_twice(where: Path | str, name: str) -> FedcacheError:
-    """The error of a table with two columns of one name."""
+    """The error for a table with two columns of the same name."""
     return UsageError(
         f"{where}: the column {name!r} occurs twice.", "Give every column a name of its own."
     )
 
 
 def is_feature(name: str) -> bool:
-    """Whether a column of this name is features, if its shape fits."""
+    """Whether a column with this name holds features, provided that its shape fits."""
     return last_level(name) in FEATURES or name.startswith("features/")
 
 
 def ending_of(path: Path) -> str:
-    """The ending of a file's name that gives its format, in small letters: .npz, .csv, also .csv.gz."""
+    """The ending of a file's name, in small letters: .npz, or .csv.gz with both parts."""
     ending = path.suffix.lower()
     if ending == ".gz":
         return Path(path.stem).suffix.lower() + ending
@@ -138,7 +139,10 @@ def explain_damage(path: Path) -> Iterator[None]:
 
 
 def blocks_of(rows: Rows, size: int) -> Iterator[NDArray[Any]]:
-    """Blocks of ``size`` rows in order, then the rest, from a file or from memory; errors as ``FileRows.blocks``."""
+    """Blocks of ``size`` rows in order, from a file or from memory; the last block may be smaller.
+
+    Errors as ``FileRows.blocks``.
+    """
     if isinstance(rows, FileRows):
         return rows.blocks(size)
     return (rows[start : start + size] for start in range(0, len(rows), size))
@@ -157,7 +161,7 @@ class FileRows:
     shape: tuple[int, ...]  # (N, D) or (N, V, D)
     dtype: np.dtype[Any]
     parts: Parts
-    columns: tuple[str, ...] = ()  # of a table with one column per dimension
+    columns: tuple[str, ...] = ()  # names of the columns, for a table with one column per dimension
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -168,13 +172,13 @@ class FileRows:
         return len(self.shape)
 
     def with_views(self) -> FileRows:
-        """The same as [N, V, D]; a matrix has one view."""
+        """The same rows as [N, V, D]; a matrix [N, D] has one view."""
         if self.ndim == 3:
             return self
         return replace(self, shape=(self.shape[0], 1, self.shape[1]))
 
     def blocks(self, rows: int) -> Iterator[NDArray[Any]]:
-        """Blocks of ``rows`` rows in order, then the rest. Raises UsageError for a damaged file."""
+        """Blocks of ``rows`` rows in order; the last may be smaller. Raises UsageError for a damaged file."""
         with explain_damage(self.path):
             found = 0
             rest = np.empty((0, *self.shape[1:]), self.dtype)
@@ -210,7 +214,7 @@ Rows = NDArray[Any] | FileRows
 
 
 def joined_rows(path: Path, name: str, parts: Sequence[Rows]) -> FileRows:
-    """Matrices of several splits, one after another. Their rows stay in the file.
+    """The matrices ``parts``, one after another, as one column, whose rows stay in the file.
 
     Raises UsageError for rows of different shapes.
     """
@@ -232,17 +236,17 @@ def joined_rows(path: Path, name: str, parts: Sequence[Rows]) -> FileRows:
 
 
 NO_NUMBER = frozenset({"", "na", "n/a", "nan", "null", "none", "nat", "<na>", "?"})
-"""Words, in lower case, for a missing value in a text file's column whose other words are all numbers.
+"""Words, in lower case, that mean a missing value if all other words of the column are numbers.
 
-In a column of words, they are ordinary words: a class may be called none, and a country NA.
+Otherwise, they are ordinary words: a class may be called none, and a country NA.
 """
 
 _INTEGER = re.compile(r"0|-?[1-9]\d*")
 _SHORT = 18
-"""Maximum number of digits with which an integer always fits into 64 bits."""
+"""Every integer with at most this many characters fits into 64 bits."""
 
 FLOAT_INTEGERS = 1 << 53
-"""Size below which a float holds every integer without rounding."""
+"""A float holds every integer with a smaller absolute value without rounding."""
 
 _DIGITS = re.compile(r"-?\d+")
 _FLOAT = re.compile(r"[+-]?((\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?|inf)")
@@ -264,13 +268,14 @@ class Coded:
     def recoded(
         self, names: Sequence[str], words: Sequence[str] | None = None
     ) -> NDArray[np.int32]:
-        """The codes as indices into ``names``; -1 for a word that is not in ``names``.
+        """The index in ``names`` of each row's word; -1 for a row without a word, and for a word not in ``names``.
 
-        ``words`` replace the words of the column, if they are given.
+        ``words``, if given, replaces the words of the column, one by one.
         """
-        place = {name: index for index, name in enumerate(names)}
-        target = [place.get(word, -1) for word in words or self.words]
-        return np.array([*target, -1], np.int32)[self.codes]
+        index_of = {name: index for index, name in enumerate(names)}
+        indices = [index_of.get(word, -1) for word in words or self.words]
+        # Code -1 selects the last entry.
+        return np.array([*indices, -1], np.int32)[self.codes]
 
 
 @dataclass(frozen=True, eq=False)
@@ -283,25 +288,25 @@ class Words(Coded):
 
     # whether the file itself lists the words, in this order; it may list words that no row has
     declared: bool = False
-    # words that the file lists twice; in ``words`` they end in their index
+    # class names that the file lists twice; in ``words``, each of them is followed by its index
     repeated: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, values: Sequence[str | None]) -> Words:
-        """A word or None for each row."""
-        place: dict[str, int] = {}
+        """The column of a word or None for each row."""
+        codes_of_words: dict[str, int] = {}
 
         def code_of(value: str | None) -> int:
             if value is None:
                 return -1
-            return place.setdefault(value, len(place))
+            return codes_of_words.setdefault(value, len(codes_of_words))
 
         codes = np.fromiter(map(code_of, values), np.int32, len(values))
-        return cls(codes, tuple(place))
+        return cls(codes, tuple(codes_of_words))
 
     @classmethod
     def coded(cls, codes: NDArray[Any], words: Sequence[str]) -> Words:
-        """Codes [N] and the words that they index. Raises ValueError if they do not fit each other."""
+        """The column of codes [N] and the words that they index. Raises ValueError if codes and words do not fit."""
         count = len(words)
         if not all(isinstance(word, str) for word in words) or len(set(words)) != count:
             raise ValueError("a column has values that are not words, or repeated words")
@@ -320,12 +325,13 @@ class Words(Coded):
         return self.codes.shape
 
     def typed(self) -> Column:
-        """Cells of a text file, which has no types, as numbers, lists or words.
+        """The column as numbers, lists or words, for cells of a text file, which has no types.
 
-        They are numbers only if all of them are written as a program writes numbers. So no two words become one number:
-        if a column has 1e5 and 100000, both stay words. Floats hold NaN for rows without a value. Integers that a float
-        or 64 bits would change stay words.
+        Cells become numbers only if all of them are written as a program writes numbers. So no two words become one
+        number: if a column has 1e5 and 100000, both stay words. Floats hold NaN for rows without a value. Integers that
+        a float or 64 bits would change stay words.
         """
+        # Word -> the same word without surrounding blanks, for all words except those that mean a missing value.
         numbers: dict[str, str] = {}
         for word in self.words:
             bare = word.strip()
@@ -335,14 +341,14 @@ class Words(Coded):
             return self
         if all(_LIST.fullmatch(word) for word in numbers.values()):
             return Unread(self.shape, "lists", "lists")
-        gaps = len(numbers) < len(self.words) or bool((self.codes < 0).any())
+        has_gaps = len(numbers) < len(self.words) or bool((self.codes < 0).any())
         convert: Callable[[str], float] = float
         if all(map(is_integer, numbers.values())):
             longest = max(map(len, numbers.values()))
             if longest > _SHORT:
                 return self._only(numbers)
             # Rows without a value make the column floats, which round large integers.
-            if gaps and max(abs(int(number)) for number in numbers.values()) >= FLOAT_INTEGERS:
+            if has_gaps and max(abs(int(number)) for number in numbers.values()) >= FLOAT_INTEGERS:
                 return self._only(numbers)
             convert = int
         elif not _are_floats(set(numbers.values())):
@@ -350,23 +356,23 @@ class Words(Coded):
         # Rows whose word means a missing value hold NaN.
         known = {word: convert(number) for word, number in numbers.items()}
         values = [known.get(word, math.nan) for word in self.words]
-        if gaps:
-            values.append(math.nan)  # the last one is the value of rows without a word
+        if has_gaps:
+            values.append(math.nan)  # code -1, of rows without a word, selects this last value
         return np.array(values)[self.codes]
 
     def _only(self, kept: Collection[str]) -> Words:
-        """The column with only the ``kept`` words; rows with another word have none."""
+        """The column with only the ``kept`` words; rows with any other word have no word."""
         words = tuple(word for word in self.words if word in kept)
         return Words(self.recoded(words), words)
 
 
 @dataclass(frozen=True)
 class Unread:
-    """A column of the file that was not read."""
+    """A column of the file that was not read, because fedcache cannot use it."""
 
-    shape: tuple[int, ...]  # () if it is not known
-    kind: str  # of its values: "int64", "bytes", "lists"
-    why: str  # why it is of no use: "bytes", "a matrix"
+    shape: tuple[int, ...]  # () if the shape is not known
+    kind: str  # type of the values: "int64", "bytes", "lists"
+    why: str  # why the column is of no use: "bytes", "a matrix"
 
 
 Column = NDArray[Any] | Words | Unread
@@ -378,10 +384,11 @@ def is_integer(word: str) -> bool:
 
 
 def _are_floats(words: set[str]) -> bool:
-    """Whether words are floats: measurements, or whole numbers that are all written in one way."""
+    """Whether words are floats: numbers with decimals, or whole numbers that are all written in one format."""
+    # Words of digits alone, with leading zeros, are numbers of patients or postal codes, and stay words.
     if all(map(_DIGITS.fullmatch, words)) or not all(map(_FLOAT.fullmatch, words)):
-        return False  # numbers of patients and postal codes with leading zeros are words
-    # Measurements are floats however they are written. Whole numbers are floats only if one format writes all of them.
+        return False
+    # If a number has decimals, all are floats, in any format. Whole numbers are floats only if one format writes all.
     values = {word: float(word) for word in words}
     finite = [value for value in values.values() if math.isfinite(value)]
     if not finite:
@@ -390,19 +397,20 @@ def _are_floats(words: set[str]) -> bool:
         return True
     if len(set(values.values())) < len(words):
         return False
-    # Any word shows the number of decimals, if one format writes all of them.
+    # If one format writes all words, each of them shows the number of decimals; ``min`` takes one of them.
     after_point = min(words).partition(".")[2].lower()
     decimals = len(after_point.partition("e")[0])
-    writings: list[Callable[[float], str]] = [
+    formats: list[Callable[[float], str]] = [
         repr,
         f"{{:.{decimals}f}}".format,
         f"{{:.{decimals}e}}".format,
     ]
 
     def gives_back(write: Callable[[float], str]) -> bool:
+        """Whether a format writes every number as it is written in the file."""
         return all(write(value) == word for word, value in values.items())
 
-    return any(map(gives_back, writings))
+    return any(map(gives_back, formats))
 
 
 def is_missing(value: Any) -> bool:
@@ -413,9 +421,9 @@ def is_missing(value: Any) -> bool:
 
 
 def as_column(values: NDArray[Any]) -> Column:
-    """An array as a column: numbers and matrices of floats stay, values that mean words become ``Words``.
+    """An array as a column. Numbers [N] and matrices of floats stay unchanged; words, dates, objects become ``Words``.
 
-    Other arrays become ``Unread``. [N, 1] is a column of N values, unless it holds floats: then it may be a feature.
+    Other arrays become ``Unread``. [N, 1] becomes [N], unless it holds floats, which may be features of width 1.
     """
     if values.ndim == 2 and values.shape[1] == 1 and values.dtype.kind != "f":
         values = values[:, 0]
@@ -440,10 +448,14 @@ def as_column(values: NDArray[Any]) -> Column:
 
 
 def objects_of(values: Sequence[Any]) -> Column:
-    """The Python values of N rows as a column: words, bytes, numbers, or both; None and NaN are missing values."""
+    """The Python values of N rows as a column; None and NaN are missing values.
+
+    Numbers become floats. Words, bytes, truth values, mixtures, and integers that a float would round become words.
+    Anything else is ``Unread``.
+    """
     shape = (len(values),)
     if any(isinstance(value, list | tuple) for value in values):
-        # [N, 1] is read as [N].
+        # Lists of one value, [N, 1], are read as [N].
         single: list[Any] = []
         for value in values:
             if isinstance(value, list | tuple) and len(value) == 1:
@@ -483,7 +495,7 @@ def _word(value: Any) -> str:
 def dates_of(values: NDArray[Any]) -> Words:
     """Dates [N] as ISO words: days if every time is midnight, seconds if no time has a fraction, else finer units."""
     known = ~np.isnat(values)
-    # The coarsest unit that rounds no time.
+    # The loop ends at the coarsest unit that rounds no time.
     times = values[known]
     for unit in ("D", "s", "us", "ns"):
         rounded = times.astype(f"M8[{unit}]")
@@ -495,7 +507,7 @@ def dates_of(values: NDArray[Any]) -> Words:
 
 
 def sorted_words(words: Iterable[str]) -> list[str]:
-    """Distinct words in order: as numbers if all are integers (writer 2 before writer 10), else alphabetically."""
+    """The distinct words, sorted: as numbers if all are integers (2 before 10), else alphabetically."""
     distinct = set(words)
     if all(map(is_integer, distinct)):
         return sorted(distinct, key=int)
@@ -512,12 +524,12 @@ def vector(column: Any) -> Any:
 
 
 def is_matrix(column: Any) -> bool:
-    """Whether a column holds arrays: rows of numbers with a shape of their own."""
+    """Whether each row of a column is an array of numbers, not a single value."""
     return not isinstance(column, Words | Unread) and column.ndim > 1
 
 
 def shape_of(column: Any) -> str:
-    """A column for messages: ``int64 with shape (3, 2)``."""
+    """A description of a column for messages: ``int64 with shape (3, 2)``."""
     kind = "words"
     if isinstance(column, Unread):
         kind = column.kind
@@ -527,9 +539,10 @@ def shape_of(column: Any) -> str:
 
 
 def joined_columns(parts: Sequence[Column | None], lengths: Sequence[int]) -> Column:
-    """A column of several tables, one after another; None for a table without the column, whose rows have no value.
+    """One column of several tables, from its ``parts``, one after another; ``lengths`` are the tables' numbers of rows.
 
-    Numbers stay numbers if a float or an integer holds all of them without rounding, else they become words.
+    A part is None if its table lacks the column; its rows have no value. Numbers stay numbers if a float or an integer
+    holds all of them without rounding, otherwise they become words.
     """
     if len(parts) == 1 and parts[0] is not None:
         return parts[0]
@@ -540,12 +553,12 @@ def joined_columns(parts: Sequence[Column | None], lengths: Sequence[int]) -> Co
         if part is not None and part.shape != (length,):
             why = f"{part.shape[0]:,} values for {length:,} rows of a split"
             return Unread(shape, shape_of(part), why)
-    # A column of words without any word has no values, so that it can be joined with numbers.
+    # A part of words without any word counts as None, so that it can be joined with numbers.
     parts = [None if isinstance(part, Words) and not part.words else part for part in parts]
     numbers = [part for part in parts if isinstance(part, np.ndarray)]
     if len(numbers) == len(parts) and len({number.dtype.kind for number in numbers}) == 1:
         return np.concatenate(numbers)
-    # Numbers of different kinds, or a table without the column: floats, with NaN for the missing rows.
+    # If the numbers are of different kinds, or a table lacks the column, the values are floats, with NaN for no value.
     if all(part is None or _fits_float(part) for part in parts):
         floats = []
         for part, length in zip(parts, lengths, strict=True):
@@ -560,11 +573,11 @@ def joined_columns(parts: Sequence[Column | None], lengths: Sequence[int]) -> Co
             words += [None] * length
         else:
             words += as_words(part)
-    # The words stay declared if every table with the column declares them.
+    # The words stay declared if every table that has the column declares them.
     declared = [part for part in parts if isinstance(part, Words) and part.declared]
     if len(declared) < sum(part is not None for part in parts):
         return Words.of(words)
-    # Tables may list different class names, or in another order: a row keeps the name that its own table gives.
+    # Tables may list different class names, or the same in another order. Each row keeps the name that its table gives.
     names = tuple(dict.fromkeys(chain.from_iterable(part.words for part in declared)))
     repeated = tuple(dict.fromkeys(chain.from_iterable(part.repeated for part in declared)))
     codes = Words.of(words).recoded(names)
@@ -599,11 +612,10 @@ def as_words(column: Column) -> list[str | None]:
     return found
 
 
-# Many strings of one length that are stored in one text, such as the names of numbered rows.
-
-
 class EqualStrings(Sequence[str]):
-    """Strings of one length that are sliced from one text on request; they take a tenth of the memory of a list.
+    """Many strings of the same length, such as the names of numbered rows, stored in one text.
+
+    Each is sliced from the text on request. They take a tenth of the memory of a list.
 
     >>> words = EqualStrings("0001", 2)
     >>> words[1], words[:1], list(words), words == ("00", "01")
@@ -650,7 +662,7 @@ class EqualStrings(Sequence[str]):
 
     @property
     def increasing(self) -> bool:
-        """Whether each is greater than the one before."""
+        """Whether each string is greater than the one before."""
         if not self.text.isascii():
             return all(a < b for a, b in pairwise(self))
         raw = np.frombuffer(self.text.encode("ascii"), f"S{self.length}")

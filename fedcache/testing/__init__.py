@@ -122,10 +122,10 @@ def run_method(
     Args:
         method: the method, or the name of an installed one.
         settings: hyperparameters that are not at their defaults.
-        federation: of ``make_federation``; None for its default.
-        rounds: of training; a one-shot method takes one.
+        federation: a result of ``make_federation``; None for its default.
+        rounds: number of rounds of training; a one-shot method takes one.
         participation: clients per round: None for all, a number, or a share.
-        execution: how it is computed.
+        execution: execution mode, such as ``sequential`` or ``batched``.
         how: other fields of ``fedcache.federate.engine.run.TrainingRun``.
     """
     trial = Trial(_find(METHODS, method), execution, dict(settings or {}))
@@ -134,7 +134,7 @@ def run_method(
 
 
 def _find(known: Mapping[str, T], thing: T | str) -> T:
-    """The object itself, or the installed one of that name."""
+    """The object itself if ``thing`` is one, or the installed object with this name."""
     if isinstance(thing, str):
         return known[thing]
     return thing
@@ -161,10 +161,10 @@ def backbone_laws(
     home: Path | None = None,
     exceptions: Exceptions | None = None,
 ) -> list[Check]:
-    """The laws of a backbone, on six random images, texts or rows, as the backbone reads.
+    """The laws of a backbone, on six random images, texts or rows, depending on what the backbone reads.
 
     Args:
-        name: of the table, of an entry point, or with a prefix: ``module:my_package.net:build``, ``onnx:FILE``.
+        name: a backbone of the table or of an entry point, or ``module:my_package.net:build`` or ``onnx:FILE``.
         weights: files by name, as in ``--weights``.
         home: folder of settings and weights; None for ``$FEDCACHE_HOME``.
         exceptions: laws that need not hold, each with the reason.
@@ -191,7 +191,7 @@ def dataset_laws(spec: str, *, exceptions: Exceptions | None = None) -> list[Che
 def aggregator_laws(
     rule: str | Callable[..., Tensor], *, exceptions: Exceptions | None = None
 ) -> list[Check]:
-    """The laws of a rule of ``--aggregate``: its text, or a function V [m, d] -> [d]."""
+    """The laws of an aggregation rule, which is a text of ``--aggregate`` or a function V [m, d] -> [d]."""
     if isinstance(rule, str):
         name = rule
     else:

@@ -1,4 +1,4 @@
-"""The laws of every rule that combines the uploads of clients into one, where each client has one vote."""
+"""The laws that every aggregation rule must keep: a rule that combines uploads of clients, each with one vote."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ def agreement_is_returned(vote: Vote) -> None:
     """If all clients send the same upload, the result is this upload."""
     V = uploads()[:1].expand(CLIENTS, NUMBERS).clone()
     sent = V[0]
-    found = vote(V)
-    same = torch.allclose(found, sent, rtol=0.0, atol=1e-9)
-    require(same, f"the result is {found.tolist()} for the uploads {sent.tolist()}")
+    result = vote(V)
+    same = torch.allclose(result, sent, rtol=0.0, atol=1e-9)
+    require(same, f"the result is {result.tolist()} for the uploads {sent.tolist()}")
 
 
 def clients_have_no_order(vote: Vote) -> None:
@@ -63,7 +63,7 @@ def clients_have_no_order(vote: Vote) -> None:
 def a_shift_moves_the_result(vote: Vote) -> None:
     """Adding the same numbers to every upload adds them to the result.
 
-    A rule with a fixed origin, such as a bound on norms, names this law as an exception.
+    Declare this law as an exception for a rule with a fixed origin, such as a bound on norms.
     """
     V = uploads()
     shift = torch.tensor([3.0, -1.0, 0.5, 2.0], dtype=torch.float64)

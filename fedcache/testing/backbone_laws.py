@@ -1,6 +1,6 @@
-"""The laws that every backbone must keep, on random images, texts or rows, as the backbone reads.
+"""The laws that every backbone must keep, on random images, texts or rows, depending on what the backbone reads.
 
-They run on the CPU with the backbone's own weights.
+The laws run on the CPU with the backbone's own weights.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ class BackboneTrial:
 
     @property
     def row(self) -> Backbone:
-        """The backbone as tables know it. Raises as ``lookup``."""
+        """The row of the backbone in the table of backbones; errors as of ``lookup``."""
         return lookup(self.name, home=self.home.root, file=self.weights.get(self.name))
 
     def load(self) -> FrozenEncoder:
-        """A freshly loaded encoder. Raises as ``load``, MachineError without its weights."""
+        """The encoder, loaded again. Errors as of ``load``; MachineError if its weights are not found."""
         row = self.row
         # Weights may be given under an alias; ``locate`` looks for them under the name in the table.
         given = dict(self.weights)
@@ -77,14 +77,15 @@ class BackboneTrial:
         if kind == TEXTS:
             return [" ".join(g.choice(WORDS, 3 + i)) for i in range(ITEMS)]
         example = encoder.example.numpy()  # type: ignore[attr-defined]
+        # Rows may be whole numbers. Without the factor, most of them would be 0.
         drawn = 100.0 * g.standard_normal((ITEMS, *example.shape))
-        if example.dtype.kind == "u":  # unsigned
+        if example.dtype.kind == "u":  # unsigned integers
             drawn = np.abs(drawn)
         return drawn.astype(example.dtype)
 
 
 def features(encoder: FrozenEncoder, items: Any) -> Tensor:
-    """Features [B, D] of images, texts or rows, as a copy."""
+    """A copy of the features [B, D] of images, texts or rows."""
     found: Tensor
     if isinstance(items, Tensor):
         found = encoder.image(items)

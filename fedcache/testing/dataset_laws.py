@@ -27,7 +27,7 @@ THREADS = 4
 
 
 def open_dataset(spec: str) -> Dataset:
-    """The dataset of a spec, read again without cached facts.
+    """The dataset of a spec, read without remembered digests.
 
     Raises UsageError for a spec that names no dataset, and the errors of its reader.
     """
@@ -35,12 +35,12 @@ def open_dataset(spec: str) -> Dataset:
         return datasets.open_dataset(spec, Context(DigestMemory(Path(folder))))
 
 
-def _contents(source: Source, rows: Iterable[np.integer]) -> list[bytes | None]:
-    """The digest of each of these rows; None for a row that cannot be read."""
-    return [_content(source, int(row)) for row in rows]
+def _digests(source: Source, rows: Iterable[np.integer]) -> list[bytes | None]:
+    """The digest of the content of each of these rows; None for a row that cannot be read."""
+    return [_digest(source, int(row)) for row in rows]
 
 
-def _content(source: Source, row: int) -> bytes | None:
+def _digest(source: Source, row: int) -> bytes | None:
     try:
         return uid_of(source.read(row))
     except BadImage:
@@ -48,6 +48,7 @@ def _content(source: Source, row: int) -> bytes | None:
 
 
 def _some_rows(found: Dataset) -> np.ndarray:
+    """Row numbers, evenly spaced over the dataset."""
     return np.arange(0, len(found), max(1, len(found) // ROWS))
 
 
@@ -85,9 +86,9 @@ def a_row_is_known_by_its_content(spec: str) -> None:
     """``uid`` of a row is the digest of the result of ``read``, so that changed content is extracted again."""
     found = open_dataset(spec)
     rows = _some_rows(found)
-    for row, content in zip(rows, _contents(found.source, rows), strict=True):
-        if content is not None:
-            same = content == found.uid[row].tobytes()
+    for row, digest in zip(rows, _digests(found.source, rows), strict=True):
+        if digest is not None:
+            same = digest == found.uid[row].tobytes()
             require(same, f"the uid of row {row} is not the digest of its content")
 
 
@@ -95,7 +96,7 @@ def rows_are_of_the_kind_that_it_holds(spec: str) -> None:
     """At least one row can be read, and an image is the bytes of its file or uint8 pixels."""
     found = open_dataset(spec)
     some = _some_rows(found).tolist()
-    rows = [row for row in some if _content(found.source, row) is not None]
+    rows = [row for row in some if _digest(found.source, row) is not None]
     require(bool(rows), "no row can be read")
     if found.holds == IMAGES:
         item: Any = found.source.read(rows[0])
@@ -112,8 +113,8 @@ def workers_read_the_same(spec: str) -> None:
     copy = pickle.loads(pickle.dumps(found.source))  # nosec B301
     # Threads read the rows backwards, so a source that depends on its last position fails.
     with ThreadPoolExecutor(THREADS) as pool:
-        again = list(pool.map(lambda row: _content(copy, int(row)), rows[::-1]))
-    same = again[::-1] == _contents(found.source, rows)
+        backwards = list(pool.map(lambda row: _digest(copy, int(row)), rows[::-1]))
+    same = backwards[::-1] == _digests(found.source, rows)
     require(same, "a pickled copy of the source reads other contents")
 
 
@@ -122,8 +123,8 @@ def a_part_has_the_rows_of_the_whole(spec: str) -> None:
     found = open_dataset(spec)
     part = found.part(max(1, len(found) // 2))
     # The part may have its rows in any order, so they are found in the whole by their names.
-    place = {name: row for row, name in enumerate(found.names)}
-    rows = np.array([place[name] for name in part.names])
+    row_of = {name: row for row, name in enumerate(found.names)}
+    rows = np.array([row_of[name] for name in part.names])
     same = (part.uid == found.uid[rows]).all()
     require(bool(same), "a part has other contents than the whole")
     same = (part.label == found.label[rows]).all()

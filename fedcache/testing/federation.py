@@ -55,8 +55,8 @@ def make_federation(
     clients = []
     start = 0
     for i, n in enumerate(sizes):
-        mine = g.choice(classes, per_client, replace=False)
-        labels.append(g.choice(mine, n + tests))
+        client_classes = g.choice(classes, per_client, replace=False)
+        labels.append(g.choice(client_classes, n + tests))
         rows = np.arange(start, start + n + tests)
         clients.append(TinyClient(f"client-{i}", rows[:n], rows[n:]))
         start += n + tests
@@ -78,13 +78,14 @@ def make_federation(
 
 
 def wide(seed: int = 0, **kwargs: Any) -> tuple[Data, list[TinyClient]]:
-    """The tiny federation with 40 features, more than twice the rows of any client: ``gram`` serves all clients."""
+    """The tiny federation with 40 features, more than twice the rows of a client, so ``gram`` serves every client."""
     return make_federation(seed, **{"width": 40, **kwargs})
 
 
 def fitted(method: Method, data: Data) -> Data:
-    """The federation with the inputs of a method: live encoders, and images instead of features, if it needs them."""
+    """The federation with all inputs that a method needs: live encoders, or images instead of features."""
     if {"text tower", "image tower"} & method.needs and data.towers is None:
+        # Class names of one letter each.
         names = tuple("abcdefghijklmnopqrstuvwxyz"[: data.classes])
         towers = TinyTowers(data.x.shape[-1], data.x.dtype)
         data = replace(data, names=names, towers=towers)

@@ -1,4 +1,4 @@
-"""Law: a property that every method must have, and the error for a violation."""
+"""Laws as checks: a law is a property that, for example, every method must have; ``LawBroken`` is its violation."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class LawBroken(AssertionError):  # noqa: N818 - a test report shows this name, 
 
 
 def require(holds: bool, otherwise: str) -> None:
-    """Raise ``LawBroken`` with this sentence unless it holds."""
+    """Raise ``LawBroken`` with the sentence ``otherwise``, unless ``holds`` is true."""
     if not holds:
         raise LawBroken(otherwise)
 
 
 def by_name(*laws: Callable[[Subject], None]) -> dict[str, Callable[[Subject], None]]:
-    """Name of each law -> the law."""
+    """Name -> law, for laws that are functions."""
     return {law.__name__: law for law in laws}
 
 
@@ -37,9 +37,9 @@ class Check:
     """One law on one subject; a call tries it. Its ``str`` is its name, for ``pytest.mark.parametrize(ids=str)``."""
 
     subject: str  # the tried object, for messages: "the method fedavg"
-    name: str  # of the law, with the execution if there are several
+    name: str  # name of the law, followed by the execution in brackets if there are several
     statement: str  # the law in a sentence
-    attempt: Callable[[], None]
+    attempt: Callable[[], None]  # tries the law on the subject
 
     def __str__(self) -> str:
         return self.name
@@ -65,7 +65,7 @@ def less_exceptions(
 ) -> list[Check]:
     """The checks without those of the laws in ``exceptions`` (name of the law -> why it need not hold).
 
-    Raises UsageError, with "did you mean", for a law that does not exist, and ValueError for a law without a reason.
+    Raises UsageError, with "did you mean", for a law that does not exist, and ValueError for an empty reason.
     """
     left_out = dict(exceptions or {})
     for name, reason in left_out.items():

@@ -41,7 +41,7 @@ LIVE = frozenset({"pixels", "text tower", "image tower"})
 """Inputs that a method may read instead of stored features."""
 
 PRIME_ROWS = (97, 89)
-"""Numbers of training rows. They differ from every other size in the tiny federation."""
+"""Numbers of training rows of a client. They differ from every other size in the tiny federation."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class MethodLaw:
 
     name: str
     statement: str  # one sentence
-    executions: tuple[str, ...]  # under which it is tried, if they serve the method
+    executions: tuple[str, ...]  # executions under which it is tried, if they serve the method
     holds: Callable[[Trial], None]  # raises LawBroken
     applies: Callable[[Trial], bool]
 
@@ -76,17 +76,17 @@ def law(
 def executions_agree(trial: Trial) -> None:
     """Every execution gives the same result as ``sequential``, and counts the same traffic."""
     pair = trial.with_views()
-    loop = trial.run(pair, execution="sequential")
+    sequential = trial.run(pair, execution="sequential")
     other = trial.run(pair, chunk=2)
     require(other.execution == trial.execution, f"the run used {other.execution} execution")
-    _same_run(loop, other, trial.closeness)
+    _same_run(sequential, other, trial.closeness)
 
 
 @law(*STACKED)
 def chunks_change_nothing(trial: Trial) -> None:
     """The number of clients that are computed at once changes no result."""
     pair = trial.with_views()
-    # With chunks of two, the third client is computed alone.
+    # Three clients take part in a round, so in chunks of two the third one is computed alone.
     two, three = (trial.run(pair, chunk=k) for k in (2, 3))
     _close(two, three, trial.closeness_of_chunks)
 
@@ -132,6 +132,7 @@ def the_callers_torch_state_changes_nothing(trial: Trial) -> None:
     pair = (data, clients)
     usual = trial.run(pair, dtype=torch.float32)
     x = features_of(data)
+    # Each entry is a state of torch in which a caller may start a run.
     ambient: tuple[tuple[AbstractContextManager[Any], ...], ...] = (
         (torch.inference_mode(), torch.device("meta")),
         (torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16)),
@@ -174,13 +175,13 @@ def a_resumed_run_has_the_same_bits(trial: Trial) -> None:
     pair = trial.with_views()
     whole = trial.run(pair, on_round=lambda r, _m, _t, snap: saved.update({r: snap()}))
     expected = [replace(record, seconds=0.0) for record in whole.records]
-    for after, kept in saved.items():
-        # The snapshot passes through files: safetensors and JSON.
+    for round_number, kept in saved.items():
+        # The snapshot passes through the formats of its files, safetensors and JSON.
         snap = Snapshot(load(save(kept.tensors)), json.loads(json.dumps(kept.meta)))
         resumed = trial.run(pair, state=snap)
-        _same_run(whole, resumed, 0.0, f"resumed after round {after}, ")
+        _same_run(whole, resumed, 0.0, f"resumed after round {round_number}, ")
         found = [replace(record, seconds=0.0) for record in resumed.records]
-        require(found == expected, f"resumed after round {after}, the records differ")
+        require(found == expected, f"resumed after round {round_number}, the records differ")
 
 
 @law(*STACKED)
@@ -191,7 +192,7 @@ def executions_may_change_between_rounds(trial: Trial) -> None:
     changes = [("sequential", trial.execution), (trial.execution, "sequential")]
     if trial.execution == "gram":
         changes.append(("batched", "gram"))
-    for first, then in changes:
+    for first, second in changes:
         saved: list[Snapshot] = []
 
         # The default value binds the list of this pass of the loop.
@@ -199,8 +200,8 @@ def executions_may_change_between_rounds(trial: Trial) -> None:
             to.append(snap())
 
         trial.run(pair, execution=first, rounds=1, on_round=keep)
-        resumed = trial.run(pair, execution=then, state=saved[0])
-        _close(resumed, whole, trial.closeness, f"from {first} to {then}, ")
+        resumed = trial.run(pair, execution=second, state=saved[0])
+        _close(resumed, whole, trial.closeness, f"from {first} to {second}, ")
 
 
 @law("sequential", "batched")
@@ -224,15 +225,16 @@ def the_order_of_clients_does_not_matter(trial: Trial) -> None:
 @law(*ALL, applies=lambda trial: not trial.method.central)
 def who_is_not_sampled_sends_nothing_and_keeps_its_state(trial: Trial) -> None:
     """A client that takes no part in a round sends and receives nothing in it, and its state does not change."""
-    before: list[dict[str, Tensor]] = []
+    after_round: list[dict[str, Tensor]] = []
     # Two of six clients take part in each of two rounds, so at least two clients never do.
     data, clients = trial.federation(sizes=(*TINY, 9, 5))
     out = trial.run(
         (data, clients),
         participation=2,
-        on_round=lambda _r, _m, _t, snap: before.append(snap().tensors),
+        on_round=lambda _r, _m, _t, snap: after_round.append(snap().tensors),
     )
-    for record, old, new in zip(out.records[1:], before[:-1], before[1:], strict=True):
+    for record, old, new in zip(out.records[1:], after_round[:-1], after_round[1:], strict=True):
+        # Tensors of a client's state are called client/NUMBER/NAME.
         for key in old:
             folder, _, rest = key.partition("/")
             if folder == "client" and int(rest.partition("/")[0]) not in record.clients:
@@ -240,7 +242,8 @@ def who_is_not_sampled_sends_nothing_and_keeps_its_state(trial: Trial) -> None:
                 require(same, f"{key} changed in a round of the clients {record.clients}")
     absent = set(range(len(clients))).difference(*(record.clients for record in out.records))
     require(bool(absent), "every client was sampled, so this law cannot be tried")
-    # With sums, such as for ``feat_post=center``, every client also sends its number of rows, before the first round.
+    # With ``feat_post=center``, for example, every client sends sums of its rows, and their number, before the first
+    # round, and receives as many means.
     sums = SHARED_SUMS.get(str(trial.hp.get("feat_post")), 0) * data.x.shape[-1]
     before_rounds = (sums + bool(sums), sums)
     for c in absent:
@@ -310,7 +313,7 @@ def no_row_leaves_a_client(trial: Trial) -> None:
     for rows in PRIME_ROWS:
         first = rows
         if "public" in trial.method.needs:
-            first = 5  # of the public set; uploads may have an entry for each of its rows
+            first = 5  # the first client is the public set; uploads may have an entry for each of its rows
         data, clients = make_federation(sizes=(first, rows, rows))
         sent = _uploads(trial, (data, clients))
         shapes[rows] = [tuple(t.shape) for t in sent]
@@ -320,12 +323,12 @@ def no_row_leaves_a_client(trial: Trial) -> None:
         x = features_of(fitted(trial.method, data))
         # The first client may be a public set with rows that all clients may read.
         private = np.concatenate([c.train for c in clients[1:]])
-        own = x[private].flatten(0, 1).double()
+        private_rows = x[private].flatten(0, 1).double()
         for t in sent:
             # An upload with the width of a row may hold rows.
-            if t.dim() and t.shape[-1] == own.shape[-1]:
+            if t.dim() and t.shape[-1] == private_rows.shape[-1]:
                 candidates = t.reshape(-1, t.shape[-1]).double()
-                nearest = float(torch.cdist(candidates, own).min())
+                nearest = float(torch.cdist(candidates, private_rows).min())
                 fault = f"an upload of shape {tuple(t.shape)} holds a client's row"
                 require(nearest > 1e-3, fault)
     same = shapes[PRIME_ROWS[0]] == shapes[PRIME_ROWS[1]]
@@ -393,9 +396,9 @@ def _reads_labels_and_features(trial: Trial) -> bool:
 
 @law("sequential", applies=_reads_labels_and_features)
 def classes_that_lie_apart_are_learnt(trial: Trial) -> None:
-    """After ten rounds of plain steps, more than half of the test rows of three separate classes are right.
+    """After ten rounds of plain steps, more than half of the test rows of three separate classes are predicted right.
 
-    A method that needs more rounds or other steps gets them by its settings, or names this law as an exception.
+    If a method needs other steps or more rounds, choose its settings accordingly, or declare this law as an exception.
     """
     pair = make_federation(3, sizes=(24, 24, 24, 24), per_client=3, tests=12)
     settings: dict[str, Value] = dict(trial.settings)
@@ -424,7 +427,7 @@ def all_rows_count_the_same(trial: Trial) -> None:
     is not a mean over rows, declares this in its field ``uneven_rows``.
     """
     # One step on all rows at once; the step must depend only on the gradient.
-    words: dict[str, Value] = {
+    step_settings: dict[str, Value] = {
         "opt": "sgd",
         "lr": 0.05,
         "wd": 0.0,
@@ -435,13 +438,13 @@ def all_rows_count_the_same(trial: Trial) -> None:
         "bn": False,  # with BatchNorm a row's loss depends on the rows of its batch
     }
     declared = {h.name for h in trial.method.hparams}
-    plain = {name: value for name, value in words.items() if name in declared}
+    plain = {name: value for name, value in step_settings.items() if name in declared}
     one_step = replace(trial, settings={**trial.settings, **plain})
     _close_servers(one_step, one_step.federation())
 
 
 def _close_servers(trial: Trial, pair: tuple[Data, list[TinyClient]]) -> None:
-    """Compare the server after a round of all clients with that after a round of one client with all their rows."""
+    """Require that a round of all clients, and a round of one client with all their rows, give the same server."""
     data, clients = pair
     train = np.concatenate([c.train for c in clients])
     test = np.concatenate([c.test for c in clients])
@@ -481,6 +484,7 @@ def _same_run(a: TrainingOutput, b: TrainingOutput, at_most: float, when: str = 
 
 
 def _close(a: TrainingOutput, b: TrainingOutput, at_most: float, when: str = "") -> None:
+    """Require that two runs differ by ``at_most`` this much; ``when`` begins the sentence of the error."""
     apart = difference(a, b)
     if apart > at_most:
         raise LawBroken(f"{when}the two runs differ by {apart:.1e}, more than {at_most:g}")

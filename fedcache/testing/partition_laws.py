@@ -54,7 +54,7 @@ class SchemeTrial:
     columns: Columns
 
     def make(self, seed: int = 0) -> Partition:
-        """The partition of a seed, for a scheme of fedcache, of a plug-in, or not registered yet."""
+        """The partition of a seed. The scheme may be one of fedcache or of a plug-in, or not registered yet."""
         name = self.scheme.name
         if name in SCHEMES and SCHEMES[name] is self.scheme:
             return make(name, self.columns, seed=seed, **self.args)
@@ -109,7 +109,7 @@ def equal_arguments_give_equal_partitions(trial: SchemeTrial) -> None:
 
 
 def other_seeds_deal_other_rows(trial: SchemeTrial) -> None:
-    """Three seeds give three partitions. A scheme that draws nothing names this law as an exception."""
+    """Three seeds give three partitions. Declare this law as an exception for a scheme that draws nothing."""
     partitions = set()
     for seed in range(3):
         clients = trial.make(seed).clients

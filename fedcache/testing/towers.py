@@ -24,7 +24,7 @@ L = 24
 
 START = 0
 END = 27
-"""Tokens at the two ends of a prompt; those of letters are 1 to 26. Padding is ``START``, too."""
+"""Tokens at the two ends of a prompt. Letters have the tokens 1 to 26. Padding is ``START`` too."""
 
 
 def as_images(x: Tensor) -> Tensor:
@@ -36,7 +36,7 @@ def as_images(x: Tensor) -> Tensor:
 
 
 class TinyText:
-    """Letters as tokens; the feature is a nonlinear map of the mean of all tokens and their positions, up to END."""
+    """Text encoder with letters as tokens; a feature is a nonlinear map of all tokens and positions up to ``END``."""
 
     width = E
     context = L
@@ -46,7 +46,7 @@ class TinyText:
         self.table = torch.from_numpy(g.standard_normal((28, E))).to(dtype)
         self.place = torch.from_numpy(g.standard_normal((L, E))).to(dtype)
         self.out = torch.from_numpy(g.standard_normal((E, width))).to(dtype)
-        self.calls = 0  # of ``encode``
+        self.calls = 0  # number of calls of ``encode``
 
     def embed(self, prompts: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Prompts as embeddings [B, L, E], and the positions of their ends."""
@@ -78,14 +78,14 @@ class TinyText:
 
 
 class TinyImage:
-    """One hidden layer on the flat image, row by row, so that a row's bits do not depend on its batch."""
+    """Image encoder: one hidden layer on the flat image, without matrix products, so no bit depends on the batch."""
 
     def __init__(self, width: int, dtype: torch.dtype, pixels: int = 36, seed: int = 3) -> None:
         g = np.random.default_rng(seed)
         self.dtype = dtype
         self.first = torch.from_numpy(g.standard_normal((pixels, 12)) / 6.0).to(dtype)
         self.second = torch.from_numpy(g.standard_normal((12, width))).to(dtype)
-        self.rows = 0  # that were encoded
+        self.rows = 0  # number of rows that were encoded
 
     def normalise(self, images: Tensor) -> Tensor:
         """uint8 [B, H, W, 3] as numbers [B, 3, H, W] in [-1, 1]."""
@@ -109,7 +109,7 @@ class TinyImage:
 
 
 class TinyTowers:
-    """Both encoders, for features of one width."""
+    """A text and an image encoder whose features have the same width."""
 
     name = "tiny"
     template = "it is {}!"

@@ -1,4 +1,4 @@
-"""Trial of a method: quick settings, one execution, and the tiny federation."""
+"""Trial: runs a method with quick settings under one execution on the tiny federation, for the laws."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SMALL: Mapping[str, Value] = {
     "probe_batch": 16,
     "n_ctx": 2,
 }
-"""Switch -> the value that the laws use, if the method has the switch and allows the value."""
+"""Hyperparameter -> the value that the laws use, if the method has the hyperparameter and allows the value."""
 
 
 @dataclass(frozen=True)
@@ -45,16 +45,17 @@ class Trial:
 
     @property
     def hp(self) -> dict[str, Value]:
-        """All hyperparameters."""
+        """All hyperparameters of the method, with their values in this trial."""
         return self.method.resolve(settings=self.settings)
 
     @property
     def closeness(self) -> float:
         """Largest difference, in float64, that sums in another order may cause."""
-        # BatchNorm over a few pixels and Adam on dead units amplify the last bits of a sum.
+        # Methods without ``batched`` train networks, for example on images. There, BatchNorm over a few pixels and Adam
+        # on dead units amplify the last bits of a sum.
         if "batched" not in self.method.executions:
             return 1e-4
-        if has_batchnorm(self.hp):  # it divides by the spread of a few rows
+        if has_batchnorm(self.hp):  # BatchNorm divides by the standard deviation of a few rows
             return 1e-8
         return 1e-10
 
@@ -93,7 +94,7 @@ class Trial:
         how = {"rounds": 2, "participation": 3, "dtype": torch.float64, **how}
         data = fitted(method, pair[0])
         spec = TrainingRun(method, data, pair[1], execution=execution or self.execution, **how)
-        # A trial has one point, so its callback takes no number of a point.
+        # A trial has one configuration (point), so ``on_round`` does not receive the number of the point.
         callbacks = RunCallbacks()
         if on_round is not None:
             callbacks = RunCallbacks(on_round=lambda _point, *rest: on_round(*rest))
@@ -107,7 +108,8 @@ def small_settings(method: Method) -> dict[str, Value]:
         if h.name in SMALL:
             try:
                 found[h.name] = h.parse(SMALL[h.name])
-            except FedcacheError:  # a switch of that name means something else here
+            except FedcacheError:
+                # A hyperparameter with this name has another meaning in this method.
                 continue
     # Every step runs an encoder, which takes time.
     if "image tower" in method.needs and "epochs" in found:
@@ -116,7 +118,7 @@ def small_settings(method: Method) -> dict[str, Value]:
 
 
 def has_sgd(method: Method) -> bool:
-    """Whether a method has a switch ``opt`` that can be ``sgd``."""
+    """Whether a method has a hyperparameter ``opt`` that can be ``sgd``."""
     return any(h.name == "opt" and "sgd" in h.choices for h in method.hparams)
 
 
@@ -134,22 +136,23 @@ def trial_of(
         if any(h.name == "lr" for h in method.hparams):
             quick["lr"] = 0.05
     trial = Trial(method, execution, {**quick, **given})
-    refused = executors()[execution].serves(method, trial.hp, Load(head_bytes=0, clients=2))
-    if refused:
+    # ``serves`` returns the reason why an execution cannot serve the method; "" if it can.
+    reason = executors()[execution].serves(method, trial.hp, Load(head_bytes=0, clients=2))
+    if reason:
         return None
     return trial
 
 
 def spread(method: Method, hp: Mapping[str, Value], factor: float) -> dict[str, Value]:
-    """The same hyperparameters, with every float other than 0 times a factor, if the product is legal."""
+    """The same hyperparameters, but every float except 0 is multiplied by ``factor`` if the product is legal."""
     out = dict(hp)
     for h in method.hparams:
         value = out[h.name]
         if h.kind != "float" or not isinstance(value, (int, float)) or value == 0.0:
             continue
-        moved = value * factor
-        below = h.low is not None and moved < h.low
-        above = h.high is not None and moved > h.high
+        scaled = value * factor
+        below = h.low is not None and scaled < h.low
+        above = h.high is not None and scaled > h.high
         if not below and not above:
-            out[h.name] = moved
+            out[h.name] = scaled
     return out

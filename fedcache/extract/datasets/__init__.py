@@ -1,4 +1,4 @@
-"""Datasets: where images, texts, rows or sounds, labels, domains and splits come from.
+"""Opens the dataset that a spec names: its images, texts, rows or sounds, with labels, domains and splits.
 
 A spec is ``digits``, files of the user (``kinds.FILES``), ``torchvision:NAME``, ``paper:NAME``, or several of them
 named as domains of one dataset: ``mnist=torchvision:MNIST,svhn=torchvision:SVHN``. The reader of a kind is imported
@@ -60,7 +60,7 @@ def kind_of(spec: str) -> tuple[str, str]:
     is_known = kind in kinds.KINDS or find("datasets", kind) is not None
     if is_known and (rest or kind == "digits"):
         return kind, rest
-    # The rest explains an invalid spec: embeddings, images in memory, a path, or a misspelt name.
+    # The spec is invalid. The code below finds out why: embeddings, images in memory, a path, or a misspelt name.
     if kind == INGESTED:
         raise UsageError(
             f"{spec!r} contains embeddings, not images.",
@@ -117,12 +117,12 @@ def parts_of(spec: str) -> dict[str, str] | None:
         return None
     parts: dict[str, str] = {}
     for piece in re.split(rf",(?={_NAMED.pattern})", spec):
-        name, _, one = piece.partition("=")
+        name, _, member = piece.partition("=")
         if name in parts:
             raise UsageError(
                 f"The domain {name!r} is given twice in {spec!r}.", "Give each domain another name"
             )
-        parts[name] = one
+        parts[name] = member
     return parts
 
 
@@ -146,29 +146,29 @@ def open_dataset(spec: str, context: Context) -> Dataset:
     if parts is None:
         whole = _open_one(spec, context)
     else:
-        members = {name: _open_one(one, context) for name, one in parts.items()}
+        members = {name: _open_one(member, context) for name, member in parts.items()}
         whole = join(spec, members)
         facts = {name: (d.slug, d.digest) for name, d in members.items()}
         memory.remember(_joint_key(facts), [whole.slug, whole.digest])
     if context.limit is None:
         return whole
-    made = whole.part(context.limit)
-    memory.remember(["limited", whole.digest, context.limit], [made.slug, made.digest])
-    return made
+    limited = whole.part(context.limit)
+    memory.remember(["limited", whole.digest, context.limit], [limited.slug, limited.digest])
+    return limited
 
 
 def peek(spec: str, context: Context) -> tuple[str, str] | None:
     """(slug, content digest) of a dataset that was opened before and has not changed; no image is read.
 
     Costs one ``stat`` for an archive and one for each file of a directory. None if the dataset must be opened first.
-    Raises those errors of ``open_dataset`` that need no image.
+    Raises the errors of ``open_dataset`` that can be found without reading an image.
     """
     memory = context.memory
-    # A single spec has the name "".
+    # In ``found``, a single spec has the name "".
     found: dict[str, tuple[str, str]] = {}
     parts = parts_of(spec)
-    for name, one in (parts or {"": spec}).items():
-        fact = _recall(memory, _key(one, context))
+    for name, member in (parts or {"": spec}).items():
+        fact = _recall(memory, _key(member, context))
         if fact is None:
             return None
         found[name] = fact
@@ -182,16 +182,16 @@ def peek(spec: str, context: Context) -> tuple[str, str] | None:
 
 
 def facts_of(spec: str, context: Context) -> list[Any]:
-    """Facts that determine everything read of a dataset, its groups included, as JSON values; errors as of ``peek``."""
+    """JSON values that determine everything read from a dataset, including its groups; errors as of ``peek``."""
     parts = parts_of(spec) or {"": spec}
-    keys = [[name, _key(one, context)] for name, one in parts.items()]
+    keys = [[name, _key(member, context)] for name, member in parts.items()]
     return [keys, context.limit]
 
 
 def holds_of(spec: str) -> str:
-    """The kind of a dataset's rows by its spec alone: images, texts or rows; errors as of ``peek``."""
+    """What a dataset's rows are (images, texts, rows or sounds), found by its spec alone; errors as of ``peek``."""
     parts = parts_of(spec) or {"": spec}
-    first, *_ = [kind_of(one)[0] for one in parts.values()]
+    first, *_ = [kind_of(member)[0] for member in parts.values()]
     return str(getattr(_reader(first), "HOLDS", IMAGES))
 
 
@@ -205,7 +205,7 @@ def _open_one(spec: str, context: Context) -> Dataset:
 
 def _key(spec: str, context: Context) -> list[Any]:
     kind, rest = kind_of(spec)
-    # Only the kinds whose main column holds paths read folders.
+    # --layout gives the meaning of folders. Only kinds whose main column holds paths read folders.
     if context.layout is not None and kinds.CONTENT.get(kind) != "path":
         raise UsageError(
             f"--layout {context.layout} was given, but it applies only to folder:PATH and sound:PATH, not "
@@ -215,7 +215,7 @@ def _key(spec: str, context: Context) -> list[Any]:
     version: Any = READING
     if kind in kinds.CONTENT:
         version = [READING, columns.READING]
-    # Another version of a plug-in may read the same files as other rows.
+    # Another version of a plug-in may read other rows from the same files.
     origin = []
     plugin = find("datasets", kind)
     if plugin is not None:

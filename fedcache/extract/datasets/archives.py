@@ -65,7 +65,7 @@ class Entries:
     crc: NDArray[np.uint32]  # uint32 [n] checksum of the entry; 0 in a tar, which has none
 
     def take(self, rows: NDArray[np.int64]) -> Entries:
-        """The entries at ``rows``, in that order and without names: what a source needs."""
+        """The entries at ``rows``, in that order. Their names are left out, because a source does not need them."""
         columns = {c: getattr(self, c)[rows] for c in ("at", "packed", "size", "method", "crc")}
         return replace(self, names=(), **columns)
 
@@ -95,7 +95,8 @@ def refuse_compressed(path: Path, tool: str = "") -> FedcacheError:
 def list_zip(path: Path, *, capitals: bool = False) -> Entries:
     """The files of a zip; CorruptionError for a damaged or hostile archive.
 
-    ``capitals`` allows names that differ in capitals alone; names of arrays may, because they are never unpacked.
+    With ``capitals``, names may differ only in capital letters. The names of arrays may, because arrays are never
+    unpacked into files.
     """
     stamp = stamp_of(path)
     archive_bytes, _ = stamp
@@ -108,7 +109,7 @@ def list_zip(path: Path, *, capitals: bool = False) -> Entries:
     files: list[zipfile.ZipInfo] = []
     methods: list[int] = []
     for info in infos:
-        # Only a zip from Unix (3) says the type of a file.
+        # Only a zip from Unix (3) gives the type of a file; 0 is unknown.
         kind = 0
         if info.create_system == 3:
             kind = stat.S_IFMT(info.external_attr >> 16)
@@ -195,8 +196,8 @@ def _members(path: Path) -> Iterator[tarfile.TarInfo]:
             # Otherwise tarfile keeps every member: 100 MB for 100,000 entries.
             archive.members = []  # type: ignore[attr-defined]
             yield member
-        # For tarfile, a broken header in the middle is the end of the archive, and so is a cut at a header. Images
-        # would be missing without an error. So the end is checked: a whole tar ends in zero blocks.
+        # tarfile takes a broken header in the middle for the end of the archive, and so it does if the file is cut at a
+        # header. Images would be missing without an error. So the end is checked: a whole tar ends in zero blocks.
         with path.open("rb") as file:
             file.seek(archive.offset)
             if file.read(512) != bytes(512):
@@ -206,7 +207,7 @@ def _members(path: Path) -> Iterator[tarfile.TarInfo]:
 
 
 def _checked(entries: Entries, *, capitals: bool = False) -> Entries:
-    """The entries themselves. Raises CorruptionError for repeated names; see ``list_zip`` for ``capitals``."""
+    """The same entries. Raises CorruptionError for repeated names; see ``list_zip`` for ``capitals``."""
     seen: dict[str, str] = {}
     for name in entries.names:
         key = name
@@ -226,16 +227,16 @@ def check_images(entries: Entries) -> None:
     odd = np.flatnonzero(~np.isin(entries.method, (_STORED, _DEFLATED, _TAR)))
     if len(odd):
         method = int(entries.method[odd[0]])
-        what = "need a password"
+        problem = "need a password"
         if method != _PASSWORD:
-            what = f"use compression method {method}, but fedcache reads only stored and deflated files"
+            problem = f"use compression method {method}, but fedcache reads only stored and deflated files"
         count = len(odd)
         raise UsageError(
-            f"{count:,} images of {entries.path} {what}.",
+            f"{count:,} images of {entries.path} {problem}.",
             "Unpack the archive and use the directory, or pack the images again: zip -r0 images.zip FOLDER",
         )
     # A small archive may expand a lot; a large one may not.
-    # Summed as whole numbers of Python, because claimed sizes can exceed an int64 together.
+    # The sum is an integer of Python, because the sum of the claimed sizes can exceed an int64.
     total = sum(entries.size.tolist())
     packed = entries.stamp[0]
     if total > FREE_BYTES and total > MAX_EXPANSION * packed:
@@ -247,7 +248,7 @@ def check_images(entries: Entries) -> None:
 
 
 class Reopened:
-    """A reader that another process opens again.
+    """Base class of readers that are pickled without their open file, so that another process opens the file again.
 
     Each argument of the constructor is an attribute of the same name. A pickle holds only these attributes.
     """
@@ -259,8 +260,8 @@ class Reopened:
 
 def stamp_of(path: Path) -> tuple[int, int]:
     """(size, mtime_ns) of a file, by which a later change is noticed."""
-    found = path.stat()
-    return found.st_size, found.st_mtime_ns
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
 
 
 def open_as_listed(path: Path, stamp: tuple[int, int]) -> int:
@@ -272,12 +273,12 @@ def open_as_listed(path: Path, stamp: tuple[int, int]) -> int:
             f"{path} cannot be read: {error.strerror}.",
             "Restore the file and run the command again.",
         ) from None
-    found = os.fstat(fd)
-    if (found.st_size, found.st_mtime_ns) != stamp:
+    status = os.fstat(fd)
+    if (status.st_size, status.st_mtime_ns) != stamp:
         os.close(fd)
-        listed, _ = stamp
+        listed_size, _ = stamp
         raise MachineError(
-            f"{path} has changed since it was listed: it has {found.st_size:,} bytes and had {listed:,}.",
+            f"{path} has changed since it was listed: it has {status.st_size:,} bytes and had {listed_size:,}.",
             "Run the command again",
         )
     return fd
@@ -311,7 +312,7 @@ class ArchiveSource(Reopened):
             at = data_begins(self._fd, at)
         raw = os.pread(self._fd, packed, at)
         if method == _DEFLATED:
-            # One byte more than the entry claims is enough to detect a wrong size.
+            # One byte more than the entry claims is unpacked at most: this is enough to detect a wrong size.
             try:
                 raw = zlib.decompressobj(-zlib.MAX_WBITS).decompress(raw, size + 1)
             except zlib.error:
@@ -343,8 +344,8 @@ def _check_name(path: Path, name: str) -> None:
         raise _hostile(path, name, f"has {len(name):,} characters; at most {MAX_NAME:,} are read")
 
 
-def _check_place(path: Path, total: int, name: str, at: int, length: int) -> None:
-    if at < 0 or length < 0 or at + length > total:
+def _check_place(path: Path, archive_bytes: int, name: str, at: int, length: int) -> None:
+    if at < 0 or length < 0 or at + length > archive_bytes:
         raise _damaged(
             path, f"its entry {name[:80]!r} is outside the file", "Copy or download it again"
         )

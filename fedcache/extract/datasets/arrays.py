@@ -1,13 +1,13 @@
 """``arrays:FILE``: images and labels in a .npz, .npy or .h5 file, or in a folder of .npy files.
 
-Images are uint8: [N, H, W], [N, H, W, 1] or [N, H, W, 3], or with the channels first, which the shape shows. fedcache
-rejects other types of numbers, because their scale is unknown, and prints a line that converts them.
+Images are uint8: [N, H, W], [N, H, W, 1] or [N, H, W, 3], or with the channels first, as the shape shows. fedcache
+rejects other types of numbers, because their scale is unknown, and prints a line of Python that converts them.
 
-Images are found as ``images``, ``image``, ``data`` or ``x``, in any case, or by ``--images-key``. Labels are found as
-``labels``, ``label``, ``target`` or ``y``, or by ``--label-key``. Names that contain a split, such as ``x_train``,
-``test_images`` or ``val/image``, define the split. ``domain`` and ``split`` are columns too, and ``class_names`` holds
-the names of the classes. Every other column with a value for each row becomes a group; ``--group-key hospital,scanner``
-keeps only these two.
+The array of images is called ``images``, ``image``, ``data`` or ``x`` (in upper or lower case), or ``--images-key``
+names it. The labels are called ``labels``, ``label``, ``target`` or ``y``, or ``--label-key`` names them. Names that
+contain a split, such as ``x_train``, ``test_images`` or ``val/image``, define the split. ``domain`` and ``split`` are
+columns too, and ``class_names`` holds the names of the classes. Every other column with a value for each row becomes a
+group; ``--group-key hospital,scanner`` keeps only these two.
 
 Rows are read one at a time, and compressed arrays in blocks. fedcache never opens a pickle. Each process unpacks a
 compressed array once. ``np.savez`` therefore makes faster files than ``np.savez_compressed``, which saves little space
@@ -66,18 +66,18 @@ class FileArray:
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
-    read: Callable[[], NDArray[Any]]  # the whole array; for small ones
-    source: Callable[[RowLayout], Source]  # its rows, as images or as they are
+    read: Callable[[], NDArray[Any]]  # reads the whole array, which must be small
+    source: Callable[[RowLayout], Source]  # reader of its rows, as images or as numbers
 
     def column(self, where: str) -> NDArray[Any]:
-        """The whole of a column of numbers or words.
+        """All values of a column of numbers or words.
 
         Raises UsageError for a column of gigabytes, and for pickled objects, because unpickling them could run code.
         """
-        values_in_all = math.prod(self.shape)
-        if values_in_all * self.dtype.itemsize > MOST_COLUMN:
+        value_count = math.prod(self.shape)
+        if value_count * self.dtype.itemsize > MOST_COLUMN:
             raise UsageError(
-                f"{where} has {values_in_all:,} values, too many for a column.",
+                f"{where} has {value_count:,} values, too many for a column.",
                 "Choose another column",
             )
         try:
@@ -119,7 +119,8 @@ def read_arrays(path: Path, context: Context) -> dict[str, FileArray]:
 def _header(file: IO[bytes], size: int) -> tuple[tuple[int, ...], np.dtype[Any], int]:
     """Shape, dtype and the byte at which the rows begin, of a .npy file of ``size`` bytes.
 
-    The byte is -1 where the array is stored column by column. Raises ValueError for another or a too short file.
+    The byte is -1 if the array is stored column by column. Raises ValueError for a file that is too short or has an
+    unknown format.
     """
     header = npy_header(file)
     if header is None:
@@ -138,7 +139,7 @@ def _header(file: IO[bytes], size: int) -> tuple[tuple[int, ...], np.dtype[Any],
 
 
 def _rows_begin(path: Path, start: int) -> int:
-    """``start`` itself. Raises UsageError where ``_header`` found an array that is stored column by column."""
+    """The same ``start``. Raises UsageError if it is -1: ``_header`` found an array that is stored column by column."""
     if start < 0:
         raise UsageError(
             f"The rows of {path} are stored column by column, so that no row is contiguous.",
@@ -163,17 +164,17 @@ def _npy(path: Path) -> FileArray:
 
 
 def _whole(file: IO[bytes], shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """All of an open .npy file, which is closed. Objects are read without running any code."""
+    """The array of an open .npy file; closes the file. Objects are read without running any code."""
     with file:
         if not dtype.hasobject:
             return np.asarray(np.lib.format.read_array(file, allow_pickle=False))
-        # Reads up to the pickle. For objects, the size of the file is not compared.
+        # Reads the header, so that the pickle comes next. 0: the size of the file is not compared for objects.
         _header(file, 0)
-        held = load_plain(file)
-        if not isinstance(held, np.ndarray) or held.shape != shape:
+        content = load_plain(file)
+        if not isinstance(content, np.ndarray) or content.shape != shape:
             raise ValueError("a pickle that does not match its header")
         # ``load_plain`` returns a subclass of an array; this is a plain one.
-        return np.array(held.tolist(), dtype=object)
+        return np.array(content.tolist(), dtype=object)
 
 
 def _npz(path: Path, context: Context) -> dict[str, FileArray]:
@@ -215,7 +216,9 @@ def _member(path: Path, entries: archives.Entries, i: int) -> FileArray:
 
 
 def _check_sums(path: Path, entries: archives.Entries, context: Context) -> None:
-    """Compare every member with its checksum, once for each file: rows that are read by position cannot be compared.
+    """Compare every member with its checksum now, because rows that are read by position later cannot be compared.
+
+    This is done once for each file, and again if the file changes.
 
     Raises CorruptionError for a damaged member.
     """
@@ -246,7 +249,7 @@ def _h5(path: Path) -> dict[str, FileArray]:
     place = path.absolute()
     found = {}
 
-    # Columns are read when they are needed, each with a file handle of its own: threads do not share those of h5py.
+    # A column is read when it is needed, with its own file handle, because threads cannot share a handle of h5py.
 
     def column(key: str) -> NDArray[Any]:
         with h5py.File(path, "r") as file:
@@ -282,7 +285,7 @@ def _h5(path: Path) -> dict[str, FileArray]:
             f"{path} stores the rows of each client separately, under examples/CLIENT.",
             f"If the rows are embeddings:  fedcache ingest {shell_word(path)} --name NAME",
         )
-    # Class names may be attributes of the file, and are read like a column.
+    # Class names may be attributes of the file. Each becomes a column, whose source (1 is its chunk) is never used.
     for key, names in attributes.items():
         whole = partial(np.array, names)
         array = FileArray(names.shape, names.dtype, whole, partial(rows, key, 1))
@@ -316,7 +319,7 @@ class Reading:
     kind: str  # of the dataset: arrays or rows
     holds: str  # images or rows
     usual: tuple[str, ...]  # usual names of their column
-    fits: Callable[[FileArray], bool]  # whether an array of another name must hold these rows
+    fits: Callable[[FileArray], bool]  # whether an array without a usual name looks like such rows
     # (shape, dtype, name for messages) -> layout; UsageError for an array that does not hold such rows
     layout: Callable[[Sequence[int], np.dtype[Any], str], RowLayout]
 
@@ -336,8 +339,8 @@ def load_arrays(reading: Reading, rest: str, context: Context) -> Dataset:
     path = locate(request.place)
     arrays = read_arrays(path, context)
 
-    def has_rows(held: _Columns) -> bool:
-        return _rows_of(held, request, reading) is not None
+    def has_rows(of_split: _Columns) -> bool:
+        return _rows_of(of_split, request, reading) is not None
 
     if request.content and request.content in arrays:
         with_rows = [name for name, array in arrays.items() if len(array.shape) > 1]
@@ -345,6 +348,7 @@ def load_arrays(reading: Reading, rest: str, context: Context) -> Dataset:
         tables: list[tuple[int | None, dict[str, FileArray]]] = [(None, dict(arrays))]
     else:
         tables = by_split(arrays, has_rows, str(path), "Choose one with --images-key NAME")
+    # A table is (split code or None, arrays by name).
     if not has_rows(tables[0][1]):
         described = []
         for name, array in list(arrays.items())[:8]:
@@ -352,13 +356,13 @@ def load_arrays(reading: Reading, rest: str, context: Context) -> Dataset:
             described.append(f"{name} {array.dtype} {shape}")
         shapes = ", ".join(described) or "no arrays"
         fitting = [name for name, array in arrays.items() if reading.fits(array)]
-        missing = f"no column of {reading.holds}"
+        problem = f"no column of {reading.holds}"
         if request.content:
-            missing = f"no column {request.content!r}"
+            problem = f"no column {request.content!r}"
         elif len(fitting) > 1:
-            missing = f"several columns that could be {reading.holds}"
+            problem = f"several columns that could be {reading.holds}"
         raise UsageError(
-            f"{path} has {missing}; it holds {shapes}.",
+            f"{path} has {problem}; it holds {shapes}.",
             f"Choose the column of {reading.holds} with --images-key NAME",
         )
     parts = []
@@ -366,17 +370,18 @@ def load_arrays(reading: Reading, rest: str, context: Context) -> Dataset:
     class_names = None
     left_out: dict[str, Unread] = {}
     if len(tables) > 1:
-        # Where names of columns hold splits, the last table has the columns without a split, which belong to no rows.
+        # If names of columns give the split, the last table has the columns without a split, which belong to no rows.
         # Only class names among them are read.
-        _, others = tables.pop()
-        listed = find_column(path, others, None, CLASS_NAMES, "")
-        if listed is not None:
-            values = others.pop(listed).column(f"{path}, {listed}")
+        # find_column receives no column that the user names (None), and no option for its hint ("").
+        _, without_split = tables.pop()
+        names_column = find_column(path, without_split, None, CLASS_NAMES, "")
+        if names_column is not None:
+            values = without_split.pop(names_column).column(f"{path}, {names_column}")
             class_names = words_in(as_column(values))
-        for name, array in others.items():
+        for name, array in without_split.items():
             left_out[name] = Unread(array.shape, str(array.dtype), NO_SPLIT)
-    for split, held in tables:
-        part, how = _part(split, held, request, path, reading)
+    for split, of_split in tables:
+        part, how = _part(split, of_split, request, path, reading)
         parts.append(replace(part, left_out=left_out))
     return columns.assemble(
         f"{reading.kind}:{rest}",
@@ -409,16 +414,16 @@ def locate(place: str) -> Path:
     return path
 
 
-def _rows_of(held: _Columns, request: DatasetRequest, reading: Reading) -> str | None:
-    """The column of images or rows: the named one, else one of a usual name, else the only array that fits."""
+def _rows_of(arrays: _Columns, request: DatasetRequest, reading: Reading) -> str | None:
+    """The column of images or rows: the requested one, else one of a usual name, else the only array that fits."""
     if request.content:
-        if request.content in held:
+        if request.content in arrays:
             return request.content
         return None
-    usual = find_column(reading.holds, held, None, reading.usual, "--images-key")
-    if usual is not None and len(held[usual].shape) > 1:
+    usual = find_column(reading.holds, arrays, None, reading.usual, "--images-key")
+    if usual is not None and len(arrays[usual].shape) > 1:
         return usual
-    fitting = [name for name, array in held.items() if reading.fits(array)]
+    fitting = [name for name, array in arrays.items() if reading.fits(array)]
     if len(fitting) == 1:
         return fitting[0]
     return None
@@ -426,18 +431,18 @@ def _rows_of(held: _Columns, request: DatasetRequest, reading: Reading) -> str |
 
 def _part(
     split: int | None,
-    held: dict[str, FileArray],
+    arrays: dict[str, FileArray],
     request: DatasetRequest,
     path: Path,
     reading: Reading,
 ) -> tuple[TableRows, str]:
-    """The rows of a split, and a clause on what was read."""
-    name = str(_rows_of(held, request, reading))
-    images = held.pop(name)
+    """The rows of a split, and a clause that describes for the user what was read."""
+    name = str(_rows_of(arrays, request, reading))
+    images = arrays.pop(name)
     layout = reading.layout(images.shape, images.dtype, f"{path}, {name}")
     count = images.shape[0]
     found: dict[str, Column] = {}
-    for column, array in held.items():
+    for column, array in arrays.items():
         found[column] = _column(array, count, f"{path}, {column}")
     names = columns.row_names(count, split)
     part = TableRows(names, images.source(layout), found, split)
@@ -445,24 +450,24 @@ def _part(
 
 
 def _column(array: FileArray, count: int, where: str) -> Column:
-    """An array next to the images, as a column; one of another shape is not read."""
+    """An array next to the images as a column; ``Unread`` if it does not have one value for each row."""
     # A column has the shape [N] or [N, 1].
     if len(array.shape) != 1 and array.shape[1:] != (1,):
-        what = "one value"
+        why = "one value"
         if array.dtype.hasobject:
-            what = ONE_OBJECT
+            why = ONE_OBJECT
         if array.shape:
-            length, *rest = array.shape
-            what = f"{length:,} values for {count:,} rows"
+            length, *shape_of_row = array.shape
+            why = f"{length:,} values for {count:,} rows"
             if length == count:
-                each = math.prod(rest)
-                what = f"{each:,} values a row"
-        return Unread(array.shape, str(array.dtype), what)
+                each = math.prod(shape_of_row)
+                why = f"{each:,} values a row"
+        return Unread(array.shape, str(array.dtype), why)
     try:
         return as_column(array.column(where).reshape(-1))
     except UsageError as error:
         # A column of objects is no reason to refuse the images.
         if array.dtype.hasobject:
-            what = f"objects, which fedcache does not read: {error.message}"
-            return Unread(array.shape, "objects", what)
+            why = f"objects, which fedcache does not read: {error.message}"
+            return Unread(array.shape, "objects", why)
         raise

@@ -1,4 +1,4 @@
-"""Images that come as rows of files rather than as files: how a spec names columns, and the dataset of the rows.
+"""Parses the columns that a spec names, and makes datasets of images that are rows of a file rather than files.
 
 The package ``tables`` decides what each column means, as for embeddings. A column is found by its usual name, or named
 in the spec: ``arrays:cells.npz?images=slides&label=grade&group=hospital``. The options ``--images-key``,
@@ -76,16 +76,16 @@ class DatasetRequest:
 class TableRows:
     """Rows that follow one another in the files, with their columns."""
 
-    names: Sequence[str]  # [n] of the rows inside the dataset
+    names: Sequence[str]  # [n] names of the rows inside the dataset
     source: Source  # row -> image
-    # every column but that of the images
+    # all columns except the one of the images
     columns: Mapping[str, Column] = field(default_factory=dict)
-    split: int | None = None  # code of all rows; None when no name of a file or column says it
+    split: int | None = None  # split code of all rows; None if no name of a file or column gives it
     left_out: Mapping[str, Unread] = field(default_factory=dict)  # columns that belong to no rows
 
 
 def request_for(parts: Sequence[TableRows]) -> DatasetRequest:
-    """The request of a spec that names no columns: its labels are those that come with the rows, if there are any."""
+    """The request of a spec that names no columns: the labels are those that come with the rows, if there are any."""
     label = None
     if any(LABEL in part.columns for part in parts):
         label = LABEL
@@ -93,7 +93,7 @@ def request_for(parts: Sequence[TableRows]) -> DatasetRequest:
 
 
 def keys_of(kind: str) -> dict[str, str]:
-    """Word of a spec -> option that writes it, or "" for none; the column of images, texts or rows comes first."""
+    """Word of a spec -> option that writes it, or "" for none. The word for images, texts, rows or paths is first."""
     return {CONTENT[kind]: "--images-key", **OPTIONS, "name": ""}
 
 
@@ -103,7 +103,7 @@ def parse_rest(rest: str, kind: str) -> DatasetRequest:
     A path that exists with its question mark is a place without columns. In the name of a column ``&`` is written %26
     and ``%`` is written %25.
 
-    Raises UsageError for another word than those of ``keys_of``, or one given twice.
+    Raises UsageError for a word that is not in ``keys_of``, is given twice or has no value.
     """
     keys = keys_of(kind)
     if "?" not in rest or Path(rest).expanduser().exists():
@@ -151,12 +151,12 @@ def parse_rest(rest: str, kind: str) -> DatasetRequest:
 
 
 def in_a_spec(column: str) -> str:
-    """The name of a column as a spec has it: ``&`` is written %26, and ``%`` %25."""
+    """The name of a column as it is written in a spec: ``&`` as %26, and ``%`` as %25."""
     return column.replace("%", "%25").replace("&", "%26")
 
 
 def with_keys(spec: str, options: Mapping[str, str | None]) -> str:
-    """A spec with the columns that options name, such as ``{"--label-key": "grade"}``, written behind it.
+    """The spec, followed by the columns that ``options`` such as ``{"--label-key": "grade"}`` name.
 
     Raises UsageError for a kind of dataset without columns.
     """
@@ -164,15 +164,15 @@ def with_keys(spec: str, options: Mapping[str, str | None]) -> str:
     if not given:
         return spec
     kind, _, rest = spec.partition(":")
-    # Options that the kind of dataset has no word for would be ignored.
+    # Options are refused if this kind of dataset has no word for them, because they would be ignored.
     words = {}
     if kind in CONTENT:
         words = {option: word for word, option in keys_of(kind).items() if option}
     for option in given:
         if option not in words:
-            able = ", ".join(f"{name}:" for name in CONTENT)
+            with_columns = ", ".join(f"{name}:" for name in CONTENT)
             raise UsageError(
-                f"{option} applies only to a single dataset with columns ({able}), not to {spec}.",
+                f"{option} applies only to a single dataset with columns ({with_columns}), not to {spec}.",
                 "For several datasets as domains, give the columns of each: "
                 "a=arrays:a.npz?label=grade,b=arrays:b.npz?label=y",
             )
@@ -208,7 +208,7 @@ def joined_parts(
 ) -> tuple[dict[str, Column], NDArray[np.uint8] | None, dict[str, Unread]]:
     """The columns of all parts [N], the split of each row [N], and the columns that belong to no rows.
 
-    The splits are None where no part has one; else parts without one are training rows.
+    The splits are None if no part has a split. Otherwise, the rows of parts without a split are training rows.
     """
     lengths = []
     codes = []
@@ -268,8 +268,8 @@ def from_rows(
 
     Raises UsageError if columns contradict each other, if there are no rows, or if two rows have the same name.
     """
-    read = {column: objects_of(found) for column, found in values.items()}
-    rows = TableRows(names, source, read)
+    columns = {column: objects_of(cells) for column, cells in values.items()}
+    rows = TableRows(names, source, columns)
     choice = ColumnChoice(label=label, groups=groups)
     request = DatasetRequest(str(place), choice=choice)
     # Without a key nothing is remembered, so every row is read here.
@@ -312,13 +312,13 @@ def assemble(
         where: file or folder; the dataset gets its name.
         parts: the rows; their names must differ.
         request: the columns that the spec names.
-        class_names: by number, where the files have them outside of their columns.
-        how: a clause on how they were read.
+        class_names: by number, if the files have them outside of their columns.
+        how: a clause that describes for the user how the rows were read.
         facts: values that change if the content of a row may have changed (``read_uids``).
         context: remembered digests and progress.
         mirror: whether a mirrored image keeps its class.
-        uid: [N, 16] in the order of ``parts``, where they are known already.
-        holds: images or rows.
+        uid: [N, 16] uids in the order of ``parts``, if they are known already.
+        holds: images, texts or rows.
 
     Raises UsageError for columns that make no sense, or no rows.
     """
@@ -337,7 +337,7 @@ def assemble(
         classes=class_names,
         left_out=left_out,
     )
-    # Rows are not copied: the joined source finds the part of each row, and its number there.
+    # Rows are not copied: the joined source looks up the part of each row, and the number of the row in this part.
     source = dataset.joined_source([(part.source, len(part.names)) for part in parts])
     return dataset_of_rows(
         spec,
@@ -366,11 +366,10 @@ def dataset_of_rows(
     uid: NDArray[np.uint8] | None = None,
     holds: str = IMAGES,
 ) -> Dataset:
-    """The dataset of rows whose columns are understood, in the order of their names; arguments as of ``assemble``.
+    """The dataset of rows whose columns have roles, in the order of the rows' names; arguments as of ``assemble``.
 
     ``source`` has the rows in the order of ``roles``. Raises UsageError for repeated names, and for no training rows.
     """
-    # Most readers name the rows in order already.
     order = dataset.order_of_names(roles.names)
     names = [roles.names[row] for row in order]
     for name, following in itertools.pairwise(names):
@@ -379,7 +378,7 @@ def dataset_of_rows(
                 f"{where} has two {holds} named {name!r}; names must differ.",
                 "Rename or remove one of them",
             )
-    # A source that is in order already is read directly, without a table of row numbers.
+    # Most readers return rows in the order of their names. Their source is read without a table of row numbers.
     ordered = source
     if not (order[:-1] < order[1:]).all():
         ordered = dataset.RowsSource(source, order)

@@ -52,7 +52,7 @@ class Source(Protocol):
 class RowsSource:
     """Reads some rows of another source."""
 
-    source: Source  # of the whole
+    source: Source  # the other source
     rows: NDArray[np.int64]  # int64 [N] row of ``source``, -1 for an image that is no longer there
 
     def read(self, row: int) -> bytes | NDArray[Any]:
@@ -85,14 +85,14 @@ class Dataset:
     source: Source  # where the images are; row numbers are those of ``names``
     # whether a mirrored image keeps its class; false for digits and letters (``images.view``)
     mirror: bool = True
-    # columns that sort the rows (client, hospital), by name; no part of the digest
+    # columns that divide the rows (client, hospital), by name; not part of the digest
     groups: Mapping[str, Group] = field(default_factory=dict)
     unused: Mapping[str, str] = field(default_factory=dict)  # columns that are not used, and why
-    # where no column holds labels: the columns that may, and how many values each has
+    # if no column holds labels: each column that may hold them, and the number of its values
     may_be_labels: Mapping[str, int] = field(default_factory=dict)
     links_left_out: int = 0  # links that lead out of the dataset's folder, which were not followed
     holds: str = IMAGES  # images, texts or rows (``inputs``)
-    # sha256 over names, uids, labels, domains and splits, and over the names of the classes and domains
+    # sha256 over the names, uids, labels, domains and splits of the rows, and the names of classes and domains
     digest: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -114,7 +114,7 @@ class Dataset:
             return self
         # Row i of the part is row floor(i N / limit) of the whole.
         rows = np.arange(limit, dtype=np.int64) * len(self) // limit
-        # In the order for lexsort, whose last key is the first criterion.
+        # ``lexsort`` sorts by its last key first, so the label is the first criterion.
         columns = (self.split, self.domain, self.label)
         if any(_loses_a_value(codes, rows) for codes in columns):
             by_class = np.lexsort(columns)
@@ -148,12 +148,12 @@ def samples_of(data: Dataset, ok: NDArray[np.uint8]) -> Samples:
 
 
 def _loses_a_value(codes: np.ndarray, rows: np.ndarray) -> bool:
-    """Whether ``rows`` hold no row of a value that is frequent enough to have one."""
-    values, places, counts = np.unique(codes, return_inverse=True, return_counts=True)
-    taken = np.bincount(places[rows], minlength=len(values))
+    """Whether a value of ``codes`` that is frequent enough to have one of the ``rows`` has none."""
+    values, index, counts = np.unique(codes, return_inverse=True, return_counts=True)
+    chosen_counts = np.bincount(index[rows], minlength=len(values))
     # A value should have a row if its share of ``rows`` is at least one.
     should_have_one = counts * len(rows) >= len(codes)
-    return bool(((taken == 0) & should_have_one).any())
+    return bool(((chosen_counts == 0) & should_have_one).any())
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ class Context:
     roots: Mapping[str, Path] = field(default_factory=dict)  # ``--data NAME=PATH``
     data: Path | None = None  # ``$FEDCACHE_HOME/data``; datasets found by name are in ``data/NAME``
     layout: str | None = None  # ``--layout``, for folders
-    # ``--follow-links``: read files outside of the dataset's folder to which links lead
+    # ``--follow-links``: read files to which links lead, even outside of the dataset's folder
     follow_links: bool = False
     progress: Progress | None = None  # called with (images read, images in all)
     limit: int | None = None  # rows to take, evenly spaced (``Dataset.part``)
@@ -274,12 +274,12 @@ def order_of_names(names: Sequence[str]) -> NDArray[np.int64]:
 def index_of(values: Sequence[str]) -> tuple[tuple[str, ...], NDArray[np.int64]]:
     """(sorted distinct values, [N] index of each value among them)."""
     distinct = tuple(sorted(set(values)))
-    place = {value: i for i, value in enumerate(distinct)}
-    return distinct, np.array([place[value] for value in values], dtype=np.int64)
+    index = {value: i for i, value in enumerate(distinct)}
+    return distinct, np.array([index[value] for value in values], dtype=np.int64)
 
 
 def domain_column(index: NDArray[np.integer[Any]], domains: Sequence[str]) -> NDArray[np.int16]:
-    """The domain column, after checking that it fits int16 (a wrong layout can make every folder a domain)."""
+    """The domain column as int16. Raises UsageError for too many domains: a wrong layout may make each folder one."""
     if len(domains) > np.iinfo(np.int16).max:
         first = domains[0]
         raise UsageError(
@@ -295,12 +295,12 @@ def counts(
 ) -> str:
     """``60,000 images (50,000 train, 10,000 test), 10 classes, 1 domain``."""
     numbers = np.bincount(split, minlength=3).tolist()
-    found = zip(SPLIT_NAMES, numbers, strict=True)
-    parts = ", ".join(f"{n:,} {word}" for word, n in found if n)
-    rows = counted(len(split), one_of(holds))
-    kinds = counted(len(classes), "class")
-    places = counted(len(domains), "domain")
-    return f"{rows} ({parts}), {kinds}, {places}"
+    numbers_by_name = zip(SPLIT_NAMES, numbers, strict=True)
+    parts = ", ".join(f"{n:,} {word}" for word, n in numbers_by_name if n)
+    row_count = counted(len(split), one_of(holds))
+    class_count = counted(len(classes), "class")
+    domain_count = counted(len(domains), "domain")
+    return f"{row_count} ({parts}), {class_count}, {domain_count}"
 
 
 @dataclass(frozen=True)
@@ -317,7 +317,7 @@ class JoinedSource:
 
 
 def joined_source(parts: Sequence[tuple[Source, int]]) -> JoinedSource:
-    """One source of several, one after another; each is given with the number of its rows."""
+    """One source that reads several sources, one after another; each is given with the number of its rows."""
     counts = [count for _, count in parts]
     # For each row of all sources: the number of its source, and its row there.
     which = np.repeat(np.arange(len(parts)), counts)
@@ -342,16 +342,16 @@ def join(spec: str, members: Mapping[str, Dataset]) -> Dataset:
     first_name, first = next(iter(members.items()))
     for name, member in members.items():
         if member.holds != first.holds:
-            both = f"{first_name} holds {first.holds} and {name} holds {member.holds}"
+            contents_of_both = f"{first_name} holds {first.holds} and {name} holds {member.holds}"
             raise UsageError(
-                f"{both}, but a dataset can contain only one kind.",
+                f"{contents_of_both}, but a dataset can contain only one kind.",
                 "Extract each as a separate dataset",
             )
         _check_classes(first_name, first, name, member)
     domains: list[str] = []
     names: list[str] = []
     labels = []
-    places = []
+    domain_codes = []
     readings = []
     unused: dict[str, str] = {}
     may_be_labels: dict[str, int] = {}
@@ -362,13 +362,13 @@ def join(spec: str, members: Mapping[str, Dataset]) -> Dataset:
         for column, values in member.may_be_labels.items():
             may_be_labels[f"{name}/{column}"] = values
         labels.append(Coded(member.label, member.classes).recoded(first.classes))
-        places.append(member.domain.astype(np.int64) + len(domains))
+        domain_codes.append(member.domain.astype(np.int64) + len(domains))
         if len(member.domains) == 1:
             domains.append(name)
         else:
             domains += [f"{name}/{domain}" for domain in member.domains]
         names += [f"{name}/{n}" for n in member.names]
-    # Rows are sorted by their names, as those of every dataset.
+    # Rows are sorted by their names, as in every dataset.
     parts = list(members.values())
     lengths = [len(part) for part in parts]
     order = order_of_names(names)
@@ -388,7 +388,7 @@ def join(spec: str, members: Mapping[str, Dataset]) -> Dataset:
         domains=tuple(domains),
         names=tuple(names[i] for i in order),
         label=np.concatenate(labels)[order],
-        domain=domain_column(np.concatenate(places)[order], domains),
+        domain=domain_column(np.concatenate(domain_codes)[order], domains),
         split=split,
         uid=np.concatenate([part.uid for part in parts])[order],
         template=template,

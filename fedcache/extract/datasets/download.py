@@ -1,4 +1,4 @@
-"""Downloads of dataset files: announced first, resumed where they stopped, checked, and moved into place when complete.
+"""Downloads dataset files: announces each file, resumes it where it stopped, checks it, and moves it into place.
 
 Without encryption, anyone between server and client can change a file. So an unencrypted address is used only for a
 file with a published checksum, or on this machine. An encrypted address may not redirect to an unencrypted one.
@@ -43,7 +43,7 @@ def pull(
         target = root / (file.gives or file.name)
         if not file.direct or target.exists():
             continue
-        # Files are downloaded next to their place, so that an interrupted download leaves nothing behind there.
+        # Files are downloaded into a folder of their own, so that an interrupted download leaves nothing in ``root``.
         partial = root / ".partial"
         partial.mkdir(parents=True, exist_ok=True)
         url = file.url
@@ -108,12 +108,12 @@ def fetch(
             size = "size unknown"
             if expected:
                 size = f"{expected / 1e6:,.1f} MB"
-            words = f"{target.name} ({size}) from {url}"
+            announcement = f"{target.name} ({size}) from {url}"
             mode = "wb"
             if start:
-                words += f", resuming at {start / 1e6:,.1f} MB"
+                announcement += f", resuming at {start / 1e6:,.1f} MB"
                 mode = "ab"
-            say(words)
+            say(announcement)
             if answer.headers.get("Content-Type", "").startswith("text/html"):
                 raise _failed(url, "the server returned a web page, not a file")
             with part.open(mode) as out:
@@ -184,7 +184,7 @@ def _open(request: Any, *, known: bool) -> Any:
     except urllib.error.HTTPError as error:
         if error.code != 416:
             raise
-        # The part is as long as the file, or longer, so the server has no more bytes. Begin again.
+        # 416: the part is as long as the file, or longer, so the server has no more bytes. Begin again.
         whole = urllib.request.Request(request.full_url, headers={"User-Agent": "fedcache"})
         return opener.open(whole, timeout=_TIMEOUT)
 
@@ -209,7 +209,7 @@ def _checksum(path: Path, kind: str) -> str:
 
 
 def _install(archive: Path, file: PaperFile, root: Path) -> None:
-    """Unpack an archive next to it, with the archives inside it, and move its entries into ``root``."""
+    """Unpack an archive and the archives inside it into a folder next to it, and move the entries into ``root``."""
     place = archive.with_name("unpacked")
     shutil.rmtree(place, ignore_errors=True)
     unpack(archive, place)
@@ -230,11 +230,11 @@ def _install(archive: Path, file: PaperFile, root: Path) -> None:
 
 
 def unpack(archive: Path, place: Path) -> None:
-    """The regular files of a zip or tar, below ``place``.
+    """Unpack the regular files of a zip or tar into the folder ``place``.
 
     Raises CorruptionError for a damaged archive, an entry that leaves the folder or is a link, or a bomb.
     """
-    # The sizes that an archive claims are added up while it is unpacked: a bomb is stopped in time.
+    # The sizes that entries claim are subtracted from a limit while they are unpacked, so a bomb is stopped in time.
     limit = max(FREE_BYTES, MAX_EXPANSION * archive.stat().st_size)
     if zipfile.is_zipfile(archive):
         entries = _zip_entries(archive)

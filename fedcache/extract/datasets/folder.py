@@ -38,13 +38,13 @@ from fedcache.tables.groups import Group, usable_group_name
 from fedcache.tables.roles import ONE_DOMAIN, Roles, read_roles
 from fedcache.tables.splits import SPLIT_WORDS, TRAIN
 
-# Class, domain and split of every image, from what the levels of its folders mean.
+# The levels of an image's folders give its class, domain and split.
 #
-# A level whose names are all words for a split (train, test, val, dev, ..) is the split, the last
-# level left is the class, and what remains is the domain. Folders that are named like splits are
-# never taken for classes. A single top folder is entered first, because archives usually have one
-# and the directory they were made from does not; a split or a lone class is not entered, since it
-# means something.
+# A level whose names are all words for a split (train, test, val, dev, ..) is the split. Of the other
+# levels, the last is the class, and the levels above it are the domain. Folders that are named like
+# splits are never taken for classes. A single top folder is entered first, because archives usually
+# have one and the directory from which they were made does not. A folder of a split or of the only
+# class is not entered, because it has a meaning.
 #
 # A layout may give a level another name, such as client: the level is then a group of that name.
 
@@ -60,10 +60,10 @@ class Labels:
     """Class, domain and split of each row, and the layout that says so."""
 
     layout: str  # role of each folder level, joined by ``/``, or the columns that are used
-    classes: list[str]  # [N] class name of each row; empty unknown
+    classes: list[str]  # [N] class name of each row; "" if it is unknown
     domains: list[str]  # [N] domain name of each row
     splits: list[int] | None  # [N] split codes, or None when nothing says what they are
-    # group name -> [N] value of each row; an empty word is unknown
+    # group name -> [N] value of each row; "" if it is unknown
     groups: dict[str, list[str]] = field(default_factory=dict)
 
 
@@ -77,7 +77,7 @@ def parse_layout(text: str) -> tuple[str, ...]:
     for role in roles:
         if role in _ROLES:
             continue
-        # A word that is nearly a level is a mistake; any other word names a group.
+        # A word that resembles the name of a level is refused as misspelt; any other word names a group.
         if near := closest(role, _ROLES, MISSPELT):
             raise UsageError(
                 f"Unknown layout level {role!r}. Did you mean {near!r}?",
@@ -124,13 +124,13 @@ def infer(
 ) -> Labels:
     """Class, domain and split of every image of ``where``, from the folders below the entered top folder.
 
-    ``tables`` are files next to the images that may list them; hints name them. Raises UsageError when images are at
-    different depths, or directly at the top, or there is one class.
+    ``tables`` are files that may list the images; hints show these files. Raises UsageError if images are at different
+    depths, or directly at the top, or if there is only one class.
     """
     roles = None
     if layout is not None:
         roles = parse_layout(layout)
-    # All images must be at one depth, which is also that of the layout. For each depth, one image as an example.
+    # All images must be at one depth, the depth of the layout. ``depths`` has one image as an example for each depth.
     folders = [tuple(name.split("/")[:-1]) for name in names]
     depths = {len(above): name for name, above in zip(names, folders, strict=True)}
     expected = "the same number for every image, at least 1"
@@ -170,7 +170,7 @@ def infer(
 
 
 def _with_tables(tables: Sequence[str], hint: str) -> str:
-    """The commands that read the first ``tables`` as lists of images, and then a hint."""
+    """A hint, after the commands that read the first ``tables`` as lists of images."""
     lines = []
     for table in sorted(tables)[:4]:
         word = shell_word(table)
@@ -201,7 +201,10 @@ def _refuse_splits_as_classes(names: set[str], where: str, tables: Sequence[str]
 
 
 def _guess(levels: Sequence[set[str]]) -> tuple[str, ...]:
-    """The role of each level by the names of its folders: the first level of splits, the last other level the class."""
+    """The role of each level, by the names of its folders.
+
+    The first level that has only names of splits is the split, and the last of the other levels is the class.
+    """
     roles = ["domain"] * len(levels)
     if len(levels) > 1:
         for number, names in enumerate(levels):
@@ -214,23 +217,23 @@ def _guess(levels: Sequence[set[str]]) -> tuple[str, ...]:
 
 
 def _labels(folders: Sequence[tuple[str, ...]], roles: tuple[str, ...], where: str) -> Labels:
-    """The labels of images by their folders, whose levels have these roles."""
+    """The labels of images by their folders; ``roles`` has the role of each folder level."""
     layout = "/".join(roles)
-    of_level = {}
+    values_of = {}
     for level, role in enumerate(roles):
         if role not in ("domain", "*"):
-            of_level[role] = [above[level] for above in folders]
-    classes = of_level.pop("class")
+            values_of[role] = [above[level] for above in folders]
+    classes = values_of.pop("class")
     splits = None
-    if "split" in of_level:
+    if "split" in values_of:
         hint = f"{where} was read with the layout {layout}. Give another layout with --layout."
-        splits = _split_codes(of_level.pop("split"), hint)
+        splits = _split_codes(values_of.pop("split"), hint)
     domains = [ONE_DOMAIN] * len(folders)
     domain_levels = [level for level, role in enumerate(roles) if role == "domain"]
     if domain_levels:
         domains = ["/".join(above[level] for level in domain_levels) for above in folders]
-    # The other levels are groups, which the layout names.
-    return Labels(layout, classes, domains, splits, of_level)
+    # Any other role that a layout gives to a level is the name of a group.
+    return Labels(layout, classes, domains, splits, values_of)
 
 
 def _split_codes(words: Sequence[str], hint: str) -> list[int]:
@@ -286,11 +289,11 @@ def load_files(rest: str, context: Context, holds: str) -> Dataset:
         if not found.paths:
             ignored = tree.ignored_text(found.ignored)
             expected = ", ".join(sorted(endings))
-            place = f"Give the directory or archive that contains the {holds}, one folder per class"
-            hint = how_to_convert(path, found.ignored)
+            hint = f"Give the directory or archive that contains the {holds}, one folder per class"
+            conversion = how_to_convert(path, found.ignored)
             raise UsageError(
                 f"{path} holds no {holds}{ignored}; expected files ending in {expected}.",
-                hint or place,
+                conversion or hint,
             )
         tables = image_lists.tables_among(found.others)
         if tables and context.layout is None:
@@ -367,7 +370,7 @@ def _slug(path: Path) -> str:
 
 
 def _from_tree(path: Path, found: tree.Tree, context: Context) -> _ImageRows:
-    """The images of a directory or archive, whose folders say what they are."""
+    """The images of a directory or archive, whose folders give their classes, domains and splits."""
     # Some archives have one folder around everything: it is entered.
     spelled = [tree.name_of(p) for p in found.paths]
     keep = 1
@@ -406,7 +409,7 @@ def _from_tree(path: Path, found: tree.Tree, context: Context) -> _ImageRows:
 
 
 def _other_tables(path: Path, found: tree.Tree) -> list[str]:
-    """The lists among the files of a directory that may say what its images are."""
+    """The files of a directory that may be lists of its images."""
     if not path.is_dir():
         return []
     return [str(path / name) for name in found.others if name.lower().endswith(image_lists.ENDINGS)]
@@ -419,7 +422,7 @@ def _from_tables(
     request: columns.DatasetRequest,
     context: Context,
 ) -> _ImageRows:
-    """The images whose labels are in tables among them."""
+    """The images of a directory or archive that also contains ``tables`` of their labels."""
     spelled = [tree.name_of(p) for p in found.paths]
     table_names = [tree.name_of(table) for table in tables]
     raw = {
@@ -427,7 +430,7 @@ def _from_tables(
     }
     choice = request.choice
     listed = image_lists.listed_images(str(path), spelled, raw, choice, request.content)
-    # One folder above everything else is no part of the names, as without tables.
+    # A single folder above everything else is not part of the names, as for images without tables.
     cut = enter_top_folder([*spelled, *table_names], keep=0)
     names = [spelled[row][cut:] for row in listed.rows]
     if listed.label is not None:
@@ -461,8 +464,8 @@ def _from_list(path: Path, request: columns.DatasetRequest, context: Context) ->
             f"All {len(listed.paths):,} images of {path} are links to files outside its folder.",
             "To read them: --follow-links",
         )
-    kept = set(paths)
-    rows = [row for row, listed_path in enumerate(listed.paths) if listed_path in kept]
+    inside = set(paths)
+    rows = [row for row, listed_path in enumerate(listed.paths) if listed_path in inside]
     table = listed.taken(rows)
     names = [tree.name_of(p) for p in paths]
     roles = read_roles(path, table, len(paths), request.choice, names=names)
@@ -475,7 +478,7 @@ def _from_list(path: Path, request: columns.DatasetRequest, context: Context) ->
 
 
 def _inside(path: Path, listed: list[str], context: Context) -> list[str]:
-    """The listed images that do not lead out of the list's folder."""
+    """The listed images, without links that lead out of the list's folder unless links are followed."""
     folder = path.parent
     real = tree.real_folder(context.within(folder))
     if real is None:

@@ -1,4 +1,4 @@
-"""``hf:PATH``: a dataset in the files of Hugging Face, read without its library.
+"""``hf:PATH``: a dataset in the file formats of Hugging Face, read without the library of Hugging Face.
 
 PATH is a parquet file, a folder of parquet files (``data/train-00000-of-00002.parquet``,
 ``default/test/0000.parquet``), or a folder that ``save_to_disk`` wrote. The names of files and folders give the split.
@@ -53,8 +53,8 @@ class RecordFile:
     """A parquet or Arrow file."""
 
     path: Path
-    split: int | None  # code of the split in its name; None where it names none
-    schema: Any  # of pyarrow
+    split: int | None  # code of the split in its path; None if the path names no split
+    schema: Any  # pyarrow's schema
     features: dict[str, dict[str, Any]]  # Hugging Face's description of the columns, by name
     rows: int
     groups: tuple[int, ...]  # rows of each row group of a parquet file
@@ -84,8 +84,8 @@ def load(rest: str, context: Context) -> Dataset:
     files, left_out = _files(path, context, by_name=request.choice.split is None)
     columns.refuse_without_training(path, [file.split for file in files], left_out)
     images = [_image_column(file, request) for file in files]
-    # Class names for files that have none: for each column, the names of the first file that has some. In reversed
-    # order, an earlier file overwrites a later one.
+    # Files without class names get, for each column, those of the first file that has some. The files are in reversed
+    # order, so that an earlier one overwrites a later one.
     names_of_first: dict[str, list[str]] = {}
     for file in reversed(files):
         names_of_first |= class_names_of(file.features)
@@ -94,12 +94,12 @@ def load(rest: str, context: Context) -> Dataset:
         class_names = names_of_first | class_names_of(file.features)
         rows = _rows(file, image, class_names)
         by_split.setdefault(file.split, []).append(rows)
-    # Names of rows begin with the word of their split, so this is the order of the names.
+    # Names of rows begin with the word of their split. Splits sorted by word therefore put the rows in order.
     splits = sorted(by_split, key=_word)
     parts = [_one_after_another(by_split[split]) for split in splits]
     suffix = files[0].path.suffix[1:]
     number = counted(len(files), f"{suffix} file")
-    # The column of the first file is named for all of them.
+    # For all files, the message shows the image column of the first one.
     how = f"images from {images[0]}, of {number}"
     how += columns.left_out_words(left_out)
     return columns.assemble(
@@ -126,11 +126,11 @@ def pull(name: str, root: Path, say: Callable[[str], None]) -> None:
         )
     huggingface_hub = needed_library("huggingface_hub", f"hf:{name}", "hf")
     api = huggingface_hub.HfApi()
-    # The repository itself; then the branch where Hugging Face puts its own conversion to parquet.
+    # First the repository itself, then the branch where Hugging Face puts its own conversion to parquet.
     for revision in ("main", "refs/convert/parquet"):
         try:
-            found = api.dataset_info(name, revision=revision, files_metadata=True)
-            listed = found.siblings or ()
+            info = api.dataset_info(name, revision=revision, files_metadata=True)
+            listed = info.siblings or ()  # the files of the repository
             files = [file for file in listed if file.rfilename.endswith(".parquet")]
             if not files:
                 continue
@@ -140,7 +140,7 @@ def pull(name: str, root: Path, say: Callable[[str], None]) -> None:
             huggingface_hub.snapshot_download(
                 name,
                 repo_type="dataset",
-                revision=found.sha,
+                revision=info.sha,
                 local_dir=root,
                 allow_patterns=["*.parquet"],
             )
@@ -212,18 +212,19 @@ def split_in(relative: str) -> int | None:
 def _files(path: Path, context: Context, *, by_name: bool) -> tuple[list[RecordFile], list[str]]:
     """The files of a dataset in the order of their names, and the names of those left out for lack of a split.
 
-    With ``by_name``, the split of a file is read from its name and those of its folders. Without, no file has a split,
-    and none is left out.
+    If ``by_name`` is true, the names of a file and its folders give its split. Otherwise, no file has a split, and none
+    is left out.
     """
     if path.is_file():
         # A single file is the whole dataset, so its name gives no split.
         return [_open(path, None, path)], []
     names = []
+    # ``others`` are the files that are no images. Files called cache-* are leftovers of ``Dataset.map``.
     for name in sorted(tree.scan(path, context.within(path)).others):
         is_cache = name.rpartition("/")[2].startswith("cache-")
         if name.endswith(SUFFIXES) and not is_cache:
             names.append(name)
-    # A folder may hold parquet and Arrow files of the same rows: Arrow files are read only without parquet files.
+    # A folder may hold parquet and Arrow files of the same rows. If there is a parquet file, Arrow files are ignored.
     parquet = [name for name in names if name.endswith(".parquet")]
     names = parquet or _saved(path, names)
     if not names:
@@ -235,7 +236,7 @@ def _files(path: Path, context: Context, *, by_name: bool) -> tuple[list[RecordF
     configurations = {_configuration(name) for name in names}
     if len(configurations) > 1:
         named = ", ".join(sorted(c or "." for c in configurations))
-        # The largest, because the smallest may be "": files without a folder of their own.
+        # The last configuration in alphabetical order is the example. The first may be "", the files without a folder.
         example = shell_word(path / max(configurations))
         raise UsageError(
             f"{path} holds {len(configurations)} configurations: {named}.",
@@ -244,7 +245,7 @@ def _files(path: Path, context: Context, *, by_name: bool) -> tuple[list[RecordF
     splits: dict[str, int | None] = dict.fromkeys(names)
     if by_name:
         splits = {name: split_in(name) for name in names}
-    # Where some names say a split, files without one are left out.
+    # If the names of some files give a split, the files without a split are left out.
     with_split = [name for name in names if splits[name] is not None]
     without_split = []
     if with_split:
@@ -254,18 +255,19 @@ def _files(path: Path, context: Context, *, by_name: bool) -> tuple[list[RecordF
 
 
 def _configuration(name: str) -> str:
-    """The folders above a file that are neither its split nor ``data``."""
+    """The configuration of a file: the folders above it that are neither its split nor ``data``; "" for none."""
     folders = name.split("/")[:-1]
-    kept = [f for f in folders if f.lower() not in SPLIT_WORDS and f != "data"]
-    return "/".join(kept)
+    of_configuration = [f for f in folders if f.lower() not in SPLIT_WORDS and f != "data"]
+    return "/".join(of_configuration)
 
 
 def _saved(path: Path, names: Sequence[str]) -> list[str]:
-    """The Arrow files that the ``state.json`` of their folder lists; all files of a folder without it.
+    """The Arrow files that ``save_to_disk`` wrote: those that the ``state.json`` of their folder lists.
 
-    Other files are leftovers, for example of ``Dataset.map``.
+    Other files in such a folder are leftovers, for example of ``Dataset.map``. If a folder has no ``state.json``, all
+    its files are returned.
     """
-    kept = []
+    saved = []
     for name in names:
         folder, _, file = name.rpartition("/")
         state = _read_json(path / folder / "state.json")
@@ -274,20 +276,20 @@ def _saved(path: Path, names: Sequence[str]) -> list[str]:
                 f"{path / folder} was saved with an index that selects rows, which fedcache does not read.",
                 "Save the selected rows again:  ds.flatten_indices().save_to_disk(FOLDER)",
             )
-        held = state.get("_data_files")
-        if not isinstance(held, list) or {"filename": file} in held:
-            kept.append(name)
-    return kept
+        listed = state.get("_data_files")
+        if not isinstance(listed, list) or {"filename": file} in listed:
+            saved.append(name)
+    return saved
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     """The object in a small JSON file; {} if the file is missing, damaged or holds something else."""
-    held = None
+    content = None
     with suppress(OSError, ValueError):
         if path.is_file():
-            held = parse_json(path.read_text(encoding="utf-8"))
-    if isinstance(held, dict):
-        return held
+            content = parse_json(path.read_text(encoding="utf-8"))
+    if isinstance(content, dict):
+        return content
     return {}
 
 
@@ -305,8 +307,10 @@ def _open(path: Path, split: int | None, root: Path) -> RecordFile:
             import pyarrow.parquet as pq
 
             with pq.ParquetFile(path) as file:
-                held = file.metadata
-                groups = tuple(held.row_group(i).num_rows for i in range(held.num_row_groups))
+                metadata = file.metadata
+                groups = tuple(
+                    metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)
+                )
                 schema = file.schema_arrow
             rows = sum(groups)
     # The columns are described in the file, else in ``dataset_info.json`` of its folder or of the dataset.
@@ -333,14 +337,14 @@ def _image_column(file: RecordFile, request: DatasetRequest) -> str:
     path = file.path
     with_bytes = [f.name for f in file.schema if holds_bytes(f.type)]
     named = request.content or None
-    # Without usual names: only the column that the user names.
+    # () stands for no usual names: at this point, only the column that the user names is searched.
     chosen = find_column(path, dict.fromkeys(file.schema.names), named, (), "--images-key")
     if chosen is None:
         marked = []
         for name in with_bytes:
             if file.features.get(name, {}).get("_type") == "Image":
                 marked.append(name)
-        # One column needs no usual name.
+        # If only one column is possible, it needs no usual name.
         possible = marked or with_bytes
         if len(possible) == 1:
             chosen = possible[0]
@@ -372,36 +376,37 @@ def _is_extension(field: Any) -> bool:
 
 
 def _rows(file: RecordFile, image: str, class_names: dict[str, list[str]]) -> TableRows:
-    """The rows of a file: all columns but the images are read."""
-    held: dict[str, Column] = {}
+    """The rows of a file. All columns are read now, except the images."""
+    found: dict[str, Column] = {}
     names = []
     for field in file.schema:
         if field.name == image:
             continue
         if _is_extension(field):
             # () stands for an unknown shape.
-            held[field.name] = Unread((), str(field.type), "an extension type")
+            found[field.name] = Unread((), str(field.type), "an extension type")
         else:
             names.append(field.name)
     if names:
         others, _ = read_others(_table(file, class_names), names)
-        held |= others
+        found |= others
     stamp = stamp_of(file.path)
     source: Source = ParquetRows(file.path, stamp, image, file.groups)
     if file.path.suffix == ".arrow":
         source = ArrowRows(file.path, stamp, image)
-    return TableRows(columns.row_names(file.rows, file.split), source, held, file.split)
+    return TableRows(columns.row_names(file.rows, file.split), source, found, file.split)
 
 
 def _one_after_another(files: Sequence[TableRows]) -> TableRows:
     """The rows of all files of a split; only a few of the files are open at a time."""
     lengths = [len(file.names) for file in files]
     split = files[0].split
-    # The other two results are known: the files have the same split, and no columns without rows.
-    held, _, _ = columns.joined_parts(files)
+    # joined_parts also returns the split of each row, here the same for all, and the columns that belong to no rows,
+    # here none.
+    joined, _, _ = columns.joined_parts(files)
     rows = Shards([file.source for file in files], lengths)
     names = columns.row_names(sum(lengths), split)
-    return TableRows(names, rows, held, split)
+    return TableRows(names, rows, joined, split)
 
 
 def _table(file: RecordFile, class_names: dict[str, list[str]]) -> Table:
@@ -423,9 +428,9 @@ def _table(file: RecordFile, class_names: dict[str, list[str]]) -> Table:
     return Table(file.path, types, batches, file.rows, class_names=class_names)
 
 
-# Images that are values of a column: encoded bytes in parquet or Arrow files, read a few rows at a time. A row group
-# of a parquet file is read from its beginning in small batches, so one row group of gigabytes needs the memory of a
-# few images. Arrow files are mapped.
+# The classes below read images that are values of a column: encoded bytes in parquet or Arrow files. A row group of a
+# parquet file is read from its beginning in small batches, so one row group of gigabytes needs the memory of a few
+# images. Arrow files are mapped into memory.
 
 BATCH = 32
 """Rows of a parquet file that are decoded at a time."""
@@ -435,15 +440,15 @@ KEPT = 4
 
 
 def image_bytes(values: Any, at: int) -> bytes:
-    """The encoded image at a place of a column from ``only_bytes``; raises ``BadImage`` where there is none."""
-    found = values[at].as_py()
-    if not isinstance(found, bytes):
+    """The encoded image at index ``at`` of a column from ``only_bytes``; raises ``BadImage`` if there is no image."""
+    image = values[at].as_py()
+    if not isinstance(image, bytes):
         raise BadImage("its row contains no image, or only a path")
-    return found
+    return image
 
 
 def only_bytes(values: Any) -> Any:
-    """The bytes of a column; it holds bytes, or {bytes, path}, as Hugging Face writes images."""
+    """The bytes in a column that holds bytes, or {bytes, path}, as Hugging Face writes images."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -465,9 +470,9 @@ class ParquetRows(Reopened):
         self._starts = np.cumsum([0, *groups])
         self._lock = threading.Lock()
         self._file: Any = None
-        # The batches of row group ``_group`` that were not read yet: an iterator.
+        # Iterator over the batches of row group ``_group`` that were not read yet.
         self._batches: Any = None
-        self._group = -1  # -1 if there is no such iterator
+        self._group = -1  # -1 if there is no iterator
         self._at = 0  # first row of the next batch
         self._kept: list[tuple[int, Any]] = []  # (first row, values) of the last batches
         self._broken: dict[int, int] = {}  # row group -> first row that could not be read

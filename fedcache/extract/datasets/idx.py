@@ -1,10 +1,10 @@
 """``idx:FOLDER``: pairs of IDX files of images and labels, as for MNIST, compressed (.gz) or not.
 
-``train-images-idx3-ubyte`` is the training set, and ``t10k`` or ``test`` the test set. fedcache also knows the names of
-EMNIST (``emnist-letters-train-images-idx3-ubyte``), KMNIST and QMNIST, and a single file of images. If a folder holds
-several datasets, name the beginning of their file names: ``idx:raw/emnist-letters``. QMNIST's labels have eight
-columns; the column of writers becomes a group. fedcache does not rotate images: those of EMNIST are transposed in its
-files, and stay so.
+``train-images-idx3-ubyte`` is the training set, and ``t10k`` or ``test`` the test set. fedcache also knows the file
+names of EMNIST (``emnist-letters-train-images-idx3-ubyte``), KMNIST and QMNIST. A single file of images can be given
+too. If a folder holds several datasets, name the beginning of their file names: ``idx:raw/emnist-letters``. QMNIST's
+labels have eight columns; the column of writers becomes a group. fedcache does not rotate images: EMNIST's files hold
+transposed images, and they stay transposed.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ def key(rest: str, context: Context) -> list[Any]:
     files = _locate(rest, context)
     labels = []
     for images in files:
-        file = _labels_beside(images, context)
-        if file is not None:
-            labels.append(file)
+        labels_file = _labels_beside(images, context)
+        if labels_file is not None:
+            labels.append(labels_file)
     return ["idx", [stat_key(file) for file in files], [stat_key(file) for file in labels]]
 
 
@@ -87,7 +87,7 @@ def load(rest: str, context: Context) -> Dataset:
 
 
 def _locate(rest: str, context: Context) -> list[Path]:
-    """The files of images that a spec means, in the order of the words of their splits.
+    """The files of images that a spec means, in the order of the names of their splits.
 
     Raises UsageError if there is none, or if there are several datasets.
     """
@@ -121,7 +121,7 @@ def _locate(rest: str, context: Context) -> list[Path]:
         )
     if len(found) > 1:
         stems = ", ".join(stem or "without a name" for stem in sorted(found))
-        # The largest, because the smallest may be "": files whose names begin with the split.
+        # The last name in alphabetical order is the example. The first may be "": files that begin with the split.
         example = shell_word(folder / max(found))
         raise UsageError(
             f"{folder} holds {len(found)} datasets: {stems}.",
@@ -132,20 +132,20 @@ def _locate(rest: str, context: Context) -> list[Path]:
 
 
 def _word(split: str) -> str:
-    """The word in the names of rows for a word in the name of a file; "" for ""."""
+    """The name of a split in the names of rows, for its word in the name of a file; "" for ""."""
     if split:
         return SPLIT_NAMES[SPLIT_WORDS[split]]
     return ""
 
 
 def _labels_beside(images: Path, context: Context) -> Path | None:
-    """The file of labels of a file of images, with or without .gz; None where there is none."""
+    """The file of labels next to a file of images, with or without .gz; None if there is none."""
     name = images.name.removesuffix(".gz")
     folder = images.parent
     real = tree.real_folder(context.within(folder))
     for ending in ("idx1-ubyte", "idx2-int"):
         plain = re.sub(r"images([-.])idx\d-ubyte", rf"labels\1{ending}", name, flags=re.IGNORECASE)
-        # A file of images without a usual name has no file of labels.
+        # A file of images without a usual name, in which nothing was replaced, has no file of labels.
         if plain == name:
             continue
         for file in (folder / plain, folder / f"{plain}.gz"):
@@ -175,12 +175,12 @@ def _part(images: Path, *, alone: bool, context: Context) -> tuple[TableRows, st
         if size != expected:
             raise _damaged(images, f"it has {size:,} bytes; {expected:,} were expected")
         source = FixedRows(images.absolute(), stamp, start, layout)
-    file = _labels_beside(images, context)
+    labels_file = _labels_beside(images, context)
     found: dict[str, Column] = {}
-    if file is not None:
-        label = _numbers(file)
+    if labels_file is not None:
+        label = _numbers(labels_file)
         if len(label) != count:
-            raise _damaged(file, f"it has {len(label):,} labels for {count:,} images")
+            raise _damaged(labels_file, f"it has {len(label):,} labels for {count:,} images")
         # The first column is the class. QMNIST's labels have more columns, one of them the writer.
         if label.shape[1] > _WRITER:
             found["writer"] = label[:, _WRITER]
@@ -226,14 +226,14 @@ def _header(path: Path) -> tuple[tuple[int, ...], np.dtype[Any], int]:
 
 
 def _numbers(path: Path) -> NDArray[np.int64]:
-    """Labels [N, K]; most files have K = 1. Raises CorruptionError for a file whose size differs from its header."""
+    """Labels [N, K]; most files have K = 1. Raises CorruptionError for a file whose size is not that of its header."""
     shape, dtype, start = _header(path)
     size = math.prod(shape) * dtype.itemsize
     if size > MOST_COLUMN or len(shape) > 2 or dtype.kind == "f":
         raise _damaged(path, f"its header gives {list(shape)} labels of {dtype}")
     expected = start + size
     with _reading(path), _open(path) as file:
-        raw = file.read(expected + 1)
+        raw = file.read(expected + 1)  # one byte more, to notice a file that is too long
     if len(raw) != expected:
         raise _damaged(path, f"it has {len(raw):,} bytes; {expected:,} were expected")
     numbers = np.frombuffer(raw, dtype=dtype.newbyteorder(">"), offset=start)

@@ -1,9 +1,11 @@
-"""Lists of images: a CSV, TSV or JSON lines whose rows name files, given by the user or found among the images.
+"""Reads lists of images: files of CSV, TSV or JSON lines whose rows name image files.
+
+A list is given by the user, or found among the images (``TABLES`` below).
 
 The column of paths has one of the usual names (``PATHS``), or is named by ``--images-key``. Paths are relative to the
 folder of the list and stay below it. They are also the names of the rows, so they must not depend on the place of the
 data. Backslashes of Windows are read as slashes, and a name without an ending is completed if one file alone has it.
-Every other column has the same meaning as in any table (``tables.roles``).
+Every other column has the same meaning as in any other table (``tables.roles``).
 """
 
 from __future__ import annotations
@@ -63,10 +65,10 @@ class ImageList:
 
     paths: list[str]  # [N] relative to the list, with slashes
     column: str  # the column of paths
-    columns: dict[str, Column]  # the others [N], by name
+    columns: dict[str, Column]  # all other columns [N], by name
 
     def taken(self, rows: Sequence[int]) -> dict[str, Column]:
-        """The columns with these rows alone."""
+        """The columns, reduced to these rows."""
         at = np.array(rows, dtype=np.int64)
         found: dict[str, Column] = {}
         for name, column in self.columns.items():
@@ -79,9 +81,9 @@ class ImageList:
 
 
 def read_list(path: Path, path_column: str = "") -> ImageList:
-    """A list in a file of its own, whose images are stored below its folder; ``path_column`` is the column of paths.
+    """The list in a file, whose images are below the folder of the file; ``path_column`` is the column of paths.
 
-    Raises UsageError with the row, for a wrong path or a path given twice, and where none of the images exists.
+    Raises UsageError for a wrong or repeated path, with its row, and if none of the images exists.
     """
     folder = path.parent
 
@@ -101,30 +103,31 @@ def read_list(path: Path, path_column: str = "") -> ImageList:
 
 
 def _listed(folder: Path) -> list[str]:
-    """The names in a folder; none where there is no folder."""
+    """The names of the files in a folder; empty if the folder does not exist."""
     if folder.is_dir():
         return [file.name for file in folder.iterdir()]
     return []
 
 
 class Stems:
-    """The images of folders by their names without an ending, each folder looked at once."""
+    """Completes names of images that lack their ending; each folder is listed only once."""
 
     def __init__(self, names_in: Callable[[str], Sequence[str]]) -> None:
         self._names_in = names_in  # names of the files of a folder
-        self._held: dict[str, dict[str, list[str]]] = {}
+        # folder -> name without ending -> files of images with this name
+        self._images_of: dict[str, dict[str, list[str]]] = {}
 
     def completed(self, name: str) -> str:
-        """The name with its ending, where one image alone has it; else the name as it is."""
+        """The name with its ending, if exactly one image has this name; otherwise the same name."""
         folder, slash, last = name.rpartition("/")
-        if folder not in self._held:
-            held: dict[str, list[str]] = {}
+        if folder not in self._images_of:
+            by_stem: dict[str, list[str]] = {}
             for file in self._names_in(folder):
                 stem, dot, ending = file.rpartition(".")
                 if dot and f".{ending.lower()}" in EXTENSIONS:
-                    held.setdefault(stem, []).append(file)
-            self._held[folder] = held
-        images = self._held[folder].get(last, [])
+                    by_stem.setdefault(stem, []).append(file)
+            self._images_of[folder] = by_stem
+        images = self._images_of[folder].get(last, [])
         if len(images) == 1:
             return f"{folder}{slash}{images[0]}"
         return name
@@ -135,7 +138,7 @@ def parse_list(
 ) -> ImageList:
     """A list from its bytes; errors as ``read_list``.
 
-    ``exists`` says whether there is an image of a name, relative to the list.
+    ``exists`` says whether an image exists at a path relative to the list.
     """
     if where.lower().endswith(".jsonl"):
         columns = _records(where, raw)
@@ -152,7 +155,7 @@ def parse_list(
             )
         possible = [path_column]
     else:
-        # Reversed, so that the first of several names that differ in capitals alone is taken.
+        # Reversed, so that the first of several names that differ only in capital letters is taken.
         lowered = {name.lower(): name for name in reversed([*columns])}
         possible = [lowered[name] for name in PATHS if name in lowered]
     if not possible or not count:
@@ -161,7 +164,7 @@ def parse_list(
             f"{where} has the columns {names} and {count:,} rows; expected a path column and at least one row.",
             f"{FIRST_LINE}   or choose the column of paths with --images-key NAME",
         )
-    # The first column that names an existing image is taken; the first of all where none does.
+    # The first column that names an existing image is used; if no column does, the first column of all.
     chosen = ""
     paths: list[str] = []
     for column in possible:
@@ -178,13 +181,13 @@ def parse_list(
 
 
 def _spelt(path: str, exists: Callable[[str], bool], stems: Stems) -> str:
-    """A path with slashes, without ``./`` before it, and with the ending of its file."""
+    """A path with slashes instead of backslashes, without a leading ``./``, completed by the ending of its file."""
     path = path.removeprefix("./")
     if exists(path):
         return path
     if "\\" in path and not _DRIVE.match(path):
         path = path.replace("\\", "/").removeprefix("./")
-    # Without a dot, this compares the last character, which is no ending.
+    # If the path has no dot, this compares only its last character, which is no ending.
     has_ending = path[path.rfind(".") :].lower() in EXTENSIONS
     if exists(path) or not path or has_ending:
         return path
@@ -213,12 +216,12 @@ def _check(where: str, paths: Sequence[str]) -> None:
             )
 
 
-def _wrong(where: str, number: int, what: str, hint: str) -> FedcacheError:
-    return UsageError(f"Row {number:,} of {where} {what}.", hint)
+def _wrong(where: str, number: int, problem: str, hint: str) -> FedcacheError:
+    return UsageError(f"Row {number:,} of {where} {problem}.", hint)
 
 
 def _cells(where: str, raw: bytes) -> dict[str, list[str]]:
-    """Columns of words by name. Raises UsageError for rows of another length, and for names that repeat."""
+    """Columns of words by name, from the cells of a CSV. Raises UsageError for uneven rows and repeated names."""
     text, dialect = decoded(raw, Path(where))
     stream = io.StringIO(text, newline="")
     try:
@@ -226,7 +229,7 @@ def _cells(where: str, raw: bytes) -> dict[str, list[str]]:
         lines = [line for line in cells if line]
     except csv.Error as error:
         raise UsageError(f"{where} is not a CSV: {error}.", FIRST_LINE) from None
-    # Some programs write lines before the names of columns.
+    # Some programs write lines before the line that names the columns.
     lines = lines[dialect.skip :]
     names = []
     if lines:
@@ -264,15 +267,16 @@ def _records(where: str, raw: bytes) -> dict[str, list[Any]]:
 
 
 def _typed(where: str, values: Sequence[Any]) -> Column:
-    """A column with the types of JSON, or with the types that the words of a CSV show."""
+    """A column with the types of its JSON values, or, from a CSV, with the type that its words show."""
     if where.lower().endswith(".jsonl"):
         return objects_of(values)
     return Words.of(values).typed()
 
 
-# Folders of images whose labels are in tables among them (Hugging Face's ImageFolder). A table has a column
-# ``file_name`` with paths relative to its own folder, and a column of labels. The names of the folders say the
-# splits: one table in each of train/ and test/, or one at the top with paths such as ``train/0001.png``.
+# The rest of this module reads folders of images that also contain tables of their labels (Hugging Face's ImageFolder).
+# A table has a column ``file_name`` with paths relative to its own folder, and a column of labels. The names of folders
+# give the splits: there is one table in each of train/ and test/, or one table at the top, with paths such as
+# ``train/0001.png``.
 
 TABLES = ("metadata.csv", "metadata.jsonl")
 """Names of tables of labels in a folder of images, compared without case."""
@@ -283,13 +287,13 @@ FOLDER_CLASS = "folder"
 
 @dataclass(frozen=True)
 class ListedImages:
-    """The images that tables name, in the order of their names."""
+    """The images that tables list, in the order of the tables and their rows."""
 
-    rows: list[int]  # [N] index into the names that were given
+    rows: list[int]  # [N] index into the names that ``listed_images`` received
     columns: dict[str, Column]  # [N] by name, without the paths
-    splits: NDArray[np.uint8] | None  # [N], None where folders do not say it
-    ignored: Counter[str]  # images without a row, and rows without an image
-    label: str | None  # column of labels, where it has no usual name
+    splits: NDArray[np.uint8] | None  # [N] split codes; None if the folders do not give them
+    ignored: Counter[str]  # number of images without a row, and of rows without an image
+    label: str | None  # column of labels, if it has no usual name
 
 
 def tables_among(others: Sequence[str]) -> list[str]:
@@ -304,7 +308,7 @@ def listed_images(
     choice: ColumnChoice,
     path_column: str,
 ) -> ListedImages:
-    """Columns that tables have for images. ``names`` are those of the images; ``tables`` has the bytes of each table.
+    """The images called ``names`` that ``tables`` list, with the columns of the tables; ``tables`` has their bytes.
 
     Raises UsageError for tables that name none of the images, and for invalid paths.
     """
@@ -316,45 +320,46 @@ def listed_images(
     parts: list[dict[str, Column]] = []
     lengths: list[int] = []
     examples: list[str] = []
-    found: list[int] = []
+    listed_rows: list[int] = []
     ignored: Counter[str] = Counter()
     for table, raw in tables.items():
         # Paths of a table are relative to its own folder, which is "" or ends with a slash.
         folder = table[: table.rfind("/") + 1]
 
+        # The default values bind the folder of this pass of the loop.
         def exists(path: str, folder: str = folder) -> bool:
             return f"{folder}{path}" in row_of
 
         def names_in(inside: str, folder: str = folder) -> list[str]:
             return by_folder.get(f"{folder}{inside}".rstrip("/"), [])
 
-        one = parse_list(f"{where}/{table}", raw, path_column, exists, Stems(names_in))
-        rows = [row for row, path in enumerate(one.paths) if exists(path)]
-        ignored["listed but missing"] += len(one.paths) - len(rows)
-        found += [row_of[f"{folder}{one.paths[row]}"] for row in rows]
-        parts.append(one.taken(rows))
+        images = parse_list(f"{where}/{table}", raw, path_column, exists, Stems(names_in))
+        rows = [row for row, path in enumerate(images.paths) if exists(path)]
+        ignored["listed but missing"] += len(images.paths) - len(rows)
+        listed_rows += [row_of[f"{folder}{images.paths[row]}"] for row in rows]
+        parts.append(images.taken(rows))
         lengths.append(len(rows))
-        examples.append(one.paths[0])
-    if not found:
+        examples.append(images.paths[0])
+    if not listed_rows:
         table = next(iter(tables))
         raise UsageError(
             f"None of the images in {where}/{table} exists, for example {examples[0]}.",
             "Its paths are relative to the folder of the table.",
         )
-    # One image with two lines would have two labels.
-    for row, count in Counter(found).items():
+    # An image that two lines list would have two labels.
+    for row, count in Counter(listed_rows).items():
         if count > 1:
             raise UsageError(
                 f"Two tables of {where} list the image {names[row]}.", "List every image once"
             )
-    ignored["not listed"] += len(names) - len(found)
-    # The columns of all tables, one table after another.
+    ignored["not listed"] += len(names) - len(listed_rows)
+    # Each column has the values of all tables, one table after another.
     columns = {}
     for name in dict.fromkeys(name for part in parts for name in part):
         columns[name] = joined_columns([part.get(name) for part in parts], lengths)
-    listed = [names[row] for row in found]
+    listed = [names[row] for row in listed_rows]
     splits = splits_of_folders(listed)
-    # Without a column of labels, folders below the splits may name the classes.
+    # If there is no column of labels, folders below the splits may be the classes.
     label = None
     has_labels = any(name.lower() in LABELS for name in columns)
     if choice.label is None and not choice.unlabelled and not has_labels:
@@ -363,11 +368,11 @@ def listed_images(
             columns[FOLDER_CLASS] = Words.of(classes)
             label = FOLDER_CLASS
     # A unary plus removes reasons with a count of 0.
-    return ListedImages(found, columns, splits, +ignored, label)
+    return ListedImages(listed_rows, columns, splits, +ignored, label)
 
 
 def splits_of_folders(names: Sequence[str]) -> NDArray[np.uint8] | None:
-    """The split of each image by its first folder that is named like one; None if an image has no such folder."""
+    """The split of each image by its first folder that is named like a split; None if an image has no such folder."""
     found: list[int] = []
     for name in names:
         folders = name.lower().split("/")[:-1]
@@ -379,7 +384,7 @@ def splits_of_folders(names: Sequence[str]) -> NDArray[np.uint8] | None:
 
 
 def _folders_below_splits(names: Sequence[str]) -> list[str]:
-    """The last folder of each image that is not named like a split; "" for none."""
+    """For each image, the last of its folders that is not named like a split; "" for none."""
     found = []
     for name in names:
         last = ""

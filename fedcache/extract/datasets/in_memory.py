@@ -1,9 +1,9 @@
-"""Images that a program holds: a list of (image, label), a torch ``Dataset``, or {"train": ..., "test": ...} of them.
+"""Reads images that a program holds: a list of (image, label), a torch ``Dataset``, or {"train": ..., "test": ...}.
 
-An item is a pair, or a dictionary as in Hugging Face datasets, whose other values are groups. An image is a Pillow
-image, an encoded file as bytes, a uint8 array or tensor, or a tensor of floats in [0, 1] as ``ToTensor`` makes it;
-anything else is refused. Every item is read once, because its content identifies it. So a program that is run again
-finds its store, and fedcache refuses a dataset whose pixels change each time it is read.
+An item is a pair, or a dictionary as in Hugging Face datasets. The values of a dictionary other than image and label
+become groups. An image is a Pillow image, an encoded file as bytes, a uint8 array or tensor, or a tensor of floats in
+[0, 1] as ``ToTensor`` makes it; anything else is refused. Every item is read once, because its content identifies it.
+So a program that is run again finds its store, and fedcache refuses a dataset whose pixels change each time it is read.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from fedcache.tables.splits import SPLIT_NAMES, SPLIT_WORDS
 from fedcache.tables.words import objects_of
 
 LOOKED_AT_TWICE = 8
-"""Number of first rows that are read twice, to check that they stay the same."""
+"""Number of rows, the first ones, that are read twice to check that they stay the same."""
 
 _EXPECTED = "a list of (image, label), a torch Dataset, or {'train': ..., 'test': ...} of them"
 
@@ -82,7 +82,7 @@ def load(source: Any, context: Context) -> Dataset:
 
 
 def can_travel(source: Any) -> str | None:
-    """Why items cannot be sent to worker processes; None when they can."""
+    """The reason why ``source`` cannot be sent to worker processes; None if it can."""
     name = type(source).__name__
     if getattr(type(source), "__module__", "") == "__main__":
         return f"{name} is defined in the main program, which workers cannot import"
@@ -94,7 +94,7 @@ def can_travel(source: Any) -> str | None:
 
 
 def _by_split(source: Any) -> list[tuple[int | None, Any]]:
-    """(split code, items) of each split, in the order of the names of splits; the code is None without splits.
+    """(split code, items) of each split, sorted by the name of the split; (None, items) if there are no splits.
 
     Raises UsageError for an empty dictionary, and for keys that are no splits.
     """
@@ -116,7 +116,7 @@ def _by_split(source: Any) -> list[tuple[int | None, Any]]:
 
 
 def _checked(items: Any) -> Any:
-    """The items themselves. Raises UsageError unless they can be read by number."""
+    """The same items. Raises UsageError unless they can be read by number."""
     is_plain = isinstance(items, str | bytes | numbers.Number)
     is_sequence = hasattr(items, "__len__") and hasattr(items, "__getitem__")
     if is_plain or not is_sequence:
@@ -136,7 +136,7 @@ def _read(items: Any, split: int | None, context: Context) -> tuple[TableRows, N
     uids = bytearray()
     names = columns.row_names(count, split)
     for row, name in enumerate(names):
-        image, label, others = _item(items, row)
+        image, label, other_fields = _item(items, row)
         uid = _uid(image, row, name)
         uids += uid
         # The first rows are read twice, because a random transform gives other pixels each time.
@@ -148,7 +148,7 @@ def _read(items: Any, split: int | None, context: Context) -> tuple[TableRows, N
                     "Remove random transforms; fc.extract(..., views=2) makes seeded views",
                 )
         labels.append(_plain(label, row))
-        fields.append(others)
+        fields.append(other_fields)
         if context.progress is not None:
             context.progress(row + 1, count)
     found = columns.columns_of_records(fields)
@@ -159,7 +159,7 @@ def _read(items: Any, split: int | None, context: Context) -> tuple[TableRows, N
 
 
 def _item(items: Any, row: int) -> tuple[Any, Any, Mapping[str, Any]]:
-    """Image, label and other values of an item. Raises UsageError, with its number, if it cannot be read."""
+    """Image, label and other fields of an item. Raises UsageError with the item's number if it cannot be read."""
     try:
         item = items[row]
     except Exception as error:
@@ -177,9 +177,9 @@ def _split_item(item: Any, row: int) -> tuple[Any, Any, Mapping[str, Any]]:
         return item[0], item[1], {}
     if isinstance(item, Mapping):
         names = [str(name) for name in item]
-        image = _named(names, columns.IMAGE_NAMES)
-        label = _named(names, LABELS)
-        if image is None:
+        image_key = _named(names, columns.IMAGE_NAMES)
+        label_key = _named(names, LABELS)
+        if image_key is None:
             keys = ", ".join(names[:8])
             raise UsageError(
                 f"Item {row} has the keys {keys}.", "Expected the keys image and label"
@@ -187,14 +187,15 @@ def _split_item(item: Any, row: int) -> tuple[Any, Any, Mapping[str, Any]]:
         # Fields that are no plain values, such as tensors, are of no use as columns.
         others = {}
         for name, value in item.items():
-            if name not in (image, label) and isinstance(value, str | int | float | bool):
+            if name not in (image_key, label_key) and isinstance(value, str | int | float | bool):
                 others[name] = value
-        return item[image], item.get(label), others
+        return item[image_key], item.get(label_key), others
     return item, None, {}
 
 
 def _named(names: Sequence[str], usual: Sequence[str]) -> str | None:
-    """The key of an item that has a usual name."""
+    """The first of an item's keys that has a usual name; None if no key has one."""
+    # None: the user names no key. "": no option of the command line would choose one.
     return find_column("An item", dict.fromkeys(names), None, usual, "")
 
 
@@ -207,28 +208,30 @@ def pixels_of(image: Any, row: int) -> bytes | NDArray[np.uint8]:
         return image
     if isinstance(image, Image.Image):
         return np.asarray(from_pillow(image))
-    found = image
+    pixels = image
     if hasattr(image, "detach"):  # a tensor
-        found = image.detach().cpu().numpy()
-        if found.dtype.kind == "f":
-            # The condition is false for NaN too. ToTensor divides by 255, and this restores the same bytes.
-            if not (found.size and found.min() >= 0 and found.max() <= 1):
+        pixels = image.detach().cpu().numpy()
+        if pixels.dtype.kind == "f":
+            # Comparisons with NaN are false, so NaN is refused too.
+            if not (pixels.size and pixels.min() >= 0 and pixels.max() <= 1):
                 raise UsageError(
                     f"Image {row} is a tensor of floats outside [0, 1], whose meaning is unknown.",
                     "Leave Normalize out; fedcache normalises for each backbone",
                 )
-            found = np.rint(found * 255).astype(np.uint8)
-    if not isinstance(found, np.ndarray):
+            # ToTensor divided the bytes by 255; this restores the same bytes.
+            pixels = np.rint(pixels * 255).astype(np.uint8)
+    if not isinstance(pixels, np.ndarray):
         raise UsageError(
             f"Image {row} is a {type(image).__name__}.",
             "Expected a Pillow image, bytes of a file, a uint8 array or tensor, or a tensor of floats in [0, 1]",
         )
-    layout = layout_of((1, *found.shape), found.dtype, f"row {row}")
-    return np.ascontiguousarray(layout.image(found))
+    # 1: ``layout_of`` expects the shape of an array of images.
+    layout = layout_of((1, *pixels.shape), pixels.dtype, f"row {row}")
+    return np.ascontiguousarray(layout.image(pixels))
 
 
 def _uid(image: Any, row: int, name: str) -> bytes:
-    """The uid of an image, 16 bytes; if the image cannot be read, the uid of its name."""
+    """The uid of an image, 16 bytes; a uid made from the name of the row if the image cannot be read."""
     try:
         return uid_of(pixels_of(image, row))
     except BadImage:
@@ -237,7 +240,7 @@ def _uid(image: Any, row: int, name: str) -> bytes:
 
 def _plain(label: Any, row: int) -> Any:
     """A label as a number, a word or None."""
-    if hasattr(label, "item") and getattr(label, "ndim", 1) == 0:  # of numpy or torch
+    if hasattr(label, "item") and getattr(label, "ndim", 1) == 0:  # one value of numpy or torch
         label = label.item()
     if label is None or isinstance(label, str | int | float):
         return label

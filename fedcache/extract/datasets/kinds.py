@@ -1,4 +1,4 @@
-"""Kinds of datasets that fedcache reads, one row each: the words before the colon of a spec, and their reader."""
+"""Table of the kinds of datasets that fedcache reads: the word before the colon of a spec, and the reader."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class OwnFiles:
 class DatasetKind:
     """One kind of datasets."""
 
-    # Module of this package, imported when a dataset of the kind is requested. ``key(rest, context)`` gives the facts
-    # that determine the rows, and ``load(rest, context)`` gives the dataset.
+    # Module of this package, imported when a dataset of the kind is requested. Its function ``key(rest, context)``
+    # returns the facts that determine the rows, and ``load(rest, context)`` returns the dataset.
     module: str
     files: OwnFiles | None = None
     # the column that --images-key names: images, texts, rows or paths; "" if no columns can be named

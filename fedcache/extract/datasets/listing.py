@@ -1,4 +1,4 @@
-"""List of the datasets that can be named, details of each, and downloads."""
+"""Lists the datasets that a spec can name, describes each in detail, and downloads datasets."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ def pull(
     context = _context(roots, data)
     root = context.root_of(kind, name) or data / name
     if kind == "paper":
-        held = paper.read(name)
-        if not held.pulls:
+        paper_entry = paper.read(name)
+        if not paper_entry.pulls:
             raise MachineError(
-                f"{held.title} has no permanent address for a direct download; get it by hand.",
-                "\n".join(papers.steps(held)),
+                f"{paper_entry.title} has no permanent address for a direct download; get it by hand.",
+                "\n".join(papers.steps(paper_entry)),
             )
-        download.pull(held, root, say=say, mirror=mirror)
+        download.pull(paper_entry, root, say=say, mirror=mirror)
         return root
     if kind == "hf" and mirror is None:
         hf.pull(name, root, say)
@@ -72,7 +72,7 @@ def pull(
 
 
 def _context(roots: Mapping[str, Path] | None, data: Path | None) -> Context:
-    """The context with which datasets are looked for on the disk."""
+    """The context for a search for datasets on the disk."""
     return Context(DigestMemory(data or Path()), roots or {}, data)
 
 
@@ -92,14 +92,14 @@ def known(
         add(spec, files.about, "your files", True)
     for plugin in plugins("datasets").values():
         add(f"{plugin.name}:REST", f"a reader of {plugin.origin}", "its files", True)
-    # Datasets of the papers, with the command that downloads them or says how to get them.
+    # For a dataset of the papers: the command that downloads it, or the command that says how to get it.
     for name in paper.NAMES:
-        held = paper.read(name)
+        paper_entry = paper.read(name)
         command = "info"
-        if held.pulls:
+        if paper_entry.pulls:
             command = "pull"
         get = f"fedcache datasets {command} {shell_word(name)}"
-        add(f"paper:{name}", held.about, get, papers.ready(name, context))
+        add(f"paper:{name}", paper_entry.about, get, papers.ready(name, context))
     for name, entry in torchvision.TABLE.items():
         if entry.pulls:
             get = f"fedcache datasets pull torchvision:{shell_word(name)}"
@@ -131,11 +131,11 @@ def info(
         files = KINDS[kind].files
     if files is not None:
         return {**entries[files.spec], "note": files.note}
-    of_plugin = entries.get(f"{kind}:REST")
-    if of_plugin is not None:
-        return {**of_plugin, "note": "the reader defines REST"}
+    plugin_entry = entries.get(f"{kind}:REST")
+    if plugin_entry is not None:
+        return {**plugin_entry, "note": "the reader defines REST"}
     if kind == "paper":
-        details = papers.info(rest, context)  # which refuses an unknown name
+        details = papers.info(rest, context)  # refuses an unknown name
         return {**entries[name], **details}
     entry = torchvision.entry_of(rest)
     looked_in = ""

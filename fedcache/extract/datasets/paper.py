@@ -1,4 +1,4 @@
-"""Data file of a paper's dataset (``papers/NAME.toml``), and the search for its layout on the disk.
+"""Reads the data file of a paper's dataset (``papers/NAME.toml``), and searches the disk for the dataset.
 
 A dataset may be on the disk in several layouts: as the papers' authors released it, or as its owners publish it. Each
 layout names the files by which it is recognised; the first layout that is found is read.
@@ -43,7 +43,7 @@ class PaperFile:
     """One file that a user must get."""
 
     name: str  # file name
-    url: str  # its address; that of a web page unless ``direct``
+    url: str  # its address, or, unless ``direct``, the address of a web page
     md5: str = ""  # of the file, if its owners or torchvision publish it
     sha256: str = ""  # of the file, if its owners or TensorFlow Datasets publish it
     megabytes: int = 0  # approximate size; 0 unknown
@@ -56,7 +56,7 @@ class PaperFile:
 class PaperLayout:
     """One possible layout of the dataset on disk; the first whose files exist is read."""
 
-    name: str  # for messages; it says so if the split is not the paper's
+    name: str  # for messages; it mentions a split that is not the paper's
     format: str  # reader of ``paper_index``
     at: tuple[str, ...]  # folders below the given path to look in, in this order
     needs: tuple[str, ...]  # paths that must exist for the layout to be recognised
@@ -78,9 +78,9 @@ class Paper:
     licence: str  # terms of use
     protocol: str  # the papers and partitions that use it
     classes: tuple[str, ...]  # class names; their order is that of the labels
-    steps: tuple[str, ...]  # how to get it
+    steps: tuple[str, ...]  # what a user does to get the dataset
     layouts: tuple[PaperLayout, ...]  # possible layouts on the disk, the papers' own first
-    folders: tuple[str, ...]  # the classes as folders spell them, in the same order
+    folders: tuple[str, ...]  # the classes as folder names spell them, in the order of ``classes``
     domains: tuple[str, ...]  # domain names, in the papers' order
     files: tuple[PaperFile, ...]  # files that a user must get
     digest: str  # sha256 of the data file's content
@@ -96,7 +96,7 @@ class Paper:
 
     @property
     def pulls(self) -> bool:
-        """Whether some of its files can be downloaded."""
+        """Whether at least one of its files can be downloaded."""
         return any(file.direct for file in self.files)
 
 
@@ -106,7 +106,7 @@ class FoundLayout:
 
     paper: Paper
     layout: PaperLayout
-    root: Path  # the given folder
+    root: Path  # the folder in which the dataset was looked for
     base: Path  # the folder with the files of the layout: ``root``, or a folder of ``layout.at`` below it
     follow_links: bool = False  # whether links that lead out of ``root`` are read
 
@@ -124,16 +124,16 @@ class FoundLayout:
 
 @cache
 def read(name: str) -> Paper:
-    """The dataset of a name; UsageError, with the nearest name, for an unknown one."""
+    """The dataset with this name. Raises UsageError for an unknown name, with the nearest known one."""
     if name not in NAMES:
         raise unknown("dataset of the papers", name, NAMES, hint=f"Known: {', '.join(NAMES)}")
     file = resources.files("fedcache.extract.datasets") / "papers" / f"{name}.toml"
     given = as_tuples(tomllib.loads(file.read_text(encoding="utf-8")))
-    # The digest is of the whole file, before its parts are taken out.
+    # The digest covers the whole file, so it is computed before the code below removes parts from ``given``.
     digest = digest_of(given)
     given.setdefault("folders", given["classes"])
     given.setdefault("domains", (ONE_DOMAIN,))
-    files = tuple(PaperFile(**as_tuples(one)) for one in given.pop("files", ()))
+    files = tuple(PaperFile(**as_tuples(entry)) for entry in given.pop("files", ()))
     layouts = tuple(map(_layout, given.pop("layouts")))
     return Paper(name=name, files=files, layouts=layouts, digest=digest, **given)
 
@@ -156,21 +156,21 @@ def find(paper: Paper, root: Path) -> FoundLayout | None:
 
 
 def nearest(paper: Paper, root: Path) -> tuple[PaperLayout, list[str], list[str]]:
-    """The layout with most of its files present, the files that exist, and the missing files."""
+    """The layout that has the most files on the disk, its existing files, and its missing files."""
     nearest_layout = paper.layouts[0]
     found: list[str] = []
     for layout in paper.layouts:
         for at in layout.at:
-            there = [need for need in layout.needs if _below(root / at, root, need).exists()]
-            if len(there) > len(found):
+            present = [need for need in layout.needs if _below(root / at, root, need).exists()]
+            if len(present) > len(found):
                 nearest_layout = layout
-                found = there
+                found = present
     missing = [need for need in nearest_layout.needs if need not in found]
     return nearest_layout, found, missing
 
 
 def _below(base: Path, root: Path, name: str) -> Path:
-    """``FoundLayout.path``; a JSON file may be next to the unpacked folder instead of inside it."""
+    """See ``FoundLayout.path``. A JSON file may be next to the unpacked folder instead of inside it."""
     path = base / name
     if path.exists() or not name.endswith(".json"):
         return path

@@ -1,7 +1,7 @@
-"""The index of a paper's dataset: its rows, read from the lists, tables, pickles and folders it comes with.
+"""Reads the index of a paper's dataset: its rows, from the lists, tables, pickles and folders of the dataset.
 
-``papers/NAME.toml`` says which of them a layout has, and how a line of a list is spelled. A list may name images that
-are missing. Their rows stay and are quarantined, as in every other dataset.
+``papers/NAME.toml`` says which files and folders a layout has, and how a line of a list is written. A list may name
+images that are missing. Their rows stay and are quarantined, as in every other dataset.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class PaperIndex:
 
 
 class ImageEntry(NamedTuple):
-    """One image file: its name as a row, its path below the images, and its labels."""
+    """One image file: the name of its row, its path below the folder of the images, and its codes."""
 
     name: str
     path: str
@@ -86,7 +86,7 @@ def _check_links(place: FoundLayout) -> None:
 
 
 def files_of(place: FoundLayout) -> list[Path]:
-    """The files and folders on which the index depends."""
+    """The files and folders that determine the index."""
     if place.layout.format == "arrays":
         return [path for _, _, path in _array_files(place)]
     lists = [path for *_, path in _lists(place)]
@@ -95,12 +95,12 @@ def files_of(place: FoundLayout) -> list[Path]:
     for _, top, _, folder in _class_folders(place):
         folders.append(folder)
         tops.add(top)
-    # A layout of lists alone has its images in class folders below each domain.
+    # A layout that has only lists, and no folder ``images``, keeps its images in class folders below each domain.
     if lists and not folders and "images" not in place.layout.options:
         for domain in place.paper.domains:
             folders += [place.base / domain / name for name in place.paper.folders]
-    # A folder above class folders (top) is left out: only the class folders that are read matter, a tenth of
-    # ImageNet's.
+    # A folder above class folders (top) is left out, because only the class folders that are read matter: imagenet100
+    # reads a tenth of ImageNet's.
     needs = [place.path(need) for need in place.layout.needs if need not in tops]
     return list(dict.fromkeys([*needs, *lists, *folders]))
 
@@ -108,15 +108,15 @@ def files_of(place: FoundLayout) -> list[Path]:
 def _of_files(
     place: FoundLayout, entries: Sequence[ImageEntry], notes: tuple[str, ...]
 ) -> PaperIndex:
-    """The index of image files.
+    """The index of a dataset of image files.
 
-    Raises CorruptionError where there is no image, for a path that leaves the folder, and for an image listed twice.
+    Raises CorruptionError if there is no image, for a path that leaves the folder, and for an image listed twice.
     """
     images = place.base / place.layout.options.get("images", "")
-    # Needs with an ending are files, the others are folders.
+    # Needs whose names have an ending are files, the others are folders.
     tables = [place.path(need) for need in place.layout.needs if "." in need]
     lists = [path for *_, path in _lists(place)]
-    # The file that messages name: the last list or table, else the folder itself.
+    # Messages name this file: the last list, or the last table if there are no lists, or else the folder itself.
     where = [place.base, *(lists or tables)][-1]
     if not entries:
         raise CorruptionError(
@@ -153,14 +153,14 @@ def _of_files(
 
 
 def _read_files(place: FoundLayout, notes: list[str]) -> Iterator[ImageEntry]:
-    """Folders ``split/class`` or ``domain/class``, and lists for each split (and domain); a layout may have both.
+    """The images in folders ``split/class`` or ``domain/class`` and in lists; a layout may have both.
 
-    Other files next to the folders are ignored. With ``ordered``, a number in the name of each row keeps the rows in
-    the order of their list.
+    There is a list for each split, or for each domain and split. Files next to the folders are ignored. If the option
+    ``ordered`` is set, a number in the name of each row keeps the rows in the order of their list.
     """
-    found = list(_class_folders(place))
+    class_folders = list(_class_folders(place))
     missing = []
-    for *_, folder in found:
+    for *_, folder in class_folders:
         if not folder.is_dir():
             missing.append(str(folder.relative_to(place.base)))
     if missing:
@@ -172,16 +172,16 @@ def _read_files(place: FoundLayout, notes: list[str]) -> Iterator[ImageEntry]:
         )
     domains = place.paper.domains
     options = place.layout.options
-    for split, top, number, folder in found:
+    for split, top, class_number, folder in class_folders:
         domain = 0
         if top in domains:
             domain = domains.index(top)
         # A link that leads out of the folder is still a row, so that the numbers of the rows stay the same. It is
         # quarantined when it is read.
-        class_folder = place.paper.folders[number]
+        class_folder = place.paper.folders[class_number]
         for image in tree.scan(folder, None).paths:
             path = f"{top}/{class_folder}/{image}"
-            yield ImageEntry(path, path, number, domain, SPLIT_WORDS[split])
+            yield ImageEntry(path, path, class_number, domain, SPLIT_WORDS[split])
     for domain, split, file in _lists(place):
         if options["line"] == "pickle":
             listed = list(_pairs(file))
@@ -191,11 +191,11 @@ def _read_files(place: FoundLayout, notes: list[str]) -> Iterator[ImageEntry]:
         expected = place.layout.lines.get(file.name, lines)
         if expected != lines:
             notes.append(f"{file.name} has {lines:,} lines; expected {expected:,}")
-        kept = 0
+        kept = 0  # images of this list so far, without those of left-out classes
         for image, folder_name in listed:
             label = place.paper.number_of.get(folder_name)
             if label is None:
-                # With ``others``, the list also names classes that the dataset leaves out.
+                # The option ``others`` says that the list also names classes that the dataset leaves out.
                 if options.get("others"):
                     continue
                 shown = folder_name[:60]
@@ -209,7 +209,7 @@ def _read_files(place: FoundLayout, notes: list[str]) -> Iterator[ImageEntry]:
 
 
 def _class_folders(place: FoundLayout) -> Iterator[tuple[str, str, int, Path]]:
-    """(split, top, class, folder) of each class folder, below the split folders or, without any, below the domains."""
+    """(split, top, class number, folder) of each class folder. The folder ``top`` above it is a split or a domain."""
     options = place.layout.options
     has_only_lists = "lists" in options and "splits" not in options
     if place.layout.format != "files" or has_only_lists:
@@ -221,7 +221,7 @@ def _class_folders(place: FoundLayout) -> Iterator[tuple[str, str, int, Path]]:
 
 
 def _lists(place: FoundLayout) -> Iterator[tuple[int, str, Path]]:
-    """(domain, split, file) of every list."""
+    """(domain number, split, file) of every list."""
     for number, domain in enumerate(place.paper.domains):
         for split, name in place.layout.options.get("lists", {}).items():
             yield number, split, place.base / name.replace("{domain}", domain)
@@ -230,8 +230,8 @@ def _lists(place: FoundLayout) -> Iterator[tuple[int, str, Path]]:
 def _lines_of(file: Path, place: FoundLayout) -> Iterator[tuple[str, str]]:
     """(image, class folder) of every line of a list.
 
-    ``line.match`` is a regular expression with named groups: ``folder`` is the class as the disk spells it, or
-    ``number`` its number from 1. ``line.image`` is a format string for the path of the image. Its fields are these
+    ``line.match`` is a regular expression with named groups: ``folder`` is the class as folders spell it, or ``number``
+    is its number, counted from 1. ``line.image`` is a format string for the path of the image. Its fields are these
     groups, and ``name``, the name of the class.
     """
     line: Mapping[str, str] = place.layout.options["line"]
@@ -244,7 +244,7 @@ def _lines_of(file: Path, place: FoundLayout) -> Iterator[tuple[str, str]]:
         groups = {}
         if match:
             groups = match.groupdict()
-        # Numbers count from 1; one beyond the classes names no folder.
+        # Classes are counted from 1; a number beyond the last class names no folder.
         if "number" in groups:
             number = int(groups["number"])
             groups["folder"] = ""
@@ -252,7 +252,7 @@ def _lines_of(file: Path, place: FoundLayout) -> Iterator[tuple[str, str]]:
                 groups["folder"] = folders[number - 1]
         folder = groups.get("folder", "")
         label = place.paper.number_of.get(folder)
-        # Without ``expected``, the caller decides about unknown classes (``others``).
+        # A format without ``expected`` leaves unknown classes to the caller (``others``).
         if match is None or (label is None and "expected" in line):
             shown = text[:60]
             expected = line.get("expected", "a path")
@@ -265,20 +265,20 @@ def _lines_of(file: Path, place: FoundLayout) -> Iterator[tuple[str, str]]:
 
 
 def _pairs(file: Path) -> Iterator[tuple[str, str]]:
-    """(image, class folder) of a pickle of (paths, class names).
+    """(image, class folder) of every image in a pickle of (paths, class names).
 
-    The first folder of each path is left out: it is where the authors had the dataset.
+    The first folder of each path is left out: it is the place of the dataset on the authors' machine.
     """
-    held = load_pickle(file)
-    if not _is_pair(held) or len(held[0]) != len(held[1]):
+    content = load_pickle(file)
+    if not _is_pair(content) or len(content[0]) != len(content[1]):
         raise damaged(file, "it does not contain the pair (paths, class names)")
-    images, words = held
+    images, words = content
     for image, word in zip(images, words, strict=True):
         yield str(image).partition("/")[2], str(word)
 
 
-def _is_pair(held: Any) -> bool:
-    return isinstance(held, tuple | list) and len(held) == 2
+def _is_pair(content: Any) -> bool:
+    return isinstance(content, tuple | list) and len(content) == 2
 
 
 def _text(path: Path) -> str:
@@ -304,15 +304,15 @@ def _read_coop(place: FoundLayout, notes: list[str]) -> Iterator[ImageEntry]:
     """CoOp's ``{"train": [[path, label, class name], ...], "val": ..., "test": ...}``."""
     path = place.path(place.layout.needs[0])
     try:
-        held = parse_json(_text(path))
+        content = parse_json(_text(path))
     except ValueError as error:
         raise damaged(path, f"it is not JSON ({error})") from None
-    if not isinstance(held, dict) or not {"train", "val", "test"} <= set(held):
+    if not isinstance(content, dict) or not {"train", "val", "test"} <= set(content):
         raise damaged(path, "it does not contain the lists train, val and test")
-    # CoOp's spelling of the classes is compared at the end, when all labels have been read.
+    # Label -> CoOp's spelling of its class. They are compared at the end, when all labels have been read.
     spelled: dict[int, str] = {}
     for split in ("train", "val", "test"):
-        for entry in held[split]:
+        for entry in content[split]:
             match entry:
                 case [str(image), int(label), str(word)] if 0 <= label < len(place.paper.classes):
                     yield ImageEntry(image, image, label, 0, SPLIT_WORDS[split])
@@ -326,7 +326,7 @@ def _read_coop(place: FoundLayout, notes: list[str]) -> Iterator[ImageEntry]:
 
 
 def _check_order(path: Path, paper: Paper, spelled: Mapping[int, str]) -> None:
-    """Raise CorruptionError for a list whose class names belong to other labels; other spellings are accepted."""
+    """Raise CorruptionError for a list in which class names have other labels; other spellings are accepted."""
     number_of = {_letters(name): number for number, name in enumerate(paper.classes)}
     known = 0
     for label, word in spelled.items():
@@ -337,7 +337,7 @@ def _check_order(path: Path, paper: Paper, spelled: Mapping[int, str]) -> None:
         if label != expected:
             name = paper.classes[label]
             raise damaged(path, f"its label {label} is {word!r}; expected {name!r}")
-    # Most names must be known, else the list is of another dataset.
+    # If fewer than half of the names are known, the list belongs to another dataset.
     if 2 * known < len(spelled):
         example = next(iter(spelled.values()))
         raise damaged(path, f"its classes, such as {example!r}, are not those of {paper.title}")
@@ -351,7 +351,7 @@ def _letters(name: str) -> str:
 
 
 def _read_flowers(place: FoundLayout, notes: list[str]) -> Iterator[ImageEntry]:
-    """``jpg/image_00001.jpg`` with ``imagelabels.mat`` (classes from 1) and ``setid.mat`` (images of each split)."""
+    """Reads ``imagelabels.mat`` (classes, from 1) and ``setid.mat`` (numbers of each split's images, from 1)."""
     labels = _column(place.base / "imagelabels.mat", "labels", len(place.paper.classes))
     for split, key in (("train", "trnid"), ("val", "valid"), ("test", "tstid")):
         for number in _column(place.base / "setid.mat", key, len(labels)):
@@ -361,7 +361,7 @@ def _read_flowers(place: FoundLayout, notes: list[str]) -> Iterator[ImageEntry]:
 
 
 def _read_cars(place: FoundLayout, notes: list[str]) -> Iterator[ImageEntry]:
-    """The development kit: ``annotations`` with ``fname`` and ``class`` (from 1) for each of the two folders."""
+    """Reads the development kit: ``annotations`` with ``fname`` and ``class`` (from 1), one file for each split."""
     files = {
         "train": "devkit/cars_train_annos.mat",
         "test": "cars_test_annos_withlabels.mat",
@@ -384,11 +384,11 @@ def _read_cars(place: FoundLayout, notes: list[str]) -> Iterator[ImageEntry]:
 
 
 def _column(path: Path, key: str, high: int) -> list[int]:
-    """The whole numbers of a column, which must be from 1 to ``high``; else raises CorruptionError."""
-    held = _mat(path).get(key)
-    if held is None or not np.issubdtype(held.dtype, np.number):
+    """The whole numbers of a column of a MATLAB file; CorruptionError unless all are from 1 to ``high``."""
+    array = _mat(path).get(key)
+    if array is None or not np.issubdtype(array.dtype, np.number):
         raise damaged(path, f"it has no array of numbers called {key!r}")
-    values: list[int] = held.reshape(-1).astype(np.int64).tolist()
+    values: list[int] = array.reshape(-1).astype(np.int64).tolist()
     for value in values:
         if not 1 <= value <= high:
             raise damaged(path, f"{key} has {value}; expected 1 to {high:,}")
@@ -400,32 +400,32 @@ def _mat(path: Path) -> dict[str, Any]:
     import scipy.io
 
     try:
-        held: dict[str, Any] = scipy.io.loadmat(path)
+        arrays: dict[str, Any] = scipy.io.loadmat(path)
     except FileNotFoundError:
         raise _missing(path) from None
     except Exception as error:
-        # scipy raises what its parsers meet: ValueError, TypeError, zlib.error, ...
+        # scipy's parsers raise errors of many classes: ValueError, TypeError, zlib.error, ...
         kind = type(error).__name__
         reason = str(error)[:80]
         raise damaged(path, f"scipy cannot read it ({kind}: {reason})") from None
-    return held
+    return arrays
 
 
-# Arrays in pickles, CIFAR's Python batches and the digits of FedBN's release: format "arrays"
+# Pickles of arrays (CIFAR's Python batches, and the digits of FedBN's release): format "arrays"
 
 
 def _read_arrays(place: FoundLayout) -> PaperIndex:
     """Every row of a layout of pickled arrays.
 
-    A row is named by its place in its files, ``train/00017`` or ``svhn/test/00017``, so "the first n of each class"
-    are the first n in the files.
+    A row is named by its position in the files of its split, such as ``train/00017`` or ``svhn/test/00017``. So "the
+    first n of each class" are the first n in the files.
     """
     options = place.layout.options
     labels_key = str(options.get("labels", ""))
     limit = options.get("first")
     last = len(place.paper.classes) - 1
-    # The labels of each file by (beginning of the names of its rows, split, domain).
-    found: dict[tuple[str, str, int], list[tuple[Path, NDArray[np.int64]]]] = {}
+    # (prefix of the names of rows, split, domain) -> its files, each with the labels of its rows.
+    files: dict[tuple[str, str, int], list[tuple[Path, NDArray[np.int64]]]] = {}
     for domain, split, path in _array_files(place):
         labels = read_images(path, labels_key)[1]
         if limit is not None and split == "train":
@@ -437,17 +437,17 @@ def _read_arrays(place: FoundLayout) -> PaperIndex:
         prefix = f"{split}/"
         if len(place.paper.domains) > 1:
             prefix = f"{place.paper.domains[domain]}/{prefix}"
-        found.setdefault((prefix, split, domain), []).append((path, labels))
+        files.setdefault((prefix, split, domain), []).append((path, labels))
     names: list[str] = []
     label: list[int] = []
     domain_of: list[int] = []
     split_of: list[int] = []
     images = []
     counts = []
-    # Rows are sorted by name.
-    for prefix, split, domain in sorted(found):
+    # The prefixes are sorted, so the rows are sorted by name.
+    for prefix, split, domain in sorted(files):
         rows = 0
-        for path, labels in found[prefix, split, domain]:
+        for path, labels in files[prefix, split, domain]:
             images.append(PickledImages(path.absolute(), labels_key))
             counts.append(len(labels))
             label += labels.tolist()
@@ -456,13 +456,13 @@ def _read_arrays(place: FoundLayout) -> PaperIndex:
         names += [f"{prefix}{i:0{width}d}" for i in range(rows)]
         domain_of += [domain] * rows
         split_of += [SPLIT_WORDS[split]] * rows
-    # Rows are read in order by threads that may be a batch apart, so two files are kept in memory.
+    # Threads read rows in order, but may be one batch apart, so two files are kept in memory.
     source = Shards(images, counts, warm=2)
     return PaperIndex(names, label, domain_of, split_of, source)
 
 
 def _array_files(place: FoundLayout) -> Iterator[tuple[int, str, Path]]:
-    """(domain, split, file) of every file, in the order of the rows within a domain and split."""
+    """(domain number, split, file) of every file; the files of a domain and split are in the order of their rows."""
     options = place.layout.options
     folders = options.get("folders", {})
     for number, domain in enumerate(place.paper.domains):
@@ -482,7 +482,7 @@ READERS: dict[str, Callable[[FoundLayout, list[str]], Iterable[ImageEntry]]] = {
 list that is its second argument."""
 
 
-# Pickles of plain data. What one may hold, and why nothing in it is run, is in ``tables/plain_pickle.py``.
+# Pickles of plain data. ``tables/plain_pickle.py`` describes what they may hold, and why no code in them is run.
 
 
 def load_pickle(path: Path) -> Any:
@@ -503,25 +503,25 @@ def load_pickle(path: Path) -> Any:
 def read_images(path: Path, labels_key: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """(images uint8 [n, H, W] or [n, H, W, 3], labels int64 [n]) of a pickle.
 
-    It holds ``{"data": uint8 [n, 3072], labels_key: [n]}`` (channels first, as CIFAR has them), or, where
-    ``labels_key`` is empty, the pair (images, labels).
+    The pickle holds ``{"data": uint8 [n, 3072], labels_key: [n]}`` (channels first, as CIFAR has them). If
+    ``labels_key`` is empty, it holds the pair (images, labels).
     """
-    held = load_pickle(path)
+    content = load_pickle(path)
     if labels_key:
-        if not isinstance(held, dict) or "data" not in held or labels_key not in held:
+        if not isinstance(content, dict) or "data" not in content or labels_key not in content:
             raise damaged(path, f"it does not contain 'data' and {labels_key!r}")
-        flat = np.asarray(held["data"])
-        raw = held[labels_key]
+        flat = np.asarray(content["data"])
+        raw = content[labels_key]
         if flat.dtype != np.uint8 or flat.ndim != 2 or flat.shape[1] != 3072:
             shape = list(flat.shape)
             raise damaged(path, f"its data are {flat.dtype} {shape}; expected uint8 [n, 3072]")
-        # Three planes of 32 x 32, red first.
+        # A row is three planes of 32 x 32 pixels: red, green, blue.
         images = flat.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
     else:
-        if not _is_pair(held):
+        if not _is_pair(content):
             raise damaged(path, "it does not contain the pair (images, labels)")
-        images = np.asarray(held[0])
-        raw = held[1]
+        images = np.asarray(content[0])
+        raw = content[1]
         is_gray = images.ndim == 3
         is_rgb = images.ndim == 4 and images.shape[3] == 3
         if images.dtype != np.uint8 or not (is_gray or is_rgb):
@@ -545,7 +545,7 @@ class PickledImages(Reopened):
     """The images of a pickled array, which a process unpickles when it reads its first row."""
 
     path: Path
-    labels: str  # see ``read_images``
+    labels: str  # ``labels_key`` of ``read_images``
 
     def read(self, row: int) -> NDArray[np.uint8]:
         """uint8 [H, W] or [H, W, 3]; raises ``BadImage`` when the file has changed."""

@@ -1,7 +1,7 @@
 """``paper:NAME``: the datasets of the papers, with their classes, domains, splits and orders.
 
-``papers/NAME.toml`` describes each dataset, and ``paper_index`` reads its rows. Nothing is downloaded except by
-``pull``. Rows are in the order of the published lists and files, which protocols mean by "the first n".
+``papers/NAME.toml`` describes each dataset, and ``paper_index`` reads its rows. Only ``download.pull`` downloads
+anything. Rows are in the order of the published lists and files: protocols that take "the first n" mean this order.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ def ready(name: str, context: Context) -> bool:
 
 def _look_for(name: str, context: Context) -> tuple[Path | None, FoundLayout | None]:
     """The folder where the dataset is looked for, and the layout found there."""
-    held = paper.read(name)
+    entry = paper.read(name)
     root = context.root_of("paper", name)
     if root is None:
         return None, None
-    return root, paper.find(held, root)
+    return root, paper.find(entry, root)
 
 
 def key(rest: str, context: Context) -> list[Any]:
-    """The data file, and the stat of every file that determines the rows; no image is read."""
+    """The digest of the data file, and the state of all files and folders that determine the rows; reads no image."""
     place = _require(rest, context)
     stats = []
     for path in files_of(place):
@@ -78,7 +78,7 @@ def load(rest: str, context: Context) -> Dataset:
     label = np.array(rows.label, dtype=np.int32)
     domain = np.array(rows.domain, dtype=np.int16)
     split = np.array(rows.split, dtype=np.uint8)
-    held = place.paper
+    entry = place.paper
     differences = [*rows.notes]
     for what, expected, found in miscounted(place, rows):
         differences.append(f"{what} {found:,}, published {expected:,}")
@@ -93,26 +93,26 @@ def load(rest: str, context: Context) -> Dataset:
         notes.append(f"no split given: {HELD_OUT} is the test set")
     if unreadable:
         notes.append(f"{unreadable:,} cannot be read and will be skipped and listed")
-    counts = dataset.counts(split, held.classes, held.domains)
+    counts = dataset.counts(split, entry.classes, entry.domains)
     return Dataset(
         spec=f"paper:{rest}",
         slug=rest,
-        classes=held.classes,
-        domains=held.domains,
+        classes=entry.classes,
+        domains=entry.domains,
         names=tuple(rows.names),
         label=label,
         domain=domain,
         split=split,
         uid=uid,
-        template=held.template,
+        template=entry.template,
         reading="; ".join([place.layout.name, counts, *notes]),
         source=rows.source,
-        mirror=held.mirror,
+        mirror=entry.mirror,
     )
 
 
 def miscounted(place: FoundLayout, rows: PaperIndex) -> list[tuple[str, int, int]]:
-    """(what, published number, number found) of every count that differs: a split, a domain, or ``domain/split``."""
+    """(what, published number, number found) of counts that differ; ``what`` is a split, domain or ``domain/split``."""
     found: Counter[str] = Counter()
     for number, split in zip(rows.domain, rows.split, strict=True):
         domain = place.paper.domains[number]
@@ -123,12 +123,12 @@ def miscounted(place: FoundLayout, rows: PaperIndex) -> list[tuple[str, int, int
 
 
 def info(name: str, context: Context) -> dict[str, Any]:
-    """The content of the data file, and whether the dataset is available."""
-    held = paper.read(name)
+    """The content of the data file, where the dataset was looked for, and the layout found there; "" for none."""
+    entry = paper.read(name)
     root, place = _look_for(name, context)
     recipe = "as published by the backbone"
-    if held.recipe:
-        recipe = f"--recipe {shell_word(held.recipe)}"
+    if entry.recipe:
+        recipe = f"--recipe {shell_word(entry.recipe)}"
     looked_in = ""
     if root is not None:
         looked_in = str(root)
@@ -137,84 +137,84 @@ def info(name: str, context: Context) -> dict[str, Any]:
         found = place.layout.name
     counted: set[str] = set()
     layouts = []
-    for layout in held.layouts:
+    for layout in entry.layouts:
         counted |= {what.split("/")[-1] for what in layout.counts}
         layouts.append(
             {"name": layout.name, "needs": list(layout.needs), "counts": dict(layout.counts)}
         )
     columns = ("name", "url", "md5", "sha256", "megabytes")
-    files = [{column: getattr(file, column) for column in columns} for file in held.files]
+    files = [{column: getattr(file, column) for column in columns} for file in entry.files]
     return {
-        "title": held.title,
-        "paper": held.paper,
-        "licence": held.licence,
-        "protocol": held.protocol,
-        "classes": list(held.classes),
-        "domains": list(held.domains),
+        "title": entry.title,
+        "paper": entry.paper,
+        "licence": entry.licence,
+        "protocol": entry.protocol,
+        "classes": list(entry.classes),
+        "domains": list(entry.domains),
         "splits": [word for word in SPLIT_WORDS if word in counted],
-        "template": held.template or "as published by the backbone",
+        "template": entry.template or "as published by the backbone",
         "recipe": recipe,
         "layouts": layouts,
         "files": files,
-        "steps": steps(held),
+        "steps": steps(entry),
         "looked_in": looked_in,
         "found": found,
     }
 
 
-def steps(held: Paper) -> list[str]:
+def steps(entry: Paper) -> list[str]:
     """Steps to get a dataset, line by line."""
     addresses = []
-    for file in held.files:
+    for file in entry.files:
         if file.direct:
             continue
         address = f"{file.name}: {file.url}"
         if file.sha256:
             address += f"  sha256 {file.sha256}"
         addresses.append(address)
-    name = shell_word(held.name)
+    name = shell_word(entry.name)
     return [
-        *held.steps,
+        *entry.steps,
         *addresses,
-        f"Then use --data {name}=DIR, or keep the files in $FEDCACHE_HOME/data/{held.name}.",
+        f"Then use --data {name}=DIR, or keep the files in $FEDCACHE_HOME/data/{entry.name}.",
     ]
 
 
 def _require(name: str, context: Context) -> FoundLayout:
     """The layout of a dataset. Raises MachineError, with the steps to get it, if none is found."""
-    held = paper.read(name)
+    entry = paper.read(name)
     root, place = _look_for(name, context)
     if place is not None:
         return replace(place, follow_links=context.follow_links)
-    looked = "no folder, because --data was not given"
-    layout = held.layouts[0]
+    looked_in = "no folder, because --data was not given"
+    layout = entry.layouts[0]
     found = ""
     if root is not None:
-        looked = str(root)
-        layout, there, missing = paper.nearest(held, root)
-        if there:
-            present = ", ".join(there)
+        looked_in = str(root)
+        layout, present, missing = paper.nearest(entry, root)
+        if present:
+            existing = ", ".join(present)
             lacking = ", ".join(missing)
-            found = f"; found {present}, but not {lacking}"
+            found = f"; found {existing}, but not {lacking}"
     needs = ", ".join(layout.needs)
     raise MachineError(
-        f"{held.title} was not found (looked in {looked}); expected {layout.name}: {needs}{found}.",
-        "\n".join(steps(held)),
+        f"{entry.title} was not found (looked in {looked_in}); expected {layout.name}: {needs}{found}.",
+        "\n".join(steps(entry)),
     )
 
 
 def check(name: str, root: Path) -> dict[str, Any]:
-    """What is missing or wrong in a copy of a dataset, for ``fedcache datasets check``; no image is decoded.
+    """Report for ``fedcache datasets check``: what is missing or wrong in a copy of a dataset. No image is decoded.
 
     Returns ``{"name", "path", "layout", "missing", "wrong", "counts"}``. ``missing`` and ``wrong`` are lists of
     sentences, empty for a complete copy; ``counts`` is ``{"train": 50000, ...}`` as found. Raises UsageError for a path
     that is no folder.
     """
-    held = paper.read(name)
+    entry = paper.read(name)
     root = root.expanduser()
     if not root.is_dir():
         raise UsageError(
-            f"{root} is not a folder; expected the one into which {held.title} was unpacked.",
+            f"{root} is not a folder; expected the one into which {entry.title} was unpacked.",
             f"fedcache datasets info {shell_word(name)}   lists the files that belong there",
         )
     missing: list[str] = []
@@ -227,14 +227,14 @@ def check(name: str, root: Path) -> dict[str, Any]:
         "wrong": wrong,
         "counts": {},
     }
-    place = paper.find(held, root)
+    place = paper.find(entry, root)
     if place is None:
-        layout, there, lacking = paper.nearest(held, root)
-        others = ""
-        if there:
-            present = ", ".join(there)
-            others = f" (found: {present})"
-        missing += [f"{what}{others}, for the layout {layout.name!r}" for what in lacking]
+        layout, present, lacking = paper.nearest(entry, root)
+        found = ""
+        if present:
+            existing = ", ".join(present)
+            found = f" (found: {existing})"
+        missing += [f"{need}{found}, for the layout {layout.name!r}" for need in lacking]
         return report
     report["layout"] = place.layout.name
     for name_of_file, md5 in place.layout.md5.items():
@@ -254,9 +254,9 @@ def check(name: str, root: Path) -> dict[str, Any]:
     wrong += rows.notes
     for what, published, number in miscounted(place, rows):
         wrong.append(f"{what}: {number:,} images, published {published:,}")
-    classes = len(held.classes)
+    classes = len(entry.classes)
     labels_without_rows = set(range(classes)) - set(rows.label)
-    absent = sorted({held.classes[label] for label in labels_without_rows})
+    absent = sorted({entry.classes[label] for label in labels_without_rows})
     if absent:
         first = absent[0]
         wrong.append(f"{len(absent)} of {classes} classes have no image, such as {first!r}")

@@ -1,8 +1,8 @@
-"""Images and other rows of an array in a file: read by position, or unpacked block by block, never the whole array.
+"""Reads images and other rows of an array in a file by position, or block by block, and never the whole array.
 
-A row of a plain array is one ``pread``. A compressed array must be unpacked in order: a few blocks are kept, and a
-process that needs an earlier row begins again. Extraction reads rows in order, so each of its processes unpacks the
-array once.
+A row of an uncompressed array is one ``pread``. A compressed array must be unpacked in order: a few blocks are kept,
+and a process that needs an earlier row begins again. Extraction reads rows in order, so each of its processes unpacks
+the array once.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ WARM = 8
 """Number of a dataset's files that a process keeps open."""
 
 KEPT = 4
-"""Number of unpacked blocks that a process keeps, because its threads may read batches in different blocks."""
+"""Number of unpacked blocks that a process keeps, because its threads may read rows of different blocks."""
 
 DAMAGED = (zlib.error, zipfile.BadZipFile, EOFError, OSError)
 """Errors of reading a damaged compressed file. gzip raises an OSError."""
@@ -45,11 +45,11 @@ DAMAGED = (zlib.error, zipfile.BadZipFile, EOFError, OSError)
 class Layout:
     """Layout of the pixels of a row."""
 
-    shape: tuple[int, ...]  # of a row in the file
+    shape: tuple[int, ...]  # shape of a row in the file
     order: str  # gray | gray-last | gray-first | rgb-last | rgb-first
 
     def image(self, row: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """uint8 [H, W], or [H, W, 3] in the order of an image."""
+        """The row as an image: uint8 [H, W] or [H, W, 3]."""
         if self.order == "gray-last":
             row = row[:, :, 0]
         elif self.order == "gray-first":
@@ -72,22 +72,22 @@ class Layout:
 
 
 class RowLayout(Protocol):
-    """Conversion of the bytes or numbers of a row to an image or a row. Picklable."""
+    """Converts a row as it is in the file to an image, or to a row for an encoder of rows. Picklable."""
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of a row in the file, in bytes."""
 
     def image(self, row: NDArray[Any]) -> NDArray[Any]:
-        """The image, or the row as it is; raises ``BadImage``."""
+        """The image, or the row of numbers; raises ``BadImage``."""
 
 
 @dataclass(frozen=True)
 class NumbersLayout:
-    """Rows of numbers that are given as they are, in the byte order of this machine."""
+    """Layout of rows of numbers that an encoder receives unchanged, but in the byte order of this machine."""
 
     row: tuple[int, ...]  # shape of a row
-    dtype: np.dtype[Any]  # in the file
+    dtype: np.dtype[Any]  # dtype in the file
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -110,7 +110,7 @@ class NumbersLayout:
 def numbers_of(shape: Sequence[int], dtype: np.dtype[Any], where: str) -> NumbersLayout:
     """Layout of the rows of an array [N, ...] of numbers, for a ``module:`` encoder.
 
-    Raises UsageError for one number a row, empty rows, and types that torch does not have.
+    Raises UsageError if a row is a single number or empty, and for types that torch does not have.
     """
     row = tuple(int(side) for side in shape[1:])
     if dtype.kind not in "iufb" or dtype.itemsize > 8 or not row or 0 in row:
@@ -144,7 +144,8 @@ def layout_of(shape: Sequence[int], dtype: np.dtype[Any], where: str) -> Layout:
     if len(row) == 2 and 0 not in row:
         return Layout(row, "gray")
     if len(row) == 3 and 0 not in row:
-        # A row [3, H, 3] could be both; channels last is more common, so it is tried first.
+        # Order -> (axis of the channels, number of channels). A row [3, H, 3] fits two orders; channels last is more
+        # common, so it is tried first.
         orders = {
             "rgb-last": (2, 3),
             "rgb-first": (0, 3),
@@ -220,7 +221,7 @@ class RowBlocks(Protocol):
 
 
 class PackedBlocks(Reopened):
-    """Blocks of rows in a compressed stream."""
+    """Reader of blocks of rows from a compressed stream."""
 
     def __init__(self, packed: Packed, start: int, count: int, shape: tuple[int, ...]) -> None:
         self.packed = packed
@@ -229,7 +230,7 @@ class PackedBlocks(Reopened):
         self.shape = shape
         self.rows = max(1, BLOCK // max(1, math.prod(shape)))
         self._file: Any = None
-        self._next = 0  # the block that the open stream has next
+        self._next = 0  # number of the block that the open stream returns next
 
     def block(self, number: int) -> NDArray[np.uint8]:
         """A block, uint8 [n, ...]; raises ``BadImage`` where the data is damaged."""
@@ -274,17 +275,17 @@ def _skip(file: IO[bytes], count: int) -> None:
 
 @dataclass(frozen=True, eq=False)
 class H5Blocks(Reopened):
-    """Blocks of rows of an HDF5 dataset, each some of its chunks."""
+    """Reader of blocks of rows from an HDF5 dataset; a block is one or more chunks of the dataset."""
 
     path: Path
     stamp: tuple[int, int]  # (size, mtime_ns) of the file when it was listed
     key: str  # name of the dataset in the file
-    shape: tuple[int, ...]  # of a row
-    chunk: int  # rows of a chunk
+    shape: tuple[int, ...]  # shape of a row
+    chunk: int  # number of rows of a chunk
 
     @cached_property
     def rows(self) -> int:
-        """Rows of a block: whole chunks, as many as fit."""
+        """Rows of a block: those of as many whole chunks as fit into ``BLOCK`` bytes, at least one."""
         chunk_bytes = max(1, math.prod(self.shape) * self.chunk)
         return self.chunk * max(1, BLOCK // chunk_bytes)
 
@@ -300,7 +301,7 @@ class H5Blocks(Reopened):
         data = self._data
         first = number * self.rows
         try:
-            # A slice ends with the dataset, so the last block may be shorter.
+            # A slice stops at the end of the dataset, so the last block may be shorter.
             found: NDArray[np.uint8] = data[first : first + self.rows]
         except (OSError, RuntimeError):
             raise BadImage("its data in the file is damaged") from None
@@ -325,10 +326,10 @@ class BlockRows(Reopened):
                 try:
                     block = self.blocks.block(number)
                 except BadImage as error:
-                    # Kept, so that the next row of this block does not unpack the file again.
+                    # The error is kept, so that the next row of this block does not unpack the file again.
                     block = error
                 while len(self._kept) >= KEPT:
-                    del self._kept[next(iter(self._kept))]  # the one read first
+                    del self._kept[next(iter(self._kept))]  # the block that was read first
                 self._kept[number] = block
         if isinstance(block, BadImage):
             raise BadImage(str(block))
@@ -345,9 +346,9 @@ class Shards(Reopened):
     """The rows of several files in their order; each process keeps a few of the files open."""
 
     def __init__(self, sources: Sequence[Any], counts: Sequence[int], warm: int = WARM) -> None:
-        self.sources = tuple(sources)  # of each file
-        self.counts = tuple(counts)  # rows of each file
-        self.warm = warm  # files that a process holds open
+        self.sources = tuple(sources)  # one source for each file
+        self.counts = tuple(counts)  # number of rows of each file
+        self.warm = warm  # number of files that a process keeps open
         self._starts = np.cumsum([0, *counts])
         self._warm: dict[int, Any] = {}
         self._lock = threading.Lock()
@@ -358,9 +359,9 @@ class Shards(Reopened):
         with self._lock:
             source = self._warm.pop(number, None)
             if source is None:
-                # A copy opens the file again, and closes it when it is dropped.
+                # A copy opens its own file handle, and closes it when the copy is deleted below.
                 source = copy.copy(self.sources[number])
             while len(self._warm) >= self.warm:
-                del self._warm[next(iter(self._warm))]  # the one used longest ago
+                del self._warm[next(iter(self._warm))]  # the source used longest ago
             self._warm[number] = source
         return source.read(row_of_file)

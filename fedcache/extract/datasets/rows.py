@@ -1,9 +1,10 @@
 """``rows:FILE``: rows of numbers, such as wave forms, in a .npz, .npy or .h5 file, or in .npy files.
 
 Rows are [N, ...] of any shape, of whole numbers or floats. A ``module:`` encoder whose ``reads`` is ``rows`` receives
-them unchanged: nothing is scaled, cut or resized. Rows are found as ``rows``, ``waves``, ``waveforms``, ``audio``,
-``signals``, ``samples``, ``data`` or ``x``, in any case, or by ``--images-key``. Labels, splits, domains, class names
-and groups are found as in ``arrays:FILE``, or named by ``rows:FILE?rows=A&label=B&group=C,D``.
+them unchanged: nothing is scaled, cut or resized. The array of rows is called ``rows``, ``waves``, ``waveforms``,
+``audio``, ``signals``, ``samples``, ``data`` or ``x`` (in upper or lower case), or ``--images-key`` names it. Labels,
+splits, domains, class names and groups are found as in ``arrays:FILE``, or named by
+``rows:FILE?rows=A&label=B&group=C,D``.
 
 A row with NaN or infinity is quarantined like an unreadable image. A row is identified only by its bytes.
 """
@@ -38,4 +39,4 @@ def _fits(array: FileArray) -> bool:
 
 
 NUMBERS = arrays.Reading("rows", ROWS, USUAL, _fits, numbers_of)
-"""Rows of numbers. An array without a usual name is used if no other array has two or more axes."""
+"""How rows of numbers are read. An array without a usual name is used if no other array has two or more axes."""

@@ -17,7 +17,7 @@ HOLDS = SOUNDS
 
 
 def key(rest: str, context: Context) -> list[Any]:
-    """As of ``folder:PATH``."""
+    """The facts that ``folder:PATH`` has, marked as those of sounds."""
     return ["sound", *folder.key(rest, context)]
 
 

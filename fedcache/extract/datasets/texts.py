@@ -1,8 +1,8 @@
 """``texts:FILE``: texts in a column of a CSV or TSV (.gz too), parquet or feather file, with labels in other columns.
 
 The column of texts is called ``text``, ``texts``, ``sentence``, ``sentences``, ``review``, ``content``, ``body`` or
-``document``, in any case, or ``--images-key`` names it. Labels, splits, names, domains and groups are found by the
-rules of ``fedcache ingest`` for tables: by usual names, or as
+``document`` (in upper or lower case), or ``--images-key`` names it. Labels, splits, names, domains and groups are
+found by the rules of ``fedcache ingest`` for tables: by usual names, or as
 ``texts:FILE?text=A&label=B&split=C&name=D&domain=E&group=F,G`` names them. Every other column with repeated values is a
 group, and fedcache lists the columns that it does not use. A row without a text is quarantined like an unreadable
 image.
@@ -65,19 +65,23 @@ def load(rest: str, context: Context) -> Dataset:
 
 
 def open_texts(path: Path) -> tuple[list[str], TextSource]:
-    """The names and the texts of a file, for a model to read; UsageError as of ``load``."""
+    """The names and the texts of the rows of a file, for ``embed_images``; UsageError as of ``load``."""
     if not path.is_file():
         raise UsageError(
             f"There is no file {path}.",
             "Give a table with a column of texts: .csv, .tsv, .parquet or .feather.",
         )
     raw, _, source = _read(path, None)
+    # None: the user names no column of row names.
     _, names, _ = find_names(path, raw, None, len(source))
     return list(names), source
 
 
 def _read(path: Path, request: str | None) -> tuple[dict[str, Any], str, TextSource]:
-    """The columns of a table without the texts, the name of the column of texts, and the texts."""
+    """The other columns of a table of texts, the name of its column of texts, and the texts.
+
+    ``request`` is the column of texts that the user names, or None.
+    """
     column, table = _opened(path, request)
     source = TextSource(path.absolute(), stamp_of(path), column)
     if not len(source):
@@ -92,12 +96,12 @@ def _read(path: Path, request: str | None) -> tuple[dict[str, Any], str, TextSou
 
 @contextmanager
 def _explained(path: Path) -> Iterator[None]:
-    """As ``explain_damage``, with a hint for tables of texts."""
+    """The same as ``explain_damage``, but with a hint for tables of texts."""
     try:
         with explain_damage(path):
             yield
     except UsageError as error:
-        # An error without a cause has a hint of its own already.
+        # ``explain_damage`` sets a cause. An error without a cause has a better hint already.
         if error.__cause__ is None:
             raise
         hint = "Write it again as UTF-8; put texts with commas or line breaks in quotes."
@@ -122,7 +126,10 @@ def _locate(place: str) -> Path:
 
 
 def _opened(path: Path, request: str | None) -> tuple[str, Table]:
-    """The column of texts and the table. Raises UsageError if there is none, if it holds no words, and for damage."""
+    """The name of the column of texts, and the table.
+
+    Raises UsageError for a damaged table, and if no column of texts is found or it holds no words.
+    """
     with _explained(path):
         table = TABLES[ending_of(path)](path)
     name = find_column(path, table.types, request, USUAL_TEXTS, "--images-key")
@@ -134,11 +141,11 @@ def _opened(path: Path, request: str | None) -> tuple[str, Table]:
             f"Choose the column with --images-key NAME. By default, fedcache looks for the names {usual}.",
         )
     kind = table.types[name]
-    value = kind
+    value_kind = kind
     if arrow().types.is_dictionary(kind):
-        value = kind.value_type
+        value_kind = kind.value_type
     # The types of a CSV are those of its first rows, so a column of numbers may still hold words below.
-    if not table.is_text and not are_words(value):
+    if not table.is_text and not are_words(value_kind):
         raise UsageError(
             f"{path}: {name} holds {kind}, expected texts.",
             "Choose another column with --images-key NAME.",
@@ -147,11 +154,11 @@ def _opened(path: Path, request: str | None) -> tuple[str, Table]:
 
 
 @dataclass(frozen=True)
-class _Held:
-    """All texts of a column, one after another, with the end of each."""
+class _JoinedTexts:
+    """All texts of a column, one after another, with the position at which each text ends."""
 
     raw: bytes
-    ends: NDArray[np.int64]  # [N + 1], the first is 0
+    ends: NDArray[np.int64]  # [N + 1]: 0, and then the end of each text
 
 
 class TextSource(Reopened):
@@ -164,7 +171,7 @@ class TextSource(Reopened):
         self.path = path
         self.stamp = stamp
         self.column = column
-        self._held: _Held | None = None
+        self._texts: _JoinedTexts | None = None
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -172,21 +179,21 @@ class TextSource(Reopened):
 
     def read(self, row: int) -> bytes:
         """The text of a row; raises ``BadImage`` where there is none, MachineError when the file has changed."""
-        held = self._all()
-        text = held.raw[held.ends[row] : held.ends[row + 1]]
+        texts = self._all()
+        text = texts.raw[texts.ends[row] : texts.ends[row + 1]]
         if not text.strip():
             raise BadImage("the text is empty")
         return text
 
-    def _all(self) -> _Held:
+    def _all(self) -> _JoinedTexts:
         with self._lock:
-            if self._held is None:
-                self._held = _read_texts(self.path, self.stamp, self.column)
-            return self._held
+            if self._texts is None:
+                self._texts = _read_texts(self.path, self.stamp, self.column)
+            return self._texts
 
 
-def _read_texts(path: Path, stamp: tuple[int, int], column: str) -> _Held:
-    """All texts of a column. Raises MachineError if the file has changed or gone, UsageError if it holds too many."""
+def _read_texts(path: Path, stamp: tuple[int, int], column: str) -> _JoinedTexts:
+    """All texts of a column. Raises MachineError if the file has changed or gone, UsageError if texts are too large."""
     os.close(open_as_listed(path, stamp))  # raises when it has changed or gone
     pieces: list[bytes] = []
     lengths: list[NDArray[np.int64]] = []
@@ -205,11 +212,11 @@ def _read_texts(path: Path, stamp: tuple[int, int], column: str) -> _Held:
             f"{path} holds more than {MOST:,} bytes of texts.", "Split it into several files."
         )
     ends = np.concatenate([np.zeros(1, np.int64), *lengths]).cumsum()
-    return _Held(b"".join(pieces), ends)
+    return _JoinedTexts(b"".join(pieces), ends)
 
 
 def _bytes_of(column: Any) -> tuple[bytes, NDArray[np.int64]]:
-    """The bytes of a column of words one after another, and the number of bytes of each; 0 for a missing word."""
+    """The bytes of a column's words, one after another, and the number of bytes of each word; 0 for a missing word."""
     pa = arrow()
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
@@ -217,7 +224,7 @@ def _bytes_of(column: Any) -> tuple[bytes, NDArray[np.int64]]:
     _, ends, raw = plain.buffers()
     if not len(plain):
         return b"", np.zeros(0, np.int64)
-    # Arrow keeps the end of each word; a slice of a column begins at its offset.
+    # Arrow keeps the ends of all words of the whole column; ``plain`` may be a slice of it that begins at ``offset``.
     start = plain.offset
     bounds = np.frombuffer(ends, np.int64)[start : start + len(plain) + 1]
     words = b""

@@ -1,8 +1,8 @@
 """``torchvision:NAME``: the image classification datasets of torchvision, read by torchvision's own code.
 
 torchvision decides which of its files to trust: the CIFAR archives are pickles, and torchvision opens them only if they
-have the md5 that it publishes. If a dataset has a ``loader``, fedcache reads encoded bytes, so that nothing is decoded
-to identify an image; else it reads pixels. Nothing is downloaded except by ``pull``.
+have the md5 that it publishes. If torchvision's class takes a ``loader``, fedcache reads encoded bytes, so that nothing
+is decoded to identify an image; otherwise it reads pixels. Only ``pull`` downloads anything.
 
 Video, detection, segmentation, matching and attribute datasets are not listed. The public test images of CLEVR have no
 labels, so its validation set is the test set.
@@ -40,17 +40,17 @@ from fedcache.tables.splits import SPLIT_NAMES, SPLIT_WORDS, TEST, TRAIN
 
 @dataclass(frozen=True)
 class TorchvisionEntry:
-    """Arguments that construct one dataset."""
+    """One dataset of torchvision: the arguments that construct its parts, and facts about it."""
 
-    # keyword arguments of each part, and the split code of its rows
+    # for each part: its keyword arguments, and the split code of its rows
     splits: tuple[tuple[dict[str, Any], int], ...]
     files: str  # folder below its root; "" if its files are in the root itself
     about: str  # one line
     cls: str = ""  # torchvision's class, if its name differs
     classes: tuple[str, ...] = ()  # class names, if torchvision's object has none or other ones
     options: dict[str, Any] = field(default_factory=dict)  # keyword arguments of every part
-    mirror: bool = True  # a mirrored image keeps its class
-    pulls: bool = True  # torchvision can download it
+    mirror: bool = True  # whether a mirrored image keeps its class
+    pulls: bool = True  # whether torchvision can download the dataset
 
 
 def _table() -> dict[str, TorchvisionEntry]:
@@ -68,14 +68,14 @@ TABLE = _table()
 
 
 def entry_of(name: str) -> TorchvisionEntry:
-    """The entry of a name; UsageError, with the nearest name, for an unknown one."""
+    """The entry with this name. Raises UsageError for an unknown name, with the nearest known one."""
     if name not in TABLE:
         raise unknown("torchvision dataset", name, TABLE)
     return TABLE[name]
 
 
 def ready(name: str, context: Context) -> bool:
-    """Whether some file of the dataset exists (torchvision checks all files when the dataset is opened)."""
+    """Whether the folder of the dataset exists (torchvision checks its files when the dataset is opened)."""
     root = context.root_of("torchvision", name)
     return root is not None and (root / TABLE[name].files).is_dir()
 
@@ -158,8 +158,8 @@ class TorchvisionSource(Reopened):
     """Reads rows through torchvision's objects, which each process constructs when it reads its first row."""
 
     name: str  # key of ``TABLE``
-    root: Path  # see ``root_of``
-    # folder that encoded files must be in, after resolving links; None for anywhere
+    root: Path  # folder from ``Context.root_of``
+    # folder in which encoded files must be, after resolving links; None for anywhere
     within: Path | None
     # keyword arguments and split code of each part, in their order
     splits: tuple[tuple[dict[str, Any], int], ...]
@@ -183,7 +183,7 @@ class TorchvisionSource(Reopened):
         return pair
 
     def read(self, row: int) -> bytes | NDArray[np.uint8]:
-        """The encoded file where torchvision gives it, else the pixels; raises ``BadImage``."""
+        """The encoded file if torchvision returns it, otherwise the pixels; raises ``BadImage``."""
         try:
             image, _ = self.item(row)
         except OSError:
@@ -199,34 +199,38 @@ class TorchvisionSource(Reopened):
 
 
 def _in_order(entry: TorchvisionEntry) -> list[tuple[dict[str, Any], int]]:
-    """The splits in the order of the rows, which is that of their words; the codes have another order."""
+    """The splits in the order of their rows: sorted by name (test, train, validation), not by code."""
     return sorted(entry.splits, key=lambda split: SPLIT_NAMES[split[1]])
 
 
 def _splits_with_files(name: str, root: Path) -> tuple[tuple[dict[str, Any], int], ...]:
-    """The splits that have files, in the order of the rows; all splits if that is unknown, or if none has files."""
+    """The splits that have files, in the order of the rows; all splits if none has files.
+
+    A split counts as one with files if torchvision does not say which files it has.
+    """
     splits = _in_order(TABLE[name])
-    found = [(options, code) for options, code in splits if _any_file(name, root, options)]
-    return tuple(found or splits)
+    with_files = [(options, code) for options, code in splits if _any_file(name, root, options)]
+    return tuple(with_files or splits)
 
 
 def _files_of(cls: Any, train: bool, split: str) -> list[tuple[str, str | None]] | None:
-    """The files of a part below its root, with the md5 that torchvision checks; None if torchvision does not say."""
+    """(path below the root, md5 that torchvision checks) of each file of a part; None if torchvision does not say."""
     from torchvision.datasets import CIFAR10, MNIST, SVHN, USPS
 
+    # MNIST itself, and classes that inherit this check from it.
     if getattr(cls, "_check_exists", None) is MNIST._check_exists:
         begin = "t10k"
         if train:
             begin = "train"
         kinds = ("images-idx3", "labels-idx1")
-        return [(f"{cls.__name__}/raw/{begin}-{what}-ubyte", None) for what in kinds]
+        return [(f"{cls.__name__}/raw/{begin}-{kind}-ubyte", None) for kind in kinds]
     if issubclass(cls, CIFAR10):
         listed = cls.test_list
         if train:
             listed = cls.train_list
         return [(f"{cls.base_folder}/{file}", md5) for file, md5 in listed]
     if issubclass(cls, SVHN | USPS):
-        return [(cls.split_list[split][1], None)]
+        return [(cls.split_list[split][1], None)]  # [1] is the name of the file
     return None
 
 
@@ -244,18 +248,18 @@ def _any_file(name: str, root: Path, options: dict[str, Any]) -> bool:
 
 
 def _class_of(name: str) -> Any:
-    """torchvision's class."""
+    """torchvision's class of the dataset called ``name`` in ``TABLE``."""
     import torchvision.datasets
 
     return getattr(torchvision.datasets, TABLE[name].cls or name)
 
 
 def _own_part(cls: Any) -> Any:
-    """A class that checks the files of its own part only, if torchvision's class checks those of all parts."""
+    """The class; if torchvision's checks the files of all parts, a subclass that checks those of the opened part."""
     from torchvision.datasets import CIFAR10, MNIST
     from torchvision.datasets.utils import check_integrity
 
-    def whole(self: Any) -> bool:
+    def is_complete(self: Any) -> bool:
         files = _files_of(cls, self.train, "") or ()
         return all(check_integrity(f"{self.root}/{file}", md5) for file, md5 in files)
 
@@ -266,7 +270,7 @@ def _own_part(cls: Any) -> Any:
         check = "_check_integrity"
     # The new class has the same name, because torchvision looks in a folder with the name of the class.
     if check:
-        return type(cls.__name__, (cls,), {check: whole})
+        return type(cls.__name__, (cls,), {check: is_complete})
     return cls
 
 
@@ -274,14 +278,14 @@ def _require(name: str, context: Context) -> Path:
     root = context.root_of("torchvision", name)
     if root is not None and ready(name, context):
         return root
-    looked = "no folder, because --data was not given"
+    looked_in = "no folder, because --data was not given"
     if root is not None:
-        looked = str(root / TABLE[name].files)
+        looked_in = str(root / TABLE[name].files)
     get = ""
     if TABLE[name].pulls:
         get = f"fedcache datasets pull torchvision:{shell_word(name)}   or "
     raise MachineError(
-        f"The files of torchvision's {name} were not found (looked in {looked}).",
+        f"The files of torchvision's {name} were not found (looked in {looked_in}).",
         f"{get}--data {shell_word(name)}=DIR, where DIR is the root argument of torchvision",
     )
 
@@ -292,7 +296,7 @@ def _read_file(path: str | Path, within: Path | None) -> bytes:
             "it is a link to a file outside the dataset's folder (to read it: --follow-links)"
         )
     with Path(path).open("rb") as file:
-        return file.read(MAX_BYTES + 1)
+        return file.read(MAX_BYTES + 1)  # one byte more, so that a file above the limit is noticed
 
 
 def _construct(
@@ -315,11 +319,11 @@ def _construct(
     if not download:
         make = _own_part(cls)
     try:
-        # torchvision prints what it does; stdout is the answer of a command.
+        # torchvision prints progress to stdout, where fedcache's commands print only their result.
         with quiet, open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):  # noqa: PTH123
             return make(str(root), **given)
     except (RuntimeError, OSError, ValueError, KeyError, EOFError, ImportError) as error:
-        # The first line of the message, or the type of an error without a message.
+        # The reason is the first line of the message, or the type of an error without a message.
         lines = [*str(error).strip().splitlines(), type(error).__name__]
         reason = lines[0]
         word = shell_word(name)
@@ -333,7 +337,7 @@ def _construct(
 def _labels(
     entry: TorchvisionEntry, source: TorchvisionSource, facts: list[Any], context: Context
 ) -> tuple[NDArray[np.int32], tuple[str, ...]]:
-    """Labels of all rows and the class names, without classes that have no image (EMNIST-letters names one)."""
+    """The label of each row, and the names of the classes that have an image (EMNIST-letters names an empty class)."""
     fact_key = ["labels", dataset.READING, *facts]
     fact = context.memory.recall(fact_key)
     if fact is None:
@@ -352,7 +356,7 @@ def _labels(
     names = [str(number) for number in numbers]
     if all_names:
         names = [all_names[number] for number in numbers]
-    # Classes that share a name get their numbers behind it.
+    # If classes share a name, each gets its number behind the name.
     classes = []
     for name, number in zip(names, numbers, strict=True):
         if names.count(name) > 1:
@@ -376,7 +380,7 @@ def _target(source: TorchvisionSource, row: int) -> int:
 
 
 def _class_names(part: Any) -> tuple[str, ...]:
-    """The class names of a torchvision dataset by number; none where it has no attribute for them."""
+    """The class names of a torchvision dataset by number; () if it has no attribute for them."""
     for attribute in ("classes", "categories", "all_categories"):
         names = getattr(part, attribute, None)
         if names:
@@ -388,7 +392,7 @@ def _class_names(part: Any) -> tuple[str, ...]:
 
 
 def _class_name(name: Any) -> str:
-    """A class name; ImageNet has several words for each class."""
+    """A class name as one text; ImageNet has a tuple of words for each class."""
     if isinstance(name, tuple):
         return ", ".join(name)
     return str(name)

@@ -1,7 +1,7 @@
-"""The files of a directory or an archive: the search for images, their names, and their source.
+"""Searches a directory or an archive for images, names them, and makes their source.
 
-A link that leads out of the dataset's folder is not followed unless the user asks for it: the author of the folder
-would choose which other files of this machine are read.
+A link that leads out of the dataset's folder is followed only if the user requests it. Otherwise, the author of the
+folder could choose which other files of this machine are read.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from fedcache.extract.image_files import (
 )
 from fedcache.store.files import at_once, digest_of
 
+# Reasons why a file is left out.
 LINK_OUT = "link to a file outside the folder (to read it: --follow-links)"
-"""Reason for which a link is left out."""
 NO_IMAGE = "not an image"
 OTHER_FILE = "other file"
 HIDDEN = "hidden"
@@ -57,10 +57,10 @@ class FilesSource:
             )
         try:
             with open(path, "rb", opener=at_once) as file:
-                found = os.fstat(file.fileno())
-                if not stat.S_ISREG(found.st_mode):
+                status = os.fstat(file.fileno())
+                if not stat.S_ISREG(status.st_mode):
                     raise BadImage("it is not a regular file")
-                check_file_size(found.st_size)
+                check_file_size(status.st_size)
                 return file.read()
         except OSError as error:
             reason = "unknown error"
@@ -70,14 +70,14 @@ class FilesSource:
 
 
 def real_folder(within: Path | None) -> str | None:
-    """A folder with all its links resolved, for ``leads_out``; None for None."""
+    """The path of a folder with all links resolved, for ``leads_out``; None for None."""
     if within is None:
         return None
     return os.path.realpath(within)
 
 
 def leads_out(path: str, within: str | None) -> bool:
-    """Whether a path, after resolving all links, is outside of a folder from ``real_folder``; never for None."""
+    """Whether a path, after resolving all links, is outside of ``within`` (from ``real_folder``); false for None."""
     if within is None:
         return False
     real = os.path.realpath(path)
@@ -90,11 +90,11 @@ class Tree:
 
     paths: list[str]  # as the file system or the archive spells them
     ignored: Counter[str]  # how many files were left out, by reason
-    # of the images, in the order of ``paths``; None for a directory
+    # entries of the images, in the order of ``paths``; None for a directory
     entries: archives.Entries | None
-    # files that are no images, nor hidden, as ``paths``
+    # paths of the files that are neither images nor hidden
     others: list[str] = field(default_factory=list)
-    # of ``others``, in their order; None for a directory
+    # entries of ``others``, in their order; None for a directory
     other_entries: archives.Entries | None = None
 
     def source(
@@ -107,7 +107,7 @@ class Tree:
 
     def read_other(self, root: Path, name: str) -> bytes:
         """The bytes of a file that is no image. Raises UsageError for one that cannot be read."""
-        # None: ``scan`` has left out links that lead out.
+        # None: no check is needed, because ``scan`` has left out links that lead out.
         source: FilesSource | archives.ArchiveSource = FilesSource(root, [name], None)
         if self.other_entries is not None:
             row = np.array([self.others.index(name)], dtype=np.int64)
@@ -127,7 +127,7 @@ def is_plain(path: str) -> bool:
 
 
 def no_such_path(place: str, expected: str, hint: str) -> FedcacheError:
-    """The error for a path of a spec that does not exist, or is empty; ``expected`` names the files to give."""
+    """The error for a path in a spec that is empty or does not exist; ``expected`` describes the files to give."""
     named = "path"
     if place:
         named = str(Path(place).expanduser())
@@ -197,14 +197,14 @@ def _why_ignored(relative: str, endings: frozenset[str]) -> str | None:
         return None
     if ending in TABLES:
         return TABLE
-    # Image formats that fedcache does not read are named only in a search for images.
+    # Only a search for images names image formats that fedcache does not read.
     if endings is not EXTENSIONS:
         return OTHER_FILE
     return OTHER_FORMATS.get(ending, NO_IMAGE)
 
 
 def ignored_text(ignored: Counter[str]) -> str:
-    """``; ignored: 3 hidden, 1 not an image``, or nothing."""
+    """``; ignored: 3 hidden, 1 not an image``; "" if no file was ignored."""
     if not ignored:
         return ""
     reasons = [f"{n:,} {why}{to_convert(why)}" for why, n in sorted(ignored.items())]
@@ -222,7 +222,7 @@ def _walk(
     found: list[tuple[str, os.stat_result | None]] = []
     top = root.stat()
     visited = 0
-    # Folders still to be listed, each with the identities of the folders above it: a link to one of them is a loop.
+    # Folders to be listed, each with the identities of it and the folders above it: a link to one of them is a loop.
     pending = [("", frozenset({(top.st_dev, top.st_ino)}))]
     while pending:
         prefix, above = pending.pop()
@@ -273,7 +273,7 @@ def listing_digest(root: Path, within: Path | None) -> str:
     rows = []
     for relative, info in _walk(root, Counter(), within):
         name = relative
-        # A name may hold bytes that are not UTF-8, which JSON cannot write.
+        # A name may hold bytes that are not UTF-8. JSON cannot hold them, so such names are written in hexadecimal.
         if not relative.isascii():
             name = os.fsencode(relative).hex()
         rows.append([name, *_numbers(info)])

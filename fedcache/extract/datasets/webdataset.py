@@ -5,8 +5,8 @@ A sample is ``000017.jpg`` with ``000017.cls`` or ``000017.json`` next to it. PA
 
 The label is the number or word in ``.cls``, otherwise a field of ``.json`` (``label``, ``class`` or the one that
 ``--label-key`` names), otherwise ``.txt``. The other fields of ``.json`` are groups. A ``.txt`` that differs in nearly
-every sample is a caption, not a label. A ``.json`` that is not an object is a column ``json``. Words of ``.json`` stay
-words; ``.cls`` has no types and is read like a cell of a CSV.
+every sample is a caption, not a label. A ``.json`` that is not an object is a column ``json``. Words in ``.json`` stay
+words; the text in ``.cls`` has no type and is read like a cell of a CSV, so it may become a number.
 
 The names of shards and folders give the split (``train-0000.tar``, ``test/0000.tar``), otherwise the folders of all
 samples (``train/000017.jpg``). Shards are read in place and must not be compressed. fedcache rejects links, devices and
@@ -58,10 +58,11 @@ class _Shard:
 
     name: str  # path below the folder of all shards
     split: int | None  # code; None where no name gives a split
-    entries: archives.Entries  # of the images
+    entries: archives.Entries  # entries of the images
     keys: tuple[str, ...]  # [n] names of the samples
     fields: list[Mapping[str, Any]]  # [n] fields of .json
-    texts: dict[str, list[str | None]]  # [n] of .cls and .txt, where a sample has one
+    # cls or txt -> [n] text; None for a sample without such a part
+    texts: dict[str, list[str | None]]
 
 
 def key(rest: str, context: Context) -> list[Any]:
@@ -80,24 +81,24 @@ def load(rest: str, context: Context) -> Dataset:
     request = columns.parse_rest(rest, "webdataset")
     facts = key(rest, context)
     top, paths = _shards(request.place, context)
-    left: Counter[str] = Counter()  # ending -> number of files that are not used
-    shards = [_read_shard(top, path, request, left) for path in paths]
-    known = [shard for shard in shards if shard.split is not None]
+    unused: Counter[str] = Counter()  # ending -> number of files that are not used
+    shards = [_read_shard(top, path, request, unused) for path in paths]
+    with_split = [shard for shard in shards if shard.split is not None]
     left_out: list[str] = []
-    if known:
+    if with_split:
         left_out = [shard.name for shard in shards if shard.split is None]
-    columns.refuse_without_training(top, [shard.split for shard in known], left_out)
+    columns.refuse_without_training(top, [shard.split for shard in with_split], left_out)
     # Names of shards that give a split take precedence over folders of samples.
-    shards = known or _by_folder(shards)
+    shards = with_split or _by_folder(shards)
     by_split: dict[int | None, list[_Shard]] = {}
     for shard in shards:
         by_split.setdefault(shard.split, []).append(shard)
     parts = [_rows(of_split) for of_split in by_split.values()]
     request = _with_label(request, parts, shards)
     how = counted(len(shards), "shard") + columns.left_out_words(left_out)
-    if left:
-        unused = ", ".join(f"{n:,} .{ending}" for ending, n in left.most_common(6))
-        how += f"; not used: {unused}"
+    if unused:
+        listed = ", ".join(f"{n:,} .{ending}" for ending, n in unused.most_common(6))
+        how += f"; not used: {listed}"
     # The dataset is named after the folder, or after its only shard.
     where = top
     if len(paths) == 1:
@@ -121,6 +122,7 @@ def _shards(place: str, context: Context) -> tuple[Path, list[Path]]:
     path = Path(pattern)
     top = path
     if place and path.is_dir():
+        # ``others`` are the files that are no images.
         others = sorted(tree.scan(path, context.within(path)).others)
         found = [path / name for name in others if name.endswith(".tar")]
         if not found:
@@ -141,27 +143,27 @@ def _shards(place: str, context: Context) -> tuple[Path, list[Path]]:
             "Give a tar file, a folder of tar files or a pattern, for example --dataset "
             "'webdataset:shards/train-{0000..0009}.tar'",
         )
-    for one in found:
-        if not one.is_file():
+    for shard in found:
+        if not shard.is_file():
             raise UsageError(
-                f"There is no shard {one}.",
-                f"ls {shell_word(one.parent)}   lists the existing shards.",
+                f"There is no shard {shard}.",
+                f"ls {shell_word(shard.parent)}   lists the existing shards.",
             )
-        if archives.is_compressed_tar(one):
-            raise archives.refuse_compressed(one)
+        if archives.is_compressed_tar(shard):
+            raise archives.refuse_compressed(shard)
     return top, found
 
 
 def _expand(pattern: str) -> Iterator[str]:
     """All texts of a pattern such as ``a-{00..02}.tar`` or ``{a,b}.tar``. Raises UsageError for too many."""
-    # The choices for each piece of the pattern; fixed text has one.
+    # The alternatives for each piece of the pattern; a piece of fixed text has only one.
     pieces: list[list[str]] = []
     last = 0
     total = 1
     for match in _RANGE.finditer(pattern):
         first, end, words = match.groups()
         if words is None:
-            # One more than allowed is enough to see that there are too many.
+            # One number more than allowed is enough to notice that there are too many.
             numbers = range(int(first), int(end) + 1)[: MOST_SHARDS + 1]
             width = len(first)
             choices = [f"{n:0{width}d}" for n in numbers]
@@ -182,7 +184,7 @@ def _expand(pattern: str) -> Iterator[str]:
 
 
 def _matching(text: str) -> list[str]:
-    """A path, or the paths that a glob matches."""
+    """The paths that a glob matches; a text that exists as a path, or is no glob, is returned as it is."""
     if not text:
         return []
     if Path(text).exists() or not glob.has_magic(text):
@@ -190,14 +192,14 @@ def _matching(text: str) -> list[str]:
     return glob.glob(text, recursive=True)  # noqa: PTH207 - Path.glob takes no absolute pattern
 
 
-def _read_shard(top: Path, path: Path, request: DatasetRequest, left: Counter[str]) -> _Shard:
-    """The samples of a shard; parts other than images, labels and .json are counted in ``left``.
+def _read_shard(top: Path, path: Path, request: DatasetRequest, unused: Counter[str]) -> _Shard:
+    """The samples of a shard; parts that are not used are counted by their endings in ``unused``.
 
     Raises UsageError for a sample with two images, and for a shard without images.
     """
     refuse_empty(path)
     entries = archives.list_tar(path)
-    # The ending of images is the one that the user named, or any usual one.
+    # The ending of images is the one that the user names, or any usual one.
     endings_of_images = {ending.removeprefix(".") for ending in EXTENSIONS}
     if request.content:
         endings_of_images = {request.content.lower().lstrip(".")}
@@ -222,7 +224,7 @@ def _read_shard(top: Path, path: Path, request: DatasetRequest, left: Counter[st
         elif ending in LABEL_PARTS:
             parts_of.setdefault(sample, {})[ending] = i
         else:
-            left[ending[:20]] += 1
+            unused[ending[:20]] += 1
     if not images:
         bases = [name.rpartition("/")[2] for name in entries.names]
         parts_found = {base.partition(".")[2] for base in bases}
@@ -234,9 +236,9 @@ def _read_shard(top: Path, path: Path, request: DatasetRequest, left: Counter[st
             f"Expected parts such as {examples}; choose one with --images-key ENDING",
         )
     keys = sorted(images)
-    places = np.array([images[sample] for sample in keys], dtype=np.int64)
-    kept = entries.take(places)
-    archives.check_images(kept)
+    numbers = np.array([images[sample] for sample in keys], dtype=np.int64)
+    image_entries = entries.take(numbers)
+    archives.check_images(image_entries)
     reader = archives.ArchiveSource(entries)
     fields: list[Mapping[str, Any]] = []
     texts: dict[str, list[str | None]] = {}
@@ -250,28 +252,28 @@ def _read_shard(top: Path, path: Path, request: DatasetRequest, left: Counter[st
                 column = texts.setdefault(ending, [None] * len(keys))
                 column[row] = _text(reader, parts[ending], path).strip()
             elif ending in parts:
-                left[ending] += 1
+                unused[ending] += 1
     split = None
     if request.choice.split is None:
         split = split_in(relative)
-    return _Shard(relative, split, kept, tuple(keys), fields, texts)
+    return _Shard(relative, split, image_entries, tuple(keys), fields, texts)
 
 
 def _fields(reader: archives.ArchiveSource, parts: Mapping[str, int], path: Path) -> dict[str, Any]:
-    """The fields of the .json of a sample; objects and longer lists are emptied, because no column can use them."""
+    """The fields of a sample's .json. Objects, and lists of several values, are emptied: no column can use them."""
     if "json" not in parts:
         return {}
     try:
-        held = parse_json(_text(reader, parts["json"], path))
+        content = parse_json(_text(reader, parts["json"], path))
     except ValueError:
         name = reader.entries.names[parts["json"]]
         raise UsageError(
             f"{name} in {path} is not JSON.", "Write it again, or leave it out of the shard"
         ) from None
-    if not isinstance(held, dict):
-        held = {"json": held}
+    if not isinstance(content, dict):
+        content = {"json": content}
     found: dict[str, Any] = {}
-    for name, value in held.items():
+    for name, value in content.items():
         if isinstance(value, dict) or (isinstance(value, list) and len(value) > 1):
             value = type(value)()  # {} or []
         found[name] = value
@@ -281,7 +283,7 @@ def _fields(reader: archives.ArchiveSource, parts: Mapping[str, int], path: Path
 def _label_parts(
     parts: Mapping[str, int], fields: Mapping[str, Any], choice: ColumnChoice
 ) -> list[str]:
-    """Parts of a sample that are read as columns: .cls, and .txt if it is named or the sample has no other label."""
+    """Which of a sample's text parts are read: .cls; also .txt if the user names it, or if nothing else is a label."""
     if "txt" in (choice.groups or ()):
         reads_text = True
     elif choice.label is None:
@@ -302,8 +304,8 @@ def _is_labelled(names: Iterable[str]) -> bool:
 def _with_label(
     request: DatasetRequest, parts: Sequence[TableRows], shards: Sequence[_Shard]
 ) -> DatasetRequest:
-    """The request, with .cls as the labels if samples have it, or .txt if no field is named like labels."""
-    # Files .cls and .txt only: fields of .json may have these names too.
+    """The request, with .cls as the labels if samples have it, otherwise with .txt if no field is named like labels."""
+    # The endings of the parts that were read. ``names`` does not show them: fields of .json may be called cls or txt.
     texts = {ending for shard in shards for ending in shard.texts}
     names = {name for part in parts for name in part.columns}
     choice = request.choice
@@ -311,9 +313,9 @@ def _with_label(
         if "cls" in texts:
             choice = replace(choice, label="cls")
         elif "txt" in texts and not _is_labelled(names):
-            every = [text for shard in shards for text in shard.texts.get("txt", ())]
-            # Captions are no classes; their column is listed as not used.
-            if not differs_in_every_row(Group.of_words(Words.of(every))):
+            all_texts = [text for shard in shards for text in shard.texts.get("txt", ())]
+            # Captions are not classes; their column is listed as not used.
+            if not differs_in_every_row(Group.of_words(Words.of(all_texts))):
                 choice = replace(choice, label="txt")
     if choice.label in texts:
         for part in parts:
@@ -351,7 +353,7 @@ def _check_captions(labels: Any) -> None:
 
 
 def _by_folder(shards: Sequence[_Shard]) -> list[_Shard]:
-    """The samples of each split, where a folder above every sample is named like one; else the shards as they are."""
+    """The shards, divided by split, if every sample is in a folder that is named like a split; else the same shards."""
     codes = splits_of_folders([sample for shard in shards for sample in shard.keys])
     if codes is None:
         return [*shards]
