@@ -42,7 +42,7 @@ print(*attack_home.unlisted(story))
 
 
 def test_no_file_of_a_home_is_changed_unseen(cases):
-    count = cases(40, 500)
+    count = cases(20, 500)
     assert f"{count} mutations" in attacked("--count", count)
 
 

@@ -129,6 +129,7 @@ def test_features_are_computed_as_others_were_where_this_device_can():
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_compiled_models_give_the_same_features_and_are_recorded(images, tmp_path):
     """In a worker too, which leaves nothing behind: Python would warn of locks that belong to the system."""
     words = (

@@ -105,12 +105,13 @@ def answers_of_others(images, run, work, features):
 
 
 @pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("dtype", "feat_post"),
     [
         ("float16", "none"),
-        pytest.param("float16", "standardize", marks=pytest.mark.full),
-        pytest.param("float32", "none", marks=pytest.mark.full),
+        ("float16", "standardize"),
+        ("float32", "none"),
     ],
 )
 def test_many_images_without_fedcache(home, tmp_path, monkeypatch, dtype, feat_post):

@@ -82,7 +82,7 @@ def others_in(node):
 
 
 def is_needed_library(node):
-    return isinstance(node, ast.Call) and ast.unparse(node.func) == "needed_library"
+    return isinstance(node, ast.Call) and getattr(node.func, "id", "") == "needed_library"
 
 
 def extras():

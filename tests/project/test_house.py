@@ -5,7 +5,6 @@ import re
 import sys
 
 import pytest
-from draws import FULL
 from loaded_files import tool
 from repository_files import ROOT, content
 
@@ -66,9 +65,9 @@ def test_size_does_not_depend_on_layout(house, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_commands_run_functions_of_few_files(house):
-    last = "predict" if FULL else "train"
-    found = house.files_run(last)
+    found = house.files_run()
     assert {command: n for command, n in found.items() if n > house.FILES_RUN[command]} == {}
 
 

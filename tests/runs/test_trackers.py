@@ -219,7 +219,12 @@ def is_that_of(one, path, seed):
 
 
 SLOW = pytest.mark.slow
-ALL = ["tensorboard", *(pytest.param(name, marks=SLOW) for name in ("mlflow", "wandb", "trackio"))]
+ALL = [
+    "tensorboard",
+    pytest.param("mlflow", marks=SLOW),
+    pytest.param("wandb", marks=SLOW),
+    pytest.param("trackio", marks=[SLOW, pytest.mark.full]),
+]
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -235,6 +235,7 @@ def test_names_of_stores_are_without_folders():
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_an_exported_efficientnet_gives_timms_features(tmp_path):
     """The same pixels through torch and through the file that torch.onnx writes of the same network."""
     row = lookup("efficientnet-lite0")

@@ -5,6 +5,7 @@ import shlex
 
 import numpy as np
 import pytest
+from draws import examples
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from partition_rows import columns_from
@@ -87,7 +88,7 @@ def test_what_is_advised_works_for_every_value_of_a_column(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", [s for s in SCHEMES if s != "natural"])
-@settings(deadline=None)
+@examples(25, 200)
 @given(
     sizes=SIZES,
     clients=st.integers(1, 30),
