@@ -194,7 +194,7 @@ def test_the_default_name_of_arrays_is_a_usable_one(own_home):
     x = np.random.default_rng(0).normal(size=(12, 3)).astype("f4")
     names = ["timm:resnet50", *(f"hf:someone/model-{i}@main" for i in range(9))]
     made = fc.Store.from_arrays(dict.fromkeys(names, x), labels=np.arange(12) % 2)
-    assert made.name.startswith("timm_resnet50-hf_someone_model-0_main-")
+    assert made.path.name.startswith("timm_resnet50-hf_someone_model-0_main-")
     assert len(made.arrays) == len(names)
 
 

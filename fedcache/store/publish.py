@@ -121,8 +121,8 @@ def publish(
     source = open_source(place)
     manifest, files = _publication(store, card, zarr, anonymous_names=anonymous_names)
     raw_manifest = manifest.to_bytes()
-    replaces = _claim(source, store, raw_manifest, anonymous_names=anonymous_names)
-    unchanged = _unchanged(source, manifest, {replaces, sha256_hex(raw_manifest)})
+    claim = _claim(source, store, raw_manifest, anonymous_names=anonymous_names)
+    unchanged = _unchanged(source, manifest, claim["replaces"])
     shards = list(_shards(manifest))
     small_files = len(files) + 1  # with the manifest
     total = len(shards) + small_files
@@ -136,7 +136,7 @@ def publish(
             name = feature_file(Path(), key, numbers.start // per_shard, info.shape).as_posix()
             size += length
             # A shard that an interrupted publication of other content wrote has the same name and length.
-            usable = replaces is False or key in unchanged
+            usable = not claim["replaces"] or key in unchanged
             if not usable or not _has_shard(source, name, length, info, numbers):
                 raw = _shard(zarr, store.reader(key), numbers, per_shard)
                 source.put(name, raw)
@@ -148,6 +148,8 @@ def publish(
             list(pool.map(source.put, files.keys(), files.values()))
         source.put(ROOT, root)
         source.put(NAME, raw_manifest)
+        if claim["replaces"]:
+            source.put(MARK, to_signed({**claim, "replaces": False}))
         observer.advance(small_files)
     finally:
         observer.stop()
@@ -315,18 +317,21 @@ def _has_shard(source: ByteSource, name: str, length: int, info: ArrayInfo, numb
     return _holds_chunks(source.get(name), info, numbers)
 
 
-def _claim(source: ByteSource, store: Store, raw: bytes, *, anonymous_names: bool) -> bool | str:
-    """Take a place for the publication of a store, before anything else is written existing.
+def _claim(
+    source: ByteSource, store: Store, raw: bytes, *, anonymous_names: bool
+) -> dict[str, Any]:
+    """Take a place for the publication of a store, before anything else is written there.
 
     Returns:
-        the digest of the manifest of the complete publication that this one replaces; False where this place never had
-        other content; True where it may have files of a publication that was interrupted.
+        the content of the mark. Its ``replaces`` is False if all complete files in this place belong to this
+        publication, the digest of the manifest of the complete publication that this one replaces, or True if an
+        interrupted publication of other content may have left files.
 
     Raises:
         StoreError for a place with other files; UsageError if an earlier publication left the names of rows out and
         this one contains them.
     """
-    claim = {
+    claim: dict[str, Any] = {
         "kind": "publication of a fedcache store",
         "dataset": store.dataset["digest"],
         "manifest": sha256_hex(raw),
@@ -335,7 +340,7 @@ def _claim(source: ByteSource, store: Store, raw: bytes, *, anonymous_names: boo
     }
     _need_own_place(source)
     if source.put_if_absent(MARK, to_signed(claim)):
-        return False
+        return claim
     try:
         existing = parse_signed(source.get(MARK))
     except ValueError as error:
@@ -348,14 +353,13 @@ def _claim(source: ByteSource, store: Store, raw: bytes, *, anonymous_names: boo
             "Add --anonymous-names. To publish the names, choose another place.",
         )
     if existing.get("manifest") == claim["manifest"]:
-        replaces: bool | str = existing["replaces"]
-        return replaces
+        return {**claim, "replaces": existing["replaces"]}
     # Files of the earlier content have the same names. The mark tells later calls that a file may be one of them.
-    replaces = True
+    claim["replaces"] = True
     if source.size(NAME) is not None and sha256_hex(source.get(NAME)) == existing["manifest"]:
-        replaces = existing["manifest"]
-    source.put(MARK, to_signed({**claim, "replaces": replaces}))
-    return replaces
+        claim["replaces"] = existing["manifest"]
+    source.put(MARK, to_signed(claim))
+    return claim
 
 
 def _need_own_place(source: ByteSource) -> None:
@@ -395,10 +399,10 @@ def _something_else(source: ByteSource, what: str) -> StoreError:
     )
 
 
-def _unchanged(source: ByteSource, manifest: Manifest, trusted: set[bool | str]) -> set[str]:
-    """Keys of arrays that a complete publication has with the same chunks at the same places.
+def _unchanged(source: ByteSource, manifest: Manifest, earlier_digest: object) -> set[str]:
+    """Keys of arrays that the publication whose manifest has this digest holds in the same shards.
 
-    Only a publication whose manifest has a digest in ``trusted`` counts.
+    None if the manifest in this place has another digest.
     """
     if source.size(NAME) is None:
         return set()
@@ -406,7 +410,7 @@ def _unchanged(source: ByteSource, manifest: Manifest, trusted: set[bool | str])
         raw, earlier = published_manifest(source)
     except CorruptionError:
         return set()
-    if sha256_hex(raw) not in trusted:
+    if sha256_hex(raw) != earlier_digest:
         return set()
     keys = set()
     for key, info in manifest.arrays.items():

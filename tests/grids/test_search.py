@@ -135,7 +135,7 @@ def test_another_score_is_another_search_that_ranks_by_it():
         ok(f"{SEARCH.replace('fedavg', 'fedper')} --trials 2 {score}").data
         for score in ("", "--score pooled")
     )
-    assert (plain["score"], pooled["score"]) == ("client-mean", "pooled")
+    assert (plain["score"], pooled["score"]) == ("own", "pooled")
     assert plain["search"]["study"] != pooled["search"]["study"]
 
 

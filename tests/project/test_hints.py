@@ -24,7 +24,7 @@ PIECES = {
     "_option(strange[0])": "--rounds",
     "_option(key)": "--rounds",
     "making": "fedcache extract --backbones pixels",
-    "also": "",
+    "or_spec": "",
     "self.option": "1/2",
     "found[3]": "2",
 }

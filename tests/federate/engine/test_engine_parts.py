@@ -256,6 +256,6 @@ def test_features_beyond_the_memory_budget_are_in_a_file_of_the_scratch_folder(
     )
     monkeypatch.setattr(client_data, "memory_limit", lambda: 4 * 3 * 5)
     for width in (5, 6):
-        client_data._room((3, width), tmp_path)[:] = 2.0
+        client_data._allocate((3, width), tmp_path)[:] = 2.0
     assert opened == [{"dir": tmp_path}]
     assert list(tmp_path.iterdir()) == [], "it has no name"
