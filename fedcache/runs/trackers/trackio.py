@@ -81,4 +81,4 @@ class TrackioRun:
         with redirect_stdout(io.StringIO()):
             if figures:
                 trackio.log(dict(figures), step=self._last)
-            trackio.finish()  # type: ignore[no-untyped-call]
+            trackio.finish()
