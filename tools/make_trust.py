@@ -912,8 +912,9 @@ remembers digests of large files by path, size, modification time and inode. If 
 LEAVES
 
 With `feat_post=center`, a client also sends the sum of its training rows and their number before the first round, and
-receives the mean. `feat_post=standardize` needs the sum of squares too, and `rff_sigma=auto` the sum of lengths. The
-traffic of the first round contains these numbers. The sum of a client with one row is that row.
+receives the mean. `feat_post=standardize` needs the sum of squares too. With `rff_sigma=auto`, a client sends the sum of
+the lengths of its rows and their number, and receives the mean length. The traffic of the first round contains these
+numbers. The sum of a client with one row is that row.
 
 Heads, gradients, prototypes and statistics are computed from the client's rows and reveal information about them. A mean over one
 row is that row, and the gradient of a linear head on one row is its feature times a number (`examples/invert_head.py` shows this).

@@ -215,7 +215,7 @@ def check_facts(facts: Mapping[str, Any]) -> None:
     classes = known["classes"]
     distinct = len(set(classes))
     if not classes or distinct < len(classes):
-        raise refused(f"its {len(classes)} classes have only {distinct} different names")
+        raise refused(f"it has {len(classes)} classes with {distinct} different names")
     # One width may stand for all keys; recipes and computed facts exist for every key or for none.
     count = len(known["keys"])
     legal = {"widths": (1, count), "recipes": (0, count), "computed": (0, count)}

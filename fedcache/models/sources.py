@@ -154,9 +154,12 @@ def rows_of_split(store: Store, split: str | None) -> NDArray[np.int64]:
         chosen &= store.samples.split == SPLIT_NAMES.index(split)
     rows = np.flatnonzero(chosen)
     if not len(rows):
-        raise StoreError(
-            f"{store.path.name} has no rows of the split {split}.", "Leave --split out."
-        )
+        found = f"no rows of the split {split}"
+        hint = "Leave --split out."
+        if split is None:
+            found = "no rows whose image is still in the dataset"
+            hint = "Extract the dataset again:  fedcache extract -d DATASET"
+        raise StoreError(f"{store.path.name} has {found}.", hint)
     return rows.astype(np.int64)
 
 

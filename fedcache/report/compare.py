@@ -91,8 +91,8 @@ class Comparisons:
         """
         if len(self.tables) != 1:
             raise UsageError(
-                f"--plot draws one diagram, but the runs belong to {len(self.tables)} settings.",
-                "Give the runs of one setting, or compare over settings:  --over settings",
+                f"--plot draws the diagram of one table, but these runs give {len(self.tables)} tables.",
+                "Give several runs of one setting, or compare over settings:  --over settings",
             )
         comparison_output.draw_ranks(self.tables[0], Path(path))
 
@@ -223,8 +223,8 @@ def compare_entries(
     if len(groups) > 1:
         sentences.insert(
             0,
-            f"The runs belong to {len(groups)} datasets or partitions, each with its own table. To compare methods "
-            "across all of them:  --over settings",
+            f"The runs belong to {len(groups)} datasets or partitions, and a table has only runs of one of them. To "
+            "compare methods across all of them:  --over settings",
         )
     return Comparisons(tuple(tables), tuple(sentences), tuple(found.left_out))
 

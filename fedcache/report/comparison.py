@@ -718,6 +718,7 @@ def within(
         # Only clients that every run scored are compared.
         used = known.all(axis=0)
         shared = used
+        hint = "Compare them over seeds:  --over seeds"
         for without, clients in _lacking([*kept], blocks, known).items():
             notes.append(
                 f"Clients left out, because they have no value in {without}: {_some(clients)}."
@@ -727,6 +728,7 @@ def within(
         # Every seed of a run is used, also one that no other run has.
         used = known.any(axis=0)
         shared = known.sum(axis=0) >= 2
+        hint = "Train all of them with the same --seeds, or give runs that share seeds."
         notes += merged_notes(kept)
     if not shared.any():
         held = []
@@ -739,7 +741,7 @@ def within(
         listed = "; ".join(held)
         raise UsageError(
             f"{where}: the runs have no {block} in common ({listed}).",
-            "Train all of them with the same --seeds, or give runs that share seeds.",
+            hint,
         )
     return PairedBlocks(
         setting=where,

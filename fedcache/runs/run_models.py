@@ -119,12 +119,12 @@ class KeptModels:
         numbers = chosen_clients(names, self.clients)
         # A state may also hold tensors that only training reads and that are not saved; then the model is smaller.
         per_client = min(load.state_bytes, load.head_bytes)
-        # A probe that is trained for the model, or a model that is adapted.
-        if method.deploy is not keep_down:
-            per_client += load.head_bytes
         # an adapted model with its optimiser, or a cache of rows
         if method.personal_part is not less_training_state:
             per_client = 2 * load.head_bytes + int(load.rows.mean()) * load.width * load.itemsize
+        # a probe that is trained for the model, in addition to the other tensors
+        if method.deploy is not keep_down:
+            per_client += load.head_bytes
         clients = len(numbers)
         size = per_client * clients
         in_use = peak.above - peak.working

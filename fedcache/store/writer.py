@@ -308,9 +308,10 @@ class ArrayWriter:
             changes.append(f"{name} was {change}")
         listed = "; ".join(changes)
         return StoreError(
-            f"The extraction of {self.key} was started with other settings: {listed}. Mixed rows would "
+            f"The extraction of {self.key} was started with other settings or versions: {listed}. Mixed rows would "
             "not be comparable.",
-            "Continue with the earlier settings, or discard the unfinished part with --fresh.",
+            "Discard the unfinished part with --fresh, or continue with the earlier settings and versions ('code' "
+            "belongs to the version of fedcache).",
         )
 
     def _confirm(self) -> None:

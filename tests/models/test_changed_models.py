@@ -205,6 +205,14 @@ def test_what_no_model_has_is_the_fault_of_the_file_and_no_reason_to_upgrade(
     must_fail(said, f"predict {path} --store {shapes_store().path}", code=4)
 
 
+@pytest.mark.parametrize("classes", [[], ["x", "x"]])
+def test_classes_are_counted_as_they_are(models, tmp_path, classes):
+    path = tmp_path / "m.safetensors"
+    resealed(models / "one model.safetensors", path, lambda facts, _: facts.update(classes=classes))
+    said = f"it has {len(classes)} classes with {len(set(classes))} different names"
+    refused(lambda: SavedModel.load(path), said, code=4)
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [

@@ -1,5 +1,6 @@
 """Figures of labelled rows: against scikit-learn, by hand, and with what may not be scored left out."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 from draws import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from refusal import refused
 from scipy.special import softmax
 from sklearn.metrics import confusion_matrix, f1_score, log_loss, precision_recall_fscore_support
 
@@ -25,6 +27,7 @@ from fedcache.models.evaluate import (
     measure_clients,
 )
 from fedcache.models.predictor import Predictor
+from fedcache.models.sources import rows_of_split
 
 
 class Fixed(Predictor):
@@ -191,3 +194,9 @@ def test_an_interval_is_of_the_rows_of_one_model():
 
     found = evaluate.right_rows(np.array([True] * 8 + [False] * 2))
     assert found.interval == pytest.approx((0.4902, 0.9433), abs=1e-4)  # Wilson 1927, by hand
+
+
+def test_a_store_whose_images_have_all_vanished_is_not_a_matter_of_splits():
+    store = SimpleNamespace(path=Path("mine.zarr"), vanished=lambda: np.ones(3, bool))
+    hint = refused(lambda: rows_of_split(store, None), "still in the dataset", code=4).hint
+    assert "--split" not in hint

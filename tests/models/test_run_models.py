@@ -6,7 +6,9 @@ import os
 import shlex
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -21,10 +23,14 @@ from pyarrow import parquet
 from refusal import refused
 
 import fedcache as fc
+from fedcache.config import SaveModels
+from fedcache.errors import Exit
 from fedcache.extract.recipe import Recipe
+from fedcache.federate.execution.memory_estimate import Load
+from fedcache.federate.methods import METHODS
 from fedcache.models.saved_model import SavedModel
 from fedcache.runs import directory, loop
-from fedcache.runs.run_models import drop, model_file
+from fedcache.runs.run_models import KeptModels, drop, model_file
 from fedcache.store.files import file_sha256
 
 IID = "--scheme iid --clients 3"
@@ -318,3 +324,14 @@ def test_a_client_whose_model_was_not_saved_is_told_from_one_that_is_not_there(s
 )
 def test_what_a_model_cannot_do_is_refused_with_what_it_can(store, words, said):
     must_fail(said, f"predict {place_of(FED3R)} --store {store} {words}")
+
+
+def test_a_probe_is_counted_in_addition_to_the_rows_of_a_client():
+    """pfedprompt saves the class features of its prompt, and each client's 5 rows of 3 numbers of 4 bytes."""
+    load = Load(10, 1, rows=np.array([5]), width=3, itemsize=4)
+    kept = KeptModels(SaveModels("all", "all"))
+    peak = SimpleNamespace(above=0, working=0)
+    needed = 4 * (2 * 10 + 5 * 3 * 4 + 10)
+    room = partial(kept.check_room, METHODS["pfedprompt"], load, peak, ["client-1"])
+    room(needed)
+    refused(lambda: room(needed - 1), "--save-clients", code=Exit.ENVIRONMENT)

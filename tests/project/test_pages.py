@@ -127,6 +127,16 @@ def test_the_idea_of_a_method_is_two_or_three_short_sentences_and_its_symbols_ar
     assert FAMILIES.page_of(name).terms.strip()
 
 
+def test_every_symbol_that_a_page_explains_is_in_its_equations():
+    def compact(tex):
+        return re.sub(r"\\[,; ]|[\s{}]", "", tex)
+
+    for name in NAMES:
+        page = FAMILIES.page_of(name)
+        symbols = map(compact, re.findall(r"\$([^$]+)\$", page.terms))
+        assert [s for s in symbols if s not in compact(page.formula)] == [], name
+
+
 @pytest.mark.slow
 def test_the_accuracies_of_a_page_are_those_of_the_ranking(method_pages):
     found = json.loads(content("docs/frozen-bench.json"))

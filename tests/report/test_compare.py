@@ -299,6 +299,13 @@ def test_clients_are_paired_by_name_and_unscored_ones_left_out():
     assert found.values.tolist() == [[0.1, 0.2], [0.3, 0.4]]
 
 
+def test_clients_in_common_are_not_asked_for_with_seeds():
+    for name, method, row in (("aa", "fedavg", [0.1, None]), ("bb", "fedprox", [None, 0.2])):
+        write(name, method, [0.1], clients=["north", "south"], per_client=row)
+    refused(lambda: fc.compare(over="clients"), "no client in common", "--over seeds")
+    assert len(fc.compare(over="seeds").tables) == 1
+
+
 def test_clients_of_one_order_are_paired_by_place():
     named = ["a", "b", "a", "c", "d"]
     write("aa", "fedavg", [0.1], clients=named, per_client=[0.1, 0.2, 0.3, None, None])
@@ -365,6 +372,7 @@ def test_settings_are_never_averaged_unless_they_are_blocks(three):
     done = ok("compare").data
     assert [c["setting"] for c in done["comparisons"]] == ["shapes, p0", "shapes, p1"]
     assert "only one run, fed3r (ff06)" in done["sentences"][1]
+    assert "a table has only runs of one of them" in done["sentences"][0]
     (made,) = ok("compare --over settings --score worst40").data["comparisons"]
     assert made["blocks"] == ["shapes, p0", "shapes, p1"]
     means = {t["name"]: t["values"] for t in made["treatments"]}

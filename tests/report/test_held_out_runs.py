@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 from command import ok
 from homes import made_once
+from refusal import refused
 from test_merge_seeds import run
 
 import fedcache as fc
+from fedcache.report.compare import compare_entries
 from fedcache.report.comparison import compared, over_held_out
-from fedcache.report.find_runs import by_setting, setting_name
+from fedcache.report.find_runs import Gathered, by_setting, setting_name
 from fedcache.report.page import held_out_section
 from fedcache.report.run_groups import HELD_OUT, held_out_groups, mean_over_values
 from fedcache.ui.index import read_run
@@ -131,3 +133,9 @@ def test_the_mean_over_seeds_and_values_of_two_grids_with_other_seeds(own_home):
     tables = fc.compare("method:fedavg").tables
     (row,) = [t for t in tables[0].treatments if "0.1" in t.name]
     assert len(row.known) == 4
+
+
+def test_runs_without_a_table_have_no_diagram():
+    found = compare_entries(Gathered(runs_of(fedavg=(0.9, 0.1, 0.5, 0.7))))
+    assert found.tables == ()
+    refused(lambda: found.plot("ranks.svg"), "0 tables", "several runs")

@@ -69,7 +69,8 @@ def test_another_how_is_refused_until_fresh(store):
         return len(list((store.path / "features" / KEYS[0] / "c").rglob("*/0/0")))
 
     other = writer(store, KEYS[0], how={"batch": 8})
-    refused(other.__enter__, "batch was 4, now 8", "--fresh", code=Exit.STORE)
+    said = ("settings or versions: batch was 4, now 8", "Discard the unfinished part with --fresh")
+    refused(other.__enter__, *said, code=Exit.STORE)
     assert chunks() == 2
     with writer(store, KEYS[0], how={"batch": 8}, fresh=True) as w:
         assert (w.kept, chunks()) == ([], 0)

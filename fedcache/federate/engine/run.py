@@ -349,7 +349,9 @@ def plan(
 
     Raises FedcacheError, as ``run``.
     """
-    job = new_run(replace(spec, seed=0, trust=TrustPolicy()), hp)
+    # Clients with too many rows do not train. The rest of the policy has no effect on the sizes.
+    trust = TrustPolicy(max_rows=spec.trust.max_rows)
+    job = new_run(replace(spec, seed=0, trust=trust), hp)
     refuse_large_server(job, free_memory())
     job.start()
     load = measure_load([job] * points, job.sampler.planned(0, spec.participation), spec.rounds)

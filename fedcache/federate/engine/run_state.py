@@ -810,11 +810,11 @@ class RunState:
 
     def _shared_numbers(self) -> dict[str, int]:
         """Numbers that each client sends and receives before the first round, for means over all clients' rows."""
-        means = int(self.env.row_norm is not None or self.env.mean_rows is not None)
         post = str(self.hp.get("feat_post"))
-        sums = SHARED_SUMS.get(post, 0) * self.env.width
-        # The number of rows is sent with the sums.
-        return {"up": means + sums + bool(sums), "down": means + sums}
+        means = SHARED_SUMS.get(post, 0) * self.env.width + (self.env.row_norm is not None)
+        mean_rows = self.env.mean_rows is not None
+        # The number of rows is sent once, with sums or for the mean number of rows.
+        return {"up": means + bool(means or mean_rows), "down": means + mean_rows}
 
     def _paper_counts(
         self, who: np.ndarray, sent: np.ndarray, received: int

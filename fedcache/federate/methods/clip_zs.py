@@ -63,8 +63,8 @@ METHOD = Method(
             \hat y = \mathrm{arg}\max_c\ s\, f \cdot t_c
         """,
         terms="""
-            $f$: the unit feature of an image; $T$: the unit features of the class texts, $t_c$ that of class $c$; $s$:
-            the scale of the logits.
+            $f$: the unit feature of an image; $t_c$: the unit feature of the text of class $c$; $s$: the scale of the
+            logits.
         """,
         when="""
             Run it before any other method: it needs no labels, no clients and no training. A trained method that does

@@ -115,9 +115,9 @@ METHOD = Method(
                 \cdot F_{ij})}, \qquad F_{ij} = \frac{\mu_{ij}}{\lVert \mu_{ij} \rVert}
         """,
         terms=r"""
-            $f$: the unit feature of an image; $T$: the unit features of the class texts, $t_c$ that of class $c$; $s$:
-            the scale of the logits; $\mu_{ij}$: the mean feature of client $i$ for class $j$; $O_i$: the classes of
-            client $i$; $a$, $b$: weight and sharpness of the cache.
+            $f$: the unit feature of an image; $T$: the unit features of the class texts; $s$: the scale of the logits;
+            $\mu_{ij}$: the mean feature of client $i$ for class $j$; $O_i$: the classes of client $i$; $a$, $b$: weight
+            and sharpness of the cache.
         """,
         when="""
             Use it if class texts are available and only one round is possible. Its upload is as small as that of

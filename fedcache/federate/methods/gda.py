@@ -160,9 +160,9 @@ METHOD = replace(
             \end{aligned}
         """,
         terms=r"""
-            $f$: the unit feature of an image; $T$: the unit features of the class texts, $t_c$ that of class $c$; $s$:
-            the scale of the logits; $\mu_c$: the mean feature of class $c$ over all clients; $N$, $D$, $C$: numbers of
-            rows, features and classes; $\alpha$: `alpha`, selected on validation rows.
+            $f$: the unit feature of an image; $T$: the unit features of the class texts; $s$: the scale of the logits;
+            $\mu_c$: the mean feature of class $c$ over all clients; $N$, $D$, $C$: numbers of rows, features and
+            classes; $\alpha$: `alpha`, selected on validation rows.
         """,
         when="""
             Use it if only one round is possible, and validation rows are available to select `alpha`. It trains

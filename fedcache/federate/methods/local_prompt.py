@@ -68,7 +68,7 @@ METHOD = replace(
                 \mathrm{softmax}_{y}\big(100 \cos(f(x + v), g(\mathrm{ctx}, c))\big)
         """,
         terms=r"""
-            $f(x)$: the feature of an image; $g$: the text encoder; $v$: the visual prompt on the pixels;
+            $f$: the image encoder; $g$: the text encoder; $v$: the visual prompt on the pixels;
             $\mathrm{ctx}$: the text prompt; $D_i$: client $i$'s $n_i$ rows.
         """,
         when="""

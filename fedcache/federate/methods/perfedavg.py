@@ -169,7 +169,7 @@ METHOD = replace(
                 \qquad \theta \leftarrow \sum_i \frac{n_i}{N}\, \theta_i
         """,
         terms=r"""
-            $\theta$: the global model; $f(\theta; B)$: the loss on batch $B$; $B_1$, $B_2$: two batches of the client's
+            $\theta$: the global model; $f$: the loss of a model on a batch; $B_1$, $B_2$: two batches of the client's
             rows; $\alpha$, $\beta$: the two learning rates. A client deploys $\theta$ after `adapt_steps` steps of size
             $\alpha$.
         """,

@@ -101,9 +101,8 @@ METHOD = replace(
             \ell = s\, f T^\top + a \sum_n \mathrm{onehot}(y_n)\, e^{-b\, (1 - f \cdot F_n)}
         """,
         terms="""
-            $f$: the unit feature of an image; $T$: the unit features of the class texts, $t_c$ that of class $c$; $s$:
-            the scale of the logits; $F_n$, $y_n$: the client's own labelled features; $a$, $b$: weight and sharpness of
-            the cache.
+            $f$: the unit feature of an image; $T$: the unit features of the class texts; $s$: the scale of the logits;
+            $F_n$, $y_n$: the client's own labelled features; $a$, $b$: weight and sharpness of the cache.
         """,
         when="""
             Use it if a client has few labelled rows and must not send anything. Its model contains the features of its

@@ -119,7 +119,7 @@ METHOD = Method(
             \end{aligned}
         """,
         terms=r"""
-            $f(x)$: the feature of an image; $g$: the text encoder; $v$: the frame or patch on the pixels;
+            $f$: the image encoder; $g$: the text encoder; $v$: the frame or patch on the pixels;
             $\mathrm{ctx}$: the vectors of the words; $n_i$, $N$: rows of client $i$ and of all clients.
         """,
         when="""

@@ -275,13 +275,28 @@ def parse_privacy(
         )
     if delta is None:
         delta = DELTA
-    for name, value, legal, example in (
-        ("--dp-clip", bound, 0 < bound <= MOST, "1"),
-        ("--dp-noise", noise, noise == 0 or LEAST_NOISE <= noise <= MOST, "1"),
-        ("--dp-delta", delta, LEAST_DELTA <= delta < 1, "1e-5"),
+    most = f"at most {MOST:,.0f}"
+    for name, value, legal, limits, example in (
+        ("--dp-clip", bound, 0 < bound <= MOST, f"above 0 and {most}", "1"),
+        (
+            "--dp-noise",
+            noise,
+            noise == 0 or LEAST_NOISE <= noise <= MOST,
+            f"0, or at least {LEAST_NOISE} and {most}",
+            "1",
+        ),
+        (
+            "--dp-delta",
+            delta,
+            LEAST_DELTA <= delta < 1,
+            f"at least {LEAST_DELTA} and below 1",
+            "1e-5",
+        ),
     ):
         if not legal:
-            raise UsageError(f"{name} {value:g} is out of range.", f"For example {name} {example}")
+            raise UsageError(
+                f"{name} is {value:g}, but it must be {limits}.", f"For example {name} {example}"
+            )
     if seed is not None and seed < 0:
         raise UsageError(f"--dp-seed {seed} is below 0.", "For example --dp-seed 0")
     return Privacy(bound, noise, delta, seed, parse_allowed(allow))

@@ -6,6 +6,7 @@ import shutil
 from functools import partial
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
+from threading import Event
 from types import SimpleNamespace
 
 import numpy as np
@@ -23,7 +24,7 @@ from small_sites import Heard, cut, missed_by
 
 from fedcache.config import Home, TrainConfig
 from fedcache.errors import Exit, FedcacheError
-from fedcache.federate.engines.flower import network
+from fedcache.federate.engines.flower import network, serving
 from fedcache.federate.engines.flower.messages import (
     MalformedError,
     PackedMessage,
@@ -208,6 +209,13 @@ def test_no_upload_of_one_site_ends_a_run_where_nothing_is_said(method, words, g
     assert run.result["trust"]["rejected"] > 0
 
 
+def test_a_plan_without_sites_is_refused_with_a_number_that_works():
+    for word in ("sites", "quorum"):
+        refused(lambda word=word: planned("fedavg", **{word: 0}), f"--{word} is 0")
+    hint = refused(lambda: planned("fedavg", sites=0)).hint
+    planned("fedavg", sites=int(hint.rpartition("--sites ")[2]))
+
+
 def test_secure_sums_have_nothing_to_leave_out():
     assert [c.on_bad_update for _, c in planned("fed3r", secure=True).points] == ["fail"]
     assert [c.on_bad_update for _, c in planned("fed3r").points] == ["reject"]
@@ -286,6 +294,20 @@ def test_a_site_does_not_go_on_from_a_state_that_is_not_what_it_wrote(grid, site
     assert all("after round 2" in m["why"] for m in missed)
 
 
+@pytest.mark.parametrize("host", [None, "::", "192.0.2.1"])
+def test_a_server_on_all_addresses_registers_its_sites_over_loopback(host, tmp_path, monkeypatch):
+    at, ended = [], Event()
+    ended.set()
+    keys = SimpleNamespace(ca=tmp_path / "ca.crt", nodes={"a": tmp_path / "a.pub"})
+    process = SimpleNamespace(log="log", stop=lambda: None)
+    monkeypatch.setattr(serving, "need_flower", lambda: None)
+    monkeypatch.setattr(serving, "read_keys", lambda _path: keys)
+    monkeypatch.setattr(serving, "start_superlink", lambda *_: process)
+    monkeypatch.setattr(serving, "register", lambda address, _publics: at.append(address))
+    serving.serve(tmp_path, host, 9000, Home(tmp_path), lambda _words: None, ended)
+    assert at == [Address("192.0.2.1" if host == "192.0.2.1" else "127.0.0.1", 9000, keys.ca)]
+
+
 @pytest.mark.parametrize("method", ["fedavg", "fedpcl"])
 def test_a_site_that_comes_late_joins_unless_the_method_keeps_a_place_for_each(
     method, grid, tmp_path
@@ -300,6 +322,15 @@ def test_a_site_that_comes_late_joins_unless_the_method_keeps_a_place_for_each(
     assert joined["site"] == "client-1"
     assert joined["round"] > 1
     assert run.result["clients"] == ["client-0", "client-2", "client-1"]
+
+
+def test_a_warning_of_a_run_is_not_repeated_when_a_site_joins(grid, tmp_path):
+    grid.hidden = {101: 4}
+    asked = planned("fedproto", rounds=6, start_with=2, aggregate="median")
+    heard = Heard()
+    (run,) = together(asked, grid, tmp_path, heard)
+    assert [joined["site"] for joined in run.result["federation"]["joined"]] == ["client-1"]
+    assert len([w for w in heard.warnings if "cannot protect" in w]) == 1, heard.warnings
 
 
 @pytest.mark.slow

@@ -22,6 +22,7 @@ from fedcache.federate.execution.memory_estimate import (
     refuse_too_much,
 )
 from fedcache.federate.methods import METHODS
+from fedcache.federate.trust.pipeline import TrustPolicy
 
 
 def test_a_run_that_does_not_fit_says_how_many_clients_at_once_would():
@@ -114,3 +115,13 @@ def test_coordinates_that_do_not_fit_into_memory_are_not_chosen(monkeypatch):
     assert choose(method, hp, load).name == "gram"
     monkeypatch.setattr(gram, "free_memory_on", lambda *_: 999 << 20)
     assert choose(method, hp, load).name != "gram"
+
+
+def test_clients_with_too_many_rows_are_not_planned():
+    data, clients = federation()
+    spec = TrainingRun(METHODS["fedavg"], data, clients)
+    hp = METHODS["fedavg"].resolve()
+    every = sorted(plan(spec, hp)[1].rows)
+    load = plan(replace(spec, trust=TrustPolicy(max_rows=every[-1] - 1)), hp)[1]
+    assert sorted(load.rows) == every[:-1]
+    assert load.clients == len(load.rows)

@@ -150,13 +150,19 @@ def test_a_student_that_is_the_only_client_has_nothing_to_learn():
 
 
 @pytest.mark.parametrize(
-    ("name", "encoder", "wrong", "right"),
-    [("flesd", "conv", None, (8, 8)), ("flesd-head", "mlp", (8, 8), None)],
+    ("name", "encoder", "wrong", "right", "advice"),
+    [
+        ("flesd", "conv", None, (8, 8), "--backbones pixels"),
+        ("flesd-head", "mlp", (8, 8), None, "--backbones NAME"),
+    ],
 )
-def test_an_encoder_reads_either_images_or_features(name, encoder, wrong, right):
+def test_an_encoder_reads_either_images_or_features(name, encoder, wrong, right, advice):
     hp = {**METHODS[name].resolve(), "encoder": encoder}
     public = units(3, 12, 1, 6)
-    refused(lambda: METHODS[name].check(hp, server(hp, public, wrong)), f"encoder={encoder}")
+    error = refused(lambda: METHODS[name].check(hp, server(hp, public, wrong)))
+    assert error.message.startswith(f"encoder={encoder}")
+    # Not every method has another encoder, so the data come first.
+    assert error.hint.partition(", or ")[0].endswith(advice)
     METHODS[name].check(hp, server(hp, public, right))
 
 

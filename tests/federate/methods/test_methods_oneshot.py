@@ -100,11 +100,12 @@ def test_the_bandwidth_follows_the_length_of_the_training_rows():  # D-87
 
 
 @pytest.mark.parametrize("participation", [None, 4])
-def test_the_mean_length_costs_every_client_a_number_each_way(participation):
+def test_for_the_mean_length_every_client_sends_a_sum_and_its_rows(participation):
     plain = go("fed3r", "rff_dim=30 rff_sigma=1.0", participation=participation).traffic
     auto = go("fed3r", "rff_dim=30", participation=participation).traffic
-    assert (auto.up - plain.up).tolist() == (auto.down - plain.down).tolist() == [1] * 9
-    assert auto.totals()["up_bytes"] - plain.totals()["up_bytes"] == 72
+    assert (auto.up - plain.up).tolist() == [2] * 9
+    assert (auto.down - plain.down).tolist() == [1] * 9
+    assert auto.totals()["up_bytes"] - plain.totals()["up_bytes"] == 144
 
 
 # fed3r-prior

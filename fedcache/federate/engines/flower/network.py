@@ -62,6 +62,13 @@ class Address:
             return f"[{self.host}]:{self.port}"
         return f"{self.host}:{self.port}"
 
+    @property
+    def local_host(self) -> str:
+        """The host at which programs on the machine of the SuperLink reach it."""
+        if self.host in (EVERYWHERE, "::"):
+            return LOOPBACK[0]
+        return self.host
+
     @classmethod
     def parse(cls, text: str, ca: Path | None) -> Address:
         """``HOST:PORT``. Raises UsageError."""
@@ -135,11 +142,8 @@ def start_superlink(address: Address, keys: Keys | None, folder: Path) -> Proces
             "--enable-supernode-auth",
         ]
     process = start("superlink", command, folder, {VARIABLE: names})
-    host = address.host
-    if host in (EVERYWHERE, "::"):
-        host = "127.0.0.1"
     try:
-        wait_for_port(process, host, address.port)
+        wait_for_port(process, address.local_host, address.port)
     except BaseException:  # also Ctrl-C, because no caller can stop it yet
         process.stop()
         raise

@@ -200,8 +200,11 @@ class Plan:
             hp = method.resolve(config.preset, config.set)
             check_suited(method, hp, config)
         terms = self.terms
+        if terms.sites < 1:
+            raise UsageError(
+                f"--sites is {terms.sites}, but a run needs a site.", "For example --sites 2"
+            )
         for name, value in (
-            ("--sites", terms.sites),
             ("--quorum", terms.quorum),
             ("--start-with", terms.start_with),
         ):

@@ -487,6 +487,8 @@ class Server:
             wider.server = run.server
             wider.round = run.round
             wider.warnings = run.warnings
+            wider.noticed = run.noticed
+            wider.unprotected_classes = run.unprotected_classes
             wider.rejected = run.rejected
             wider.traffic.up[: len(run.traffic.up)] = run.traffic.up
             wider.traffic.down[: len(run.traffic.down)] = run.traffic.down

@@ -75,13 +75,12 @@ def serve(
         server_keys = read_keys(keys)
         listen_host = host or EVERYWHERE
         encryption = " by TLS"
-    process = start_superlink(Address(listen_host, port), server_keys, _folder(home, folder))
+    address = Address(listen_host, port)
+    process = start_superlink(address, server_keys, _folder(home, folder))
     try:
         if server_keys is not None:
-            local_host = listen_host
-            if listen_host == EVERYWHERE:
-                local_host = HOST
-            register(Address(local_host, port, server_keys.ca), list(server_keys.nodes.values()))
+            local = Address(address.local_host, port, server_keys.ca)
+            register(local, list(server_keys.nodes.values()))
             names = ", ".join(server_keys.nodes) or "none"
             say(f"Sites that may take part: {names}.")
         say(f"Listening on {listen_host}:{port}{encryption}. Log: {process.log}.")

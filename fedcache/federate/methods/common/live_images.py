@@ -192,18 +192,11 @@ def check(hp: Hp, ctx: Ctx) -> None:
     """Refuse images for a head, features for a convolution, and ``amp`` without a CUDA GPU."""
     if on_images(hp) != bool(ctx.env.image):
         found = "features"
-        wanted = "encoder=mlp"
-        other = "images"
-        backbones = "pixels"
+        hint = "Train on images: --backbones pixels, or use --set encoder=mlp if the method has it."
         if ctx.env.image:
             found = "images"
-            wanted = "encoder=conv"
-            other = "features"
-            backbones = "NAME"
-        raise UsageError(
-            f"encoder={hp['encoder']} cannot read {found}.",
-            f"Use --set {wanted}, or train on {other}: --backbones {backbones}",
-        )
+            hint = "Train on features: --backbones NAME, or use --set encoder=conv if the method has it."
+        raise UsageError(f"encoder={hp['encoder']} cannot read {found}.", hint)
     if hp.get("amp") and ctx.env.device.type != "cuda":
         raise MachineError(
             f"amp=true trains in bfloat16 on a CUDA GPU, but this run computes on {ctx.env.device.type}.",
