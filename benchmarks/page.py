@@ -63,8 +63,9 @@ def roofline(found: dict[str, float]) -> list[str]:
     gram = 2.0 * 50_000 * D * D / flops / 1e9
     return [
         f"One thread multiplies float32 matrices at {flops:.0f} GFLOP/s and reads memory at {bandwidth:.1f} GB/s. A "
-        f"step of a linear head costs 4 B D C operations. At B = {B} and D = {D} this takes {step[10]:.0f} us for "
-        f"10 classes and {step[100]:.0f} us for 100. A step of the clean loop takes {found['step']:.0f} us at 10 classes. "
+        f"step of a linear head costs 4 B D C operations. At B = {B} and D = {D} this takes {step[10]:.0f} us "
+        f"for 10 classes and {step[100]:.0f} us for 100. A step of the clean loop takes {found['step']:.0f} us at 10 "
+        f"classes. "
         "With small heads most of the time is spent on starting operations, which `batched` and `gram` share among "
         "clients. With large heads most of it is arithmetic, which only `gram` reduces.",
         "",
