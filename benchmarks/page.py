@@ -63,8 +63,9 @@ def roofline(found: dict[str, float]) -> list[str]:
     gram = 2.0 * 50_000 * D * D / flops / 1e9
     return [
         f"One thread multiplies float32 matrices at {flops:.0f} GFLOP/s and reads memory at {bandwidth:.1f} GB/s. A "
-        f"step of a linear head costs 4 B D C operations. At B = {B} and D = {D} that is {step[10]:.0f} us for 10 "
-        f"classes and {step[100]:.0f} us for 100. A step of the clean loop takes {found['step']:.0f} us at 10 classes. "
+        f"step of a linear head costs 4 B D C operations. At B = {B} and D = {D} this takes {step[10]:.0f} us "
+        f"for 10 classes and {step[100]:.0f} us for 100. A step of the clean loop takes {found['step']:.0f} us at 10 "
+        f"classes. "
         "With small heads most of the time is spent on starting operations, which `batched` and `gram` share among "
         "clients. With large heads most of it is arithmetic, which only `gram` reduces.",
         "",
@@ -133,8 +134,8 @@ def gpu_section(data: dict[str, Any]) -> list[str]:
         f"## {data['hardware']}",
         "",
         "`make bench-gpu` compares `--device cuda` with the clean loop on the same GPU and with one core of the same "
-        "machine. The targets are those of the CPU. Random numbers are drawn on the CPU, so they are the same on "
-        "every device.",
+        "machine. The targets are the same as for the CPU. Random numbers are drawn on the CPU, so they are the "
+        "same for every device.",
         "",
         *table(data["rows"]),
         "",
@@ -154,16 +155,16 @@ def page(
         "# Performance",
         "",
         "This page compares fedcache with plain loops over clients, with other libraries and with the limits of the "
-        "machine. `make bench` and `python -m benchmarks --page` make it.",
+        "machine. `make bench` and `python -m benchmarks --page` make this page.",
         "",
-        "- A ratio compares two programs that take turns in one process. It is of the best of at least five repeats, "
-        "unless the row gives another number. The quartiles are of single pairs (of `every method`: over the methods), "
-        "so a ratio can lie outside them.",
+        "- A ratio compares two programs that take turns in one process. It is computed from the best of at least five "
+        "repeats, unless the row gives another number. The quartiles are those of the ratios of single pairs of runs "
+        "(for `every method`: of the ratios of the methods), so the ratio in the row can lie outside them.",
         "- One thread is used unless a row says otherwise.",
-        "- A *clean loop* is a plain loop over clients in PyTorch. Its speed depends on the machine: where Python and "
-        "torch start a step quickly, the loop loses less time, and the ratio is smaller. Each kind of machine has a "
-        "table.",
-        "- *Missed, roofline* means that the machine does not allow the target; a note has the limit.",
+        "- A *clean loop* is a plain loop over clients in PyTorch. Its speed depends on the machine: if Python and "
+        "torch start a step quickly, the loop loses less time, and the ratio is smaller. Therefore each kind of "
+        "machine has its own table.",
+        "- *Missed, roofline* means that the machine cannot reach the target; a note below the table gives its limit.",
         "",
         *(line for data in machines for line in section(data)),
         *(gpu_section(gpu) if gpu else []),
@@ -182,16 +183,16 @@ def page(
         "",
         "## How cost grows",
         "",
-        "FedAvg of a linear head with SGD, one epoch, batch 32, float32, one thread. There are "
+        "The figures show FedAvg of a linear head with SGD, one epoch, batch 32, float32, one thread. There are "
         f"{BASE['clients']} clients with {BASE['rows']} rows each, {BASE['width']} features and {BASE['classes']} "
         "classes, except for the quantity on the axis. The times are of whole runs of two rounds, with Gram matrices "
         "and evaluation.",
         "",
         *drawings(AXES),
-        "Up to a million clients and ten million rows, with the lower limits. The first figure is a round of 100 "
-        f"clients with {scale.OWN} of {scale.N:,} rows each ({scale.D} features in float16, {scale.C} classes), next "
-        f"to a clean loop over 100 such clients. The second is Fed3R of rows with {scale.NARROW} features, next to the "
-        "one product X'X that it needs.",
+        "The next two figures go up to a million clients and ten million rows. The first shows a round of 100 clients "
+        f"with {scale.OWN} of {scale.N:,} rows each ({scale.D} features in float16, {scale.C} classes), next to a "
+        f"clean loop over 100 such clients. The second shows Fed3R of rows with {scale.NARROW} features, next to the "
+        "one product X'X that Fed3R needs.",
         "",
         *drawings(scale.AXES),
     ]

@@ -808,7 +808,7 @@ def write_page() -> None:
     lines = [
         "# Trust",
         "",
-        "This page lists the promises of fedcache with the tests that hold them. `tools/make_trust.py` makes it. "
+        "This page lists the promises of fedcache and the tests that check them. `tools/make_trust.py` makes it. "
         "Counts are the largest of all runs of the tests.",
         "",
         "| | promise | cases | lost | protection removed | tests |",
@@ -857,17 +857,19 @@ def leaves() -> str:
 
 
 WORDS = """\
-*Cases* counts what ran: each parameter of a parametrised test is a case, and a test that draws its cases reports how many
-it drew. *Lost* counts failures. *Protection removed* shows whether the same test failed in a copy of the package without the
-line that protects. The [threat model](threat-model.md) is one page on who is trusted for what.
+*Cases* counts the cases that ran: each parameter of a parametrised test is a case, and a test that draws its cases at
+random reports their number. *Lost* counts failures. *Protection removed* shows whether the same test failed in a copy
+of the package from which the protecting line was removed. The [threat model](threat-model.md) is one page on who is
+trusted for what.
 
 ## Trusted and untrusted input
 fedcache does not trust weights, datasets, archives, files of embeddings, uploads and configuration. It trusts your own
 `FEDCACHE_HOME` to contain no hostile code, but checks it for damage.
 
 ## Checks of stored files
-fedcache seals everything that it writes and reads again. A seal is a digest over the bytes of a file. Where two whole files
-could be exchanged, it also covers what the file belongs to (`store/files.py`).
+fedcache seals everything that it writes and reads again. A seal is a digest over the bytes of a file. If a file could
+be replaced by another file of the same kind, its seal also names the run or other object to which the file belongs
+(`store/files.py`).
 
 | file | sealed by | if the content has changed |
 |---|---|---|
@@ -898,13 +900,13 @@ could be exchanged, it also covers what the file belongs to (`store/files.py`).
 | `flower/keys/*`, logs, `stores/*/locks/*` | not sealed | changed keys no longer match, and no site connects; the others have no effect |
 | `flower/server-*`, `flower/site-*`: Flower's database of nodes and runs, apps, logs | not sealed (Flower's own files) | kept for the next start until you remove them |
 
-A seal is a checksum, not a signature. Anyone with write access to the fedcache home can replace both the file and its seal. Files
-of a release that did not seal them count as missing. `tools/attack_home.py` changes files of a home one by one and reads them
-again.
+A seal is a checksum, not a signature. Anyone with write access to the fedcache home can replace both the file and its
+seal. A file without a seal, from a release that did not seal such files, counts as missing. `tools/attack_home.py`
+changes files of a home one by one and reads them again.
 
-A repeated `train` or `grid` finds its inputs, computes the digest of the run, and reads and checks the stored result. fedcache
-remembers digests of large files by path, size, modification time and inode. If bits change without a change of these,
-`fedcache verify` or the next command that reads the file finds it.
+A repeated `train` or `grid` finds its inputs, computes the digest of the run, and reads and checks the stored result.
+fedcache remembers digests of large files by path, size, modification time and inode. If the content of a file changes
+but these four do not, `fedcache verify` or the next command that reads the file detects the change.
 
 ## What leaves a client
 `fedcache methods info NAME` lists the tensors that a method sends, with their shapes.
@@ -916,54 +918,57 @@ receives the mean. `feat_post=standardize` needs the sum of squares too. With `r
 the lengths of its rows and their number, and receives the mean length. The traffic of the first round contains these
 numbers. The sum of a client with one row is that row.
 
-Heads, gradients, prototypes and statistics are computed from the client's rows and reveal information about them. A mean over one
-row is that row, and the gradient of a linear head on one row is its feature times a number (`examples/invert_head.py` shows this).
-Caching features and training only heads does not protect privacy.
+Heads, gradients, prototypes and statistics are computed from the client's rows and reveal information about them. A
+mean over one row is that row. The gradient of a linear head on one row is the feature of this row times a number
+(`examples/invert_head.py` shows this). Caching features and training only heads does not protect privacy.
 
 ## Code and packages
-`make audit` runs bandit over the package and pip-audit over the installed packages. pip-audit reports success even if it
-cannot load any advisories. The command therefore prints how many packages were audited.
+`make audit` runs bandit over the package and pip-audit over the installed packages. pip-audit reports success even if
+it cannot load any advisories. Therefore `make audit` also prints how many packages were audited.
 
 ## Validation of uploads
-Every upload of every engine and execution passes update validation (`federate/trust/update_validation.py`). It checks that
+In every engine and execution mode, every upload must pass update validation (`federate/trust/update_validation.py`).
+This checks that
 
 - names, shapes, types and counts of rows match the declaration of the method (`Method.uploads`),
 - all numbers are finite, and none is above 1.8e19 (float32), because larger numbers could make a sum overflow,
 - counts are whole and not above the client's rows,
 - a site answers the current round.
 
-fedcache does not detect a replay, in which a site sends the numbers of an earlier round as those of the current one (fedavg
-.944 -> .910 with one of six sites). A robust rule limits such a replay like any other dishonest upload.
+fedcache does not detect a replay: a site that sends the numbers of an earlier round as those of the current round. With
+one such site of six, the accuracy of fedavg fell from .944 to .910. A robust rule limits the effect of a replay like
+that of any other dishonest upload.
 
 | `--on-bad-update` | effect | default |
 |---|---|---|
 | `fail` | ends the run, and names client and round | in one process, where such an upload is a bug of a method or a simulated attack; with `--secure`, because nothing can be removed from a sum |
 | `reject` | continues without the upload, and counts it in the records | over sites, so that no site can end a run for the others. The log and `federation.missed` of the result name the site. `--quorum` sets how many valid uploads a round needs |
 
-`--max-update-norm` limits the norm of an update. `--aggregate` selects a robust rule, in which every client has one vote; the
-number of rows that it claims does not count. `--byzantine` is the share of dishonest clients that the rule expects (0.2). `--attack` makes a share of
-the clients dishonest, to test a rule.
+`--max-update-norm` limits the norm of an update. `--aggregate` selects a robust rule, in which every client has one
+vote, regardless of the number of rows that the client claims. `--byzantine` is the share of dishonest clients that the
+rule expects (0.2). `--attack` makes a share of the clients dishonest, to test a rule.
 
 A mean weighted by rows depends on the numbers that clients report:
 
-- fedcache warns of a client with more than half of all rows or 10 times the median. `--max-share` limits a client's share of a
-  round's weight. `--max-rows-per-client` excludes clients that report more rows.
-- With real sites, the number of rows always has a limit: 10 times the median over all sites, or 10,000,000 rows if there are
-  fewer than three sites. fedcache refuses a site above this limit, with impossible facts or with the name of another site, and
-  prints its name. It refuses no other site.
-- A site is also refused if its classes, recipes, views or code differ from those of more than half of the sites. Without such a
-  majority nothing starts until `--like NAME` says which site is right. The server
-  waits for a connected site that cannot take part only until `--wait` is over.
+- fedcache warns if a client has more than half of all rows or 10 times the median. `--max-share` limits a client's
+  share of a round's weight. `--max-rows-per-client N` excludes clients that report more than N rows.
+- With real sites, the number of rows always has a limit: 10 times the median over all sites, or 10,000,000 rows if
+  there are fewer than three sites. fedcache refuses a site that reports more rows, impossible facts or the name of
+  another site, and prints the name of the refused site. Other sites are not affected.
+- A site is also refused if its classes, recipes, views or code differ from those of more than half of the sites.
+  Without such a majority no run starts until `--like NAME` says which site is right. If a connected site cannot take
+  part, the server waits for this site only until the time of `--wait` is over.
 - A name belongs to the first key that takes part under it, also in later runs of the same server (`fedcache flower names`). A
   server without keys binds a name for one run, and says so.
-- Within the limits a claim is not checked. It can weigh 10 times an honest one in a mean.
+- Within the limits, fedcache does not check a claim. In a mean, a site with a false claim can therefore have 10 times
+  the weight of an honest site.
 - Values that sites measure themselves are listed as `claimed` in `result.json`. `fedcache runs list`, the report and
   comparisons mark them, and neither rank nor average them with measured values.
 
 ## Dishonest sites
-Some numbers cannot be statistics of any rows, because sums over rows bound one another. A method declares which statistic
-each tensor is (`UploadTensor(..., statistic=Statistic(KIND))`), and fedcache checks each upload by itself
-(`federate/trust/statistic_checks.py`):
+Not all numbers can be statistics of rows, because different sums over the same rows bound one another. A method
+declares which statistic each tensor is (`UploadTensor(..., statistic=Statistic(KIND))`), and fedcache checks each
+upload by itself (`federate/trust/statistic_checks.py`):
 
 | statistic | check |
 |---|---|
@@ -972,34 +977,36 @@ each tensor is (`UploadTensor(..., statistic=Statistic(KIND))`), and fedcache ch
 | class sums | 0 for a class without rows; consistent with their total |
 | ridge solutions (afl) | the ridge is in the matrix; the solution explains at most the number of rows |
 | Gaussian mixtures (fedpft) | deviations and weights not negative; the weights of a class sum to 1 |
-| all of them | no longer than the rows allow, where a bound on rows is known |
+| all of them | norm within the bound that follows from the norm of rows, if a bound on rows is known |
 
-The bound on rows is automatic for unit features (`feat_post=l2`, `l2_concat`, `sign`), random Fourier features, and unit
-prototypes. `--max-row-norm` sets it for other features. An upload that fails a check is rejected or ends the run, according to
-`--on-bad-update`, and the site is named with the reason.
+fedcache knows a bound on the norm of rows for unit features (`feat_post=l2`, `l2_concat`, `sign`), random Fourier
+features, and unit prototypes. `--max-row-norm` sets the bound for other features. An upload that fails a check is
+rejected or ends the run, according to `--on-bad-update`, and the site is named with the reason.
 
-Checks run on every upload over sites, and in one process with `--aggregate`, `--on-bad-update reject`, `--max-update-norm` or
-`--max-row-norm`. They do not run with `--secure`, where the server sees only sums, with `--dp-noise`, where clipping bounds
-each upload, and on the uploads of clients that `--attack` makes dishonest.
+With real sites, these checks run on every upload. In one process, they run with `--aggregate`,
+`--on-bad-update reject`, `--max-update-norm` or `--max-row-norm`. They run neither with `--secure`, because the server
+sees only sums, nor with `--dp-noise`, because clipping bounds each upload. Uploads of clients that `--attack` makes
+dishonest are not checked either.
 
 Weights, steps and other tensors that are not statistics are compared with the uploads of the other clients in the same
 round, if there are three or more. An upload is rejected when one of its tensors holds a number above 65,536 (float32)
-and above 1,000 times the median of the other uploads. If the server replaces a tensor by the mean of uploads, fedcache compares
-the differences from the broadcast. Up to 65,536 the square of a product of a weight and a feature can still be sent,
-so honest clients can train from the model. The comparison is left out with `--on-bad-update fail` and a robust rule, which
-tolerates such an upload.
+and above 1,000 times the median of the other uploads. If the server replaces a tensor by the mean of uploads, fedcache
+compares the differences from the broadcast. If no weight and no feature is above 65,536, even the square of a weight
+times a feature is below 1.8e19, so honest clients can train from the model. If `--on-bad-update fail` is combined with
+a robust rule, this comparison is left out, because the rule tolerates such an upload.
 
-An upload can pass all checks and still harm the model. It can make the server's system singular, or a number of the model 1,000
-times larger than without this upload and larger than 65,536. fedcache then leaves out one upload after the other (at most 32,
-beginning with the one farthest from the median of all). If the server can aggregate without one upload, that upload is
-rejected and its site named. If it cannot, a singular system ends the run with exit 7 and the names of the suspects.
+An upload can pass all checks and still harm the model. It can make the server's system of equations singular, or it can
+make a number of the model larger than 65,536 and 1,000 times larger than without this upload. fedcache then aggregates
+again, each time without one upload (at most 32 times, beginning with the upload farthest from the median of all). If
+the aggregation succeeds without an upload, this upload is rejected and its site is named. If it never succeeds, a
+singular system ends the run with exit 7 and the names of the suspects.
 
-If more than half of the sites of a round send invalid uploads, and sent valid ones in the round before, the model is
+If more than half of the sites of a round send invalid uploads, and sent valid uploads in the round before, the model is
 the cause. The run then ends with exit 7, and no site is blamed.
 
-The tables show the accuracy on scikit-learn's digits with one dishonest site of six (`python tools/lying_sites.py` prints them). A
-star marks runs in which the site was rejected and named. The factor in the head of a column multiplies every number of the
-upload that is not a count.
+The tables show the accuracy on scikit-learn's digits with one dishonest site of six (`python tools/lying_sites.py`
+prints them). A star marks runs in which the site was rejected and named. A head such as `x -1` means that the dishonest
+site multiplies every number of its upload by -1, except counts.
 
 `--set feat_post=none`
 
@@ -1062,23 +1069,23 @@ upload that is not a count.
 
 Limits of the checks:
 
-- Sums with another sign or size are possible sums of some rows. Without second moments (fedncm, fedcof) only a bound on rows
-  detects a sum that is a million times too large. No check detects a changed sign.
+- Sums with another sign or size can be sums of other rows. If a method sends no second moments (fedncm, fedcof), only a
+  bound on rows detects a sum that is a million times too large. No check detects sums with a changed sign.
 - Weights of models (fedavg) and prototypes of trained projections (fedproto) are not statistics of the features.
   `--max-update-norm` bounds updates, and robust rules tolerate a dishonest site.
-- `median` and `trimmed` treat each number separately, and such a matrix of second moments matches no sums. For methods that send
-  second moments fedcache therefore takes the mean of the uploads nearest to that median. Without this, fed3r with `trimmed:0.2`
-  falls from .927 to .589.
+- `median` and `trimmed` treat each number separately, so their matrix of second moments would not fit their sums. For
+  methods that send second moments, fedcache therefore takes the mean of the uploads nearest to that median. Without
+  this, the accuracy of fed3r with `trimmed:0.2` falls from .927 to .589.
 
 ## The last night
-`make nightly` runs every test with all its cases, breaks every law, and changes random lines of the code and random files of a
-home. *Code* is a digest of all files of the repository without these records.
+`make nightly` runs every test with all its cases, breaks every law, and changes random lines of the code and random
+files of a home. *Code* is a digest of all files of the repository except these records.
 
 NIGHT
 
 ## Differential privacy and secure aggregation
-[Their page](scale/privacy.md) says what epsilon covers, what it does not cover, how the budget is counted, and what the server
-still sees with secure aggregation.
+[Their page](scale/privacy.md) says which data epsilon covers, how the budget is counted, and what the server still sees
+with secure aggregation.
 """
 
 
