@@ -122,7 +122,7 @@ def publish(
     manifest, files = _publication(store, card, zarr, anonymous_names=anonymous_names)
     raw_manifest = manifest.to_bytes()
     replaces = _claim(source, store, raw_manifest, anonymous_names=anonymous_names)
-    unchanged = _unchanged(source, manifest, {replaces, sha256_hex(raw_manifest)})
+    unchanged = _unchanged(source, manifest, replaces)
     shards = list(_shards(manifest))
     small_files = len(files) + 1  # with the manifest
     total = len(shards) + small_files
@@ -148,6 +148,9 @@ def publish(
             list(pool.map(source.put, files.keys(), files.values()))
         source.put(ROOT, root)
         source.put(NAME, raw_manifest)
+        if replaces:
+            mark = parse_signed(source.get(MARK))
+            source.put(MARK, to_signed({**mark, "replaces": False}))
         observer.advance(small_files)
     finally:
         observer.stop()
@@ -316,11 +319,11 @@ def _has_shard(source: ByteSource, name: str, length: int, info: ArrayInfo, numb
 
 
 def _claim(source: ByteSource, store: Store, raw: bytes, *, anonymous_names: bool) -> bool | str:
-    """Take a place for the publication of a store, before anything else is written existing.
+    """Take a place for the publication of a store, before anything else is written there.
 
     Returns:
-        the digest of the manifest of the complete publication that this one replaces; False where this place never had
-        other content; True where it may have files of a publication that was interrupted.
+        the digest of the manifest of the complete publication that this one replaces; False where this place has no
+        files of other content; True where it may have files of a publication that was interrupted.
 
     Raises:
         StoreError for a place with other files; UsageError if an earlier publication left the names of rows out and
@@ -339,7 +342,11 @@ def _claim(source: ByteSource, store: Store, raw: bytes, *, anonymous_names: boo
     try:
         existing = parse_signed(source.get(MARK))
     except ValueError as error:
-        raise _something_else(source, f"a {MARK} that {error}") from error
+        raise StoreError(
+            f"{source.place} contains a {MARK} that {error}, so fedcache cannot tell whose place this is.",
+            f"If it is an earlier publication, delete everything in {source.place}, and run the same command "
+            f"again. {_other_place(source.place)}",
+        ) from error
     if existing.get("kind") != claim["kind"] or existing.get("dataset") != claim["dataset"]:
         raise _something_else(source, "a publication of another dataset")
     if existing.get("anonymous_names") and not anonymous_names:
@@ -370,7 +377,7 @@ def _need_own_place(source: ByteSource) -> None:
             if (above / "samples" / "uid").is_dir():
                 raise StoreError(
                     f"{folder} is inside the store {above}.",
-                    f"Use another place:  fedcache publish STORE {shell_word(f'{above}-published')}",
+                    _other_place(above),
                 )
     if local and folder.exists():
         if not folder.is_dir():
@@ -388,17 +395,21 @@ def _need_own_place(source: ByteSource) -> None:
 
 
 def _something_else(source: ByteSource, what: str) -> StoreError:
-    other = f"{source.place}-published"
     return StoreError(
         f"{source.place} contains {what}, not a publication of this store.",
-        f"Use another place:  fedcache publish STORE {shell_word(other)}",
+        _other_place(source.place),
     )
 
 
-def _unchanged(source: ByteSource, manifest: Manifest, trusted: set[bool | str]) -> set[str]:
-    """Keys of arrays that a complete publication has with the same chunks at the same places.
+def _other_place(place: object) -> str:
+    """A sentence with the command that publishes to a place next to this one."""
+    return f"Use another place:  fedcache publish STORE {shell_word(f'{place}-published')}"
 
-    Only a publication whose manifest has a digest in ``trusted`` counts.
+
+def _unchanged(source: ByteSource, manifest: Manifest, replaces: bool | str) -> set[str]:
+    """Keys of arrays that the replaced publication has with the same chunks at the same places.
+
+    There are none unless ``replaces`` is the digest of its manifest.
     """
     if source.size(NAME) is None:
         return set()
@@ -406,7 +417,7 @@ def _unchanged(source: ByteSource, manifest: Manifest, trusted: set[bool | str])
         raw, earlier = published_manifest(source)
     except CorruptionError:
         return set()
-    if sha256_hex(raw) not in trusted:
+    if sha256_hex(raw) != replaces:
         return set()
     keys = set()
     for key, info in manifest.arrays.items():
