@@ -5,7 +5,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from command import fedcache, must_fail, ok
+from command import fedcache, ok
+from failing_command import must_fail
 from heard import Heard
 from made_path import place_of
 from refusal import refused
@@ -181,7 +182,7 @@ def test_the_dataset_of_parts_that_are_not_joined_yet_leads_to_the_join(images):
     for named in ("--store {name}", "--dataset {name}", f"--dataset folder:{images}", ""):
         line = "train --method fedavg --no-extract " + named.format(name=images.name)
         said = must_fail("part 1 of 2", line, code=Exit.STORE)
-        assert f"fedcache join {Home.from_environment().stores}/{images.name}-" in said.err
+        assert f"fedcache join {Home.from_environment().stores}/{images.name}-" in said["hint"]
 
 
 def test_a_folder_of_another_kind_is_refused_before_anything_is_computed(images, tmp_path):
