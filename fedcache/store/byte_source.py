@@ -19,7 +19,14 @@ from fedcache.config import is_store_address
 from fedcache.errors import MachineError, StoreError, UsageError
 from fedcache.optional import needed_library, reason
 from fedcache.store.chunks import make_directories
-from fedcache.store.files import Buffer, at_once, explain_disk_errors, size_of, write_atomic
+from fedcache.store.files import (
+    Buffer,
+    at_once,
+    explain_disk_errors,
+    size_of,
+    temporary_name,
+    write_atomic,
+)
 
 T = TypeVar("T")
 
@@ -132,7 +139,7 @@ class FolderSource:
     def put_if_absent(self, name: str, *parts: Buffer) -> bool:
         """See ``ByteSource``."""
         path = self.folder / name
-        temporary = f"{name}.{os.getpid()}-{os.urandom(4).hex()}.partial"
+        temporary = temporary_name(Path(name)).as_posix()
         self.put(temporary, *parts)
         try:
             # Unlike a rename, a link does not replace another file.
