@@ -757,9 +757,13 @@ class Home:
         return self.stores / f"{slug}-{digest[:8]}.zarr"
 
     def stores_of(self, slug: str) -> list[Path]:
-        """The stores of datasets with this name, one for each content, in the order of digests."""
-        digest = "[0-9a-f]" * 8
-        return sorted(self.stores.glob(f"{slug}-{digest}.zarr"))
+        """The stores of datasets with this name, one for each content, in the order of digests.
+
+        If there are none, it is the first part of a store that is not joined yet, whose error names the command.
+        """
+        stem = f"{slug}-" + "[0-9a-f]" * 8
+        parts = sorted(self.stores.glob(f"{stem}.part-*.zarr"))
+        return sorted(self.stores.glob(f"{stem}.zarr")) or parts[:1]
 
     @property
     def runs(self) -> Path:

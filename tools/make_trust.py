@@ -826,7 +826,9 @@ def write_page() -> None:
 
 def night() -> str:
     """Table of the steps of the last `make nightly`."""
-    steps = json.loads(NIGHT.read_text()) if NIGHT.is_file() else {}
+    if not NIGHT.is_file():
+        return "It has not run yet."
+    steps = json.loads(NIGHT.read_text())
     lines = [
         f"| {step} | {found['result']} | {found['seconds']:,} | {found['processor']:,} | `{found['code']}` |"
         for step, found in steps.items()

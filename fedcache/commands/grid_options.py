@@ -26,7 +26,8 @@ class GridOptions:
         (),
         "key=v1,v2: values of a hyperparameter, or of rounds, participation, clients, "
         "alpha, shards, shots, aggregate or attack. --sampler optuna also takes a range: "
-        "key=log:1e-4..1 or key=8..64. Repeatable.",
+        "key=log:1e-4..1 or key=8..64. A value with a comma is quoted: 'hold_out=\"Delft, NL\",Rome'. "
+        "Repeatable.",
         POINTS,
         whole=True,
         default_text="the values of --ready",

@@ -619,11 +619,7 @@ def split_list(values: Sequence[str] | None, name: str = "--backbones") -> tuple
 
 def sweep_lists(sweep: Sequence[str] | None) -> dict[str, tuple[str, ...]]:
     """Each key of ``--sweep`` options and its comma-separated values. Raises the errors of ``pairs``."""
-    swept = {}
-    for key, text in pairs(sweep, "--sweep").items():
-        values = [value.strip() for value in text.split(",")]
-        swept[key] = tuple(value for value in values if value)
-    return swept
+    return {key: tuple(listed(text)) for key, text in pairs(sweep, "--sweep").items()}
 
 
 def configured(kind: type[C], given: Given, section: Mapping[str, Any] | None = None) -> C:

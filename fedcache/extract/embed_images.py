@@ -41,7 +41,7 @@ from fedcache.extract.images import from_pillow
 from fedcache.extract.planning.plan import PlannedArray, memory_of
 from fedcache.extract.recipe import IMAGES, SOUNDS, TEXTS, Recipe
 from fedcache.parsing import counted
-from fedcache.store.files import make_private
+from fedcache.store.files import HOST, make_private
 from fedcache.store.store import Store
 from fedcache.tables.roles import ONE_DOMAIN
 
@@ -283,7 +283,9 @@ def embedded(
     )
     samples = samples_of(data, np.ones(N, np.uint8))
     place = make_private(home.root / SCRATCH)
-    folder = Path(tempfile.mkdtemp(prefix=f".predict.{os.getpid()}-", suffix=".partial", dir=place))
+    folder = Path(
+        tempfile.mkdtemp(prefix=f".predict.{os.getpid()}-{HOST}-", suffix=".partial", dir=place)
+    )
     try:
         device = resolve_device(config.device)
         options.observer.note(f"Device {device.kind} ({device.name}): {device.why}.")

@@ -521,7 +521,7 @@ def of_named_store(config: ExtractConfig, home: Home) -> ExtractConfig:
     path = store_of_dataset(home, str(config.dataset))
     if path is None:
         return config
-    known = dataset_of_store(Store.open(path), home)
+    known = dataset_of_store(Store.open(path, part=True), home)
     if known is None:
         return config
     read_with = ("dataset", "limit", "layout", "follow_links", "data", "name")

@@ -7,7 +7,7 @@ import numpy as np
 from fedcache.config import Home, TrainConfig
 from fedcache.errors import UsageError, shell_word, unknown
 from fedcache.extract.planning.find_store import need_store
-from fedcache.parsing import whole_number
+from fedcache.parsing import in_a_list, whole_number
 from fedcache.progress import Observer
 from fedcache.store.store import column_of
 
@@ -70,9 +70,7 @@ def every_value(
                 names += f" and {len(small) - NAMED:,} more"
             observer.note(f"Not held out, because they have fewer than {least:,} rows: {names}.")
     if len(words) > MOST:
-        without_comma = [word for word in words if "," not in word]
-        examples = ",".join(without_comma[:2]) or "VALUE,VALUE"
-        sweep = shell_word(f"hold_out={examples}")
+        sweep = shell_word(f"hold_out={in_a_list(words[:2])}")
         raise UsageError(
             f"--hold-out each trains one run per value, but the column {by} has {len(words):,} values. "
             f"At most {MOST} values are held out without naming them.",

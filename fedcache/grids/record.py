@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedcache.config import option_value, option_words
 from fedcache.errors import CorruptionError, shell_word
+from fedcache.parsing import in_a_list
 from fedcache.store.files import (
     SealedLines,
     digest_of,
@@ -152,8 +153,7 @@ def command_of_grid(request: GridRequest) -> str:
     """One line for a shell: the methods, the sweeps, and every option that is not at its default."""
     words = ["fedcache", "grid", "--method", ",".join(request.methods)]
     for key, values in request.sweeps.items():
-        listed = ",".join(values)
-        words += ["--sweep", f"{key}={listed}"]
+        words += ["--sweep", f"{key}={in_a_list(values)}"]
     sampling = request.sampling
     search = {
         "--sampler": (sampling.sampler, "grid"),

@@ -15,7 +15,7 @@ import numpy as np
 from fedcache.errors import FedcacheError, UsageError, unknown
 from fedcache.extract.planning.find_images import ImagePlaces
 from fedcache.models.evaluate import BINS, ClassMeasures, RightRows, RunEvaluation
-from fedcache.parsing import sheet_cell
+from fedcache.parsing import counted, sheet_cell
 from fedcache.progress import Observer, Silent, percent
 from fedcache.report.drawing import (
     MUTED,
@@ -301,8 +301,9 @@ def reliability(ident: str, evaluations: Sequence[RunEvaluation]) -> Plot:
                 if count:
                     confidences.append(confidence)
                     accuracies.append(accuracy)
+                    inside = counted(count, "row")
                     words.append(
-                        f"{e.label}: {accuracy:.3f} right at confidence {confidence:.3f}, {count:,} rows"
+                        f"{e.label}: {accuracy:.3f} right at confidence {confidence:.3f}, {inside}"
                     )
             axes.plot(confidences, accuracies, color=SERIES[i], label=short(e.label))
             dots = axes.scatter(confidences, accuracies, s=24, color=SERIES[i])

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from fedcache.errors import MachineError, unknown
 from fedcache.federate.partition.partition import Columns, Partition
+from fedcache.parsing import counted
 from fedcache.report.drawing import (
     INK,
     SERIES,
@@ -104,7 +105,8 @@ def dots(ident: str, source: RunStore) -> Plot | None:
         words = []
         for i, j in zip(x, y, strict=True):
             name = classes[j]
-            words.append(f"{names[int(i)]}, {name}: {shown[i, j]} rows")
+            held = counted(shown[i, j], "row")
+            words.append(f"{names[int(i)]}, {name}: {held}")
         marks(made, words)
         name_places(axes.set_xticks, names[:across], rotation=90)
         name_places(axes.set_yticks, classes[:down])
@@ -448,7 +450,8 @@ def label_entropy(ident: str, source: RunStore) -> Plot | None:
             style = {"width": np.diff(edges), "align": "edge", "color": SERIES[i], "alpha": 0.6}
             bars = axes.bar(starts, counts, label=scale, **style)
             for bar, count, start, end in zip(bars, counts, starts, ends, strict=True):
-                marks(bar, [f"{scale}: {count} rows from {start:.2f} to {end:.2f} bits"])
+                inside = counted(count, "row")
+                marks(bar, [f"{scale}: {inside} from {start:.2f} to {end:.2f} bits"])
         axes.set(xlabel="bits", ylabel="test rows")
         axes.grid(visible=False, axis="x")
         legend_below(axes)

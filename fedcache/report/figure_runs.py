@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedcache.parsing import size
+from fedcache.parsing import counted, size
 from fedcache.progress import percent
 from fedcache.report.comparison import Comparison, Pair, compact
 from fedcache.report.comparison_output import (
@@ -277,7 +277,8 @@ def confusion_matrix(
             pairs = []
             for i, j in most:
                 mistake = f"{names[i]} taken for {names[j]}"
-                words.append(f"{mistake}: {table[i, j]} rows, {share[i, j]:.1f} %")
+                mistaken = counted(table[i, j], "row")
+                words.append(f"{mistake}: {mistaken}, {share[i, j]:.1f} %")
                 pairs.append(short(names[i], 14) + " as " + short(names[j], 14))
             bars(axes, marks, [share[i, j] for i, j in most], words, pairs)
             axes.set_xlabel("% of the true class")

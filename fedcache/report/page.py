@@ -494,7 +494,8 @@ def _summary(entries: Sequence[StoredRun], score: str) -> str:
     part = entries[0].result["partition"]
     # Ingested features may belong to something else than images.
     holds = data_of.get("holds", ROWS)
-    description = f"{data_of['ok']:,} readable {holds}, {part['clients']} clients"
+    clients = counted(part["clients"], "client")
+    description = f"{data_of['ok']:,} readable {holds}, {clients}"
     if entries[0].redrawn:
         description += "; every seed has its own partition, and the figure shows the first"
     description += "."

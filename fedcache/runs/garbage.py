@@ -27,6 +27,7 @@ from fedcache.store.catalog import (
     old_stores,
     size_of,
 )
+from fedcache.store.files import HOST
 from fedcache.store.lock import is_alive, leftover_outputs
 from fedcache.store.mirror import FOLDER, idle_mirrors
 
@@ -272,6 +273,6 @@ def _delete(path: Path) -> None:
         return
     # `gc` deletes this directory if the process is killed.
     process = os.getpid()
-    away = path.with_name(f".{path.name}.{process}-removed.partial")
+    away = path.with_name(f".{path.name}.{process}-{HOST}-removed.partial")
     path.rename(away)
     shutil.rmtree(away)

@@ -19,7 +19,14 @@ from fedcache.config import is_store_address
 from fedcache.errors import MachineError, StoreError, UsageError
 from fedcache.optional import needed_library, reason
 from fedcache.store.chunks import make_directories
-from fedcache.store.files import Buffer, at_once, explain_disk_errors, size_of, write_atomic
+from fedcache.store.files import (
+    Buffer,
+    at_once,
+    explain_disk_errors,
+    size_of,
+    temporary_name,
+    write_atomic,
+)
 
 T = TypeVar("T")
 
@@ -132,7 +139,7 @@ class FolderSource:
     def put_if_absent(self, name: str, *parts: Buffer) -> bool:
         """See ``ByteSource``."""
         path = self.folder / name
-        temporary = f"{name}.{os.getpid()}-{os.urandom(4).hex()}.partial"
+        temporary = temporary_name(Path(name)).as_posix()
         self.put(temporary, *parts)
         try:
             # Unlike a rename, a link does not replace another file.
@@ -202,7 +209,7 @@ class RemoteSource:
         return self._tried(name, lambda: bytes(self._store.get(name).bytes()))
 
     def get_range(self, name: str, start: int, length: int) -> bytes:
-        """See ``ByteSource``; here, fewer bytes than ``length`` are a MachineError.
+        """See ``ByteSource``.
 
         A server without ranges sends the whole object, which is kept for the next range.
         """
@@ -214,8 +221,11 @@ class RemoteSource:
                 # The server answered with the whole object.
                 if type(error).__name__ == "NotSupportedError":
                     return None
+                if _status(error) == 416:  # the object ends before this range
+                    return b""
                 raise
-            if len(found) != length:
+            # An answer is short because its connection was cut, or because the object is too small.
+            if len(found) != length and self._store.head(name)["size"] >= start + length:
                 raise ConnectionError(f"received {len(found):,} of {length:,} bytes")
             return found
 

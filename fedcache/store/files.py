@@ -19,6 +19,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -48,6 +49,10 @@ _DIGEST_END = b'"}'
 
 SCHEME = 2
 """Version of the digest of code, which is part of that digest. Version 1 hashed paths and whole files."""
+
+
+HOST = hashlib.sha256(socket.gethostname().encode()).hexdigest()[:6]
+"""Digits for this host in names of temporary files. The number of a process says nothing on another host."""
 
 
 def canonical_json(value: Any) -> bytes:
@@ -103,7 +108,7 @@ def fsync_directory(path: Path) -> None:
 
 def temporary_name(path: Path) -> Path:
     """A name that no other process uses, also no process with the same number on another host of a shared disk."""
-    return path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}.partial")
+    return path.with_name(f".{path.name}.{os.getpid()}-{HOST}-{os.urandom(4).hex()}.partial")
 
 
 class FullDiskError(OSError):

@@ -19,6 +19,7 @@ from fedcache.config import Home
 from fedcache.errors import CorruptionError, MachineError, StoreError, UsageError, shell_word
 from fedcache.parsing import parse_json
 from fedcache.store.files import (
+    HOST,
     Buffer,
     explain_disk_errors,
     make_private,
@@ -84,9 +85,10 @@ def is_alive(pid: int) -> bool:
 
 
 def writer_of(path: Path) -> int:
-    """The process whose temporary file this is, ``.NAME.PID-RANDOM.partial``; 0 for another name."""
-    pid = path.name.removesuffix(".partial").rpartition(".")[2].partition("-")[0]
-    if path.name.endswith(".partial") and pid.isdigit():
+    """The process whose temporary file this is, ``.NAME.PID-HOST-RANDOM.partial``; 0 for another host or name."""
+    pid, *rest = path.name.removesuffix(".partial").rpartition(".")[2].split("-")
+    is_here = len(rest) < 2 or rest[0] == HOST
+    if path.name.endswith(".partial") and pid.isdigit() and is_here:
         return int(pid)
     return 0
 
@@ -292,10 +294,9 @@ def leftover_outputs(home: Home) -> Iterator[Path]:
             continue
         if found is None:
             continue
-        pid = found.content["pid"]
-        if is_alive(int(pid)):
+        if still_runs(found.content) is not False:
             continue
-        yield from _partials(Path(found.content["path"]), str(pid))
+        yield from _partials(Path(found.content["path"]), str(found.content["pid"]))
         yield note
 
 
@@ -311,7 +312,7 @@ def _noted(path: Path) -> Iterator[None]:
     if home.root.is_dir():
         with suppress(OSError):
             make_private(note.parent)
-            write_sealed(note, NOTE_KIND, {"path": str(path.absolute()), "pid": os.getpid()})
+            write_sealed(note, NOTE_KIND, {"path": str(path.absolute()), **this_process()})
     try:
         yield
     finally:
@@ -321,5 +322,4 @@ def _noted(path: Path) -> Iterator[None]:
 
 def _partials(path: Path, pid: str) -> list[Path]:
     """Temporary files that process ``pid`` made for an output; ``*`` is any process."""
-    random_part = "[0-9a-f]" * 8
-    return sorted(path.parent.glob(f".{glob.escape(path.name)}.{pid}-{random_part}.partial"))
+    return sorted(path.parent.glob(f".{glob.escape(path.name)}.{pid}-*.partial"))

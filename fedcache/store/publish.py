@@ -344,7 +344,11 @@ def _claim(
     try:
         existing = parse_signed(source.get(MARK))
     except ValueError as error:
-        raise _something_else(source, f"a {MARK} that {error}") from error
+        raise StoreError(
+            f"{source.place} contains a {MARK} that {error}, so fedcache cannot tell whose place this is.",
+            f"If it is an earlier publication, delete everything in {source.place}, and run the same command "
+            f"again. {_other_place(source.place)}",
+        ) from error
     if existing.get("kind") != claim["kind"] or existing.get("dataset") != claim["dataset"]:
         raise _something_else(source, "a publication of another dataset")
     if existing.get("anonymous_names") and not anonymous_names:
@@ -374,7 +378,7 @@ def _need_own_place(source: ByteSource) -> None:
             if (above / "samples" / "uid").is_dir():
                 raise StoreError(
                     f"{folder} is inside the store {above}.",
-                    f"Use another place:  fedcache publish STORE {shell_word(f'{above}-published')}",
+                    _other_place(above),
                 )
     if local and folder.exists():
         if not folder.is_dir():
@@ -392,11 +396,15 @@ def _need_own_place(source: ByteSource) -> None:
 
 
 def _something_else(source: ByteSource, what: str) -> StoreError:
-    other = f"{source.place}-published"
     return StoreError(
         f"{source.place} contains {what}, not a publication of this store.",
-        f"Use another place:  fedcache publish STORE {shell_word(other)}",
+        _other_place(source.place),
     )
+
+
+def _other_place(place: object) -> str:
+    """A sentence with the command that publishes to a place next to this one."""
+    return f"Use another place:  fedcache publish STORE {shell_word(f'{place}-published')}"
 
 
 def _unchanged(source: ByteSource, manifest: Manifest, earlier_digest: object) -> set[str]:

@@ -37,6 +37,7 @@ from fedcache.store.chunks import (
     write_payload,
 )
 from fedcache.store.files import (
+    HOST,
     digest_of,
     explain_disk_errors,
     fsync_directory,
@@ -592,5 +593,5 @@ def _building_place(path: Path) -> Path:
             shutil.rmtree(left, ignore_errors=True)
     path.parent.mkdir(parents=True, exist_ok=True)
     # The name contains the process for this cleanup, and a random part for several threads of a process.
-    prefix = f".{path.name}.{os.getpid()}-"
+    prefix = f".{path.name}.{os.getpid()}-{HOST}-"
     return Path(tempfile.mkdtemp(prefix=prefix, suffix=".partial", dir=path.parent))

@@ -95,6 +95,8 @@ def test_a_value_with_a_comma_can_be_held_out(tmp_path):
         assert {site[row] for row in held.test.tolist()} == away
     each = ok("grid --method fedncm --by site --hold-out each --store", path).data
     assert set(each["held_out"][0]["accuracy"]) == set(site)
+    line = f"""grid --method fedncm --by site --sweep 'hold_out="B,c", A' --store {path}"""
+    assert list(ok(line).data["held_out"][0]["accuracy"]) == ["B,c", "A"]
 
 
 @pytest.mark.slow

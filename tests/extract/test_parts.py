@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from command import fedcache, ok
+from failing_command import must_fail
 from heard import Heard
 from made_path import place_of
 from refusal import refused
@@ -174,6 +175,14 @@ def test_a_part_is_never_a_store(images, tmp_path):
     assert fedcache(f"extract {SMALL} --part 2/2").code == Exit.USAGE
     ok("gc --delete")
     assert joined([first], tmp_path / "out.zarr").code == 0
+
+
+def test_the_dataset_of_parts_that_are_not_joined_yet_leads_to_the_join(images):
+    ok(f"extract --dataset folder:{images} {SMALL} --part 1/2")
+    for named in ("--store {name}", "--dataset {name}", f"--dataset folder:{images}", ""):
+        line = "train --method fedavg --no-extract " + named.format(name=images.name)
+        said = must_fail("part 1 of 2", line, code=Exit.STORE)
+        assert f"fedcache join {Home.from_environment().stores}/{images.name}-" in said["hint"]
 
 
 def test_a_folder_of_another_kind_is_refused_before_anything_is_computed(images, tmp_path):

@@ -244,8 +244,8 @@ def test_mistakes_of_many_classes_are_the_fifteen_most_frequent(drawn):
     figure_runs.confusion("c", "run", stored(confusion=table.tolist()))
     assert drawn.told == [
         ["7 taken for 3: 3 rows, 25.0 %"],
-        ["0 taken for 30: 1 rows, 10.0 %"],
-        ["3 taken for 7: 1 rows, 10.0 %"],
+        ["0 taken for 30: 1 row, 10.0 %"],
+        ["3 taken for 7: 1 row, 10.0 %"],
     ]
     small = figure_runs.confusion(
         "c", "run", stored(confusion=[[3, 1], [0, 4]], class_names=["a", "b"])

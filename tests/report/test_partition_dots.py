@@ -1,6 +1,7 @@
 """The drawing of a partition: which dots, in which colour, how large, in which files."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -52,6 +53,14 @@ def test_a_dot_for_each_class_a_client_owns_and_its_area_is_the_count(monkeypatc
     assert dots.get_sizes() == pytest.approx(counts[places[:, 0], places[:, 1]] * dot_scale(counts))
     assert not any(dots.get_linewidths())  # an outline would add to the area
     assert axes.get_legend() is None
+
+
+def test_a_dot_of_one_row_is_called_one_row():
+    partition = make("iid", even_columns(2, 1, 2), clients=2)
+    source = SimpleNamespace(partition=partition, columns=even_columns(2, 1, 2))
+    svg = figure_data.dots("d", source).svg
+    assert "1 row<" in svg
+    assert "1 rows" not in svg
 
 
 def test_names_are_drawn_as_they_are(tmp_path):

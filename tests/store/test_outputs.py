@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from command import environment, ok
 
+from fedcache.store import lock
 from fedcache.store.files import open_unnamed, write_sealed
-from fedcache.store.lock import NOTE_KIND, NOTES, output_file, write_output
+from fedcache.store.lock import NOTE_KIND, NOTES, output_file, this_process, write_output
 
 KILLED = """
 import os, signal, sys
@@ -113,11 +114,21 @@ def test_an_output_that_is_being_written_is_left_alone(tmp_path, own_home):
     assert list((own_home / NOTES).iterdir()) == []
 
 
+def test_what_another_host_writes_is_left_alone(out, monkeypatch):
+    (left,) = out.parent.iterdir()
+    monkeypatch.setattr(lock.socket, "gethostname", lambda: "elsewhere")
+    monkeypatch.setattr(lock, "HOST", "abcdef", raising=False)
+    ok("gc --delete")
+    write_output(out, b"whole")
+    assert sorted(out.parent.iterdir()) == sorted([left, out])
+
+
 def test_a_note_can_name_no_file_but_a_partial_one(tmp_path, own_home):
     (own_home / NOTES).mkdir(parents=True)
     kept = tmp_path / "kept.csv"
     kept.write_text("mine")
-    write_sealed(own_home / NOTES / "a.json", NOTE_KIND, {"path": str(kept), "pid": 2**22 + 1})
+    dead = {**this_process(), "pid": 2**22 + 1}
+    write_sealed(own_home / NOTES / "a.json", NOTE_KIND, {"path": str(kept), **dead})
     ok("gc --delete")
     assert kept.read_text() == "mine"
 

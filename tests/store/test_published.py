@@ -162,6 +162,18 @@ def test_other_bytes_are_found_and_never_kept(toy, server):
     assert_equal(toy, store)
 
 
+@pytest.mark.parametrize("length", [0, 28, 30])
+def test_a_shard_that_was_cut_off_is_damage_and_no_fault_of_the_network(server, length):
+    store = opened(server)
+    with (server.folder / "toy" / f"features/{KEYS[0]}/c/0/0/0").open("r+b") as shard:
+        shard.truncate(length)
+    refused(
+        lambda: store.reader(KEYS[0]).chunk(1),
+        "does not have the checksum of the manifest",
+        code=Exit.CORRUPT,
+    )
+
+
 def test_a_mirror_that_lost_or_damaged_a_chunk_brings_it_again(toy, server):
     store = opened(server)
     store.reader(KEYS[0]).all()
@@ -295,8 +307,12 @@ def test_a_place_with_something_else_is_left_alone(toy, place, published):
             publication(store, target)
     assert [p.name for p in other.iterdir()] == ["thesis.txt"]
     (other / "thesis.txt").rename(other / publish.MARK)
-    with pytest.raises(StoreError):
-        publication(toy, other)
+    refused(
+        lambda: publication(toy, other),
+        f"delete everything in {other}",
+        f"fedcache publish STORE {other}-published",
+        code=Exit.STORE,
+    )
 
 
 @pytest.mark.slow

@@ -84,6 +84,36 @@ def classifier(path, *, kind="float32", side=8, classes=4, softmax=True):
     return path
 
 
+def mean_colour(path):
+    """Images [1, 3, H, W] with free sides -> ``colour`` [1, 3], their mean."""
+    made = schema.ModelT()
+    made.version = 3
+    axes = schema.BufferT()
+    axes.data = np.frombuffer(np.array([2, 3], np.int32).tobytes(), np.uint8)
+    made.buffers = [schema.BufferT(), axes]
+    graph = schema.SubGraphT()
+    graph.tensors = []
+    for name, shape, kind in (
+        ("images", [1, 3, 1, 1], schema.TensorType.FLOAT32),
+        ("axes", [2], schema.TensorType.INT32),
+        ("colour", [1, 3], schema.TensorType.FLOAT32),
+    ):
+        tensor = schema.TensorT()
+        tensor.name, tensor.shape, tensor.type = name.encode(), shape, kind
+        tensor.buffer = int(name == "axes")
+        graph.tensors.append(tensor)
+    graph.tensors[0].shapeSignature = [-1, 3, -1, -1]
+    graph.operators = [
+        operation(made, schema.BuiltinOperator.MEAN, [0, 1], [2], schema.ReducerOptionsT())
+    ]
+    graph.inputs, graph.outputs = [0], [2]
+    made.subgraphs = [graph]
+    builder = flatbuffers.Builder(1024)
+    builder.Finish(made.Pack(builder), b"TFL3")
+    path.write_bytes(bytes(builder.Output()))
+    return path
+
+
 def pooling(side):
     options = schema.Pool2DOptionsT()
     options.padding = schema.Padding.VALID

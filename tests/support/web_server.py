@@ -60,6 +60,9 @@ def web_server(folder):
                 size = len(raw)
                 first, _, last = wanted.removeprefix("bytes=").partition("-")
                 start = int(first) if first else size - int(last)
+                if start >= size:
+                    self.send_error(416)
+                    return
                 raw = raw[start : int(last) + 1 if first and last else None]
                 self.send_response(206)
                 self.send_header("Content-Range", f"bytes {start}-{start + len(raw) - 1}/{size}")

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedcache.errors import MachineError, UsageError, shell_word
+from fedcache.errors import MachineError, UsageError
 from fedcache.extract.backbones.backbone import Backbone, triple
 from fedcache.extract.recipe import UNIT, Recipe
 from fedcache.parsing import parse_json
@@ -37,6 +37,10 @@ PROMPTS = "config_sentence_transformers.json"
 """File of named prompts. It is downloaded but not digested, because a recipe contains the text of its prompt."""
 
 PREPROCESSING = ("preprocessor_config.json", "processor_config.json")
+WHOLE = (
+    "A model's folder needs config.json, weights as *.safetensors, and preprocessor_config.json or a tokenizer. "
+    "transformers writes them with save_pretrained('FOLDER') of the model and of its processor or tokenizer."
+)
 LONGEST = 10_000_000
 """Limit in bytes for a configuration file."""
 FILTERS = {2: "bilinear", 3: "bicubic"}
@@ -66,7 +70,7 @@ def check_folder(folder: Path, name: str) -> None:
     if "config.json" not in files:
         raise MachineError(
             f"{folder} holds no config.json, so it is not a Hugging Face model.",
-            f"fedcache backbones pull {shell_word(name)}",
+            WHOLE,
         )
     if "auto_map" in read_config(folder, "config.json"):
         raise MachineError(
@@ -134,7 +138,7 @@ def read_preprocessing(folder: Path, name: str) -> Recipe:
     if not isinstance(config, dict):
         raise MachineError(
             f"{name} has neither preprocessor_config.json (for images or sounds) nor a tokenizer (for texts).",
-            f"Get the folder again, with all of its files:  fedcache backbones pull {shell_word(name)}",
+            WHOLE,
         )
     try:
         return _preprocessing(config, name)

@@ -207,7 +207,8 @@ def _opened(
     size = recipe.size
     try:
         if None in given.shape[1:]:
-            interpreter.resize_tensor_input(input_number, [1, size, size, 3])
+            lengths = [length or size for length in given.shape[1:]]
+            interpreter.resize_tensor_input(input_number, [1, *lengths])
         with _quiet():
             interpreter.allocate_tensors()
     except Exception as error:

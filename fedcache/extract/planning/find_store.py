@@ -54,7 +54,7 @@ from fedcache.store.catalog import (
     place_of_content,
 )
 from fedcache.store.journal import journals
-from fedcache.store.manifest import is_published, part_of, was_store
+from fedcache.store.manifest import is_published, join_command, part_of, was_store
 from fedcache.store.mirror import mirrored
 from fedcache.store.samples import INGESTED, group_digests
 from fedcache.store.store import Store, replace_groups, store_by_name
@@ -188,8 +188,11 @@ def _places_of(home: Home, dataset: str) -> Iterator[tuple[Path, Context]]:
         if known is None:
             continue
         place = place_of_content(home, *known)
-        if place.exists():
-            yield place, context
+        # Without a whole store, the first part of one, whose error names the command that joins the parts.
+        for found in [place, *sorted(place.parent.glob(f"{place.stem}.part-*.zarr"))]:
+            if found.exists():
+                yield found, context
+                break
 
 
 def need_path(
@@ -295,6 +298,7 @@ def no_store_remembered(home: Home) -> FedcacheError | None:
             continue
         if part is not None:
             shown.append(f"{path.name} ({part})")
+            hints.append(f"When all parts are finished:  {join_command(path)}")
             continue
         state = ""
         if begun:
@@ -306,7 +310,7 @@ def no_store_remembered(home: Home) -> FedcacheError | None:
     stores = ", ".join(shown)
     return StoreError(
         f"There is no finished extraction. Stores in {home.stores}: {stores}.",
-        "\n".join(hints),
+        "\n".join(dict.fromkeys(hints)),
     )
 
 

@@ -271,11 +271,11 @@ def edited(old, new):
             lambda f: f.symlink_to(shutil.move(f, f.parents[1] / f.name)),
             "link",
         ),
-        ("config.json", Path.unlink, "config.json"),
+        ("config.json", Path.unlink, "A model's folder needs config.json"),
         ("config.json", lambda f: f.write_text("{"), "JSON"),
         ("config.json", edited("{", '{"auto_map": {"AutoModel": "evil.Model"},'), "its own code"),
         ("config.json", edited('hidden_layers": 1', 'hidden_layers": 2'), "missing"),
-        ("preprocessor_config.json", Path.unlink, "preprocessor_config.json"),
+        ("preprocessor_config.json", Path.unlink, "A model's folder needs config.json"),
     ],
 )
 def test_damaged_and_hostile_folders_are_a_sentence(saved, tmp_path, file, damage, said):

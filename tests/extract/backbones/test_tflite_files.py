@@ -10,7 +10,7 @@ from command import fedcache, ok
 from failing_command import must_fail
 from made_path import place_of
 from refusal import refused
-from tiny_tflite import SCALE, classifier
+from tiny_tflite import SCALE, classifier, mean_colour
 from tolerance import close
 
 from fedcache.errors import Exit, FedcacheError, MachineError
@@ -69,6 +69,11 @@ def test_quantised_inputs_get_the_pixels_and_outputs_are_multiplied_out(tmp_path
     two = torch.cat([coloured(200, 100, 0), coloured(0, 200, 100)])
     assert run(row, two).tolist() == [expected, [expected[2], expected[0], expected[1]]]
     refused(lambda: run(row, two, norm="half"), "takes unnormalised pixels")
+
+
+def test_free_sides_behind_the_channels_get_the_size_of_the_recipe(tmp_path):
+    row = lookup(f"tflite:{mean_colour(tmp_path / 'a.tflite')}", size=8)
+    assert close(run(row, coloured(204, 51, 0)), np.array([[0.6, -0.6, -1.0]]), 8 * 8)
 
 
 def test_the_layer_before_the_classifier_is_found_by_structure():
