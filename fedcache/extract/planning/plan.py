@@ -276,9 +276,12 @@ def recipe_of(backbone: Backbone, weights: Weights, config: ExtractConfig) -> Re
     # Pixels are always stored as uint8, so the option does not apply to them.
     if backbone.recipe.dtype == "uint8":
         changes.pop("dtype", None)
-    for option in backbone.row_options:  # these are in the row already
+    in_row = backbone.row_options
+    if backbone.provider == "own_module":  # a module has one output
+        in_row = ()
+    for option in in_row:
         changes.pop(option, None)
-    known = (*backbone.row_options, "dtype")
+    known = (*in_row, "dtype")
     # ``override`` refuses other options too, but its error lists only keys for images.
     wrong = [option for option in changes if option not in (*known, *RECIPE_KEYS)]
     if wrong and backbone.reads != IMAGES:
