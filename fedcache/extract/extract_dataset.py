@@ -698,7 +698,8 @@ def finished(
 ) -> Extraction | None:
     """The requested extraction, if the store or the part of a store at ``path`` already holds all of it; else None.
 
-    Chunk files of a part are verified, because no command reads them before parts are joined.
+    Chunk files of a part are verified, because no command reads them before parts are joined. Those of a store are
+    only listed. Raises CorruptionError if one is missing or has another size.
     """
     try:
         store = Store.open(path, part=part is not None)
@@ -707,10 +708,11 @@ def finished(
     keys = [item.recipe.key for item in planned]
     if store.content != digest or not finished_arrays(store).keys() >= {*keys}:
         return None
-    if part is not None:
-        is_whole = part_of(store.dataset) == part and chunks_are_whole(store, keys)
-        if not is_whole:
-            return None
+    if part is None:
+        for key in keys:
+            store.reader(key).check_files()
+    elif part_of(store.dataset) != part or not chunks_are_whole(store, keys):
+        return None
     classes = store.manifest.classes
     template = store.dataset.get("template")
     wanted = wanted_text(store, planned, classes, template, config, keep=keep_text)

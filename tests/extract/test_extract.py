@@ -157,6 +157,19 @@ def test_a_flipped_byte_is_an_error_and_never_a_number(images):
     assert "verify" in trained.envelope["error"]["hint"]
 
 
+def test_a_missing_chunk_file_is_not_stored_already(images):
+    done = extract(images)
+    (chunk,) = Path(done.data["path"]).glob("features/*/c/2/0/0")
+    chunk.unlink()
+    for words in ((), ("--dry-run",)):
+        again = extract(images, *words)
+        assert again.code == 5
+        assert f"{chunk} is missing" in again.envelope["error"]["message"]
+        assert "fedcache repair" in again.envelope["error"]["hint"]
+    ok("repair", done.data["path"])
+    assert extract(images).data["decoded"] == 8
+
+
 @pytest.mark.slow
 def test_an_older_manifest_is_told_and_no_array_vanishes(images):
     store = Path(extract(images).data["path"])
