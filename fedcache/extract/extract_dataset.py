@@ -6,13 +6,13 @@ import math
 import shutil
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedcache.config import FILE_NAME, ExtractConfig, Home, to_table
 from fedcache.errors import (
@@ -25,7 +25,13 @@ from fedcache.errors import (
 )
 from fedcache.extract import backbones as registry
 from fedcache.extract.augment import parse_policy
-from fedcache.extract.compute_features import ExtractionOptions, check_chunk_rows, extract_arrays
+from fedcache.extract.compute_features import (
+    ExtractionOptions,
+    check_chunk_rows,
+    extract_arrays,
+    make_writers,
+    report_kept,
+)
 from fedcache.extract.datasets import holds_of, in_memory, parts_of, peek
 from fedcache.extract.datasets.columns import with_keys
 from fedcache.extract.datasets.dataset import Context, Dataset, samples_of, trained_and_tested
@@ -78,9 +84,10 @@ from fedcache.store.content import usable_name
 from fedcache.store.files import make_private
 from fedcache.store.join import chunks_are_whole, rows_of_part
 from fedcache.store.journal import journals
-from fedcache.store.manifest import PART, VANISHED, StorePart, part_of
+from fedcache.store.manifest import PART, VANISHED, Manifest, StorePart, part_of
 from fedcache.store.samples import INGESTED
 from fedcache.store.store import Store, finished_arrays
+from fedcache.store.writer import stored_manifest
 from fedcache.tables.roles import need_labels
 from fedcache.tables.words import some_names
 
@@ -233,46 +240,68 @@ def estimate(
     home: Home,
     observer: Observer,
     skipped: list[str],
+    part: StorePart | None,
     *,
     fresh: bool,
 ) -> Extraction:
     """``--dry-run``: what would be computed, its bytes, and its time, for which a few batches are timed here."""
-    store = None
-    with suppress(StoreError):
-        store = Store.open(path)
     device, settings = resolve_compute(config, [item.backbone for item in planned])
     jobs = jobs_of(planned, data, device, settings)
+    no_reuse = fresh or part is not None  # a part takes over nothing of an earlier store
     earlier = plan_incremental(
-        path, data, jobs, home, chunk_rows=config.chunk_rows, fresh=fresh, observer=observer
+        path, data, jobs, home, chunk_rows=config.chunk_rows, fresh=no_reuse, observer=observer
     )
-    # Images that exist now. In the order of an earlier store, the data also has rows of images that have vanished.
-    present = len(data.names)
+    whole: Mapping[str, int] = {}
     if earlier is not None:
         data = earlier.data
-    rows_of_store = len(data.names)
+        whole = earlier.whole
+    rows = len(data.names)
+    meta = describe_dataset(data, earlier, part)
+    found = stored_manifest(path, meta)
+    store = Store(path, found or Manifest(meta, rows, rows, data.classes, data.domains, {}))
+    writers = make_writers(
+        store, data, jobs, settings, earlier, chunk_rows=config.chunk_rows, fresh=fresh
+    )
+    # Images that exist now. In the order of an earlier store, the data also has rows of images that have vanished.
+    present = is_present(data)
+    covered = np.zeros(rows, bool)
+    images = 0  # to compute, summed over arrays
     todo = []
     arrays = []
     for item in planned:
+        writer = writers[item.recipe.key]
+        if found is not None:
+            writer.look()
+        size = writer.chunk_rows
+        own = slice(writer.own.start * size, writer.own.stop * size)
+        covered[own] = True
         state = "complete"
-        if store is None or item.recipe.key not in store.arrays:
+        missing = writer.missing()
+        if missing:
             state = "to compute"
             todo.append(item)
-        shape = (rows_of_store, item.recipe.views, item.backbone.width)
-        array = describe_array(item, shape, item.recipe.dtype, state)
-        array["bytes"] = array_bytes(rows_of_store, item)
+        for chunk in missing:
+            if chunk >= whole.get(writer.key, 0):
+                images += int(present[chunk * size : (chunk + 1) * size].sum())
+        array = describe_array(item, writer.shape, writer.dtype, state)
+        array["bytes"] = array_bytes(len(covered[own]), item)
         arrays.append(array)
+    report_kept(writers, observer)
     dataset = {"slug": data.slug, "digest": data.digest}
-    out = Extraction(path, dataset, arrays, images=present, skipped=skipped, holds=data.holds)
-    if store is not None and not todo:
+    out = Extraction(path, dataset, arrays, skipped=skipped, holds=data.holds)
+    out.images = int(present[covered].sum())
+    if part is not None:
+        out.part = str(part)
+    elif not todo:
         out.ok = store.rows_ok
-    images = len(todo) * present  # summed over arrays
     if earlier is not None and earlier.parent is not None:
         out.growth = earlier.expected(item.recipe.key for item in todo)
+        out.growth["forward_passes"] = images  # without rows of an unfinished extraction
         out.vanished = len(earlier.data.vanished)
-        images = out.growth["forward_passes"]
         growth = describe_growth(out.growth, data.holds)
         observer.note(f"The new store would start from {earlier.parent.path.name}: {growth}.")
     wanted = wanted_text(store, planned, data.classes, data.template, config, keep=False)
+    wanted = text_of_part(part, wanted)
     lacking = missing_text(store, planned, wanted)
     for item in planned:
         key = item.recipe.key
@@ -400,12 +429,7 @@ def extract(
     if part is not None:
         path = place_of_part(part, path)
     if dry_run:
-        no_reuse = fresh or part is not None  # a part takes over nothing of an earlier store
-        expected = estimate(path, data, planned, config, home, observer, skipped, fresh=no_reuse)
-        if part is not None:
-            expected.part = str(part)
-            expected.seconds /= part.of
-        return expected
+        return estimate(path, data, planned, config, home, observer, skipped, part, fresh=fresh)
     options = ExtractionOptions(
         workers=config.workers,
         chunk_rows=config.chunk_rows,
@@ -857,13 +881,29 @@ def open_or_create(
         make_private(home.stores)
     else:
         path.parent.mkdir(parents=True, exist_ok=True)
-    ok = np.ones(len(data), np.uint8)
     reasons = None
     if isinstance(data, IncrementalDataset):
-        ok = data.ok
         reasons = data.vanished
-    samples = samples_of(data, ok)
-    # The manifest describes the content of the dataset, never its location.
+    samples = samples_of(data, is_present(data))
+    meta = describe_dataset(data, earlier, part)
+    store = Store.create(path, samples, dataset=meta, reasons=reasons)
+    if earlier is not None:
+        earlier.carry_text(store)
+    keep_groups(store, data.groups, data.spec, observer)
+    return store
+
+
+def is_present(data: Dataset) -> NDArray[np.uint8]:
+    """[N], 0 for rows of images that have vanished."""
+    if isinstance(data, IncrementalDataset):
+        return data.ok
+    return np.ones(len(data), np.uint8)
+
+
+def describe_dataset(
+    data: Dataset, earlier: IncrementalPlan | None, part: StorePart | None
+) -> dict[str, Any]:
+    """The dataset in the manifest of a store or a part of one: its content, never its location."""
     meta: dict[str, Any] = {"slug": data.slug, "digest": data.digest, "template": data.template}
     # ``content`` is the digest of the dataset in its own order; ``grown`` is the digest of the earlier store.
     if earlier is not None:
@@ -873,8 +913,4 @@ def open_or_create(
             meta["grown"] = earlier.parent.dataset["digest"]
     if part is not None:
         meta[PART] = part.record()
-    store = Store.create(path, samples, dataset=meta, reasons=reasons)
-    if earlier is not None:
-        earlier.carry_text(store)
-    keep_groups(store, data.groups, data.spec, observer)
-    return store
+    return meta

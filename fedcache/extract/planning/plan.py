@@ -293,7 +293,7 @@ def recipe_of(backbone: Backbone, weights: Weights, config: ExtractConfig) -> Re
 
 
 def wanted_text(
-    store: Store | None,
+    store: Store,
     planned: Sequence[PlannedArray],
     classes: Sequence[str],
     template: str | None,
@@ -309,15 +309,12 @@ def wanted_text(
     found: dict[str, tuple[str, ...]] = {}
     if not classes:
         return found
-    # The store whose text features stay current; None if templates were requested, or without ``keep``.
-    kept = None
-    if keep and not config.text:
-        kept = store
+    keep = keep and not config.text
     for item in planned:
         backbone = item.backbone
         if backbone.text_width is None:
             continue
-        if kept is not None and kept.has_text(backbone.name, weights=item.recipe.weights):
+        if keep and store.has_text(backbone.name, weights=item.recipe.weights):
             continue
         default = template or backbone.template or "a photo of a {}."
         found[item.recipe.key] = config.text or (default,)
@@ -325,11 +322,9 @@ def wanted_text(
 
 
 def missing_text(
-    store: Store | None, planned: Sequence[PlannedArray], wanted: Mapping[str, Sequence[str]]
+    store: Store, planned: Sequence[PlannedArray], wanted: Mapping[str, Sequence[str]]
 ) -> dict[str, Sequence[str]]:
     """Those of the ``wanted`` text features (templates per array key) that the store lacks."""
-    if store is None:
-        return dict(wanted)
     items = {item.recipe.key: item for item in planned}
     missing = {}
     for key, templates in wanted.items():
