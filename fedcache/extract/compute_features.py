@@ -81,16 +81,7 @@ def extract_arrays(
         StoppedError after a stop; CorruptionError over ``max_bad``; StoreError when locked.
     """
     with ExitStack() as stack:
-        writers = make_writers(
-            store,
-            data,
-            jobs,
-            settings,
-            earlier,
-            chunk_rows=options.chunk_rows,
-            wait=options.wait,
-            fresh=options.fresh,
-        )
+        writers = make_writers(store, data, jobs, settings, options, earlier)
         for writer in writers.values():
             stack.enter_context(writer)
         if when_open is not None:
@@ -119,18 +110,15 @@ def make_writers(
     data: Dataset,
     jobs: Sequence[FeatureJob],
     settings: ComputeSettings,
+    options: ExtractionOptions,
     earlier: IncrementalPlan | None,
-    *,
-    chunk_rows: int | None,
-    wait: bool = False,
-    fresh: bool,
 ) -> dict[str, ArrayWriter]:
     """A writer per array, which holds no lock yet; sorted by key so that two runs cannot wait for each other."""
     writers = {}
     for job in sorted(jobs, key=lambda job: job.key):
         shape = feature_shape(job, data)
         row_bytes = math.prod(shape[1:]) * np.dtype(job.recipe.dtype).itemsize
-        rows = chunk_rows
+        rows = options.chunk_rows
         if not rows and earlier is not None:
             rows = earlier.chunk_rows.get(job.key)
         if not rows:
@@ -143,8 +131,8 @@ def make_writers(
             chunk_rows=rows,
             recipe=job.recipe.to_dict(),
             how=dict(job.how),
-            wait=wait,
-            fresh=fresh,
+            wait=options.wait,
+            fresh=options.fresh,
         )
     return writers
 

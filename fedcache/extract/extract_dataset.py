@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedcache.config import FILE_NAME, ExtractConfig, Home, to_table
 from fedcache.errors import (
@@ -238,36 +237,44 @@ def estimate(
     planned: Sequence[PlannedArray],
     config: ExtractConfig,
     home: Home,
-    observer: Observer,
-    skipped: list[str],
+    options: ExtractionOptions,
     part: StorePart | None,
-    *,
-    fresh: bool,
 ) -> Extraction:
     """``--dry-run``: what would be computed, its bytes, and its time, for which a few batches are timed here."""
     device, settings = resolve_compute(config, [item.backbone for item in planned])
     jobs = jobs_of(planned, data, device, settings)
-    no_reuse = fresh or part is not None  # a part takes over nothing of an earlier store
+    observer = options.observer
     earlier = plan_incremental(
-        path, data, jobs, home, chunk_rows=config.chunk_rows, fresh=no_reuse, observer=observer
+        path,
+        data,
+        jobs,
+        home,
+        chunk_rows=options.chunk_rows,
+        # A part takes over nothing of an earlier store.
+        fresh=options.fresh or part is not None,
+        observer=observer,
     )
     whole: Mapping[str, int] = {}
+    # Images that exist now. In the order of an earlier store, the data also has rows of images that have vanished.
+    present = np.ones(len(data), np.uint8)
     if earlier is not None:
         data = earlier.data
         whole = earlier.whole
-    rows = len(data.names)
-    meta = describe_dataset(data, earlier, part)
+        present = earlier.data.ok
+    rows = len(data)
+    out = Extraction(path, {"slug": data.slug, "digest": data.digest}, [])
+    out.holds = data.holds
+    meta: dict[str, Any] = {**out.dataset}
+    if part is not None:
+        out.part = str(part)
+        meta[PART] = part.record()
     found = stored_manifest(path, meta)
+    # Without a store, this one is only in memory.
     store = Store(path, found or Manifest(meta, rows, rows, data.classes, data.domains, {}))
-    writers = make_writers(
-        store, data, jobs, settings, earlier, chunk_rows=config.chunk_rows, fresh=fresh
-    )
-    # Images that exist now. In the order of an earlier store, the data also has rows of images that have vanished.
-    present = is_present(data)
+    writers = make_writers(store, data, jobs, settings, options, earlier)
     covered = np.zeros(rows, bool)
     images = 0  # to compute, summed over arrays
     todo = []
-    arrays = []
     for item in planned:
         writer = writers[item.recipe.key]
         if found is not None:
@@ -285,21 +292,16 @@ def estimate(
                 images += int(present[chunk * size : (chunk + 1) * size].sum())
         array = describe_array(item, writer.shape, writer.dtype, state)
         array["bytes"] = array_bytes(len(covered[own]), item)
-        arrays.append(array)
+        out.arrays.append(array)
     report_kept(writers, observer)
-    dataset = {"slug": data.slug, "digest": data.digest}
-    out = Extraction(path, dataset, arrays, skipped=skipped, holds=data.holds)
     out.images = int(present[covered].sum())
-    if part is not None:
-        out.part = str(part)
-    elif not todo:
+    if part is None and not todo:
         out.ok = store.rows_ok
     if earlier is not None and earlier.parent is not None:
-        out.growth = earlier.expected(item.recipe.key for item in todo)
-        out.growth["forward_passes"] = images  # without rows of an unfinished extraction
+        earlier.reused = sum(whole.values())
+        out.growth = earlier.result(images)
         out.vanished = len(earlier.data.vanished)
-        growth = describe_growth(out.growth, data.holds)
-        observer.note(f"The new store would start from {earlier.parent.path.name}: {growth}.")
+        observer.note(f"The new store would start from {earlier.parent.path.name}.")
     wanted = wanted_text(store, planned, data.classes, data.template, config, keep=False)
     wanted = text_of_part(part, wanted)
     lacking = missing_text(store, planned, wanted)
@@ -428,8 +430,6 @@ def extract(
     path = store or place_of_data(home, data, observer)
     if part is not None:
         path = place_of_part(part, path)
-    if dry_run:
-        return estimate(path, data, planned, config, home, observer, skipped, part, fresh=fresh)
     options = ExtractionOptions(
         workers=config.workers,
         chunk_rows=config.chunk_rows,
@@ -441,9 +441,12 @@ def extract(
         observer=observer,
         engine=engine,
     )
-    extraction = compute(path, data, planned, config, home, options, part, keep_text=keep_text)
+    if dry_run:
+        extraction = estimate(path, data, planned, config, home, options, part)
+    else:
+        extraction = compute(path, data, planned, config, home, options, part, keep_text=keep_text)
     extraction.skipped = skipped
-    if part is None:
+    if part is None and not dry_run:
         remember_groups(extraction.store, spec, context)
         remember_last(home, path, spec)
     return extraction
@@ -795,9 +798,8 @@ def compute(
         data = earlier.data
         parent = earlier.parent
         if parent is not None:
-            expected = earlier.expected(job.key for job in jobs)
-            growth = describe_growth(expected, data.holds)
-            observer.note(f"The new store starts from {parent.path.name}: {growth}.")
+            new = counted(earlier.data.new, one_of(data.holds))
+            observer.note(f"The new store starts from {parent.path.name}; {new} will be added.")
     check_disk(path, data, planned, part)
     is_new = not path.exists()
     store = open_or_create(path, data, home, earlier, part, observer)
@@ -881,29 +883,13 @@ def open_or_create(
         make_private(home.stores)
     else:
         path.parent.mkdir(parents=True, exist_ok=True)
+    ok = np.ones(len(data), np.uint8)
     reasons = None
     if isinstance(data, IncrementalDataset):
+        ok = data.ok
         reasons = data.vanished
-    samples = samples_of(data, is_present(data))
-    meta = describe_dataset(data, earlier, part)
-    store = Store.create(path, samples, dataset=meta, reasons=reasons)
-    if earlier is not None:
-        earlier.carry_text(store)
-    keep_groups(store, data.groups, data.spec, observer)
-    return store
-
-
-def is_present(data: Dataset) -> NDArray[np.uint8]:
-    """[N], 0 for rows of images that have vanished."""
-    if isinstance(data, IncrementalDataset):
-        return data.ok
-    return np.ones(len(data), np.uint8)
-
-
-def describe_dataset(
-    data: Dataset, earlier: IncrementalPlan | None, part: StorePart | None
-) -> dict[str, Any]:
-    """The dataset in the manifest of a store or a part of one: its content, never its location."""
+    samples = samples_of(data, ok)
+    # The manifest describes the content of the dataset, never its location.
     meta: dict[str, Any] = {"slug": data.slug, "digest": data.digest, "template": data.template}
     # ``content`` is the digest of the dataset in its own order; ``grown`` is the digest of the earlier store.
     if earlier is not None:
@@ -913,4 +899,8 @@ def describe_dataset(
             meta["grown"] = earlier.parent.dataset["digest"]
     if part is not None:
         meta[PART] = part.record()
-    return meta
+    store = Store.create(path, samples, dataset=meta, reasons=reasons)
+    if earlier is not None:
+        earlier.carry_text(store)
+    keep_groups(store, data.groups, data.spec, observer)
+    return store

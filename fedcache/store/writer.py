@@ -264,11 +264,12 @@ class ArrayWriter:
             self.finished = True
             self.chunk_rows = finished.chunk_rows
         elif not self.fresh:
-            self.journal = read_journal(self.journal.path)
+            found = read_journal(self.journal.path)
             # An array is continued only if everything on which the values of its rows depend is equal.
-            header = self._info().header
-            if self.journal.header != header and (self.journal.chunks or self.journal.commits):
-                raise self._differs(header)
+            if found.header == self._info().header:
+                self.journal = found
+            elif found.chunks or found.commits:
+                raise self._differs(found)
 
     def _open(self) -> None:
         """Find out, under the lock, whether the array is finished, begun or new, and prepare its journal."""
@@ -281,13 +282,11 @@ class ArrayWriter:
             # If its writer was killed after it had written the manifest, its journal still exists.
             self.journal.path.unlink(missing_ok=True)
             return
-        header = self._info().header
-        if self.journal.header != header:
+        if self.journal.header is None:
             # The journal is missing, has a damaged first line, lists no chunk or is to be discarded (``fresh``), so it
             # vouches for no file here.
             self._discard()
-            self.journal = Journal(self.journal.path)
-            self.journal.begin(header)
+            self.journal.begin(self._info().header)
         self.journal.cut()  # remove an incomplete last line before the next line is appended
         self._confirm()
 
@@ -311,11 +310,10 @@ class ArrayWriter:
             manifest.write(path)
             self.store.refresh()
 
-    def _differs(self, header: dict[str, Any]) -> FedcacheError:
-        """The error for an unfinished array whose rows were computed with other settings than ``header``."""
-        before = self.journal.header or {}
+    def _differs(self, begun: Journal) -> FedcacheError:
+        """The error for an unfinished array whose rows were computed with other settings."""
         changes = []
-        for name, old, new in header_differences(before, header):
+        for name, old, new in header_differences(begun.header or {}, self._info().header):
             values = ["not set" if value is None else repr(value) for value in (old, new)]
             change = ", now ".join(values)
             changes.append(f"{name} was {change}")
