@@ -268,7 +268,7 @@ def describe_line(done: Extraction) -> str:
         )
     plan = f"Plan for {done.images:,} {holds}"
     if done.part is not None:
-        plan = f"Plan for {done.part} of {done.images:,} {holds}"
+        plan = f"Plan for {done.part} with {done.images:,} {holds}"
     if done.seconds:
         return f"{plan}: about {done.rate:,.0f} {holds}/s, {done.seconds:,.0f} s."
     if any(a["state"] == "to compute" for a in done.arrays):

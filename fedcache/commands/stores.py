@@ -329,7 +329,9 @@ def inspect(
     for array in unfinished:
         name = array["name"]
         kept = f"{array['kept']} of {array['chunks']}"
-        lines.append(f"unfinished  {name}: {kept} chunks; run the same extract command to resume")
+        lines.append(
+            f"unfinished  {name}: {kept} chunks; to resume, repeat the extract, ingest or join command that began it"
+        )
     tables = []
     if arrays:
         tables.append(table_of_arrays(arrays))

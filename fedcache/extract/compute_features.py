@@ -81,7 +81,9 @@ def extract_arrays(
         StoppedError after a stop; CorruptionError over ``max_bad``; StoreError when locked.
     """
     with ExitStack() as stack:
-        writers = _open_writers(stack, store, data, jobs, settings, options, earlier)
+        writers = make_writers(store, data, jobs, settings, options, earlier)
+        for writer in writers.values():
+            stack.enter_context(writer)
         if when_open is not None:
             when_open()
         if earlier is not None:
@@ -103,8 +105,7 @@ def extract_arrays(
     return stats
 
 
-def _open_writers(
-    stack: ExitStack,
+def make_writers(
     store: Store,
     data: Dataset,
     jobs: Sequence[FeatureJob],
@@ -112,10 +113,9 @@ def _open_writers(
     options: ExtractionOptions,
     earlier: IncrementalPlan | None,
 ) -> dict[str, ArrayWriter]:
-    """A writer per array, locked until the stack closes; sorted by key so that two runs cannot wait for each other."""
-    shapes = {}
-    chunk_rows = {}
-    for job in jobs:  # all checked before the first lock is taken
+    """A writer per array, which holds no lock yet; sorted by key so that two runs cannot wait for each other."""
+    writers = {}
+    for job in sorted(jobs, key=lambda job: job.key):
         shape = feature_shape(job, data)
         row_bytes = math.prod(shape[1:]) * np.dtype(job.recipe.dtype).itemsize
         rows = options.chunk_rows
@@ -124,22 +124,26 @@ def _open_writers(
         if not rows:
             rows = chunk_rows_for(settings.batch, row_bytes, settings.device)
         check_chunk_rows(rows, settings.batch, job.key)
-        shapes[job.key] = shape
-        chunk_rows[job.key] = rows
-    writers = {}
-    for job in sorted(jobs, key=lambda job: job.key):
-        writer = store.writer(
+        writers[job.key] = store.writer(
             job.key,
-            shape=shapes[job.key],
+            shape=shape,
             dtype=job.recipe.dtype,
-            chunk_rows=chunk_rows[job.key],
+            chunk_rows=rows,
             recipe=job.recipe.to_dict(),
             how=dict(job.how),
             wait=options.wait,
             fresh=options.fresh,
         )
-        writers[job.key] = stack.enter_context(writer)
     return writers
+
+
+def report_kept(writers: Mapping[str, ArrayWriter], observer: Observer) -> None:
+    """Report each array that is resumed, with its number of stored chunks."""
+    for key, writer in writers.items():
+        kept = len(writer.kept)
+        if kept:
+            chunks = kept + len(writer.missing())
+            observer.note(f"{key}: {kept} of {chunks} chunks kept, resuming.")
 
 
 @dataclass(frozen=True)
@@ -258,7 +262,6 @@ class _Run:
         costs at most ``under_way`` rows. Each array that is resumed is reported too.
         """
         settings = self.settings
-        note = self.options.observer.note
         names = " + ".join(job.recipe.label for job in self.jobs)
         holds = self.data.holds
         processes = counted(workers, "process")
@@ -271,16 +274,12 @@ class _Run:
             rate = f"expect about {per_second:,.0f} {holds}/s"
             if holds == IMAGES:
                 rate += " before decoding"
-        note(
+        self.options.observer.note(
             f"{names} on {settings.device}, {settings.dtype}, batch {settings.batch}, {processes} "
             f"(threads each: {settings.threads}): {rate}. If the command is killed, at most {under_way:,} {holds} are "
             "computed again."
         )
-        for key, writer in self.writers.items():
-            kept = len(writer.kept)
-            if kept:
-                chunks = kept + len(writer.missing())
-                note(f"{key}: {kept} of {chunks} chunks kept, resuming.")
+        report_kept(self.writers, self.options.observer)
 
 
 def plan_batches(writers: Mapping[str, ArrayWriter], rows: int, batch: int) -> list[BatchTask]:

@@ -6,7 +6,6 @@ import math
 import shutil
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -25,7 +24,13 @@ from fedcache.errors import (
 )
 from fedcache.extract import backbones as registry
 from fedcache.extract.augment import parse_policy
-from fedcache.extract.compute_features import ExtractionOptions, check_chunk_rows, extract_arrays
+from fedcache.extract.compute_features import (
+    ExtractionOptions,
+    check_chunk_rows,
+    extract_arrays,
+    make_writers,
+    report_kept,
+)
 from fedcache.extract.datasets import holds_of, in_memory, parts_of, peek
 from fedcache.extract.datasets.columns import with_keys
 from fedcache.extract.datasets.dataset import Context, Dataset, samples_of, trained_and_tested
@@ -78,9 +83,10 @@ from fedcache.store.content import usable_name
 from fedcache.store.files import make_private
 from fedcache.store.join import chunks_are_whole, rows_of_part
 from fedcache.store.journal import journals
-from fedcache.store.manifest import PART, VANISHED, StorePart, part_of
+from fedcache.store.manifest import PART, VANISHED, Manifest, StorePart, part_of
 from fedcache.store.samples import INGESTED
 from fedcache.store.store import Store, finished_arrays
+from fedcache.store.writer import stored_manifest
 from fedcache.tables.roles import need_labels
 from fedcache.tables.words import some_names
 
@@ -231,48 +237,73 @@ def estimate(
     planned: Sequence[PlannedArray],
     config: ExtractConfig,
     home: Home,
-    observer: Observer,
-    skipped: list[str],
-    *,
-    fresh: bool,
+    options: ExtractionOptions,
+    part: StorePart | None,
 ) -> Extraction:
     """``--dry-run``: what would be computed, its bytes, and its time, for which a few batches are timed here."""
-    store = None
-    with suppress(StoreError):
-        store = Store.open(path)
     device, settings = resolve_compute(config, [item.backbone for item in planned])
     jobs = jobs_of(planned, data, device, settings)
+    observer = options.observer
     earlier = plan_incremental(
-        path, data, jobs, home, chunk_rows=config.chunk_rows, fresh=fresh, observer=observer
+        path,
+        data,
+        jobs,
+        home,
+        chunk_rows=options.chunk_rows,
+        # A part takes over nothing of an earlier store.
+        fresh=options.fresh or part is not None,
+        observer=observer,
     )
+    whole: Mapping[str, int] = {}
     # Images that exist now. In the order of an earlier store, the data also has rows of images that have vanished.
-    present = len(data.names)
+    present = np.ones(len(data), np.uint8)
     if earlier is not None:
         data = earlier.data
-    rows_of_store = len(data.names)
+        whole = earlier.whole
+        present = earlier.data.ok
+    rows = len(data)
+    out = Extraction(path, {"slug": data.slug, "digest": data.digest}, [])
+    out.holds = data.holds
+    meta: dict[str, Any] = {**out.dataset}
+    if part is not None:
+        out.part = str(part)
+        meta[PART] = part.record()
+    found = stored_manifest(path, meta)
+    # Without a store, this one is only in memory.
+    store = Store(path, found or Manifest(meta, rows, rows, data.classes, data.domains, {}))
+    writers = make_writers(store, data, jobs, settings, options, earlier)
+    covered = np.zeros(rows, bool)
+    images = 0  # to compute, summed over arrays
     todo = []
-    arrays = []
     for item in planned:
+        writer = writers[item.recipe.key]
+        if found is not None:
+            writer.look()
+        size = writer.chunk_rows
+        own = slice(writer.own.start * size, writer.own.stop * size)
+        covered[own] = True
         state = "complete"
-        if store is None or item.recipe.key not in store.arrays:
+        missing = writer.missing()
+        if missing:
             state = "to compute"
             todo.append(item)
-        shape = (rows_of_store, item.recipe.views, item.backbone.width)
-        array = describe_array(item, shape, item.recipe.dtype, state)
-        array["bytes"] = array_bytes(rows_of_store, item)
-        arrays.append(array)
-    dataset = {"slug": data.slug, "digest": data.digest}
-    out = Extraction(path, dataset, arrays, images=present, skipped=skipped, holds=data.holds)
-    if store is not None and not todo:
+        for chunk in missing:
+            if chunk >= whole.get(writer.key, 0):
+                images += int(present[chunk * size : (chunk + 1) * size].sum())
+        array = describe_array(item, writer.shape, writer.dtype, state)
+        array["bytes"] = array_bytes(len(covered[own]), item)
+        out.arrays.append(array)
+    report_kept(writers, observer)
+    out.images = int(present[covered].sum())
+    if part is None and not todo:
         out.ok = store.rows_ok
-    images = len(todo) * present  # summed over arrays
     if earlier is not None and earlier.parent is not None:
-        out.growth = earlier.expected(item.recipe.key for item in todo)
+        earlier.reused = sum(whole.values())
+        out.growth = earlier.result(images)
         out.vanished = len(earlier.data.vanished)
-        images = out.growth["forward_passes"]
-        growth = describe_growth(out.growth, data.holds)
-        observer.note(f"The new store would start from {earlier.parent.path.name}: {growth}.")
+        observer.note(f"The new store would start from {earlier.parent.path.name}.")
     wanted = wanted_text(store, planned, data.classes, data.template, config, keep=False)
+    wanted = text_of_part(part, wanted)
     lacking = missing_text(store, planned, wanted)
     for item in planned:
         key = item.recipe.key
@@ -399,13 +430,6 @@ def extract(
     path = store or place_of_data(home, data, observer)
     if part is not None:
         path = place_of_part(part, path)
-    if dry_run:
-        no_reuse = fresh or part is not None  # a part takes over nothing of an earlier store
-        expected = estimate(path, data, planned, config, home, observer, skipped, fresh=no_reuse)
-        if part is not None:
-            expected.part = str(part)
-            expected.seconds /= part.of
-        return expected
     options = ExtractionOptions(
         workers=config.workers,
         chunk_rows=config.chunk_rows,
@@ -417,9 +441,12 @@ def extract(
         observer=observer,
         engine=engine,
     )
-    extraction = compute(path, data, planned, config, home, options, part, keep_text=keep_text)
+    if dry_run:
+        extraction = estimate(path, data, planned, config, home, options, part)
+    else:
+        extraction = compute(path, data, planned, config, home, options, part, keep_text=keep_text)
     extraction.skipped = skipped
-    if part is None:
+    if part is None and not dry_run:
         remember_groups(extraction.store, spec, context)
         remember_last(home, path, spec)
     return extraction
@@ -698,7 +725,8 @@ def finished(
 ) -> Extraction | None:
     """The requested extraction, if the store or the part of a store at ``path`` already holds all of it; else None.
 
-    Chunk files of a part are verified, because no command reads them before parts are joined.
+    Chunk files of a part are verified, because no command reads them before parts are joined. Those of a store are
+    only listed. Raises CorruptionError if one is missing or has another size.
     """
     try:
         store = Store.open(path, part=part is not None)
@@ -707,10 +735,11 @@ def finished(
     keys = [item.recipe.key for item in planned]
     if store.content != digest or not finished_arrays(store).keys() >= {*keys}:
         return None
-    if part is not None:
-        is_whole = part_of(store.dataset) == part and chunks_are_whole(store, keys)
-        if not is_whole:
-            return None
+    if part is None:
+        for key in keys:
+            store.reader(key).check_files()
+    elif part_of(store.dataset) != part or not chunks_are_whole(store, keys):
+        return None
     classes = store.manifest.classes
     template = store.dataset.get("template")
     wanted = wanted_text(store, planned, classes, template, config, keep=keep_text)
@@ -769,9 +798,8 @@ def compute(
         data = earlier.data
         parent = earlier.parent
         if parent is not None:
-            expected = earlier.expected(job.key for job in jobs)
-            growth = describe_growth(expected, data.holds)
-            observer.note(f"The new store starts from {parent.path.name}: {growth}.")
+            new = counted(earlier.data.new, one_of(data.holds))
+            observer.note(f"The new store starts from {parent.path.name}; {new} will be added.")
     check_disk(path, data, planned, part)
     is_new = not path.exists()
     store = open_or_create(path, data, home, earlier, part, observer)

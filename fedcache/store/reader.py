@@ -126,17 +126,23 @@ class Reader:
         # Check files before memory is requested, because a manifest may claim any shape.
         if self.mirror is not None and self.info.chunks:
             self.chunk(0)
+        self.check_files()
+        out = empty(self.shape, self.dtype.newbyteorder("<"))
+        self._fill(out, range(len(self.info.chunks)))
+        return out
+
+    def check_files(self) -> None:
+        """Raise CorruptionError if a file is missing or has another size. Files are not read, and a mirror has none."""
+        if self.mirror is not None:
+            return
         for number in range(len(self.info.chunks)):
-            if self.mirror is None and number not in self._verified:
+            if number not in self._verified:
                 place = self.chunk_file(number)
                 what = self.chunk_name(number)
                 try:
                     check_size(place.stat().st_size, self.info.chunk_bytes, place, what)
                 except OSError as error:
                     raise damaged(what, place, "is missing or unreadable") from error
-        out = empty(self.shape, self.dtype.newbyteorder("<"))
-        self._fill(out, range(len(self.info.chunks)))
-        return out
 
     def rows(self, index: NDArray[np.integer[Any]]) -> NDArray[Any]:
         """The rows of ``index``, [len(index), V, D], in the order requested.

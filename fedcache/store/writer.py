@@ -216,6 +216,14 @@ class ArrayWriter:
         return sorted(self.journal.chunks)
 
     @property
+    def own(self) -> range:
+        """Chunks that this store has when the array is finished: all of them, or those of its part."""
+        part = part_of(self.store.dataset)
+        if part is None:
+            return range(self.count)
+        return part.chunks(self.count)
+
+    @property
     def bad(self) -> dict[int, str]:
         """Reason per bad row, of the chunks kept and written."""
         return {row: reason for row, (_, reason) in self.journal.bad.items()}
@@ -224,11 +232,7 @@ class ArrayWriter:
         """Chunks still to be written; none when the array was complete already."""
         if self.finished:
             return []
-        chunks = range(self.count)
-        part = part_of(self.store.dataset)
-        if part is not None:
-            chunks = part.chunks(self.count)
-        return [chunk for chunk in chunks if chunk not in self.journal.chunks]
+        return [chunk for chunk in self.own if chunk not in self.journal.chunks]
 
     def _info(self, crcs: tuple[int, ...] = ()) -> ArrayInfo:
         """The array's entry in the manifest, with the checksums of its chunks."""
@@ -250,32 +254,40 @@ class ArrayWriter:
     def __exit__(self, *error: object) -> None:
         self._stack.close()
 
+    def look(self) -> None:
+        """Find out whether the array is finished, begun or new, without changing a file.
+
+        Chunk files are not read. Raises StoreError if the array was begun with other settings.
+        """
+        finished = read_manifest(self.store.path).arrays.get(self.key)
+        if finished is not None:
+            # An earlier writer completed it, and may have chosen another number of rows per chunk.
+            self.finished = True
+            self.chunk_rows = finished.chunk_rows
+        elif not self.fresh:
+            found = read_journal(self.journal.path)
+            # An array is continued only if everything on which the values of its rows depend is equal.
+            if found.header == self._info().header:
+                self.journal = found
+            elif found.chunks or found.commits:
+                raise self._differs(found)
+
     def _open(self) -> None:
         """Find out, under the lock, whether the array is finished, begun or new, and prepare its journal."""
         # Partial files of a killed writer or its workers. This writer holds their lock, so no process writes them.
         self.remove_uncommitted()
         for left in self.store.path.glob(f".{self.journal.path.name}.*.partial"):
             left.unlink(missing_ok=True)
-        finished = read_manifest(self.store.path).arrays.get(self.key)
-        if finished is not None:
-            # An earlier writer completed it, and may have chosen another number of rows per chunk.
-            self.finished = True
-            self.chunk_rows = finished.chunk_rows
-            # If that writer was killed after it had written the manifest, its journal still exists.
+        self.look()
+        if self.finished:
+            # If its writer was killed after it had written the manifest, its journal still exists.
             self.journal.path.unlink(missing_ok=True)
             return
-        if self.fresh:
+        if self.journal.header is None:
+            # The journal is missing, has a damaged first line, lists no chunk or is to be discarded (``fresh``), so it
+            # vouches for no file here.
             self._discard()
-        # An array is continued only if everything on which the values of its rows depend is equal.
-        header = self._info().header
-        self.journal = read_journal(self.journal.path)
-        if self.journal.header != header:
-            if self.journal.chunks or self.journal.commits:
-                raise self._differs(header)
-            # The journal is missing, has a damaged first line or lists no chunk, so it vouches for no file here.
-            self._discard()
-            self.journal = Journal(self.journal.path)
-            self.journal.begin(header)
+            self.journal.begin(self._info().header)
         self.journal.cut()  # remove an incomplete last line before the next line is appended
         self._confirm()
 
@@ -299,11 +311,10 @@ class ArrayWriter:
             manifest.write(path)
             self.store.refresh()
 
-    def _differs(self, header: dict[str, Any]) -> FedcacheError:
-        """The error for an unfinished array whose rows were computed with other settings than ``header``."""
-        before = self.journal.header or {}
+    def _differs(self, begun: Journal) -> FedcacheError:
+        """The error for an unfinished array whose rows were computed with other settings."""
         changes = []
-        for name, old, new in header_differences(before, header):
+        for name, old, new in header_differences(begun.header or {}, self._info().header):
             values = ["not set" if value is None else repr(value) for value in (old, new)]
             change = ", now ".join(values)
             changes.append(f"{name} was {change}")
@@ -494,10 +505,10 @@ def create_store(
     is at ``path``; CorruptionError for a store that is damaged; MachineError, when the disk refuses.
     """
     occupied = path.exists() and (not path.is_dir() or any(path.iterdir()))
-    # After ``occupied``, because another process may put a whole store here at any moment. ``_existing`` refuses a
-    # store without a manifest.
-    if (path / "manifest.json").exists() or was_store(path):
-        return _existing(path, dataset)
+    # After ``occupied``, because another process may put a whole store here at any moment.
+    found = stored_manifest(path, dataset)
+    if found is not None:
+        return found
     if occupied:
         raise StoreError(
             f"{path} exists and is not a fedcache store.",
@@ -511,8 +522,9 @@ def create_store(
             _write_samples(temporary, samples, dataset, reasons)
             temporary.rename(path)  # fails unless the place is free or an empty directory
         except OSError:
-            if (path / "manifest.json").exists():  # another process was faster
-                return _existing(path, dataset)
+            found = stored_manifest(path, dataset)
+            if found is not None:  # another process was faster
+                return found
             raise
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -520,8 +532,13 @@ def create_store(
     return read_manifest(path)
 
 
-def _existing(path: Path, dataset: Mapping[str, Any]) -> Manifest:
-    """The manifest of an existing store. Raises StoreError for another dataset or another part of it."""
+def stored_manifest(path: Path, dataset: Mapping[str, Any]) -> Manifest | None:
+    """The manifest of the store of a dataset at ``path``; None without a store.
+
+    Raises StoreError for another dataset or another part of it; CorruptionError for a store without a manifest.
+    """
+    if not (path / "manifest.json").exists() and not was_store(path):
+        return None
     found = read_manifest(path)
     if found.shards:
         raise nothing_is_added(path)

@@ -21,7 +21,7 @@ from toy_store import content
 
 import fedcache as fc
 from fedcache.config import ExtractConfig, Home
-from fedcache.errors import Exit
+from fedcache.errors import Exit, StoppedError
 from fedcache.extract import extract_dataset as extraction
 from fedcache.process import Stop
 from fedcache.progress import Silent
@@ -157,6 +157,19 @@ def test_a_flipped_byte_is_an_error_and_never_a_number(images):
     assert "verify" in trained.envelope["error"]["hint"]
 
 
+def test_a_missing_chunk_file_is_not_stored_already(images):
+    done = extract(images)
+    (chunk,) = Path(done.data["path"]).glob("features/*/c/2/0/0")
+    chunk.unlink()
+    for words in ((), ("--dry-run",)):
+        again = extract(images, *words)
+        assert again.code == 5
+        assert f"{chunk} is missing" in again.envelope["error"]["message"]
+        assert "fedcache repair" in again.envelope["error"]["hint"]
+    ok("repair", done.data["path"])
+    assert extract(images).data["decoded"] == 8
+
+
 @pytest.mark.slow
 def test_an_older_manifest_is_told_and_no_array_vanishes(images):
     store = Path(extract(images).data["path"])
@@ -185,7 +198,33 @@ def test_a_dry_run_says_bytes_and_time_and_writes_nothing(images):
     assert (done.code, done.data["arrays"][0]["bytes"]) == (0, 48 * 64 * 2)
     assert done.data["rate"] > 0
     assert not Path(done.data["path"]).exists()
-    assert extract(images, "--chunk-rows", 6).code == 2  # no multiple of the batch
+    for words in ((), ("--dry-run",)):
+        assert extract(images, "--chunk-rows", 6, *words).code == 2  # no multiple of the batch
+
+
+def test_a_dry_run_plans_the_rest_of_an_unfinished_extraction(images, monkeypatch):
+    config = ExtractConfig(
+        dataset=f"folder:{images}",
+        backbones=("random-projection",),
+        batch=4,
+        chunk_rows=8,
+        workers=0,
+    )
+    observer = StopAfter(20)
+    with pytest.raises(StoppedError):
+        extraction.extract(config, Home.from_environment(), observer=observer, stop=observer.flag)
+    counts = []
+    monkeypatch.setattr(
+        extraction, "expected_seconds", lambda data, planned, config, rows: counts.append(rows) or 1
+    )
+    plan = extract(images, "--dry-run")
+    assert plan.data["images"] == 48
+    assert "of 6 chunks kept, resuming" in plan.err
+    for words in (("--fresh", "--dry-run"), ("--batch", 8, "--dry-run"), ("--batch", 8)):
+        done = extract(images, *words)
+        assert done.code == (Exit.OK if "--fresh" in words else Exit.STORE)
+    assert "batch was 4, now 8" in done.envelope["error"]["message"]
+    assert counts == [48 - extract(images).data["arrays"][0]["kept_chunks"] * 8, 48]
 
 
 def test_a_finished_extraction_needs_no_gpu_and_says_so(images, monkeypatch):

@@ -346,3 +346,11 @@ def test_a_dry_run_of_a_part_names_its_folder(images, tmp_path):
     assert done.code == 0, done.err
     assert done.data["path"].endswith("x.part-2-of-4.zarr")
     assert not Path(done.data["path"]).exists()
+    # The numbers of the part: 12 of 48 images in chunks of 4, of 64 numbers of 2 bytes.
+    done = part(images, tmp_path / "x.zarr", "2/4", "--dry-run", "--chunk-rows", 4)
+    assert (done.data["images"], done.data["arrays"][0]["bytes"]) == (12, 12 * 64 * 2)
+    # Chunks of 8 cannot be divided evenly: 1, 2, 1 and 2 of 6.
+    sizes = [
+        part(images, tmp_path / "x.zarr", f"{i}/4", "--dry-run").data["images"] for i in range(1, 5)
+    ]
+    assert sizes == [8, 16, 8, 16]

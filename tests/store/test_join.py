@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from command import fedcache
 from refusal import refused
 from toy_store import KEYS, WIDTH, content, fill, samples, write, writer
 
@@ -116,6 +117,15 @@ def test_a_join_that_is_stopped_anywhere_goes_on(place, monkeypatch, step):
                 # What a process leaves that is killed while it writes the manifest.
                 (out / f".manifest.json.{2**22 + 1}-{number}.partial").write_bytes(b"half")
     assert content(joined(made, out).path) == expected
+
+
+def test_inspect_names_the_join_that_completes_a_store(place, monkeypatch):
+    made = parts(place, 2)
+    monkeypatch.setattr(ArrayWriter, "complete", stopped_at("complete", 1))
+    with pytest.raises(KeyboardInterrupt):
+        joined(made, place / "out.zarr")
+    shown = fedcache("inspect", place / "out.zarr").out
+    assert "4 of 4 chunks; to resume, repeat the extract, ingest or join command" in shown
 
 
 def test_a_part_of_other_weights_is_refused_by_their_name(place):

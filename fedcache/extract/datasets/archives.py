@@ -220,7 +220,7 @@ def _checked(entries: Entries, *, capitals: bool = False) -> Entries:
 
 
 def check_images(entries: Entries) -> None:
-    """Check that the entries, which are images, can be unpacked.
+    """Check that the entries, which are images or arrays, can be unpacked.
 
     Raises UsageError for a password or a rare compression, CorruptionError for a bomb.
     """
@@ -232,8 +232,9 @@ def check_images(entries: Entries) -> None:
             problem = f"use compression method {method}, but fedcache reads only stored and deflated files"
         count = len(odd)
         raise UsageError(
-            f"{count:,} images of {entries.path} {problem}.",
-            "Unpack the archive and use the directory, or pack the images again: zip -r0 images.zip FOLDER",
+            f"{count:,} files of {entries.path} {problem}.",
+            "Unpack it into an empty folder and pack its files again there:  "
+            f"zip -r0 new{entries.path.suffix} *",
         )
     # A small archive may expand a lot; a large one may not.
     # The sum is an integer of Python, because the sum of the claimed sizes can exceed an int64.
@@ -243,7 +244,8 @@ def check_images(entries: Entries) -> None:
         raise _damaged(
             entries.path,
             f"its {packed:,} bytes would unpack to {total:,}, more than {MAX_EXPANSION}-fold",
-            "If you trust it, unpack it yourself and use the directory",
+            "If you trust it, unpack it into an empty folder and pack its files again there:  "
+            f"zip -r0 new{entries.path.suffix} *",
         )
 
 
@@ -365,7 +367,7 @@ def _hostile(path: Path, name: str, what: str) -> FedcacheError:
         shown = f"{name[:77]}..."
     return CorruptionError(
         f"{path} is rejected, because its entry {shown!r} {what}. Nothing was extracted.",
-        "Unpack it with a tool that you trust, check the files, and use the directory: folder:DIRECTORY",
+        "Unpack it with a tool that you trust, check the files, and pack them again without this entry.",
     )
 
 

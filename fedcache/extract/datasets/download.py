@@ -289,6 +289,6 @@ def _tar_entries(archive: Path) -> Generator[tuple[str, int, IO[bytes]], None, N
 
 def _odd(archive: Path, what: str) -> FedcacheError:
     return CorruptionError(
-        f"{archive} does not contain the dataset: {what}. Nothing was unpacked.",
+        f"{archive} does not contain the dataset: {what}. None of its files was added to the dataset.",
         f"Remove {archive} and run the same command again, or unpack it yourself and use --data NAME=DIR",
     )

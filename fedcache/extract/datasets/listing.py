@@ -54,10 +54,10 @@ def pull(
             )
         download.pull(paper_entry, root, say=say, mirror=mirror)
         return root
-    if kind == "hf" and mirror is None:
+    if kind == "hf" and not mirror:
         hf.pull(name, root, say)
         return root
-    if kind != "torchvision" or mirror is not None:
+    if kind != "torchvision" or mirror:
         problem = "cannot be downloaded"
         expected = "torchvision:NAME, hf:NAME or paper:NAME"
         if mirror:

@@ -111,11 +111,8 @@ def _explained(path: Path) -> Iterator[None]:
 def _locate(place: str) -> Path:
     path = Path(place).expanduser()
     if not place or not path.is_file():
-        named = "of texts"
-        if place:
-            named = str(path)
         raise UsageError(
-            f"There is no file {named!r} (current directory: {Path.cwd()}).",
+            f"There is no file of texts {place!r} (current directory: {Path.cwd()}).",
             "Give the table of the texts: --dataset texts:FILE.csv",
         )
     if ending_of(path) not in TABLES:

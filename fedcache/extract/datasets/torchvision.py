@@ -75,9 +75,9 @@ def entry_of(name: str) -> TorchvisionEntry:
 
 
 def ready(name: str, context: Context) -> bool:
-    """Whether the folder of the dataset exists (torchvision checks its files when the dataset is opened)."""
+    """Whether the folder of the dataset has files (torchvision checks them when the dataset is opened)."""
     root = context.root_of("torchvision", name)
-    return root is not None and (root / TABLE[name].files).is_dir()
+    return root is not None and any((root / TABLE[name].files).glob("*"))
 
 
 def key(rest: str, context: Context) -> list[Any]:

@@ -20,7 +20,7 @@ Rows are not appended in place: readers take no lock, and results would name a d
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -176,16 +176,8 @@ class IncrementalPlan:
     whole: dict[str, int] = field(default_factory=dict)
     reused: int = 0  # chunks reused in this run
 
-    def expected(self, keys: Iterable[str]) -> dict[str, int]:
-        """Summary of a planned extraction, for ``Extraction.growth``."""
-        passes = 0
-        for key in keys:
-            reused_rows = self.whole.get(key, 0) * self.chunk_rows.get(key, 0)
-            passes += int(self.data.ok[reused_rows:].sum())
-        return {**self.result(passes), "reused_chunks": sum(self.whole.values())}
-
     def result(self, forward_passes: int) -> dict[str, int]:
-        """Summary of a finished extraction in which ``forward_passes`` images went through a model."""
+        """Summary of an extraction in which ``forward_passes`` images go through a model, for ``Extraction.growth``."""
         return {
             "new": self.data.new,
             "vanished": len(self.data.vanished),

@@ -276,9 +276,12 @@ def recipe_of(backbone: Backbone, weights: Weights, config: ExtractConfig) -> Re
     # Pixels are always stored as uint8, so the option does not apply to them.
     if backbone.recipe.dtype == "uint8":
         changes.pop("dtype", None)
-    for option in backbone.row_options:  # these are in the row already
+    in_row = backbone.row_options
+    if backbone.provider == "own_module":  # a module has one output
+        in_row = ()
+    for option in in_row:
         changes.pop(option, None)
-    known = (*backbone.row_options, "dtype")
+    known = (*in_row, "dtype")
     # ``override`` refuses other options too, but its error lists only keys for images.
     wrong = [option for option in changes if option not in (*known, *RECIPE_KEYS)]
     if wrong and backbone.reads != IMAGES:
@@ -290,7 +293,7 @@ def recipe_of(backbone: Backbone, weights: Weights, config: ExtractConfig) -> Re
 
 
 def wanted_text(
-    store: Store | None,
+    store: Store,
     planned: Sequence[PlannedArray],
     classes: Sequence[str],
     template: str | None,
@@ -306,15 +309,12 @@ def wanted_text(
     found: dict[str, tuple[str, ...]] = {}
     if not classes:
         return found
-    # The store whose text features stay current; None if templates were requested, or without ``keep``.
-    kept = None
-    if keep and not config.text:
-        kept = store
+    keep = keep and not config.text
     for item in planned:
         backbone = item.backbone
         if backbone.text_width is None:
             continue
-        if kept is not None and kept.has_text(backbone.name, weights=item.recipe.weights):
+        if keep and store.has_text(backbone.name, weights=item.recipe.weights):
             continue
         default = template or backbone.template or "a photo of a {}."
         found[item.recipe.key] = config.text or (default,)
@@ -322,11 +322,9 @@ def wanted_text(
 
 
 def missing_text(
-    store: Store | None, planned: Sequence[PlannedArray], wanted: Mapping[str, Sequence[str]]
+    store: Store, planned: Sequence[PlannedArray], wanted: Mapping[str, Sequence[str]]
 ) -> dict[str, Sequence[str]]:
     """Those of the ``wanted`` text features (templates per array key) that the store lacks."""
-    if store is None:
-        return dict(wanted)
     items = {item.recipe.key: item for item in planned}
     missing = {}
     for key, templates in wanted.items():

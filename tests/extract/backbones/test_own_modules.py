@@ -299,6 +299,11 @@ def test_what_is_no_module_is_a_sentence(nets, spec, said):
     must_fail(said, f"extract --dataset digits --backbones module:{spec.format(nets=nets)}")
 
 
+def test_a_module_of_images_has_no_output_to_choose(nets):
+    words = f"extract --dataset digits --backbones module:{nets}:build --recipe output=x"
+    must_fail("Unknown recipe key 'output'", words)
+
+
 class Shaped(nn.Module):
     def __init__(self, out, **said):
         super().__init__()

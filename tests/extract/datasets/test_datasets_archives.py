@@ -162,7 +162,7 @@ def test_a_compressed_tar_is_refused_with_the_command_that_helps(tmp_path, suffi
 @pytest.mark.parametrize(
     ("field", "value", "words", "code"),
     [
-        (8, b"\x01", ["1 images", "need a password"], Exit.USAGE),
+        (8, b"\x01", ["1 files", "need a password"], Exit.USAGE),
         (10, b"\x0c", ["method 12", "zip -r0"], Exit.USAGE),
         (20, b"\x00\x0d", ["overlap"], Exit.CORRUPT),
         (42, b"\xff\xff\xff", ["outside the file"], Exit.CORRUPT),

@@ -1,6 +1,7 @@
 """Images in arrays: the shape says how they lie, names say what a column is, and nothing is read that need not be."""
 
 import pickle
+import zipfile
 from pathlib import Path
 
 import h5py
@@ -13,8 +14,8 @@ from opened import open_dataset, peek
 from refusal import bad_image, refused
 
 from fedcache.errors import Exit, FedcacheError
+from fedcache.extract.datasets import archives, row_sources
 from fedcache.extract.datasets import columns as column_names
-from fedcache.extract.datasets import row_sources
 
 RGB = np.random.default_rng(0).integers(0, 256, (20, 6, 8, 3), dtype=np.uint8)
 GRAY = np.random.default_rng(1).integers(0, 256, (20, 6, 8), dtype=np.uint8)
@@ -162,6 +163,18 @@ def test_a_cut_or_altered_file_ends_with_one_sentence(tmp_path, name):
     if name != "a.h5":  # a zip holds checksums
         path.write_bytes(raw[:400] + bytes([raw[400] ^ 1]) + raw[401:])
         no_dataset(f"arrays:{path}", name, code=Exit.CORRUPT)
+
+
+def test_no_file_of_arrays_is_to_be_unpacked_into_a_folder_of_images(tmp_path, monkeypatch):
+    path = write(tmp_path / "packed.npz", images=np.zeros_like(RGB))
+    monkeypatch.setattr(archives, "FREE_BYTES", 0)
+    monkeypatch.setattr(archives, "MAX_EXPANSION", 1)
+    bomb = refused(lambda: opened(path), "would unpack", code=Exit.CORRUPT)
+    assert "zip -r0 new.npz *" in bomb.hint
+    with zipfile.ZipFile(path, "a") as file:
+        file.writestr("../a.npy", b"")
+    hostile = refused(lambda: opened(path), "leaves the archive", code=Exit.CORRUPT)
+    assert "pack them again" in hostile.hint
 
 
 def test_rows_of_a_damaged_block_are_bad_images_and_the_others_are_read(tmp_path, monkeypatch):

@@ -23,7 +23,7 @@ from paper_trees import write
 from refusal import refused
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.extract.datasets import download, paper
+from fedcache.extract.datasets import download, paper, torchvision
 
 
 class Server(http.server.SimpleHTTPRequestHandler):
@@ -208,6 +208,11 @@ def test_offline_nothing_is_asked_and_by_hand_means_the_steps(server, monkeypatc
         assert by_hand.code == 6
         assert paper.read(name).steps[0] in by_hand.err
     assert fedcache(f"datasets pull torchvision:MNIST --from {address}").code == 2
+    # An empty address is none, as of a variable that is not set.
+    calls = []
+    monkeypatch.setattr(torchvision, "pull", lambda *given: calls.append(given))
+    ok("datasets pull torchvision:MNIST --from ''")
+    assert len(calls) == 1
 
 
 def test_another_file_than_the_published_one_is_removed(server, own_home):
@@ -369,5 +374,5 @@ def test_an_archive_without_what_it_should_give_puts_nothing_in_place(server, pu
     published("cifar100", **{archive.name: md5(archive)})
     done = fedcache(f"datasets pull cifar100 --from {address}")
     assert done.code == 5
-    assert "does not contain cifar-100-python" in done.err
+    assert "does not contain cifar-100-python. None of its files was added" in done.err
     assert [p.name for p in (own_home / "data" / "cifar100").iterdir()] == [".partial"]

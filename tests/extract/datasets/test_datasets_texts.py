@@ -139,7 +139,8 @@ def test_what_makes_no_sense_is_one_sentence(tmp_path):
 def test_a_column_of_numbers_is_no_text(tmp_path):
     pa.parquet.write_table(pa.table({"text": [1, 2]}), tmp_path / "n.parquet")
     no_dataset(f"texts:{tmp_path / 'n.parquet'}", "int64")
-    no_dataset(f"texts:{tmp_path / 'none.csv'}", "no file")
+    no_dataset(f"texts:{tmp_path / 'none.csv'}", "no file of texts '/")
+    no_dataset("texts:?text=a", "no file of texts ''")
 
 
 def test_more_text_than_a_process_may_hold_is_refused(table, monkeypatch):

@@ -16,6 +16,7 @@ from test_datasets_idx import write
 
 from fedcache.errors import Exit
 from fedcache.extract.datasets import torchvision as readers
+from fedcache.extract.datasets.listing import info
 from fedcache.extract.image_files import BadImage
 
 datasets = pytest.importorskip("torchvision.datasets")
@@ -158,6 +159,9 @@ def test_missing_files_say_how_to_get_them(tmp_path, name):
     )
     assert ("datasets pull" in caught.hint) == readers.TABLE[name].pulls
     assert list(tmp_path.glob(f"{name}*")) == []  # torchvision makes folders where it looks
+    # What a failed download leaves.
+    (tmp_path / name).mkdir()
+    assert not info(f"torchvision:{name}", data=tmp_path)["ready"]
 
 
 def test_every_entry_names_a_class_and_arguments_torchvision_has():
