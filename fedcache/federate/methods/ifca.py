@@ -13,7 +13,7 @@ model of smallest loss on its rows. All models begin with different weights; oth
 Clients send one model and its number, and receive K models. By default, models have no BatchNorm. A model that no
 client has trained yet would still have its initial running statistics (mean 0, variance 1), which fit no rows. Its loss
 would be high, so all clients would always choose the model that happened to be chosen first.
-fedcache compares IFCA with the baselines of FedPCL (Tan et al., NeurIPS 2022). FedPCL's released code has no IFCA, so
+IFCA is run here next to the baselines of FedPCL (Tan et al., NeurIPS 2022). FedPCL's released code has no IFCA, so
 preset ``official`` takes the settings that this code gives its other baselines (D-09, D-13, D-14; docs/readings.md).
 Special cases: K = 1 is ``fedavg`` (to rounding); a client does not affect the average of a model that it did not
 choose.
