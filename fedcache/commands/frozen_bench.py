@@ -41,7 +41,7 @@ def list_sentence() -> str:
     """The line on this study in the answer of ``reproduce list``."""
     study = read_study()
     checker = RequirementCheck(Home.from_environment())
-    available = [name for name in study.backbones if checker.weights(name) is None]
+    available = [name for name in study.backbones if checker.missing_weights(name) is None]
     treatments = len(study.treatments)
     backbones = len(study.backbones)
     ready = ", ".join(available) or "none"

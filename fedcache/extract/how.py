@@ -32,7 +32,7 @@ COMPUTES_FEATURES = (
     "backbones/checkpoints.py",
     "backbones/backbone.py",
 )
-"""Files of this folder that compute features from encoded images for every backbone; each backbone adds other files.
+"""Files of this folder that compute features from encoded images for every backbone. Each provider has further files.
 
 Weights and preprocessing have their own digests, in the recipe.
 """
@@ -48,7 +48,7 @@ SHARED = {
     "onnx_file": ("backbones/own_files.py",),
     "tflite_file": ("backbones/own_files.py",),
 }
-"""Provider -> files that it shares with other providers, which its backbones add too."""
+"""Provider -> files that it shares with other providers; the digest of the code of its backbones covers them too."""
 
 
 @cache
@@ -125,8 +125,9 @@ def resolve_compute_as(
 ) -> tuple[Device, ComputeSettings]:
     """``resolve_compute`` with the batch and dtype of existing features, if they were computed on the same device.
 
-    Features of another batch size differ in their last bits, and in float16 some values change. Options of the
-    configuration take precedence. ``computed`` holds device, dtype and batch, or nothing.
+    With another batch size, features are computed with other last bits, so a few of them are rounded to another float16
+    when they are stored. Options of the configuration take precedence. ``computed`` holds device, dtype and batch, or
+    nothing.
     """
     if computed.get("device") != resolve_device(config.device).kind:
         return resolve_compute(config, backbones)

@@ -97,7 +97,8 @@ class Encoder:
         Args:
             p: tensors by name.
             x: [.., B, D] features, or normalised images [B, 3, H, W].
-            training: BatchNorm uses and updates batch statistics.
+            training: whether BatchNorm normalises by the statistics of the batch, and updates its running statistics;
+                otherwise it normalises by the running statistics.
 
         Returns:
             the representation [.., B, hidden], and the new running statistics by name.
@@ -166,7 +167,7 @@ def _init_conv(uniform: Uniform, encoder: Encoder) -> Tree:
         a = math.sqrt(6.0 / (out * kernel * kernel))
         W = a * uniform((out, channels_in, kernel, kernel))
         p[f"{name}.W"] = W
-        # BatchNorm has one number for each output channel.
+        # BatchNorm has one number for each output channel. Only shape, dtype and device of this slice are read.
         p |= init_batchnorm(W[..., 0, 0, 0], f"{name}.")
     return p
 

@@ -54,7 +54,8 @@ class RequirementCheck:
         data: ``--data NAME=PATH``.
 
     Attributes:
-        weights: name of a backbone -> its missing requirement; None if it is available.
+        missing_weights: function: name of a backbone -> the requirement that is missing, or None if its weights are
+            available.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class RequirementCheck:
         self.given = {name: Path(path).expanduser() for name, path in (weights or {}).items()}
         self.roots = roots_of(data or {})
         self._memory = memory_of(home)
-        self.weights = cache(self._find_weights)
+        self.missing_weights = cache(self._find_weights)
         self._data = cache(self._find_data)
 
     def missing(self, entry: PaperTable, cell: PaperCell) -> list[Requirement]:
@@ -79,7 +80,7 @@ class RequirementCheck:
         if "scheme" in reads:
             requirements.append(_scheme(cell))
         if "weights" in reads:
-            requirements += [self.weights(name) for name in cell.backbones]
+            requirements += [self.missing_weights(name) for name in cell.backbones]
         if "data" in reads:
             requirements.append(self._data(cell.dataset))
         return [need for need in requirements if need is not None]
@@ -158,7 +159,8 @@ class Options:
 
     Attributes:
         on: a dataset spec in place of the paper's; makes a proxy.
-        backbones: backbones in place of the paper's, in the order of its roles; makes a proxy.
+        backbones: backbones in place of the paper's, in the order of its roles (``PaperTable.roles``: the paper's
+            backbones that may be replaced); makes a proxy.
         recipe: ``[BACKBONE:]KEY`` -> value, changes of the preprocessing; makes a proxy.
         rounds: rounds of every cell; None for the paper's.
         seeds: seeds of every cell; None for the paper's.
@@ -209,8 +211,8 @@ def plan(entry: PaperTable, options: Options, check: RequirementCheck) -> list[P
     """Every chosen cell as it will be run.
 
     Raises:
-        UsageError for an unknown label or value, for ``--backbones`` where the entry has no roles, and for the recipe
-            of a backbone without a role.
+        UsageError for an unknown label or value, for values that no row has together, for ``--backbones`` where the
+            entry has no roles, and for the recipe of a backbone without a role.
     """
     mapping = roles(entry, options, check)
     for key in options.recipe:
@@ -231,11 +233,16 @@ def chosen(entry: PaperTable, only: Mapping[str, tuple[str, ...]]) -> list[Paper
     for label, allowed in only.items():
         if label not in entry.labels:
             raise unknown(f"label of {entry.name}", label, entry.labels)
-        values = [c.labels[label] for c in cells]
+        values = [c.labels[label] for c in entry.cells]
         for value in allowed:
             if value not in values:
                 raise unknown(f"{label} of {entry.name}", value, dict.fromkeys(values))
         cells = [c for c in cells if c.labels[label] in allowed]
+    if not cells:
+        raise UsageError(
+            f"No row of {entry.name} has the values of all --only options together.",
+            f"fedcache reproduce info {shell_word(entry.name)}   lists the labels of its rows",
+        )
     return cells
 
 
@@ -285,7 +292,7 @@ def roles(entry: PaperTable, options: Options, check: RequirementCheck) -> dict[
         return dict(zip(named, options.backbones, strict=False))
     if options.on is None:
         return {role: role for role in named}
-    available = {role: role for role in named if check.weights(role) is None}
+    available = {role: role for role in named if check.missing_weights(role) is None}
     if not available and named:
         available = {named[0]: DEFAULT}
     return available
@@ -298,13 +305,13 @@ def _planned(paper: PaperCell, options: Options, mapping: Mapping[str, str]) -> 
     if options.on is not None and paper.dataset:
         cell = replace(cell, dataset=options.on)
         departures.append(f"data `{options.on}` instead of `{paper.dataset}`")
+    # A cell has no field for the limit; ``prepare`` applies it when it extracts.
     if options.limit is not None and paper.dataset:
         departures.append(f"data of only {options.limit} evenly spaced images")
-    only_pixels = paper.backbones == ("pixels",)
-    # Pixels next to an encoder, and those of a method that can train only on images, have no substitute.
     replacements: list[str | None] = []
     for backbone in paper.backbones:
         new = mapping.get(backbone)
+        # Pixels stay if the cell also has other backbones, or if its method trains only on images (``replaceable``).
         if backbone == "pixels" and not replaceable(paper):
             new = backbone
         replacements.append(new)
@@ -341,19 +348,21 @@ def _planned(paper: PaperCell, options: Options, mapping: Mapping[str, str]) -> 
     if recipe:
         cell = replace(cell, recipe={**cell.recipe, **recipe})
         departures.append(f"images with {settings_text(recipe)}")
+    only_pixels = paper.backbones == ("pixels",)
     if only_pixels and in_use and in_use != ("pixels",):
         cell, heads = _as_head(cell)
         departures.append(heads)
     method = METHODS.get(paper.method)
-    other_rounds = options.rounds is not None and options.rounds != paper.rounds
-    if method is not None and method.one_shot:
-        cell = replace(cell, rounds=None)
-    elif other_rounds and paper.method:
-        cell = replace(cell, rounds=options.rounds)
-        usual: object = "the method's own"
+    usual: object = paper.rounds
+    if usual is None:
+        usual = "the method's own"
         if method is not None:
             usual = method.defaults.rounds
-        departures.append(f"rounds {options.rounds} instead of {paper.rounds or usual}")
+    if method is not None and method.one_shot:
+        cell = replace(cell, rounds=None)
+    elif options.rounds not in (None, usual) and paper.method:
+        cell = replace(cell, rounds=options.rounds)
+        departures.append(f"rounds {options.rounds} instead of {usual}")
     if options.seeds is not None and options.seeds != paper.seeds:
         cell = replace(cell, seeds=options.seeds)
         departures.append(f"seeds {options.seeds} instead of {paper.seeds}")

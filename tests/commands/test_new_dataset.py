@@ -33,11 +33,13 @@ def listed(tmp_path):
         Image.new("RGB", (16, 16), (30 * i, 200 - 20 * i, 90)).save(tmp_path / f"{7 - i}.png")
         split = "test" if i in (2, 5) else "train"
         rows.append(
-            {"image": f"{7 - i}.png", "label": label, "split": split, "clinic": f"c{i % 2}"}
+            {"image": f"{7 - i}.png", "label": label, "split": split, "clinic": f"c\u2028{i % 2}"}
         )
-    rows.append({"image": "missing.png", "label": "ant", "split": "train", "clinic": "c0"})
+    rows.append({"image": "missing.png", "label": "ant", "split": "train", "clinic": "c\u20280"})
     file = tmp_path / "list.jsonl"
-    file.write_text("\n".join(map(json.dumps, rows)))
+    # A JSON string may contain U+2028, which ends no line.
+    lines = [json.dumps(row, ensure_ascii=False) for row in rows]
+    file.write_text("\n".join(lines), encoding="utf-8")
     return f"my-format:{file}"
 
 

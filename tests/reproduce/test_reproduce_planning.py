@@ -46,7 +46,9 @@ def looker(*lacking):
     """A home without the weights of some backbones."""
     return SimpleNamespace(
         home=SimpleNamespace(root=None),
-        weights=lambda name: Requirement("weights", name, "", "") if name in lacking else None,
+        missing_weights=lambda name: (
+            Requirement("weights", name, "", "") if name in lacking else None
+        ),
     )
 
 
@@ -74,6 +76,8 @@ def test_all_that_a_proxy_changes_is_said_in_order():
     own = planned(replace(CELL, rounds=None), Options(rounds=5))
     assert own.cell.rounds == 5
     assert "rounds 5 instead of 100" in own.departures
+    same = planned(replace(CELL, rounds=None), Options(rounds=100))
+    assert same.departures == ()
 
 
 def test_roles_are_filled_in_order_or_by_what_is_here():
@@ -94,6 +98,18 @@ def test_roles_are_filled_in_order_or_by_what_is_here():
     each = plan(table(CELL, other), Options(backbones=("cnn2",)), looker())
     assert [p.refused is None for p in each] == [True, False]
     refused(lambda: plan(entry, Options(recipe={"vgg11:size": "32"}), looker()), "'vgg11'")
+
+
+def test_values_of_several_labels_are_known_if_the_table_has_them():
+    cells = [replace(CELL, labels={"m": m, "d": d}) for m, d in ("Ax", "Ay", "Bz")]
+    entry = table(*cells, labels=("m", "d"))
+
+    def found(**only):
+        return [cell.at for cell in planning.chosen(entry, only)]
+
+    assert found(m=("A",), d=("x", "z")) == [("A", "x")]
+    refused(lambda: found(m=("A",), d=("z",)), "No row of t", "fedcache reproduce info t")
+    refused(lambda: found(m=("A",), d=("w",)), "Unknown d of t 'w'", "Known: x, y, z")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
-"""Backbone: one row of the table; Weights: its located file; FrozenEncoder: the loaded backbone.
+"""Backbone: one row of the table of backbones; Weights: its located file; FrozenEncoder: the loaded backbone.
 
-No module-level import here needs torch, because a finished extraction is recognised from rows and digests alone.
+No module-level import here needs torch, because fedcache recognises a finished extraction without loading a model: from
+the rows of the table of backbones and the digests of their weights.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Backbone:
         recipe: native preprocessing, with ``weights=""``; the located weights fill it in.
         source: where the weights come from, in a sentence.
         files: names (or globs) of the weights as they are published, looked for under ``<home>/weights`` and in the
-            library's cache; empty when the backbone has no weights or draws them from a seed.
+            library's cache; empty when none are published: the backbone has no weights, or is ``seeded``.
         template: prompt template of its text tower, if it has one of its own.
         architecture: the provider's name of the model (``tf_efficientnet_lite0``, ``RN50``).
         hub: Hugging Face repository the library fetches from, if any.
@@ -47,7 +48,7 @@ class Backbone:
         distribution: the name pip installs that package by.
         size: bytes of the published file, 0 when not known.
         sha256: published digests, as pairs (file name, sha256 or its published leading digits).
-        seeded: weights are drawn from a seed when no file is given (``--weights NAME=seed:1`` chooses it).
+        seeded: weights are drawn from a seed when the user gives no file (``--weights NAME=seed:1`` chooses the seed).
         shares: another name whose weights are the same file.
         fixed: the model takes its native input size only.
         licence: of the weights, as their publisher states it; empty if not known.
@@ -56,8 +57,8 @@ class Backbone:
         here_only: it is in the memory of this process, and no other process can load it.
         cpu_only: its library computes on the CPU.
         raw: it takes the bytes of the pixels; mean and std have no meaning.
-        reads: images, texts, rows or sounds (``extract.inputs``). Text features of a backbone of texts are those of
-            prompts.
+        reads: images, texts, rows or sounds (``extract.inputs``). If it reads texts, it computes the text features of
+            the classes from their prompts, in the same way as the features of texts.
     """
 
     name: str
@@ -94,7 +95,7 @@ class Backbone:
 
     @property
     def row_options(self) -> tuple[str, ...]:
-        """Keys of ``--recipe`` that are part of the row already."""
+        """Keys of ``--recipe`` with which ``lookup`` made this row of the table; its recipe contains them already."""
         if self.provider == "text_encoder":
             return ("output", "pooling", "max_tokens", "prompt")
         if self.provider == "sound_encoder":
@@ -132,7 +133,7 @@ class Backbone:
     def accepts(self, recipe: Recipe) -> None:
         """Refuse a size or norm that a model of images does not take, before the model is loaded. Raises UsageError.
 
-        A model of texts or rows takes only another stored dtype.
+        For a model that does not read images, a recipe may change only the stored dtype.
         """
         if self.reads != IMAGES:
             for option in recipe.departures(self.recipe):
@@ -292,12 +293,12 @@ class ModuleEncoder:
 
     Args:
         name: of the backbone, for messages.
-        module: maps normalised [B, 3, H, W] to [B, D], unless ``image``, a part of it, does.
+        module: the whole model. Without ``image`` it maps normalised images [B, 3, H, W] to [B, D] itself.
         recipe: its mean and std normalise the input.
         device: where to run.
         dtype: ``float32`` | ``bfloat16`` | ``float16``; the last two run under autocast. Weights that autocast would
             cast in every call are kept in this dtype; other weights stay float32.
-        image: maps normalised images to [B, D]; None for the module itself.
+        image: the part of ``module`` that maps normalised images to [B, D]; None for the whole module.
         text: maps tokens [C, L], which ``tokenize`` makes from prompts, to [C, D], if there is a text tower.
     """
 

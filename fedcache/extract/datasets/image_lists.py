@@ -164,7 +164,7 @@ def parse_list(
             f"{where} has the columns {names} and {count:,} rows; expected a path column and at least one row.",
             f"{FIRST_LINE}   or choose the column of paths with --images-key NAME",
         )
-    # The first column that names an existing image is used; if no column does, the first column of all.
+    # The first column that names an existing image is used; if no column does, the first of these possible columns.
     chosen = ""
     paths: list[str] = []
     for column in possible:
@@ -187,8 +187,8 @@ def _spelt(path: str, exists: Callable[[str], bool], stems: Stems) -> str:
         return path
     if "\\" in path and not _DRIVE.match(path):
         path = path.replace("\\", "/").removeprefix("./")
-    # If the path has no dot, this compares only its last character, which is no ending.
-    has_ending = path[path.rfind(".") :].lower() in EXTENSIONS
+    _, dot, ending = path.rpartition(".")
+    has_ending = (dot + ending).lower() in EXTENSIONS
     if exists(path) or not path or has_ending:
         return path
     return stems.completed(path)
@@ -241,22 +241,25 @@ def _cells(where: str, raw: bytes) -> dict[str, list[str]]:
     for number, row in enumerate(rows, start=1):
         if len(row) != len(names):
             problem = f"has {len(row)} fields; expected {len(names)}"
-            raise _wrong(where, number, problem, "Quote fields with commas")
+            hint = "Put fields that contain a comma in double quotes"
+            raise _wrong(where, number, problem, hint)
     return {name: [row[at].strip() for row in rows] for at, name in enumerate(names)}
 
 
 def _records(where: str, raw: bytes) -> dict[str, list[Any]]:
     """Columns of values by name, from one JSON object on each line. Raises UsageError for any other line."""
     records: list[Mapping[str, Any]] = []
-    try:
-        for line in raw.decode("utf-8-sig").splitlines():
-            if line.strip():
-                records.append(parse_json(line))
-    except ValueError as error:
-        number = len(records) + 1
-        raise UsageError(
-            f"Line {number:,} of {where} is not JSON: {error}.", "Write one JSON object per line."
-        ) from None
+    # Bytes are split only at line breaks; a text would also be split at U+2028, which a JSON string may contain.
+    for number, line in enumerate(raw.splitlines(), start=1):
+        try:
+            text = line.decode("utf-8-sig")
+            if text.strip():
+                records.append(parse_json(text))
+        except ValueError as error:
+            raise UsageError(
+                f"Line {number:,} of {where} is not JSON: {error}.",
+                "Write one JSON object per line.",
+            ) from None
     if not all(isinstance(record, Mapping) for record in records):
         raise UsageError(
             f"{where} contains lines that are not JSON objects.",

@@ -11,9 +11,10 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from io import TextIOWrapper
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -99,8 +100,8 @@ def files_of(place: FoundLayout) -> list[Path]:
     if lists and not folders and "images" not in place.layout.options:
         for domain in place.paper.domains:
             folders += [place.base / domain / name for name in place.paper.folders]
-    # A folder above class folders (top) is left out, because only the class folders that are read matter: imagenet100
-    # reads a tenth of ImageNet's.
+    # ``needs`` may name a folder above class folders (top). It is left out, because the index reads only some of its
+    # class folders: imagenet100 reads a tenth of ImageNet's.
     needs = [place.path(need) for need in place.layout.needs if need not in tops]
     return list(dict.fromkeys([*needs, *lists, *folders]))
 
@@ -133,14 +134,15 @@ def _of_files(
                 f"{where} names {shown!r}; expected a plain path below {images}.",
                 "Download it again from its authors; nothing was read",
             )
-    for entry, following in pairwise(entries):
-        if entry.name == following.name:
+    names = [name_of(entry.name) for entry in entries]
+    for name, following in pairwise(names):
+        if name == following:
             raise CorruptionError(
-                f"{where} names {entry.name!r} twice.",
+                f"{where} names {name!r} twice.",
                 "Download it again, or list every image once",
             )
     return PaperIndex(
-        names=[name_of(entry.name) for entry in entries],
+        names=names,
         label=[entry.label for entry in entries],
         domain=[entry.domain for entry in entries],
         split=[entry.split for entry in entries],
@@ -176,9 +178,9 @@ def _read_files(place: FoundLayout, notes: list[str]) -> Iterator[ImageEntry]:
         domain = 0
         if top in domains:
             domain = domains.index(top)
-        # A link that leads out of the folder is still a row, so that the numbers of the rows stay the same. It is
-        # quarantined when it is read.
         class_folder = place.paper.folders[class_number]
+        # With None, ``scan`` also lists links that lead out of the folder. They are rows, so that the numbers of the
+        # rows stay the same, and are quarantined when they are read.
         for image in tree.scan(folder, None).paths:
             path = f"{top}/{class_folder}/{image}"
             yield ImageEntry(path, path, class_number, domain, SPLIT_WORDS[split])
@@ -232,12 +234,14 @@ def _lines_of(file: Path, place: FoundLayout) -> Iterator[tuple[str, str]]:
 
     ``line.match`` is a regular expression with named groups: ``folder`` is the class as folders spell it, or ``number``
     is its number, counted from 1. ``line.image`` is a format string for the path of the image. Its fields are these
-    groups, and ``name``, the name of the class.
+    groups, and ``name``, the name of the class. ``line.expected`` describes a line in words. If it is set, a line with
+    an unknown class raises CorruptionError here; otherwise the caller decides (option ``others``).
     """
     line: Mapping[str, str] = place.layout.options["line"]
     folders = place.paper.folders
     classes = place.paper.classes
-    for text in map(str.strip, _text(file).splitlines()):
+    # ``splitlines`` would also split at U+2028 and similar characters, which names may contain.
+    for text in map(str.strip, _text(file).split("\n")):
         if not text or text.startswith("#"):
             continue
         match = re.fullmatch(line["match"], text)
@@ -252,7 +256,6 @@ def _lines_of(file: Path, place: FoundLayout) -> Iterator[tuple[str, str]]:
                 groups["folder"] = folders[number - 1]
         folder = groups.get("folder", "")
         label = place.paper.number_of.get(folder)
-        # A format without ``expected`` leaves unknown classes to the caller (``others``).
         if match is None or (label is None and "expected" in line):
             shown = text[:60]
             expected = line.get("expected", "a path")
@@ -269,11 +272,12 @@ def _pairs(file: Path) -> Iterator[tuple[str, str]]:
 
     The first folder of each path is left out: it is the place of the dataset on the authors' machine.
     """
-    content = load_pickle(file)
-    if not _is_pair(content) or len(content[0]) != len(content[1]):
-        raise damaged(file, "it does not contain the pair (paths, class names)")
-    images, words = content
-    for image, word in zip(images, words, strict=True):
+    try:
+        images, words = load_pickle(file)
+        pairs = list(zip(images, words, strict=True))
+    except (TypeError, ValueError):
+        raise damaged(file, "it does not contain the pair (paths, class names)") from None
+    for image, word in pairs:
         yield str(image).partition("/")[2], str(word)
 
 
@@ -281,20 +285,24 @@ def _is_pair(content: Any) -> bool:
     return isinstance(content, tuple | list) and len(content) == 2
 
 
-def _text(path: Path) -> str:
-    """The text of a file. Raises CorruptionError for one that is not UTF-8, MachineError for a missing one."""
+def _open(path: Path) -> IO[bytes]:
+    """A file to read. Raises MachineError for a missing or unreadable file."""
     try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise damaged(path, "it is not text in UTF-8") from None
-    except FileNotFoundError:
-        raise _missing(path) from None
+        return path.open("rb")
+    except OSError as error:
+        raise MachineError(
+            f"{path} cannot be opened: {error.strerror}.",
+            "Check its permissions, or unpack the dataset again",
+        ) from None
 
 
-def _missing(path: Path) -> FedcacheError:
-    return MachineError(
-        f"{path} is missing.", "Unpack the dataset again, or copy the file to this path"
-    )
+def _text(path: Path) -> str:
+    """The text of a file; CorruptionError if it is not UTF-8, MachineError as ``_open``."""
+    with TextIOWrapper(_open(path), encoding="utf-8") as file:
+        try:
+            return file.read()
+        except UnicodeDecodeError:
+            raise damaged(path, "it is not text in UTF-8") from None
 
 
 # CoOp's splits: format "coop"
@@ -307,8 +315,11 @@ def _read_coop(place: FoundLayout, notes: list[str]) -> Iterator[ImageEntry]:
         content = parse_json(_text(path))
     except ValueError as error:
         raise damaged(path, f"it is not JSON ({error})") from None
-    if not isinstance(content, dict) or not {"train", "val", "test"} <= set(content):
-        raise damaged(path, "it does not contain the lists train, val and test")
+    match content:
+        case {"train": list(), "val": list(), "test": list()}:
+            pass
+        case _:
+            raise damaged(path, "it does not contain the lists train, val and test")
     # Label -> CoOp's spelling of its class. They are compared at the end, when all labels have been read.
     spelled: dict[int, str] = {}
     for split in ("train", "val", "test"):
@@ -399,15 +410,14 @@ def _mat(path: Path) -> dict[str, Any]:
     """The arrays of a MATLAB file by name; errors as ``_text``."""
     import scipy.io
 
-    try:
-        arrays: dict[str, Any] = scipy.io.loadmat(path)
-    except FileNotFoundError:
-        raise _missing(path) from None
-    except Exception as error:
-        # scipy's parsers raise errors of many classes: ValueError, TypeError, zlib.error, ...
-        kind = type(error).__name__
-        reason = str(error)[:80]
-        raise damaged(path, f"scipy cannot read it ({kind}: {reason})") from None
+    with _open(path) as file:
+        try:
+            arrays: dict[str, Any] = scipy.io.loadmat(file)
+        except Exception as error:
+            # scipy's parsers raise errors of many classes: ValueError, TypeError, zlib.error, ...
+            kind = type(error).__name__
+            reason = str(error)[:80]
+            raise damaged(path, f"scipy cannot read it ({kind}: {reason})") from None
     return arrays
 
 
@@ -417,8 +427,8 @@ def _mat(path: Path) -> dict[str, Any]:
 def _read_arrays(place: FoundLayout) -> PaperIndex:
     """Every row of a layout of pickled arrays.
 
-    A row is named by its position in the files of its split, such as ``train/00017`` or ``svhn/test/00017``. So "the
-    first n of each class" are the first n in the files.
+    A row is named by its position in the files of its split, such as ``train/00017`` or ``svhn/test/00017``. So schemes
+    that take the first n rows of each class take the first n in the files.
     """
     options = place.layout.options
     labels_key = str(options.get("labels", ""))
@@ -486,18 +496,19 @@ list that is its second argument."""
 
 
 def load_pickle(path: Path) -> Any:
-    """The content of a pickle of plain data; CorruptionError for a damaged pickle, or one with other objects."""
-    try:
-        with path.open("rb") as file:
+    """The content of a pickle of plain data.
+
+    Raises CorruptionError for a damaged pickle, or one with other objects, and MachineError as ``_open``.
+    """
+    with _open(path) as file:
+        try:
             return load_plain(file)
-    except FileNotFoundError:
-        raise _missing(path) from None
-    except (OSError, ValueError) as error:
-        raise CorruptionError(
-            f"{path} is not a pickle of arrays, lists and texts alone: {str(error)[:200]}. Nothing in it was "
-            "executed.",
-            "Download it again from the address that `fedcache datasets info` gives",
-        ) from None
+        except ValueError as error:
+            raise CorruptionError(
+                f"{path} is not a pickle of arrays, lists and texts alone: {str(error)[:200]}. Nothing in it was "
+                "executed.",
+                "Download it again from the address that `fedcache datasets info` gives",
+            ) from None
 
 
 def read_images(path: Path, labels_key: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:

@@ -10,10 +10,11 @@ trains w_j and sends it with j; the server averages the models that were sent fo
 rows (in the paper with equal weights, ``agg=uniform``), and keeps a model that no client selected. Client i deploys the
 model of smallest loss on its rows. All models begin with different weights; otherwise no client could tell them apart.
 
-Clients send one model and its number, and receive K models. BatchNorm is off: the statistics of a model that no client
-has trained yet fit no rows, so only the model that was chosen first would be chosen again.
-The released FedPCL code has no IFCA, so preset ``official`` uses that code's settings of its other baselines (D-09,
-D-13, D-14; docs/readings.md).
+Clients send one model and its number, and receive K models. By default, models have no BatchNorm. A model that no
+client has trained yet would still have its initial running statistics (mean 0, variance 1), which fit no rows. Its loss
+would be high, so all clients would always choose the model that happened to be chosen first.
+IFCA is run here next to the baselines of FedPCL (Tan et al., NeurIPS 2022). FedPCL's released code has no IFCA, so
+preset ``official`` takes the settings that this code gives its other baselines (D-09, D-13, D-14; docs/readings.md).
 Special cases: K = 1 is ``fedavg`` (to rounding); a client does not affect the average of a model that it did not
 choose.
 """
@@ -99,8 +100,9 @@ def losses(down: Tree, data: ClientData, ctx: Ctx) -> Tensor:
             values.append(cross_entropy(u, y, mask).double())
         return {"loss": torch.stack(values, -1)}
 
-    # Without gradients, because the models are only compared here; the chosen one is trained afterwards.
+    # Numbers per row of the largest intermediate result (features or projection). They decide the rows of a block.
     width = max(ctx.env.width, ctx.count("dim"))
+    # Without gradients, because the models are only compared here; the chosen one is trained afterwards.
     with torch.no_grad():
         return add_up(data, ctx, width, sums)["loss"]
 
@@ -108,6 +110,7 @@ def losses(down: Tree, data: ClientData, ctx: Ctx) -> Tensor:
 def best(down: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tensor]:
     """The model of smallest loss under its plain names, and its number as a one-hot vector, float64 [*lead, K]."""
     K = ctx.count("models")
+    # ``expand``, because axes of ``losses`` may have length 1, such as the grid's if all its points share the models.
     at = losses(down, data, ctx).argmin(-1).expand(ctx.lead)
     return models_at(down, at, ctx), one_hot(at, K).double()
 
@@ -137,7 +140,8 @@ def fit(down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tre
     up: Tree = {CHOSEN: weight}
     for name in model.names(ctx.hp):
         t = p[name].unsqueeze(len(ctx.lead))
-        # All other places are 0, so the server's sum over clients adds each model's own clients.
+        # All other places are 0, so the server's sum over clients adds each model's own clients. ``over`` divides
+        # nothing: it gives the weight more axes.
         up[ALL + name] = t.double() * over(weight, t)
     return {}, up
 
@@ -164,7 +168,7 @@ def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
     for name in model.names(ctx.hp):
         old = server[ALL + name]
         total = up[ALL + name]
-        w = torch.as_tensor(over(weight, total))
+        w = torch.as_tensor(over(weight, total))  # ``as_tensor`` is for the type checker
         # Divide by 1 where no client chose the model, because 0 / 0 is NaN.
         mean = total / torch.where(w > 0, w, 1.0)
         out[ALL + name] = torch.where(w > 0, mean.to(old.dtype), old)
@@ -229,7 +233,7 @@ METHOD = replace(
     enter=no_state,
     fit=fit,
     uploads=uploads,
-    pool=lambda _hp: {"": "sum"},
+    pool=lambda _hp: {"": "sum"},  # every tensor, because each name begins with ""
     aggregate=aggregate,
     sent=sent_numbers,
     personal_part=personal_part,
@@ -240,7 +244,7 @@ METHOD = replace(
     paper_count=paper_count,
     upload_descriptions={
         CHOSEN: (
-            "weight instead of the model it chose",
+            "the client's weight, at the number of the model that it chose",
             "how many rows it has, and which clients are like it",
         ),
     },

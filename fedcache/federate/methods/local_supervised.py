@@ -6,9 +6,9 @@ its own classifier or by a linear probe.
 Shi et al., "Towards communication-efficient and privacy-preserving federated representation learning" (FLESD), section
 3: supervised training on skewed clients loses more than SimCLR does. Every model is scored on all test rows, by its own
 classifier or (``score=probe``) by a linear probe on its trunk, trained on all labelled rows; the reported accuracy is
-the mean over clients. One client of ``fedavg-scratch`` is the same computation. The paper does not describe the
+the mean over clients. ``fedavg-scratch`` with a single client trains the same model. The paper does not describe the
 augmentation. Preset ``paper`` has none; preset ``official`` has the released crop over a margin of 4 pixels and flip
-(D-91). ``fidelity`` is approx.
+(D-91). ``fidelity`` is approx, as for ``fedavg-scratch``.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ def enter(_down: Tree, _data: ClientData, ctx: Ctx) -> Tree:
 
 def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """Local epochs from the client's last model; nothing is sent."""
+    # The state that ``scratch.fit`` returns has the tensors of ``state``, here the whole model (``enter``).
     return scratch.fit(down, state, data, ctx)[0], {}
 
 

@@ -98,7 +98,7 @@ class BenchRun:
         check = RequirementCheck(self.home, self.options.weights, self.options.data)
         available = []
         for name in self.study.backbones:
-            lacks = check.weights(name)
+            lacks = check.missing_weights(name)
             if lacks is None or lacks.fetched:
                 available.append(name)
                 continue

@@ -564,6 +564,16 @@ def test_the_mapping_of_fedscale_is_a_list(pictures):
     assert data.groups["client_id"].words == ("u0", "u1", "u2", "u3", "u4")
 
 
+def test_a_line_of_json_ends_only_at_a_line_break(tmp_path):
+    write_directory(tmp_path, {"a.png": png(0), "b.png": png(1)})
+    lines = ['{"path": "a.png", "label": "x\u2028y"}', "", '{"path": "b.png", "label": "z\u0085w"}']
+    file = tmp_path / "list.jsonl"
+    file.write_text("\n".join(lines), encoding="utf-8")
+    assert open_dataset(f"folder:{file}").classes == ("x\u2028y", "z\u0085w")
+    file.write_text("\n".join([*lines, "", "no JSON"]), encoding="utf-8")
+    no_dataset(f"folder:{file}", "Line 5", "is not JSON")
+
+
 def test_paths_of_a_drive_are_refused(pictures):
     (pictures / "list.csv").write_text("path,label\nC:\\data\\a.png,cat\nC:\\data\\b.png,dog\n")
     no_dataset(f"folder:{pictures / 'list.csv'}", "relative", "C:")

@@ -152,6 +152,21 @@ def test_a_part_that_is_missing_stops_the_reading(name, layout, lost, tmp_path):
     assert lost.rpartition("/")[2] in check(name, tmp_path)["missing"][0]
 
 
+@pytest.mark.parametrize(
+    ("name", "layout", "file"),
+    [
+        ("office10", 0, "webcam_test.pkl"),
+        ("domainnet10", 1, "real_test.txt"),
+        ("flowers102", 1, "setid.mat"),
+    ],
+)
+def test_a_file_that_cannot_be_opened_is_not_called_damaged(name, layout, file, tmp_path):
+    write(name, layout, tmp_path)
+    (tmp_path / file).unlink()
+    (tmp_path / file).mkdir()
+    refused(name, tmp_path, Exit.ENVIRONMENT, f"{file} cannot be opened: Is a directory")
+
+
 def test_an_image_that_is_missing_keeps_its_row(tmp_path):
     rows = write("office10", 0, tmp_path)
     (tmp_path / "dslr/mug/train_0001.jpg").unlink()
@@ -165,6 +180,22 @@ def test_an_image_that_is_missing_keeps_its_row(tmp_path):
 # What is wrong
 
 
+def test_two_spellings_of_one_name_are_one_name(tmp_path):
+    write("eurosat", 0, tmp_path)
+    twice = [[f"River/{name}.jpg", 8, "River"] for name in ("\u00e9", "e\u0301")]
+    change_json(tmp_path / "split_zhou_EuroSAT.json", lambda s: s["train"].extend(twice))
+    refused("eurosat", tmp_path, Exit.CORRUPT, "'River/\u00e9.jpg' twice")
+
+
+def test_a_line_ends_only_at_a_line_break(tmp_path):
+    write("tiny-imagenet", 0, tmp_path)
+    folder = paper.read("tiny-imagenet").folders[0]
+    with (tmp_path / "val/val_annotations.txt").open("a", encoding="utf-8") as file:
+        file.write(f"a\u2028b.JPEG\t{folder}\t0\r\n")
+    data = open_dataset("paper:tiny-imagenet", roots={"tiny-imagenet": tmp_path})
+    assert "val/images/a\u2028b.JPEG" in data.names
+
+
 def change_json(path, change):
     held = json.loads(path.read_text())
     change(held)
@@ -175,6 +206,7 @@ def change_json(path, change):
     ("change", "words"),
     [
         (lambda s: s.pop("test"), "train, val and test"),
+        (lambda s: s.update(train=3), "train, val and test"),
         (lambda s: s["train"].append(["River/x.jpg", 10, "x"]), "'River/x.jpg', 10"),
         (lambda s: s["train"].append(["../../x.jpg", 8, "River"]), "'../../x.jpg'"),
         (lambda s: s["test"].append(s["train"][0]), "twice"),
@@ -237,6 +269,8 @@ CAR = np.array([("1.jpg", 197)], dtype=[("fname", object), ("class", object)])
             pickle.dumps((["a/webcam/chair/c.jpg"], ["chair"])),
             "the class 'chair'",
         ),
+        ("office10", 0, "webcam_test.pkl", pickle.dumps((3, ["mug"])), "the pair (paths"),
+        ("office10", 0, "webcam_test.pkl", pickle.dumps(([], ["mug"])), "the pair (paths"),
         (
             "pets",
             1,

@@ -110,6 +110,7 @@ def test_official_distillation_is_the_released_loop(ema, filling):
         set_to("esd_drop_last=true esd_batch=9 anchors=all"),  # no batch is full
         {"anchors": "queue", "queue": 10},  # more than the 8 public rows
         set_to("anchors=queue queue=6 esd_batch=5"),  # no whole number of batches
+        set_to("anchors=queue queue=3 esd_batch=5"),  # less than a batch
         set_to(
             "anchors=queue queue_warm=false queue=6 esd_batch=3 esd_drop_last=true"
         ),  # no step is left
@@ -122,6 +123,27 @@ def test_public_rows_that_cannot_serve_are_refused(settings):
         "8 public rows",
         "--set ",
     )
+
+
+def test_the_queue_that_a_refusal_suggests_is_accepted():
+    data, clients = federation(sizes=(7, 20, 20))
+
+    def go(queue, **more):
+        settings = {"anchors": "queue", "queue": queue, "esd_batch": 9, **more}
+        return go_tiny("flesd", settings, data, clients, rounds=1, participation=None)
+
+    refused(lambda: go(3), "--set queue=7")
+    go(7)
+    # The only batch would fill the queue.
+    refused(lambda: go(7, queue_warm=False), "no step is left", "--set queue_warm=true")
+
+
+def test_a_batch_with_one_row_more_than_the_queue_writes_each_slot_once():
+    queue = distillation.Queue(torch.zeros(2, 1), torch.zeros(2, dtype=torch.long))
+    for first in (1, 4):
+        rows = torch.arange(first, first + 3)
+        queue.push(rows.float().unsqueeze(1), rows)
+        assert queue.rows.tolist() == queue.keys[:, 0].tolist() == [first + 1, first + 2]
 
 
 # -- BatchNorm of two views (D-92)

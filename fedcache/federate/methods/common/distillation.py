@@ -80,7 +80,7 @@ DISTIL = (
         "after",
         "choice",
         "when eq 10 updates the key encoder; after: after the step; before: before the keys of a "
-        "batch are computed; filled: like before, but not while the queue fills (D-95)",
+        "batch are computed; filled: as 'before', except while the queue is being filled (D-95)",
         choices=("after", "before", "filled"),
         official="before",
     ),
@@ -109,8 +109,9 @@ DISTIL = (
         "sim_topk_own",
         False,
         "bool",
-        "round the number of kept similarities down, and keep the row's similarity to itself too "
-        "(D-96)",
+        "how many similarities of a row are kept; true: the percentage rounded down, and the row's "
+        "similarity to itself; false: the percentage rounded, with the row's similarity to itself "
+        "among them (D-96)",
         official=True,
     ),
     HParam("esd_epochs", 200, "int", "epochs of distillation per round", low=0),
@@ -143,15 +144,20 @@ class Queue:
     """Queue of keys, in which new keys overwrite the oldest."""
 
     keys: Tensor  # [K, d]
-    places: Tensor  # [K], the numbers of the keys' public rows
-    at: int = 0  # number of keys pushed since the queue was empty
+    rows: Tensor  # [K], the numbers of the keys' public rows
+    # Number of keys pushed since the start, or with ``queue_warm=false`` since the start of the epoch. The next key
+    # gets the slot ``at`` modulo K.
+    at: int = 0
 
     def push(self, keys: Tensor, rows: Tensor) -> None:
         """Add a batch of keys, those of the public rows ``rows``."""
-        # The keys get the slots after the last one; after the end of the queue, slots are counted from 0 again.
-        slots = (self.at + torch.arange(len(rows), device=rows.device)) % len(self.places)
-        self.keys[slots] = keys
-        self.places[slots] = rows
+        size = len(self.rows)
+        # A batch has one row more than the queue if a last single row joined a batch as long as the queue. Only the
+        # last keys are kept then, because two keys in one slot may be written in any order.
+        rows = rows[-size:]
+        slots = (self.at + torch.arange(len(rows), device=rows.device)) % size
+        self.keys[slots] = keys[-size:]
+        self.rows[slots] = rows
         self.at += len(rows)
 
 
@@ -166,16 +172,14 @@ def check(hp: Hp, ctx: Ctx) -> None:
     rows = len(ctx.public)
     size = ctx.count("queue")
     batch = ctx.count("esd_batch")
+    whole = min(batch, rows)  # rows of a whole batch
     with_queue = queued(hp, rows)
-    if with_queue and (size > rows or size % min(batch, size)):
-        most = min(rows, size) // batch * batch
-        if most:
-            fix = f"--set queue={most}"
-        else:
-            fix = f"--set anchors=all, or a smaller --set esd_batch= than {rows}"
+    if with_queue and (size > rows or size % whole):
+        nearest = max(min(rows, size) // whole, 1) * whole
         raise UsageError(
-            f"queue={size} must be a multiple of esd_batch={batch} and at most the {rows} public rows.",
-            f"For example {fix}.",
+            f"queue={size} must be a multiple of the {whole} rows of a batch (esd_batch={batch}) and at most the "
+            f"{rows} public rows.",
+            f"For example --set queue={nearest}, or --set anchors=all.",
         )
     steps = -(-rows // batch)
     if hp["esd_drop_last"]:
@@ -187,11 +191,11 @@ def check(hp: Hp, ctx: Ctx) -> None:
                 f"For example --set esd_batch={rows}, or --set esd_drop_last=false.",
             )
     filled_again = with_queue and not hp["queue_warm"]
-    if filled_again and steps <= size // batch:
+    if filled_again and steps <= size // whole:
         raise UsageError(
             f"queue_warm=false fills queue={size} again in every epoch, which takes all {steps} batches "
             f"of the {rows} public rows, so no step is left for training.",
-            "Use a smaller --set queue=, or --set queue_warm=true.",
+            "For example --set queue_warm=true, or smaller values of queue and esd_batch.",
         )
 
 
@@ -235,36 +239,38 @@ def distil(w: Tree, target: Ensemble, ctx: Ctx) -> Tree:
         for name in names:
             p[f"key/{name}"].lerp_(p[name], 1.0 - zeta)
 
-    def step(p: Tree, batch: Batch, now: Ctx) -> Tree:
+    def step(p: Tree, batch: Batch, ctx: Ctx) -> Tree:
         filling = False
         if queue is not None and not hp["queue_warm"]:
-            filling = queue.at + len(batch["i"]) <= len(queue.places)
+            filling = queue.at + len(batch["i"]) <= len(queue.rows)
         if ema == "before" or (ema == "filled" and not filling):
             follow(p)
         key = {name: p[f"key/{name}"] for name in w}
         if queue is None:
-            batch = {**batch, "keys": unit(key, public, now), "anchors": every}
+            batch = {**batch, "keys": unit(key, public, ctx), "anchors": every}
         else:  # keys are pushed before the logits are computed, so each query meets its own key (D-35)
             with torch.no_grad():
                 view = batch.get("x2", batch["x"])
-                keys, _ = _embed(key, view, now, training=batch_statistics)
+                keys, _ = _embed(key, view, ctx, training=batch_statistics)
                 queue.push(keys, batch["i"])
-            batch = {**batch, "keys": queue.keys, "anchors": queue.places}
-        # With ``queue_warm=false`` the queue is filled again in every epoch, and its keys are no anchors until it is
-        # full (D-34). Until then no step is taken, but the student's BatchNorm reads the batch.
+            batch = {**batch, "keys": queue.keys, "anchors": queue.rows}
+        # With ``queue_warm=false`` the queue is filled again in every epoch. A batch that only fills the queue takes no
+        # step (D-34), also the batch that makes it full, but the student's BatchNorm reads these batches.
         if filling:
-            updates = _batchnorm_updates(p, batch, now)
+            updates = _batchnorm_updates(p, batch, ctx)
         else:
-            updates = take_step(p, batch, now)
+            updates = take_step(p, batch, ctx)
         if ema == "after" and not filling:
             follow(p)
-        # The key encoder takes the student's running statistics.
+        # ``take_step`` changes the weights in place. ``updates`` are only the running statistics of the student's
+        # BatchNorm, which the key encoder copies.
         key_updates = {f"key/{name}": t.clone() for name, t in updates.items()}
         return {**updates, **key_updates}
 
     first_key = {f"key/{name}": t for name, t in w.items()}
     carry = writable_copies({**w, **first_key, **opt_init(w, names, ctx)}, ctx)
-    views = _views(ClientData(ctx.public, None, every, (target.size,)), ctx)
+    # The public rows, as the rows of one client.
+    views = _views(ClientData(ctx.public, y=None, rows=every, n=(target.size,)), ctx)
     for epoch in range(ctx.count("esd_epochs")):
         if queue is not None and not hp["queue_warm"]:
             queue.at = 0
@@ -314,8 +320,11 @@ def _loss(target: Ensemble) -> Callable[[Tree, Batch, Tree, Ctx], tuple[Tensor, 
 
 
 def _filled_queue(w: Tree, every: Tensor, ctx: Ctx) -> Queue:
-    """A queue with the keys that the weights ``w`` give to K_q random public rows."""
-    # Random rows, because public rows may be sorted by class.
+    """A queue with the keys that the weights ``w`` give to K_q random public rows.
+
+    With ``queue_warm=false`` no step reads these keys, because every epoch first overwrites all of them.
+    """
+    # Random rows, because public rows may be sorted by class. At the server, ``each`` makes one draw.
     order = ctx.rng.each("queue", lambda g, _client: g.permutation(len(every)))
     rows = every[order[: ctx.count("queue")]]
     keys = unit(w, ctx.public[rows, 0], ctx)
