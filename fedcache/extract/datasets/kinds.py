@@ -38,7 +38,7 @@ KINDS = {
         OwnFiles(
             "folder:PATH",
             "a directory, .zip or .tar with one folder per class or with metadata.csv, or a .csv that lists images",
-            "levels named train, test, val, dev or similar are the split, the last level is the class, "
+            "folder levels named train, test, val, dev or similar are the split, the last level is the class, "
             f"and the remaining level is the domain. Without a split, {HELD_OUT} is the test set. "
             "--layout domain/class overrides this. Choose columns of metadata.csv and of lists with "
             "--images-key (paths), --label-key and --group-key",
@@ -124,7 +124,7 @@ KINDS = {
         OwnFiles(
             "sound:PATH",
             "a directory, .zip or .tar of .wav and .flac files with one folder per class or with metadata.csv",
-            "levels, tables and --layout have the same meaning as for folder:PATH; needs "
+            "folder levels, tables and --layout have the same meaning as for folder:PATH; needs "
             'pip install "fedcache[sound]"',
             "sound:recordings",
             "sound:recordings --layout speaker/class",

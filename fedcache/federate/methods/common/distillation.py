@@ -80,7 +80,7 @@ DISTIL = (
         "after",
         "choice",
         "when eq 10 updates the key encoder; after: after the step; before: before the keys of a "
-        "batch are computed; filled: like before, but not while the queue fills (D-95)",
+        "batch are computed; filled: as for 'before', but not while the queue fills (D-95)",
         choices=("after", "before", "filled"),
         official="before",
     ),
