@@ -112,7 +112,7 @@ KINDS = {
         OwnFiles(
             "rows:FILE",
             "rows of numbers, such as wave forms, and labels in a .npz, .npy or .h5 file, or in a folder of .npy files",
-            'a module: encoder with reads = "rows" receives the rows unchanged. Columns are chosen as for '
+            'a backbone module:MODULE:FACTORY with reads = "rows" gets the rows unchanged. Columns are chosen as for '
             "arrays:FILE; --images-key or rows:FILE?rows=A chooses the column of rows",
             "rows:tones.npz",
             "rows:tones.npz --label-key pitch",
