@@ -494,7 +494,7 @@ def load_pickle(path: Path) -> Any:
         raise _missing(path) from None
     except (OSError, ValueError) as error:
         raise CorruptionError(
-            f"{path} is a pickle of more than arrays, lists and texts: {str(error)[:200]}. Nothing in it was "
+            f"{path} is not a pickle of arrays, lists and texts only: {str(error)[:200]}. Nothing in it was "
             "executed.",
             "Download it again from the address that `fedcache datasets info` gives",
         ) from None
