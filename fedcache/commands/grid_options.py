@@ -42,7 +42,7 @@ class GridOptions:
     )
     retrain: bool = option(
         False,
-        "Select one configuration of each method on the validation rows, then train it again on all "
+        "Select one configuration per method on validation rows, then train it again on all "
         "training rows. Its test accuracy after the second training is the final result.",
         POINTS,
         common=True,
