@@ -35,8 +35,7 @@ class GridOptions:
     sampler: str = option(
         "grid",
         "How configurations are chosen: `grid` trains all of them; random:N[:SEED] trains N different ones, drawn at "
-        "random; "
-        "optuna[:tpe|random|gp[:SEED]] searches with --trials configurations, one after another, on "
+        "random; optuna[:tpe|random|gp[:SEED]] searches with --trials configurations, one after another, on "
         "validation rows (extra optuna).",
         POINTS,
     )
