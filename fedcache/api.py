@@ -91,7 +91,7 @@ def extract(
         weights: backbone -> file of its weights.
         data: name of a dataset -> its folder.
         skip_missing: whether to leave out backbones without weights.
-        follow_links: whether to read files behind links that lead out of the dataset's folder.
+        follow_links: whether to follow links to files outside the dataset's folder.
         images_key, label_key, split_key, domain_key, group_key: columns of ``arrays:FILE`` and similar datasets.
         no_label: values of the label column that mean "no label", such as ``"-1"``.
         unlabelled: whether to treat the dataset as unlabelled.
@@ -285,7 +285,7 @@ def train(
         rounds: rounds of training; None for those of the paper.
         participation: clients per round: a number, a share (0.1, ``"10%"``) or ``"all"``.
         client_sampling: how clients are sampled each round: ``uniform``, ``weighted`` or ``poisson``.
-        availability: share of the time in which clients are available, or a file with a trace.
+        availability: share of the rounds in which each client is available, or a CSV file of rounds.
         client_dropout: share of each round's clients that drop out.
         client_clusters, clusters_per_round: clusters of clients, as in ``fedcache train --help``.
         asynchronous, server_step, staleness_power, client_durations: asynchronous training, as in ``fedcache train

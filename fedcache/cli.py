@@ -46,7 +46,7 @@ COMMANDS = (
         "demo",
         "demo",
         MAIN,
-        "Extract, partition and train one method of each kind on the offline datasets; write one table and one report.",
+        "Extract and partition the offline digits, train one method of each kind; write one table and one report.",
     ),
     CommandEntry(
         "extract",
@@ -58,7 +58,7 @@ COMMANDS = (
         "join",
         "extract",
         MAIN,
-        "Join the parts that `extract --part 1/4` and so on made into one store.",
+        "Join the parts of an extraction (`extract --part 1/4` and so on) to one store.",
     ),
     CommandEntry("ingest", "exchange", MAIN, "Import your own embeddings into a store."),
     CommandEntry(
@@ -152,7 +152,7 @@ COMMANDS = (
         "use",
         "use",
         STORES,
-        "Choose the store that commands in this folder take without --dataset and --store.",
+        "Choose the store that commands in this folder use if --dataset and --store are not given.",
     ),
     CommandEntry(
         "inspect",
@@ -168,7 +168,7 @@ COMMANDS = (
         "repair",
         "stores",
         STORES,
-        "Remove damaged files that can be recomputed; the same extract command then recomputes only these files.",
+        "Remove damaged files that can be recomputed; the store's extract command then recomputes only these files.",
     ),
     CommandEntry(
         "gc", "stores", STORES, "List files that are no longer used; --delete removes them."

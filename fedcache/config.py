@@ -147,7 +147,7 @@ SAMPLING = ("uniform", "weighted", "poisson")
 BAD_UPDATES = ("fail", "reject")
 DATASET = (
     "A dataset such as digits or folder:PATH (`fedcache datasets list` shows all kinds), or the "
-    "name of an ingested dataset. a=SPEC,b=SPEC joins datasets as domains."
+    "name of an ingested dataset. a=SPEC,b=SPEC joins two datasets as the domains a and b."
 )
 BACKBONES = (
     "Backbones, comma-separated: names of `fedcache backbones list`, or your own as onnx:FILE, "
@@ -206,8 +206,8 @@ class ExtractConfig:
     )
     recipe: Mapping[str, str] = option(
         {},
-        "Change the preprocessing of all backbones (key=value) or of one (NAME:key=value), "
-        "comma-separated. Keys are size, resize, interpolation, crop_pct and norm for images; "
+        "Changes of the preprocessing, comma-separated: key=value for all backbones, NAME:key=value "
+        "for one. Keys are size, resize, interpolation, crop_pct and norm for images; "
         "pooling, max_tokens and prompt for texts; pooling and seconds for sounds; dtype for all; "
         "and output for your own model files.",
         FEATURES,
@@ -271,12 +271,12 @@ class ExtractConfig:
         False, "Treat the dataset as unlabelled, even if a column looks like labels.", DATA
     )
     follow_links: bool = option(
-        False, "Also read files behind links that lead out of the dataset's folder.", DATA
+        False, "Also follow links to files outside the dataset's folder.", DATA
     )
     device: str = option(
         "auto",
-        "Device of the model. `cuda` uses all GPUs of the same kind, and fails if there is none. "
-        "`cuda:0,cuda:2` uses only these two.",
+        "Device of the model. `cuda` uses the first GPU and all others of its kind, and fails if there is no "
+        "GPU. `cuda:0,cuda:2` uses only these two.",
         COMPUTING,
         choices=("auto", "cpu", "cuda"),
         common=True,
@@ -300,7 +300,7 @@ class ExtractConfig:
     threads: int = option(1, "Threads per worker process.", COMPUTING, minimum=1)
     torch_compile: bool = option(
         False,
-        "Compile models of images with torch.compile. It needs a C++ compiler and up to a minute for each model. On a "
+        "Compile image models with torch.compile. This needs a C++ compiler and up to a minute for each model. On a "
         "CPU it saved at most 10 % of the models' time.",
         COMPUTING,
     )
@@ -320,7 +320,7 @@ class ExtractConfig:
         default_text="the whole dataset",
     )
     max_bad: str = option(
-        "1%", "Stop if more than this share (1%) or number of images is unreadable.", DATA
+        "1%", "Stop if more images than this are unreadable: a share (1%) or a number.", DATA
     )
     weights: Mapping[str, str] = option(
         {},
@@ -475,8 +475,8 @@ class TrainConfig:
     )
     availability: str | None = option(
         None,
-        "When clients are available: a share of the time (0.8), or a CSV file with the columns "
-        "client,first,last.",
+        "When clients are available: a share of the rounds (0.8), or a CSV file with the columns "
+        "client,first,last (rounds).",
         PARTICIPATION,
         default_text="always",
     )
@@ -539,7 +539,8 @@ class TrainConfig:
     )
     client_prior: str = option(
         "none",
-        "Also score test rows with each client's log class prior added, for methods with one global model.",
+        "Also score test rows after adding this class prior of each client to the scores; only for methods "
+        "with one global model.",
         TRAINING,
         choices=CLIENT_PRIORS,
     )
@@ -571,7 +572,7 @@ class TrainConfig:
     )
     client_backbones: tuple[str, ...] = option(
         (),
-        "a,b,a+b: assign these backbones to clients in turn, if the method allows clients to differ.",
+        "a,b,a+b: assign these backbones to clients in turn, if the method allows different backbones.",
         CLIENTS,
         default_text="--backbones for every client",
     )
@@ -623,7 +624,7 @@ class TrainConfig:
     )
     max_row_norm: float | None = option(
         None,
-        "Largest norm of a feature row. An uploaded statistic is invalid if rows within this norm cannot "
+        "Largest norm that a feature row can have. An uploaded statistic is invalid if no such rows can "
         "produce it.",
         TRUST,
         default_text="no limit; for unit features their norm",
@@ -652,7 +653,7 @@ class TrainConfig:
     )
     dp_allow: str | None = option(
         None,
-        "Facts that the run may publish although epsilon does not cover them: "
+        "Facts that the run may publish although epsilon does not cover them, comma-separated: "
         "evaluation,participants,rows,statistics.",
         TRUST,
         default_text="nothing",

@@ -182,7 +182,7 @@ def exactly(m: Method, *text: str) -> list[str]:
     share = "all" if d.participation is None else d.participation
     waits = why_it_waits(m)
     return [
-        f"Reads {', '.join(sorted(m.needs)) or 'features alone'}. Fidelity: {fidelities(m)}. Execution modes: "
+        f"Reads {', '.join(sorted(m.needs)) or 'only features'}. Fidelity: {fidelities(m)}. Execution modes: "
         f"{', '.join(m.executions)}. {'Takes' if waits is None else 'Takes no'} `--asynchronous`"
         f"{'' if waits is None else f' ({waits})'}.",
         "",
@@ -464,9 +464,9 @@ def commands() -> dict[str, str]:
     lines = [
         "Every command takes `--help`, which shows the options that are used most, `--help-all`, and `--json`.",
         "",
-        'With `--json` there is one object on stdout, `{"schema", '
-        '"command", "status", "data" or "error", "warnings"}`; the story goes to stderr. An option that is left out '
-        "takes the value of `fedcache.toml` in the working directory, then the default.",
+        '`--json` prints one object on stdout, `{"schema", '
+        '"command", "status", "data" or "error", "warnings"}`. Notes and progress go to stderr. An option that is left '
+        "out takes its value from `fedcache.toml` in the working directory, otherwise its default.",
         "",
         "| environment | meaning |",
         "|---|---|",
@@ -536,7 +536,7 @@ MEANINGS: Mapping[Exit, Meaning] = {
     Exit.STORE: Meaning(
         "store missing, locked, incompatible, or without the requested features",
         "The store does not exist, another process writes to it, another version of fedcache made it, or it lacks the "
-        "features that a method needs. Or: no run matches the selection (`report dataset:digits`).",
+        "features that a method needs. Another cause: no run matches a selection such as `dataset:digits`.",
         "Run the extraction that the message prints. If the features are locked, wait, or use `extract --wait`.",
         "fedcache inspect no-such-store",
     ),
@@ -569,7 +569,7 @@ MEANINGS: Mapping[Exit, Meaning] = {
         "An unexpected error; a traceback is on stderr.",
         "Report it with the traceback and the output of fedcache doctor.",
         "fedcache doctor",
-        "any command; add the output of this one to your report",
+        "after a command that ended with this code; add the output to your report",
     ),
     Exit.INTERRUPTED: Meaning(
         "stopped by a signal; the same command resumes",
@@ -596,7 +596,7 @@ def exit_codes() -> str:
     return text_of(
         "# Exit codes",
         "",
-        "With `--json`, `error.code` and `error.name` hold the exit code, and `message` and `hint` explain it. "
+        "With `--json`, `error.code` and `error.name` are the exit code and its name; `message` and `hint` explain it. "
         "fedcache never uses 1, because Python exits with it after a traceback.",
         "",
         *table(("code", "name", "meaning"), rows),
@@ -650,12 +650,12 @@ def _weights(b: Backbone) -> list[str]:
         size = f", about {b.size / 1e6:,.0f} MB" if b.size else ""
         lines += [f"Published as {source}{size}:", "", f"    fedcache backbones pull {b.name}"]
     else:
-        lines += [f"No library fetches them; they come as a file (`{'`, `'.join(b.files)}`)."]
+        lines += [f"No library downloads them. Get the file yourself (`{'`, `'.join(b.files)}`)."]
     endings = ", ".join(SUFFIXES)
     lines += [
         "",
-        f"If you have a file: `{by_file}` checks it and copies it. `--weights {name}=FILE` uses it in place. fedcache "
-        f"also finds `$FEDCACHE_HOME/weights/{name}` with one of the endings {endings}.",
+        f"If you have a file: `{by_file}` checks it and copies it. `--weights {name}=FILE` uses it without a copy. "
+        f"fedcache also finds `$FEDCACHE_HOME/weights/{name}` with one of the endings {endings}.",
     ]
     lines += [f"`{file}` has the sha256 `{digest}`." for file, digest in b.sha256]
     return lines
@@ -668,7 +668,7 @@ def _backbone_page(b: Backbone) -> str:
         ("text features", f"{b.text_width}" if b.text_width else "none: there is no text tower"),
         ("parameters of the image tower", f"{count:,}" if count is not None else "not counted"),
         ("architecture", f"`{b.architecture}`" if b.architecture else "its own"),
-        ("input size", "this size only" if b.fixed else "another size is `--size N`"),
+        ("input size", "only the recipe's" if b.fixed else "the recipe's, or `--size N`"),
         ("licence of the weights", b.licence or "unknown to fedcache; ask the publisher"),
     ]
     facts += [("prompt template", f"`{b.template}`")] if b.template else []
@@ -876,7 +876,8 @@ def _own_files_page(spec: str) -> str:
         "",
         "## How to check it",
         "",
-        "This reads and counts without decoding. It shows the images, classes and domains that fedcache finds.",
+        "This command reads and counts the files without decoding them. It shows the images, classes and domains that "
+        "fedcache finds.",
         "",
         f"    fedcache datasets info {files.example}",
         "",

@@ -100,13 +100,13 @@ SCHEMES = {
 GLYPHS = "--dataset digits --backbones glyph-clip"
 
 READING = [
-    "How to read it. With `logit_scale` 1 the soft labels of `ist_only` are nearly uniform and its gradient "
-    "is zero up to weight decay: it stays where it started, as eqs 1 to 4 say. `tsamp_only` gains as much "
-    "as the whole method, and the control that starts from uniform instead of zero-shot labels "
-    "(`pseudo=uniform`) loses nothing: here the gain comes from the synthetic rows, drawn so that they "
-    "balance the classes the model itself predicts, and not from the quality of the first labels. "
-    "`sampling=equal`, which draws as many rows but ignores those counts, gains nothing: the balancing is "
-    "what works. Skewed clients see other counts than the whole, and gain less.",
+    "What the tables show. With `logit_scale` 1, the soft labels of `ist_only` are nearly uniform, and its gradient "
+    "is zero up to weight decay. It therefore stays at its initial weights, as eqs 1 to 4 say. `tsamp_only` gains as "
+    "much as the whole method. The control starts from uniform instead of zero-shot labels (`pseudo=uniform`) and "
+    "gains as much. So here the gain comes from the synthetic rows, which balance the classes that the model "
+    "predicts, and not from the quality of the first labels. `sampling=equal` draws as many rows but ignores the "
+    "predicted class counts, and gains nothing: the balancing causes the gain. With skewed partitions, the class "
+    "counts of a client differ from those of all clients together, and the gain is smaller.",
     "",
 ]
 
@@ -147,10 +147,10 @@ def digits_fst() -> list[str]:
         "",
         f"Zero-shot (`clip-zs`) on the test rows: {figures}.",
         "",
-        "The setting was the best of this sweep on `optdigits` (20 clients, 10 a round, iid, 30 rounds, seeds 0 to 2) "
-        "with `tsamp_reduce=mean`, and was fixed before `mnist` was looked at. The table was measured with "
-        "the default, `joint`. With `joint`, another setting of the sweep is 0.1 points better. `logit_scale` stays 1, "
-        "as no equation prints one:",
+        "The chosen setting was the best of this sweep on `optdigits` (20 clients, 10 per round, iid, 30 rounds, seeds "
+        "0 to 2) with `tsamp_reduce=mean`. It was fixed before `mnist` was looked at. The table was measured with the "
+        "default, `tsamp_reduce=joint`. With this default, another setting of the sweep is 0.1 points better than the "
+        "chosen one. `logit_scale` is 1, because no equation prints a scale:",
         "",
     ]
     rows = []
@@ -162,8 +162,8 @@ def digits_fst() -> list[str]:
         rows.append([*values.values(), accuracy, f"{mean:+.2f}{mark}"])
     lines += table(["lr", "beta", "epochs", "optdigits %", "minus clip-zs"], rows)
     lines += [
-        "With that setting, five seeds paired, minus `clip-zs`, in points with the standard error over seeds "
-        "(the partition is the same for all seeds):",
+        "Accuracy with the chosen setting over five seeds, which share one partition. In brackets: the difference from "
+        "`clip-zs` in points, with its standard error over seeds.",
         "",
         shown(fst_line("fst-cbdg", "mnist", iid, CHOSEN, "0-4")),
         "",
@@ -192,11 +192,12 @@ SHIFT = "--scheme feature-shift --shots 10 --rounds 50 --participation all --see
 SHIFT_WORDS = [
     "## Feature shift on digits: one and three backbones",
     "",
-    "Four clients, one per domain (mnist, mnistm, optdigits, synth), 10 training images per class and client, "
-    "50 rounds, every client in every round, 3 seeds (mean and standard deviation; all seeds share the partition), "
-    "OMP_NUM_THREADS=1: two threads sum in another order and give means up to 0.6 points away.",
-    "Accuracy is the mean over clients on all test rows of their domain. Traffic is what one client sends per "
-    "round: as the paper counts it (weights only), and exactly.",
+    "Four clients, one for each domain (mnist, mnistm, optdigits, synth), with 10 training images of each class. All "
+    "clients train in each of 50 rounds. The table has the mean and standard deviation of 3 seeds, which share one "
+    "partition. The runs use one thread (OMP_NUM_THREADS=1): two threads sum in another order, and their means differ "
+    "by up to 0.6 points.",
+    "Accuracy is the mean over clients; each client is tested on all test rows of its domain. Traffic is the number of "
+    "scalars that one client sends per round: as the paper counts them (weights only), and exactly.",
     "",
 ]
 
@@ -235,14 +236,15 @@ COMPARED = ("fedpcl", "solo", "supcon", "fedavg", "fedrep", "fedproto", "pfedme"
 PRESET_WORDS = [
     "## Whose hyperparameters: paper, official, tuned",
     "",
-    "The setting of the section on feature shift, at the backbone's own 224 px: mean over four clients on all test "
-    "rows of their domain, 3 seeds (mean and standard deviation over seeds, for fedavg that of the accuracy over "
-    "all rows); a guess gives about 10 %. `paper` has the layers that FedPCL's table 7 prints (FC, ReLU, "
-    "BatchNorm, FC), for fedpcl and supcon with projections of unit length; `official` those of its released "
-    "code, the same for all methods; `tuned` is `paper` with rates that no paper prints, chosen by `fedcache grid "
-    "--ready tuned-pfedme` (validation accuracy 72.00 %, of 27 points) and `tuned-perfedavg` (64.33 %, of 20) on "
-    "400 rows that nobody trains on or is tested on. Per-FedAvg `official` adapts on labelled test rows, a leak "
-    "(D-71); the last row is the same on training rows.",
+    "The clients and rounds are those of the section on feature shift, with images of 224 px, the backbone's own size. "
+    "Accuracy is the mean over four clients; each is tested on all test rows of its domain. The table has the mean and "
+    "standard deviation of 3 seeds (for fedavg, the deviation is that of the accuracy over all rows). A guess gives "
+    "about 10 %. `paper` has the layers of FedPCL's table 7 (FC, ReLU, BatchNorm, FC); fedpcl and supcon also scale "
+    "the projections to unit length. `official` has the layers of FedPCL's released code for all methods. `tuned` is "
+    "`paper` with rates that no paper prints. `fedcache grid --ready tuned-pfedme` (27 configurations, validation "
+    "accuracy 72.00 %) and `tuned-perfedavg` (20 configurations, 64.33 %) selected these rates on 400 rows that are "
+    "used neither for training nor for testing. With `official`, Per-FedAvg adapts on labelled test rows, which is a "
+    "leak (D-71). In the last row of the table, it adapts on training rows instead.",
     "",
 ]
 
@@ -307,13 +309,14 @@ OTHERS: dict[str, tuple[str, Settings]] = {
 """Rows of the third table; they all read labels."""
 
 FST_READING = [
-    "What it shows. No reading carries the paper's claim on this data: at scale 1 FST-CBDG gains up to 0.8 points over "
-    "zero-shot, and the control that starts from labels that say nothing up to 1.2, the method being ahead in 5 of 12 "
-    "cells; at scale 10 the control is ahead wherever eq 6 is a mean, and at CLIP's 100 synthetic rows cost next to "
-    "nothing and the method stays at zero-shot. The scale decides about the methods that read labels: at 1 FedNTD is "
-    "FedAvg and both stay within 0.4 points of zero-shot, at 10 they gain up to 1.8 and central training 4.2, and only "
-    "at 100 does FedNTD part from FedAvg, to fall far below zero-shot under shards as in the paper, but here under IID "
-    "too.",
+    "What the tables show. On these data, no interpretation confirms the claim of the paper. At scale 1, FST-CBDG "
+    "gains up to 0.8 points over zero-shot. The control, whose first labels contain no information, gains up to 1.2 "
+    "points; FST-CBDG is ahead of it in 5 of 12 cells. At scale 10, the control is ahead wherever eq 6 is a mean. At "
+    "CLIP's scale of 100, the loss on synthetic rows is nearly zero, and the method stays at zero-shot. The scale also "
+    "determines the results of the methods that read labels. At 1, FedNTD has the results of FedAvg, and both stay "
+    "within 0.4 points of zero-shot. At 10, they gain up to 1.8 points, and central training gains 4.2. Only at 100 "
+    "does FedNTD differ from FedAvg. It then falls far below zero-shot under shards, as in the paper, but here also "
+    "under IID.",
     "",
 ]
 
@@ -338,16 +341,17 @@ def fst_readings() -> list[str]:
     lines = [
         "## What FST-CBDG leaves open, reading by reading",
         "",
-        "The paper prints no logit scale, sums eq 6 where eq 3 is a mean, and counts m_k inside the loop over "
-        "iterations but over the client. Here is every combination of `logit_scale` (on f and first labels alike), "
-        "`tsamp_scope` and `tsamp_reduce`, with the control that starts from uniform labels: 100 clients, 10 % a "
-        "round, 10 rounds of one epoch, lr 0.01, as in its tables; accuracy in per cent, mean and standard deviation "
-        "of 3 seeds on one partition. The section is made by `python tools/make_results.py --only fst-readings` in "
-        "two minutes, and its first table by the one command",
+        "The paper prints no logit scale. Its eq 6 is a sum, although eq 3 is a mean. It counts m_k in every "
+        "iteration, but over all rows of the client. The first table has every combination of `logit_scale` (for f "
+        "and the first labels), `tsamp_scope` and `tsamp_reduce`, each with a control with uniform first labels. As in "
+        "the tables of the paper, there are 100 clients, 10 % of them per round, 10 rounds of one epoch, and lr is "
+        "0.01. Accuracy is in per cent: mean and standard deviation of 3 seeds on one partition. "
+        "`python tools/make_results.py --only fst-readings` makes this section in two minutes. A single command makes "
+        "the first table:",
         "",
         shown(ready),
         "",
-        "after",
+        "It needs these features:",
         "",
         shown(extract),
         "",
@@ -374,12 +378,12 @@ def fst_readings() -> list[str]:
     others = [[name, *by_scale(method, values)] for name, (method, values) in OTHERS.items()]
     return [
         *lines,
-        "One switch at a time, at `tsamp_scope=client` and `tsamp_reduce=joint`:",
+        "One hyperparameter is changed at a time, with `tsamp_scope=client` and `tsamp_reduce=joint`:",
         "",
         shown(f"grid --method fst-cbdg {GLYPHS} {PROTOCOL} {BY_SCALE}"),
         "",
         *table(columns, dials),
-        "What it is compared with, which read labels:",
+        "The methods that FST-CBDG is compared with; all of them read labels:",
         "",
         shown(f"grid --method fedntd {GLYPHS} {PROTOCOL} {BY_SCALE}"),
         "",
@@ -418,17 +422,19 @@ def cifar(path: str) -> list[str]:
 
 
 FLESD_READING = [
-    "The probe reads a ResNet-18 of 8 instead of 64 channels; client 0 is FLESD's public set and trains in `min-local` "
-    "alone, whose worst client is the headline. 30 local epochs instead of 200, batches of 64 instead of 1,024: a "
-    "budget of two shared cores, on which the seconds were taken beside other work. All else is `official`: "
-    "augmentation, one-way contrast, and the released distillation.",
+    "The encoder is a ResNet-18 with 8 instead of 64 channels, scored by a linear probe. Client 0 is the public set of "
+    "FLESD. It trains only in `min-local`, whose reported accuracy is that of the worst client. Training has 30 local "
+    "epochs instead of 200, and batches of 64 instead of 1,024, because it ran on two shared cores. The seconds were "
+    "measured while other programs ran. Everything else follows preset `official`: augmentation, one-way contrast, "
+    "and the released distillation.",
     "",
-    "What it shows. Every trained encoder is above the random one, by 8 to 13 points. The released `zeta` of .999 fits "
-    "the 4,800 steps a round of its distillation; in the 500 or so here the key encoder stays near the weights it "
-    "began with, and the student is below every client. With .99 and more steps (batches of 32) it is above the worst "
-    "client by 0.8 and 2.4 points, which is 0.4 and 1.1 standard errors of a difference, and below the best one by 2.6 "
-    "and 1.0. The two settings with .99 were tried after the first had been seen, on these test rows; the better one "
-    "was then run once on another seed and partition, where it is 2.3 points above the worst client.",
+    "What the table shows. Every trained encoder is 8 to 13 points above the random one. The released `zeta` of .999 "
+    "suits the 4,800 steps per round of the released distillation. Here a round has about 500 steps. The key encoder "
+    "therefore stays near its initial weights, and the student is below every client. With .99 and more steps "
+    "(batches of 32), the student is above the worst client by 0.8 and 2.4 points (0.4 and 1.1 standard errors of a "
+    "difference), and below the best client by 2.6 and 1.0 points. Both settings with .99 were tried on "
+    "these test rows after the result of the first setting was known. The better one was then run once with another "
+    "seed and partition, where it is 2.3 points above the worst client.",
     "",
 ]
 FLESD_SIZES = {"channels": "8", "batch": "64"}
@@ -511,31 +517,33 @@ ENTRIES = {
 CONV = """
 ### flesd with its convolutional encoder
 
-It is not in the table above; it was run once to see that it learns: 3 clients with 200 images each at 32 px (the first
-is the public set), a ResNet-18 of 16 channels, 2 rounds of 15 local epochs and 15 of distillation, all test rows:
+This run is not in the table above. It was made once to see whether the encoder learns. It has 3 clients with 200
+images each at 32 px (the first client is the public set), a ResNet-18 with 16 channels, and 2 rounds, each with 15
+local epochs and 15 epochs of distillation. All test rows are scored:
 
     fedcache extract --dataset digits --backbones pixels --recipe size=32
     fedcache train --dataset digits --backbones pixels --method flesd --scheme few-shot --clients 3 --shots 20 \\
         --rounds 2 --set encoder=conv --set channels=16 --set flip=false --set batch=64 \\
         --set epochs=15 --set esd_epochs=15 --set esd_batch=64
 
-The probe on the encoder gets 18.59 % (332 s on one core beside other work), and 10.74 % on the encoder it began with
-(`epochs=0`, `esd_epochs=0`). On 606 images of the `flesd` scheme, 10 epochs: 26.71 % against 19.13 %.
+A linear probe on the trained encoder has 18.59 % (332 s on one core, while other programs ran). On the initial encoder
+(`epochs=0`, `esd_epochs=0`) it has 10.74 %. With 606 images, the `flesd` scheme and 10 epochs: 26.71 % and 19.13 %.
 """
 
 HEAD = [
     "## The papers' tables on digits",
     "",
-    "Proxies: each paper's protocol with `digits` (9,797 images, 4 domains) in place of its data, and the backbones "
-    "that pip brings in place of its own; 3 seeds, each with its own partition. The numbers say nothing about the "
-    "papers'; the order of rows may. Made by `python tools/make_results.py --only proxies`; two tables "
-    "at a time took 22 minutes on 2 cores.",
+    "Substitutes: the protocol of each paper runs on `digits` (9,797 images, 4 domains) instead of the paper's data, "
+    "and with backbones that pip installs instead of the paper's. There are 3 seeds, each with its own partition. The "
+    "numbers cannot be compared with those of the papers, but the order of the rows can. "
+    "`python tools/make_results.py --only proxies` makes this section; with two tables at a time, it took 22 minutes "
+    "on 2 cores.",
     "",
-    "FedPCL prints Adam with rate 0.001 for all methods, and no rate of pFedMe or Per-FedAvg, whose steps are plain "
-    "SGD. With those of their released code (preset `official`, as in all of FedPCL's tables here) both have hardly "
-    "begun to learn after these rounds, and rounding decides single points; `--preset tuned` has rates that learn, in "
-    "the section on presets. Per-FedAvg adapts on training rows; the row that is named as a leak adapts on labelled "
-    "test rows, as its released code does, and is compared with nothing.",
+    "FedPCL prints Adam with rate 0.001 for all methods, but no rates for pFedMe and Per-FedAvg, whose steps are plain "
+    "SGD. With the rates of their released code (preset `official`, as in all of FedPCL's tables here), both have "
+    "learned little after these rounds, so rounding decides single points. `--preset tuned` has rates with which they "
+    "learn (see the section on presets). Per-FedAvg adapts on training rows. The row marked as a leak adapts on "
+    "labelled test rows, as the released code does, and is compared with nothing.",
     "",
 ]
 
@@ -558,7 +566,7 @@ def proxy(name: str, before: str) -> str:
     line = f"reproduce {name} --on digits {ENTRIES[name]} --seeds 0-2"
     begun = time.perf_counter()
     data = fedcache(line)
-    seconds = f"{time.perf_counter() - begun:.0f} s on one core, beside other work."
+    seconds = f"{time.perf_counter() - begun:.0f} s on one core, while other programs ran."
     cells = data["cells"]
     pairs = ["printed", "got"]
     if len(cells[0]["values"]) > 1:
@@ -579,7 +587,7 @@ def proxy(name: str, before: str) -> str:
     lines = [f"### {name}: {data['title'].split(': ', 1)[-1]}", "", shown(line), ""]
     lines += table([*cells[0]["labels"], *pairs], rows)
     lines += [order["sentence"] for order in data.get("orders", [])]
-    lines += ["", f"Departures: {'; '.join(data['departures'])}."]
+    lines += ["", f"Deviations from the paper: {'; '.join(data['departures'])}."]
     if any(cell["reused"] for cell in cells):
         known = re.search(r"^\d+ s on one core.*$", before, re.MULTILINE)
         seconds = known[0] if known else ""

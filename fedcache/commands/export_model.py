@@ -15,8 +15,8 @@ from fedcache.models.saved_model import ONE_SEED, ExportOptions, ModelOptions
 def export_model(observer: TerminalObserver, given: Given, run: RunName) -> CommandResult:
     """Export a trained model for plain torch, ONNX, torch.export, safetensors or scikit-learn.
 
-    A folder, .onnx and .pt2 include the frozen backbones and read images. .safetensors and .joblib (linear heads
-    only) read features. Each export includes a model card. ONNX needs the extra export.
+    An exported folder, .onnx or .pt2 file includes the frozen backbones and reads images. A .safetensors or .joblib
+    file (.joblib: linear heads only) reads features. Each export includes a model card. ONNX needs the extra export.
 
     Example: fedcache export-model 3f9c -o model.onnx
     """

@@ -193,7 +193,7 @@ def join(
         str, typer.Option("--max-bad", help=help_of(ExtractConfig, "max_bad"))
     ] = "1%",
 ) -> CommandResult:
-    """Join the parts that `extract --part 1/4` and so on made into one store.
+    """Join the parts of an extraction (`extract --part 1/4` and so on) to one store.
 
     Except for its history, the store has the same bytes as a store that one process writes. Every chunk is verified.
     Chunks are hard links if parts and store are on one disk, and copies otherwise. Repeat an interrupted join to

@@ -70,7 +70,7 @@ class SiteOptions:
     sites: int = option(2, "Number of sites in the federation.", "", minimum=1)
     start_with: int | None = option(
         None,
-        "Number of sites that are enough to start when --wait is over.",
+        "Number of sites that are enough to start after --wait seconds.",
         "",
         minimum=1,
         default_text="all sites",
@@ -121,7 +121,7 @@ def app(
     ] = None,
     sweep: Sweep = None,
 ) -> CommandResult:
-    """Write a Flower app for one method, or for a grid of its hyperparameters, over sites.
+    """Write a Flower app that trains one method, or a grid of its hyperparameters, over sites.
 
     Example: fedcache flower app --method fed3r --sites 3 --out app
     """
@@ -258,8 +258,8 @@ def names(
 ) -> CommandResult:
     """List site names that are bound to a key on the server of this machine, or release names.
 
-    A name belongs to the first key that uses it, also in later runs; another key that uses it is rejected. If a site
-    gets a new key, release its name.
+    A name belongs to the first key that uses it, also in later runs. The server rejects another key with this name.
+    If a site gets a new key, release its name.
 
     Example: fedcache flower names --forget north
     """
@@ -290,9 +290,9 @@ def run(
     keys: KeysDir = None,
     insecure: Insecure = False,
 ) -> CommandResult:
-    """Run an app over the sites of a server and follow it; results are written to the FEDCACHE_HOME of the server.
+    """Run an app over the sites of a server and show its progress; results go to the server's FEDCACHE_HOME.
 
-    The same command resumes after the last complete round, and returns a finished result.
+    Repeat the command to resume after the last complete round, or to get a finished result again.
 
     Example: fedcache flower run fedcache-fed3r --superlink 127.0.0.1:8000 --keys keys
     """
@@ -328,7 +328,7 @@ def up(
     port: Port = None,
     logs: Annotated[Path | None, typer.Option("--logs", help="Directory for the logs.")] = None,
 ) -> CommandResult:
-    """Try an app on loopback: start a server and a site for every shard of a directory, run the app and clean up.
+    """Try an app on loopback: start a server and one site for each shard of a directory, run the app and clean up.
 
     Example: fedcache flower up --shards sites --method fed3r
     """

@@ -35,14 +35,14 @@ class GridOptions:
     )
     sampler: str = option(
         "grid",
-        "How configurations are chosen: `grid` (all); random:N[:SEED] (N different ones at random); "
-        "or optuna[:tpe|random|gp[:SEED]] (--trials configurations, selected one after another on "
-        "--validation; extra optuna).",
+        "How configurations are chosen: `grid` trains all of them; random:N[:SEED] trains N different ones, drawn at "
+        "random; optuna[:tpe|random|gp[:SEED]] searches with --trials configurations, one after another, on "
+        "validation rows (extra optuna).",
         POINTS,
     )
     retrain: bool = option(
         False,
-        "Select one configuration of each method on --validation, then train it again on all "
+        "Select one configuration per method on validation rows, then train it again on all "
         "training rows. Its test accuracy after the second training is the final result.",
         POINTS,
         common=True,
@@ -57,16 +57,16 @@ class GridOptions:
     )
     trials: int | None = option(
         None,
-        "With --sampler optuna: number of configurations to try. With a larger number, an earlier search "
-        "continues.",
+        "With --sampler optuna: number of configurations to try. A larger number than before continues the "
+        "earlier search.",
         POINTS,
         minimum=1,
         default_text=str(TRIALS),
     )
     pruner: str = option(
         "none",
-        "With --sampler optuna: stop trials that fall behind on validation rows, at the rounds that "
-        "--eval-every scores.",
+        "With --sampler optuna: stop a trial early if its validation accuracy falls behind. It is checked in "
+        "the rounds that --eval-every scores.",
         POINTS,
         choices=PRUNERS,
     )

@@ -183,7 +183,8 @@ class SchemeArguments:
     )
     min_rows: int | None = option(
         None,
-        "With --by: leave out clients with fewer rows than this (training and own test rows together).",
+        "With --by: leave out clients with fewer rows than this. The training rows and the client's own test "
+        "rows count.",
         CLIENTS,
         default_text="1",
     )
@@ -195,7 +196,7 @@ class SchemeArguments:
     )
     tests: str | None = option(
         None,
-        "With --by: test rows of the models: `within` (own rows of each client), "
+        "With --by, which rows are test rows: `within` (rows of every client), "
         "`held-out-clients` or `global`. For feature-shift, label-shift and feature-label-shift: "
         "number of test rows per class.",
         CLIENTS,
@@ -204,7 +205,7 @@ class SchemeArguments:
     validation: str | None = option(
         None,
         "Validation rows to select on: a share (0.2) of every client's training rows, or `split` for the "
-        "dataset's own split. Validation rows are used neither for training nor for testing.",
+        "dataset's own validation split. They are used neither for training nor for testing.",
         CLIENTS,
         default_text="none",
         common=True,

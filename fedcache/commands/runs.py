@@ -373,7 +373,9 @@ def runs_rm(
         observer.note(f"{name}  {words}  {megabytes:,.2f} MB")
         if removal.kept:
             kept = ", ".join(removal.kept)
-            observer.warn(f"{name} also holds files that are not of the run and are kept: {kept}.")
+            observer.warn(
+                f"{name} also holds files that do not belong to the run. They are kept: {kept}."
+            )
         users = ", ".join(partitions_named(removal.path, entries))
         if users:
             observer.warn(

@@ -444,7 +444,7 @@ def repair(
     named: StorePlace = None,
     dataset: Dataset = None,
 ) -> CommandResult:
-    """Remove damaged files that can be recomputed; the same extract command then recomputes only these files.
+    """Remove damaged files that can be recomputed; the store's extract command then recomputes only these files.
 
     Example: fedcache repair
     """

@@ -34,7 +34,7 @@ def use(
         ),
     ],
 ) -> CommandResult:
-    """Choose the store that commands in this folder take without --dataset and --store.
+    """Choose the store that commands in this folder use if --dataset and --store are not given.
 
     The command writes the name into fedcache.toml of this folder.
 

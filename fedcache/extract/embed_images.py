@@ -224,8 +224,8 @@ def locate_recipe(
     )
     if weights.path is None and weights.download is not None:
         raise MachineError(
-            f"The weights of {backbone.name} are not available on this machine, because the features were "
-            "computed on another machine.",
+            f"The weights of {backbone.name} are not on this machine. The features of the run were computed on "
+            "another machine.",
             f"fedcache backbones pull {shell_word(backbone.name)}",
         )
     if weights.sha256 != recipe.weights:

@@ -103,8 +103,9 @@ class Recipe:
     Attributes:
         backbone: name as the user writes it (``clip-rn50``, ``timm:resnet50``).
         weights: sha256 of the weights file, or ``seed:<n>`` for seeded random weights, or ``none``.
-        size: side of the square input, in pixels; 0 keeps the decoded size (``pixels`` of one-size datasets). For
-            texts the number of tokens that are read, if it is known; for sounds the number of samples.
+        size: side of the square input, in pixels; 0 keeps the size of the decoded image (only ``pixels``, and only if
+            all images have one size). For texts the number of tokens that are read, if it is known; for sounds the
+            number of samples.
         resize: ``crop`` resizes the short side to round(size / crop_pct) and crops the centre; ``squash`` resizes
             both sides to ``size``.
         interpolation: ``bicubic`` | ``bilinear`` (Pillow's filters, always antialiased).

@@ -73,7 +73,7 @@ def every_value(
         sweep = shell_word(f"hold_out={in_a_list(words[:2])}")
         raise UsageError(
             f"--hold-out each trains one run per value, but the column {by} has {len(words):,} values. "
-            f"At most {MOST} values are held out without naming them.",
+            f"With more than {MOST} values, the values to hold out must be named.",
             f"Name the values to hold out in turn:  --by {shell_word(by)} --sweep {sweep}",
         )
     return words

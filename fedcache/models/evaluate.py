@@ -229,7 +229,7 @@ class PriorAccuracy:
         return (
             f"Client prior {kind}, on the own test rows ({self.test_protocol}) of {clients:,} clients: the mean "
             f"accuracy over clients is {before['client_mean']} without and {after['client_mean']} with the prior; "
-            f"over all {self.rows:,} rows it is {before['pooled']} and {after['pooled']}."
+            f"over all {self.rows:,} rows it is {before['pooled']} without and {after['pooled']} with it."
         )
 
     def to_dict(self) -> dict[str, Any]:

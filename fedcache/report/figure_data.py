@@ -89,7 +89,9 @@ def dots(ident: str, source: RunStore) -> Plot | None:
         rows.append([names[i], classes[j], int(counts[i, j])])
     shown = counts[:MOST_CLIENTS, :MOST_CLASSES]
     across, down = shown.shape
-    description = "Training rows of each client and class; the area of a dot is their number."
+    description = (
+        "Training rows of each client and class; the area of a dot shows how many they are."
+    )
     if shown.shape != counts.shape:
         every = counts.shape[1]
         description += f" The first {across} of {clients} clients, {down} of {every} classes."
@@ -389,8 +391,8 @@ def agreement(ident: str, source: RunStore) -> Plot | None:
     if not cells:
         return None
     description = (
-        "Linear CKA between each backbone's features and all of them together, on each client's "
-        "training rows: 1 is the same geometry. (Cached features only; `fedcache reproduce fedpcl-figure3` "
+        "Linear CKA between the features of each backbone and the features of all backbones together, on each "
+        "client's training rows: 1 is the same geometry. (Cached features only; `fedcache reproduce fedpcl-fig3` "
         "trains projections.)"
     )
 

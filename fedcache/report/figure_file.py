@@ -131,12 +131,12 @@ KINDS = {
     ),
     "differences": Kind(
         "paired differences from the first run",
-        "two runs of three seeds or clients",
+        "two runs with three seeds or clients",
         lambda i: figure_runs.differences("figure", i.tests, i.named),
     ),
     "ranks": Kind(
         "mean ranks with the critical difference",
-        "three runs, five seeds or clients, and differences that are significant",
+        "three runs with five seeds or clients, and significant differences",
         lambda i: figure_runs.ranks("figure", i.tests),
     ),
     "grid": Kind(
@@ -146,12 +146,12 @@ KINDS = {
     ),
     "importance": Kind(
         "effect of each hyperparameter of a grid",
-        "eight configurations of a method in two hyperparameters",
+        "eight configurations of a method that differ in two hyperparameters",
         _importance,
     ),
     "parallel": Kind(
         "every configuration of a grid as a line",
-        "eight configurations of a method in two hyperparameters",
+        "eight configurations of a method that differ in two hyperparameters",
         _parallel,
     ),
     "confusion": Kind(
@@ -161,7 +161,7 @@ KINDS = {
     ),
     "confusion-difference": Kind(
         "confusion of the first run minus that of a second method or run",
-        "two runs that differ in a row",
+        "two runs with different predictions for a test row",
         _confusion_difference,
     ),
     "partition": Kind(

@@ -369,8 +369,8 @@ def resolve_run(
         fits = is_global and has_class_scores and has_labels
         if not fits or trust.privacy is not None:
             raise UsageError(
-                "--client-prior needs a method with labels, one global model and class scores, and a run "
-                "without privacy.",
+                "--client-prior needs a method that reads labels and has one global model with class scores, and "
+                "a run without differential privacy.",
                 "Leave --client-prior out.",
             )
     rounds = config.rounds or method.defaults.rounds

@@ -106,7 +106,7 @@ def read_labels(
     elif column.repeated:
         shown = some_names(column.repeated, 4)
         notes.append(
-            f"These class names are twice in the file, so a number is added to them: {shown}."
+            f"These class names occur more than once in the file, so a number is added to them: {shown}."
         )
     return coded, notes
 

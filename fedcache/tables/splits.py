@@ -253,8 +253,8 @@ def _refuse_unused_splits(
             option = shell_word(key)
             listed = shell_word(in_a_list([key]))
             raise UsageError(
-                f"{where}: {key} contains only names of splits ({_rows_of_splits(codes)}), but its "
-                "name does not say that it gives the split.",
+                f"{where}: {key} contains only names of splits ({_rows_of_splits(codes)}), but the name of "
+                "the column does not say that it gives the split.",
                 f"To use it as the split: --split-key {option}. To keep it as a group: --group-key "
                 f"{listed}",
             )

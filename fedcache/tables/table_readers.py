@@ -266,7 +266,7 @@ def _named_dimensions(
     with_roles = [name for name in numeric if has_a_meaning(name)]
     count = len(unnamed)
     return UsageError(
-        f"{path} has {count:,} columns of numbers with names of their own, {some_names(unnamed, 3)}. "
+        f"{path} has {count:,} columns of numbers whose names form no series: {some_names(unnamed, 3)}. "
         "fedcache cannot tell which are dimensions of the features.",
         conversion(
             [

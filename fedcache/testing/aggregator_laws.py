@@ -52,7 +52,7 @@ def agreement_is_returned(vote: Vote) -> None:
 
 
 def clients_have_no_order(vote: Vote) -> None:
-    """Clients in another order give the same result."""
+    """The order of the clients does not change the result."""
     V = uploads()
     shuffled = V[torch.tensor([4, 0, 8, 1, 7, 3, 2, 6, 5])]
     # Sums in another order may differ in their last bits.

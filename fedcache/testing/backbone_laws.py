@@ -118,7 +118,7 @@ def the_same_items_give_the_same_bits(backbone: BackboneTrial) -> None:
 
 
 def an_item_does_not_see_its_batch(backbone: BackboneTrial) -> None:
-    """The features of an item are the same alone and with others."""
+    """An item has the same features alone and in a batch with other items."""
     encoder = backbone.load()
     items = backbone.noise(encoder)
     together = features(encoder, items)

@@ -126,7 +126,7 @@ def the_same_seed_gives_the_same_bits(trial: Trial) -> None:
 
 @law("sequential", "batched")
 def the_callers_torch_state_changes_nothing(trial: Trial) -> None:
-    """Inference mode, no gradients, autocast, another default device or dtype of the caller change no bit of a run."""
+    """The caller's inference mode, no_grad, autocast, default device or default dtype change no bit of a run."""
     data, clients = trial.federation(dtype=torch.float32)  # autocast leaves float64 alone
     data = fitted(trial.method, data)  # encoders are made before the state changes
     pair = (data, clients)
@@ -206,7 +206,7 @@ def executions_may_change_between_rounds(trial: Trial) -> None:
 
 @law("sequential", "batched")
 def the_order_of_clients_does_not_matter(trial: Trial) -> None:
-    """Clients in another order change no client's model or accuracy: names identify clients, positions do not."""
+    """The order of the clients changes no client's model or accuracy: names identify clients, positions do not."""
     data, clients = trial.federation()
     order = [0, 2, 3, 1]  # the first client keeps its place, because it may be a public set
     a = trial.run((data, clients))
@@ -362,7 +362,7 @@ def additive_uploads_add_up(trial: Trial) -> None:
 
 @law("sequential")
 def a_prediction_does_not_see_other_test_rows(trial: Trial) -> None:
-    """The scores of a test row are the same alone and with others."""
+    """A test row has the same scores alone and together with other rows."""
     data, clients = trial.federation(views=4)
     out = trial.run((data, clients))
     x = features_of(fitted(trial.method, data))
@@ -380,7 +380,7 @@ def a_prediction_does_not_see_other_test_rows(trial: Trial) -> None:
 
 @law("sequential")
 def training_changes_what_is_kept(trial: Trial) -> None:
-    """After two rounds the server or the clients hold other tensors than after one, unless the method has one round."""
+    """The second round changes a tensor of the server or of a client, unless the method has only one round."""
     if trial.method.one_shot:
         return
     pair = trial.federation()
@@ -421,7 +421,7 @@ def _takes_plain_steps(trial: Trial) -> bool:
 
 @law("sequential", applies=_takes_plain_steps)
 def all_rows_count_the_same(trial: Trial) -> None:
-    """One step of SGD by every client on all its rows, averaged, is one step on the rows of all clients.
+    """The average of one SGD step by every client on all its rows is one SGD step on the rows of all clients.
 
     So a client with twice the rows has twice the weight. A method with equal weights of clients, or with a loss that
     is not a mean over rows, declares this in its field ``uneven_rows``.

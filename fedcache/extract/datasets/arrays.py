@@ -1,7 +1,7 @@
 """``arrays:FILE``: images and labels in a .npz, .npy or .h5 file, or in a folder of .npy files.
 
-Images are uint8: [N, H, W], [N, H, W, 1] or [N, H, W, 3], or with the channels first, as the shape shows. fedcache
-rejects other types of numbers, because their scale is unknown, and prints a line of Python that converts them.
+Images are uint8: [N, H, W], [N, H, W, 1] or [N, H, W, 3]. The channels may also come first; the shape shows this.
+fedcache rejects other types of numbers, because their scale is unknown, and prints a line of Python that converts them.
 
 The array of images is called ``images``, ``image``, ``data`` or ``x`` (in upper or lower case), or ``--images-key``
 names it. The labels are called ``labels``, ``label``, ``target`` or ``y``, or ``--label-key`` names them. Names that

@@ -127,7 +127,7 @@ def parse_rest(rest: str, kind: str) -> DatasetRequest:
         if word not in keys:
             first_key = next(iter(keys))
             hint = f"For example FILE?{first_key}=NAME&label=grade"
-            raise unknown("word behind '?'", word, keys, hint=hint)
+            raise unknown("key after '?'", word, keys, hint=hint)
         if word in found or not value:
             problem = "no value"
             if word in found:

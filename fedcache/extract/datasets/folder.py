@@ -1,6 +1,6 @@
 """``folder:PATH``: a directory, a .zip or a .tar of images read in place, or a list of images (.csv, .tsv, .jsonl).
 
-The same tree has the same names, uids and digest as a directory, as a zip and as a tar. fedcache skips hidden files,
+A directory, a zip and a tar of the same files have the same names, uids and digest. fedcache skips hidden files,
 ``__MACOSX`` and files without the extension of an image, and counts them by format. An unreadable file keeps its row,
 and the extraction quarantines it.
 

@@ -38,7 +38,7 @@ KINDS = {
         OwnFiles(
             "folder:PATH",
             "a directory, .zip or .tar with one folder per class or with metadata.csv, or a .csv that lists images",
-            "levels named train, test, val, dev or similar are the split, the last level is the class, "
+            "folder levels named train, test, val, dev or similar are the split, the last level is the class, "
             f"and the remaining level is the domain. Without a split, {HELD_OUT} is the test set. "
             "--layout domain/class overrides this. Choose columns of metadata.csv and of lists with "
             "--images-key (paths), --label-key and --group-key",
@@ -112,7 +112,7 @@ KINDS = {
         OwnFiles(
             "rows:FILE",
             "rows of numbers, such as wave forms, and labels in a .npz, .npy or .h5 file, or in a folder of .npy files",
-            'a module: encoder with reads = "rows" receives the rows unchanged. Columns are chosen as for '
+            'a backbone module:MODULE:FACTORY with reads = "rows" gets the rows unchanged. Columns are chosen as for '
             "arrays:FILE; --images-key or rows:FILE?rows=A chooses the column of rows",
             "rows:tones.npz",
             "rows:tones.npz --label-key pitch",
@@ -124,7 +124,7 @@ KINDS = {
         OwnFiles(
             "sound:PATH",
             "a directory, .zip or .tar of .wav and .flac files with one folder per class or with metadata.csv",
-            "levels, tables and --layout have the same meaning as for folder:PATH; needs "
+            "folder levels, tables and --layout have the same meaning as for folder:PATH; needs "
             'pip install "fedcache[sound]"',
             "sound:recordings",
             "sound:recordings --layout speaker/class",

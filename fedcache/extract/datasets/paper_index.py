@@ -505,7 +505,7 @@ def load_pickle(path: Path) -> Any:
             return load_plain(file)
         except ValueError as error:
             raise CorruptionError(
-                f"{path} is not a pickle of arrays, lists and texts alone: {str(error)[:200]}. Nothing in it was "
+                f"{path} is not a pickle of arrays, lists and texts only: {str(error)[:200]}. Nothing in it was "
                 "executed.",
                 "Download it again from the address that `fedcache datasets info` gives",
             ) from None

@@ -7,7 +7,7 @@ found by the rules of ``fedcache ingest`` for tables: by usual names, or as
 group, and fedcache lists the columns that it does not use. A row without a text is quarantined like an unreadable
 image.
 
-A text is identified only by its bytes (UTF-8). After renaming a file, nothing is computed again. If one text changes,
+A text is identified only by its bytes (UTF-8). If you rename the file, nothing is computed again. If one text changes,
 only the texts of its chunk are computed again. Each process holds the column in memory once.
 """
 

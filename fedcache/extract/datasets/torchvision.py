@@ -1,8 +1,8 @@
 """``torchvision:NAME``: the image classification datasets of torchvision, read by torchvision's own code.
 
-torchvision decides which of its files to trust: the CIFAR archives are pickles, and torchvision opens them only if they
-have the md5 that it publishes. If torchvision's class takes a ``loader``, fedcache reads encoded bytes, so that nothing
-is decoded to identify an image; otherwise it reads pixels. Only ``pull`` downloads anything.
+torchvision decides which of its files to trust. For example, the CIFAR archives are pickles, and torchvision opens them
+only if they have the md5 that it publishes. If torchvision's class takes a ``loader``, fedcache reads encoded bytes, so
+that nothing is decoded to identify an image; otherwise it reads pixels. Only ``pull`` downloads anything.
 
 Video, detection, segmentation, matching and attribute datasets are not listed. The public test images of CLEVR have no
 labels, so its validation set is the test set.

@@ -5,12 +5,12 @@ A sample is ``000017.jpg`` with ``000017.cls`` or ``000017.json`` next to it. PA
 
 The label is the number or word in ``.cls``, otherwise a field of ``.json`` (``label``, ``class`` or the one that
 ``--label-key`` names), otherwise ``.txt``. The other fields of ``.json`` are groups. A ``.txt`` that differs in nearly
-every sample is a caption, not a label. A ``.json`` that is not an object is a column ``json``. Words in ``.json`` stay
-words; the text in ``.cls`` has no type and is read like a cell of a CSV, so it may become a number.
+every sample is a caption, not a label. If a ``.json`` holds no object, its value is in a column ``json``. Words in
+``.json`` stay words; the text in ``.cls`` has no type and is read like a cell of a CSV, so it may become a number.
 
-The names of shards and folders give the split (``train-0000.tar``, ``test/0000.tar``), otherwise the folders of all
-samples (``train/000017.jpg``). Shards are read in place and must not be compressed. fedcache rejects links, devices and
-truncated shards, and skips other parts of a sample.
+The names of shards and folders give the split (``train-0000.tar``, ``test/0000.tar``). Otherwise the folder of each
+sample gives it (``train/000017.jpg``), if every sample has such a folder. Shards are read in place and must not be
+compressed. fedcache rejects links, devices and truncated shards, and skips other parts of a sample.
 """
 
 from __future__ import annotations

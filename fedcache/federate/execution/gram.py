@@ -176,13 +176,15 @@ class Gram(Batched):
         if load.mixed:
             return "its clients have different settings"
         if cls.name not in method.executions:
-            return "it has no linear map on features that SGD trains on a client's own rows alone"
+            return "its clients do not train a linear layer on the features by SGD on their own rows alone"
         if hp.get("opt") == "adam":
-            return "opt=adam: its second moment is not the same in other coordinates"
+            return "opt=adam: the second moment of Adam depends on the basis of the features"
         if hp.get("noise_on") == "features":
             return "noise_on=features: noisy rows are outside the span of the client's rows"
         if "aug" in (hp.get("train_view"), hp.get("proto_view")):
-            return "training uses stored augmentations, but this mode has one view per row"
+            return (
+                "training uses stored augmentations, but this mode supports only one view per row"
+            )
         if load.views > 1:
             return f"the store has {load.views} views per row"
         return ""

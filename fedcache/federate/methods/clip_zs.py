@@ -67,10 +67,10 @@ METHOD = Method(
             logits.
         """,
         when="""
-            Run it before any other method: it needs no labels, no clients and no training. A trained method that does
-            not beat it is not worth its traffic. If a few classes are predicted too often, set `feat_post=center`. This
-            setting subtracts the mean feature of all training images; each client sends one sum for the mean. It helps
-            if all classes are about equally frequent, and lowers the accuracy if they are not.
+            Run it before any other method: it needs no labels, no clients and no training. A trained method that is not
+            more accurate is not worth its traffic. If a few classes are predicted too often, set `feat_post=center`.
+            This subtracts the mean feature of all training images; each client sends one sum for the mean. The setting
+            helps if all classes are about equally frequent, and lowers the accuracy if they are not.
         """,
         cite=("radford2021clip",),
     ),

@@ -167,7 +167,7 @@ METHOD = replace(
             clients that have the class; $\gamma$: the ridge.
         """,
         when="""
-            Use it for a better head than the head of FedNCM with the same upload. Several clients must have each class.
+            Use it for a better head than that of FedNCM with the same upload. Each class must be at several clients.
         """,
         cite=("goswami2025fedcof",),
     ),

@@ -1,7 +1,7 @@
 """FedLC: local training under logits calibrated by how many rows of each class the client has.
 
-Clients train as in FedAvg with a changed loss. The logit of each class is lowered, and most for the client's rarest
-classes. Rare classes must therefore win by a larger margin in training.
+Clients train as in FedAvg with a changed loss. It lowers the logit of each class, and lowers it most for the client's
+rarest classes. Rare classes must therefore win by a larger margin in training.
 
 Zhang et al., "Federated learning with label distribution skew via logits calibration", ICML 2022. With n_c rows of
 class c at the client, its loss is the cross-entropy of

@@ -1,8 +1,8 @@
 """FedPCL: prototype-wise contrastive learning. Clients train a projection; only class prototypes travel.
 
 Clients train a projection of the features. The loss pulls each row towards the prototype (mean projected feature) of
-its class, and away from those of other classes. Only prototypes travel: each client receives their global means and
-those of every other client.
+its class, and away from those of other classes. Only prototypes travel. Each client receives the global prototypes
+(means over clients) and the prototypes of every other client.
 
 Tan et al., "Federated learning from pre-trained models: a contrastive learning approach", NeurIPS 2022 [A]. With
 s_c = z.C^(c) / tau and A(y) the available classes except y:

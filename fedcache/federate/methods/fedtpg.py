@@ -1,7 +1,7 @@
 """FedTPG: clients train a small network that makes the context words of CLIP's prompts from the class names.
 
 A small network reads the class names and produces the context words of CLIP's prompts. Clients train this network on
-their own classes. The server averages it, and it also makes prompts for new class names.
+their own classes. The server averages the network, which can also make prompts for new class names.
 
 Qiu et al., "Federated text-driven prompt generation for vision-language models", ICLR 2024. The names of the
 available classes are encoded as they are, T [C, D] of unit length, and read by m learned queries Q [m, E],

@@ -1,8 +1,8 @@
 """GDA: Gaussian discriminant analysis of image features in addition to CLIP's zero-shot logits; one round, no training.
 
 The server models each class as a Gaussian around its mean feature, with one covariance for all classes. It computes
-them from summed statistics of the clients, without training. The prediction adds these scores to CLIP's zero-shot
-scores.
+these Gaussians from summed statistics of the clients, without training. The prediction adds the scores of the Gaussians
+to CLIP's zero-shot scores.
 
 Wang et al., "A hard-to-beat baseline for training-free CLIP-based adaptation", ICLR 2024. Classes are Gaussians with
 one covariance and equal priors, so their discriminants are linear in the features f:

@@ -51,8 +51,8 @@ def deploy(_down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> Tree:
 METHOD = replace(
     tpfl.METHOD,
     name="local-prompt",
-    summary="Every client learns a text prompt and a visual prompt alone; all test rows score "
-    "them; needs images.",
+    summary="Every client learns a text prompt and a visual prompt alone, scored on all test rows; "
+    "needs images.",
     hparams=without(tpfl.METHOD.hparams, "agg"),
     init=lambda _ctx: {},
     enter=enter,

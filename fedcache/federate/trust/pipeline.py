@@ -261,7 +261,7 @@ def parse_policy(
     if privacy is not None and rule.text != "mean":
         raise UsageError(
             f"--aggregate {aggregate} and --dp-clip are both given: privacy accounting holds only for a "
-            "sum of clipped uploads, which no other rule uses.",
+            "sum of clipped uploads, and only --aggregate mean takes this sum.",
             "Leave one of them out; --dp-clip already bounds every upload.",
         )
     if privacy is not None and max_share is not None:

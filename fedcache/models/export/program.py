@@ -570,7 +570,7 @@ def write_folder(out: Path, parts: Parts) -> dict[str, Any]:
     readme = (
         f"{title}\n\nNeeds {needs}: `python predict.py {example}` prints name, class and probability. This is "
         f"predict.py:\n\n```python\n{script}```\n\n`model.pt2` is the whole model as a program of torch.export, "
-        f"`head.safetensors` its trained part, `model.json` what they read.\n\n{parts.card}"
+        f"`head.safetensors` its trained part; `model.json` describes their inputs.\n\n{parts.card}"
     )
     facts = json.dumps(parts.facts, indent=1, ensure_ascii=False) + "\n"
     written = write_torch(out / "model.pt2", parts)

@@ -157,7 +157,7 @@ def markdown(data: Mapping[str, Any]) -> str:
         "",
         f"Rows: {images} images of each data set. Rounds: {p['rounds']}, participation {participation}. "
         f"Settings: every combination of a treatment's search is trained without a share of {validation} of each "
-        f"client's training rows (seed {search_seed}) and scored on these rows. The best combination is trained on "
+        f"client's training rows (seed {search_seed}), and scored on the left-out rows. The best one is trained on "
         f"all training rows with seeds {p['seeds']}. Each seed has its own partition, which all treatments share. "
         "Test rows are never used for selection. Accuracy is the mean over clients, each scored on test rows with "
         "the classes of its own training rows.",

@@ -144,7 +144,7 @@ class Cluster:
                 resources = counted(gpus, "GPU")
             raise MachineError(
                 f"No node of {self.words} has {resources}.",
-                "Use fewer --threads or more --jobs, so that each needs fewer CPUs; `ray status` shows "
+                "Use fewer --threads or more --jobs, so that each job needs fewer CPUs; `ray status` shows "
                 "the resources.",
             )
         return slots

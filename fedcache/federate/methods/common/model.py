@@ -24,9 +24,9 @@ FEAT_POST = HParam(
     "none",
     "choice",
     "transformation of features when they are loaded; the default depends on the backbone: l2 "
-    "for CLIP towers, sign for FedPCL's ResNets with preset official (D-01), else none; center "
-    "is l2 minus the mean of all training rows, for which each client sends one sum; a value "
-    "that you set applies to every backbone",
+    "for CLIP towers, sign for FedPCL's ResNets with preset official (D-01), else none; center: "
+    "l2, then the mean of all training rows is subtracted (each client sends one sum for it), then "
+    "l2 again; a value that you set applies to every backbone",
     choices=FEAT_POSTS,
 )
 
