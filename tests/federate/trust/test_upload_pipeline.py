@@ -157,7 +157,7 @@ def test_without_noise_and_with_a_wide_bound_privacy_is_the_mean_of_clients():
         ((1.0, 1.0, None, -1), "--dp-seed -1"),
         ((1.0, 1.0, None, None, "rows,acuracy"), "'acuracy'"),
         ((1.0, 1.0, 1.0), "--dp-delta 1"),
-        ((math.inf, 1.0), "--dp-clip inf"),
+        ((math.inf, 1.0), "--dp-clip is inf"),
     ],
 )
 def test_words_that_are_no_privacy(words, message):
