@@ -62,6 +62,7 @@ def test_a_worker_that_dies_before_it_reads_what_it_needs_is_noticed(stillborn):
     pool.close()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="workers are forks of a server on Linux")
 def test_workers_start_again_after_their_server_was_ended(monkeypatch):
     """A signal to the whole group ends the server too, before or after it has started workers."""
@@ -146,6 +147,7 @@ def test_workers_whose_server_ends_before_they_start_are_an_error_of_the_machine
     pool.close()
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_in_the_middle_of_an_answer_is_noticed_and_the_pool_ends():
     pool = WorkerProcesses(1, keep, (MORE_THAN_A_PIPE,), Stop())
     with pytest.raises(MachineError, match="worker ended"):

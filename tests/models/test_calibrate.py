@@ -12,6 +12,7 @@ from homes import made_once
 from hypothesis import given
 from hypothesis import strategies as st
 from made_path import extracted, place_of
+from methods_tried import tried
 from scipy.special import softmax
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
@@ -102,8 +103,8 @@ def error_of(predictor, scores, label):
 
 
 SLOW = {"flesd": [pytest.mark.slow]}
-CASES = [pytest.param(name, True, marks=SLOW.get(name, ())) for name in ONE_MODEL]
-CASES += [pytest.param(name, False) for name in CLOSED]
+CASES = [pytest.param(name, True, marks=SLOW.get(name, ())) for name in tried(ONE_MODEL)]
+CASES += [pytest.param(name, False) for name in tried(CLOSED)]
 
 
 @pytest.mark.parametrize(("name", "validation"), CASES)

@@ -169,6 +169,7 @@ def test_a_changed_model_answers_what_it_did_or_is_refused(models, tmp_path, nam
     assert refusals > len(changes) / 2
 
 
+@pytest.mark.slow
 def test_a_byte_of_a_model_file_that_changes_is_never_an_answer(models, tmp_path):
     whole = (models / "personal.safetensors").read_bytes()
     path = tmp_path / "m.safetensors"

@@ -105,6 +105,7 @@ def test_the_card_says_that_a_model_holds_a_clients_rows_one_by_one(home, monkey
         assert (rows == {12} and part["keys"].shape == (12, 128)) is says
 
 
+@pytest.mark.slow
 def test_no_switch_makes_a_model_hold_rows_that_the_default_does_not():
     for name, settings in VARIANTS:
         held = rows_in_models(METHODS[name], scaled({**small(name), **settings}))

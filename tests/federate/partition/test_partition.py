@@ -5,8 +5,9 @@ from functools import partial
 
 import numpy as np
 import pytest
+from draws import examples
 from federation import rows_trained
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from partition_rows import any_columns, attempt, columns_from, even_columns, some_arguments
 from refusal import refused
@@ -26,7 +27,7 @@ def trained(partition):
 
 
 @pytest.mark.parametrize("scheme", SCHEMES.values(), ids=SCHEMES)
-@settings(max_examples=40)
+@examples(15, 200)
 @given(data=st.data(), columns=any_columns(), seed=st.integers(0, 2**63 - 1))
 def test_every_row_has_exactly_one_client(scheme, data, columns, seed):
     args = some_arguments(data.draw, scheme)
@@ -240,7 +241,7 @@ def test_two_shards_of_cifar10_are_250_rows_each():
     assert (counts.sum(axis=1) == 500).all()
 
 
-@settings(max_examples=40)
+@examples(15, 200)
 @given(clients=st.integers(1, 12), shards=st.integers(1, 6), seed=st.integers(0, 99))
 def test_a_client_has_at_most_s_classes(clients, shards, seed):
     columns = even_columns(23, 1, 7)
