@@ -74,6 +74,16 @@ def test_what_differs_from_main_is_counted_from_where_the_branch_left_it(monkeyp
     git("update-ref", "refs/remotes/origin/main", "HEAD~1")
     (tmp_path / "new.txt").write_text("")
     assert methods_tried.changed_files() == {f"{methods_tried.COMMITS + 1}.txt", "new.txt"}
+    module = tmp_path / "module.py"
+    module.write_text("x = 1\n")
+    git("add", "-A")
+    git("commit", "-q", "-m", "a module")
+    git("update-ref", "refs/remotes/origin/main", "HEAD")
+    git("commit", "-q", "--allow-empty", "-m", "after it")
+    for source, differs in (("x = 1  # why\n", False), ("x = 2\n", True)):
+        module.write_text(source)
+        methods_tried.code_differs.cache_clear()
+        assert methods_tried.code_differs("module.py") is differs
 
 
 def test_quick_runs_nothing_where_nothing_differs(monkeypatch, capsys):

@@ -13,6 +13,7 @@ from pathlib import Path
 from draws import FULL
 
 from fedcache.federate.methods import NAMES, module_of
+from fedcache.store.files import tree_digest
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -54,7 +55,21 @@ def changed_methods():
     changed = changed_files()
     if changed is None:
         return frozenset(NAMES)
-    return frozenset(name for name in NAMES if not sources_of(module_of(name)).isdisjoint(changed))
+    return frozenset(
+        name
+        for name in NAMES
+        if any(code_differs(path) for path in changed & sources_of(module_of(name)))
+    )
+
+
+@cache
+def code_differs(path):
+    """Whether more than comments and docstrings of a changed module differs; True where FEDCACHE_CHANGED lists it."""
+    before = _git("show", f"{base_commit()}:{path}")
+    file = ROOT / path
+    if "FEDCACHE_CHANGED" in os.environ or before is None or not file.is_file():
+        return True
+    return tree_digest(before) != tree_digest(file.read_text(encoding="utf-8"))
 
 
 def changed_files():
