@@ -245,7 +245,8 @@ def measured(method: str) -> list[str]:
     data, backbones = (sorted({block[key] for block in blocks}) for key in ("data", "backbone"))
     head = ("setting", *partitions, "rank", "sent by a client", "seconds")
     return [
-        f"Mean accuracy of the clients in %, for each partition: {', '.join(data)} with {', '.join(backbones)}, "
+        "Mean accuracy of the clients in %, one column for each partition. "
+        f"Data: {', '.join(data)}. Backbones: {', '.join(backbones)}. "
         f"{protocol['rounds']} rounds, seeds {protocol['seeds']} ([all methods and the protocol](../frozen-bench.md)).",
         "",
         *table(head, shown),

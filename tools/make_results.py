@@ -433,7 +433,7 @@ FLESD_READING = [
     "therefore stays near its initial weights, and the student is below every client. With .99 and more steps "
     "(batches of 32), the student is above the worst client by 0.8 and 2.4 points (0.4 and 1.1 standard errors of a "
     "difference), and below the best client by 2.6 and 1.0 points. Both settings with .99 were tried on "
-    "these test rows after the result of the first setting was known. The better one was then run once with another "
+    "these test rows after the result with .999 was known. The better one was then run once with another "
     "seed and partition, where it is 2.3 points above the worst client.",
     "",
 ]

@@ -993,7 +993,7 @@ dishonest are not checked either.
 Weights, steps and other tensors that are not statistics are compared with the uploads of the other clients in the same
 round, if there are three or more. An upload is rejected when one of its tensors holds a number above 65,536 (float32)
 and above 1,000 times the median of the other uploads. If the server replaces a tensor by the mean of uploads, fedcache
-compares the differences from the broadcast. If no weight and no feature is above 65,536, even the square of a weight
+compares the differences between the uploads and the tensor that the server sent. If no weight and no feature is above 65,536, even the square of a weight
 times a feature is below 1.8e19, so honest clients can train from the model. If `--on-bad-update fail` is combined with
 a robust rule, this comparison is left out, because the rule tolerates such an upload.
 

@@ -47,8 +47,9 @@ def figure(
     """Draw one figure of runs for a paper, with embedded fonts.
 
     The figure shows the same data as the report. All runs must share a dataset and a partition, except for the
-    figure `settings`. One column is 3.4 inches wide, two columns are 7.0 inches; letters have 8 points. The first run
-    is the best by validation accuracy, else by test accuracy. The figure has no title, because the caption has it.
+    figure `settings`. One column is 3.4 inches wide, two columns are 7.0 inches; letters have 8 points.
+    fedcache orders the runs by validation accuracy, or by test accuracy if a run has no validation rows. The figure has
+    no title, because the caption has it.
 
     Example: fedcache figure curves -o curves.pdf
     """

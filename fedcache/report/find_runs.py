@@ -472,7 +472,9 @@ def _named(
     """
     text = str(name)
     if not text:
-        raise UsageError("A run has an empty name.", "`fedcache runs list` lists the runs.")
+        raise UsageError(
+            "The given name of a run is empty.", "`fedcache runs list` lists the names."
+        )
     if text.startswith(OF_TAG):
         tag = text.removeprefix(OF_TAG)
         found = [path for path in _inside(root) if tag in tags_of(path)]

@@ -316,20 +316,20 @@ def no_row_leaves_a_client(trial: Trial) -> None:
             first = 5  # the first client is the public set; uploads may have an entry for each of its rows
         data, clients = make_federation(sizes=(first, rows, rows))
         sent = _uploads(trial, (data, clients))
-        shapes[rows] = [tuple(t.shape) for t in sent]
-        for shape in shapes[rows]:
-            fault = f"an upload of shape {shape} has one entry for each of {rows} rows"
-            require(rows not in shape, fault)
+        shapes[rows] = [tuple(t.shape) for _, t in sent]
+        for name, t in sent:
+            fault = f"the tensor {name!r} of the upload has one entry for each of {rows} rows"
+            require(rows not in t.shape, fault)
         x = features_of(fitted(trial.method, data))
         # The first client may be a public set with rows that all clients may read.
         private = np.concatenate([c.train for c in clients[1:]])
         private_rows = x[private].flatten(0, 1).double()
-        for t in sent:
+        for name, t in sent:
             # An upload with the width of a row may hold rows.
             if t.dim() and t.shape[-1] == private_rows.shape[-1]:
                 candidates = t.reshape(-1, t.shape[-1]).double()
                 nearest = float(torch.cdist(candidates, private_rows).min())
-                fault = f"an upload of shape {tuple(t.shape)} holds a client's row"
+                fault = f"the tensor {name!r} of the upload holds a client's row, which no method may send"
                 require(nearest > 1e-3, fault)
     same = shapes[PRIME_ROWS[0]] == shapes[PRIME_ROWS[1]]
     require(same, "shapes of uploads depend on the number of rows")
@@ -458,13 +458,13 @@ def _close_servers(trial: Trial, pair: tuple[Data, list[TinyClient]]) -> None:
     )
 
 
-def _uploads(trial: Trial, pair: tuple[Data, list[TinyClient]]) -> list[Tensor]:
-    """All tensors that clients send in the first round."""
-    sent: list[Tensor] = []
+def _uploads(trial: Trial, pair: tuple[Data, list[TinyClient]]) -> list[tuple[str, Tensor]]:
+    """Names and values of all tensors that clients send in the first round."""
+    sent: list[tuple[str, Tensor]] = []
 
     def watched(*args: Any) -> Any:
         state, up = trial.method.fit(*args)
-        sent.extend(up.values())
+        sent.extend(up.items())
         return state, up
 
     trial.run(pair, method=replace(trial.method, fit=watched), rounds=1, participation=None)

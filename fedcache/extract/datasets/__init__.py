@@ -238,7 +238,7 @@ def _reader(kind: str) -> Any:
         origin = f" of {plugin.origin}"
     if not all(callable(getattr(reader, name, None)) for name in ("key", "load")):
         raise UsageError(
-            f"The dataset kind {kind!r}{origin} has no functions key and load.",
+            f"The dataset kind {kind!r}{origin} does not have both functions `key` and `load`.",
             f"Expected {PLUGINS['datasets']}.",
         )
     return reader

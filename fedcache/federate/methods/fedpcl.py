@@ -1,6 +1,6 @@
 """FedPCL: prototype-wise contrastive learning. Clients train a projection; only class prototypes travel.
 
-Clients train a projection of the features. The loss pulls each row towards the prototype (mean projected feature) of
+Clients train a projection of the features whose loss pulls each row towards the prototype (mean projected feature) of
 its class, and away from those of other classes. Only prototypes travel. Each client receives the global prototypes
 (means over clients) and the prototypes of every other client.
 

@@ -128,7 +128,7 @@ METHOD = replace(
         UNIT_FEATURES,
         replace(
             PROTO_VIEW,
-            help="rows of the statistics; center: the plain images; aug: all stored "
+            help="rows from which the statistics are computed; center: the plain images; aug: all stored "
             "augmentations, as in the released code",
         ),
         HParam(

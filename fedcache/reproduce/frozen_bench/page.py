@@ -121,7 +121,7 @@ def sentences(ranked: Mapping[str, Any]) -> list[str]:
     """Sentences above the table of a ranking."""
     count = len(ranked["standings"])
     blocks = counted(len(ranked["blocks"]), "block")
-    lines = [f"{count} treatments, {blocks} of data, backbone and partition."]
+    lines = [f"{count} treatments, {blocks} (combinations of data, backbone and partition)."]
     if ranked["cd"] is not None:
         cd = f"{ranked['cd']:.1f} apart (Nemenyi, {100 * LEVEL:.0f} %)"
         alike = len(ranked["alike"])
