@@ -14,7 +14,10 @@ ANSWERED = {
     "train fed3r --epochs 3": "fedcache methods info fed3r",
     "train --lr 0.1": "--set lr=VALUE",
     "train fedavg --runds 3": "fedcache train --help-all",
+    # Options of earlier releases.
     "train fedavg --seed 3": "--partition-seed",
+    "train fedavg --lift loop": "--execution",
+    "compare --metric macro_f1": "--score",
     "status": "for runs `fedcache runs list`",
     "list": "For stores `fedcache ls`",
     "show": "for methods `fedcache methods info`",
