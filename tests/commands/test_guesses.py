@@ -3,6 +3,7 @@
 import pytest
 from arrays import ingested
 from command import fedcache, ok
+from failing_command import must_fail
 from pictures import folder
 
 ANSWERED = {
@@ -37,8 +38,7 @@ ANSWERED = {
 
 @pytest.mark.parametrize(("line", "hint"), ANSWERED.items())
 def test_a_guess_is_answered_with_the_right_command(line, hint):
-    error = fedcache(f"{line} --json").envelope["error"]
-    assert error["code"] == 2
+    error = must_fail("", line)
     assert hint in error["hint"]
     assert len(error["hint"].splitlines()) == 1
 
