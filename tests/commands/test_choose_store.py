@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from arrays import ingested
 from command import fedcache, ok
+from failing_command import must_fail
 from pictures import folder
 
 import fedcache as fc
@@ -45,9 +46,7 @@ def test_the_only_store_is_taken(tmp_path):
     "line", [TRAIN, "inspect", "verify", "partition --scheme iid", "extract -b pixels"]
 )
 def test_of_several_stores_none_is_taken_and_all_are_listed(toml, line):
-    error = fedcache(f"{line} --json").envelope["error"]
-    assert error["code"] == 4
-    assert "photos" in error["message"]
+    error = must_fail("photos", line, code=4)
     assert "--dataset" in error["hint"]
     assert "fedcache use" in error["hint"]
 
@@ -105,8 +104,7 @@ def test_a_dataset_is_named_when_it_is_extracted(images):
 
 def test_content_that_is_there_keeps_its_name(images, tmp_path):
     ok(EXTRACT, images)
-    error = fedcache(f"{EXTRACT} --name other --json", images).envelope["error"]
-    assert "already stored, under the name" in error["message"]
+    must_fail("already stored, under the name", f"{EXTRACT} --name other", images)
     x = np.random.default_rng(0).normal(size=(12, 3)).astype("f4")
     fc.Store.from_arrays({"mine": x}, labels=np.arange(12) % 2, name="taken")
     more = folder(tmp_path / "more", train=5, test=2)

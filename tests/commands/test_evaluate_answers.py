@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command import fedcache, ok
+from command import ok
 from failing_command import must_fail
 from homes import made_once
 from made_path import place_of, results, run_of
@@ -222,6 +222,5 @@ def test_no_file_of_a_store_or_of_a_run_is_written_over(store, tmp_path):
     for out in (mine / "manifest.json", other / "result.json", run / "models/models.json"):
         before = out.read_bytes()
         for rows in (f"-d folder:{images}", f"--store {store}"):
-            done = fedcache(f"evaluate {run} {rows} -o {out}")
-            assert done.code == Exit.USAGE
+            must_fail("", f"evaluate {run} {rows} -o {out}")
             assert out.read_bytes() == before

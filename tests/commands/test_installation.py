@@ -1,14 +1,11 @@
-"""``doctor``, shell completion, and tables on narrow terminals."""
+"""``doctor``: what it looks at, and how to fix what it finds."""
 
 import sys
-from io import StringIO
 
 import pytest
 from command import fedcache
-from rich.console import Console
 
 from fedcache.commands import doctor
-from fedcache.commands.output import TextTable
 from fedcache.config import Home
 from fedcache.extract.backbones.backbone import library_caches
 from fedcache.extract.device import Device
@@ -86,16 +83,3 @@ def test_a_full_disk_and_folders_that_cannot_be_written_are_told(own_home, monke
     monkeypatch.setattr(doctor.os, "access", lambda *_: False)
     assert "not writable" in doctor.home_row(home)["found"]
     assert doctor.torch_cache()["status"] == "warn"
-
-
-CELLS = (
-    "/a/very/long/path/that/fits/nowhere/at/all/" + "x" * 40,
-    "words that can be broken",
-    "12,345",
-)
-
-
-def drawn(width, *rows):
-    out = StringIO()
-    Console(file=out, width=width).print(TextTable("", ("path", "says", "n"), rows, right=("n",)))
-    return out.getvalue().splitlines()

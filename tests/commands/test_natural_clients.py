@@ -5,13 +5,12 @@ import shlex
 
 import numpy as np
 import pytest
-from command import fedcache, ok
+from command import ok
 from failing_command import must_fail
 from homes import made_once
 
 import fedcache as fc
 from fedcache.config import Home, TrainConfig
-from fedcache.errors import Exit
 from fedcache.grids.hold_out import every_value
 from fedcache.store.store import Store, put_groups
 from fedcache.tables.groups import Group
@@ -109,9 +108,7 @@ def test_a_value_of_few_rows_is_said_to_weigh_as_much_and_can_be_left_out(tmp_pa
     assert row["rows"] == {"big": 200, "less": 60, "middle": 100}
     (same,) = fc.grid("fedncm", store, by="site", hold_out="each", min_rows=[20]).held_out()
     assert (same.rows, same.accuracy) == (row["rows"], row["accuracy"])
-    refused = fedcache(f"{words} --min-rows 150")
-    assert refused.code == Exit.USAGE
-    assert refused.err.splitlines()[-1] == "--min-rows 100"
+    assert must_fail("", f"{words} --min-rows 150")["hint"] == "--min-rows 100"
 
 
 @pytest.mark.parametrize(("method", "words"), [("fedavg", ""), ("fed3r", "--exact")])
@@ -152,7 +149,6 @@ def test_what_cannot_be_is_refused(store, words, said):
 def test_the_command_of_a_refused_partition_is_for_the_store_that_was_named(tmp_path):
     meant = store_of_sites(tmp_path, ["a", "b", "c"] * 20)
     ok("inspect", store_of_sites(tmp_path / "last", ["d"] * 30))
-    done = fedcache("partition --by site --min-rows 1000 --store", meant)
-    assert done.code == Exit.USAGE
-    (command,) = re.findall(r"fedcache (partition .*)", done.err.replace("\n  ", " "))
+    error = must_fail("", "partition --by site --min-rows 1000 --store", meant)
+    (command,) = re.findall(r"fedcache (partition .*)", error["hint"])
     assert ok(*shlex.split(command)).data["store"] == str(meant)

@@ -12,7 +12,6 @@ from fedcache.commands.options import RunOptions, SchemeArguments
 from fedcache.config import SECTIONS, PartitionConfig, TrainConfig, option_name
 
 COMMANDS = typer.main.get_command(cli.app)
-TRAIN = "--method fedavg --scheme iid --clients 3 --participation all --rounds 1"
 
 
 def options_of(command):

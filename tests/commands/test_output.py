@@ -15,8 +15,6 @@ from fedcache.commands.output import (
 )
 from fedcache.errors import Exit, StoreError
 
-Told = pytest.CaptureFixture[str]
-
 
 def test_notes_and_warnings_are_lines_on_stderr_and_warnings_are_kept(capsys):
     observer = TerminalObserver()

@@ -13,16 +13,12 @@ from failing_command import must_fail
 from made_path import place_of
 from pictures import folder
 from PIL import Image
-from refusal import refused
+from stopped_extraction import in_small_chunks, stop_extraction
 
 import fedcache as fc
 from fedcache.commands.predict import Answer, predictions_answer
-from fedcache.config import ExtractConfig, Home
 from fedcache.errors import CorruptionError, memory_error
-from fedcache.extract.extract_dataset import extract
 from fedcache.models.predictions import Prediction
-from fedcache.process import Stop
-from fedcache.progress import Silent
 
 IID = words_of("--scheme iid --clients 3 --participation all")
 FULL = pytest.mark.full
@@ -58,19 +54,6 @@ def test_two_names_of_one_key_that_differ_are_refused(tmp_path):
     file = tmp_path / "both.toml"
     file.write_text('[train]\nmethod = "fedavg"\n[partition]\nseed = 1\npartition_seed = 2\n')
     assert fedcache(f"train --config {file} --json").code == 2
-
-
-@pytest.mark.parametrize(
-    ("words", "now"),
-    [
-        ("train fedavg --lift loop", "--execution"),
-        ("train fedavg --seed 1", "--partition-seed"),
-        ("compare --metric macro_f1", "--score"),
-    ],
-)
-def test_an_option_of_an_earlier_release_is_refused_with_its_name_now(words, now):
-    error = must_fail("No such option", words)
-    assert now in error["hint"]
 
 
 @pytest.mark.slow
@@ -136,33 +119,9 @@ def test_torch_running_out_of_memory_is_told_from_other_errors():
     assert memory_error(MemoryError()) is not None
 
 
-class Impatient(Silent):
-    """Asks to stop after the first images whose features are there."""
-
-    def __init__(self):
-        self.flag, self.what = Stop(), ""
-
-    def start(self, what, total, unit):
-        self.what = what
-
-    def advance(self, units):
-        if self.what == "extracting":
-            self.flag.ask()
-
-
 def test_a_store_of_a_stopped_extraction_is_named_with_the_command_to_resume(images, own_home):
     assert fedcache("verify --json").code == 4
-    config = ExtractConfig(
-        dataset=f"folder:{images}",
-        backbones=("random-projection",),
-        batch=4,
-        chunk_rows=4,
-        workers=0,
-    )
-    observer = Impatient()
-    refused(
-        lambda: extract(config, Home(own_home), observer=observer, stop=observer.flag), code=130
-    )
+    stop_extraction(in_small_chunks(images), 8)
     (entry,) = ok("ls").data["entries"]
     for words in ("verify", "inspect", "train --method fed3r --no-extract"):
         error = must_fail(f"{entry['name']} (unfinished)", words, code=4)
@@ -200,10 +159,8 @@ def test_what_would_be_ignored_or_misread_is_refused(words, said):
 
 def test_a_saved_partition_is_looked_for_before_anything_is_extracted(images, own_home):
     named = f"--dataset folder:{images} --backbones random-projection"
-    refused = fedcache(f"train --method fedavg --partition three {named}")
-    assert refused.code == 4
-    assert "There is no partition 'three', because the dataset" in refused.err
-    assert "extracting" not in refused.err
+    said = "There is no partition 'three', because the dataset"
+    must_fail(said, f"train --method fedavg --partition three {named}", code=4)
     assert not list(own_home.glob("stores/*"))
 
 

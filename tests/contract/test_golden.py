@@ -5,16 +5,12 @@ the reason in the commit. The bits are compared by ``python tools/golden.py comp
 """
 
 import json
-from pathlib import Path
 
 import pytest
 from draws import FULL
 from loaded_files import tool
 
 from fedcache.federate.methods import METHODS
-
-ROOT = Path(__file__).parents[2]
-
 
 golden = tool("golden")
 

@@ -11,7 +11,6 @@ from toy_store import content
 from fedcache.store.store import Store
 
 PARTS = 3
-CHUNKS = 48  # of each of two backbones
 
 
 def kill_when(words, home, place, chunks):

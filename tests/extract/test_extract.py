@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from command import apart, fedcache, ok, python, words_of
-from damage import flip_bit
 from failing_command import must_fail
 from filelock import FileLock
 from heard import Heard
@@ -17,14 +16,13 @@ from made_path import place_of
 from pictures import folder
 from PIL import Image
 from refusal import refused
+from stopped_extraction import in_small_chunks, stop_extraction
 from toy_store import content
 
 import fedcache as fc
-from fedcache.config import ExtractConfig, Home
-from fedcache.errors import Exit, StoppedError
+from fedcache.config import Home
+from fedcache.errors import Exit
 from fedcache.extract import extract_dataset as extraction
-from fedcache.process import Stop
-from fedcache.progress import Silent
 from fedcache.store.store import Store
 
 SMALL = "--batch 4 --chunk-rows 8 --workers 0"
@@ -34,23 +32,6 @@ def extract(images, *words, backbones="random-projection"):
     return fedcache(
         f"extract --dataset folder:{images} --backbones {backbones} {SMALL}", *words, "--json"
     )
-
-
-class StopAfter(Silent):
-    """Asks to stop once so many images were extracted."""
-
-    def __init__(self, images):
-        self.left = images
-        self.flag = Stop()
-
-    def start(self, what, total, unit):
-        self.what = what
-
-    def advance(self, units):
-        if self.what == "extracting":
-            self.left -= units
-        if self.left <= 0:
-            self.flag.ask()
 
 
 @pytest.mark.slow
@@ -105,23 +86,11 @@ def test_a_bad_image_keeps_its_row_and_is_named(images):
 def test_an_interrupted_extraction_resumes_to_the_same_bytes(images, tmp_path):
     """Chunks computed in two goes, with the collector stopped after half of them, equal those of one go."""
     whole = Path(extract(images, "--store", tmp_path / "whole.zarr").data["path"])
-
-    config = ExtractConfig(
-        dataset=f"folder:{images}",
-        backbones=("random-projection",),
-        batch=4,
-        chunk_rows=8,
-        workers=0,
-    )
-    observer = StopAfter(20)
-    home = Home(Path(os.environ["FEDCACHE_HOME"]))
+    config = in_small_chunks(images)
     part = tmp_path / "part.zarr"
-    refused(
-        lambda: extraction.extract(config, home, store=part, observer=observer, stop=observer.flag),
-        code=Exit.INTERRUPTED,
-    )
+    stop_extraction(config, 20, store=part)
     refused(lambda: Store.open(part).reader(next(iter(Store.open(whole).arrays))), code=Exit.STORE)
-    done = extraction.extract(config, home, store=part)
+    done = extraction.extract(config, Home.from_environment(), store=part)
     assert done.arrays[0]["kept_chunks"] == 3
     assert done.arrays[0]["forward_batches"] == 6
     assert content(part) == content(whole)
@@ -142,19 +111,6 @@ def test_non_finite_features_are_refused_with_their_rows(images, monkeypatch):
     done = extract(images)
     assert done.code == 5
     assert "row 5" in done.envelope["error"]["message"]
-
-
-def test_a_flipped_byte_is_an_error_and_never_a_number(images):
-    done = extract(images)
-    store = Path(done.data["path"])
-    chunk = next(
-        f for f in sorted((store / "features").rglob("*")) if f.is_file() and "c" in f.parts
-    )
-    flip_bit(chunk, 11, bit=2)
-    assert fedcache(f"verify {store}").code == 5
-    trained = fedcache("train --method fedncm --scheme iid --clients 2 --json")
-    assert trained.code == 5
-    assert "verify" in trained.envelope["error"]["hint"]
 
 
 def test_a_missing_chunk_file_is_not_stored_already(images):
@@ -181,9 +137,7 @@ def test_an_older_manifest_is_told_and_no_array_vanishes(images):
     manifest.write_bytes(older)
     train = "train --method fedncm --scheme iid --clients 2"
     for words in (f"inspect {store}", f"verify {store}", train):
-        done = fedcache(f"{words} --json")
-        assert done.code == 5, words
-        assert f"does not list {second}" in done.envelope["error"]["message"]
+        must_fail(f"does not list {second}", words, code=5)
     manifest.write_bytes(newer)
     assert ok(f"verify {store}").data["problems"] == []
     # What the message says instead works too.
@@ -203,16 +157,7 @@ def test_a_dry_run_says_bytes_and_time_and_writes_nothing(images):
 
 
 def test_a_dry_run_plans_the_rest_of_an_unfinished_extraction(images, monkeypatch):
-    config = ExtractConfig(
-        dataset=f"folder:{images}",
-        backbones=("random-projection",),
-        batch=4,
-        chunk_rows=8,
-        workers=0,
-    )
-    observer = StopAfter(20)
-    with pytest.raises(StoppedError):
-        extraction.extract(config, Home.from_environment(), observer=observer, stop=observer.flag)
+    stop_extraction(in_small_chunks(images), 20)
     counts = []
     monkeypatch.setattr(
         extraction, "expected_seconds", lambda data, planned, config, rows: counts.append(rows) or 1

@@ -10,12 +10,12 @@ from failing_command import must_fail
 from heard import Heard
 from made_path import place_of
 from refusal import refused
-from test_extract import StopAfter
+from stopped_extraction import in_small_chunks, stop_extraction
 from toy_store import content
 
 import fedcache as fc
-from fedcache.config import ExtractConfig, Home
-from fedcache.errors import Exit, StoppedError
+from fedcache.config import Home
+from fedcache.errors import Exit
 from fedcache.extract import extract_dataset as extraction
 from fedcache.extract.planning.parts import parse_part
 from fedcache.progress import Silent
@@ -93,18 +93,9 @@ def test_interrupted_parts_from_other_paths_and_homes_join_to_the_same_bytes(
     made = []
     for number in (1, 2):
         home = Home(tmp_path / f"home-{number}")
-        config = ExtractConfig(
-            dataset=f"folder:{images if number == 1 else elsewhere}",
-            backbones=("random-projection",),
-            batch=4,
-            chunk_rows=8,
-            workers=0,
-            part=f"{number}/2",
-        )
+        config = in_small_chunks(images if number == 1 else elsewhere, part=f"{number}/2")
         for _ in range(2):
-            observer = StopAfter(4)
-            with pytest.raises(StoppedError):
-                extraction.extract(config, home, observer=observer, stop=observer.flag)
+            stop_extraction(config, 4, home)
         done = extraction.extract(config, home)
         assert (done.arrays[0]["kept_chunks"], done.arrays[0]["chunks"]) == (2, 3)
         made.append(done.path)
@@ -196,8 +187,8 @@ def test_a_folder_of_another_kind_is_refused_before_anything_is_computed(images,
     assert part(images, tmp_path / "y.zarr", "1/2", "--partition", "iid").code == Exit.USAGE
 
 
-def refusal(done):
-    assert done.code == Exit.STORE, done.err + done.out
+def refusal(done, code=Exit.STORE):
+    assert done.code == code, done.err + done.out
     message = done.envelope["error"]["message"]
     assert "\n" not in message
     return message
@@ -238,9 +229,7 @@ def test_a_damaged_part_is_named_and_its_command_makes_only_that_again(images, t
     made = parts(images, tmp_path / "x.zarr", 2)
     (chunk,) = made[1].glob("features/*/c/4/0/0")
     chunk.write_bytes(chunk.read_bytes()[:-1] + b"?")
-    refused = joined(made, out)
-    assert refused.code == Exit.CORRUPT
-    assert f"{made[1]} (part 2 of 2) is damaged" in refused.envelope["error"]["message"]
+    assert f"{made[1]} (part 2 of 2) is damaged" in refusal(joined(made, out), Exit.CORRUPT)
     damaged = fedcache("verify", made[1])
     assert damaged.code == Exit.CORRUPT
     assert "extract command of part 2 of 2" in damaged.out + damaged.err
@@ -258,9 +247,8 @@ def test_too_many_unreadable_images_of_all_parts_together_are_refused(images, tm
     for name in ("test/ant/000.png", "train/zebra/011.png"):
         (images / name).write_bytes(b"no picture")
     made = parts(images, tmp_path / "x.zarr", 2, f"{SMALL} --max-bad 1")
-    refused = joined(made, tmp_path / "out.zarr", "--max-bad", 1)
-    assert refused.code == Exit.CORRUPT
-    assert "2 rows of all parts could not be read" in refused.envelope["error"]["message"]
+    few = joined(made, tmp_path / "out.zarr", "--max-bad", 1)
+    assert "2 rows of all parts could not be read" in refusal(few, Exit.CORRUPT)
     assert not (tmp_path / "out.zarr").exists()
     assert joined(made, tmp_path / "out.zarr", "--max-bad", "5%").code == Exit.QUARANTINED
 
@@ -342,13 +330,11 @@ def test_variables_of_a_job_mean_nothing_without_the_option(images, monkeypatch)
 
 
 def test_a_dry_run_of_a_part_names_its_folder(images, tmp_path):
-    done = part(images, tmp_path / "x.zarr", "2/4", "--dry-run")
-    assert done.code == 0, done.err
-    assert done.data["path"].endswith("x.part-2-of-4.zarr")
-    assert not Path(done.data["path"]).exists()
     # The numbers of the part: 12 of 48 images in chunks of 4, of 64 numbers of 2 bytes.
     done = part(images, tmp_path / "x.zarr", "2/4", "--dry-run", "--chunk-rows", 4)
     assert (done.data["images"], done.data["arrays"][0]["bytes"]) == (12, 12 * 64 * 2)
+    assert done.data["path"].endswith("x.part-2-of-4.zarr")
+    assert not Path(done.data["path"]).exists()
     # Chunks of 8 cannot be divided evenly: 1, 2, 1 and 2 of 6.
     sizes = [
         part(images, tmp_path / "x.zarr", f"{i}/4", "--dry-run").data["images"] for i in range(1, 5)

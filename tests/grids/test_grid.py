@@ -10,6 +10,7 @@ import pytest
 import torch
 from arrays import ingested
 from command import fedcache, ok
+from failing_command import must_fail
 from homes import made_once
 from made_path import place_of
 from pictures import folder
@@ -143,9 +144,7 @@ def test_processes_that_are_killed_end_a_grid_with_one_sentence(store, monkeypat
     words = f"grid fedavg --set batch=8 {IID} --rounds 2 --sweep lr=0.01,0.02,0.03 --jobs 2"
     with monkeypatch.context() as patch:
         patch.setattr(train_grid, "wait", killed)
-        done = fedcache(words)
-    assert done.code == Exit.ENVIRONMENT
-    assert "ended from outside" in done.err
+        must_fail("ended from outside", words, code=Exit.ENVIRONMENT)
     assert len(ok(words).data["points"]) == 3
 
 

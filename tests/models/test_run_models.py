@@ -99,8 +99,8 @@ def test_a_flipped_bit_and_a_model_of_another_run_are_corruption(store):
     flip_bit(path, -1)
     train = f"train --config {run / 'config.toml'}"
     again = f"{train} --fresh"
-    for words in (f"predict {run} --store {store}", f"evaluate {run} --store {store}"):
-        must_fail(again, words, code=5)
+    for command in ("predict", "evaluate"):
+        must_fail(again, f"{command} {run} --store {store}", code=5)
     must_fail("--fresh", train, code=5)
     assert fedcache(f"predict {path} --store {store}").code == 5  # the file by itself too
     shutil.copy(model_file(other, 0), path)

@@ -10,7 +10,8 @@ from functools import cache
 import numpy as np
 import pytest
 from arrays import embeddings
-from command import fedcache, ok
+from command import ok
+from failing_command import must_fail
 from repository_files import ROOT, content
 
 PROJECT = tomllib.loads(content("pyproject.toml"))["project"]
@@ -190,10 +191,6 @@ def test_what_the_core_lacks_is_named_with_its_command_before_any_work(plain):
         ("tables", f"train --method fedavg {many}"),
         ("plots", f"report -o {plain}/report.html"),
     ):
-        done = fedcache(words, "--json")
-        assert done.code == 6, (words, done.err, done.out)
-        assert (
-            done.envelope["error"]["hint"].splitlines()[0] == f"pip install 'fedcache[{extra}]'"
-        ), words
+        must_fail(f"\npip install 'fedcache[{extra}]'", words, code=6)
     assert not list(plain.glob("out.*")) + list(plain.glob("*.html"))
     assert ok("runs list").data["entries"] == []

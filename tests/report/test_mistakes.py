@@ -7,8 +7,9 @@ from html import unescape
 
 import numpy as np
 import pytest
-from command import fedcache, ok
+from command import ok
 from draws import examples
+from failing_command import must_fail
 from homes import made_once
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,7 +18,6 @@ from pictures import HOSTILE, folder, hostile_folder
 from PIL import Image
 
 import fedcache as fc
-from fedcache.errors import Exit
 from fedcache.report.render import SIDE, thumbnail_uri
 from fedcache.runs.partitions import load_partition
 from fedcache.store.store import Store
@@ -140,8 +140,7 @@ def test_images_of_a_private_run_are_refused_and_those_of_a_simulation_shown(sto
         f"evaluate {private} --store {store}",
         f"evaluate {model} --store {store}",
     ):
-        done = fedcache(f"{words} --with-images -o {tmp_path}/no.html")
-        assert done.code == Exit.USAGE, done.err
+        must_fail("", f"{words} --with-images -o {tmp_path}/no.html")
 
 
 @pytest.mark.slow

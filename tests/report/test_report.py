@@ -11,8 +11,9 @@ import sys
 from html.parser import HTMLParser
 
 import pytest
-from command import fedcache, ok
+from command import ok
 from damage import flip_bit
+from failing_command import must_fail
 from homes import made_once
 from made_path import place_of
 from pictures import hostile_folder
@@ -198,9 +199,7 @@ def test_rows_and_features_are_drawn_of_a_private_run_only_where_it_is_a_simulat
 def test_wrong_words_are_answered(words, code, said, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "umap", None)
     monkeypatch.chdir(tmp_path)
-    done = fedcache(f"report {words} --json")
-    assert done.code == code
-    assert said in json.dumps(done.envelope["error"])
+    must_fail(said, f"report {words}", code=code)
     assert list(tmp_path.glob("*.html")) == []
 
 

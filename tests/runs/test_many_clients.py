@@ -57,8 +57,7 @@ def test_models_that_do_not_fit_into_memory_are_refused_before_anything_is_train
         # as much as training needs
         for name in ("free_memory", "free_memory_on"):
             monkeypatch.setattr(run_models, name, lambda *_, needed=planned: needed)
-        done = fedcache(f"{command} --save-clients all")
-        assert done.code == Exit.ENVIRONMENT, done.err
+        must_fail("", f"{command} --save-clients all", code=Exit.ENVIRONMENT)
         assert not list(Home.from_environment().runs.glob("*/rounds.jsonl"))
     ok(f"train {words} --save-clients client-0001,client-0002")
 

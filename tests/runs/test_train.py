@@ -12,11 +12,12 @@ from federation import small
 from homes import made_once
 from made_path import place_of
 from pictures import folder
+from refusal import refused
 from stops import StopsAfter
 
 import fedcache as fc
 from fedcache.config import Home, PartitionConfig, TrainConfig
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import Exit
 from fedcache.federate.methods import METHODS
 from fedcache.process import Stop
 from fedcache.progress import Silent
@@ -102,9 +103,7 @@ def train(config, runs, **how):
 
 
 def train_until_stopped(said, config, runs, **how):
-    with pytest.raises(FedcacheError, match=said) as caught:
-        train(config, runs, **how)
-    assert caught.value.code is Exit.INTERRUPTED
+    refused(lambda: train(config, runs, **how), said, code=Exit.INTERRUPTED)
 
 
 def same_files(one, other):

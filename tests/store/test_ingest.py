@@ -6,6 +6,7 @@ import shutil
 import numpy as np
 import pytest
 from command import fedcache, ok, words_of
+from failing_command import must_fail
 from federation import small
 from made_path import place_of
 from toy_store import create
@@ -35,14 +36,6 @@ def labelled(tmp_path):
     return npz(tmp_path / "labelled.npz", X=FEATURES, labels=LABELS)
 
 
-def failed(done, code):
-    """The message and the hint of a command that must end with ``code``."""
-    assert done.code == code, done.err + done.out
-    assert "Traceback" not in done.err
-    error = done.envelope["error"]
-    return str(error["message"] + "\n" + error["hint"])
-
-
 def run_line(line, *more):
     """A command as it was printed."""
     program, *words = shlex.split(line)
@@ -69,13 +62,11 @@ def test_a_method_that_reads_labels_says_how_to_add_them(tmp_path):
     some = np.where(np.arange(ROWS) % 2, LABELS, -1)
     with_labels = npz(tmp_path / "with.npz", X=FEATURES, labels=some)
     for words in ((), words_of(IID)):
-        said = failed(fedcache("train --method fedavg", *words, *place, "--json"), 2)
-        assert made["next"] in said
+        must_fail(made["next"], "train --method fedavg", *words, *place)
     labelled = made["next"].replace("FILE", str(with_labels))
     following = run_line(labelled, "--no-label", -1).data["next"]
     assert run_line(following, "--rounds", 2).data["accuracy"]["mean"] is not None
-    said = failed(fedcache(f"train --method fedavg {IID} --json", *place), 2)
-    assert "--scheme dirichlet" in said
+    must_fail("--scheme dirichlet", f"train --method fedavg {IID}", *place)
 
 
 @pytest.mark.slow
@@ -97,7 +88,7 @@ def test_methods_without_labels_train_on_text_features_and_invent_no_score(tmp_p
         blind = ok(line, *sizes, "--dataset", "unknown").data["accuracy"]
         assert (blind["mean"], blind["client_mean"], blind["per_domain"]) == (None, None, {})
     ok("ingest", npz(tmp_path / "n.npz", X=FEATURES, y=LABELS), "--name", "no-text")
-    assert "text/NAME" in failed(fedcache("train --method clip-zs --dataset no-text --json"), 4)
+    must_fail("text/NAME", "train --method clip-zs --dataset no-text", code=4)
 
 
 def test_the_same_file_again_is_there_already_and_another_is_refused(labelled, tmp_path):
@@ -110,9 +101,9 @@ def test_the_same_file_again_is_there_already_and_another_is_refused(labelled, t
     for file in (labelled, shutil.copy(labelled, tmp_path / "copy.npz")):
         assert ok(f"ingest {file} --name mine").data["path"] == str(first)
     other = npz(tmp_path / "other.npz", X=FEATURES[:30], y=LABELS[:30])
-    said = failed(fedcache(f"ingest {other} --name mine --json"), 2)
+    error = must_fail("partitions:  ", f"ingest {other} --name mine")
     assert before == files()
-    assert run_line(said.split("partitions:  ")[1]).data["images"] == 30
+    assert run_line(error["hint"].split("partitions:  ")[1]).data["images"] == 30
     assert [e["images"] for e in ok("ls").data["entries"]] == [30]
     assert not first.exists()
 
@@ -121,12 +112,12 @@ def test_a_store_of_one_s_own_is_replaced_in_place_and_one_of_images_never(label
     place = tmp_path / "mine.zarr"
     ok(f"ingest {labelled} --name mine --store {place}")
     other = npz(tmp_path / "other.npz", X=FEATURES[:30], y=LABELS[:30])
-    assert "--store" in failed(fedcache(f"ingest {other} --name mine --store {place} --json"), 2)
+    must_fail("--store", f"ingest {other} --name mine --store {place}")
     assert ok(f"ingest {other} --name mine --store {place} --replace").data["images"] == 30
     assert ok(f"verify {place}").data["ok"]
     assert not list(tmp_path.glob(".*"))
     images = create(tmp_path / "images.zarr").path
-    failed(fedcache(f"ingest {other} --name mine --store {images} --replace --json"), 4)
+    must_fail("", f"ingest {other} --name mine --store {images} --replace", code=4)
     assert Store.open(images).dataset["slug"] == "toy"
 
 
@@ -134,14 +125,14 @@ def test_a_store_that_lost_its_manifest_is_damage_and_other_places_are_not(label
     made = place_of(f"ingest {labelled} --name mine")
     (made / "manifest.json").unlink()
     for command in ("inspect", "verify", "repair"):
-        assert f"mv {made} {made}.damaged" in failed(fedcache(f"{command} {made} --json"), 5)
-    failed(fedcache(f"train --method fedavg --store {made} --json"), 5)
-    failed(fedcache(f"ingest {labelled} --name mine --json"), 5)
+        must_fail(f"mv {made} {made}.damaged", f"{command} {made}", code=5)
+    for line in (f"train --method fedavg --store {made}", f"ingest {labelled} --name mine"):
+        must_fail("", line, code=5)
     assert "manifest.json" in ok("ls").data["entries"][0]["problem"]
     shutil.rmtree(made / "samples")
-    failed(fedcache(f"inspect {made} --json"), 5)  # its zarr.json still says what it was
-    failed(fedcache(f"inspect {tmp_path} --json"), 4)
-    failed(fedcache(f"inspect {labelled} --json"), 4)
+    # The zarr.json of the store still says what it was.
+    for place, code in ((made, 5), (tmp_path, 4), (labelled, 4)):
+        must_fail("", f"inspect {place}", code=code)
 
 
 def test_names_that_ls_prints_are_stores_and_datasets_of_every_command(

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_path import place_of
 from refusal import refused
+from test_store_exchange import Bomb
 
 from fedcache.store.store import Store
 from fedcache.tables.embeddings import open_embeddings
@@ -119,11 +120,6 @@ def test_rows_without_a_domain_are_in_the_domain_all(tmp_path):
         assert (found.domain_names, found.domains[:2].tolist()) == (names, [0, 1])
 
 
-class Trap:
-    def __reduce__(self):
-        return exec, ("raise SystemExit('executed')",)
-
-
 def test_columns_are_named_by_the_user_where_their_names_say_nothing(tmp_path):
     odd = {
         "clip_vit": X + 1,
@@ -171,7 +167,7 @@ def test_rows_are_named_by_what_is_different_in_each(tmp_path):
 
 
 def test_columns_that_sort_nothing_are_not_read_and_a_pickle_is_never_run(tmp_path):
-    trap = np.array([Trap()] * N, object)
+    trap = np.array([Bomb()] * N, object)
     not_used = {
         "images": np.zeros((N, 4, 4), np.uint8),
         "mask": np.zeros((N, 4)),

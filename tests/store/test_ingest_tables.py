@@ -11,9 +11,10 @@ import pyarrow.csv
 import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
-from command import fedcache, ok
+from command import ok
 from conversion_lines import run_conversion
 from embedding_file import read_embeddings
+from failing_command import must_fail
 from hypothesis import given
 from hypothesis import strategies as st
 from refusal import refused
@@ -219,10 +220,8 @@ def test_rows_that_are_not_finite_are_named_and_left_out_when_asked(tmp_path, en
     else:
         write(file, pa.table({**{f"f{i}": bad[:, i] for i in range(D)}, "label": LABELS}))
     line = f"ingest {file} --name dirty --label-key label"
-    said = fedcache(line, "--json")
-    assert said.code == 5
-    assert "3, 8, 29" in said.envelope["error"]["message"]
-    assert said.envelope["error"]["hint"].endswith(f"fedcache {line} --drop-nan")
+    error = must_fail("3, 8, 29", line, code=5)
+    assert error["hint"].endswith(f"fedcache {line} --drop-nan")
     made = ok(line, "--drop-nan").data
     assert (made["images"], made["ok"]) == (N, N - 3)
     store = Store.open(made["path"])

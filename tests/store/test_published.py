@@ -9,6 +9,7 @@ import toy_store
 import xarray
 import zarr
 from command import fedcache, ok, python
+from damage import flip_bit
 from refusal import refused
 from toy_store import KEYS, whole
 from web_server import web_server
@@ -146,9 +147,7 @@ def test_offline_nothing_is_read_from_an_address(server, monkeypatch):
 @pytest.mark.slow
 def test_other_bytes_are_found_and_never_kept(toy, server):
     shard = server.folder / "toy" / f"features/{KEYS[0]}/c/0/0/0"
-    raw = bytearray(shard.read_bytes())
-    raw[30] ^= 1  # in the second chunk
-    shard.write_bytes(raw)
+    flip_bit(shard, 30)  # in the second chunk
     address = f"{server.address}/toy"
     store = Store.open(address)
     assert len(store.reader(KEYS[0]).chunk(0))
@@ -157,8 +156,7 @@ def test_other_bytes_are_found_and_never_kept(toy, server):
     done = fedcache("verify", address)
     assert done.code == Exit.CORRUPT
     assert f"features/{KEYS[0]}, chunk 1" in done.out
-    raw[30] ^= 1
-    shard.write_bytes(raw)
+    flip_bit(shard, 30)
     assert_equal(toy, store)
 
 
@@ -237,12 +235,10 @@ def test_an_address_with_a_password_is_refused() -> None:
 
 
 @pytest.mark.parametrize("name", ["manifest.json", f"features/{KEYS[0]}/c/0/0/0", "README.md"])
-@pytest.mark.parametrize("place_of_byte", [30, -1])
+@pytest.mark.parametrize("place_of_byte", [0.5, -1])
 def test_publishing_again_replaces_a_damaged_file(toy, published, name, place_of_byte):
     before = contents(published)
-    raw = bytearray(before[name])
-    raw[place_of_byte % len(raw)] ^= 1
-    (published / name).write_bytes(raw)
+    flip_bit(published / name, place_of_byte)
     publication(toy, published)
     assert contents(published) == before
 

@@ -41,7 +41,7 @@ def test_all_that_a_store_says_of_its_rows_goes_out_and_comes_back(tmp_path, end
         "f1": [1, 0] * 6,
     }
     store = Store.from_arrays(
-        {"net": x, "small": x[:, :2].astype("f2")},
+        {"net": x, "views": x.reshape(12, 2, 2).astype("f2")},
         labels=[3, 0, 2, -1, 1, 3] * 2,
         classes=["zebra", "10", "none", "9"],
         domains=["photo", "art", "photo", "art"] * 3,
@@ -69,33 +69,11 @@ def test_all_that_a_store_says_of_its_rows_goes_out_and_comes_back(tmp_path, end
     assert verify(back.path).ok
     key, _ = store.arrays
     assert close(back.text(key), store.text("net"), 1)
-
-
-def test_a_parquet_file_shows_words_to_other_programs(tmp_path):
-    store = Store.from_arrays(
-        {"net": np.eye(3)},
-        labels=[1, 0, -1],
-        classes=["zebra", "ant"],
-        domains=["photo", "art", "photo"],
-        splits=[0, 1, 2],
-        path=tmp_path / "s.zarr",
-    )
-    export(store, tmp_path / "e.parquet", list(store.arrays))
-    table = pq.read_table(tmp_path / "e.parquet").to_pydict()
-    assert table["labels"] == ["ant", "zebra", None]
-    assert table["domain"] == ["photo", "art", "photo"]
-    assert table["split"] == ["train", "test", "validation"]
-
-
-@pytest.mark.parametrize("ending", ENDINGS)
-def test_views_keep_their_axis(tmp_path, ending):
-    x = np.arange(24, dtype=np.float32).reshape(4, 3, 2)
-    store = Store.from_arrays({"net": x}, path=tmp_path / "v.zarr")
-    (key,) = store.arrays
-    export(store, tmp_path / f"w.{ending}", [key])
-    found = read_embeddings(tmp_path / f"w.{ending}").features[key]
-    assert np.array_equal(found, store.reader(key).all())
-    assert found.shape == x.shape
+    if ending == "parquet":  # which shows words to other programs; row 2 is left out
+        table = pq.read_table(out).to_pydict()
+        assert table["labels"][:3] == ["9", "zebra", None]
+        assert table["domain"][:3] == ["photo", "art", "art"]
+        assert table["split"][6:9] == ["test", "validation", "train"]
 
 
 def test_the_order_of_a_files_keys_is_no_content(tmp_path):

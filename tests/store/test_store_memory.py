@@ -8,6 +8,7 @@ import numpy as np
 import psutil
 import pytest
 from damage import flip_bit
+from prepared_rows import prepared
 from refusal import refused
 from toy_store import KEYS, ROWS, values, whole
 
@@ -17,30 +18,6 @@ from fedcache.store import files as limit
 from fedcache.store import reader as reading
 from fedcache.store.files import memory_limit
 from fedcache.store.store import Store
-
-
-def old_prepare(features, post, train):
-    """The definition, over whole arrays: ``prepare_features`` gives the same bits, however much it holds at a time."""
-    out = [f.astype(np.float32) for f in features]
-    if post in ("l2", "center"):
-        out = [f / np.maximum(np.linalg.norm(f, axis=-1, keepdims=True), 1e-12) for f in out]
-    x = np.concatenate(out, axis=-1)
-    if post == "l2_concat":
-        x = x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-12)
-    if post == "sign":
-        x = np.where(np.isnan(x), np.nan, x > 0).astype(np.float32)
-    if post == "standardize":
-        known = x[np.unique(train), 0]
-        scale = known.std(0, dtype=np.float64)
-        scale[scale == 0] = 1
-        x = ((x - known.mean(0, dtype=np.float64)) / scale).astype(np.float32)
-    if post == "center":
-        x = (x - x[np.unique(train), 0].mean(0, dtype=np.float64)).astype(np.float32)
-        ends = np.cumsum([f.shape[-1] for f in features])[:-1]
-        parts = np.split(x, ends, -1)
-        lengths = [np.maximum(np.linalg.norm(f, axis=-1, keepdims=True), 1e-12) for f in parts]
-        x = np.concatenate([f / n for f, n in zip(parts, lengths, strict=True)], -1)
-    return x
 
 
 @pytest.mark.parametrize("budget", ["1G", "0"])
@@ -72,7 +49,7 @@ def test_a_flipped_bit_is_found_by_every_way_of_reading_and_the_first_is_named(
 def test_features_beyond_the_budget_are_mapped_and_the_same_to_the_bit(tmp_path, monkeypatch, post):
     store = whole(tmp_path / "s.zarr")
     train = np.array([0, 2, 3, 5, 8, 11])
-    expected = old_prepare([values(k) for k in KEYS], post, train)
+    expected = prepared([values(k) for k in KEYS], post, train)
     scratch = tmp_path / "scratch"
     for budget in ("1G", "0"):
         monkeypatch.setenv("FEDCACHE_MEMORY", budget)

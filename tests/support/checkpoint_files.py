@@ -4,9 +4,9 @@ import numpy as np
 import torch
 
 
-def resnet18_metadataset(seed=0):
+def resnet18_metadataset():
     """The tensors of a Meta-Dataset ResNet-18 with its cosine classifier, named as in the released files."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     state = {}
 
     def conv(name, outs, ins, side):
@@ -50,9 +50,9 @@ def save_metadataset(path, state):
     return path
 
 
-def random_like(module, seed=0, scale=0.05):
+def random_like(module):
     """Random values in the names and shapes of a module; variances and norms stay positive."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     state = {}
     for name, value in module.state_dict().items():
         if not value.is_floating_point():
@@ -62,11 +62,11 @@ def random_like(module, seed=0, scale=0.05):
         ):
             state[name] = torch.rand(value.shape, generator=generator) + 0.5
         else:
-            state[name] = torch.randn(value.shape, generator=generator) * scale
+            state[name] = torch.randn(value.shape, generator=generator) * 0.05
     return state
 
 
-def augreg_npz(path, *, width=192, heads=3, blocks=12, classes=5):
+def augreg_npz(path, *, width=192, blocks=12):
     """A ViT-Tiny/16 at 224 px in the names and layouts of the AugReg release."""
     rng = np.random.default_rng(0)
 
@@ -80,8 +80,8 @@ def augreg_npz(path, *, width=192, heads=3, blocks=12, classes=5):
         "Transformer/posembed_input/pos_embedding": draw(1, 197, width),
         "Transformer/encoder_norm/scale": draw(width) + 1,
         "Transformer/encoder_norm/bias": draw(width),
-        "head/kernel": draw(width, classes),
-        "head/bias": draw(classes),
+        "head/kernel": draw(width, 5),
+        "head/bias": draw(5),
     }
     for i in range(blocks):
         block = f"Transformer/encoderblock_{i}"
@@ -90,9 +90,9 @@ def augreg_npz(path, *, width=192, heads=3, blocks=12, classes=5):
             arrays[f"{block}/LayerNorm_{number}/bias"] = draw(width)
         attention = f"{block}/MultiHeadDotProductAttention_1"
         for part in ("query", "key", "value"):
-            arrays[f"{attention}/{part}/kernel"] = draw(width, heads, width // heads)
-            arrays[f"{attention}/{part}/bias"] = draw(heads, width // heads)
-        arrays[f"{attention}/out/kernel"] = draw(heads, width // heads, width)
+            arrays[f"{attention}/{part}/kernel"] = draw(width, 3, width // 3)
+            arrays[f"{attention}/{part}/bias"] = draw(3, width // 3)
+        arrays[f"{attention}/out/kernel"] = draw(3, width // 3, width)
         arrays[f"{attention}/out/bias"] = draw(width)
         arrays[f"{block}/MlpBlock_3/Dense_0/kernel"] = draw(width, 4 * width)
         arrays[f"{block}/MlpBlock_3/Dense_0/bias"] = draw(4 * width)

@@ -15,6 +15,6 @@ def run_conversion(error):
     script = [line.removeprefix(MARK) for line in lines if line.startswith(MARK)]
     done = subprocess.run([sys.executable, "-c", "\n".join(script)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    found = re.search(r"(?:give |ingest |arrays:|texts:)'?([^ ']+)", lines[-1])
+    found = re.search(r"(?:give |ingest |arrays:|texts:|folder:)'?([^ ']+)", lines[-1])
     assert found is not None, lines[-1]
     return Path(found[1])

@@ -1,11 +1,6 @@
-"""Homes that are made one time, with a copy for each test: the type of the fixture ``once``, and fixtures."""
-
-from collections.abc import Callable
-from pathlib import Path
+"""Homes that are made one time, with a copy for each test."""
 
 import pytest
-
-Once = Callable[[Callable[[Path], Path]], Path]
 
 
 def made_once(make):

@@ -20,28 +20,17 @@ def lanes(
     lead=(),
     who=("client-1",),
     text=None,
-    swept=None,
 ):
     """A context of float64 lanes for calling a method's functions directly."""
-    hp = {**METHODS[name].resolve("paper", chosen(settings)), **(swept or {})}
+    hp = METHODS[name].resolve("paper", chosen(settings))
     env = RunConstants(classes, width, 1, clients, text, torch.float64, torch.device("cpu"))
     draws = ClientRng(0, 1, tuple(who), len(lead), torch.float64, torch.device("cpu"))
     return Ctx(lead, hp, env, draws, tuple(range(len(who))), 1)
 
 
-def paper(name, width, settings=None, *, classes=10, clients=5):
+def paper(name, width, settings=None, *, classes=10):
     method = METHODS[name]
-    return method.paper_count(width, classes, clients, method.resolve("paper", chosen(settings)))
-
-
-def wide(width, classes=10, clients=5, rows=20):
-    return federation(
-        sizes=(rows,) * clients,
-        classes=classes,
-        width=width,
-        per_client=classes,
-        dtype=torch.float32,
-    )
+    return method.paper_count(width, classes, 5, method.resolve("paper", chosen(settings)))
 
 
 def single(clients):

@@ -4,10 +4,10 @@ import torch
 from method_calls import batches_of
 
 
-def local_batches(client, round_, epochs=1, *, size=16, seed=0):
+def local_batches(client, round_, epochs=1, *, seed=0):
     """Rows of a client's batches in a round, over all epochs, in the engine's order."""
     for epoch in range(epochs):
-        yield from batches_of(client, seed, round_, epoch, size=size)
+        yield from batches_of(client, seed, round_, epoch)
 
 
 def gradient(objective, p):

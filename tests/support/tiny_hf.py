@@ -67,7 +67,7 @@ def save_tokenizer(made, path):
     fast.save_pretrained(path)
 
 
-def decoder(path, *, dtype="float32"):
+def decoder(path):
     """A decoder language model (Qwen2) of three layers with random weights; each byte of a text is a token."""
     torch.manual_seed(1)
     vocabulary = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "<|endoftext|>"]
@@ -81,8 +81,7 @@ def decoder(path, *, dtype="float32"):
         bos_token_id=None,
         eos_token_id=None,
     )
-    model = transformers.Qwen2Model(config).eval().to(getattr(torch, dtype))
-    model.save_pretrained(path)
+    transformers.Qwen2Model(config).eval().save_pretrained(path)
     made = transformers.Qwen2Tokenizer(
         vocab={word: i for i, word in enumerate(vocabulary)}, merges=[]
     )
@@ -97,15 +96,15 @@ def tokenizer(path):
     save_tokenizer(made, path)
 
 
-def sentence_encoder(path, words, seed=0, tokens=12):
+def sentence_encoder(path, words):
     """A BERT of some thousand parameters with a WordPiece vocabulary of the words given, in small letters.
 
     A word that is not among them is cut into its first letter and "##" pieces, where these are among them.
     """
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     vocabulary = [*WORDS[:4], *dict.fromkeys(words)]
     config = transformers.BertConfig(
-        **SHAPE, vocab_size=len(vocabulary), intermediate_size=16, max_position_embeddings=tokens
+        **SHAPE, vocab_size=len(vocabulary), intermediate_size=16, max_position_embeddings=12
     )
     transformers.BertModel(config, add_pooling_layer=False).eval().save_pretrained(path)
     made = Tokenizer(

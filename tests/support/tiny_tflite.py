@@ -13,53 +13,84 @@ SCALE = 1 / 64
 """Of quantised images and colours; their zero points are 128, or 0 where they are signed."""
 
 
-def classifier(path, *, kind="float32", side=8, classes=4, softmax=True):
-    """Images [1, side, side, 3] -> ``colour`` [1, 1, 1, 3], their mean -> ``scores`` [1, classes] (-> ``chances``).
+def tensor(name, shape, kind):
+    """A tensor without values; ``int32`` where the kind is none of the input's."""
+    made = schema.TensorT()
+    made.name = name.encode()
+    made.shape = shape
+    made.type = KINDS.get(kind, schema.TensorType.INT32)
+    made.buffer = 0
+    return made
 
-    Class k has weight k + 1 for the first channel and none for others, so that a score is (k + 1) times red.
-    """
+
+def values_of(model, array):
+    """The number of a new buffer of a model, which holds an array."""
+    buffer = schema.BufferT()
+    buffer.data = np.frombuffer(array.tobytes(), np.uint8)
+    model.buffers.append(buffer)
+    return len(model.buffers) - 1
+
+
+def new_model():
     made = schema.ModelT()
     made.version = 3
     made.buffers = [schema.BufferT()]
+    return made
+
+
+def write(model, graph, path):
+    """The file of a model of one graph, whose first tensor is its input and whose last one its output."""
+    graph.inputs = [0]
+    graph.outputs = [len(graph.tensors) - 1]
+    model.subgraphs = [graph]
+    builder = flatbuffers.Builder(1024)
+    builder.Finish(model.Pack(builder), b"TFL3")
+    path.write_bytes(bytes(builder.Output()))
+    return path
+
+
+def classifier(path, *, kind="float32"):
+    """Images [1, 8, 8, 3] -> ``colour`` [1, 1, 1, 3], their mean -> ``scores`` [1, 4] -> ``chances``.
+
+    Class k has weight k + 1 for the first channel and none for others, so that a score is (k + 1) times red.
+    """
+    made = new_model()
     quantised = kind != "float32"
     zero = 128 if kind == "uint8" else 0
 
-    def tensor(name, shape, scale, values=None, of=kind):
-        t = schema.TensorT()
-        t.name, t.shape, t.type, t.buffer = (
-            name.encode(),
-            shape,
-            KINDS.get(of, schema.TensorType.INT32),
-            0,
-        )
-        if scale is not None and quantised:
+    def scaled(name, shape, scale, values=None, of=kind):
+        t = tensor(name, shape, of)
+        if quantised:
             t.quantization = schema.QuantizationParametersT()
             t.quantization.scale = [scale]
             t.quantization.zeroPoint = [
                 0 if of == "int32" else 1 if values is not None and of == "uint8" else zero
             ]
         if values is not None:
-            buffer = schema.BufferT()
-            buffer.data = np.frombuffer(values.tobytes(), np.uint8)
-            made.buffers.append(buffer)
-            t.buffer = len(made.buffers) - 1
+            t.buffer = values_of(made, values)
         return t
 
-    weights = np.zeros((classes, 3), np.int64)
-    weights[:, 0] = np.arange(classes) + 1
+    weights = np.zeros((4, 3), np.int64)
+    weights[:, 0] = np.arange(4) + 1
     # Unsigned weights have the zero point 1 (one of 0 is refused by some kernels), signed ones 0.
     stored = (weights + (kind == "uint8")).astype(kind)
-    bias = np.zeros(classes, np.int32 if quantised else np.float32)
+    bias = np.zeros(4, np.int32 if quantised else np.float32)
+    chances = scaled("chances", [1, 4], 1 / 256)
+    if quantised:
+        chances.quantization.zeroPoint = [0 if kind == "uint8" else -128]
+    softmax = schema.SoftmaxOptionsT()
+    softmax.beta = 1.0
     graph = schema.SubGraphT()
     graph.tensors = [
-        tensor("images", [1, side, side, 3], SCALE),
-        tensor("colour", [1, 1, 1, 3], SCALE),
-        tensor("weights", [classes, 3], 1.0, stored),
-        tensor("bias", [classes], SCALE, bias, "int32" if quantised else "float32"),
-        tensor("scores", [1, classes], SCALE * classes),
+        scaled("images", [1, 8, 8, 3], SCALE),
+        scaled("colour", [1, 1, 1, 3], SCALE),
+        scaled("weights", [4, 3], 1.0, stored),
+        scaled("bias", [4], SCALE, bias, "int32" if quantised else "float32"),
+        scaled("scores", [1, 4], SCALE * 4),
+        chances,
     ]
     graph.operators = [
-        operation(made, schema.BuiltinOperator.AVERAGE_POOL_2D, [0], [1], pooling(side)),
+        operation(made, schema.BuiltinOperator.AVERAGE_POOL_2D, [0], [1], pooling(8)),
         operation(
             made,
             schema.BuiltinOperator.FULLY_CONNECTED,
@@ -67,51 +98,24 @@ def classifier(path, *, kind="float32", side=8, classes=4, softmax=True):
             [4],
             schema.FullyConnectedOptionsT(),
         ),
+        operation(made, schema.BuiltinOperator.SOFTMAX, [4], [5], softmax),
     ]
-    if softmax:
-        chances = tensor("chances", [1, classes], 1 / 256)
-        if quantised:
-            chances.quantization.zeroPoint = [0 if kind == "uint8" else -128]
-        graph.tensors.append(chances)
-        options = schema.SoftmaxOptionsT()
-        options.beta = 1.0
-        graph.operators.append(operation(made, schema.BuiltinOperator.SOFTMAX, [4], [5], options))
-    graph.inputs, graph.outputs = [0], [5 if softmax else 4]
-    made.subgraphs = [graph]
-    builder = flatbuffers.Builder(1024)
-    builder.Finish(made.Pack(builder), b"TFL3")
-    path.write_bytes(bytes(builder.Output()))
-    return path
+    return write(made, graph, path)
 
 
 def mean_colour(path):
     """Images [1, 3, H, W] with free sides -> ``colour`` [1, 3], their mean."""
-    made = schema.ModelT()
-    made.version = 3
-    axes = schema.BufferT()
-    axes.data = np.frombuffer(np.array([2, 3], np.int32).tobytes(), np.uint8)
-    made.buffers = [schema.BufferT(), axes]
+    made = new_model()
+    images = tensor("images", [1, 3, 1, 1], "float32")
+    images.shapeSignature = [-1, 3, -1, -1]
+    axes = tensor("axes", [2], "int32")
+    axes.buffer = values_of(made, np.array([2, 3], np.int32))
     graph = schema.SubGraphT()
-    graph.tensors = []
-    for name, shape, kind in (
-        ("images", [1, 3, 1, 1], schema.TensorType.FLOAT32),
-        ("axes", [2], schema.TensorType.INT32),
-        ("colour", [1, 3], schema.TensorType.FLOAT32),
-    ):
-        tensor = schema.TensorT()
-        tensor.name, tensor.shape, tensor.type = name.encode(), shape, kind
-        tensor.buffer = int(name == "axes")
-        graph.tensors.append(tensor)
-    graph.tensors[0].shapeSignature = [-1, 3, -1, -1]
+    graph.tensors = [images, axes, tensor("colour", [1, 3], "float32")]
     graph.operators = [
         operation(made, schema.BuiltinOperator.MEAN, [0, 1], [2], schema.ReducerOptionsT())
     ]
-    graph.inputs, graph.outputs = [0], [2]
-    made.subgraphs = [graph]
-    builder = flatbuffers.Builder(1024)
-    builder.Finish(made.Pack(builder), b"TFL3")
-    path.write_bytes(bytes(builder.Output()))
-    return path
+    return write(made, graph, path)
 
 
 def pooling(side):

@@ -27,7 +27,6 @@ from make_images import encoded
 from opened import open_dataset
 from refusal import refused
 
-from fedcache.errors import Exit
 from fedcache.extract.datasets.columns import in_a_spec
 from fedcache.extract.digests import DigestMemory
 from fedcache.extract.planning.ingest import open_any
@@ -1180,10 +1179,9 @@ def test_the_columns_of_a_spec_stay_when_labels_are_suggested(tmp_path):
 def test_each_of_several_datasets_names_its_own_labels(tmp_path):
     write_npz(tmp_path / "a.npz", {"images": IMAGES}, {"diagnosis": column("a", "b")})
     write_npz(tmp_path / "b.npz", {"images": IMAGES[::-1]}, {"my grade": column("a", "b")})
-    said = fedcache(*extraction(f"one=arrays:{tmp_path / 'a.npz'},two=arrays:{tmp_path / 'b.npz'}"))
-    assert said.code == Exit.USAGE
-    assert "two/my grade has 2 values" in said.err
-    (suggested,) = re.findall(r"--dataset (.+)", said.err)
+    both = extraction(f"one=arrays:{tmp_path / 'a.npz'},two=arrays:{tmp_path / 'b.npz'}")
+    error = must_fail("two/my grade has 2 values", *both)
+    (suggested,) = re.findall(r"--dataset (.+)", error["hint"])
     store = Store.open(place_of(*extraction(*shlex.split(suggested))))
     assert (store.samples.classes, store.samples.domains) == (("a", "b"), ("one", "two"))
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command import python
+from conversion_lines import run_conversion
 from hypothesis import given
 from hypothesis import strategies as st
 from make_images import encoded, pixels, png, tree, write_directory, write_tar, write_zip
@@ -24,7 +24,6 @@ from fedcache.extract.datasets import tree as file_tree
 from fedcache.extract.datasets.folder import enter_top_folder, infer
 from fedcache.extract.image_files import MAX_BYTES
 from fedcache.extract.images import decode
-from fedcache.tables.foreign_files import BEGIN, MARK
 from fedcache.tables.splits import SPLIT_WORDS
 
 SPLIT = [f"{s}/{c}/{i}.png" for s in ("train", "test") for c in ("cat", "dog") for i in range(3)]
@@ -687,10 +686,5 @@ def test_images_in_other_formats_are_refused_with_lines_that_convert_them(tmp_pa
         f"{word}/{i}{dot}": encoded(pixels(i), kind) for word in ("cat", "dog") for i in range(3)
     }
     write_directory(root, files)
-    error = refused(lambda: open_dataset(f"folder:{root}"))
-    lines = error.hint.splitlines()
-    assert lines[0] == BEGIN
-    assert lines[-1] == f"Then:  fedcache datasets info folder:{root}"
-    script = "\n".join(line.removeprefix(MARK) for line in lines if line.startswith(MARK))
-    python(script)
+    assert run_conversion(refused(lambda: open_dataset(f"folder:{root}"))) == root
     assert open_dataset(f"folder:{root}").classes == ("cat", "dog")

@@ -14,6 +14,7 @@ import pytest
 import safetensors.torch
 import torch
 from command import fedcache
+from damage import flip_bit
 from failing_command import must_fail
 from fake_grid import FakeGrid, grid_of, in_round_2, planned, together
 from hypothesis import given
@@ -278,7 +279,7 @@ def test_a_site_does_not_go_on_from_a_state_that_is_not_what_it_wrote(grid, site
         if harm == "lost":
             file.unlink()
         elif harm == "a digit":
-            file.write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
+            flip_bit(file, -1)
         elif harm == "another site's":
             (other,) = grid.sites[101].state.rglob("after-2.safetensors")
             shutil.copy(other, file)
@@ -420,9 +421,7 @@ def test_a_refusal_says_which_file_and_not_where_it_lies(grid, sites, tmp_path):
     chunk = next(
         p for p in sorted((harmed / "features").rglob("*")) if p.is_file() and "c" in p.parts
     )
-    raw = bytearray(chunk.read_bytes())
-    raw[9] ^= 1
-    chunk.write_bytes(raw)
+    flip_bit(chunk, 9)
     heard = Heard()
     together(planned("fed3r"), grid, tmp_path, heard)
     said = [line for line in heard.lines if "features/" in line or chunk.name in line]

@@ -22,8 +22,6 @@ from fedcache.store.store import Store
 SITES, C, D = 6, 4, 7
 LIAR = 103
 
-Tree = dict[str, torch.Tensor]
-
 SECOND = ("gram", "class_square", "class_gram", "square", "scale")
 """Names of second moments."""
 

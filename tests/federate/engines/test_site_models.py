@@ -1,11 +1,12 @@
 """Models of a federation: the server's predicts as that of a run in process, and every site keeps its own."""
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
-from command import fedcache, ok
+from command import ok
+from damage import flip_bit
+from failing_command import must_fail
 from refusal import refused
 from setting_lines import set_to
 from test_site_claims import federated, node_of, shards  # noqa: F401
@@ -80,9 +81,5 @@ def test_a_job_whose_name_is_a_path_is_refused():
 def test_a_model_of_a_site_that_was_changed_is_refused(grid, sites, tmp_path):
     federated(grid, tmp_path, method="fedproto", set={}, rounds=1)
     file = next((tmp_path / "state").rglob("models/*.safetensors"))
-    raw = bytearray(file.read_bytes())
-    raw[len(raw) // 2] ^= 1
-    file.write_bytes(bytes(raw))
-    found = fedcache("predict --json", file, "--store", next(sites.glob("*.zarr")))
-    assert found.code == 5
-    assert json.loads(found.out)["error"]["name"] == "CORRUPT"
+    flip_bit(file)
+    must_fail("", "predict", file, "--store", next(sites.glob("*.zarr")), code=Exit.CORRUPT)

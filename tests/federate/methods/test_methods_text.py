@@ -20,10 +20,6 @@ from fedcache.federate.methods.common.synthesis import stratified
 from fedcache.testing.federation import TinyClient
 
 
-def states(out, name="rows/q"):
-    return [s[name] for s in out.states.values()]
-
-
 def test_zero_shot_is_the_nearest_text_feature_at_every_scale():  # T-Z1
     data, _ = federation()
     expected = (data.x[:, 0] @ data.text.T).argmax(-1)
