@@ -8,7 +8,6 @@ from functools import cached_property
 from pathlib import Path
 
 from fedcache.errors import UsageError, unknown
-from fedcache.parsing import counted
 from fedcache.report import figure_data, figure_grids, figure_runs
 from fedcache.report.comparison import Comparison
 from fedcache.report.drawing import COLUMNS, Plot, check_file, write_plot
@@ -56,14 +55,15 @@ class FigureInput:
     @cached_property
     def source(self) -> RunStore:
         """The store of the runs. Raises UsageError if it is not available or must not be shown."""
-        found: RunStore | str = PRIVATE
+        store_or_reason: RunStore | str = PRIVATE
         if not any(e.private for e in self.entries):
-            found = store_of_run(self.entries)
-        if isinstance(found, str):
+            store_or_reason = store_of_run(self.entries)
+        if isinstance(store_or_reason, str):
             raise UsageError(
-                f"Partition and features cannot be drawn: {found}.", "fedcache figure curves"
+                f"Partition and features cannot be drawn: {store_or_reason}.",
+                "fedcache figure curves",
             )
-        return found
+        return store_or_reason
 
     @property
     def swept(self) -> figure_grids.SweptPoints | None:
@@ -82,6 +82,9 @@ class Kind:
     description: str
     needs: str
     make: Callable[[FigureInput], Plot | None]
+
+
+# Every drawing function gets "figure" as the name of its plot, which is needed only in the page of a report.
 
 
 def _confusion_difference(i: FigureInput) -> Plot | None:
@@ -122,6 +125,7 @@ KINDS = {
     "curves": Kind(
         "accuracy per round with bands over seeds",
         "runs with --eval-every",
+        # All runs; the first of each method come before the others.
         lambda i: figure_runs.curves("figure", every_method_first(i.named)),
     ),
     "clients": Kind(
@@ -205,7 +209,7 @@ def write_figure(
         out: ends in .pdf, .svg or .png.
         root: where digests are looked up.
         columns: 1 or 2, the width in columns of a paper.
-        score: client-mean | pooled; None as ``write_report``.
+        score: client-mean | pooled; None for the score that suits the methods of a setting (``score_for``).
         embed: pca | tsne | umap, for ``features``.
 
     Raises:
@@ -231,7 +235,7 @@ def write_figure(
     elif len(settings) > 1:
         listed = "; ".join(titles[:4])
         raise UsageError(
-            f"The runs belong to {len(settings)} settings, but a figure shows one: {listed}.",
+            f"The runs belong to {len(settings)} settings, such as {listed}, but a figure shows only one.",
             "Give the runs of one setting (fedcache runs list), or draw the figure `settings`.",
         )
     else:
@@ -241,10 +245,9 @@ def write_figure(
         needs = "two methods in two settings"
         if kind != ACROSS:
             needs = KINDS[kind].needs
-        runs = counted(len(found.entries), "run")
         others = ", ".join(name for name in LISTED if name != kind)
         raise UsageError(
-            f"The figure {kind} needs {needs}, but got only {runs}.",
+            f"The figure {kind} needs {needs}, which these runs do not give.",
             f"Other kinds: {others}",
         )
     write_plot(out, plot, columns)

@@ -75,7 +75,7 @@ class Workbench:
         pictures: folder for pictures that are drawn.
         runs: directory of results.
         engine: a cluster that extracts, or None.
-        made: directories of runs that the cluster trained ahead.
+        made: directories of runs that this command made, on this machine or ahead on the cluster.
     """
 
     home: Home

@@ -91,13 +91,16 @@ def rows(report: Reproduction) -> list[tuple[str, ...]]:
         printed = show_printed(difference.printed, difference.metric)
         got = show_measured(measured, difference.metric)
         made.append((first, what, *blank, show_metric(difference.metric), printed, got, *last))
-    # A proxy may have fewer columns than the rows above have cells; these cells are empty.
+    # A proxy without ranks lacks the last two columns. The rows above have empty cells for them, which are cut off.
     width = len(columns(report))
     return [row[:width] for row in made]
 
 
 def label(report: Reproduction, line: ReproducedCell) -> str:
-    """The label of a row: substitute, reproduced, with departures, as an approximation, or not run."""
+    """The label of a row, of the words that apply: ``substitute``, ``not run``, the fidelity if not exact, ``departs``.
+
+    If none of them applies, it is ``reproduced``.
+    """
     words = []
     if report.proxy:
         words.append(SUBSTITUTE)
@@ -133,7 +136,7 @@ def sentences(report: Reproduction) -> list[str]:
             made.append(f"The same measurement: {labels}.")
     elif report.entry.printed_seeds:
         made.append(
-            "Difference: got - printed, divided by the standard error sqrt(s_printed^2 / "
+            "Difference: got - printed. Standard errors: this difference divided by sqrt(s_printed^2 / "
             f"{report.entry.printed_seeds} + s_got^2 / seeds). If one std is missing, fedcache uses only "
             "the other one and marks the row."
         )
@@ -192,14 +195,14 @@ def markdown_row(cells: Sequence[str]) -> str:
 
 
 def report_data(report: Reproduction) -> dict[str, Any]:
-    """The ``data`` of the envelope."""
+    """The report as the field ``data`` of what ``reproduce --json`` prints."""
     ranked = {}
     if report.proxy:
         ranked = {"orders": [ranking.to_dict() for ranking in orders(report)]}
     differences = []
     for difference in report.entry.differences:
         got = report.difference(difference).__dict__
-        differences.append({"proxy": report.proxy, **_statement(difference), "got": got})
+        differences.append({"proxy": report.proxy, **_difference_data(difference), "got": got})
     return {
         "name": report.entry.name,
         "title": title(report),
@@ -216,8 +219,8 @@ def report_data(report: Reproduction) -> dict[str, Any]:
     }
 
 
-def _statement(difference: Difference) -> dict[str, Any]:
-    """A statement about two cells as plain values."""
+def _difference_data(difference: Difference) -> dict[str, Any]:
+    """A printed difference between two cells as plain values."""
     return {
         "of": list(difference.of),
         "minus": list(difference.minus),
@@ -295,7 +298,10 @@ def entry_data(entry: PaperTable) -> dict[str, Any]:
         "not_given": list(entry.not_given),
         "notes": list(entry.notes),
         "cells": cells,
-        "differences": [{**_statement(d), "printed": d.printed.mean} for d in entry.differences],
+        # Papers print differences without a std, so the mean is enough.
+        "differences": [
+            {**_difference_data(d), "printed": d.printed.mean} for d in entry.differences
+        ],
     }
 
 
@@ -303,7 +309,7 @@ LEADING = ("accuracy", "client_mean", "client_min")
 """Metrics that rank a row if its paper prints them. Otherwise, its first metric with a printed number ranks it."""
 
 Pair = tuple[str, str]
-"""Last labels of two rows, in the order of their printed numbers."""
+"""Two rows of a group, each by the last of its labels; the row with the larger printed number first."""
 
 
 @dataclass(frozen=True)
@@ -408,7 +414,10 @@ class RowRanking:
 
 
 def orders(report: Reproduction) -> list[RowRanking]:
-    """The groups of a proxy with at least two rows to rank, in the registry's order; [] where runs are not compared."""
+    """The groups of a proxy with at least two rows to rank, in the registry's order.
+
+    There are none without a proxy, and none for an entry that trains nothing.
+    """
     if not report.proxy or report.entry.kind != "runs":
         return []
     groups: dict[tuple[str, ...], list[ReproducedCell]] = {}
@@ -484,7 +493,7 @@ def _verdict(above: RankedRow, below: RankedRow) -> str:
 
 
 def _tau(printed: Sequence[float], measured: Sequence[float]) -> float | None:
-    from scipy.stats import kendalltau  # a second to import, needed by proxies alone
+    from scipy.stats import kendalltau  # importing it takes a second, and only proxies need it
 
     if len(set(printed)) == 1 or len(set(measured)) == 1:
         return None

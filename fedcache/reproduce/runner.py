@@ -63,8 +63,8 @@ class ReproducedCell:
         runs: directories of its runs, one per seed.
         reused: how many of these runs were stored already.
         fidelity: exact | cached_views | approx, "" where nothing is trained.
-        same_as: labels of an earlier row of a proxy that is the same measurement; () for none. Two rows become the
-            same measurement if they differ only in something that the proxy replaces.
+        same_as: in a proxy, labels of the earlier row that is the same measurement as this one; () for none. Two rows
+            become the same measurement if they differ only in something that the proxy replaces.
     """
 
     planned: PlannedCell
@@ -189,6 +189,7 @@ def reproduce(
             lines.append(ReproducedCell(p, why_not=why_not))
             observer.note(f"{where}: not run, {why_not}")
             continue
+        # The cell was measured: every other case has a ``why_not``.
         lines.append(line)
         metric = line.cell.metrics[0]
         stored = ""
@@ -246,14 +247,17 @@ def _earlier_twin(lines: Sequence[ReproducedCell], cell: PaperCell) -> Reproduce
 def _measure_cell(
     entry: PaperTable, planned: PlannedCell, workbench: Workbench, twin: ReproducedCell | None
 ) -> ReproducedCell:
-    """Measure one cell. If ``twin`` is the same measurement, its runs are read again, and other values are copied."""
+    """Measure one cell. ``twin`` is an earlier row that is the same measurement, or None.
+
+    The runs of a twin are read again. If its values do not come from runs, they are copied or computed again.
+    """
     line = ReproducedCell(planned, departures=list(planned.departures))
     if twin is not None:
         line.same_as = twin.cell.at
     if entry.kind == "runs":
         _train(line, workbench)
         return line
-    # Values that do not come from runs are copied from the twin.
+    # Only kinds that read data take long, so only their values are copied. Others are computed again.
     if twin is not None and "data" in READS[entry.kind]:
         line.departures += [d for d in twin.departures if d not in twin.planned.departures]
         line.measured = dict(twin.measured)
@@ -336,8 +340,11 @@ def _train(line: ReproducedCell, workbench: Workbench) -> None:
             stop=workbench.halt,
         )
         line.runs.append(done.path)
-        # Runs that a cluster made ahead for this command do not count as reused.
-        line.reused += done.reused and done.path not in workbench.made
+        # Runs that this command made, here for an earlier row or on a cluster, do not count as reused.
+        if done.reused:
+            line.reused += done.path not in workbench.made
+        else:
+            workbench.made.add(done.path)
         line.fidelity = str(done.result["fidelity"])
         departures += _feat_post(line.cell, done.result)
         for metric in values:
@@ -369,7 +376,7 @@ def _feat_post(paper: PaperCell, result: dict[str, Any]) -> list[str]:
 
 
 def _take_out_shared(lines: Sequence[ReproducedCell]) -> list[str]:
-    """Remove the departures that every measured line has from the lines, and return them."""
+    """The departures that all measured lines share. They are removed from the lines."""
     measured = [line for line in lines if not line.why_not]
     if not measured:
         return []

@@ -32,7 +32,7 @@ INGESTED = "ingested"
 """``source`` in the description of a dataset that came as embeddings, without images."""
 
 HELD_OUT = "the fifth of each class with the smallest uids"
-"""Words for messages: the rows that ``held_out`` chooses."""
+"""Words for messages: the rows that ``held_out`` chooses, 20 % of the rows of each class."""
 
 
 @dataclass(frozen=True)
@@ -83,11 +83,12 @@ def held_out(
     *,
     most: int | None = None,
 ) -> NDArray[np.bool_]:
-    """The test set of a dataset that has none, bool [N]: of each (domain, class), the fifth with the smallest uids.
+    """The test set of a dataset that has none, bool [N]: the 20 % of each (domain, class) with the smallest uids.
 
-    The choice depends on the content alone. Renaming files changes nothing, adding files moves at most the image at the
-    border of each group, and copies of an image stay on one side. A group of two to four rows gives one test row, a
-    single row gives none.
+    The choice depends on the content alone, so renaming files does not change which images are chosen. Adding a file
+    moves at most one other image of its group to or from the test set. Copies of an image have equal uids: if the limit
+    of a group falls between two copies, one of them is a test row and the other is not. A group of two to nine rows
+    gives one test row, a single row gives none.
 
     Args:
         label: [N].
@@ -129,7 +130,7 @@ def complete_split(
     where: str,
     holds: str,
 ) -> tuple[NDArray[np.uint8], str]:
-    """The split of each row, which always includes a test set, and a note on a test set that was chosen here.
+    """The split of each row, with a test set if rows can be held out for one, and a note on how it was chosen here.
 
     Args:
         splits: [N] of the data; None where the data has no splits.
@@ -168,7 +169,9 @@ def complete_split(
     chosen = held_out(label, domain, uid, (split == TRAIN) & ok)
     split[chosen] = TEST
     if not chosen.any():
-        return split, f"{problem}, and no class has two {holds}, so none can be held out"
+        return split, (
+            f"{problem}, and no class of a domain has two readable training {holds}, so none can be held out"
+        )
     return split, f"{problem}: {HELD_OUT} is {remedy}"
 
 
@@ -181,7 +184,7 @@ def read_samples(store: Path, manifest: Manifest) -> Samples:
         name = decode_strings(raw)
     except ValueError as error:
         raise damaged("samples/name", place, f"has no valid names ({error})") from error
-    # Also the columns of a store without rows have one row, because no chunk is empty. It is cut off below.
+    # Even in a store without rows each column has one row, because no chunk is empty. It is cut off below.
     if len(name) != max(1, manifest.rows):
         raise damaged("samples/name", place, f"holds {len(name)} names for {manifest.rows} rows")
     return Samples(
@@ -249,8 +252,8 @@ def samples_frame(s: Samples, groups: Mapping[str, Group]) -> Any:
     return data_frame(columns)
 
 
-# Groups: columns that came with the data and sort its rows, such as a hospital, a writer or a
-# device.
+# Groups: columns that came with the data and say where each row belongs, for example to which
+# hospital, writer or device.
 #
 # A group is no part of a dataset's content, so a column may be added or corrected without making
 # another store. Each group is a sealed file of its own, ``groups/NAME.group``, with the words in
@@ -268,7 +271,7 @@ def place_of(name: str) -> str:
 def parts_of(name: str, group: Group) -> list[Buffer]:
     """The parts of a group's file, to be written one after another. Raises UsageError for words that are too long."""
     content = {"group": name, "words": list(group.words)}
-    # Codes in the file are unsigned: 0 means no value, which is -1 in a ``Group``.
+    # In the file 0 means no value, which is -1 in a ``Group``, because ``pack`` takes no negative numbers.
     codes = group.codes.astype(np.int64) + 1
     try:
         return pack(content, {"codes": codes})
@@ -311,8 +314,11 @@ def read_group(path: Path, manifest: Manifest, name: str) -> Group:
                 f"holds {len(codes):,} codes for {manifest.rows:,} rows and {len(words):,} words"
             )
     except (ValueError, KeyError) as error:
+        why = str(error)
+        if isinstance(error, KeyError):
+            why = f"lacks {error}"
         raise damaged(
-            f"group {name}", path / place_of(name), f"is not a group: it {error}"
+            f"group {name}", path / place_of(name), f"is not a group: it {why}"
         ) from error
     return Group(codes.astype(np.int32) - np.int32(1), tuple(words))
 

@@ -70,7 +70,7 @@ def no_row_is_trained_on_twice(trial: SchemeTrial) -> None:
     """Every row is a training row of at most one client."""
     rows = _trained(trial.make())
     repeated = len(rows) - len(np.unique(rows))
-    require(repeated == 0, f"{repeated} rows have several clients")
+    require(repeated == 0, f"{repeated} training rows occur again, in one client or in two")
 
 
 def every_client_trains(trial: SchemeTrial) -> None:

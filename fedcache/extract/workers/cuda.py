@@ -1,4 +1,4 @@
-"""Runs the stages of a GPU: copies in, models and copies out, each on a stream of its own."""
+"""Runs the three stages of a GPU, each on its own stream: images are copied in, models run, features are copied out."""
 
 from __future__ import annotations
 
@@ -73,11 +73,11 @@ class StagingBuffers:
                 buffer = torch.empty(shape, dtype=torch.uint8, pin_memory=True)
                 pair.append((buffer, _event()))
             self.buffers[shape] = pair
-        # Swapped, so that the buffer that was used longer ago is next.
+        # The last buffer of the pair is used. Reversing the pair puts the one that was used longer ago there.
         pair.reverse()
-        buffer, copied = pair[-1]
-        copied.synchronize()
-        return buffer, copied
+        buffer, buffer_free = pair[-1]
+        buffer_free.synchronize()
+        return buffer, buffer_free
 
 
 class CapturedModel:
@@ -129,22 +129,22 @@ class CudaStages:
         import torch
 
         batch = self.runner.settings.batch
-        rates: dict[str, float] = {}
+        seconds_per_image: dict[str, float] = {}
         for key, job in self.runner.jobs.items():
             side = job.recipe.size
             if job.backbone.reads != IMAGES or not side:
                 continue
             shape = (batch, job.recipe.views, side, side, 3)
             images = torch.zeros(shape, dtype=torch.uint8, device=self.device)
-            with self._out_of_memory_named(key), torch.cuda.stream(self.computing):
+            with self._explains_out_of_memory(key), torch.cuda.stream(self.computing):
                 # The first pass loads kernels; the time of the second counts.
                 for _ in range(2):
                     start = time.perf_counter()
                     self._features(key, images)
                     self.computing.synchronize()
-                    rates[key] = (time.perf_counter() - start) / batch
+                    seconds_per_image[key] = (time.perf_counter() - start) / batch
                 self._capture(key, images)
-        return rates
+        return seconds_per_image
 
     def _capture(self, key: str, images: Tensor) -> None:
         """Record the model for batches of this shape; if that does not work, add a note."""
@@ -160,14 +160,15 @@ class CudaStages:
         """See ``DeviceStages.load``."""
         import torch
 
-        buffer, copied = self.staging.next(images.shape)
+        buffer, buffer_free = self.staging.next(images.shape)
         buffer.copy_(torch.from_numpy(images))
         with torch.cuda.stream(self.incoming):
             on_device = buffer.to(self.device, non_blocking=True)
+            # Two events at the same point: a later batch in this buffer records the first one again.
+            buffer_free.record()
+            copied = _event()
             copied.record()
-            complete = _event()
-            complete.record()
-        return LoadedBatch(on_device, complete)
+        return LoadedBatch(on_device, copied)
 
     def run(self, key: str, loaded: LoadedBatch) -> StartedBatch:
         """See ``DeviceStages.run``."""
@@ -176,7 +177,7 @@ class CudaStages:
         begun = _event(timing=True)
         computed = _event(timing=True)
         copied = _event()
-        with self._out_of_memory_named(key), torch.cuda.stream(self.computing):
+        with self._explains_out_of_memory(key), torch.cuda.stream(self.computing):
             loaded.copied.wait()
             # torch must not reuse the memory before this stream has read it.
             loaded.images.record_stream(self.computing)
@@ -217,7 +218,7 @@ class CudaStages:
         return torch.stack(views, dim=1).float()
 
     @contextmanager
-    def _out_of_memory_named(self, key: str) -> Iterator[None]:
+    def _explains_out_of_memory(self, key: str) -> Iterator[None]:
         """Turn an out-of-memory error of the GPU into a MachineError, whose hint has a smaller batch."""
         import torch
 
@@ -229,5 +230,5 @@ class CudaStages:
             name = self.runner.jobs[key].recipe.label
             raise MachineError(
                 f"The GPU's memory is too small for a batch of {batch} images of {name}.",
-                f"--batch {smaller}; add --fresh if features were started with batch {batch}.",
+                f"--batch {smaller}; add --fresh if an extraction with --batch {batch} was begun.",
             ) from error

@@ -59,7 +59,8 @@ def add_up(data: ClientData, ctx: Ctx, width: int, sums: Callable[[ClientData], 
         data: rows.
         ctx: context of the run, for its device.
         width: numbers per row in the largest intermediate result of ``sums``; it decides the rows of a block.
-        sums: returns the sums over a block: float64 tensors [.., ...], which this function changes in place.
+        sums: returns the sums over a block, as float64 tensors. To those of the first block, ``add_up`` adds those of
+            the later blocks in place.
     """
     total: Tree = {}
     size = GPU_BLOCK_BYTES

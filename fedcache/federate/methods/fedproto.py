@@ -5,16 +5,18 @@ projected feature) of its class. Only prototypes travel, so the clients' network
 
 Tan et al., "FedProto: federated prototype learning across heterogeneous clients", AAAI 2022:
     L = CE(Q(P(x)), y) + lambda * dist(P(x), Cbar^(y)).
-The row "CE + ProtoDist" of FedPCL's table 5 has the numbers of this method in FedPCL's table 11 (D-19).
-After training, C_i^(j) is the mean of z over the client's rows of class j; the server merges them (D-06: weighted by
-n_ij / N_j; the released code's plain mean; or eq 6 of FedPCL as printed). A class that no client sent this round keeps
-its prototype. Inference: argmin_j |z - Cbar^(j)|.
+FedPCL prints the same numbers for "CE + ProtoDist" in its table 5 and for FedProto in its table 11 (D-19).
+After training, C_i^(j) is the mean of z = P(x) over the n_ij rows of class j of client i. ``proto_agg`` selects how the
+server merges these prototypes (D-06): weighted by n_ij / N_j, where N_j counts the rows of class j of all clients; as a
+plain mean, as in the released code; or by eq 6 of FedPCL as printed. A class that no client sent this round keeps its
+prototype. Inference: argmin_j |z - Cbar^(j)|.
 
 The paper has a squared L2 distance; the released code (preset ``official``) takes its mean over dimensions, which is
 dim times smaller (D-73, ``protodist``). On unit projections of frozen features, this mean is tiny compared with the
-cross-entropy. The layers are those of FedPCL's table 7, as in all its baselines: BatchNorm, and no unit
-length in the paper's preset (D-02). The released code collects prototypes in training mode during the last epoch; here
-they are computed in one pass over the rows after training.
+cross-entropy. The layers are those of FedPCL's table 7, which FedPCL uses for all its baselines. In preset ``paper``
+they have BatchNorm, and projections have no unit length; preset ``official`` is the opposite (D-02). The released
+code collects prototypes in training mode during the last epoch; here they are computed in one pass over the rows after
+training.
 Special cases: lambda_proto = 0 trains exactly as ``solo``; rows whose class has no global prototype add nothing.
 """
 
@@ -129,12 +131,13 @@ def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
 
 
 def predict(down: Tree, state: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:
-    """Scores [.., N, C]: |z|^2 / 2 minus half the squared distance to a prototype, or the logits."""
+    """Scores [.., N, C]: z . C - |C|^2 / 2, which is largest for the nearest prototype C; or the logits."""
     z = model.embed({}, state, x, ctx)
     rule = ctx.hp["proto_infer"]
     if rule == "head":
         return classify(model.head_of(ctx.hp), state, z)
     owned = state["count"] > 0
+    # Here "mse" is a rule of ``scores``: the nearest prototype, which is the same for both values of ``protodist``.
     if rule == "local":
         return scores(z, state["proto"], owned, "mse")
     has = down["has"]

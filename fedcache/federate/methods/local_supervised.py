@@ -1,14 +1,14 @@
 """Local supervised ResNet-18 of every client: the comparison in FLESD's figure 2.
 
 Every client trains a ResNet-18 on its own labelled images, and sends nothing. Each model is scored on all test rows, by
-its own classifier or by a linear probe.
+its own classifier or (``score=probe``) by a linear probe. The probe sees the representations of the trunk, and is
+trained on the labelled training rows of all clients. The reported accuracy is the mean over clients.
 
 Shi et al., "Towards communication-efficient and privacy-preserving federated representation learning" (FLESD), section
-3: supervised training on skewed clients loses more than SimCLR does. Every model is scored on all test rows, by its own
-classifier or (``score=probe``) by a linear probe on its trunk, trained on all labelled rows; the reported accuracy is
-the mean over clients. ``fedavg-scratch`` with a single client trains the same model. The paper does not describe the
-augmentation. Preset ``paper`` has none; preset ``official`` has the released crop over a margin of 4 pixels and flip
-(D-91). ``fidelity`` is approx, as for ``fedavg-scratch``.
+3: supervised training on skewed clients loses more than SimCLR does. ``fedavg-scratch`` with a single client trains one
+such model on all rows. The paper does not describe the augmentation. Preset ``paper`` has none. Preset ``official``
+augments as the released code does (D-91): a random crop and a random flip; images of up to 32 pixels are padded by 4
+pixels before they are cropped. ``fidelity`` is approx, as for ``fedavg-scratch``.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ def enter(_down: Tree, _data: ClientData, ctx: Ctx) -> Tree:
 
 def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """Local epochs from the client's last model; nothing is sent."""
-    # The state that ``scratch.fit`` returns has the tensors of ``state``, here the whole model (``enter``).
+    # ``scratch.fit`` returns as state the trained values of the tensors in ``state``. Here these are the whole model
+    # (``enter``).
     return scratch.fit(down, state, data, ctx)[0], {}
 
 
@@ -59,7 +60,7 @@ def predict(down: Tree, state: Tree, data: ClientData, x: Tensor, ctx: Ctx) -> T
     return scratch.predict(down, state, data, x, ctx)
 
 
-SWITCHES = declare(
+TRAINING_HPARAMS = declare(
     without(scratch.METHOD.hparams, "agg"), wd=1e-6, batch=1024, epochs=100, drop_last=False
 )
 
@@ -71,7 +72,7 @@ METHOD = replace(
     summary="Every client trains its own ResNet with labels; its classifier or a linear probe is "
     "scored.",
     hparams=(
-        *with_official(SWITCHES, augment="supervised"),
+        *with_official(TRAINING_HPARAMS, augment="supervised"),
         HParam(
             "score",
             "classifier",

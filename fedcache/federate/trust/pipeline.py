@@ -54,7 +54,7 @@ SIMULATE = "--dp-seed 0"
 
 
 def without_noise(method: Method, uploads: Uploads) -> list[str]:
-    """Names of the tensors for which a private run refuses the method, because they get no noise."""
+    """Names of the uploaded tensors that would get no noise. A private run refuses a method that has any."""
     # Methods that merge classes get noise on their counts, too.
     if method.merges == "classes":
         return []
@@ -73,15 +73,16 @@ class TrustPolicy:
     privacy: Privacy | None = None  # clipping and noise
     max_rows: int | None = None  # largest accepted number of a client's rows, None for no bound
     max_share: float | None = None  # cap on a client's share of a round's weight, None for no cap
-    # norm of a row that statistics must respect, None for no bound
+    # largest norm of a data row that a client's statistics may imply, None for no bound
     max_row_norm: float | None = None
 
     @property
     def plain(self) -> bool:
-        """Whether uploads are only checked, so that they need not be kept one by one."""
-        changes = (self.attack, self.privacy, self.max_norm, self.max_row_norm)
-        unchanged = all(option is None for option in changes)
-        return unchanged and self.rule.text == "mean" and self.on_bad == "fail"
+        """Whether each upload can be added as it arrives. Otherwise ``BufferedUploads`` keeps those of a round."""
+        # Bounds on norms are checked only by ``BufferedUploads``, after a simulated attack.
+        need_all = (self.attack, self.privacy, self.max_norm, self.max_row_norm)
+        none_given = all(option is None for option in need_all)
+        return none_given and self.rule.text == "mean" and self.on_bad == "fail"
 
     @property
     def protects(self) -> bool:
@@ -233,7 +234,8 @@ def parse_policy(
     max_row_norm: float | None = None,
 ) -> TrustPolicy:
     """The settings that the options of the command line give. Raises UsageError."""
-    # In one process an invalid upload is a bug, or part of a simulated attack, so by default it ends the run.
+    # In one process all clients are simulated, so an invalid upload is nearly always a bug or a divergence. By default
+    # it ends the run.
     on_bad_update = on_bad_update or ON_BAD[0]
     if on_bad_update not in ON_BAD:
         raise unknown("--on-bad-update", on_bad_update, ON_BAD)
@@ -471,7 +473,8 @@ class UploadPipeline:
             up: result of ``fit``.
             clients: on the axis of clients, in this order.
             lead: the leading axes, (M,) or (G, M).
-            coordinates: name -> shape of the tensors that are written in other coordinates than the declared ones.
+            coordinates: name -> shape, for tensors that an execution writes as coefficients of other bases
+                (``execution.gram``), so that they do not have the declared shape.
 
         Returns:
             False if all of them are rejected, so that there is nothing to ``add``.
@@ -500,6 +503,7 @@ class UploadPipeline:
         in ``pooled``. With ``validated`` the upload was checked before.
         """
         rows = self.round.rows[client]
+        # ``is_sound`` is fast, and may be False for a valid upload with large numbers. The slow checks decide.
         if not validated and not self.validation.is_sound(up, rows):
             name = self.round.names[client]
             why = self.validation.malformed(up, rows)
@@ -554,12 +558,12 @@ class UploadPipeline:
         """
         return self._pool.done()
 
-    def warnings(self, named: int, unprotected: int) -> list[str]:
+    def warnings(self, rejected_before: int, unprotected_before: int) -> list[str]:
         """Warnings about rejected uploads, and about classes that the rule does not protect.
 
         Args:
-            named: number of rejected uploads in earlier rounds. Warnings name only the first rejected uploads of a run.
-            unprotected: number of unprotected classes in earlier rounds. Only the first round with any gives a warning.
+            rejected_before: rejected uploads in earlier rounds. Warnings name only the first rejected uploads of a run.
+            unprotected_before: unprotected classes in earlier rounds. Only the first round with any gives a warning.
         """
         return []
 
@@ -597,7 +601,8 @@ FEWEST = 3
 def far_out_limit(rows: Sequence[float] | np.ndarray) -> float | None:
     """The largest number of rows that is not far out: ``FAR_OUT`` times the median over clients with rows.
 
-    It is the lower median, so that only more than half of the clients can raise it. None for fewer than ``FEWEST``.
+    The lower median is at most the largest honest number, unless more than half of the clients claim more. None for
+    fewer than ``FEWEST`` clients.
     """
     known = np.asarray(rows, np.float64)
     known = known[known > 0]
@@ -694,7 +699,9 @@ def weight_warnings(
 SECOND_MOMENTS: frozenset[StatisticKind] = frozenset(
     {"gram", "class grams", "squares", "class squares"}
 )
-"""Kinds of statistics that are bounded by the sums of the same rows."""
+"""Kinds of statistics that are sums of squares or products. With the sums of the same rows they give a variance, which
+must not be negative.
+"""
 
 FAR_FROM_OTHERS = 1e3
 """An upload may be rejected if its change exceeds the median change of the other uploads by this factor.
@@ -739,12 +746,13 @@ class UploadLayout:
                 continue
             self.names.append(name)
             sent = broadcast.get(name)
-            replaces = rules[name] in ("mean", "uniform") and not declared.is_step
-            if replaces and sent is not None and tuple(sent.shape) == declared.shape:
+            # The server takes the mean of new values as the next broadcast. A step is a difference already.
+            is_new_value = rules[name] in ("mean", "uniform") and not declared.is_step
+            if is_new_value and sent is not None and tuple(sent.shape) == declared.shape:
                 self.base[name] = sent.double()
 
     def vector(self, up: Tree, rows: float) -> Tensor:
-        """The row [d] float64 of an upload, of a client with that many rows."""
+        """The row of V of an upload, float64 [d]; ``rows`` is the number of the client's training rows."""
         parts = []
         for name in self.names:
             t = self.change(name, up[name].double())
@@ -861,7 +869,7 @@ class BufferedUploads(UploadPipeline):
         """
         if self.policy.privacy is not None or len(self._kept) < 2:
             return []
-        V = self._rows(self._layout())
+        V = self._matrix(self._layout())
         far = torch.zeros(len(V))
         # Uploads of counts alone have no numbers in V, and no median.
         if V.shape[1]:
@@ -885,24 +893,24 @@ class BufferedUploads(UploadPipeline):
     def _problem(self, kept: _KeptUpload) -> str | None:
         """Why the numbers of an upload are invalid, in words; None for a valid one.
 
-        Statistics are not checked for attackers of a simulation, and not in a private run, which clips them, because
-        epsilon does not cover the names of rejected clients.
+        Statistics of simulated attackers are not checked. In a private run those of no client are: it clips them, and a
+        rejection would reveal the name of a client, which epsilon does not cover.
         """
         if kept.validated:
             return None
         statistics = not self._simulated(kept) and self.policy.privacy is None
         return self.validation.problem(kept.tree, kept.rows, statistics=statistics)
 
-    def warnings(self, named: int, unprotected: int) -> list[str]:
+    def warnings(self, rejected_before: int, unprotected_before: int) -> list[str]:
         """The first rejected uploads of a run, and the first round with unprotected classes."""
         warnings = []
-        if self.unprotected_classes and not unprotected:
+        if self.unprotected_classes and not unprotected_before:
             rule = self.policy.rule.text
             warnings.append(
                 f"round {self.round.number}: {self.unprotected_classes} classes have so few clients that "
                 f"--aggregate {rule} cannot protect their prototypes"
             )
-        for r in self.rejected[: max(0, NAMED_REJECTIONS - named)]:
+        for r in self.rejected[: max(0, NAMED_REJECTIONS - rejected_before)]:
             who = f"client {r.client} ({self.round.names[r.client]!r})"
             warnings.append(f"round {r.round}: the upload of {who} is rejected: {r.why}")
         return warnings
@@ -938,9 +946,9 @@ class BufferedUploads(UploadPipeline):
         ``FAR_FROM_OTHERS`` times the median of the other uploads. Statistics have their own checks, and a private run
         clips its uploads.
         """
-        # A robust rule handles such uploads, so they need not end the run.
-        robust = self.policy.rule.text != "mean" and self.policy.on_bad == "fail"
-        if len(self._kept) < COMPARABLE or self.policy.privacy is not None or robust:
+        # With ``fail`` a rejection ends the run, which is not needed if a robust rule copes with such an upload.
+        rule_copes = self.policy.rule.text != "mean" and self.policy.on_bad == "fail"
+        if len(self._kept) < COMPARABLE or self.policy.privacy is not None or rule_copes:
             return
         reasons: dict[int, str] = {}
         for name in layout.names:
@@ -966,7 +974,7 @@ class BufferedUploads(UploadPipeline):
         """Whether a simulated attacker sent this upload. It is not rejected, so that it reaches the rule under test."""
         return self.policy.attack is not None and kept.client in self.round.attackers
 
-    def _rows(self, layout: UploadLayout) -> Tensor:
+    def _matrix(self, layout: UploadLayout) -> Tensor:
         """V [m, d] of the kept uploads; one row of zeros for a round without clients."""
         rows = [layout.vector(kept.tree, kept.rows) for kept in self._kept]
         return torch.stack(rows or [torch.zeros(layout.size, dtype=torch.float64)])
@@ -983,7 +991,7 @@ class BufferedUploads(UploadPipeline):
         if attack is None or not layout.names or not self._kept:
             return
         is_attacker = torch.tensor([kept.client in self.round.attackers for kept in self._kept])
-        V = attack(self._rows(layout), is_attacker, self.round.seed, self.round.number - 1)
+        V = attack(self._matrix(layout), is_attacker, self.round.seed, self.round.number - 1)
         for i in is_attacker.nonzero().flatten().tolist():
             kept = self._kept[i]
             tree = layout.tree(V[i], kept.rows, kept.tree)
@@ -1011,14 +1019,13 @@ class BufferedUploads(UploadPipeline):
         # Sums are scaled to m clients of median size, because an attacker can claim any number of rows.
         total = len(self._kept) * statistics.median(kept.rows for kept in self._kept)
         kinds = {t.statistic.kind for t in self.expected.values() if t.statistic}
-        V = self._rows(layout)
+        V = self._matrix(layout)
         # Second moments must stay consistent with the first ones.
         if kinds & SECOND_MOMENTS:
             row = rule.of_moments(V, attackers)
         else:
             row = rule(V, attackers)
-        made = _with_definite_gram(layout.tree(row, total, pooled))
-        return {name: made[name] for name in pooled}
+        return _with_definite_gram(layout.tree(row, total, pooled))
 
     def _check_rule(self, rule: RobustRule, m: int, f: int, of_class: str = "") -> None:
         """Refuse a rule that needs more uploads than are left in a round.
@@ -1045,7 +1052,7 @@ class BufferedUploads(UploadPipeline):
         privacy = self.policy.privacy
         assert privacy is not None
         layout = self._layout()
-        total = privacy.noisy_sum(self._rows(layout), self.round.noise)
+        total = privacy.noisy_sum(self._matrix(layout), self.round.noise)
         mean = total / self.round.expected_clients
         # {}: every tensor of a private upload is in the layout.
         return _with_definite_gram(layout.tree(mean, self.round.expected_rows, {}))
@@ -1098,7 +1105,8 @@ class BufferedUploads(UploadPipeline):
         total = privacy.noisy_sum(V, self.round.noise)
         sums = total[: C * width].view(C, width)
         owners = total[C * width :]
-        # Noise alone gives about one deviation of owners, and less than half an owner means none.
+        # A class without owners still gets noise, of about one deviation, so a class has owners only above that. Below
+        # half an owner it has none.
         known = owners > max(0.5, privacy.deviation)
         means = sums / owners.clamp(min=0.5).unsqueeze(-1)
         means = torch.where(known.unsqueeze(-1), means, 0.0)
@@ -1111,6 +1119,7 @@ def _with_definite_gram(pooled: Tree) -> Tree:
     Noise, and rules that work on single coordinates, can make the matrix indefinite. If the upload also has class sums
     and counts, the scatter within classes is made positive semi-definite instead of the matrix.
     """
+    # ``heads.ridge.gram`` stores the matrix as a vector, its upper triangle. A ``gram`` of another form is left alone.
     if "gram" not in pooled or pooled["gram"].dim() != 1:
         return pooled
     between = torch.zeros_like(pooled["gram"])
